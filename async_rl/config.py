@@ -1,0 +1,286 @@
+"""The schema of a run's configuration: every setting with its unit, its range and its meaning.
+
+Invariants
+- No default lives here: `conf/` holds them all.  A missing field is an error, an unknown one too.
+- Fields say their unit in the name or in the description; ranges are checked when the configuration is decoded.
+- Checks that join several fields are in `check.py`'s `check(config)`; composition from files and overrides is in `launchers/compose.py`.
+Read by every process from `<run>/config.yaml`, which is written once.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+Count = Annotated[int, Meta(ge=1)]
+NonNegativeInt = Annotated[int, Meta(ge=0)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+Positive = Annotated[float, Meta(gt=0)]
+NonNegative = Annotated[float, Meta(ge=0)]
+Port = Annotated[int, Meta(ge=0, le=65535)]
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every section."""
+
+
+class ListFunctionsConfig(Section):
+    """The embedded task: natural-language specs of small list functions (filter x map x reduce)."""
+
+    held_out_fraction: Annotated[float, Meta(gt=0, lt=1, description="share of the specs kept for evaluation only")]
+    num_tests: Annotated[int, Meta(ge=1, le=64, description="hidden tests per spec")]
+    seed: Annotated[int, Meta(ge=0, description="seed of specs, split and hidden tests")]
+
+
+class DataConfig(Section):
+    """What is asked: the embedded task when `train_files` is empty, else the files."""
+
+    train_files: Annotated[list[str], Meta(description="jsonl, json or parquet files with prompts and tests; empty = the embedded task")]
+    val_files: Annotated[list[str], Meta(description="files for the held-out evaluation; empty with train_files set = no evaluation")]
+    prompt_key: Annotated[str, Meta(min_length=1, description="column with the prompt, a string or a chat list")]
+    max_prompt_tokens: Annotated[int, Meta(ge=1, description="tokens, chat template included")]
+    max_response_tokens: Annotated[int, Meta(ge=1, description="tokens generated at most per sample")]
+    truncation: Annotated[Literal["error", "drop"], Meta(description="what to do with a prompt over max_prompt_tokens")]
+    shuffle: Annotated[bool, Meta(description="shuffle the prompts anew in each epoch, by run.seed")]
+    list_functions: ListFunctionsConfig
+
+
+class TinyCoderConfig(Section):
+    """The embedded model: a small Qwen3 made and warm-started on first use."""
+
+    hidden_size: Annotated[int, Meta(ge=16, description="width")]
+    num_layers: Annotated[int, Meta(ge=1, description="decoder layers")]
+    num_heads: Annotated[int, Meta(ge=1, description="attention heads")]
+    warm_start_steps: Annotated[int, Meta(ge=0, description="supervised steps on the flawed corpus")]
+    warm_start_batch: Annotated[int, Meta(ge=1, description="sequences per supervised step")]
+    warm_start_lr: Annotated[float, Meta(gt=0, description="peak learning rate of the warm start")]
+    flaw_probability: Annotated[float, Meta(ge=0, lt=1, description="how often the corpus gets a concept wrong, which leaves something to learn")]
+    seed: Annotated[int, Meta(ge=0, description="seed of weights and corpus")]
+
+
+class ModelConfig(Section):
+    """The policy that is trained."""
+
+    path: Annotated[str | None, Meta(description="directory or hub name of a Hugging Face causal LM; null = the embedded tiny_coder")]
+    dtype: Annotated[Literal["float32", "bfloat16"], Meta(description="compute type of learner and generators; master weights are float32")]
+    trust_remote_code: Annotated[bool, Meta(description="let transformers run code that comes with the model")]
+    tiny_coder: TinyCoderConfig
+
+
+class VllmConfig(Section):
+    """Settings handed to vLLM."""
+
+    tensor_parallel_size: Annotated[int, Meta(ge=1, description="devices of one engine")]
+    max_num_seqs: Annotated[int, Meta(ge=1, description="sequences decoded together")]
+    max_num_batched_tokens: Annotated[int, Meta(ge=1, description="tokens of one engine step")]
+    kv_cache_mb: Annotated[int, Meta(ge=0, description="MB of KV cache per engine on CPU, and on GPU where not 0; 0 = by gpu_memory_utilization")]
+    gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1, description="share of the GPU's memory for the engine")]
+    enforce_eager: Annotated[bool, Meta(description="no compilation, no CUDA graphs")]
+    load_format: Annotated[Literal["auto", "dummy"], Meta(description="dummy = random weights until the first push")]
+
+
+class GenerationConfig(Section):
+    """How responses are sampled, and by which engine."""
+
+    engine: Annotated[Literal["vllm", "hf"], Meta(description="vllm, or transformers generate for debugging")]
+    group_size: Annotated[int, Meta(ge=1, description="samples per prompt")]
+    temperature: Annotated[float, Meta(gt=0, le=10, description="divides the logits, of the learner too")]
+    top_p: Annotated[float, Meta(gt=0, le=1, description="nucleus; below 1 is refused: the learner's support would differ")]
+    top_k: Annotated[int, Meta(ge=-1, description="-1 = all; else refused, as top_p")]
+    min_response_tokens: Annotated[int, Meta(ge=0, description="tokens before end-of-sequence is allowed; above 0 is refused: it changes the support")]
+    max_concurrent_groups: Annotated[int, Meta(ge=1, description="groups in flight per generator")]
+    max_attempts: Annotated[int, Meta(ge=1, description="times a group is tried before it is dropped")]
+    timeout_s: Annotated[float, Meta(gt=0, description="longest time one group may take in a generator")]
+    vllm: VllmConfig
+
+
+class GeneratorsConfig(Section):
+    """The pool of generator processes."""
+
+    count: Annotated[int, Meta(ge=0, description="processes")]
+    cores: Annotated[list[int], Meta(description="CPU cores each may use, by number, dealt out in turn; empty = all")]
+    cores_each: Annotated[int, Meta(ge=0, description="cores per process taken from `cores`; 0 = each may use all of them")]
+    gpus_each: Annotated[float, Meta(ge=0, description="GPUs per process")]
+
+
+class SandboxConfig(Section):
+    """Limits on one program that the policy wrote."""
+
+    timeout_s: Annotated[float, Meta(gt=0, description="CPU seconds per test")]
+    memory_mb: Annotated[int, Meta(ge=16, description="MB of address space above the interpreter's own")]
+    output_kb: Annotated[int, Meta(ge=1, description="KB of output per test")]
+    stop_at_first_failure: Annotated[bool, Meta(description="leave the tests after the first failed one unrun")]
+    allow_unsafe: Annotated[bool, Meta(description="run even where neither namespaces nor seccomp work")]
+
+
+class VerifiersConfig(Section):
+    """The pool of verifier processes and how they are called."""
+
+    count: Annotated[int, Meta(ge=1, description="processes")]
+    cells: Annotated[int, Meta(ge=1, description="programs run side by side per process")]
+    cores: Annotated[list[int], Meta(description="CPU cores they may use; empty = all")]
+    queue_size: Annotated[int, Meta(ge=1, description="programs that wait per process before it answers 429")]
+    timeout_s: Annotated[float, Meta(gt=0, description="longest time one scoring call may take, its wait included")]
+    max_attempts: Annotated[int, Meta(ge=1, description="calls per program before the sample fails")]
+
+
+class RewardConfig(Section):
+    """From verdicts to a task reward."""
+
+    mode: Annotated[Literal["all_or_nothing", "fraction"], Meta(description="1 if all tests pass, or the fraction that passes")]
+    pass_reward: Annotated[float, Meta(description="reward of a program that passes all tests")]
+    fail_reward: Annotated[float, Meta(description="reward of one that passes none")]
+    extraction: Annotated[Literal["auto", "fenced", "whole"], Meta(description="the last fenced block that parses, the whole response, or fenced if there is one")]
+    scale: Annotated[float, Meta(description="factor on (reward - bias)")]
+    bias: Annotated[float, Meta(description="taken off the reward first")]
+    clip: Annotated[float, Meta(gt=0, description="bound on the absolute scaled reward")]
+
+
+class BufferConfig(Section):
+    """Admission, age and storage."""
+
+    groups_per_step: Annotated[int, Meta(ge=1, description="groups of one learner step")]
+    max_staleness_versions: Annotated[int, Meta(ge=0, description="learner version minus oldest trained token's version; 0 = synchronous")]
+    over_age: Annotated[Literal["drop", "mask"], Meta(description="drop over-age groups, or mask their over-age tokens")]
+    durability: Annotated[Literal["normal", "full"], Meta(description="SQLite synchronous level: survives a process's death, or the machine's too")]
+    lease_timeout_s: Annotated[float, Meta(gt=0, description="a generator unheard of for so long loses its tickets")]
+
+
+class AlgorithmConfig(Section):
+    """Advantages, losses and corrections."""
+
+    advantage: Annotated[Literal["gae", "grpo", "dr_grpo", "rloo"], Meta(description="estimator; gae needs learner.critic.enabled")]
+    gamma: Annotated[float, Meta(gt=0, le=1, description="discount per token")]
+    gae_lambda: Annotated[float, Meta(ge=0, le=1, description="GAE's lambda")]
+    normalize_advantages: Annotated[bool, Meta(description="(A - mean) / (std + 1e-5) over all trained tokens of the batch")]
+    clip_low: Annotated[float, Meta(gt=0, lt=1, description="ratio may fall to 1 - clip_low")]
+    clip_high: Annotated[float, Meta(gt=0, description="ratio may rise to 1 + clip_high")]
+    clip_dual: Annotated[float | None, Meta(gt=1, description="bound on the loss of negative advantages; null = off")]
+    behavior_correction: Annotated[Literal["token_tis", "token_mis"], Meta(description="cap (truncate) or mask the behavior weight outside its bounds")]
+    behavior_weight_max: Annotated[float, Meta(gt=1, description="cap, or upper bound, of exp(proximal - behavior)")]
+    behavior_weight_min: Annotated[float, Meta(ge=0, lt=1, description="lower bound of exp(proximal - behavior) for token_mis")]
+    entropy_coef: Annotated[float, Meta(ge=0, description="weight of the full-vocabulary entropy bonus")]
+    kl_coef: Annotated[float, Meta(ge=0, description="weight of the KL to the reference; 0 = no reference model is kept")]
+    kl_placement: Annotated[Literal["reward", "loss"], Meta(description="subtract the KL from the reward per token, or add it to the loss")]
+    kl_estimator: Annotated[Literal["k1", "abs", "k2", "k3"], Meta(description="lp-ref, |lp-ref|, (lp-ref)^2/2, exp(ref-lp)-(ref-lp)-1")]
+    aggregation: Annotated[Literal["token_mean", "sequence_mean"], Meta(description="mean over trained tokens, or over sequences of their token means")]
+    mask_truncated: Annotated[bool, Meta(description="truncated samples are neither trained nor part of advantage statistics")]
+    value_clip: Annotated[float | None, Meta(gt=0, description="clip range of the value update; null = off")]
+    value_coef: Annotated[float, Meta(gt=0, description="weight of the value loss")]
+
+
+class OptimizerConfig(Section):
+    """AdamW and its schedule."""
+
+    lr: Annotated[float, Meta(gt=0, description="peak learning rate")]
+    weight_decay: Annotated[float, Meta(ge=0, description="decoupled weight decay")]
+    betas: Annotated[tuple[float, float], Meta(description="AdamW's moment decays")]
+    eps: Annotated[float, Meta(gt=0, description="AdamW's epsilon")]
+    warmup_steps: Annotated[int, Meta(ge=0, description="learner steps of linear warm-up; the first step has lr / warmup_steps, never 0")]
+    schedule: Annotated[Literal["constant", "cosine"], Meta(description="after the warm-up")]
+    min_lr_ratio: Annotated[float, Meta(ge=0, le=1, description="floor of the cosine, as a share of lr")]
+    grad_clip: Annotated[float, Meta(gt=0, description="global norm")]
+
+
+class CriticConfig(Section):
+    """The value model: a head on a backbone of its own, copied from the policy at the start."""
+
+    enabled: Annotated[bool, Meta(description="train a critic")]
+    optimizer: OptimizerConfig
+    warmup_steps: Annotated[int, Meta(ge=0, description="learner steps in which only the critic is trained")]
+
+
+class LearnerConfig(Section):
+    """The pool that trains."""
+
+    ranks: Annotated[int, Meta(ge=1, description="FSDP2 ranks")]
+    cores: Annotated[list[int], Meta(description="CPU cores they may use, dealt out in turn; empty = all")]
+    gpus_each: Annotated[float, Meta(ge=0, description="GPUs per rank")]
+    minibatches: Annotated[int, Meta(ge=1, description="optimizer updates per batch and epoch")]
+    epochs: Annotated[int, Meta(ge=1, description="passes over each batch")]
+    budget_tokens: Annotated[int, Meta(ge=1, description="packed tokens of one forward and backward pass; changes memory, never the gradient")]
+    logits_chunk_tokens: Annotated[int, Meta(ge=1, description="tokens whose logits exist at one time")]
+    gradient_checkpointing: Annotated[bool, Meta(description="recompute activations in the backward pass")]
+    optimizer: OptimizerConfig
+    critic: CriticConfig
+    take_timeout_s: Annotated[float, Meta(gt=0, description="longest wait for a batch before the run is declared stuck")]
+
+
+class WeightsConfig(Section):
+    """How new weights reach the generators."""
+
+    push_every_steps: Annotated[int, Meta(ge=1, description="learner steps between pushes")]
+    deadline_s: Annotated[float, Meta(gt=0, description="a generator that has not loaded a push by then leaves the fleet")]
+    probe_every_pushes: Annotated[int, Meta(ge=0, description="pushes between log-prob probes; 0 = only before the first step")]
+    probe_tolerance: Annotated[float, Meta(gt=0, description="nats by which learner and generator may differ on a probe token")]
+
+
+class EvaluationConfig(Section):
+    """Held-out evaluation through the generators."""
+
+    every_steps: Annotated[int, Meta(ge=0, description="learner steps between evaluations; 0 = never")]
+    num_prompts: Annotated[int, Meta(ge=0, description="held-out prompts per evaluation, the first so many; 0 = all")]
+    temperature: Annotated[float, Meta(ge=0, description="0 = greedy")]
+
+
+class CheckpointConfig(Section):
+    """When the learner saves."""
+
+    every_steps: Annotated[int, Meta(ge=0, description="learner steps between checkpoints; 0 = only at the end")]
+    keep: Annotated[int, Meta(ge=1, description="checkpoints kept, the newest")]
+
+
+class MonitoringConfig(Section):
+    """What people see."""
+
+    tensorboard: Annotated[bool, Meta(description="start TensorBoard with the run")]
+    tensorboard_port: Annotated[int, Meta(ge=0, le=65535, description="0 = a free one")]
+    live_line: Annotated[bool, Meta(description="one line of progress in the terminal")]
+
+
+class NetworkConfig(Section):
+    """Where sockets bind."""
+
+    host: Annotated[str, Meta(min_length=1, description="address to bind and to announce; loopback unless told otherwise")]
+    control_port: Annotated[int, Meta(ge=0, le=65535, description="port of the supervisor's control socket; 0 = a free one")]
+    call_timeout_s: Annotated[float, Meta(gt=0, description="deadline of an ordinary remote call")]
+
+
+class SupervisorConfig(Section):
+    """Restarts, heartbeats and the end of a run."""
+
+    heartbeat_s: Annotated[float, Meta(gt=0, description="seconds between heartbeats")]
+    heartbeat_timeout_s: Annotated[float, Meta(gt=0, description="a process unheard of for so long is ended and started again")]
+    start_timeout_s: Annotated[float, Meta(gt=0, description="longest start of a process")]
+    stop_timeout_s: Annotated[float, Meta(gt=0, description="time to finish the step and save after a stop, before processes are killed")]
+    max_restarts: Annotated[int, Meta(ge=0, description="restarts of one process within restart_window_s before the run fails")]
+    restart_window_s: Annotated[float, Meta(gt=0, description="window of max_restarts")]
+
+
+class RunConfig(Section):
+    """One run, completely."""
+
+    run_name: Annotated[str | None, Meta(min_length=1, description="directory name under output_dir; null = a readable unique one")]
+    output_dir: Annotated[str, Meta(min_length=1, description="where runs are kept")]
+    cache_dir: Annotated[str | None, Meta(description="where the embedded model is kept; null = ~/.cache/async_rl")]
+    num_steps: Annotated[int, Meta(ge=1, description="learner steps")]
+    seed: Annotated[int, Meta(ge=0, description="seed of order, sampling and initialisation")]
+    launcher: Annotated[Literal["local"], Meta(description="where processes run")]
+    data: DataConfig
+    model: ModelConfig
+    generation: GenerationConfig
+    generators: GeneratorsConfig
+    verifiers: VerifiersConfig
+    sandbox: SandboxConfig
+    reward: RewardConfig
+    buffer: BufferConfig
+    algorithm: AlgorithmConfig
+    learner: LearnerConfig
+    weights: WeightsConfig
+    evaluation: EvaluationConfig
+    checkpoint: CheckpointConfig
+    monitoring: MonitoringConfig
+    network: NetworkConfig
+    supervisor: SupervisorConfig

@@ -1,0 +1,62 @@
+"""The tree of errors that async_rl raises on purpose.
+
+    AsyncRLError
+    |- ConfigError            a setting is unknown, mistyped, out of range or contradicts another; raised before any process starts
+    |- DataError              a data file or one of its rows cannot be used; names file and row
+    |- InfrastructureError    something around the policy failed (socket, jail, verifier, engine); retried, never a reward
+    |  |- DeadlineExceeded    a remote call or a wait ran past its deadline
+    |  |- Unavailable         the peer is gone, or not there yet
+    |- ProtocolError          a peer sent what the schema does not allow
+    |- WeightsError           a push failed or the engine holds weights that it should not
+    |- StalenessError         a batch would break the staleness bound
+    |- NonFiniteError         a loss, a gradient or a log-prob is not finite
+    |- RunFailed              the run as a whole ended; carries the root cause and the process it came from
+
+Every message says what happened, the value, and what to do about it.
+"""
+
+from __future__ import annotations
+
+
+class AsyncRLError(Exception):
+    """Base of every error that async_rl raises on purpose."""
+
+
+class ConfigError(AsyncRLError):
+    """A setting is wrong. The message gives path, value and remedy."""
+
+
+class DataError(AsyncRLError):
+    """A data file or a row of it cannot be used. The message names file and row."""
+
+
+class InfrastructureError(AsyncRLError):
+    """Something around the policy failed; the work is retried and never scored."""
+
+
+class DeadlineExceeded(InfrastructureError):
+    """A remote call or a wait ran past its deadline."""
+
+
+class Unavailable(InfrastructureError):
+    """The peer is gone, or not there yet."""
+
+
+class ProtocolError(AsyncRLError):
+    """A peer sent what the schema does not allow."""
+
+
+class WeightsError(AsyncRLError):
+    """A weight push failed, or an engine holds weights that it should not hold."""
+
+
+class StalenessError(AsyncRLError):
+    """A batch would break the staleness bound."""
+
+
+class NonFiniteError(AsyncRLError):
+    """A loss, a gradient or a log-prob is not finite."""
+
+
+class RunFailed(AsyncRLError):
+    """The run ended without reaching its goal; the message starts with the root cause."""

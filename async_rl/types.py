@@ -1,0 +1,206 @@
+"""The vocabulary of the data: prompts, tickets, trajectories, groups and their states.
+
+Invariants
+- Position t of every per-token array is about token t of `token_ids` (prompt first, then response).
+- `loss_mask` is True exactly where the policy wrote the token and it is to be trained; prompt positions are False.
+- `versions[t]` is the policy version that sampled token t, -1 where the policy did not sample it.
+Used by every layer; imports numpy and msgspec only.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
+BoolArray = npt.NDArray[np.bool_]
+
+NO_VERSION = -1
+"""Stands in `versions` where the policy did not write the token."""
+
+
+class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of everything that travels: immutable, by keyword, unknown fields refused."""
+
+
+class Purpose(enum.StrEnum):
+    """What a group is for: training data, or an evaluation of the version that wrote it."""
+
+    TRAIN = "train"
+    EVAL = "eval"
+
+
+class GroupState(enum.StrEnum):
+    """The one state a group is in. `issued` waits for its generator's first token, `leased` is with the learner."""
+
+    ISSUED = "issued"
+    GENERATING = "generating"
+    READY = "ready"
+    LEASED = "leased"
+    TRAINED = "trained"
+    DROPPED = "dropped"
+
+
+class DropReason(enum.StrEnum):
+    """Why a group was dropped; counted under `failures/<reason>`."""
+
+    OVER_AGE = "over_age"
+    GENERATION_FAILED = "generation_failed"
+    SCORING_FAILED = "scoring_failed"
+    GENERATOR_LOST = "generator_lost"
+    UNTRAINABLE = "untrainable"
+
+
+class Verdict(enum.StrEnum):
+    """How one test of a program ended. `infrastructure_error` is never a score."""
+
+    PASS = "pass"
+    WRONG_ANSWER = "wrong_answer"
+    RUNTIME_ERROR = "runtime_error"
+    TIMEOUT = "timeout"
+    MEMORY = "memory"
+    OUTPUT_LIMIT = "output_limit"
+    COMPILE_ERROR = "compile_error"
+    INFRASTRUCTURE_ERROR = "infrastructure_error"
+
+
+class StdinTest(Value, tag_field="kind", tag="stdin"):
+    """Feed `input` on standard input, compare what is printed with `output`."""
+
+    input: str
+    output: str
+
+
+class CallTest(Value, tag_field="kind", tag="call"):
+    """Call `function` with `args` (plain JSON values), compare the returned value with `expected`, type included."""
+
+    function: str
+    args: list[Any]
+    expected: Any
+
+
+class AssertTest(Value, tag_field="kind", tag="assert"):
+    """Run assert statements (HumanEval, MBPP) against the program."""
+
+    code: str
+
+
+CodeTest = StdinTest | CallTest | AssertTest
+
+
+class CodeProblem(Value, tag_field="type", tag="code"):
+    """The hidden side of a programming prompt. `setup` is code of the tests' side (imports, helpers)."""
+
+    tests: list[CodeTest]
+    setup: str = ""
+
+
+class Prompt(Value):
+    """One row of a data set, ready to be sampled from.
+
+    token_ids: int32 [P], chat template and generation prompt included.  data_source selects the reward.
+    """
+
+    prompt_id: str
+    text: str
+    token_ids: IntArray
+    data_source: str
+    problem: CodeProblem
+
+
+class Sampling(Value):
+    """How tokens are drawn. temperature 0 is greedy; top_k -1 and top_p 1 keep the full support."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    max_new_tokens: int
+    min_new_tokens: int
+
+
+class Ticket(Value):
+    """The right, given by admission, to roll out one group.
+
+    group_id grows in order of admission.  attempt counts from 1 and grows each time the ticket is issued again;
+    a result of an older attempt is recognised by it and ignored.
+    """
+
+    group_id: int
+    attempt: int
+    purpose: Purpose
+    prompt: Prompt
+    num_samples: int
+    sampling: Sampling
+    admitted_version: int
+
+
+class Score(Value):
+    """What the verifier says of one trajectory.
+
+    reward is the task's score before the algorithm scales it; parts are its named components; verdicts has one entry per test run.
+    """
+
+    reward: float
+    parts: dict[str, float]
+    verdicts: tuple[Verdict, ...]
+    latency_s: float
+
+
+class Trajectory(Value):
+    """One sampled response with its prompt.
+
+    token_ids int32 [L], loss_mask bool [L], behavior_logprobs float32 [L] (0 where not sampled), versions int32 [L].
+    is_truncated: stopped by the length limit, without an end-of-sequence token.
+    """
+
+    token_ids: IntArray
+    prompt_length: int
+    loss_mask: BoolArray
+    behavior_logprobs: FloatArray
+    versions: IntArray
+    is_truncated: bool
+    score: Score
+
+    @property
+    def response_length(self) -> int:
+        """Tokens after the prompt."""
+        return len(self.token_ids) - self.prompt_length
+
+    @property
+    def oldest_version(self) -> int:
+        """Oldest behavior version among the trained tokens; NO_VERSION if none is trained."""
+        trained = self.versions[self.loss_mask]
+        return int(trained.min()) if trained.size else NO_VERSION
+
+
+class Group(Value):
+    """The trajectories of one ticket: the unit of admission, storage and sampling."""
+
+    group_id: int
+    attempt: int
+    prompt_id: str
+    purpose: Purpose
+    data_source: str
+    generator: str
+    admitted_version: int
+    trajectories: list[Trajectory]
+    generation_s: float
+
+    @property
+    def oldest_version(self) -> int:
+        """Oldest behavior version among the trained tokens of all members; NO_VERSION if none is trained."""
+        versions = [v for t in self.trajectories if (v := t.oldest_version) != NO_VERSION]
+        return min(versions, default=NO_VERSION)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and response tokens of all members."""
+        return sum(len(t.token_ids) for t in self.trajectories)
+
+
+Role = Literal["supervisor", "buffer", "generator", "verifier", "learner"]
