@@ -157,7 +157,7 @@ class AlgorithmConfig(Section):
     normalize_advantages: Annotated[bool, Meta(description="(A - mean) / (std + 1e-5) over all trained tokens of the batch")]
     clip_low: Annotated[float, Meta(gt=0, lt=1, description="ratio may fall to 1 - clip_low")]
     clip_high: Annotated[float, Meta(gt=0, description="ratio may rise to 1 + clip_high")]
-    clip_dual: Annotated[float | None, Meta(gt=1, description="bound on the loss of negative advantages; null = off")]
+    clip_dual: Annotated[Annotated[float, Meta(gt=1)] | None, Meta(description="bound on the loss of negative advantages; null = off")]
     behavior_correction: Annotated[Literal["token_tis", "token_mis"], Meta(description="cap (truncate) or mask the behavior weight outside its bounds")]
     behavior_weight_max: Annotated[float, Meta(gt=1, description="cap, or upper bound, of exp(proximal - behavior)")]
     behavior_weight_min: Annotated[float, Meta(ge=0, lt=1, description="lower bound of exp(proximal - behavior) for token_mis")]
@@ -167,7 +167,7 @@ class AlgorithmConfig(Section):
     kl_estimator: Annotated[Literal["k1", "abs", "k2", "k3"], Meta(description="lp-ref, |lp-ref|, (lp-ref)^2/2, exp(ref-lp)-(ref-lp)-1")]
     aggregation: Annotated[Literal["token_mean", "sequence_mean"], Meta(description="mean over trained tokens, or over sequences of their token means")]
     mask_truncated: Annotated[bool, Meta(description="truncated samples are neither trained nor part of advantage statistics")]
-    value_clip: Annotated[float | None, Meta(gt=0, description="clip range of the value update; null = off")]
+    value_clip: Annotated[Positive | None, Meta(description="clip range of the value update; null = off")]
     value_coef: Annotated[float, Meta(gt=0, description="weight of the value loss")]
 
 
@@ -262,7 +262,7 @@ class SupervisorConfig(Section):
 class RunConfig(Section):
     """One run, completely."""
 
-    run_name: Annotated[str | None, Meta(min_length=1, description="directory name under output_dir; null = a readable unique one")]
+    run_name: Annotated[Annotated[str, Meta(min_length=1)] | None, Meta(description="directory name under output_dir; null = a readable unique one")]
     output_dir: Annotated[str, Meta(min_length=1, description="where runs are kept")]
     cache_dir: Annotated[str | None, Meta(description="where the embedded model is kept; null = ~/.cache/async_rl")]
     num_steps: Annotated[int, Meta(ge=1, description="learner steps")]

@@ -1,0 +1,151 @@
+"""The settings that exist, by path, read from the schema: what a wrong key was meant to be, and what is wrong with a value.
+
+Invariants: the schema in `async_rl/config.py` is the only source; every problem is one line that names path, value and remedy.
+Used by `compose.py`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Union, get_args, get_origin
+
+import msgspec
+
+from async_rl.config import RunConfig, Section
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One leaf of the schema. type carries its range as msgspec metadata."""
+
+    path: str
+    type: Any
+    description: str
+
+    @property
+    def plain_type(self) -> Any:
+        """The type without its metadata."""
+        return get_args(self.type)[0] if hasattr(self.type, "__metadata__") else self.type
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """What a Literal setting may be; empty for others."""
+        return get_args(self.plain_type) if get_origin(self.plain_type) is Literal else ()
+
+    @property
+    def is_list_of_strings(self) -> bool:
+        """Whether one string stands for a list of one."""
+        return bool(self.plain_type == list[str])
+
+    @property
+    def takes_text(self) -> bool:
+        """Whether the value is a string (or null)."""
+        alternatives = get_args(self.plain_type) if get_origin(self.plain_type) in (Union, types.UnionType) else (self.plain_type,)
+        return str in alternatives
+
+
+@functools.cache
+def settings() -> dict[str, Setting]:
+    """Every setting by its dotted path, in the order of the schema."""
+    return {setting.path: setting for setting in _walk(RunConfig, "")}
+
+
+@functools.cache
+def sections() -> frozenset[str]:
+    """Dotted paths of all sections."""
+    paths = (path.split(".") for path in settings())
+    return frozenset(".".join(parts[:depth]) for parts in paths for depth in range(1, len(parts)))
+
+
+def _walk(section: type[Section], prefix: str) -> Iterator[Setting]:
+    for field in msgspec.structs.fields(section):
+        path = prefix + field.encode_name
+        if isinstance(field.type, type) and issubclass(field.type, Section):
+            yield from _walk(field.type, path + ".")
+        else:
+            metas = getattr(field.type, "__metadata__", ())
+            yield Setting(path=path, type=field.type, description=next((m.description for m in metas if m.description), ""))
+
+
+def nearest(path: str, *, among: Iterable[str]) -> str | None:
+    """The candidate most like `path`, by the whole path or by its last part; None if none is like it."""
+    leaf = path.rsplit(".", 1)[-1]
+
+    def likeness(candidate: str) -> float:
+        own_leaf = candidate.rsplit(".", 1)[-1]
+        by_leaf = difflib.SequenceMatcher(None, leaf, own_leaf).ratio()
+        if min(len(leaf), len(own_leaf)) >= 4 and (leaf in own_leaf or own_leaf in leaf):
+            by_leaf = max(by_leaf, 0.85)
+        by_path = difflib.SequenceMatcher(None, path, candidate).ratio()
+        # The last part is what people remember; the path breaks ties between equal last parts.
+        return max(by_path, 0.9 * by_leaf + 0.1 * by_path)
+
+    best = max(among, key=likeness, default=None)
+    return best if best is not None and likeness(best) >= 0.6 else None
+
+
+def unknown(path: str, value: str) -> str:
+    """The problem of a key that does not exist."""
+    best = nearest(path, among=[*settings(), *sections()])
+    if best is None:
+        return f"{path}={value}: there is no such setting; --dry-run shows all that exist"
+    if best in sections():
+        inside = [p for p in settings() if p.startswith(best + ".")]
+        return f"{path}={value}: there is no such setting; the nearest is the section {best} with {', '.join(inside[:6])}"
+    return f"{path}={value}: there is no such setting; did you mean {best} ({settings()[best].description})?"
+
+
+def wrong_value(setting: Setting, value: Any) -> str | None:
+    """What is wrong with the type or the range of a value; None if nothing is."""
+    try:
+        msgspec.convert(value, setting.type)
+    except msgspec.ValidationError as error:
+        what = str(error).replace("`", "").partition(" - at ")[0]
+    else:
+        return None
+    shown = f"{setting.path}={show(value)}"
+    if setting.choices:
+        best = nearest(str(value), among=setting.choices)
+        hint = f"; did you mean {best}?" if best else ""
+        return f"{shown}: must be one of {', '.join(setting.choices)}{hint} ({setting.description})"
+    if setting.takes_text and isinstance(value, bool | int | float):
+        return f"{shown}: must be text; put it in quotes: '{setting.path}=\"{show(value)}\"' ({setting.description})"
+    return f"{shown}: {what[:1].lower()}{what[1:]} ({setting.description})"
+
+
+def show(value: Any) -> str:
+    """A value as a person would write it in an override."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return str(value)
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Leaves of a nested mapping by dotted path; a mapping where the schema has a setting is a leaf."""
+    for key, value in tree.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and path not in settings() and (value or path in sections()):
+            yield from flatten(value, path + ".")
+        else:
+            yield path, value
+
+
+def problems(tree: Mapping[str, Any]) -> list[str]:
+    """All that is wrong with keys, types and ranges of a composed configuration; empty if it fits the schema."""
+    found = []
+    leaves = dict(flatten(tree))
+    for path, value in leaves.items():
+        if path in sections():
+            found.append(f"{path}={show(value)}: {path} is a section; set one of its settings, {path}.<name>=<value>")
+        elif path not in settings():
+            found.append(unknown(path, show(value)))
+        elif problem := wrong_value(settings()[path], value):
+            found.append(problem)
+    for path, setting in settings().items():
+        if path not in leaves and not any(path.startswith(leaf + ".") for leaf in leaves):
+            found.append(f"{path} is missing: {setting.description}; set {path}=<value>")
+    return found
