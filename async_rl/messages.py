@@ -144,13 +144,18 @@ class Drain(Message):
 
 
 class Work(Message):
-    """Tickets for a generator; empty when none became free within the wait."""
+    """Tickets for a generator; empty when none became free within the wait (waits_for says why)."""
 
     tickets: list[Ticket]
+    waits_for: str = ""
 
 
 class RequestWork(Message):
-    """Ask for up to `credit` tickets; parked up to wait_s. version: what the engine samples with now."""
+    """Ask for up to `credit` tickets; parked up to wait_s. version: what the engine samples with now.
+
+    A newer request of the same generator answers its parked one (empty): ask again whenever `version` changes.  held: the group ids of the
+    tickets it has and whose put is not acknowledged; tickets that an earlier reply lost are given again.  None: not told.
+    """
 
     Reply: ClassVar[type] = Work
     generator: str
@@ -158,6 +163,7 @@ class RequestWork(Message):
     version: int
     credit: int
     wait_s: float
+    held: list[int] | None = None
 
 
 class PutGroup(Message):
