@@ -1,0 +1,87 @@
+"""From a configuration to processes: who runs, on which cores and GPUs, with which environment. Pure.
+
+Invariants
+- Cores and GPUs are dealt out in order of rank; the same configuration on the same machine gives the same specs.
+- The supervisor is the parent and has no spec.  Names are `buffer`, `generator-<rank>`, `verifier-<rank>`, `learner-<rank>`.
+Used by the supervisor to start processes, and by `--dry-run` to show them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from async_rl.config import RunConfig
+from async_rl.machine import Machine
+from async_rl.types import Role
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessSpec:
+    """One process of a run. cores: CPU core numbers, empty = all of the machine's; gpus: how many, 0.5 = half of one."""
+
+    name: str
+    role: Role
+    rank: int
+    cores: tuple[int, ...]
+    gpus: float
+    env: dict[str, str]
+
+
+def processes(config: RunConfig, machine: Machine) -> list[ProcessSpec]:
+    """Every child of the supervisor, in order of start: the buffer and the verifiers first, for the others need them."""
+    devices = _Devices(machine.num_gpus)
+    learners = [_spec(config.learner.gpus_each, machine, devices, "learner", r, learner_cores(config, r)) for r in range(config.learner.ranks)]
+    generators = [
+        _spec(config.generators.gpus_each, machine, devices, "generator", r, generator_cores(config, machine, r))
+        for r in range(config.generators.count)
+    ]
+    verifiers = [_spec(0, machine, devices, "verifier", r, tuple(config.verifiers.cores)) for r in range(config.verifiers.count)]
+    return [_spec(0, machine, devices, "buffer", 0, (), name="buffer"), *verifiers, *learners, *generators]
+
+
+def generator_cores(config: RunConfig, machine: Machine, rank: int) -> tuple[int, ...]:
+    """Cores of one generator: all of the pool's, or the next `cores_each` of them, from the start again where they run out."""
+    pool, each = config.generators.cores, config.generators.cores_each
+    if each == 0:
+        return tuple(pool)
+    pool = pool or list(machine.cores)
+    return tuple(dict.fromkeys(pool[(rank * each + i) % len(pool)] for i in range(each)))
+
+
+def learner_cores(config: RunConfig, rank: int) -> tuple[int, ...]:
+    """Cores of one learner rank: every `ranks`-th of the pool's, shared where there are fewer cores than ranks."""
+    pool, ranks = config.learner.cores, config.learner.ranks
+    if not pool:
+        return ()
+    return tuple(pool[rank::ranks]) or (pool[rank % len(pool)],)
+
+
+class _Devices:
+    """Deals out GPUs: whole ones in order, shares of one until it is full."""
+
+    def __init__(self, num_gpus: int) -> None:
+        self._free = [1.0] * num_gpus
+
+    def take(self, gpus: float) -> list[int]:
+        if gpus <= 0:
+            return []
+        share = min(gpus, 1.0)
+        fitting = [index for index, free in enumerate(self._free) if free >= share - 1e-6][: max(1, round(gpus))]
+        for index in fitting:
+            self._free[index] -= share
+        return fitting
+
+
+def _spec(
+    gpus: float, machine: Machine, devices: _Devices, role: Role, rank: int, cores: Sequence[int], *, name: str | None = None
+) -> ProcessSpec:
+    is_heavy = role in ("generator", "learner")
+    env = {
+        # One thread per core it owns: more would fight for the same cores, and gloo and ZeroMQ bring threads of their own.
+        "OMP_NUM_THREADS": str((len(cores) or len(machine.cores)) if is_heavy else 1),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if machine.num_gpus:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, devices.take(gpus)))
+    return ProcessSpec(name=name or f"{role}-{rank}", role=role, rank=rank, cores=tuple(cores), gpus=gpus, env=env)
