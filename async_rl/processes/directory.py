@@ -1,0 +1,130 @@
+"""Who serves where: each process follows the supervisor's list of members and reaches its peers through it.
+
+A `Peer` stands for a role or a name, not for an address: a call waits until such a process serves, and is sent again if the process is
+replaced by another while the call is out.  Only requests that are safe to send twice go through peers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from async_rl.errors import DeadlineExceeded, Unavailable
+from async_rl.messages import Member, Members, Message, WatchMembers
+from async_rl.types import Role
+from async_rl.wire.keys import Keys
+from async_rl.wire.rpc import RpcClient
+
+_WATCH_S = 20.0  # a supervisor that says nothing for this long is asked anew
+
+
+class Directory:
+    """The members as last told by the supervisor. `follow()` keeps it current and wakes those who wait in `changed()`."""
+
+    def __init__(self) -> None:
+        self.epoch = -1
+        self.members: list[Member] = []
+        self._changed = asyncio.Event()
+
+    def update(self, members: Members) -> None:
+        """Takes a newer list and wakes everyone who waits for one."""
+        if members.epoch != self.epoch:
+            self.epoch, self.members = members.epoch, members.members
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    def snapshot(self) -> Members:
+        """The list as a message."""
+        return Members(epoch=self.epoch, members=self.members)
+
+    async def changed(self, known_epoch: int) -> None:
+        """Returns once the epoch is no longer `known_epoch`."""
+        while self.epoch == known_epoch:
+            await self._changed.wait()
+
+    def of_role(self, role: Role) -> list[Member]:
+        """Members that serve as `role`, by name."""
+        return sorted((m for m in self.members if m.role == role), key=lambda m: m.name)
+
+    def find(self, who: str) -> Member | None:
+        """The member called `who`, or the first of the role `who`."""
+        return next((m for m in sorted(self.members, key=lambda m: m.name) if who in (m.name, m.role)), None)
+
+    async def follow(self, supervisor: RpcClient, *, call_timeout_s: float) -> None:
+        """Watches the supervisor's list until cancelled. Raises DeadlineExceeded if it does not answer."""
+        while True:
+            request = WatchMembers(known_epoch=self.epoch, wait_s=_WATCH_S)
+            self.update(await supervisor.call(request, timeout_s=_WATCH_S + call_timeout_s))
+
+
+class Peer:
+    """Calls whoever is `who` (a name or a role) at the moment."""
+
+    def __init__(self, who: str, directory: Directory, connect: Callable[[str], RpcClient]) -> None:
+        self._who = who
+        self._directory = directory
+        self._connect = connect
+
+    async def call(self, request: Message, *, timeout_s: float) -> Any:
+        """As RpcClient.call, following the process across restarts. Raises Unavailable if nobody serves as `who` in time."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    epoch = self._directory.epoch
+                    member = self._directory.find(self._who)
+                    if member is None:
+                        await self._directory.changed(epoch)
+                        continue
+                    reply = await self._call_while_serving(request, member, timeout_s)
+                    if reply is not None:
+                        return reply
+        except TimeoutError as error:
+            state = "is not there" if self._directory.find(self._who) is None else "did not answer"
+            raise Unavailable(f"{self._who} {state}: {type(request).__name__} got no reply within {timeout_s:g} s") from error
+
+    async def _call_while_serving(self, request: Message, member: Member, timeout_s: float) -> Any:
+        """The reply, or None once `member` no longer serves at its address."""
+        call = asyncio.create_task(self._connect(member.address).call(request, timeout_s=timeout_s), name=f"call {self._who}")
+        gone = asyncio.create_task(self._gone(member), name=f"watch {self._who}")
+        try:
+            await asyncio.wait({call, gone}, return_when=asyncio.FIRST_COMPLETED)
+            return call.result() if call.done() else None
+        except DeadlineExceeded as error:
+            raise TimeoutError from error
+        finally:
+            for task in (call, gone):
+                task.cancel()
+            await asyncio.gather(call, gone, return_exceptions=True)
+
+    async def _gone(self, member: Member) -> None:
+        while True:
+            epoch = self._directory.epoch
+            now = self._directory.find(member.name)
+            if now is None or (now.pid, now.address) != (member.pid, member.address):
+                return
+            await self._directory.changed(epoch)
+
+
+class Connections:
+    """RpcClients by address, opened on first use and closed together."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+        self._clients: dict[str, RpcClient] = {}
+
+    def __call__(self, address: str) -> RpcClient:
+        """The client of this address."""
+        if not address.startswith("tcp://"):
+            raise Unavailable(f"{address!r} is not a ZeroMQ address")
+        client = self._clients.get(address)
+        if client is None:
+            client = self._clients[address] = RpcClient(address, self._keys)
+            client.start()
+        return client
+
+    async def close(self) -> None:
+        """Closes all of them."""
+        for client in self._clients.values():
+            await client.close()
+        self._clients.clear()

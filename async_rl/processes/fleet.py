@@ -1,0 +1,184 @@
+"""Keeps the processes of a run alive: starts them, notices their end or silence, starts them again, and ends them all.
+
+Rules
+- A learner that exits 0 has finished; one that ends in any other way ends the run.
+- Any other process that was ready once is started again, after a growing pause, at most `max_restarts` times within the window.
+- A process that fails before it was ever ready would fail again: the run ends with its root cause.
+Used by the supervisor only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import logging
+import signal
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from async_rl.config import SupervisorConfig
+from async_rl.errors import RunFailed
+from async_rl.processes.launching import Launcher, ProcessHandle
+from async_rl.processes.registry import Registry
+from async_rl.topology import ProcessSpec
+
+_FIRST_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 10.0
+_LAST_LINES = 15
+
+
+class Fleet:
+    """The children of one run."""
+
+    def __init__(
+        self,
+        specs: Sequence[ProcessSpec],
+        *,
+        launcher: Launcher,
+        registry: Registry,
+        config: SupervisorConfig,
+        on_lost: Callable[[ProcessSpec], Awaitable[None]],
+        log: logging.Logger,
+    ) -> None:
+        self._specs = specs
+        self._launcher = launcher
+        self._registry = registry
+        self._config = config
+        self._on_lost = on_lost
+        self._log = log
+        self._handles: dict[str, ProcessHandle] = {}
+        self._fatal: dict[str, str] = {}
+        self._expelled: dict[str, str] = {}
+        self._was_ready: set[str] = set()
+        self._learners_left = {s.name for s in specs if s.role == "learner"}
+        self._is_stopping = False
+        self.learner_done = asyncio.Event()
+        self.failed: asyncio.Future[RunFailed] = asyncio.get_running_loop().create_future()
+        self.num_restarts = 0
+
+    async def run(self) -> None:
+        """Keeps every process until `stop` was called and all have ended."""
+        async with asyncio.TaskGroup() as group:
+            for spec in self._specs:
+                group.create_task(self._keep(spec), name=f"keep {spec.name}")
+
+    def note_fatal(self, name: str, text: str) -> None:
+        """The process has told its root cause before it exits."""
+        self._fatal[name] = text
+
+    def expel(self, name: str, pid: int, reason: str) -> None:
+        """Ends a process that the learner cut off; it comes back as any lost one."""
+        handle = self._handles.get(name)
+        if handle is not None and handle.pid == pid:
+            self._expelled[name] = reason
+            handle.kill()
+
+    async def _keep(self, spec: ProcessSpec) -> None:
+        restarts: collections.deque[float] = collections.deque()
+        while not self._is_stopping:
+            reason = await self._live(spec)
+            if self._is_stopping or reason is None:
+                return
+            if spec.role == "learner" or spec.name not in self._was_ready:
+                self._fail(f"{spec.name} {reason}")
+                return
+            now = time.monotonic()
+            restarts.append(now)
+            while now - restarts[0] > self._config.restart_window_s:
+                restarts.popleft()
+            if len(restarts) > self._config.max_restarts:
+                self._fail(
+                    f"{spec.name} {reason}; it was started again {self._config.max_restarts} times within "
+                    f"{self._config.restart_window_s:g} s already (supervisor.max_restarts)"
+                )
+                return
+            self.num_restarts += 1
+            pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (len(restarts) - 1))
+            self._log.warning("%s %s; starting it again in %.1f s", spec.name, reason, pause_s)
+            await self._on_lost(spec)
+            await asyncio.sleep(pause_s)
+
+    async def _live(self, spec: ProcessSpec) -> str | None:
+        """One life of a process: returns why it ended, None for a learner that finished."""
+        self._fatal.pop(spec.name, None)
+        handle = await self._launcher.start(spec)
+        self._handles[spec.name] = handle
+        self._registry.add(spec.name, spec.role, handle.pid)
+        self._log.info("%s started, pid %d", spec.name, handle.pid)
+        ended = asyncio.create_task(handle.wait(), name=f"wait {spec.name}")
+        silent = asyncio.create_task(
+            self._registry.until_silent(
+                spec.name, start_timeout_s=self._config.start_timeout_s, heartbeat_timeout_s=self._config.heartbeat_timeout_s
+            ),
+            name=f"listen to {spec.name}",
+        )
+        try:
+            await asyncio.wait({ended, silent}, return_when=asyncio.FIRST_COMPLETED)
+            reason = None if ended.done() or self._is_stopping else silent.result()
+            if reason is not None:
+                handle.kill()
+            code = await ended
+        finally:
+            silent.cancel()
+            handle.kill()
+            if self._registry.is_serving(spec.name):
+                self._was_ready.add(spec.name)
+            self._registry.mark(spec.name, "ended")
+        return self._judge(spec, code, reason)
+
+    def _judge(self, spec: ProcessSpec, code: int, silence: str | None) -> str | None:
+        if code == 0 and spec.role == "learner":
+            self._learners_left.discard(spec.name)
+            if not self._learners_left:
+                self.learner_done.set()
+            return None
+        if silence is not None:
+            return silence
+        if spec.name in self._expelled:
+            return f"was cut off by the learner: {self._expelled.pop(spec.name)}"
+        if spec.name in self._fatal:
+            return f"failed: {self._fatal[spec.name]}"
+        if code < 0:
+            return f"was ended by {signal.Signals(-code).name}"
+        return f"exited with code {code}; its last output was:\n{self._tail(spec.name)}"
+
+    def _tail(self, name: str) -> str:
+        try:
+            lines = self._launcher.output_of(name).read_text(errors="replace").splitlines()
+        except OSError:
+            return "(none)"
+        return "\n".join(f"  {line}" for line in lines[-_LAST_LINES:]) or "  (nothing)"
+
+    def _fail(self, cause: str) -> None:
+        if not self.failed.done():
+            self.failed.set_result(RunFailed(cause))
+
+    def begin_stop(self) -> None:
+        """From now on an end is an end."""
+        self._is_stopping = True
+
+    def terminate(self, roles: Sequence[str]) -> None:
+        """SIGTERM to every process of these roles."""
+        for spec in self._specs:
+            if spec.role in roles and spec.name in self._handles:
+                self._handles[spec.name].terminate()
+
+    async def all_ended(self, roles: Sequence[str], *, timeout_s: float) -> bool:
+        """Waits until no process of these roles runs; False if some still do after timeout_s."""
+        waits = [
+            asyncio.create_task(self._handles[s.name].wait(), name=f"end of {s.name}")
+            for s in self._specs
+            if s.role in roles and s.name in self._handles
+        ]
+        if not waits:
+            return True
+        _, pending = await asyncio.wait(waits, timeout=timeout_s)
+        for wait in pending:
+            wait.cancel()
+        return not pending
+
+    def kill_all(self) -> None:
+        """SIGKILL to everything."""
+        self._is_stopping = True
+        for handle in self._handles.values():
+            handle.kill()

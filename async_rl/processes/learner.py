@@ -1,0 +1,156 @@
+"""The learner: takes a batch, trains it, commits the step, pushes the new weights; always one batch ahead.
+
+takes: batches from the buffer, leased for the version that will train them
+waits for: a batch; the previous push, if it is still under way; at the start, a generator that holds version 0
+gives: committed steps to the buffer, weights to the generators, metrics to the supervisor, checkpoints to the run's directory
+woken by: the buffer's answer, the trainer's thread
+Rank 0 runs `Learner`; the other ranks follow it through `ranks.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from pathlib import Path
+
+import torch
+
+from async_rl.errors import DeadlineExceeded
+from async_rl.learner.trainer import Trainer
+from async_rl.messages import Batch, CommitStep, StartEvaluation, SyncVersion, TakeBatch
+from async_rl.processes.pushing import Pusher
+from async_rl.processes.ranks import Ranks, join_process_group
+from async_rl.processes.runtime import ProcessContext
+from async_rl.types import Group
+
+_TAKE_WAIT_S = 10.0
+
+
+async def run(context: ProcessContext) -> None:
+    """One rank of the learner from its start to its last step."""
+    world_size = context.config.learner.ranks
+    device = torch.device("cuda", context.rank) if torch.cuda.is_available() else torch.device("cpu")
+
+    def make_trainer() -> Trainer:
+        torch.set_num_threads(max(1, len(context.cores)))
+        join_process_group(context.run_dir, context.rank, world_size, timeout_s=2 * context.config.learner.take_timeout_s)
+        return Trainer(context.config, context.model_path, rank=context.rank, world_size=world_size, device=device)
+
+    ranks = Ranks(make_trainer, rank=context.rank, world_size=world_size)
+    await ranks.start()
+    try:
+        await context.serve({})
+        if context.rank == 0:
+            await Learner(context, ranks).train()
+            await ranks.stop()
+        else:
+            with context.activity("following rank 0"):
+                await ranks.follow()
+    finally:
+        ranks.close()
+
+
+class Learner:
+    """Rank 0: the loop of steps."""
+
+    def __init__(self, context: ProcessContext, ranks: Ranks) -> None:
+        self._context = context
+        self._config = context.config
+        self._ranks = ranks
+        self._buffer = context.peer("buffer")
+        self._pusher = Pusher(context, ranks)
+        self._version = 0
+
+    async def train(self) -> None:
+        """Steps until num_steps or until told to stop; ends with the last weights pushed and a checkpoint written."""
+        await self._buffer.call(SyncVersion(version=self._version), timeout_s=self._restart_s)
+        async with asyncio.TaskGroup() as group:
+            pushing = group.create_task(self._pusher.run(), name="push weights")
+            await self._publish(0)
+            with self._context.activity.waiting("a generator that holds the weights"):
+                await self._pusher.live(0)
+            await self._evaluate_if_due()
+            stopping = group.create_task(self._context.stopping.wait(), name="stopping")
+            upcoming = group.create_task(self._take(self._version), name="take batch")
+            while self._version < self._config.num_steps:
+                started_s = time.monotonic()
+                with self._context.activity.waiting("a batch"):
+                    await asyncio.wait({upcoming, stopping}, return_when=asyncio.FIRST_COMPLETED)
+                if stopping.done():
+                    break
+                groups = upcoming.result()
+                waited_s = time.monotonic() - started_s
+                if self._version + 1 < self._config.num_steps:
+                    upcoming = group.create_task(self._take(self._version + 1), name="take batch")
+                await self._step(groups, started_s, waited_s)
+            upcoming.cancel()
+            stopping.cancel()
+            await self._save()
+            if not self._context.stopping.is_set():
+                await self._pusher.live(self._version)
+                await self._evaluate_if_due()
+            pushing.cancel()
+
+    async def _step(self, groups: list[Group], started_s: float, waited_s: float) -> None:
+        """One learner step, committed, published and reported."""
+        with self._context.activity("training"):
+            result = await self._ranks.step(groups, self._version)
+        self._version += 1
+        self._context.version = self._version
+        self._context.activity.count("tokens_trained", result.scalars["tokens/trained"])
+        ids = [g.group_id for g in groups]
+        await self._buffer.call(CommitStep(version=self._version, group_ids=ids), timeout_s=self._restart_s)
+        if self._version % self._config.weights.push_every_steps == 0 or self._version == self._config.num_steps:
+            await self._publish(self._version)
+        every = self._config.checkpoint.every_steps
+        if every and self._version % every == 0 and self._version < self._config.num_steps:
+            await self._save()
+        times = {"time/step_s": time.monotonic() - started_s, "time/wait_batch_s": waited_s}
+        await self._context.report(
+            self._version, scalars={**result.scalars, **self._pusher.metrics(), **times}, histograms=result.histograms
+        )
+        if self._version < self._config.num_steps:
+            await self._evaluate_if_due()
+
+    async def _take(self, train_version: int) -> list[Group]:
+        """The batch that will be trained on weights of `train_version`."""
+        deadline_s = time.monotonic() + self._config.learner.take_timeout_s
+        while True:
+            request = TakeBatch(train_version=train_version, wait_s=_TAKE_WAIT_S)
+            batch: Batch = await self._buffer.call(request, timeout_s=_TAKE_WAIT_S + self._restart_s)
+            if batch.groups:
+                return batch.groups
+            if time.monotonic() > deadline_s:
+                raise DeadlineExceeded(
+                    f"no batch for version {train_version} within {self._config.learner.take_timeout_s:g} s "
+                    f"(learner.take_timeout_s); the buffer waits for {batch.waits_for}"
+                )
+
+    async def _publish(self, version: int) -> None:
+        with self._context.activity("publishing"):
+            await self._pusher.publish(version)
+
+    async def _evaluate_if_due(self) -> None:
+        every = self._config.evaluation.every_steps
+        if every and (self._version % every == 0 or self._version == self._config.num_steps):
+            await self._buffer.call(StartEvaluation(version=self._version), timeout_s=self._restart_s)
+
+    async def _save(self) -> None:
+        """Writes checkpoints/step_<n>, then removes all but the newest `checkpoint.keep`."""
+        directory = self._context.run_dir / "checkpoints"
+        directory.mkdir(exist_ok=True)
+        with self._context.activity("saving"):
+            await self._ranks.save(directory / f"step_{self._version:06d}", self._version)
+            await asyncio.to_thread(_keep_newest, directory, self._config.checkpoint.keep)
+
+    @property
+    def _restart_s(self) -> float:
+        """Long enough for the buffer to die and come back."""
+        return self._config.supervisor.start_timeout_s
+
+
+def _keep_newest(directory: Path, keep: int) -> None:
+    steps = sorted(path for path in directory.glob("step_*") if path.is_dir())
+    for path in steps[:-keep]:
+        shutil.rmtree(path)

@@ -1,0 +1,99 @@
+"""The entry of every child process: `python -m async_rl.processes.main --name generator-0 ...`.
+
+Sets what must be set before heavy imports (cores, death with the parent), runs the role's `run(context)`, and is one of the two places
+that catch every exception: it writes the log, tells the supervisor the root cause, and exits 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ctypes
+import importlib
+import logging
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import get_args
+
+from async_rl.errors import AsyncRLError
+from async_rl.messages import ReportFatal
+from async_rl.observability.logs import configure_logging
+from async_rl.processes.runtime import connect_control, open_context
+from async_rl.types import Role
+
+_PR_SET_PDEATHSIG = 1
+_REPORT_S = 5.0
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Asks the kernel to kill this process when its parent ends; exits at once if that has happened already."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def root_cause(error: BaseException) -> BaseException:
+    """The first ordinary exception inside nested exception groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def describe(error: BaseException) -> str:
+    """What a person reads first: one line for our own errors, the traceback for others."""
+    cause = root_cause(error)
+    if isinstance(cause, AsyncRLError):
+        return f"{type(cause).__name__}: {cause}"
+    return "".join(traceback.format_exception(cause)).strip()
+
+
+async def _run(arguments: argparse.Namespace, cores: tuple[int, ...], log: logging.Logger) -> None:
+    role = importlib.import_module(f"async_rl.processes.{arguments.role}")
+    async with open_context(
+        name=arguments.name, role=arguments.role, rank=arguments.rank, cores=cores, run_dir=arguments.run_dir, log=log
+    ) as context:
+        await role.run(context)
+
+
+async def _report(run_dir: Path, name: str, text: str) -> None:
+    async with connect_control(run_dir) as supervisor:
+        await supervisor.call(ReportFatal(name=name, text=text), timeout_s=_REPORT_S)
+
+
+def main() -> int:
+    """Runs one process to its end; returns its exit code."""
+    parser = argparse.ArgumentParser(prog="async_rl.processes.main")
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--role", required=True, choices=get_args(Role))
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--cores", default="", help="comma-separated core numbers; empty = all")
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--parent-pid", type=int, required=True)
+    arguments = parser.parse_args()
+    die_with_parent(arguments.parent_pid)
+    cores = tuple(int(c) for c in arguments.cores.split(",") if c)
+    if cores:
+        os.sched_setaffinity(0, cores)
+    log = configure_logging(arguments.run_dir, arguments.name)
+    try:
+        asyncio.run(_run(arguments, cores, log))
+    except Exception as error:  # noqa: BLE001  the process boundary: every failure surfaces, none is swallowed
+        log.error("fatal", exc_info=error)
+        try:
+            asyncio.run(_report(arguments.run_dir, arguments.name, describe(error)))
+        except AsyncRLError as unreachable:
+            log.error("the supervisor could not be told: %s", unreachable)
+        return 1
+    log.info("finished")
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    logging.shutdown()
+    sys.stdout.flush()
+    # Engines leave threads and atexit hooks behind that can hang for minutes; everything of ours is closed by now.
+    os._exit(code)

@@ -1,0 +1,97 @@
+"""The supervisor's list of processes: who serves where, who was heard of when. The source of every other process's directory."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from async_rl.messages import Heartbeat, Member, Members, Register
+from async_rl.processes.directory import Directory
+from async_rl.types import Role
+
+
+@dataclass
+class _Entry:
+    member: Member
+    heard_s: float  # monotonic
+    is_serving: bool
+
+
+class Registry:
+    """Members by name. The epoch of `directory` grows when a member begins or ends to serve."""
+
+    def __init__(self) -> None:
+        self.directory = Directory()
+        self.directory.update(Members(epoch=0, members=[]))
+        self._entries: dict[str, _Entry] = {}
+
+    def add(self, name: str, role: Role, pid: int) -> None:
+        """A process was started; it does not serve yet."""
+        self._entries[name] = _Entry(_member(name, role, pid, "", "starting"), time.monotonic(), is_serving=False)
+
+    def register(self, message: Register) -> None:
+        """The process serves at its address from now on."""
+        self._entries[message.name] = _Entry(
+            _member(message.name, message.role, message.pid, message.address, "ready"), time.monotonic(), is_serving=True
+        )
+        self._publish()
+
+    def beat(self, message: Heartbeat) -> None:
+        """The process lives; late beats of a predecessor are ignored."""
+        entry = self._entries.get(message.name)
+        if entry is None or entry.member.pid != message.pid:
+            return
+        entry.heard_s = time.monotonic()
+        old = entry.member
+        entry.member = Member(
+            name=old.name,
+            role=old.role,
+            pid=old.pid,
+            address=old.address,
+            state=message.state if entry.is_serving else "starting",
+            waits_for=message.waits_for,
+            since_s=message.since_s,
+            version=message.version,
+            counters=message.counters,
+        )
+
+    def mark(self, name: str, state: str) -> None:
+        """The process ended or is between two lives: it no longer serves, and `state` says why."""
+        entry = self._entries.get(name)
+        if entry is not None:
+            self._entries[name] = _Entry(_member(name, entry.member.role, entry.member.pid, "", state), time.monotonic(), is_serving=False)
+            if entry.is_serving:
+                self._publish()
+
+    def is_serving(self, name: str) -> bool:
+        """True from registration until `mark`."""
+        return name in self._entries and self._entries[name].is_serving
+
+    async def until_silent(self, name: str, *, start_timeout_s: float, heartbeat_timeout_s: float) -> str:
+        """Returns, with the reason, once the process failed to serve within its start time or stopped beating."""
+        started_s = time.monotonic()
+        while True:
+            entry = self._entries[name]
+            limit_s = entry.heard_s + heartbeat_timeout_s if entry.is_serving else started_s + start_timeout_s
+            left_s = limit_s - time.monotonic()
+            if left_s <= 0:
+                return (
+                    f"was not heard of for {heartbeat_timeout_s:g} s" if entry.is_serving else f"was not ready after {start_timeout_s:g} s"
+                )
+            await asyncio.sleep(left_s)
+
+    @property
+    def members(self) -> list[Member]:
+        """All processes, serving or not, in order of their start."""
+        return [entry.member for entry in self._entries.values()]
+
+    def _publish(self) -> None:
+        serving = [entry.member for entry in self._entries.values() if entry.is_serving]
+        self.directory.update(Members(epoch=self.directory.epoch + 1, members=serving))
+
+
+def _member(name: str, role: Role, pid: int, address: str, state: str) -> Member:
+    return Member(
+        name=name, role=role, pid=pid, address=address, state=state, waits_for="", since_s=time.time(), version=-1, counters={}
+    )

@@ -1,0 +1,192 @@
+"""What every child process of a run has: its configuration, its server, its peers, its heartbeat and its end.
+
+Invariants
+- Only the supervisor's address is known at the start (`<run>/control.json`); everyone else is found through the directory.
+- A process dies with its parent, and ends by itself if the supervisor stops answering.
+- SIGTERM and Drain set `stopping`; `run(context)` then finishes what it holds and returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from async_rl.config import RunConfig
+from async_rl.errors import Unavailable
+from async_rl.messages import Drain, Heartbeat, Message, Ok, Register, ReportMetrics
+from async_rl.observability.activity import Activity
+from async_rl.processes.directory import Connections, Directory, Peer
+from async_rl.types import Role
+from async_rl.wire.keys import Keys, load_keys
+from async_rl.wire.rpc import Handler, RpcClient, RpcServer
+
+
+class Control(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of `<run>/control.json`: where the supervisor answers, and the model that the run starts from."""
+
+    address: str
+    pid: int
+    model_path: str
+
+
+def load_config(run_dir: Path) -> RunConfig:
+    """The run's resolved configuration, as written at launch."""
+    return msgspec.yaml.decode((run_dir / "config.yaml").read_bytes(), type=RunConfig)
+
+
+def load_control(run_dir: Path) -> Control:
+    """Where the run's supervisor answers. Raises Unavailable if the run has none."""
+    try:
+        return msgspec.json.decode((run_dir / "control.json").read_bytes(), type=Control)
+    except (OSError, msgspec.DecodeError) as error:
+        raise Unavailable(f"{run_dir.name} has no supervisor to talk to: {error}") from error
+
+
+@contextlib.asynccontextmanager
+async def connect_control(run_dir: Path) -> AsyncIterator[RpcClient]:
+    """A client of the run's supervisor. Raises Unavailable if its process is gone."""
+    control = load_control(run_dir)
+    if not psutil.pid_exists(control.pid):
+        raise Unavailable(f"{run_dir.name} is not running: its supervisor (pid {control.pid}) is gone")
+    async with RpcClient(control.address, load_keys(run_dir / "keys")) as client:
+        yield client
+
+
+@dataclass(kw_only=True)
+class ProcessContext:
+    """The surroundings of one process; made by `open_context`, handed to its `run`."""
+
+    name: str
+    role: Role
+    rank: int
+    cores: tuple[int, ...]
+    run_dir: Path
+    config: RunConfig
+    model_path: Path
+    keys: Keys
+    supervisor: RpcClient
+    group: asyncio.TaskGroup
+    connections: Connections
+    log: logging.Logger
+    incarnation: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
+    directory: Directory = field(default_factory=Directory)
+    activity: Activity = field(default_factory=Activity)
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    version: int = -1
+    _servers: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    @property
+    def token(self) -> str:
+        """Bearer token of the run, for HTTP."""
+        return self.keys.token
+
+    def peer(self, who: str) -> Peer:
+        """Whoever has this name or role, across restarts."""
+        return Peer(who, self.directory, self.connections)
+
+    async def serve(self, handlers: Mapping[type[Message], Handler]) -> None:
+        """Binds this process's server, answers `handlers` and Drain from now on, and registers the address."""
+        server = RpcServer(self.config.network.host, 0, self.keys, {Drain: self._drain, **handlers})
+        self._servers.enter_context(server)
+        self._own(server.serve(), "rpc server")
+        await self.register(server.address)
+
+    async def register(self, address: str) -> None:
+        """Tells the supervisor that this process serves at `address`."""
+        timeout_s = self.config.network.call_timeout_s
+        await self.supervisor.call(
+            Register(name=self.name, role=self.role, pid=os.getpid(), address=address), timeout_s=timeout_s
+        )
+
+    async def report(
+        self,
+        step: int,
+        *,
+        scalars: Mapping[str, float] | None = None,
+        histograms: Mapping[str, list[float]] | None = None,
+        texts: Mapping[str, str] | None = None,
+    ) -> None:
+        """Sends numbers of one learner step to the metrics writer."""
+        request = ReportMetrics(
+            source=self.name, step=step, scalars=dict(scalars or {}), histograms=dict(histograms or {}), texts=dict(texts or {})
+        )
+        await self.supervisor.call(request, timeout_s=self.config.network.call_timeout_s)
+
+    async def _drain(self, _: Drain) -> Message:
+        self.stopping.set()
+        return Ok()
+
+    def _own(self, coroutine: object, name: str) -> None:
+        self._tasks.append(self.group.create_task(coroutine, name=name))  # type: ignore[arg-type]
+
+    async def _beat(self) -> None:
+        process = psutil.Process()
+        while True:
+            self.activity.gauge("memory_mb", process.memory_info().rss / 2**20)
+            self.activity.gauge("cpu_s", sum(process.cpu_times()[:2]))
+            snapshot = self.activity.snapshot()
+            beat = Heartbeat(
+                name=self.name,
+                pid=os.getpid(),
+                state="stopping" if self.stopping.is_set() else snapshot.state,
+                waits_for=snapshot.waits_for,
+                since_s=snapshot.since_s,
+                version=self.version,
+                counters=snapshot.counters,
+            )
+            await self.supervisor.call(beat, timeout_s=self.config.supervisor.heartbeat_timeout_s)
+            await asyncio.sleep(self.config.supervisor.heartbeat_s)
+
+    def start_services(self) -> None:
+        """Begins to beat and to follow the directory."""
+        self._own(self._beat(), "heartbeat")
+        self._own(self.directory.follow(self.supervisor, call_timeout_s=self.config.network.call_timeout_s), "directory")
+
+    async def close(self) -> None:
+        """Ends the process's own tasks, its server and its connections."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._servers.close()
+        await self.connections.close()
+
+
+@contextlib.asynccontextmanager
+async def open_context(
+    *, name: str, role: Role, rank: int, cores: tuple[int, ...], run_dir: Path, log: logging.Logger
+) -> AsyncIterator[ProcessContext]:
+    """Reads the run's directory, connects to the supervisor, and owns the process's background tasks until the block ends."""
+    control = load_control(run_dir)
+    keys = load_keys(run_dir / "keys")
+    async with RpcClient(control.address, keys) as supervisor, asyncio.TaskGroup() as group:
+        context = ProcessContext(
+            name=name,
+            role=role,
+            rank=rank,
+            cores=cores,
+            run_dir=run_dir,
+            config=load_config(run_dir),
+            model_path=Path(control.model_path),
+            keys=keys,
+            supervisor=supervisor,
+            group=group,
+            connections=Connections(keys),
+            log=log,
+        )
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, context.stopping.set)
+        context.start_services()
+        try:
+            yield context
+        finally:
+            await context.close()

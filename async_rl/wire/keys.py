@@ -1,0 +1,55 @@
+"""The secrets of one run: a CURVE key pair for its servers, one for its clients, and a bearer token for HTTP.
+
+They are made at launch, kept in `<run>/keys/` readable by the owner only, and never sent.  A socket accepts a peer only if it holds
+the run's client key, so two runs on one machine cannot talk to each other by mistake either.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from async_rl.errors import Unavailable
+
+
+class Keys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Z85-encoded CURVE keys and the HTTP token of a run."""
+
+    server_public: str
+    server_secret: str
+    client_public: str
+    client_secret: str
+    token: str
+
+
+def create_keys(directory: Path) -> Keys:
+    """Makes new keys and writes them to `directory`/keys.json with mode 600."""
+    server_public, server_secret = (k.decode() for k in zmq.curve_keypair())
+    client_public, client_secret = (k.decode() for k in zmq.curve_keypair())
+    keys = Keys(
+        server_public=server_public,
+        server_secret=server_secret,
+        client_public=client_public,
+        client_secret=client_secret,
+        token=secrets.token_urlsafe(32),
+    )
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = directory / "keys.json"
+    path.unlink(missing_ok=True)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(fd, "wb") as file:
+        file.write(msgspec.json.encode(keys))
+    return keys
+
+
+def load_keys(directory: Path) -> Keys:
+    """Reads what `create_keys` wrote. Raises Unavailable if it is not there or not readable."""
+    path = directory / "keys.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Keys)
+    except (OSError, msgspec.DecodeError) as error:
+        raise Unavailable(f"the run's keys at {path} cannot be read: {error}") from error

@@ -1,0 +1,78 @@
+"""Runs every process of a run as a child of the supervisor on this machine.
+
+Each child leads its own session, so that Ctrl-C in the terminal reaches only the supervisor, and one signal to the group ends whatever the
+child has started.  A child asks the kernel to be killed when its parent dies (`processes/main.py`), so no exit path leaves orphans.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+
+from async_rl.errors import InfrastructureError
+from async_rl.topology import ProcessSpec
+
+
+class LocalProcess:
+    """A child process and its session."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.pid = process.pid
+
+    async def wait(self) -> int:
+        """The exit code, after everything left in the child's session has been killed."""
+        code = await self._process.wait()
+        self._signal_group(signal.SIGKILL)
+        return code
+
+    def terminate(self) -> None:
+        """SIGTERM to the child alone: it ends its own children in order."""
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
+
+    def kill(self) -> None:
+        """SIGKILL to the child and everything it started."""
+        if self._process.returncode is None:
+            self._signal_group(signal.SIGKILL)
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+
+class LocalLauncher:
+    """Starts `async_rl.processes.main` for each spec, its output in `<run>/logs/<name>.out`."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir.absolute()
+
+    def output_of(self, name: str) -> Path:
+        """The file with what the process and its libraries print."""
+        return self._run_dir / "logs" / f"{name}.out"
+
+    async def start(self, spec: ProcessSpec) -> LocalProcess:
+        """Start the process of `spec`. Raises InfrastructureError if the system refuses."""
+        output = self.output_of(spec.name)
+        command = [sys.executable, "-m", "async_rl.processes.main"]
+        command += ["--name", spec.name, "--role", spec.role, "--rank", str(spec.rank), "--cores", ",".join(map(str, spec.cores))]
+        command += ["--run-dir", str(self._run_dir), "--parent-pid", str(os.getpid())]
+        try:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            with output.open("ab") as sink:
+                process = await asyncio.create_subprocess_exec(
+                    *command,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=sink,
+                    stderr=sink,
+                    start_new_session=True,
+                    env={**os.environ, **spec.env},
+                )
+        except OSError as error:
+            raise InfrastructureError(f"{spec.name} could not be started: {error}") from error
+        return LocalProcess(process)
