@@ -183,7 +183,7 @@ class Generator:
             incarnation=self._context.incarnation,
             version=self._engine.version,
             credit=0,
-            held=sorted(t.group_id for t in self._rollouts.values()),
+            held=None,
             wait_s=0,
         )
         self._context.group.create_task(self._tell_version(notice), name="tell version")

@@ -1,0 +1,144 @@
+"""Facts about requests and replies over ZeroMQ."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from async_rl.errors import DeadlineExceeded, ProtocolError, StalenessError, Unavailable
+from async_rl.messages import CommitStep, Drain, GetStatus, Message, Ok, RequestWork, Work
+from async_rl.wire.keys import Keys, create_keys, load_keys
+from async_rl.wire.rpc import RpcClient, RpcServer
+
+
+def ask(credit: int) -> RequestWork:
+    return RequestWork(generator="g", incarnation="i", version=0, credit=credit, wait_s=0)
+
+
+@asynccontextmanager
+async def serving(keys: Keys, handler: Callable[[RequestWork], Awaitable[Message]]) -> AsyncIterator[RpcServer]:
+    with RpcServer("127.0.0.1", 0, keys, {RequestWork: handler}) as server:
+        task = asyncio.create_task(server.serve())
+        try:
+            yield server
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def empty(_: RequestWork) -> Message:
+    return Work(tickets=[])
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Keys:
+    return create_keys(tmp_path / "keys")
+
+
+def test_keys_are_readable_by_the_owner_only(tmp_path: Path) -> None:
+    made = create_keys(tmp_path / "keys")
+    assert (tmp_path / "keys" / "keys.json").stat().st_mode & 0o077 == 0
+    assert load_keys(tmp_path / "keys") == made
+
+
+def test_a_call_returns_the_reply_of_its_own_request(keys: Keys) -> None:
+    async def slow_first(request: RequestWork) -> Message:
+        await asyncio.sleep(0.2 if request.credit == 1 else 0)
+        return Work(tickets=[], waits_for=str(request.credit))
+
+    async def main() -> list[str]:
+        async with serving(keys, slow_first) as server, RpcClient(server.address, keys) as client:
+            replies = await asyncio.gather(*(client.call(ask(n), timeout_s=5) for n in (1, 2, 3)))
+            return [r.waits_for for r in replies]
+
+    assert asyncio.run(main()) == ["1", "2", "3"]
+
+
+def test_a_handlers_error_reaches_the_caller_as_the_same_class(keys: Keys) -> None:
+    async def fail(_: RequestWork) -> Message:
+        raise StalenessError("version 3 is too old")
+
+    async def main() -> None:
+        async with serving(keys, fail) as server, RpcClient(server.address, keys) as client:
+            await client.call(ask(1), timeout_s=5)
+
+    with pytest.raises(StalenessError, match="version 3 is too old"):
+        asyncio.run(main())
+
+
+def test_a_call_past_its_deadline_raises_and_the_next_one_works(keys: Keys) -> None:
+    async def hang_on_one(request: RequestWork) -> Message:
+        if request.credit == 1:
+            await asyncio.sleep(60)
+        return Work(tickets=[])
+
+    async def main() -> Work:
+        async with serving(keys, hang_on_one) as server, RpcClient(server.address, keys) as client:
+            with pytest.raises(DeadlineExceeded, match=r"RequestWork within 0\.1 s"):
+                await client.call(ask(1), timeout_s=0.1)
+            reply: Work = await client.call(ask(2), timeout_s=5)
+            return reply
+
+    assert asyncio.run(main()) == Work(tickets=[])
+
+
+def test_a_message_that_the_server_does_not_know_is_refused(keys: Keys) -> None:
+    async def main() -> None:
+        async with serving(keys, empty) as server, RpcClient(server.address, keys) as client:
+            await client.call(GetStatus(), timeout_s=5)
+
+    with pytest.raises(ProtocolError, match="GetStatus"):
+        asyncio.run(main())
+
+
+def test_a_client_with_the_keys_of_another_run_gets_no_answer(keys: Keys, tmp_path: Path) -> None:
+    other = create_keys(tmp_path / "other")
+    stolen = Keys(
+        server_public=keys.server_public,
+        server_secret="",
+        client_public=other.client_public,
+        client_secret=other.client_secret,
+        token="",
+    )
+
+    async def main(with_keys: Keys) -> None:
+        async with serving(keys, empty) as server, RpcClient(server.address, with_keys) as client:
+            await client.call(ask(1), timeout_s=0.5)
+
+    for wrong in (other, stolen):
+        with pytest.raises(DeadlineExceeded):
+            asyncio.run(main(wrong))
+
+
+def test_a_port_in_use_is_a_clear_error(keys: Keys) -> None:
+    async def main() -> None:
+        async with serving(keys, empty) as server:
+            RpcServer("127.0.0.1", int(server.address.rsplit(":", 1)[1]), keys, {RequestWork: empty})
+
+    with pytest.raises(Unavailable, match="in use.*choose another port or 0"):
+        asyncio.run(main())
+
+
+def test_an_unexpected_exception_in_a_handler_ends_the_server(keys: Keys) -> None:
+    async def broken(_: RequestWork) -> Message:
+        raise ZeroDivisionError
+
+    async def main() -> None:
+        with RpcServer("127.0.0.1", 0, keys, {RequestWork: broken}) as server:
+            task = asyncio.create_task(server.serve())
+            async with RpcClient(server.address, keys) as client:
+                call = asyncio.create_task(client.call(ask(1), timeout_s=5))
+                await asyncio.wait({task})
+                call.cancel()
+                await asyncio.gather(call, return_exceptions=True)
+            task.result()
+
+    with pytest.raises(ExceptionGroup) as caught:
+        asyncio.run(main())
+    assert caught.group_contains(ZeroDivisionError)
+
+
+def test_every_request_names_its_reply() -> None:
+    assert (CommitStep.Reply, Drain.Reply, RequestWork.Reply) == (Ok, Ok, Work)
