@@ -1,0 +1,189 @@
+"""Facts about keeping processes alive, with a launcher whose processes are scripted."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+from async_rl.config import SupervisorConfig
+from async_rl.messages import Heartbeat, Register
+from async_rl.processes.fleet import Fleet
+from async_rl.processes.registry import Registry
+from async_rl.topology import ProcessSpec
+from async_rl.types import Role
+
+LIMITS = SupervisorConfig(
+    heartbeat_s=1, heartbeat_timeout_s=0.3, start_timeout_s=0.5, stop_timeout_s=5, max_restarts=2, restart_window_s=100
+)
+
+
+class Scripted:
+    """A process that ends when told."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def wait(self) -> int:
+        return await asyncio.shield(self.code)
+
+    def end(self, code: int) -> None:
+        if not self.code.done():
+            self.code.set_result(code)
+
+    def terminate(self) -> None:
+        self.end(0)
+
+    def kill(self) -> None:
+        self.end(-9)
+
+
+class ScriptedLauncher:
+    def __init__(self, on_start: Callable[[ProcessSpec, Scripted], None], output: Path) -> None:
+        self.started: list[Scripted] = []
+        self._on_start = on_start
+        self._output = output
+
+    async def start(self, spec: ProcessSpec) -> Scripted:
+        process = Scripted(1000 + len(self.started))
+        self.started.append(process)
+        self._on_start(spec, process)
+        return process
+
+    def output_of(self, name: str) -> Path:
+        return self._output
+
+
+def spec(role: Role) -> ProcessSpec:
+    return ProcessSpec(name=f"{role}-0", role=role, rank=0, cores=(), gpus=0, env={})
+
+
+class World:
+    """A fleet of one process with everything around it."""
+
+    def __init__(self, role: Role, tmp_path: Path, on_start: Callable[["World", Scripted], None]) -> None:
+        self.registry = Registry()
+        self.lost: list[str] = []
+        self.launcher = ScriptedLauncher(lambda _, process: asyncio.get_running_loop().call_soon(on_start, self, process) and None, tmp_path / "out")
+        self.fleet = Fleet(
+            [spec(role)], launcher=self.launcher, registry=self.registry, config=LIMITS, on_lost=self._on_lost, log=logging.getLogger("test")
+        )
+        self.role: Role = role
+
+    async def _on_lost(self, lost: ProcessSpec) -> None:
+        self.lost.append(lost.name)
+
+    def register(self, process: Scripted) -> None:
+        self.registry.register(Register(name=f"{self.role}-0", role=self.role, pid=process.pid, address="tcp://x"))
+
+    async def until_failed(self) -> str:
+        running = asyncio.create_task(self.fleet.run())
+        try:
+            async with asyncio.timeout(20):
+                return str(await self.fleet.failed)
+        finally:
+            self.fleet.kill_all()
+            await running
+
+
+def test_a_process_that_was_ready_is_started_again_until_the_limit(tmp_path: Path) -> None:
+    def dies_when_ready(world: World, process: Scripted) -> None:
+        world.register(process)
+        process.end(-9)
+
+    async def main() -> tuple[str, int, list[str]]:
+        world = World("generator", tmp_path, dies_when_ready)
+        cause = await world.until_failed()
+        return cause, len(world.launcher.started), world.lost
+
+    cause, started, lost = asyncio.run(main())
+    assert started == 3
+    assert lost == ["generator-0", "generator-0"]
+    assert cause.startswith("generator-0 was ended by SIGKILL; it was started again 2 times")
+    assert "supervisor.max_restarts" in cause
+
+
+def test_a_process_that_never_was_ready_ends_the_run_with_its_root_cause(tmp_path: Path) -> None:
+    def fails(world: World, process: Scripted) -> None:
+        world.fleet.note_fatal("buffer-0", "DataError: rows.jsonl line 3 has no prompt")
+        process.end(1)
+
+    async def main() -> tuple[str, int]:
+        world = World("buffer", tmp_path, fails)
+        return await world.until_failed(), len(world.launcher.started)
+
+    assert asyncio.run(main()) == ("buffer-0 failed: DataError: rows.jsonl line 3 has no prompt", 1)
+
+
+def test_a_crash_without_a_word_shows_the_last_output(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("one\nSegmentation fault\n")
+
+    async def main() -> str:
+        return await World("verifier", tmp_path, lambda _, process: process.end(139)).until_failed()
+
+    assert asyncio.run(main()) == "verifier-0 exited with code 139; its last output was:\n  one\n  Segmentation fault"
+
+
+def test_a_learner_that_dies_ends_the_run_even_after_it_was_ready(tmp_path: Path) -> None:
+    def dies_when_ready(world: World, process: Scripted) -> None:
+        world.register(process)
+        process.end(-11)
+
+    async def main() -> str:
+        return await World("learner", tmp_path, dies_when_ready).until_failed()
+
+    assert asyncio.run(main()) == "learner-0 was ended by SIGSEGV"
+
+
+def test_a_learner_that_exits_0_has_finished(tmp_path: Path) -> None:
+    async def main() -> bool:
+        world = World("learner", tmp_path, lambda _, process: process.end(0))
+        async with asyncio.timeout(5):
+            await world.fleet.run()
+        return world.fleet.learner_done.is_set() and not world.fleet.failed.done()
+
+    assert asyncio.run(main())
+
+
+def test_a_process_that_never_gets_ready_is_killed_at_its_start_timeout(tmp_path: Path) -> None:
+    async def main() -> str:
+        return await World("generator", tmp_path, lambda *_: None).until_failed()
+
+    assert asyncio.run(main()) == "generator-0 was not ready after 0.5 s"
+
+
+def test_a_silent_process_is_killed_and_started_again(tmp_path: Path) -> None:
+    async def main() -> tuple[list[str], int]:
+        world = World("generator", tmp_path, World.register)
+        running = asyncio.create_task(world.fleet.run())
+        async with asyncio.timeout(10):
+            while len(world.launcher.started) < 2:
+                await asyncio.sleep(0.02)
+        first = world.launcher.started[0].code.result()
+        world.fleet.kill_all()
+        await running
+        return world.lost, first
+
+    assert asyncio.run(main()) == (["generator-0"], -9)
+
+
+def test_heartbeats_of_a_predecessor_are_ignored() -> None:
+    registry = Registry()
+    registry.register(Register(name="g", role="generator", pid=2, address="tcp://x"))
+    beat = Heartbeat(name="g", pid=1, state="old", waits_for="", since_s=0, version=7, counters={})
+    registry.beat(beat)
+    assert [(m.pid, m.version) for m in registry.members] == [(2, -1)]
+
+
+def test_the_directory_changes_only_when_someone_begins_or_ends_to_serve() -> None:
+    registry = Registry()
+    start = registry.directory.epoch
+    registry.add("g", "generator", 1)
+    assert registry.directory.epoch == start
+    registry.register(Register(name="g", role="generator", pid=1, address="tcp://x"))
+    assert [m.name for m in registry.directory.members] == ["g"]
+    registry.mark("g", "ended")
+    assert registry.directory.members == []
+    assert registry.directory.epoch == start + 2
+    registry.mark("g", "ended")
+    assert registry.directory.epoch == start + 2
