@@ -1,0 +1,215 @@
+"""What one process does now and where its time went, kept as it happens and read by the heartbeat.
+
+    with activity("training"): ...                       busy
+    with activity.waiting("batch: 3 of 16 ready"): ...   has nothing to do until something upstream comes
+    with activity.blocked("admission: 48 of 48"): ...    could work, and is held back by something downstream
+
+Rules, which keep the numbers truthful when many asyncio tasks and threads of a process are in stages at once
+- Inside one task the innermost block counts; the ones around it are suspended meanwhile, and resume.
+- `busy_s/<stage>`, `wait_s/<what>` and `blocked_s/<what>` are seconds in which at least one task was in that stage: a union, never a sum.
+- The process is busy while any task is; else it does what it has done longest without a break.  The seconds of the process in each of these
+  four conditions are `busy_s`, `wait_s`, `blocked_s` and `idle_s`; they add up to its age.
+- Text after the first colon tells people more; it is shown in `waits_for` and is no part of the counter's name.
+- `gauge/<name>` is a value as it is now; every other counter only grows until the process ends.
+Used by every process through `context.activity`; safe to call from threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import enum
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+GAUGE = "gauge/"
+"""Prefix of the counters that are values of the moment."""
+
+
+class Snapshot(NamedTuple):
+    """What a heartbeat carries. waits_for is empty while the process works; since_s is Unix time."""
+
+    state: str
+    waits_for: str
+    since_s: float
+    counters: dict[str, float]
+
+
+class _Kind(enum.Enum):
+    BUSY = "busy_s"
+    WAITING = "wait_s"
+    BLOCKED = "blocked_s"
+    IDLE = "idle_s"
+
+
+class _Frame:
+    """One entered block. It is active while open and not suspended by a block inside it."""
+
+    __slots__ = ("is_open", "key", "kind", "label", "num_inner", "owner", "parent", "since")
+
+    def __init__(self, kind: _Kind, label: str, owner: object, parent: _Frame | None) -> None:
+        self.kind = kind
+        self.label = label
+        self.key = f"{kind.value}/{label.split(':', 1)[0].strip()}"
+        self.owner = owner
+        self.parent = parent
+        self.since = 0.0
+        self.num_inner = 0
+        self.is_open = True
+
+
+class _Seconds:
+    """Seconds in which at least one frame of a key was active."""
+
+    __slots__ = ("num_active", "since", "total")
+
+    def __init__(self) -> None:
+        self.num_active = 0
+        self.since = 0.0
+        self.total = 0.0
+
+
+class Activity:
+    """The stages, waits, counters and gauges of one process. clock: monotonic seconds; wall: Unix time."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._wall = wall
+        self._lock = threading.Lock()
+        self._frame: contextvars.ContextVar[_Frame | None] = contextvars.ContextVar("activity", default=None)
+        self._busy: dict[_Frame, None] = {}
+        self._held: dict[_Frame, None] = {}
+        self._seconds: dict[str, _Seconds] = {}
+        self._values: dict[str, float] = {}
+        self._rest_state = "starting"
+        self._kind = _Kind.IDLE
+        self._kind_since = clock()
+        self._rest_since = self._kind_since
+        self._kind_seconds = dict.fromkeys(_Kind, 0.0)
+
+    @contextlib.contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        """The block works on `stage`."""
+        with self._inside(_Kind.BUSY, stage):
+            yield
+
+    @contextlib.contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """The block waits for `what`, which others have to bring."""
+        with self._inside(_Kind.WAITING, what):
+            yield
+
+    @contextlib.contextmanager
+    def blocked(self, what: str) -> Iterator[None]:
+        """The block could work and is held back by `what`."""
+        with self._inside(_Kind.BLOCKED, what):
+            yield
+
+    def rest(self, state: str) -> None:
+        """Names what the process is in while no block is entered: `starting` at first, then for example `serving`."""
+        with self._lock:
+            self._rest_state = state
+            self._rest_since = self._clock()
+
+    def count(self, name: str, amount: float = 1.0) -> None:
+        """Adds to a cumulative counter."""
+        with self._lock:
+            self._values[name] = self._values.get(name, 0.0) + amount
+
+    def gauge(self, name: str, value: float) -> None:
+        """Sets a value of the moment; a snapshot has it as `gauge/<name>`."""
+        with self._lock:
+            self._values[GAUGE + name] = value
+
+    def snapshot(self) -> Snapshot:
+        """The state now; seconds of blocks that are still open are counted up to now."""
+        with self._lock:
+            now = self._clock()
+            counters = dict(self._values)
+            for key, seconds in self._seconds.items():
+                counters[key] = seconds.total + (now - seconds.since if seconds.num_active else 0.0)
+            for kind, total in self._kind_seconds.items():
+                counters[kind.value] = total + (now - self._kind_since if kind is self._kind else 0.0)
+            shown = self._shown()
+            since_s = self._wall() - (now - (shown.since if shown else self._rest_since))
+            if shown is None:
+                return Snapshot(self._rest_state, "", since_s, counters)
+            if shown.kind is _Kind.BUSY:
+                return Snapshot(shown.label, "", since_s, counters)
+            return Snapshot("waiting" if shown.kind is _Kind.WAITING else "blocked", shown.label, since_s, counters)
+
+    @contextlib.contextmanager
+    def _inside(self, kind: _Kind, label: str) -> Iterator[None]:
+        outer = self._frame.get()
+        while outer is not None and not outer.is_open:
+            outer = outer.parent
+        frame = _Frame(kind, label, _owner(outer), outer)
+        # A block entered by a task that was only started inside another block does not suspend it: both go on side by side.
+        parent = outer if outer is not None and outer.owner is frame.owner else None
+        self._frame.set(frame)
+        with self._lock:
+            now = self._clock()
+            if parent is not None:
+                parent.num_inner += 1
+                if parent.num_inner == 1:
+                    self._leave(parent, now)
+            self._enter(frame, now)
+            self._settle(now)
+        try:
+            yield
+        finally:
+            with self._lock:
+                now = self._clock()
+                if frame.num_inner == 0:
+                    self._leave(frame, now)
+                frame.is_open = False
+                if parent is not None:
+                    parent.num_inner -= 1
+                    if parent.num_inner == 0 and parent.is_open:
+                        self._enter(parent, now)
+                self._settle(now)
+            # An async generator may be closed in another context, where this frame is not the current one.
+            if self._frame.get() is frame:
+                self._frame.set(outer)
+
+    def _enter(self, frame: _Frame, now: float) -> None:
+        frame.since = now
+        (self._busy if frame.kind is _Kind.BUSY else self._held)[frame] = None
+        seconds = self._seconds.setdefault(frame.key, _Seconds())
+        if seconds.num_active == 0:
+            seconds.since = now
+        seconds.num_active += 1
+
+    def _leave(self, frame: _Frame, now: float) -> None:
+        del (self._busy if frame.kind is _Kind.BUSY else self._held)[frame]
+        seconds = self._seconds[frame.key]
+        seconds.num_active -= 1
+        if seconds.num_active == 0:
+            seconds.total += now - seconds.since
+
+    def _shown(self) -> _Frame | None:
+        """The block that stands for the process: insertion order is order of activation, so the first is the oldest."""
+        return next(iter(self._busy), None) or next(iter(self._held), None)
+
+    def _settle(self, now: float) -> None:
+        shown = self._shown()
+        kind = shown.kind if shown else _Kind.IDLE
+        if kind is not self._kind:
+            self._kind_seconds[self._kind] += now - self._kind_since
+            self._kind, self._kind_since = kind, now
+            if kind is _Kind.IDLE:
+                self._rest_since = now
+
+
+def _owner(outer: _Frame | None) -> object:
+    """Who entered the block: the asyncio task, or, in a thread that a block handed work to (`to_thread`), that block's owner."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        task = None
+    if task is not None:
+        return task
+    return outer.owner if outer is not None else threading.get_ident()

@@ -1,0 +1,59 @@
+"""One log file per process, `<run_dir>/logs/<process>.log`, in lines that a person reads.
+
+    2026-11-20 19:30:15.123 INFO    generator-0  engine ready after 14.2 s
+    2026-11-20 19:31:02.871 WARNING generator-0  [vllm.engine] ...
+
+Everything that uses the logging module in the process arrives there, warnings of the warnings module too; continued lines (tracebacks) are
+indented.  Logs are events that a person acts on; numbers per step are metrics.
+Called once by each process's main, before heavy imports.
+"""
+
+from __future__ import annotations
+
+import logging
+import logging.handlers
+import time
+from pathlib import Path
+
+_CHATTY = ("httpx", "httpcore", "uvicorn.access", "urllib3", "asyncio", "filelock", "fsspec")
+
+
+class _Lines(logging.Formatter):
+    """Time, level, process, then the message; the logger's name only where it is not ours."""
+
+    def __init__(self, process: str) -> None:
+        super().__init__()
+        self._process = process
+
+    def format(self, record: logging.LogRecord) -> str:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
+        source = "" if record.name.split(".")[0] in ("async_rl", "root") else f"[{record.name}] "
+        text = record.getMessage()
+        if record.exc_info:
+            text += "\n" + self.formatException(record.exc_info)
+        text = text.replace("\n", "\n    ")
+        return f"{when}.{int(record.msecs):03d} {record.levelname:<7} {self._process}  {source}{text}"
+
+
+def log_path(run_dir: Path, process: str) -> Path:
+    """Where the process writes."""
+    return run_dir / "logs" / f"{process}.log"
+
+
+def configure_logging(run_dir: Path, process: str, *, level: int = logging.INFO) -> logging.Logger:
+    """Sends all logging of this process to its file; returns the process's own logger. Called again, it replaces what it set."""
+    path = log_path(run_dir, process)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Watched: the file may be rotated away by a person, and a process that runs for weeks must go on in the new one.
+    handler = logging.handlers.WatchedFileHandler(path, mode="a", encoding="utf-8")
+    handler.setFormatter(_Lines(process))
+    root = logging.getLogger()
+    for old in root.handlers[:]:
+        root.removeHandler(old)
+        old.close()
+    root.addHandler(handler)
+    root.setLevel(level)
+    logging.captureWarnings(True)
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(max(level, logging.WARNING))
+    return logging.getLogger("async_rl")
