@@ -1,0 +1,269 @@
+"""Combinations of settings that cannot work, or of which one would silently do nothing; refused before any process starts.
+
+Invariants: each problem is one line with path=value, the reason and the remedy; all of them are reported at once; nothing outside the
+configuration is looked at except in `machine_problems`, which gets the machine as a value.
+Called by launchers/compose.py (`check`) and launchers/preflight.py (`machine_problems`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from async_rl.config import OptimizerConfig, RunConfig
+from async_rl.errors import ConfigError
+from async_rl.machine import Machine
+
+GROUP_ESTIMATORS = ("grpo", "dr_grpo", "rloo")
+
+
+def check(config: RunConfig) -> None:
+    """Raise ConfigError with one line per problem if settings contradict each other."""
+    raise_if_any(problems(config))
+
+
+def raise_if_any(found: Iterable[str]) -> None:
+    """Raise ConfigError with the problems, one per line, if there are any."""
+    if lines := list(found):
+        raise ConfigError("\n".join(lines))
+
+
+def problems(config: RunConfig) -> Iterator[str]:
+    """All contradictions within a configuration."""
+    yield from _run(config)
+    yield from _data(config)
+    yield from _sampling(config)
+    yield from _engine(config)
+    yield from _batch(config)
+    yield from _advantages(config)
+    yield from _corrections(config)
+    yield from _reward(config)
+    yield from _optimizers(config)
+    yield from _weights(config)
+    yield from _timeouts(config)
+
+
+def _run(config: RunConfig) -> Iterator[str]:
+    if config.run_name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", config.run_name):
+        yield f"run_name={config.run_name}: becomes a directory's name; use letters, digits, dots, dashes and underscores only"
+    if config.generators.count == 0:
+        yield "generators.count=0: nobody would generate and the learner would wait for ever; set generators.count to at least 1"
+    ports = config.network.control_port, config.monitoring.tensorboard_port
+    if config.monitoring.tensorboard and ports[0] == ports[1] != 0:
+        yield f"network.control_port={ports[0]} is also monitoring.tensorboard_port; give them different ports, or 0 for free ones"
+    if config.network.host in ("0.0.0.0", "::", "*"):
+        yield f"network.host={config.network.host}: nobody can connect to this address; give the address by which the others reach this machine"
+
+
+def _data(config: RunConfig) -> Iterator[str]:
+    data = config.data
+    if data.train_files and config.model.path is None:
+        yield (
+            "data.train_files is set but model.path is null: the embedded model knows only the embedded task; "
+            "set model.path=<directory or hub name>, or leave data.train_files empty"
+        )
+    if data.val_files and not data.train_files:
+        yield "data.val_files is set but data.train_files is empty: the embedded task has held-out specs of its own; set data.train_files too"
+    if data.train_files and not data.val_files and config.evaluation.every_steps > 0:
+        yield (
+            f"evaluation.every_steps={config.evaluation.every_steps} but data.val_files is empty: nothing is held out; "
+            "set data.val_files=<file>, or evaluation.every_steps=0"
+        )
+    for name, files in (("train_files", data.train_files), ("val_files", data.val_files)):
+        for file in files:
+            if not file.endswith((".jsonl", ".json", ".parquet")):
+                yield f"data.{name}={file}: the format is told by the ending; name a .jsonl, .json or .parquet file"
+            if files.count(file) > 1:
+                yield f"data.{name}={file}: is named twice; name each file once"
+    for file in sorted(set(data.train_files) & set(data.val_files)):
+        yield f"data.val_files={file}: is also in data.train_files, so the evaluation would not be held out; give a file that is not trained on"
+    model = config.model.tiny_coder
+    if config.model.path is None and model.hidden_size % (2 * model.num_heads):
+        yield (
+            f"model.tiny_coder.hidden_size={model.hidden_size} with num_heads={model.num_heads}: each head needs an even, whole width; "
+            f"set model.tiny_coder.hidden_size to a multiple of {2 * model.num_heads}"
+        )
+
+
+def _sampling(config: RunConfig) -> Iterator[str]:
+    generation = config.generation
+    reason = "the engine would sample from another support than the one whose log-probs the learner computes"
+    if generation.top_p < 1:
+        yield f"generation.top_p={generation.top_p}: {reason}; set generation.top_p=1"
+    if generation.top_k != -1:
+        yield f"generation.top_k={generation.top_k}: {reason}; set generation.top_k=-1"
+    if generation.min_response_tokens > 0:
+        yield f"generation.min_response_tokens={generation.min_response_tokens}: {reason}; set generation.min_response_tokens=0"
+    if config.algorithm.advantage in GROUP_ESTIMATORS and generation.group_size == 1:
+        yield (
+            f"generation.group_size=1 with algorithm.advantage={config.algorithm.advantage}: a sample has no others to be compared with; "
+            "set generation.group_size to at least 2, or use algorithm=ppo"
+        )
+
+
+def _engine(config: RunConfig) -> Iterator[str]:
+    vllm, group_size = config.generation.vllm, config.generation.group_size
+    if config.generation.engine != "vllm":
+        return
+    if vllm.max_num_seqs < group_size:
+        yield (
+            f"generation.vllm.max_num_seqs={vllm.max_num_seqs} is below generation.group_size={group_size}: a group would never be decoded "
+            f"together; raise it to at least {group_size}"
+        )
+    if vllm.max_num_batched_tokens < vllm.max_num_seqs:
+        yield (
+            f"generation.vllm.max_num_batched_tokens={vllm.max_num_batched_tokens} is below generation.vllm.max_num_seqs={vllm.max_num_seqs}: "
+            f"vLLM decodes one token of each sequence per step; raise it to at least {vllm.max_num_seqs}"
+        )
+    gpus = config.generators.gpus_each
+    if vllm.tensor_parallel_size > 1 and gpus != vllm.tensor_parallel_size:
+        yield (
+            f"generation.vllm.tensor_parallel_size={vllm.tensor_parallel_size} but generators.gpus_each={gpus:g}: each part of the model needs "
+            f"a GPU of its own; set generators.gpus_each={vllm.tensor_parallel_size}, or generation.vllm.tensor_parallel_size=1"
+        )
+    if gpus == 0 and vllm.kv_cache_mb == 0:
+        yield "generation.vllm.kv_cache_mb=0 without GPUs: the size of the KV cache is unknown; set generation.vllm.kv_cache_mb=64 or more"
+
+
+def _batch(config: RunConfig) -> Iterator[str]:
+    groups, learner = config.buffer.groups_per_step, config.learner
+    if groups % learner.minibatches:
+        divisors = ", ".join(str(n) for n in range(1, groups + 1) if groups % n == 0)
+        yield (
+            f"learner.minibatches={learner.minibatches} does not divide buffer.groups_per_step={groups}: minibatches would differ in size; "
+            f"set learner.minibatches to one of {divisors}"
+        )
+    elif learner.ranks > groups // learner.minibatches:
+        yield (
+            f"learner.ranks={learner.ranks} but a minibatch has {groups // learner.minibatches} groups (buffer.groups_per_step={groups} / "
+            f"learner.minibatches={learner.minibatches}): some ranks would have nothing to train; lower learner.ranks or raise groups_per_step"
+        )
+    longest = config.data.max_prompt_tokens + config.data.max_response_tokens
+    if learner.budget_tokens < longest:
+        yield (
+            f"learner.budget_tokens={learner.budget_tokens} is below data.max_prompt_tokens + data.max_response_tokens = {longest}: the longest "
+            f"sequence would not fit into one pass; raise learner.budget_tokens to at least {longest}"
+        )
+
+
+def _advantages(config: RunConfig) -> Iterator[str]:
+    algorithm, critic = config.algorithm, config.learner.critic
+    if algorithm.advantage == "gae" and not critic.enabled:
+        yield (
+            "algorithm.advantage=gae without a critic: GAE needs values; set learner.critic.enabled=true, or algorithm.advantage to one of "
+            + ", ".join(GROUP_ESTIMATORS)
+        )
+    if algorithm.advantage != "gae" and critic.enabled:
+        yield (
+            f"learner.critic.enabled=true with algorithm.advantage={algorithm.advantage}: a critic would be trained and never asked; "
+            "set learner.critic.enabled=false, or algorithm.advantage=gae"
+        )
+    if not critic.enabled and critic.warmup_steps:
+        yield f"learner.critic.warmup_steps={critic.warmup_steps} without a critic: set it to 0, or use algorithm=ppo"
+    if critic.enabled and critic.warmup_steps >= config.num_steps:
+        yield (
+            f"learner.critic.warmup_steps={critic.warmup_steps} is not below num_steps={config.num_steps}: the policy would never be trained; "
+            "lower it or raise num_steps"
+        )
+
+
+def _corrections(config: RunConfig) -> Iterator[str]:
+    algorithm = config.algorithm
+    low = algorithm.behavior_weight_min
+    if algorithm.behavior_correction == "token_mis" and low == 0:
+        yield (
+            "algorithm.behavior_correction=token_mis with algorithm.behavior_weight_min=0: nothing would be masked from below; "
+            "set algorithm.behavior_weight_min=0.5, or algorithm.behavior_correction=token_tis"
+        )
+    if algorithm.behavior_correction == "token_tis" and low > 0:
+        yield (
+            f"algorithm.behavior_weight_min={low:g} with algorithm.behavior_correction=token_tis: truncation has no lower bound; "
+            "set algorithm.behavior_weight_min=0, or algorithm.behavior_correction=token_mis"
+        )
+
+
+def _reward(config: RunConfig) -> Iterator[str]:
+    reward = config.reward
+
+    def scaled(task_reward: float) -> float:
+        return max(-reward.clip, min(reward.clip, reward.scale * (task_reward - reward.bias)))
+
+    if reward.pass_reward <= reward.fail_reward:
+        yield (
+            f"reward.pass_reward={reward.pass_reward:g} is not above reward.fail_reward={reward.fail_reward:g}: the policy would learn to fail; "
+            "raise reward.pass_reward"
+        )
+    elif scaled(reward.pass_reward) <= scaled(reward.fail_reward):
+        yield (
+            f"reward.scale={reward.scale:g}, reward.bias={reward.bias:g} and reward.clip={reward.clip:g} turn a pass into "
+            f"{scaled(reward.pass_reward):g} and a fail into {scaled(reward.fail_reward):g}: a pass must be worth more; "
+            "set reward.scale above 0 and widen reward.clip"
+        )
+
+
+def _optimizers(config: RunConfig) -> Iterator[str]:
+    pairs: tuple[tuple[str, OptimizerConfig], ...] = (
+        ("learner.optimizer", config.learner.optimizer),
+        ("learner.critic.optimizer", config.learner.critic.optimizer),
+    )
+    for path, optimizer in pairs:
+        if not all(0 <= beta < 1 for beta in optimizer.betas):
+            yield f"{path}.betas={list(optimizer.betas)}: decay rates of AdamW lie in [0, 1); set {path}.betas=[0.9,0.95]"
+
+
+def _weights(config: RunConfig) -> Iterator[str]:
+    weights, bound = config.weights, config.buffer.max_staleness_versions
+    if weights.push_every_steps - 1 > bound:
+        yield (
+            f"weights.push_every_steps={weights.push_every_steps} with buffer.max_staleness_versions={bound}: between pushes the generators "
+            f"fall {weights.push_every_steps - 1} versions behind and admission would stop for ever; raise buffer.max_staleness_versions to at "
+            f"least {weights.push_every_steps - 1}, or push more often"
+        )
+    if config.model.dtype == "bfloat16" and weights.probe_tolerance < 0.1:
+        yield (
+            f"weights.probe_tolerance={weights.probe_tolerance:g} with model.dtype=bfloat16: rounding alone differs by more; "
+            "set weights.probe_tolerance=0.3, or model.dtype=float32"
+        )
+
+
+def _timeouts(config: RunConfig) -> Iterator[str]:
+    supervisor = config.supervisor
+    pairs = (
+        ("supervisor.heartbeat_timeout_s", supervisor.heartbeat_timeout_s, "supervisor.heartbeat_s", supervisor.heartbeat_s),
+        ("buffer.lease_timeout_s", config.buffer.lease_timeout_s, "supervisor.heartbeat_s", supervisor.heartbeat_s),
+        ("verifiers.timeout_s", config.verifiers.timeout_s, "sandbox.timeout_s", config.sandbox.timeout_s),
+        ("learner.take_timeout_s", config.learner.take_timeout_s, "supervisor.start_timeout_s", supervisor.start_timeout_s),
+    )
+    reasons = (
+        "a process would be ended before it can be heard",
+        "a generator would lose its tickets while it works",
+        "a call would end before one test may",
+        "a restart of a generator would count as a stuck run",
+    )
+    for (path, value, other, other_value), reason in zip(pairs, reasons, strict=True):
+        if value <= other_value:
+            yield f"{path}={value:g} is not above {other}={other_value:g}: {reason}; raise {path} or lower {other}"
+
+
+def machine_problems(config: RunConfig, machine: Machine) -> Iterator[str]:
+    """Cores and GPUs that the configuration asks for and the machine does not have."""
+    pools = (("generators", config.generators.cores), ("verifiers", config.verifiers.cores), ("learner", config.learner.cores))
+    for path, cores in pools:
+        have = ", ".join(map(str, machine.cores))
+        if missing := sorted(set(cores) - set(machine.cores)):
+            yield f"{path}.cores={cores}: this machine lacks {', '.join(map(str, missing))}; it has {have}; [] = all of them"
+        if len(set(cores)) < len(cores):
+            yield f"{path}.cores={cores}: names a core twice; name each once"
+    available = len(config.generators.cores or machine.cores)
+    if config.generators.cores_each > available:
+        yield (
+            f"generators.cores_each={config.generators.cores_each} but generators.cores has {available}; "
+            f"lower it to at most {available}, 0 = all of them"
+        )
+    wanted = config.generators.count * config.generators.gpus_each + config.learner.ranks * config.learner.gpus_each
+    if wanted > machine.num_gpus:
+        yield (
+            f"generators.gpus_each={config.generators.gpus_each:g} x {config.generators.count} and learner.gpus_each="
+            f"{config.learner.gpus_each:g} x {config.learner.ranks} need {wanted:g} GPUs, this machine has {machine.num_gpus}; "
+            "lower them, 0 = run on the CPU"
+        )
