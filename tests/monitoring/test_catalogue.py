@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from async_rl.observability.catalogue import FIRST_SCREEN, METRICS, MetricKind, describe
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_every_metric_has_a_unit_a_meaning_and_a_readable_name(name: str) -> None:
+    spec = METRICS[name]
+    assert spec.unit
+    assert len(spec.meaning.split()) >= 2
+    assert re.fullmatch(r"[a-z_]+(/[a-z0-9_<>]+)+", name)
+
+
+def test_ten_charts_are_on_the_first_screen_and_each_shows_declared_scalars() -> None:
+    assert len(FIRST_SCREEN) == 10
+    for _, names in FIRST_SCREEN:
+        for name in names:
+            spec = describe(name)
+            assert spec is not None
+            assert spec.kind is MetricKind.SCALAR
+
+
+def test_a_placeholder_stands_for_exactly_one_path_element() -> None:
+    assert describe("failures/over_age") is METRICS["failures/<reason>"]
+    assert describe("memory/generator-0_mb") is METRICS["memory/<process>_mb"]
+    assert describe("stage_s/learner/training") is METRICS["stage_s/<role>/<stage>"]
+    assert describe("failures/over/age") is None
+    assert describe("failures/") is None
+    assert describe("nothing/like_this") is None
+    assert describe("failures/<reason>") is METRICS["failures/<reason>"]
+
+
+def test_an_exact_declaration_wins_over_a_placeholder() -> None:
+    assert describe("queue/ready") is METRICS["queue/ready"]
