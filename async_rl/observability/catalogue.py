@@ -1,7 +1,7 @@
 """Every number of a run, declared once with its unit and meaning.
 
-Names are TensorBoard tags and the keys of metrics.jsonl.  A part in angle brackets stands for one path element that is known only at run time
-(`failures/<reason>`).  The metrics writer refuses what is not declared here; docs and dashboards are made from it.
+Names are TensorBoard tags and the keys of metrics.jsonl.  A part in angle brackets stands for one path element that is known only at run
+time (`failures/<reason>`).  The metrics writer refuses what is not declared here; docs and dashboards are made from it.
 Pure data; anyone may import it.
 """
 
@@ -43,7 +43,6 @@ _LEARNER = [
             ("std", "reward", "standard deviation of the task reward over the step's samples"),
             ("solve_all", "share", "groups in which every sample has the full reward: nothing to learn from"),
             ("solve_none", "share", "groups in which no sample has the full reward: nothing to learn from"),
-            ("<part>", "reward", "mean of a named component of the score"),
         ],
     ),
     *_declare("loss", [("policy", "1", "clipped decoupled policy objective, as minimised")]),
@@ -162,7 +161,6 @@ _SUPERVISOR = [
             ("generating", "groups", "being written"),
             ("ready", "groups", "complete, waiting to be trained"),
             ("leased", "groups", "with the learner"),
-            ("<queue>", "1", "another queue's depth, as its process tells it"),
         ],
     ),
     *_declare(
@@ -205,7 +203,7 @@ def describe(name: str) -> MetricSpec | None:
     """The declaration that covers `name`, an exact one before one with placeholders; None if nothing does."""
     exact = METRICS.get(name)
     if exact is not None:
-        return exact
+        return exact if "<" not in name else None
     return next((spec for pattern, spec in _patterns() if pattern.fullmatch(name)), None)
 
 
