@@ -182,11 +182,11 @@ def _amend(tree: dict[str, Any], path: str, *, is_list_of_strings: bool) -> None
         node[leaf] = [node[leaf]]
     if path in PATH_SETTINGS:
         node[leaf] = [_absolute(v) for v in node[leaf]] if isinstance(node[leaf], list) else _absolute(node[leaf])
-    elif path == "model.path" and isinstance(node[leaf], str) and _is_local(node[leaf]):
+    elif path == "model.path" and isinstance(node[leaf], str) and is_local_model(node[leaf]):
         node[leaf] = _absolute(node[leaf])
 
 
-def _is_local(model: str) -> bool:
+def is_local_model(model: str) -> bool:
     """Whether a model is named by a directory rather than by its hub name."""
     return model.startswith(("/", ".", "~")) or Path(model).exists()
 

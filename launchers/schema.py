@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import re
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -44,8 +45,16 @@ class Setting:
     @property
     def takes_text(self) -> bool:
         """Whether the value is a string (or null)."""
-        alternatives = get_args(self.plain_type) if get_origin(self.plain_type) in (Union, types.UnionType) else (self.plain_type,)
-        return str in alternatives
+        return str in _alternatives(self.type)
+
+
+def _alternatives(annotation: Any) -> tuple[Any, ...]:
+    """The members of a union, metadata taken off; a type by itself is its only alternative."""
+    if hasattr(annotation, "__metadata__"):
+        return _alternatives(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        return tuple(plain for member in get_args(annotation) for plain in _alternatives(member))
+    return (annotation,)
 
 
 @functools.cache
@@ -114,7 +123,27 @@ def wrong_value(setting: Setting, value: Any) -> str | None:
         return f"{shown}: must be one of {', '.join(setting.choices)}{hint} ({setting.description})"
     if setting.takes_text and isinstance(value, bool | int | float):
         return f"{shown}: must be text; put it in quotes: '{setting.path}=\"{show(value)}\"' ({setting.description})"
-    return f"{shown}: {what[:1].lower()}{what[1:]} ({setting.description})"
+    return f"{shown}: {_in_words(what)} ({setting.description})"
+
+
+_WORDS = (
+    (r"^Expected ", "must be "),
+    (r" \| null", " or null"),
+    (r"\bfloat\b", "a number"),
+    (r"\bint\b", "a whole number"),
+    (r"\bbool\b", "true or false"),
+    (r"\bstr\b", "text"),
+    (r"\barray\b", "a list"),
+    (r"\bobject\b", "a section"),
+    (r", got ", ", not "),
+)
+
+
+def _in_words(message: str) -> str:
+    """The validator's message without names of Python types."""
+    for pattern, words in _WORDS:
+        message = re.sub(pattern, words, message)
+    return message
 
 
 def show(value: Any) -> str:

@@ -1,0 +1,190 @@
+"""The command line: launch a run, ask how it is, stop it.
+
+Invariants: wrong settings exit with 2 before any process starts, a run that fails with 1, one line per problem, no traceback; nothing heavy
+(torch, vLLM, transformers) is imported here, ever; output goes to stdout, problems to stderr.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import msgspec
+import typer
+from rich.console import Console
+
+from async_rl.config import RunConfig
+from async_rl.errors import AsyncRLError, ConfigError
+from async_rl.launchers import runs
+from async_rl.launchers.control import ask_status, ask_stop, leave_mark, living_pid, wait_for_end
+from async_rl.machine import this_machine
+from async_rl.topology import ProcessSpec, processes
+
+WIDTH_IF_NO_TERMINAL = 140
+EXIT_WRONG_SETTINGS = 2
+STOP_GRACE_S = 60.0  # beyond supervisor.stop_timeout_s: the last evaluation and the other processes' ends
+
+app = typer.Typer(
+    help="Asynchronous reinforcement learning of language models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+Run = Annotated[str | None, typer.Argument(metavar="[RUN]", help="name or directory of a run; default: the newest")]
+OutputDir = Annotated[Path | None, typer.Option("--output-dir", help="where runs are kept; default: output_dir of conf/")]
+
+
+def main() -> NoReturn:
+    """Entry point of `async-rl`."""
+    try:
+        app()
+    except AsyncRLError as error:
+        for line in str(error).splitlines():
+            typer.echo(f"error: {line}", err=True)
+        sys.exit(EXIT_WRONG_SETTINGS if isinstance(error, ConfigError) else 1)
+    sys.exit(0)
+
+
+@app.command()
+def launch(
+    settings: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="conf=NAME [key=value ...]", help="a name from conf/ or a yaml file of yours, and settings that differ from it"
+        ),
+    ],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="show configuration, processes and derived numbers; start nothing")] = False,
+) -> None:
+    """Start a run and supervise it until it ends."""
+    from async_rl.launchers.compose import compose
+    from async_rl.launchers.plan import show_config, show_plan
+    from async_rl.launchers.preflight import model_shape, preflight
+
+    conf, overrides = split_conf(settings)
+    machine = this_machine()
+    config = compose(conf, overrides)
+    preflight(config, machine)
+    config = named(config)
+    specs = processes(config, machine)
+    console = _console()
+    if dry_run:
+        show_config(console, config)
+    show_plan(console, config, specs, machine, model_shape(config))
+    if not dry_run:
+        raise typer.Exit(_supervise(config, make_run_dir(config), specs))
+
+
+@app.command()
+def status(
+    run: Run = None, as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False, output_dir: OutputDir = None
+) -> None:
+    """Show what each process of a run does and what it waits for."""
+    run_dir = runs.find(run, output_dir or default_output_dir())
+    reply = ask_status(run_dir)
+    if reply is not None and not as_json:
+        from async_rl.monitoring.status import render
+
+        _console().print(render(reply))
+        return
+    remains = runs.remains(run_dir)
+    pid = living_pid(run_dir)
+    if not as_json:
+        typer.echo(_starting(remains, pid) if pid is not None else _ended(remains))
+        return
+    answer: dict[str, Any] = {"is_running": pid is not None or reply is not None, **msgspec.to_builtins(remains), "members": []}
+    answer.update(msgspec.to_builtins(reply) if reply is not None else {})
+    typer.echo(msgspec.json.encode({key: value for key, value in answer.items() if key != "type"}))
+
+
+@app.command()
+def stop(
+    run: Run = None,
+    now: Annotated[bool, typer.Option("--now", help="at once: the step in progress is lost")] = False,
+    output_dir: OutputDir = None,
+) -> None:
+    """Finish the step, save and end a run; returns once it has ended."""
+    run_dir = runs.find(run, output_dir or default_output_dir())
+    pid = living_pid(run_dir)
+    if pid is None:
+        typer.echo(_ended(runs.remains(run_dir)))
+        return
+    ask_stop(run_dir, pid, is_graceful=not now)
+    typer.echo(f"run {run_dir.name} is ending" if now else f"run {run_dir.name} is stopping: it finishes its step and saves")
+    if not wait_for_end(pid, timeout_s=_stop_timeout_s(run_dir) + STOP_GRACE_S):
+        typer.echo(f"error: run {run_dir.name} (pid {pid}) has not ended; async-rl stop {run_dir.name} --now ends it at once", err=True)
+        raise typer.Exit(1)
+    typer.echo(_ended(runs.remains(run_dir)))
+
+
+def split_conf(settings: list[str]) -> tuple[str, list[str]]:
+    """`conf=` and the other settings. Raises ConfigError unless there is exactly one conf."""
+    from async_rl.launchers.compose import names
+
+    given = [setting.partition("=")[2] for setting in settings if setting.startswith("conf=")]
+    if len(given) != 1:
+        raise ConfigError(f"conf= is given {len(given)} times; give it once: a yaml file, or one of {', '.join(names())}")
+    return given[0], [setting for setting in settings if not setting.startswith("conf=")]
+
+
+def named(config: RunConfig) -> RunConfig:
+    """The configuration with a run_name, a fresh one where none was given."""
+    if config.run_name is not None:
+        return config
+    name = runs.unique_name(Path(config.output_dir), rng=random.Random(), now=time.localtime())
+    return msgspec.structs.replace(config, run_name=name)
+
+
+def make_run_dir(config: RunConfig) -> Path:
+    """Create the run's directory with the configuration in it, which is written once and never changed."""
+    from async_rl.launchers.compose import write_config
+
+    run_dir = Path(config.output_dir) / str(config.run_name)
+    try:
+        run_dir.mkdir(parents=True)
+        (run_dir / "logs").mkdir()
+        write_config(config, run_dir / "config.yaml")
+        leave_mark(run_dir)
+    except OSError as error:
+        raise ConfigError(f"output_dir={config.output_dir}: {run_dir} cannot be made ({error.strerror}); choose another") from error
+    return run_dir
+
+
+def default_output_dir() -> Path:
+    """The output_dir of conf/."""
+    from async_rl.launchers.compose import compose, names
+
+    return Path(compose(names()[0]).output_dir)
+
+
+def _supervise(config: RunConfig, run_dir: Path, specs: list[ProcessSpec]) -> int:
+    from async_rl.launchers.local import LocalLauncher
+    from async_rl.processes.supervisor import run_supervised
+
+    return run_supervised(config=config, run_dir=run_dir, specs=specs, launcher=LocalLauncher(run_dir))
+
+
+def _stop_timeout_s(run_dir: Path) -> float:
+    config = msgspec.yaml.decode((run_dir / "config.yaml").read_bytes(), type=RunConfig)
+    return config.supervisor.stop_timeout_s
+
+
+def _starting(remains: runs.Remains, pid: int) -> str:
+    return f"run {remains.run_name} is starting (pid {pid}): its processes do not answer yet; see {remains.run_dir}/logs"
+
+
+def _ended(remains: runs.Remains) -> str:
+    cause = f": {remains.cause}" if remains.cause else ""
+    outcome = remains.outcome or "was killed"
+    return f"run {remains.run_name} is not running ({outcome}); last step {remains.step} of {remains.num_steps}{cause}"
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=WIDTH_IF_NO_TERMINAL)
+
+
+if __name__ == "__main__":
+    main()

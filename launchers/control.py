@@ -1,0 +1,88 @@
+"""How the command line reaches a run that is already going: its control socket, or its process where that does not answer yet.
+
+Invariants: a process is only signalled if it is the one that launched the run (same id and same start time).
+Called by the command line's `launch` (leaves the mark), `status` and `stop`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import select
+import signal
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from async_rl.errors import InfrastructureError
+from async_rl.messages import GetStatus, Message, StatusReply, StopRun
+
+MARK = "launched.json"
+_CALL_S = 10.0
+
+
+class Mark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which process launched the run."""
+
+    pid: int
+    created_s: float
+
+
+def leave_mark(run_dir: Path) -> None:
+    """Write down that this process is the run's."""
+    mark = Mark(pid=os.getpid(), created_s=psutil.Process().create_time())
+    (run_dir / MARK).write_bytes(msgspec.json.encode(mark))
+
+
+def living_pid(run_dir: Path) -> int | None:
+    """The process id of the run's supervisor if it lives, else None."""
+    try:
+        mark = msgspec.json.decode((run_dir / MARK).read_bytes(), type=Mark)
+        process = psutil.Process(mark.pid)
+        is_same = abs(process.create_time() - mark.created_s) < 1 and process.status() != psutil.STATUS_ZOMBIE
+    except (OSError, msgspec.DecodeError, psutil.Error):
+        return None
+    return mark.pid if is_same else None
+
+
+def ask_status(run_dir: Path) -> StatusReply | None:
+    """The run's own account of itself; None if it does not answer (yet, or any more)."""
+    try:
+        reply = asyncio.run(_call(run_dir, GetStatus()))
+    except InfrastructureError:
+        return None
+    assert isinstance(reply, StatusReply)
+    return reply
+
+
+def ask_stop(run_dir: Path, pid: int, *, is_graceful: bool) -> None:
+    """Tell the run to stop: over its control socket, by signal while it has none (it prepares the model)."""
+    try:
+        asyncio.run(_call(run_dir, StopRun(is_graceful=is_graceful)))
+    except InfrastructureError:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+            if not is_graceful:
+                os.kill(pid, signal.SIGINT)
+
+
+def wait_for_end(pid: int, *, timeout_s: float) -> bool:
+    """Block until the process has ended; False if it has not by then."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([fd], [], [], timeout_s)[0])
+    finally:
+        os.close(fd)
+
+
+async def _call(run_dir: Path, request: Message) -> Message:
+    from async_rl.processes.runtime import connect_control  # sockets: not for --help and --dry-run
+
+    async with connect_control(run_dir) as supervisor:
+        reply: Message = await supervisor.call(request, timeout_s=_CALL_S)
+        return reply

@@ -1,0 +1,74 @@
+"""What a launch is about to do, for people: the resolved configuration, the process table, the derived numbers.
+
+Shows only; computes nothing that topology.py or estimate.py does not. Called by the command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from async_rl.config import RunConfig
+from async_rl.estimate import ModelShape, derived_numbers, memory_mb
+from async_rl.launchers.compose import to_yaml
+from async_rl.machine import Machine
+from async_rl.topology import ProcessSpec
+from async_rl.types import Role
+
+FREE_PORT = "(free port)"
+
+
+def show_config(console: Console, config: RunConfig) -> None:
+    """Print the resolved configuration as it will be written."""
+    console.print("[bold]configuration[/bold]")
+    console.out(to_yaml(config), highlight=False)
+
+
+def show_plan(console: Console, config: RunConfig, specs: Sequence[ProcessSpec], machine: Machine, shape: ModelShape | None) -> None:
+    """Print the process table and the derived numbers."""
+    table = Table("process", "role", "place", "runs on", "address", "memory", title="processes", title_justify="left", box=SIMPLE)
+    host = config.network.host
+    everywhere = f"cores {_numbers(machine.cores)}"
+    rows: list[tuple[str, Role, str]] = [("supervisor", "supervisor", everywhere)]
+    rows += [(spec.name, spec.role, _placement(spec, everywhere)) for spec in specs]
+    for name, role, placement in rows:
+        table.add_row(name, role, f"{config.launcher}, {host}", placement, _address(config, role), f"{memory_mb(config, role, shape)} MB")
+    console.print(table)
+    numbers = Table("what follows", "", box=SIMPLE, show_header=False, title="derived numbers", title_justify="left")
+    for what, how_much in derived_numbers(config, shape):
+        numbers.add_row(what, how_much)
+    console.print(numbers)
+
+
+def _placement(spec: ProcessSpec, everywhere: str) -> str:
+    cores = f"cores {_numbers(spec.cores)}" if len(spec.cores) > 1 else f"core {spec.cores[0]}" if spec.cores else everywhere
+    if not spec.gpus:
+        return cores
+    return f"GPU {spec.env.get('CUDA_VISIBLE_DEVICES', '?')} ({spec.gpus:g}), {cores}"
+
+
+def _numbers(cores: Sequence[int]) -> str:
+    """Core numbers with runs written as first-last."""
+    runs: list[list[int]] = []
+    for core in sorted(cores):
+        if runs and core == runs[-1][-1] + 1:
+            runs[-1].append(core)
+        else:
+            runs.append([core])
+    return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+def _address(config: RunConfig, role: Role) -> str:
+    host = config.network.host
+    match role:
+        case "supervisor":
+            return f"tcp://{host}:{config.network.control_port or FREE_PORT}"
+        case "verifier":
+            return f"http://{host}:{FREE_PORT}"
+        case "buffer" | "generator":
+            return f"tcp://{host}:{FREE_PORT}"
+        case "learner":
+            return "-"
