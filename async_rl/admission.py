@@ -94,6 +94,11 @@ class Admission:
         """Training groups issued, generating, ready or leased."""
         return self._num_training + self._stored_before(None)
 
+    @property
+    def num_free(self) -> int:
+        """Tickets that a generator with the newest weights could get now, roughly: what waits, and room under the bound."""
+        return sum(map(len, self._waiting.values())) + max(self.gate.max_active - self.num_active, 0)
+
     def training(self) -> Iterator[OpenGroup]:
         """Open training groups, oldest admission first."""
         return (self.open[group_id] for group_id in sorted(self.open) if self.open[group_id].purpose is Purpose.TRAIN)

@@ -8,10 +8,10 @@ Invariants
 - A younger group may overtake an unfinished older one only if the older one, trained in its turn afterwards, is still within the bound.
   So nothing is over-age for having been skipped; with max_staleness=0 nothing is ever skipped.
 
-Why waiting cannot deadlock.  A batch waits only for open groups.  A generating one ends by its put, its failure, or the loss of its generator
-(lease time or time of a group over).  An issued one goes out first; as the oldest it has only leased batches ahead of it, so the gate opens
-for it at the latest when these are committed and a generator holds weights within max_staleness versions of the learner's.  When groups are
-dropped instead, fewer than (max_staleness + 1) x groups_per_step are active and new ones are admitted.
+Why waiting cannot deadlock.  A batch waits only for open groups. A generating one ends by its put, its failure, or the loss of its
+generator (lease time or time of a group over). An issued one goes out first; as the oldest it has only leased batches ahead of it, so
+the gate opens for it at the latest when these are committed and a generator holds weights within max_staleness versions of the
+learner's. When groups are dropped instead, fewer than (max_staleness + 1) x groups_per_step are active and new ones are admitted.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Replay:
             missing = [v for v in range(self.learner_version, version) if v not in self.leases]
             if missing:
                 raise ProtocolError(
-                    f"the learner starts at version {version}, but the store has no batch for {missing}; are checkpoint and store of one run?"
+                    f"the learner starts at version {version}, but the store has no batch for {missing}; are both of one run?"
                 )
             trained = [(v + 1, self.leases.pop(v)) for v in range(self.learner_version, version)]
         returned = [group for batch in self.leases.values() for group in batch] + list(undone)
@@ -176,7 +176,7 @@ class Replay:
 
     def _choose(self, train_version: int, unfinished: Collection[Unfinished]) -> tuple[list[StoredGroup], str]:
         """The oldest ready groups, and why they may not be taken yet (empty if they may)."""
-        chosen = heapq.nsmallest(self._groups_per_step, self.ready.values(), key=_order)
+        chosen = sorted(heapq.nsmallest(self._groups_per_step, self.ready.values(), key=_order), key=lambda g: g.group_id)
         youngest = max((g.group_id for g in chosen if g.planned == NO_VERSION), default=-1)
         skipped = sorted((u for u in unfinished if u.group_id < youngest), key=lambda u: u.group_id)
         for rank, group in enumerate(skipped):
