@@ -1,0 +1,294 @@
+"""The run's store: every prompt, group, state and step in one SQLite file, as typed changes and reads.
+
+Invariants
+- The caller queues changes and awaits `flush()`: when it returns, all that was queued before is committed (store_writer.py).
+- One change is one list of statements, never split over two transactions: the file always holds a prefix of the changes.
+- One process writes: a second one is refused by a lock on `<path>.lock`, which dies with its holder.  Others read at any time (WAL).
+Used by processes/buffer.py; tables in store_schema.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal, Self
+
+from async_rl import codec
+from async_rl.admission import OpenGroup
+from async_rl.errors import InfrastructureError, Unavailable
+from async_rl.replay import StoredGroup
+from async_rl.store_schema import SCHEMA_VERSION, TABLES
+from async_rl.store_writer import Statement, Writer, connect
+from async_rl.summary import Summary
+from async_rl.types import NO_VERSION, Group, GroupState, Prompt, Purpose
+
+_PROMPT = "INSERT OR IGNORE INTO prompts VALUES (?, ?, ?, ?)"
+_ADMIT = (
+    "INSERT INTO groups (group_id, purpose, prompt_id, position, evaluation, num_samples, state, attempt, generator, incarnation, version,"
+    " admitted_s, changed_s) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_HAND_OUT = "UPDATE groups SET state='generating', attempt=?, generator=?, incarnation=?, version=?, changed_s=? WHERE group_id=?"
+_STATE = "UPDATE groups SET state=?, reason=?, message=?, changed_s=? WHERE group_id=?"
+_READY = (
+    "UPDATE groups SET state='ready', oldest_version=?, newest_version=?, num_tokens=?, num_trained_tokens=?, reward_mean=?, pass_rate=?,"
+    " response_length_mean=?, truncated_share=?, generation_s=?, changed_s=? WHERE group_id=?"
+)
+_BLOB = "INSERT OR REPLACE INTO blobs VALUES (?, ?)"
+_LEASE = "UPDATE groups SET state='leased', train_version=?, changed_s=? WHERE group_id=?"
+_TRANSITION = "INSERT INTO transitions (group_id, attempt, state, at_s, generator, version, reason) VALUES (?, ?, ?, ?, ?, ?, ?)"
+_MOVED = (
+    "INSERT INTO transitions (group_id, attempt, state, at_s, generator, version, reason)"
+    " SELECT group_id, attempt, state, ?, generator, ?, ? FROM groups WHERE group_id=?"
+)
+_STEP = "INSERT INTO steps (version, committed_s, is_pushed) VALUES (?, ?, ?)"
+_TRAINED = "INSERT INTO trained SELECT step_id, ? FROM steps WHERE version=? AND undone_s IS NULL"
+_FREE_EVALUATIONS = (
+    "UPDATE groups SET evaluation=NULL WHERE evaluation IN (SELECT version FROM evaluations WHERE version>? AND finished_s IS NOT NULL)"
+)
+_STORED = "SELECT group_id, oldest_version, newest_version, coalesce(train_version, -1) FROM groups WHERE "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """What a buffer that starts finds in the store. counts: training groups per (state, reason)."""
+
+    learner_version: int
+    next_group_id: int
+    next_index: int
+    open: list[OpenGroup]
+    prompt_ids: dict[int, str]
+    ready: list[StoredGroup]
+    leased: list[StoredGroup]
+    counts: dict[tuple[str, str], int]
+    evaluations: dict[int, bool]
+
+
+class Store:
+    """Writes changes, reads groups. Use as an async context manager."""
+
+    def __init__(self, path: Path, *, durability: Literal["normal", "full"], clock: Callable[[], float]) -> None:
+        self._path = path
+        self._clock = clock
+        self._lock = _lock(path)
+        self._writer = Writer(path, durability=durability)
+        self._writer.create(TABLES, SCHEMA_VERSION)
+        self._reader = connect(path)
+        self._reading = threading.Lock()
+
+    # ---- changes: queued at once, committed by flush()
+
+    def admit(self, group: OpenGroup, prompt: Prompt, num_samples: int) -> None:
+        """A new group, in the state it has."""
+        now = self._clock()
+        evaluation = None if group.evaluation == NO_VERSION else group.evaluation
+        row = (
+            group.group_id,
+            group.purpose.value,
+            prompt.prompt_id,
+            group.index,
+            evaluation,
+            num_samples,
+            group.state.value,
+            group.attempt,
+        )
+        self._writer.put(
+            (_PROMPT, (prompt.prompt_id, group.purpose.value, prompt.data_source, prompt.text)),
+            (_ADMIT, (*row, group.generator, group.incarnation, group.version, now, now)),
+            (_TRANSITION, (group.group_id, group.attempt, group.state.value, now, group.generator, group.version, "")),
+        )
+
+    def hand_out(self, group: OpenGroup) -> None:
+        """A group that waited goes to a generator."""
+        now = self._clock()
+        self._writer.put(
+            (_HAND_OUT, (group.attempt, group.generator, group.incarnation, group.version, now, group.group_id)),
+            (_TRANSITION, (group.group_id, group.attempt, "generating", now, group.generator, group.version, "")),
+        )
+
+    def give_back(self, group_id: int, *, reason: str, message: str) -> None:
+        """The attempt ended without a result; the group waits for the next."""
+        self._move(group_id, GroupState.ISSUED, reason, message)
+
+    def drop(self, group_id: int, *, reason: str, message: str) -> None:
+        """The group will not be trained; its trajectories, if any, are deleted."""
+        self._move(group_id, GroupState.DROPPED, reason, message, ("DELETE FROM blobs WHERE group_id=?", (group_id,)))
+
+    def put(self, group: Group, summary: Summary) -> None:
+        """The group is complete."""
+        now = self._clock()
+        numbers = (summary.oldest_version, summary.newest_version, summary.num_tokens, summary.num_trained_tokens, summary.reward_mean)
+        shares = (summary.pass_rate, summary.response_length_mean, summary.truncated_share, group.generation_s)
+        self._writer.put(
+            (_READY, (*numbers, *shares, now, group.group_id)),
+            (_BLOB, group),
+            (_TRANSITION, (group.group_id, group.attempt, "ready", now, group.generator, summary.oldest_version, "")),
+        )
+
+    def lease(self, train_version: int, group_ids: Iterable[int]) -> None:
+        """These groups are the batch for `train_version`."""
+        now = self._clock()
+        self._writer.put(
+            *(s for i in group_ids for s in ((_LEASE, (train_version, now, i)), (_MOVED, (now, train_version, "", i)))),
+        )
+
+    def commit(self, version: int, group_ids: Iterable[int], *, is_pushed: bool) -> None:
+        """Step `version` trained these groups."""
+        now = self._clock()
+        statements: list[Statement] = [(_STEP, (version, now, is_pushed))]
+        for group_id in group_ids:
+            statements += [
+                (_STATE, ("trained", "", "", now, group_id)),
+                (_TRAINED, (group_id, version)),
+                (_MOVED, (now, version, "", group_id)),
+            ]
+        self._writer.put(*statements)
+
+    def undo(self, version: int, group_ids: Iterable[int], *, reason: str) -> None:
+        """The learner stands at `version`: later steps are undone, these groups are ready again and stay planned for their batch.
+
+        Finished evaluations of later versions are forgotten: those versions will be other weights.
+        """
+        now = self._clock()
+        statements: list[Statement] = [
+            ("UPDATE steps SET undone_s=? WHERE version>? AND undone_s IS NULL", (now, version)),
+            (_FREE_EVALUATIONS, (version,)),
+            ("DELETE FROM evaluations WHERE version>? AND finished_s IS NOT NULL", (version,)),
+        ]
+        for group_id in group_ids:
+            statements += [(_STATE, ("ready", "", "", now, group_id)), (_MOVED, (now, version, reason, group_id))]
+        self._writer.put(*statements)
+
+    def start_evaluation(self, version: int, num_prompts: int) -> None:
+        """Version `version` is being evaluated."""
+        self._writer.put(("INSERT INTO evaluations VALUES (?, ?, ?, NULL)", (version, num_prompts, self._clock())))
+
+    def finish_evaluation(self, version: int) -> None:
+        """Its result was reported."""
+        self._writer.put(("UPDATE evaluations SET finished_s=? WHERE version=?", (self._clock(), version)))
+
+    def forget_before(self, version: int) -> None:
+        """Deletes the trajectories of groups trained by steps up to `version`; the learner can then no longer go back before it."""
+        self._writer.put(
+            ("DELETE FROM blobs WHERE group_id IN (SELECT group_id FROM groups WHERE train_version<? AND state='trained')", (version,))
+        )
+
+    async def flush(self) -> None:
+        """Returns once everything queued so far is committed. Raises InfrastructureError if it could not be."""
+        await self._writer.flush()
+
+    async def failed(self) -> None:
+        """Raises what ended the store, when it ends."""
+        await self._writer.failed()
+
+    # ---- reads
+
+    def recover(self) -> Recovered:
+        """The state that the file holds. Called before anything is written."""
+        version = self._one("SELECT coalesce(max(version), 0) FROM steps WHERE undone_s IS NULL")
+        last = self._reader.execute("SELECT position FROM groups WHERE purpose='train' ORDER BY group_id DESC LIMIT 1").fetchone()
+        rows = self._reader.execute(
+            "SELECT group_id, purpose, position, state, attempt, generator, incarnation, version, evaluation, prompt_id FROM groups"
+            " WHERE state IN ('issued', 'generating') ORDER BY group_id"
+        ).fetchall()
+        counts = self._reader.execute("SELECT state, reason, count(*) FROM groups WHERE purpose='train' GROUP BY state, reason").fetchall()
+        evaluations = self._reader.execute("SELECT version, finished_s IS NOT NULL FROM evaluations").fetchall()
+        return Recovered(
+            learner_version=version,
+            next_group_id=self._one("SELECT coalesce(max(group_id), -1) FROM groups") + 1,
+            next_index=last[0] + 1 if last else 0,
+            open=[_open_group(row) for row in rows],
+            prompt_ids={row[0]: row[9] for row in rows},
+            ready=self._stored("state='ready' AND purpose='train'"),
+            leased=self._stored("state='leased'"),
+            counts={(state, reason): count for state, reason, count in counts},
+            evaluations={version: bool(finished) for version, finished in evaluations},
+        )
+
+    async def trained_after(self, version: int) -> list[StoredGroup]:
+        """Groups trained by steps after `version`, planned for the version they were trained on."""
+        return await asyncio.to_thread(self._stored, "state='trained' AND train_version>=?", version)
+
+    async def read_groups(self, group_ids: Sequence[int]) -> list[Group]:
+        """The trajectories of these groups, in this order. Raises InfrastructureError if some are not stored."""
+        return await asyncio.to_thread(self._read_groups, group_ids)
+
+    async def evaluation_groups(self, version: int) -> list[tuple[int, str, Summary | None]]:
+        """(group id, state, summary if complete) of every group of an evaluation, in the order of its prompts."""
+        return await asyncio.to_thread(self._evaluation_groups, version)
+
+    def _read_groups(self, group_ids: Sequence[int]) -> list[Group]:
+        groups = []
+        for group_id in group_ids:
+            with self._reading:
+                row = self._reader.execute("SELECT payload FROM blobs WHERE group_id=?", (group_id,)).fetchone()
+            if row is None:
+                raise InfrastructureError(f"{self._path} no longer holds the trajectories of group {group_id}")
+            groups.append(codec.decode(row[0], Group))
+        return groups
+
+    def _evaluation_groups(self, version: int) -> list[tuple[int, str, Summary | None]]:
+        with self._reading:
+            rows = self._reader.execute(
+                "SELECT group_id, state, oldest_version, newest_version, num_tokens, num_trained_tokens, reward_mean, pass_rate,"
+                " response_length_mean, truncated_share FROM groups WHERE evaluation=? ORDER BY position",
+                (version,),
+            ).fetchall()
+        return [(row[0], row[1], None if row[1] != "ready" else Summary.of_row(row[2:])) for row in rows]
+
+    def _stored(self, where: str, *parameters: int) -> list[StoredGroup]:
+        with self._reading:
+            rows = self._reader.execute(_STORED + where + " ORDER BY group_id", parameters).fetchall()
+        return [
+            StoredGroup(group_id=i, oldest_version=oldest, newest_version=newest, planned=planned) for i, oldest, newest, planned in rows
+        ]
+
+    def _one(self, query: str) -> int:
+        value: int = self._reader.execute(query).fetchone()[0]
+        return value
+
+    def _move(self, group_id: int, state: GroupState, reason: str, message: str, *more: Statement) -> None:
+        now = self._clock()
+        self._writer.put((_STATE, (state.value, reason, message, now, group_id)), (_MOVED, (now, None, reason, group_id)), *more)
+
+    async def close(self) -> None:
+        """Commits what is queued and closes the file."""
+        await self._writer.close()
+        self._reader.close()
+        self._lock.close()
+
+    async def __aenter__(self) -> Self:
+        self._writer.start()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+def _open_group(row: Sequence[Any]) -> OpenGroup:
+    group_id, purpose, index, state, attempt, generator, incarnation, version, evaluation = row[:9]
+    return OpenGroup(
+        group_id=group_id,
+        purpose=Purpose(purpose),
+        index=index,
+        state=GroupState(state),
+        attempt=attempt,
+        generator=generator if state == "generating" else "",
+        incarnation=incarnation if state == "generating" else "",
+        version=version,
+        evaluation=NO_VERSION if evaluation is None else evaluation,
+    )
+
+
+def _lock(path: Path) -> IO[str]:
+    """Holds `<path>.lock` until closed or until the process dies."""
+    lock = path.with_name(path.name + ".lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        raise Unavailable(f"{path} is written by another process; end that buffer first") from error
+    return lock

@@ -1,0 +1,77 @@
+"""The tables of a run's store, as SQL; people and `async-rl ledger` query them while the run writes.
+
+Times are Unix seconds. Step `version` turned policy version - 1 into `version`; `train_version` is the version that a batch is trained on, so
+its step is train_version + 1. Versions of tokens are NULL where unknown yet.
+"""
+
+SCHEMA_VERSION = 1
+
+TABLES = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+
+-- Every prompt that was ever issued.
+CREATE TABLE prompts (
+    prompt_id TEXT NOT NULL, purpose TEXT NOT NULL, data_source TEXT NOT NULL, text TEXT NOT NULL,
+    PRIMARY KEY (purpose, prompt_id)
+) WITHOUT ROWID;
+
+-- One row per group: its one state and what is known of it. Evaluation groups end in `ready` or `dropped`, others in `trained` or `dropped`.
+CREATE TABLE groups (
+    group_id INTEGER PRIMARY KEY,
+    purpose TEXT NOT NULL,              -- train, eval
+    prompt_id TEXT NOT NULL,
+    position INTEGER NOT NULL,          -- which prompt of its purpose's order: a training prompt's place counted over all epochs
+    evaluation INTEGER,                 -- eval: the version it evaluates
+    num_samples INTEGER NOT NULL,
+    state TEXT NOT NULL,                -- issued, generating, ready, leased, trained, dropped
+    attempt INTEGER NOT NULL,           -- hand-outs so far
+    generator TEXT NOT NULL,            -- holder of the last attempt
+    incarnation TEXT NOT NULL,
+    version INTEGER NOT NULL,           -- no token of the last attempt is older; -1 before the first
+    train_version INTEGER,              -- batch that it is leased for, was trained in, or stays planned for
+    oldest_version INTEGER,             -- of its trained tokens
+    newest_version INTEGER,
+    num_tokens INTEGER,
+    num_trained_tokens INTEGER,
+    reward_mean REAL,
+    pass_rate REAL,                     -- share of samples of which every test passed
+    response_length_mean REAL,
+    truncated_share REAL,
+    generation_s REAL,
+    reason TEXT NOT NULL DEFAULT '',    -- why it was dropped, or came back last
+    message TEXT NOT NULL DEFAULT '',
+    admitted_s REAL NOT NULL,
+    changed_s REAL NOT NULL
+);
+CREATE INDEX groups_open ON groups (group_id) WHERE state IN ('issued', 'generating');
+CREATE INDEX groups_ready ON groups (group_id) WHERE state='ready' AND purpose='train';
+CREATE INDEX groups_leased ON groups (group_id) WHERE state='leased';
+CREATE INDEX groups_by_batch ON groups (train_version) WHERE train_version IS NOT NULL;
+CREATE INDEX groups_by_prompt ON groups (prompt_id);
+CREATE INDEX groups_by_evaluation ON groups (evaluation) WHERE evaluation IS NOT NULL;
+
+-- The trajectories, as MessagePack of types.Group (codec.py).
+CREATE TABLE blobs (group_id INTEGER PRIMARY KEY, payload BLOB NOT NULL);
+
+-- Every change of state, in order.
+CREATE TABLE transitions (
+    transition_id INTEGER PRIMARY KEY,
+    group_id INTEGER NOT NULL, attempt INTEGER NOT NULL, state TEXT NOT NULL, at_s REAL NOT NULL,
+    generator TEXT NOT NULL, version INTEGER, reason TEXT NOT NULL
+);
+CREATE INDEX transitions_by_group ON transitions (group_id);
+
+-- Learner steps. undone_s is set when the learner went back to an older checkpoint: then the step is not part of the surviving history.
+CREATE TABLE steps (
+    step_id INTEGER PRIMARY KEY, version INTEGER NOT NULL, committed_s REAL NOT NULL, is_pushed INTEGER NOT NULL, undone_s REAL
+);
+CREATE UNIQUE INDEX steps_current ON steps (version) WHERE undone_s IS NULL;
+
+-- Which step trained which group, undone steps included.
+CREATE TABLE trained (step_id INTEGER NOT NULL, group_id INTEGER NOT NULL, PRIMARY KEY (step_id, group_id)) WITHOUT ROWID;
+CREATE INDEX trained_by_group ON trained (group_id);
+
+CREATE TABLE evaluations (
+    version INTEGER PRIMARY KEY, num_prompts INTEGER NOT NULL, started_s REAL NOT NULL, finished_s REAL
+);
+"""

@@ -1,0 +1,73 @@
+"""One finished group in numbers: what admission, the store and evaluation need to know without its trajectories.
+
+Pure; the buffer computes it once per put.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from async_rl.errors import ProtocolError
+from async_rl.types import NO_VERSION, Group, Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Versions are those of the trained tokens, NO_VERSION if none is trained; pass_rate: share of samples of which every test passed."""
+
+    oldest_version: int
+    newest_version: int
+    num_tokens: int
+    num_trained_tokens: int
+    reward_mean: float
+    pass_rate: float
+    response_length_mean: float
+    truncated_share: float
+
+    @property
+    def row(self) -> tuple[Any, ...]:
+        """The values in the order of the fields."""
+        return astuple(self)
+
+    @classmethod
+    def of_row(cls, row: Sequence[Any]) -> Self:
+        """The inverse of `row`."""
+        return cls(**dict(zip(cls.__slots__, row, strict=True)))
+
+
+def summarize(group: Group) -> Summary:
+    """The numbers of a complete group. Raises ProtocolError if its arrays do not fit together or hold values that cannot be."""
+    if not group.trajectories:
+        raise ProtocolError(f"group {group.group_id} has no trajectories")
+    oldest, newest, num_trained = [], [], 0
+    for i, sample in enumerate(group.trajectories):
+        length = len(sample.token_ids)
+        if (
+            not len(sample.loss_mask) == len(sample.behavior_logprobs) == len(sample.versions) == length
+            or not 0 < sample.prompt_length <= length
+        ):
+            raise ProtocolError(f"group {group.group_id}, sample {i}: arrays of different lengths, or no prompt")
+        versions = sample.versions[sample.loss_mask]
+        if not versions.size:
+            continue
+        low, high = int(versions.min()), int(versions.max())
+        if low < 0 or not np.isfinite(sample.behavior_logprobs).all():
+            raise ProtocolError(f"group {group.group_id}, sample {i}: a trained token has no version, or a log-prob is not finite")
+        oldest.append(low)
+        newest.append(high)
+        num_trained += versions.size
+    samples = group.trajectories
+    return Summary(
+        oldest_version=min(oldest, default=NO_VERSION),
+        newest_version=max(newest, default=NO_VERSION),
+        num_tokens=group.num_tokens,
+        num_trained_tokens=num_trained,
+        reward_mean=sum(s.score.reward for s in samples) / len(samples),
+        pass_rate=sum(bool(s.score.verdicts) and all(v is Verdict.PASS for v in s.score.verdicts) for s in samples) / len(samples),
+        response_length_mean=sum(s.response_length for s in samples) / len(samples),
+        truncated_share=sum(s.is_truncated for s in samples) / len(samples),
+    )
