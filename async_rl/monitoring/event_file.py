@@ -1,0 +1,77 @@
+"""TensorBoard's event file of a run, written with TensorBoard's own classes and without torch or TensorFlow.
+
+The only file that imports tensorboard.  Used by the recorder.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from tensorboard.compat.proto import event_pb2, summary_pb2
+from tensorboard.plugins.custom_scalar import layout_pb2
+from tensorboard.plugins.custom_scalar import metadata as custom_scalar_metadata
+from tensorboard.plugins.histogram.summary_v2 import histogram_pb
+from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+from tensorboard.plugins.scalar.summary_v2 import scalar_pb
+from tensorboard.plugins.text.summary_v2 import text_pb
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.util import tensor_util
+
+_FLUSH_S = 2
+_MAX_QUEUED = 1000
+_BUCKETS = 30
+
+
+class EventFile:
+    """One run's events. A background thread writes them and flushes every two seconds, so that a killed run loses no more."""
+
+    def __init__(self, directory: Path) -> None:
+        self._writer = EventFileWriter(str(directory), max_queue_size=_MAX_QUEUED, flush_secs=_FLUSH_S)
+
+    def scalar(self, name: str, value: float, step: int) -> None:
+        """One point of a curve."""
+        self._add(scalar_pb(name, value), step)
+
+    def histogram(self, name: str, values: Sequence[float], step: int) -> None:
+        """A distribution at one step; values may be empty."""
+        self._add(histogram_pb(name, np.asarray(values, dtype=np.float64), buckets=_BUCKETS), step)
+
+    def text(self, name: str, markdown: str, step: int) -> None:
+        """A page of Markdown."""
+        self._add(text_pb(name, markdown), step)
+
+    def hyper_parameters(self, settings: Mapping[str, bool | int | float | str]) -> None:
+        """The settings of the run, for TensorBoard's table of runs."""
+        self._add(hparams_pb(dict(settings)), 0)
+
+    def first_screen(self, title: str, charts: Sequence[tuple[str, Sequence[str]]]) -> None:
+        """The layout of the custom-scalars page: title and scalar names of each chart."""
+        layout = layout_pb2.Layout(
+            category=[
+                layout_pb2.Category(
+                    title=title,
+                    chart=[layout_pb2.Chart(title=name, multiline=layout_pb2.MultilineChartContent(tag=tags)) for name, tags in charts],
+                )
+            ]
+        )
+        summary = summary_pb2.Summary()
+        summary.value.add(
+            tag=custom_scalar_metadata.CONFIG_SUMMARY_TAG,
+            metadata=custom_scalar_metadata.create_summary_metadata(),
+            tensor=tensor_util.make_tensor_proto(layout.SerializeToString(), dtype=np.object_),
+        )
+        self._add(summary, 0)
+
+    def flush(self) -> None:
+        """Everything added so far is in the file afterwards."""
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Flushes and ends the background thread."""
+        self._writer.close()
+
+    def _add(self, summary: summary_pb2.Summary, step: int) -> None:
+        self._writer.add_event(event_pb2.Event(wall_time=time.time(), step=step, summary=summary))

@@ -1,0 +1,169 @@
+"""The one metrics writer of a run: TensorBoard events at once, and metrics.jsonl with one JSON object per step, in order.
+
+takes: numbers, histograms and texts of a step, from any process, in any order
+gives: `<run_dir>/tensorboard/`, `<run_dir>/metrics.jsonl`
+Rules
+- A row is written once its parts are final: the learner's (every step but 0) and the evaluation's (where one is due), and so are all rows
+  before it.  A part still missing `hold_s` after the row's last one is not waited for any longer; should it come, TensorBoard alone has it.
+- `time_s` is seconds from the start of the run to the row's first part, so a late evaluation does not move it.
+- A name that the catalogue does not declare is an error when strict (tests), and otherwise logged once and recorded all the same.
+Used by the supervisor; not safe for threads.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from async_rl.config import RunConfig
+from async_rl.monitoring.event_file import EventFile
+from async_rl.observability.catalogue import FIRST_SCREEN, MetricKind, describe
+
+_LEARNER_PART = "reward/mean"
+_EVALUATION_PART = "eval/pass_at_1"
+_HOLD_S = 600.0
+_LOG = logging.getLogger("async_rl.metrics")
+
+
+class UndeclaredMetric(ValueError):
+    """A process wrote a metric that observability/catalogue.py does not declare."""
+
+
+class _Row:
+    """The numbers of one step so far."""
+
+    def __init__(self, now_s: float, awaited: set[str]) -> None:
+        self.first_s = now_s
+        self.last_s = now_s
+        self.awaited = awaited
+        self.scalars: dict[str, float] = {}
+
+    def add(self, scalars: Mapping[str, float], now_s: float) -> None:
+        self.scalars.update(scalars)
+        self.awaited.difference_update(scalars)
+        self.last_s = now_s
+
+
+class Recorder:
+    """Writes the metrics of one run. clock: seconds; started_s: the clock at the start of the run, now if None."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        config: RunConfig,
+        *,
+        is_strict: bool = False,
+        hold_s: float = _HOLD_S,
+        clock: Callable[[], float] = time.monotonic,
+        started_s: float | None = None,
+    ) -> None:
+        self._config = config
+        self._is_strict = is_strict
+        self._hold_s = hold_s
+        self._clock = clock
+        self._started_s = clock() if started_s is None else started_s
+        self._refused: set[str] = set()
+        self._rows: dict[int, _Row] = {}
+        self._next_step = 0 if is_evaluated(config, 0) else 1
+        self._events = EventFile(run_dir / "tensorboard")
+        self._jsonl = (run_dir / "metrics.jsonl").open("ab")
+        self._describe_run()
+
+    def record(
+        self,
+        step: int,
+        source: str,
+        scalars: Mapping[str, float] | None = None,
+        histograms: Mapping[str, Sequence[float]] | None = None,
+        texts: Mapping[str, str] | None = None,
+    ) -> None:
+        """Takes one part of a step. source: the process that says it, for messages."""
+        now_s = self._clock()
+        scalars, histograms, texts = scalars or {}, histograms or {}, texts or {}
+        for kind, names in ((MetricKind.SCALAR, scalars), (MetricKind.HISTOGRAM, histograms), (MetricKind.TEXT, texts)):
+            for name in names:
+                self._check(name, kind, source)
+        for name, value in scalars.items():
+            self._events.scalar(name, value, step)
+        for name, values in histograms.items():
+            self._events.histogram(name, values, step)
+        for name, text in texts.items():
+            self._events.text(name, text, step)
+        if step >= self._next_step:
+            self._rows.setdefault(step, _Row(now_s, self._awaited(step))).add(scalars, now_s)
+        elif scalars:
+            _LOG.warning("%s told numbers of step %d after its row was written; they are in TensorBoard only", source, step)
+        self.flush()
+
+    def flush(self) -> None:
+        """Writes the rows that are final by now. `record` does so by itself; call it from time to time when nothing else comes."""
+        while self._rows:
+            step = min(self._rows)
+            is_late = self._clock() - self._rows[step].last_s >= self._hold_s
+            if (self._rows[step].awaited or step != self._next_step) and not is_late:
+                return
+            if self._rows[step].awaited:
+                _LOG.warning("step %d is recorded without %s, which did not come", step, ", ".join(sorted(self._rows[step].awaited)))
+            self._write(step)
+
+    def close(self) -> None:
+        """Writes every row that is left, and ends."""
+        for step in sorted(self._rows):
+            self._write(step)
+        self._jsonl.close()
+        self._events.close()
+
+    @property
+    def awaited(self) -> frozenset[tuple[int, str]]:
+        """(step, metric) of the parts that rows are held back for."""
+        return frozenset((step, name) for step, row in self._rows.items() for name in row.awaited)
+
+    def _awaited(self, step: int) -> set[str]:
+        awaited = {_LEARNER_PART} if step > 0 else set()
+        return awaited | {_EVALUATION_PART} if is_evaluated(self._config, step) else awaited
+
+    def _write(self, step: int) -> None:
+        row = self._rows.pop(step)
+        line = {"step": step, "time_s": round(row.first_s - self._started_s, 3), **row.scalars}
+        self._jsonl.write(msgspec.json.encode(line) + b"\n")
+        self._jsonl.flush()
+        self._next_step = step + 1
+
+    def _check(self, name: str, kind: MetricKind, source: str) -> None:
+        spec = describe(name)
+        if (spec is not None and spec.kind is kind) or name in self._refused:
+            return
+        self._refused.add(name)
+        problem = (
+            f"{source} wrote the {kind} {name!r}, which is not declared as one in async_rl/observability/catalogue.py; declare it there"
+        )
+        if self._is_strict:
+            raise UndeclaredMetric(problem)
+        _LOG.error("%s", problem)
+
+    def _describe_run(self) -> None:
+        self._events.first_screen("The ten numbers to watch", FIRST_SCREEN)
+        self._events.hyper_parameters(dict(_leaves("", msgspec.to_builtins(self._config))))
+        text = msgspec.yaml.encode(self._config).decode()
+        self._events.text("run/config", "\n".join(f"    {line}" for line in text.splitlines()), 0)
+        self._events.flush()
+
+
+def is_evaluated(config: RunConfig, step: int) -> bool:
+    """Whether the held-out evaluation of this version is due: version 0, every n-th and the last."""
+    every = config.evaluation.every_steps
+    return every > 0 and (step % every == 0 or step == config.num_steps)
+
+
+def _leaves(path: str, value: object) -> Iterator[tuple[str, bool | int | float | str]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _leaves(f"{path}.{key}" if path else str(key), inner)
+    elif isinstance(value, bool | int | float | str):
+        yield path, value
+    else:
+        yield path, str(value)

@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from async_rl.config import RunConfig
+from async_rl.launchers.compose import compose
+
+
+@pytest.fixture(scope="session")
+def embedded_config() -> RunConfig:
+    return compose("ppo_code", ["run_name=watched", "num_steps=4"])
+
+
+@pytest.fixture
+def config(embedded_config: RunConfig) -> RunConfig:
+    """Four steps, evaluated at 0, 2 and 4."""
+    return msgspec.structs.replace(embedded_config, evaluation=msgspec.structs.replace(embedded_config.evaluation, every_steps=2))

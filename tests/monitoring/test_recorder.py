@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+from tensorboard.compat.proto import event_pb2
+from tensorboard.plugins.custom_scalar import layout_pb2
+from tensorboard.util import tensor_util
+
+from async_rl.config import RunConfig
+from async_rl.monitoring.recorder import Recorder, UndeclaredMetric, is_evaluated
+
+
+class Clock:
+    now = 50.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def recorder(tmp_path: Path, config: RunConfig, clock: Clock) -> Any:
+    recorder = Recorder(tmp_path, config, is_strict=True, hold_s=100.0, clock=clock)
+    yield recorder
+    recorder.close()
+
+
+def rows(run_dir: Path) -> list[dict[str, float]]:
+    return [msgspec.json.decode(line) for line in (run_dir / "metrics.jsonl").read_bytes().splitlines()]
+
+
+def events(run_dir: Path) -> list[event_pb2.Event]:
+    (path,) = (run_dir / "tensorboard").glob("events.*")
+    return list(EventFileLoader(str(path)).Load())
+
+
+def test_rows_come_in_order_though_an_evaluation_comes_late(recorder: Recorder, tmp_path: Path, clock: Clock) -> None:
+    recorder.record(0, "buffer", {"eval/pass_at_1": 0.25})
+    clock.now += 1
+    recorder.record(1, "learner-0", {"reward/mean": 0.3})
+    assert [r["step"] for r in rows(tmp_path)] == [0, 1]
+    clock.now += 1
+    recorder.record(2, "learner-0", {"reward/mean": 0.4})
+    clock.now += 1
+    recorder.record(3, "learner-0", {"reward/mean": 0.5})
+    assert [r["step"] for r in rows(tmp_path)] == [0, 1]
+    assert recorder.awaited == {(2, "eval/pass_at_1")}
+    clock.now += 1
+    recorder.record(2, "buffer", {"eval/pass_at_1": 0.5})
+    assert rows(tmp_path) == [
+        {"step": 0, "time_s": 0.0, "eval/pass_at_1": 0.25},
+        {"step": 1, "time_s": 1.0, "reward/mean": 0.3},
+        {"step": 2, "time_s": 2.0, "reward/mean": 0.4, "eval/pass_at_1": 0.5},
+        {"step": 3, "time_s": 3.0, "reward/mean": 0.5},
+    ]
+
+
+def test_numbers_of_the_supervisor_join_the_row_of_the_learner(recorder: Recorder, tmp_path: Path) -> None:
+    recorder.record(0, "buffer", {"eval/pass_at_1": 0.25})
+    recorder.record(1, "supervisor", {"throughput/steps_per_s": 1.5})
+    assert len(rows(tmp_path)) == 1
+    recorder.record(1, "learner-0", {"reward/mean": 0.3})
+    assert rows(tmp_path)[1] == {"step": 1, "time_s": 0.0, "throughput/steps_per_s": 1.5, "reward/mean": 0.3}
+
+
+def test_a_missing_evaluation_is_not_waited_for_longer_than_hold_s(recorder: Recorder, tmp_path: Path, clock: Clock) -> None:
+    recorder.record(0, "buffer", {"eval/pass_at_1": 0.25})
+    recorder.record(1, "learner-0", {"reward/mean": 0.3})
+    recorder.record(2, "learner-0", {"reward/mean": 0.3})
+    clock.now += 99
+    recorder.flush()
+    assert len(rows(tmp_path)) == 2
+    clock.now += 1
+    recorder.flush()
+    assert rows(tmp_path)[2] == {"step": 2, "time_s": 0.0, "reward/mean": 0.3}
+    recorder.record(2, "buffer", {"eval/pass_at_1": 0.5})
+    assert len(rows(tmp_path)) == 3, "a step has one row"
+
+
+def test_close_writes_what_is_held_back(tmp_path: Path, config: RunConfig) -> None:
+    recorder = Recorder(tmp_path, config)
+    recorder.record(1, "learner-0", {"reward/mean": 0.3})
+    assert rows(tmp_path) == []
+    recorder.close()
+    assert [r["step"] for r in rows(tmp_path)] == [1]
+
+
+def test_without_evaluation_the_first_row_is_step_one(tmp_path: Path, config: RunConfig) -> None:
+    plain = msgspec.structs.replace(config, evaluation=msgspec.structs.replace(config.evaluation, every_steps=0))
+    recorder = Recorder(tmp_path, plain)
+    recorder.record(1, "learner-0", {"reward/mean": 0.3})
+    assert [r["step"] for r in rows(tmp_path)] == [1]
+    recorder.close()
+
+
+def test_evaluations_are_due_at_zero_at_every_nth_and_at_the_last_step(config: RunConfig) -> None:
+    every_three = msgspec.structs.replace(config, evaluation=msgspec.structs.replace(config.evaluation, every_steps=3))
+    assert [step for step in range(5) if is_evaluated(every_three, step)] == [0, 3, 4]
+
+
+def test_an_undeclared_name_is_refused_in_tests(recorder: Recorder) -> None:
+    with pytest.raises(UndeclaredMetric, match=r"learner-0 wrote the scalar 'reward/maen'.*catalogue\.py"):
+        recorder.record(1, "learner-0", {"reward/maen": 1.0})
+    with pytest.raises(UndeclaredMetric, match="histogram 'reward/mean'"):
+        recorder.record(1, "learner-0", histograms={"reward/mean": [1.0]})
+
+
+def test_an_undeclared_name_is_logged_once_in_production(tmp_path: Path, config: RunConfig, caplog: pytest.LogCaptureFixture) -> None:
+    recorder = Recorder(tmp_path, config)
+    with caplog.at_level(logging.ERROR):
+        recorder.record(1, "learner-0", {"reward/maen": 1.0})
+        recorder.record(2, "learner-0", {"reward/maen": 1.0})
+    recorder.close()
+    assert [r.getMessage().split(",")[0] for r in caplog.records] == ["learner-0 wrote the scalar 'reward/maen'"]
+    assert [r["reward/maen"] for r in rows(tmp_path)] == [1.0, 1.0]
+
+
+def test_a_number_that_is_not_finite_leaves_valid_json(recorder: Recorder, tmp_path: Path) -> None:
+    recorder.record(0, "buffer", {"eval/pass_at_1": float("nan")})
+    assert rows(tmp_path)[0]["eval/pass_at_1"] is None
+
+
+def test_tensorboard_gets_scalars_histograms_texts_settings_and_the_first_screen(tmp_path: Path, config: RunConfig) -> None:
+    recorder = Recorder(tmp_path, config, is_strict=True)
+    recorder.record(1, "learner-0", {"reward/mean": 0.75}, {"staleness/versions": [0, 0, 1, 3]}, {"samples/best": "def f(x): ..."})
+    recorder.close()
+    values = {(e.step, v.tag): v for e in events(tmp_path) if e.HasField("summary") for v in e.summary.value}
+    assert tensor_util.make_ndarray(values[1, "reward/mean"].tensor) == 0.75
+    buckets = tensor_util.make_ndarray(values[1, "staleness/versions"].tensor)
+    assert buckets[:, 2].sum() == 4
+    assert (buckets[0, 0], buckets[-1, 1]) == (0, 3)
+    assert tensor_util.make_ndarray(values[1, "samples/best"].tensor).item() == b"def f(x): ..."
+    assert b"num_steps: 4" in tensor_util.make_ndarray(values[0, "run/config"].tensor).item()
+    layout = layout_pb2.Layout.FromString(tensor_util.make_ndarray(values[0, "custom_scalars__config__"].tensor).item())
+    assert len(layout.category[0].chart) == 10
+    hparams = values[0, "_hparams_/session_start_info"].metadata.plugin_data.content
+    assert b"learner.optimizer.lr" in hparams
+
+
+def test_the_recorder_needs_neither_torch_nor_tensorflow() -> None:
+    check = "import sys, async_rl.monitoring.recorder; assert not {'torch', 'tensorflow'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", check], check=True, timeout=60)
