@@ -1,0 +1,1 @@
+"""Engines that write tokens; see engine.py."""

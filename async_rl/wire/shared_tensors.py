@@ -104,7 +104,8 @@ class SharedTensorsReader:
         except OSError as error:
             raise WeightsError(f"weights of version {manifest.version} cannot be mapped from {manifest.path}: {error}") from error
         try:
-            self._map = mmap.mmap(fd, manifest.total_bytes, prot=mmap.PROT_READ)
+            # Copy on write: torch takes only writable memory without complaint, and no reader may write into the shared pages.
+            self._map = mmap.mmap(fd, manifest.total_bytes, access=mmap.ACCESS_COPY)
         except (OSError, ValueError) as error:
             raise WeightsError(f"{manifest.path} is not {manifest.total_bytes} bytes of weights: {error}") from error
         finally:

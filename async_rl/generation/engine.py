@@ -1,0 +1,122 @@
+"""What every generation engine offers, and the choice between them.
+
+Invariants
+- Token ids go in and come out; no engine sees text.
+- Each token carries the float32 log-prob of the distribution it was drawn from and the version of the weights that drew it.
+- Before the first `load_weights` there is no version, and nothing is generated.
+Called by the generator process; `build_engine` is where a heavy dependency is imported, so call it in a thread.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from async_rl.config import RunConfig
+from async_rl.errors import ConfigError, WeightsError
+from async_rl.generation.environment import prepare_environment
+from async_rl.messages import LoadReport, Manifest
+from async_rl.types import NO_VERSION, FloatArray, IntArray, Sampling
+
+__all__ = ["Completion", "Engine", "ModelFacts", "build_engine", "prepare_environment", "read_model_facts", "require_version"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """One finished sample: position t of each array is about its t-th new token, the end-of-sequence token included.
+
+    token_ids int32 [N], logprobs float32 [N] (of the distribution sampled from, after temperature), versions int32 [N].
+    is_truncated: stopped by the length limit, without an end-of-sequence token.
+    """
+
+    index: int
+    token_ids: IntArray
+    logprobs: FloatArray
+    versions: IntArray
+    is_truncated: bool
+
+
+class Engine(Protocol):
+    """Writes tokens with weights that may change while it writes."""
+
+    @property
+    def version(self) -> int:
+        """Version of the weights that write now; NO_VERSION before the first load."""
+
+    async def start(self) -> None:
+        """Brings the engine up. Raises ConfigError if it refuses the settings or the model."""
+
+    async def close(self) -> None:
+        """Ends the engine; what is in flight fails. Safe to call twice."""
+
+    def generate(self, request_id: str, prompt_token_ids: Sequence[int], num_samples: int, sampling: Sampling) -> AsyncIterator[Completion]:
+        """Yields each of num_samples completions of one prompt as it finishes; closing the iterator ends the rest.
+
+        Raises WeightsError before the first load and after a failed one, Unavailable if the engine died.
+        """
+
+    async def load_weights(self, manifest: Manifest) -> LoadReport:
+        """Changes the weights between two engine steps; requests in flight go on.
+
+        Raises WeightsError: before anything was changed if the block is not what the manifest announces, else the engine refuses all
+        further work.
+        """
+
+    async def logprobs(self, rows: Sequence[IntArray]) -> list[FloatArray]:
+        """float32 log-prob of each token of each row at temperature 1, given the tokens before it; 0 for the first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What the engines read from the model's directory: where its positions and its sequences end."""
+
+    max_positions: int
+    end_token_ids: tuple[int, ...]
+
+
+def read_model_facts(model_path: Path) -> ModelFacts:
+    """Reads config.json and generation_config.json.
+
+    Raises ConfigError if the directory is not a model, or names no end-of-sequence token.
+    """
+    try:
+        config: dict[str, Any] = json.loads((model_path / "config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"model.path={model_path} has no readable config.json ({error}); name the directory of a Hugging Face model"
+        ) from error
+    generation_path = model_path / "generation_config.json"
+    generation: dict[str, Any] = json.loads(generation_path.read_text()) if generation_path.exists() else {}
+    ends = generation.get("eos_token_id", config.get("eos_token_id"))
+    if ends is None:
+        raise ConfigError(
+            f"neither config.json nor generation_config.json in {model_path} names eos_token_id, so no sample could end; add it"
+        )
+    text_config = config.get("text_config", config)
+    return ModelFacts(
+        max_positions=int(text_config.get("max_position_embeddings", 1 << 30)),
+        end_token_ids=tuple(ends) if isinstance(ends, list) else (int(ends),),
+    )
+
+
+def require_version(version: int) -> None:
+    """Raises WeightsError where no weights were loaded yet."""
+    if version == NO_VERSION:
+        raise WeightsError("the engine holds no version of the weights yet; push one before asking for tokens")
+
+
+def build_engine(config: RunConfig, model_path: Path, *, rank: int = 0) -> Engine:
+    """The engine that generation.engine names, not started yet; rank makes the noise of parallel generators differ.
+
+    Imports it here and not above: vLLM alone takes seconds, and must find the environment of `prepare_environment`.
+    """
+    if config.generation.engine == "vllm":
+        from async_rl.generation.vllm_engine import VllmEngine
+
+        return VllmEngine(config, model_path, seed=config.seed + rank)
+    from async_rl.generation.hf_engine import HfEngine
+
+    return HfEngine(config, model_path, seed=config.seed + rank)

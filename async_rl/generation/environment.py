@@ -1,0 +1,58 @@
+"""The process that hosts an engine: its cores, its environment variables, and its death with its parent.
+
+vLLM, torch and OpenMP read these variables once, when they are imported or first used; set them before.
+Called by the generator process before `build_engine`, and by the workers that vLLM itself starts.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Sequence
+
+from async_rl.config import RunConfig
+
+_PR_SET_PDEATHSIG = 1
+
+
+def uses_gpu(config: RunConfig) -> bool:
+    """Whether generators were given GPUs; told by the configuration, since asking torch would import it too early."""
+    return config.generators.gpus_each > 0
+
+
+def prepare_environment(config: RunConfig, cores: Sequence[int]) -> None:
+    """Pins this process to `cores` (empty = leave it) and sets what vLLM, torch and OpenMP read. Before any of them is imported."""
+    if cores:
+        os.sched_setaffinity(0, cores)
+    num_threads = max(1, len(os.sched_getaffinity(0)) // config.generation.vllm.tensor_parallel_size)
+    variables = {
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_DO_NOT_TRACK": "1",
+        # Plugins of other packages would be imported into the engine.
+        "VLLM_PLUGINS": "",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if not uses_gpu(config):
+        variables |= {
+            "OMP_NUM_THREADS": str(num_threads),
+            # The engine core runs in a thread of this process: two imports of vLLM less, no copy of each step's tokens between processes.
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            # Workers of a tensor parallel engine inherit the cores of this process.
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        }
+    if config.generation.vllm.enforce_eager:
+        # Eager mode alone leaves the counter of log-prob ranks to torch.compile, which takes seconds in the first request.
+        variables["TORCHDYNAMO_DISABLE"] = "1"
+    os.environ.update(variables)
+    # It would override generation.vllm.kv_cache_mb.
+    os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
+
+
+def die_with_parent() -> None:
+    """Has the kernel kill this process when the thread that started it ends, however it ends."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
