@@ -1,0 +1,55 @@
+"""The lines a child writes to its result file, and how the host reads them: in order, believing nothing.
+
+`read_frames` is pure and never raises: whatever the bytes are, there is a list of frames and a claim whether the rest was malformed.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+_MAX_NS = 1 << 50
+
+
+class Kind(enum.Enum):
+    """What one frame says of its run."""
+
+    LOADED = b"l"
+    VALUE = b"v"
+    DONE = b"d"
+    ERROR = b"e"
+    EXIT = b"x"
+    MEMORY = b"m"
+    TOO_LARGE = b"o"
+    COMPILE_ERROR = b"c"
+
+
+class Frame(NamedTuple):
+    """run is -1 for loading the code; cpu_s and body are claims of the program."""
+
+    run: int
+    kind: Kind
+    cpu_s: float
+    body: bytes
+
+
+class Frames(NamedTuple):
+    """The frames up to the first malformed one, in order of runs -1, 0, 1, ..."""
+
+    frames: list[Frame]
+    is_malformed: bool
+
+
+_KINDS = {kind.value: kind for kind in Kind}
+
+
+def read_frames(data: bytes) -> Frames:
+    """Frames in the bytes of a result file. A cut last line is left out: the child ended while writing it."""
+    frames: list[Frame] = []
+    for expected, line in enumerate(data.split(b"\n")[:-1], start=-1):
+        parts = line.split(b" ", 3)
+        kind = _KINDS.get(parts[1]) if len(parts) == 4 else None
+        if kind is None or parts[0] != b"%d" % expected or not parts[2].isdigit() or len(parts[2]) > 16:
+            return Frames(frames, True)
+        frames.append(Frame(expected, kind, min(int(parts[2]), _MAX_NS) / 1e9, parts[3]))
+    return Frames(frames, False)

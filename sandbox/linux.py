@@ -1,0 +1,138 @@
+"""The few Linux calls the jail needs that Python does not offer, through ctypes; each raises OSError on failure.
+
+Called by the modules of this package only, inside a cell and by the probe.  x86-64 numbers; `MACHINE_SUPPORTED` tells whether they hold here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import struct
+import sys
+
+MACHINE_SUPPORTED = sys.platform == "linux" and platform.machine() == "x86_64" and sys.maxsize > 2**32
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+
+MS_NOSUID = 2
+MS_NODEV = 4
+MS_NOEXEC = 8
+MS_BIND = 4096
+MS_REC = 16384
+MS_PRIVATE = 1 << 18
+MNT_DETACH = 2
+MOUNT_ATTR_RDONLY = 1
+MOUNT_ATTR_NOSUID = 2
+MOUNT_ATTR_NODEV = 4
+AT_FDCWD = -100
+AT_RECURSIVE = 0x8000
+
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_SET_SECCOMP = 22
+PR_SET_NO_NEW_PRIVS = 38
+SECCOMP_MODE_FILTER = 2
+
+_SYS_PIVOT_ROOT = 155
+_SYS_CAPSET = 126
+_SYS_MOUNT_SETATTR = 442
+_SYS_LANDLOCK_CREATE_RULESET = 444
+_SYS_LANDLOCK_ADD_RULE = 445
+_SYS_LANDLOCK_RESTRICT_SELF = 446
+_CAPABILITY_VERSION_3 = 0x20080522
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.syscall.restype = ctypes.c_long
+
+
+def _check(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def syscall(name: str, number: int, *args: object) -> int:
+    """The raw system call; integers are passed as 64 bit, bytes and None as pointers."""
+    return _check(_libc.syscall(ctypes.c_long(number), *(ctypes.c_ulong(a) if isinstance(a, int) else a for a in args)), name)
+
+
+def unshare(flags: int) -> None:
+    """Leave the named namespaces of the parent."""
+    _check(_libc.unshare(ctypes.c_int(flags)), f"unshare({flags:#x})")
+
+
+def mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+    """mount(2)."""
+    encoded = [None if text is None else os.fsencode(text) for text in (source, target, kind, data)]
+    _check(_libc.mount(encoded[0], encoded[1], encoded[2], ctypes.c_ulong(flags), encoded[3]), f"mount {source} on {target}")
+
+
+def unmount(target: str) -> None:
+    """Detach a mount, whoever still uses it."""
+    _check(_libc.umount2(os.fsencode(target), ctypes.c_int(MNT_DETACH)), f"umount {target}")
+
+
+def set_mount_attributes(target: str, attributes: int) -> None:
+    """Set MOUNT_ATTR_* on a mount and all below it."""
+    packed = struct.pack("QQQQ", attributes, 0, 0, 0)
+    syscall(f"mount_setattr {target}", _SYS_MOUNT_SETATTR, AT_FDCWD & 0xFFFFFFFFFFFFFFFF, os.fsencode(target), AT_RECURSIVE, packed, len(packed))
+
+
+def pivot_root(new_root: str, put_old: str) -> None:
+    """pivot_root(2)."""
+    syscall("pivot_root", _SYS_PIVOT_ROOT, os.fsencode(new_root), os.fsencode(put_old))
+
+
+def prctl(option: int, value: int | ctypes.c_void_p = 0) -> None:
+    """prctl(2) with one argument that matters."""
+    argument = ctypes.c_ulong(value) if isinstance(value, int) else value
+    _check(_libc.prctl(ctypes.c_int(option), argument, ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)), f"prctl({option})")
+
+
+def drop_capabilities() -> None:
+    """Empty the permitted, effective and inheritable sets."""
+    syscall("capset", _SYS_CAPSET, struct.pack("Ii", _CAPABILITY_VERSION_3, 0), bytes(24))
+
+
+def install_seccomp(program: bytes) -> None:
+    """Put a BPF program (8 bytes per instruction) in front of every system call of this thread, for good."""
+    buffer = ctypes.create_string_buffer(program, len(program))
+    head = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer)))
+    _check(
+        _libc.prctl(ctypes.c_int(PR_SET_SECCOMP), ctypes.c_ulong(SECCOMP_MODE_FILTER), head, ctypes.c_ulong(0), ctypes.c_ulong(0)), "seccomp"
+    )
+
+
+def landlock_abi() -> int:
+    """Version of Landlock in this kernel; 0 where there is none."""
+    try:
+        return syscall("landlock_create_ruleset", _SYS_LANDLOCK_CREATE_RULESET, None, 0, 1)
+    except OSError:
+        return 0
+
+
+def landlock_create(attributes: bytes) -> int:
+    """A new ruleset's descriptor."""
+    return syscall("landlock_create_ruleset", _SYS_LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0)
+
+
+def landlock_allow(ruleset: int, path: str, access: int) -> None:
+    """Allow `access` on `path` and what is below it."""
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        syscall(f"landlock_add_rule {path}", _SYS_LANDLOCK_ADD_RULE, ruleset, 1, struct.pack("=Qi", access, fd), 0)
+    finally:
+        os.close(fd)
+
+
+def landlock_restrict(ruleset: int) -> None:
+    """Confine this thread by the ruleset, for good."""
+    syscall("landlock_restrict_self", _SYS_LANDLOCK_RESTRICT_SELF, ruleset, 0)

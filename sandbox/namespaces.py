@@ -1,0 +1,102 @@
+"""Level 1: a root of its own, and every namespace the kernel has. Runs in a fresh, single-threaded process, before pid 1 of the cell.
+
+Invariants: nothing of the host is visible but /usr, the interpreter's directory and five device nodes, all read-only; /tmp is the only
+writable place.  The cell never has host uid 0: a root server's cells run as `CELL_UID`, an ordinary user's as that user.
+Used by `entry.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+
+from . import linux
+
+CELL_UID = 61_184
+"""Host uid and gid of a cell whose server is root: the first of the range that systemd gives to services without a user of their own."""
+SCRATCH = "/tmp"
+_SCRATCH_OPTIONS = "size=16m,nr_inodes=256,mode=0777"
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
+SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/libx32")
+_BUILD = "/mnt" if os.path.isdir("/mnt") else "/tmp"
+
+
+def enter(readable: Sequence[str]) -> None:
+    """Leave the host; afterwards the next fork is pid 1. Raises OSError where the kernel or a policy refuses."""
+    process_directory = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY)
+    apart = linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS | linux.CLONE_NEWCGROUP
+    if os.geteuid() == 0:
+        linux.unshare(linux.CLONE_NEWNS)
+        _build_root(readable)
+        os.setgroups([])
+        os.setresgid(CELL_UID, CELL_UID, CELL_UID)
+        os.setresuid(CELL_UID, CELL_UID, CELL_UID)
+        linux.prctl(linux.PR_SET_DUMPABLE, 1)
+        linux.unshare(linux.CLONE_NEWUSER | apart)
+        _map_ids(process_directory, CELL_UID, CELL_UID)
+    else:
+        uid, gid = os.geteuid(), os.getegid()
+        linux.unshare(linux.CLONE_NEWUSER | apart)
+        _map_ids(process_directory, uid, gid)
+        _build_root(readable)
+    os.close(process_directory)
+
+
+def renew_scratch() -> None:
+    """Put an empty file system in place of the scratch."""
+    with contextlib.suppress(OSError):
+        linux.unmount(SCRATCH)
+    mount_scratch()
+
+
+def mount_scratch() -> None:
+    """Mount the scratch."""
+    linux.mount("scratch", SCRATCH, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC, _SCRATCH_OPTIONS)
+
+
+def scratch_is_clean() -> bool:
+    """True if no program left anything in the scratch: one inode, the root directory's own."""
+    state = os.statvfs(SCRATCH)
+    return state.f_files - state.f_ffree <= 1
+
+
+def _map_ids(process_directory: int, uid: int, gid: int) -> None:
+    for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+        fd = os.open(name, os.O_WRONLY, dir_fd=process_directory)
+        try:
+            os.write(fd, text.encode())
+        finally:
+            os.close(fd)
+
+
+def _build_root(readable: Sequence[str]) -> None:
+    linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
+    linux.mount("root", _BUILD, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, "size=1m,mode=0755")
+    for path in (*SYSTEM, *readable):
+        _show(path)
+    os.makedirs(f"{_BUILD}/dev", exist_ok=True)
+    for device in DEVICES:
+        if os.path.exists(device):
+            os.close(os.open(f"{_BUILD}{device}", os.O_CREAT | os.O_WRONLY, 0o666))
+            linux.mount(device, f"{_BUILD}{device}", None, linux.MS_BIND)
+    os.makedirs(f"{_BUILD}{SCRATCH}", exist_ok=True)
+    os.makedirs(f"{_BUILD}/.old")
+    os.chdir(_BUILD)
+    linux.pivot_root(".", ".old")
+    os.chdir("/")
+    linux.unmount("/.old")
+    os.rmdir("/.old")
+    linux.set_mount_attributes("/", linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID)
+
+
+def _show(path: str) -> None:
+    """Bind `path` at the same place in the new root; a link is copied as a link."""
+    target = f"{_BUILD}{path}"
+    if os.path.islink(path):
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.symlink(os.readlink(path), target)
+    elif os.path.isdir(path) and not os.path.ismount(target):
+        os.makedirs(target, exist_ok=True)
+        linux.mount(path, target, None, linux.MS_BIND | linux.MS_REC)

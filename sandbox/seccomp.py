@@ -1,0 +1,127 @@
+"""The allow-list of system calls for a program, and the BPF code generated from it.
+
+Invariants
+- Anything but x86-64's own entry (int 0x80, x32) kills the process; a number not listed answers EPERM (clone3: ENOSYS, so that glibc
+  falls back to clone).
+- One process, no new ones: no fork, vfork, exec, no signal to anybody, no socket but a connected local pair, no ptrace, no mount,
+  no namespaces, no limits raised.  Threads are allowed.
+- The jumps come from one recursive generator over the number line; `tests/sandbox/test_seccomp.py` runs the code in a simulator for
+  every number and tries each denied number in the kernel.
+Used by `child.py`.
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+
+AUDIT_ARCH_X86_64 = 0xC000003E
+X32_BIT = 0x40000000
+RET_KILL_PROCESS = 0x80000000
+RET_ERRNO = 0x00050000
+RET_ALLOW = 0x7FFF0000
+
+_LOAD, _JEQ, _JGE, _AND, _RET = 0x20, 0x15, 0x35, 0x54, 0x06
+_NR_OFFSET, _ARCH_OFFSET = 0, 4
+
+Condition = tuple[int, int, int]
+"""(byte offset in seccomp_data, mask, value): the masked 32-bit word must equal value."""
+
+
+def low(argument: int, value: int, mask: int = 0xFFFFFFFF) -> Condition:
+    """The low word of an argument; the kernel reads int arguments (and clone's flags) from it alone."""
+    return (16 + 8 * argument, mask, value)
+
+
+def high(argument: int, value: int) -> Condition:
+    """The high word of an argument."""
+    return (20 + 8 * argument, 0xFFFFFFFF, value)
+
+
+ALLOWED: dict[str, int] = {
+    # files and descriptors
+    "read": 0, "write": 1, "open": 2, "close": 3, "stat": 4, "fstat": 5, "lstat": 6, "poll": 7, "lseek": 8,
+    "pread64": 17, "pwrite64": 18, "readv": 19, "writev": 20, "access": 21, "pipe": 22, "select": 23,
+    "dup": 32, "dup2": 33, "sendfile": 40, "fsync": 74, "fdatasync": 75, "truncate": 76, "ftruncate": 77, "getdents": 78, "getcwd": 79,
+    "chdir": 80, "fchdir": 81, "rename": 82, "mkdir": 83, "rmdir": 84, "creat": 85, "unlink": 87, "readlink": 89, "umask": 95,
+    "statfs": 137, "fstatfs": 138, "getdents64": 217, "fadvise64": 221, "epoll_wait": 232, "epoll_ctl": 233,
+    "openat": 257, "mkdirat": 258, "newfstatat": 262, "unlinkat": 263, "renameat": 264, "readlinkat": 267, "faccessat": 269,
+    "pselect6": 270, "ppoll": 271, "epoll_pwait": 281, "eventfd2": 290, "epoll_create1": 291, "dup3": 292, "pipe2": 293,
+    "preadv": 295, "pwritev": 296, "renameat2": 316, "statx": 332, "close_range": 436, "faccessat2": 439,
+    # memory
+    "mmap": 9, "mprotect": 10, "munmap": 11, "brk": 12, "mremap": 25, "mincore": 27, "madvise": 28,
+    # signals to itself, timers, clocks
+    "rt_sigaction": 13, "rt_sigprocmask": 14, "rt_sigreturn": 15, "pause": 34, "nanosleep": 35, "getitimer": 36, "alarm": 37,
+    "setitimer": 38, "gettimeofday": 96, "times": 100, "rt_sigpending": 127, "rt_sigtimedwait": 128, "rt_sigsuspend": 130,
+    "sigaltstack": 131, "time": 201, "restart_syscall": 219, "clock_gettime": 228, "clock_getres": 229, "clock_nanosleep": 230,
+    # who am I
+    "getpid": 39, "uname": 63, "getrlimit": 97, "getrusage": 98, "sysinfo": 99, "getuid": 102, "getgid": 104, "geteuid": 107,
+    "getegid": 108, "getppid": 110, "getpgrp": 111, "getgroups": 115, "getresuid": 118, "getresgid": 120, "getpgid": 121, "getsid": 124,
+    "gettid": 186, "sched_getaffinity": 204, "getcpu": 309, "getrandom": 318,
+    # threads
+    "sched_yield": 24, "futex": 202, "set_tid_address": 218, "set_robust_list": 273, "rseq": 334, "exit": 60, "exit_group": 231,
+    # a local pair of stream sockets (asyncio wakes itself through one)
+    "sendto": 44, "recvfrom": 45, "shutdown": 48, "getsockopt": 55,
+}  # fmt: skip
+
+_THREAD_FLAGS = 0x003D0F00
+_CLONE_DETACHED = 0x00400000
+_AF_UNIX, _SOCK_STREAM, _SOCK_KIND = 1, 1, 0xF
+
+CONDITIONAL: dict[str, tuple[int, list[list[Condition]]]] = {
+    "clone": (56, [[low(0, _THREAD_FLAGS, 0xFFFFFFFF & ~_CLONE_DETACHED)]]),
+    "socketpair": (53, [[low(0, _AF_UNIX), low(1, _SOCK_STREAM, _SOCK_KIND)]]),
+    "ioctl": (16, [[low(1, command)] for command in (0x5401, 0x5421, 0x541B, 0x5413, 0x5450, 0x5451)]),
+    "fcntl": (72, [[low(1, command)] for command in (0, 1, 2, 3, 4, 1030)]),
+    "prlimit64": (302, [[low(0, 0), low(2, 0), high(2, 0)]]),
+}
+"""Allowed if all conditions of one alternative hold: clone only as a thread; ioctl TCGETS, FIONBIO, FIONREAD, TIOCGWINSZ, FIONCLEX,
+FIOCLEX; fcntl without owners, signals and leases; prlimit64 only to read the own limits."""
+
+_CLONE3 = 435
+
+
+def _ins(code: int, k: int, jt: int = 0, jf: int = 0) -> bytes:
+    return struct.pack("=HBBI", code, jt, jf, k)
+
+
+def _leaf(alternatives: list[list[Condition]]) -> list[bytes]:
+    code: list[bytes] = []
+    for conditions in alternatives:
+        for position, (offset, mask, value) in enumerate(conditions):
+            rest = 3 * (len(conditions) - position - 1) + 1
+            code += [_ins(_LOAD, offset), _ins(_AND, mask), _ins(_JEQ, value, 0, rest)]
+        code.append(_ins(_RET, RET_ALLOW))
+    return [*code, _ins(_RET, RET_ERRNO | errno.EPERM)]
+
+
+def _tree(ranges: list[tuple[int, list[bytes]]]) -> list[bytes]:
+    """Code that, with the number in the accumulator, ends in the leaf of the last range that starts at or below it."""
+    if len(ranges) == 1:
+        return ranges[0][1]
+    middle = len(ranges) // 2
+    left, right = _tree(ranges[:middle]), _tree(ranges[middle:])
+    if len(left) > 255:
+        raise ValueError(f"a conditional jump of {len(left)} instructions does not fit 8 bits")
+    return [_ins(_JGE, ranges[middle][0], len(left), 0), *left, *right]
+
+
+def build_filter() -> bytes:
+    """The program, 8 bytes per instruction."""
+    allow, deny = [_ins(_RET, RET_ALLOW)], [_ins(_RET, RET_ERRNO | errno.EPERM)]
+    leaves = dict.fromkeys(ALLOWED.values(), allow)
+    leaves |= {number: _leaf(alternatives) for number, alternatives in CONDITIONAL.values()}
+    leaves[_CLONE3] = [_ins(_RET, RET_ERRNO | errno.ENOSYS)]
+    ranges: list[tuple[int, list[bytes]]] = []
+    for number in range(max(leaves) + 2):
+        leaf = leaves.get(number, deny)
+        if not ranges or ranges[-1][1] is not leaf:
+            ranges.append((number, leaf))
+    ranges.append((X32_BIT, [_ins(_RET, RET_KILL_PROCESS)]))
+    head = [
+        _ins(_LOAD, _ARCH_OFFSET),
+        _ins(_JEQ, AUDIT_ARCH_X86_64, 1, 0),
+        _ins(_RET, RET_KILL_PROCESS),
+        _ins(_LOAD, _NR_OFFSET),
+    ]
+    return b"".join(head + _tree(ranges))

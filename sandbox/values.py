@@ -1,0 +1,192 @@
+"""Plain values as bytes between a program and its judge: JSON, with a tagged object for each type that JSON lacks.
+
+Tags: t tuple, s set, f frozenset, d dict (list of pairs), i big integer (hex), b bytes (hex), c complex, u instance of a subclass of a
+plain type ([type name, its plain value]), r iterator or view ([type name, items]), o anything else (type name).
+Invariants: `encode` runs inside the jail and is not trusted; `decode` runs outside, accepts hostile bytes, raises ValueError for anything
+malformed, and returns exact builtin types (or `Foreign`), whose comparison runs no code of the program.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from itertools import islice
+from typing import Any, Final
+
+MAX_DEPTH: Final = 60
+"""Nesting beyond this is refused on both sides: the host's own recursion stays far below its limit."""
+MAX_ITEMS: Final = 100_000
+"""Items taken from an iterator."""
+
+_SCALARS = frozenset({int, float, bool, str, type(None)})
+_INT_BOUND = 1 << 1000
+_to_json = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), check_circular=False).encode
+_from_json = json.JSONDecoder().decode
+_VIEWS = (range, type({}.keys()), type({}.values()), type({}.items()), deque, map, filter, zip, enumerate, reversed, type(x for x in ()))
+
+
+class Foreign:
+    """A value that is not of an exact plain type. Equal to nothing, itself included.
+
+    kind is "subclass", "iterator" or "opaque"; value is the plain value underneath, None for opaque.
+    """
+
+    __slots__ = ("kind", "type_name", "value")
+
+    def __init__(self, kind: str, type_name: str, value: Any) -> None:
+        self.kind, self.type_name, self.value = kind, type_name, value
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __repr__(self) -> str:
+        return f"<{self.type_name}>"
+
+
+def encode(value: Any) -> bytes:
+    """The value as bytes. Raises MemoryError, RecursionError or ValueError for what cannot be put into bytes."""
+    kind = type(value)
+    if kind in _SCALARS or (kind is list and _SCALARS.issuperset(map(type, value))):
+        try:
+            return _to_json(value).encode()
+        except ValueError:  # an integer of more digits than Python converts to decimal
+            pass
+    return _to_json(_tagged(value, 0)).encode()
+
+
+def _tagged(value: Any, depth: int) -> Any:
+    kind = type(value)
+    if kind is int:
+        return value if -_INT_BOUND < value < _INT_BOUND else {"i": hex(value)}
+    if kind in _SCALARS:
+        return value
+    if depth > MAX_DEPTH:
+        return {"o": "value nested too deep"}
+    depth += 1
+    if kind is list:
+        return [_tagged(item, depth) for item in value]
+    if kind is tuple:
+        return {"t": [_tagged(item, depth) for item in value]}
+    if kind is dict:
+        return {"d": [[_tagged(key, depth), _tagged(item, depth)] for key, item in value.items()]}
+    if kind is set or kind is frozenset:
+        return {"s" if kind is set else "f": [_tagged(item, depth) for item in value]}
+    if kind is bytes or kind is bytearray:
+        return {"b": value.hex()} if kind is bytes else {"u": ["bytearray", {"b": value.hex()}]}
+    if kind is complex:
+        return {"c": [value.real, value.imag]}
+    return _foreign(value, kind, depth)
+
+
+def _foreign(value: Any, kind: type, depth: int) -> Any:
+    name = kind.__name__[:80]
+    if kind in _VIEWS:
+        items = list(islice(value, MAX_ITEMS + 1))
+        return {"r": [name, [_tagged(item, depth) for item in items]]} if len(items) <= MAX_ITEMS else {"o": name}
+    for base, exact in _UNDERLYING.items():
+        if issubclass(kind, base):
+            return {"u": [name, _tagged(exact(value), depth)]}
+    if issubclass(kind, dict):
+        return {"u": [name, _tagged(dict(dict.items(value)), depth)]}
+    for base, underlying in ((list, list.__iter__), (tuple, tuple.__iter__), (set, set.__iter__), (frozenset, frozenset.__iter__)):
+        if issubclass(kind, base):
+            return {"u": [name, _tagged(base(underlying(value)), depth)]}
+    return {"o": name}
+
+
+_UNDERLYING: dict[type, Any] = {int: int.__int__, float: float.__float__, str: str.__str__, bytes: bytes.__bytes__}
+
+
+def decode(data: bytes) -> Any:
+    """The plain value in hostile bytes. Raises ValueError for anything malformed."""
+    try:
+        tree = _from_json(data.decode("ascii"))
+        return tree if b"{" not in data and b"[[" not in data else _untagged(tree, 0)
+    except (RecursionError, TypeError, OverflowError, UnicodeDecodeError) as error:
+        raise ValueError(f"malformed value: {error}") from error
+
+
+def _untagged(tree: Any, depth: int) -> Any:
+    if depth > 2 * MAX_DEPTH + 4:
+        raise ValueError("nested too deep")
+    if type(tree) is list:
+        return [_untagged(item, depth + 1) for item in tree]
+    if type(tree) is not dict:
+        return tree
+    if len(tree) != 1:
+        raise ValueError("a tagged object has one key")
+    ((tag, body),) = tree.items()
+    reader = _READERS.get(tag)
+    if reader is None:
+        raise ValueError(f"unknown tag {tag!r:.20}")
+    return reader(body, depth + 1)
+
+
+def _items(body: Any, depth: int) -> list[Any]:
+    if type(body) is not list:
+        raise ValueError("a list was expected")
+    return [_untagged(item, depth) for item in body]
+
+
+def _hashable(items: list[Any]) -> list[Any]:
+    """The items, if they can be hashed without many collisions (a program could make a set of them take hours)."""
+    hashes = sorted(map(hash, items))
+    if any(a == b for a, b in zip(hashes, hashes[64:], strict=False)):
+        raise ValueError("too many equal hashes")
+    return items
+
+
+def _read_dict(body: Any, depth: int) -> dict[Any, Any]:
+    pairs = _items(body, depth)
+    if any(type(pair) is not list or len(pair) != 2 for pair in pairs):
+        raise ValueError("a dict is a list of pairs")
+    _hashable([pair[0] for pair in pairs])
+    return dict(pairs)
+
+
+def _read_int(body: Any, depth: int) -> int:
+    if type(body) is not str:
+        raise ValueError("a big integer is a hex string")
+    return int(body, 16)
+
+
+def _read_bytes(body: Any, depth: int) -> bytes:
+    if type(body) is not str:
+        raise ValueError("bytes are a hex string")
+    return bytes.fromhex(body)
+
+
+def _read_complex(body: Any, depth: int) -> complex:
+    if type(body) is not list or len(body) != 2 or not all(type(part) in (int, float) for part in body):
+        raise ValueError("a complex number is two numbers")
+    return complex(body[0], body[1])
+
+
+def _read_named(kind: str) -> Any:
+    def read(body: Any, depth: int) -> Foreign:
+        if type(body) is not list or len(body) != 2 or type(body[0]) is not str:
+            raise ValueError("a named value is a name and a value")
+        return Foreign(kind, body[0], _untagged(body[1], depth))
+
+    return read
+
+
+def _read_opaque(body: Any, depth: int) -> Foreign:
+    return Foreign("opaque", str(body)[:80], None)
+
+
+_READERS: dict[str, Any] = {
+    "t": lambda body, depth: tuple(_items(body, depth)),
+    "s": lambda body, depth: set(_hashable(_items(body, depth))),
+    "f": lambda body, depth: frozenset(_hashable(_items(body, depth))),
+    "d": _read_dict,
+    "i": _read_int,
+    "b": _read_bytes,
+    "c": _read_complex,
+    "u": _read_named("subclass"),
+    "r": _read_named("iterator"),
+    "o": _read_opaque,
+}

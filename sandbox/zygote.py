@@ -1,0 +1,194 @@
+"""The process of a cell that forks one child per program, watches its CPU time and says how it ended. It never sees code or data.
+
+Takes a request with descriptors from the host; waits for the child, a cancellation or the end of a limit; gives a reply.  Ends when the
+host's end of the socket closes, and with its parent in any case.  CPU time decides; the wall clock counts only time in which this process
+was itself scheduled, so that a stalled machine flips no verdict.
+"""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import os
+import resource
+import select
+import signal
+import socket
+import time
+from typing import NamedTuple
+
+from . import child, landlock, linux, namespaces, preload, seccomp
+from .protocol import MAX_DESCRIPTORS, RESULT, Ending, Hello, Reply, Request
+
+NAMESPACES, LANDLOCK, NOTHING = 1, 2, 3
+_TICK_S = 0.02
+_IDLE_SHARE = 0.01
+_NOBODY = 65_534
+
+
+class Jail(NamedTuple):
+    """What each child is locked down with. ready: a shared byte the child sets once it is; uid: -1 to keep it."""
+
+    level: int
+    ruleset: int
+    filter: bytes
+    uid: int
+    base_address_space: int
+    ready: mmap.mmap
+
+
+def main(arguments: list[str]) -> None:
+    """Enter the wanted level, then serve. Arguments: level, host pid, socket descriptor, readable paths."""
+    level, host, descriptor, readable = int(arguments[0]), int(arguments[1]), int(arguments[2]), arguments[3:]
+    preload.load()
+    if level == NAMESPACES:
+        namespaces.enter(readable)
+        _die_with(host)
+        inner = os.fork()
+        if inner:
+            os.close(descriptor)
+            _, status = os.waitpid(inner, 0)
+            os._exit(os.waitstatus_to_exitcode(status) & 0x7F)
+        linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
+        namespaces.mount_scratch()
+        os.chdir(namespaces.SCRATCH)
+    else:
+        _die_with(host)
+        os.chdir("/")
+    with socket.socket(fileno=descriptor) as host_socket:
+        _serve(host_socket, _prepare(level, readable))
+
+
+def _die_with(host: int) -> None:
+    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != host:
+        os._exit(0)
+
+
+def _prepare(level: int, readable: list[str]) -> Jail:
+    linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    ruleset, uid, code = -1, -1, b""
+    if level < NOTHING:
+        code = seccomp.build_filter()
+        ruleset = _ruleset(level, readable)
+        if level == LANDLOCK and ruleset < 0:
+            raise OSError("this kernel has no Landlock")
+    if level == LANDLOCK and os.geteuid() == 0 and all(_open_to_others(path) for path in readable):
+        uid = _NOBODY
+    preload.warm_up()
+    gc.collect()
+    gc.freeze()
+    return Jail(level, ruleset, code, uid, _address_space(), mmap.mmap(-1, mmap.PAGESIZE))
+
+
+def _ruleset(level: int, readable: list[str]) -> int:
+    if level == NAMESPACES:
+        return landlock.create_ruleset(["/"], [namespaces.SCRATCH])
+    return landlock.create_ruleset([*namespaces.SYSTEM, *readable, *namespaces.DEVICES], [])
+
+
+def _open_to_others(path: str) -> bool:
+    while path != "/":
+        if not os.stat(path).st_mode & 1:
+            return False
+        path = os.path.dirname(path)
+    return True
+
+
+def _address_space() -> int:
+    """Bytes of address space this process has now; a child's limit comes on top. Without /proc, a measured guess."""
+    limit = 1 << 34
+    for step in (1 << 28, 1 << 24, 1 << 20):
+        while limit > step and _fits(limit - step):
+            limit -= step
+    return limit
+
+
+def _fits(limit: int) -> bool:
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    try:
+        mmap.mmap(-1, mmap.PAGESIZE).close()
+    except (OSError, MemoryError):
+        return False
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    return True
+
+
+def _serve(host: socket.socket, jail: Jail) -> None:
+    has_seccomp = bool(jail.filter)
+    with open("/dev/null", "wb") as nothing:
+        os.dup2(nothing.fileno(), 2)
+    host.send(Hello(jail.level, linux.landlock_abi(), has_seccomp, os.geteuid() if jail.uid < 0 else jail.uid, os.getpid()).pack())
+    poller = select.poll()
+    poller.register(host.fileno(), select.POLLIN)
+    while True:
+        data, descriptors, _flags, _address = socket.recv_fds(host, 4096, MAX_DESCRIPTORS)
+        if not data:
+            os._exit(0)
+        if not descriptors:
+            continue  # a cancellation that came after the end of its job
+        reply = _run(Request.unpack(data), descriptors, jail, poller, host.fileno())
+        if jail.level == NAMESPACES and not namespaces.scratch_is_clean():
+            namespaces.renew_scratch()
+            os.chdir(namespaces.SCRATCH)
+            if jail.ruleset >= 0:
+                os.close(jail.ruleset)
+                jail = jail._replace(ruleset=_ruleset(NAMESPACES, []))
+        host.send(reply.pack())
+
+
+def _run(request: Request, descriptors: list[int], jail: Jail, poller: select.poll, host: int) -> Reply:
+    started = time.monotonic()
+    jail.ready[:257] = bytes(257)
+    pid = os.fork()
+    if pid == 0:
+        child.main(request, descriptors, jail)
+    result = descriptors[RESULT]
+    for descriptor in descriptors:
+        if descriptor != result:
+            os.close(descriptor)
+    process = os.pidfd_open(pid)
+    poller.register(process, select.POLLIN)
+    try:
+        ending = _watch(request, pid, process, result, poller, host)
+    finally:
+        poller.unregister(process)
+        os.close(process)
+        os.close(result)
+    if ending != Ending.EXITED:
+        os.kill(pid, signal.SIGKILL)
+    _, status, usage = os.wait4(pid, 0)
+    cpu = usage.ru_utime + usage.ru_stime
+    code = os.waitstatus_to_exitcode(status)
+    if not jail.ready[0] and ending != Ending.CANCELLED:
+        return Reply(Ending.FAULT, code, cpu, time.monotonic() - started, 0, jail.ready[1:257].strip(b"\0 "))
+    if ending == Ending.EXITED and code < 0:
+        ending, code = Ending.SIGNALED, -code
+    return Reply(ending, code, cpu, time.monotonic() - started, usage.ru_maxrss * 1024)
+
+
+def _watch(request: Request, pid: int, process: int, result: int, poller: select.poll, host: int) -> Ending:
+    """Wait for the child's end or the end of a limit. A run is counted as done when the result file grows."""
+    clock = (~pid << 3) | 2
+    size, run_cpu, last_cpu, run_wall, total_wall, idle = 0, 0.0, 0.0, 0.0, 0.0, 0.0
+    while True:
+        before = time.monotonic()
+        ready = poller.poll(_TICK_S * 1000)
+        if ready:
+            return Ending.EXITED if any(fd == process for fd, _ in ready) else Ending.CANCELLED
+        elapsed = min(time.monotonic() - before, 2 * _TICK_S)
+        try:
+            cpu = time.clock_gettime(clock)
+        except OSError:
+            continue  # it has just ended; the next poll says so
+        if (now := os.fstat(result).st_size) != size:
+            size, run_cpu, run_wall, idle = now, last_cpu, 0.0, 0.0
+        idle = idle + elapsed if cpu - last_cpu < _IDLE_SHARE * elapsed else 0.0
+        run_wall, total_wall, last_cpu = run_wall + elapsed, total_wall + elapsed, cpu
+        if cpu - run_cpu > request.cpu_s or cpu > request.cpu_s * request.num_runs:
+            return Ending.CPU
+        if idle > request.wall_s or run_wall > 4 * request.wall_s or total_wall > 4 * request.wall_s * request.num_runs:
+            return Ending.WALL
