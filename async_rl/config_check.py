@@ -52,7 +52,7 @@ def _run(config: RunConfig) -> Iterator[str]:
     if config.monitoring.tensorboard and ports[0] == ports[1] != 0:
         yield f"network.control_port={ports[0]} is also monitoring.tensorboard_port; give them different ports, or 0 for free ones"
     if config.network.host in ("0.0.0.0", "::", "*"):
-        yield f"network.host={config.network.host}: nobody can connect to this address; give the address by which the others reach this machine"
+        yield f"network.host={config.network.host}: nobody can connect to it; give the address by which others reach this machine"
 
 
 def _data(config: RunConfig) -> Iterator[str]:
@@ -63,7 +63,7 @@ def _data(config: RunConfig) -> Iterator[str]:
             "set model.path=<directory or hub name>, or leave data.train_files empty"
         )
     if data.val_files and not data.train_files:
-        yield "data.val_files is set but data.train_files is empty: the embedded task has held-out specs of its own; set data.train_files too"
+        yield "data.val_files is set but data.train_files is empty: the embedded task holds out specs of its own; set both"
     if data.train_files and not data.val_files and config.evaluation.every_steps > 0:
         yield (
             f"evaluation.every_steps={config.evaluation.every_steps} but data.val_files is empty: nothing is held out; "
@@ -76,7 +76,7 @@ def _data(config: RunConfig) -> Iterator[str]:
             if files.count(file) > 1:
                 yield f"data.{name}={file}: is named twice; name each file once"
     for file in sorted(set(data.train_files) & set(data.val_files)):
-        yield f"data.val_files={file}: is also in data.train_files, so the evaluation would not be held out; give a file that is not trained on"
+        yield f"data.val_files={file}: is also in data.train_files, so nothing is held out; give a file that is not trained on"
     model = config.model.tiny_coder
     if config.model.path is None and model.hidden_size % (2 * model.num_heads):
         yield (
@@ -112,14 +112,14 @@ def _engine(config: RunConfig) -> Iterator[str]:
         )
     if vllm.max_num_batched_tokens < vllm.max_num_seqs:
         yield (
-            f"generation.vllm.max_num_batched_tokens={vllm.max_num_batched_tokens} is below generation.vllm.max_num_seqs={vllm.max_num_seqs}: "
+            f"generation.vllm.max_num_batched_tokens={vllm.max_num_batched_tokens} is below max_num_seqs={vllm.max_num_seqs}: "
             f"vLLM decodes one token of each sequence per step; raise it to at least {vllm.max_num_seqs}"
         )
     gpus = config.generators.gpus_each
     if vllm.tensor_parallel_size > 1 and gpus != vllm.tensor_parallel_size:
         yield (
-            f"generation.vllm.tensor_parallel_size={vllm.tensor_parallel_size} but generators.gpus_each={gpus:g}: each part of the model needs "
-            f"a GPU of its own; set generators.gpus_each={vllm.tensor_parallel_size}, or generation.vllm.tensor_parallel_size=1"
+            f"generation.vllm.tensor_parallel_size={vllm.tensor_parallel_size} but generators.gpus_each={gpus:g}: each part needs a GPU "
+            f"of its own; set generators.gpus_each={vllm.tensor_parallel_size}, or generation.vllm.tensor_parallel_size=1"
         )
     if gpus == 0 and vllm.kv_cache_mb == 0:
         yield "generation.vllm.kv_cache_mb=0 without GPUs: the size of the KV cache is unknown; set generation.vllm.kv_cache_mb=64 or more"
@@ -136,13 +136,13 @@ def _batch(config: RunConfig) -> Iterator[str]:
     elif learner.ranks > groups // learner.minibatches:
         yield (
             f"learner.ranks={learner.ranks} but a minibatch has {groups // learner.minibatches} groups (buffer.groups_per_step={groups} / "
-            f"learner.minibatches={learner.minibatches}): some ranks would have nothing to train; lower learner.ranks or raise groups_per_step"
+            f"learner.minibatches={learner.minibatches}): ranks would be idle; lower learner.ranks or raise groups_per_step"
         )
     longest = config.data.max_prompt_tokens + config.data.max_response_tokens
     if learner.budget_tokens < longest:
         yield (
-            f"learner.budget_tokens={learner.budget_tokens} is below data.max_prompt_tokens + data.max_response_tokens = {longest}: the longest "
-            f"sequence would not fit into one pass; raise learner.budget_tokens to at least {longest}"
+            f"learner.budget_tokens={learner.budget_tokens} is below data.max_prompt_tokens + data.max_response_tokens = {longest}: the "
+            f"longest sequence would not fit into one pass; raise learner.budget_tokens to at least {longest}"
         )
 
 
@@ -162,8 +162,8 @@ def _advantages(config: RunConfig) -> Iterator[str]:
         yield f"learner.critic.warmup_steps={critic.warmup_steps} without a critic: set it to 0, or use algorithm=ppo"
     if critic.enabled and critic.warmup_steps >= config.num_steps:
         yield (
-            f"learner.critic.warmup_steps={critic.warmup_steps} is not below num_steps={config.num_steps}: the policy would never be trained; "
-            "lower it or raise num_steps"
+            f"learner.critic.warmup_steps={critic.warmup_steps} is not below num_steps={config.num_steps}: the policy would never "
+            "be trained; lower it or raise num_steps"
         )
 
 
@@ -190,8 +190,8 @@ def _reward(config: RunConfig) -> Iterator[str]:
 
     if reward.pass_reward <= reward.fail_reward:
         yield (
-            f"reward.pass_reward={reward.pass_reward:g} is not above reward.fail_reward={reward.fail_reward:g}: the policy would learn to fail; "
-            "raise reward.pass_reward"
+            f"reward.pass_reward={reward.pass_reward:g} is not above reward.fail_reward={reward.fail_reward:g}: the policy would "
+            "learn to fail; raise reward.pass_reward"
         )
     elif scaled(reward.pass_reward) <= scaled(reward.fail_reward):
         yield (
@@ -215,9 +215,9 @@ def _weights(config: RunConfig) -> Iterator[str]:
     weights, bound = config.weights, config.buffer.max_staleness_versions
     if weights.push_every_steps - 1 > bound:
         yield (
-            f"weights.push_every_steps={weights.push_every_steps} with buffer.max_staleness_versions={bound}: between pushes the generators "
-            f"fall {weights.push_every_steps - 1} versions behind and admission would stop for ever; raise buffer.max_staleness_versions to at "
-            f"least {weights.push_every_steps - 1}, or push more often"
+            f"weights.push_every_steps={weights.push_every_steps} with buffer.max_staleness_versions={bound}: between pushes "
+            f"generators fall {weights.push_every_steps - 1} versions behind and admission would stop for ever; raise "
+            f"buffer.max_staleness_versions to at least {weights.push_every_steps - 1}, or push more often"
         )
     if config.model.dtype == "bfloat16" and weights.probe_tolerance < 0.1:
         yield (

@@ -187,15 +187,15 @@ def fit_problems(config: RunConfig, shape: ModelShape, *, memory_mb_available: i
     data, longest = config.data, longest_sequence(config)
     if longest > shape.max_positions:
         found.append(
-            f"data.max_prompt_tokens={data.max_prompt_tokens} + data.max_response_tokens={data.max_response_tokens} = {longest} is above the "
-            f"{shape.max_positions} positions of the model; lower one of them"
+            f"data.max_prompt_tokens={data.max_prompt_tokens} + data.max_response_tokens={data.max_response_tokens} = {longest} is "
+            f"above the {shape.max_positions} positions of the model; lower one of them"
         )
     vllm = config.generation.vllm
     if config.generation.engine == "vllm" and vllm.kv_cache_mb and kv_cache_tokens(config, shape) < longest:
         needed = math.ceil(vllm.kv_cache_mb * longest / max(kv_cache_tokens(config, shape), 1))
         found.append(
-            f"generation.vllm.kv_cache_mb={vllm.kv_cache_mb} holds {kv_cache_tokens(config, shape)} tokens of this model, one sequence may have "
-            f"{longest}; raise it to at least {needed}"
+            f"generation.vllm.kv_cache_mb={vllm.kv_cache_mb} holds {kv_cache_tokens(config, shape)} tokens of this model, one sequence "
+            f"may have {longest}; raise it to at least {needed}"
         )
     if (total := total_memory_mb(config, shape)) > memory_mb_available:
         found.append(

@@ -31,7 +31,9 @@ class ProcessSpec:
 def processes(config: RunConfig, machine: Machine) -> list[ProcessSpec]:
     """Every child of the supervisor, in order of start: the buffer and the verifiers first, for the others need them."""
     devices = _Devices(machine.num_gpus)
-    learners = [_spec(config.learner.gpus_each, machine, devices, "learner", r, learner_cores(config, r)) for r in range(config.learner.ranks)]
+    learners = [
+        _spec(config.learner.gpus_each, machine, devices, "learner", r, learner_cores(config, r)) for r in range(config.learner.ranks)
+    ]
     generators = [
         _spec(config.generators.gpus_each, machine, devices, "generator", r, generator_cores(config, machine, r))
         for r in range(config.generators.count)

@@ -16,8 +16,6 @@ import msgspec
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -28,6 +26,7 @@ from async_rl.config import RunConfig
 from async_rl.config_check import check
 from async_rl.errors import ConfigError
 from async_rl.launchers import schema
+from async_rl.launchers.overrides import readable
 
 CONF_DIR = Path(async_rl.conf.__file__).resolve().parent
 USER_CONFIG = "user_file"
@@ -67,7 +66,7 @@ def write_config(config: RunConfig, path: Path) -> None:
 
 def to_yaml(config: RunConfig) -> str:
     """The resolved configuration as every process will read it."""
-    return OmegaConf.to_yaml(OmegaConf.create(msgspec.to_builtins(config)))
+    return msgspec.yaml.encode(config).decode()
 
 
 def _tree(conf: str, overrides: Sequence[str]) -> dict[str, Any]:
@@ -77,7 +76,7 @@ def _tree(conf: str, overrides: Sequence[str]) -> dict[str, Any]:
         best = schema.nearest(conf, among=names())
         hint = f"; did you mean {best}?" if best else ""
         raise ConfigError(f"conf={conf}: neither a name from conf/ ({', '.join(names())}) nor a yaml file{hint}")
-    checked = _check_overrides(overrides, [CONF_DIR] if directory is None else [directory, CONF_DIR])
+    checked = readable(overrides, [CONF_DIR] if directory is None else [directory, CONF_DIR])
     if directory is not None:
         checked.append(f"hydra.searchpath=['file://{directory}']")
     try:
@@ -85,13 +84,16 @@ def _tree(conf: str, overrides: Sequence[str]) -> dict[str, Any]:
             composed = hydra_compose(conf if directory is None else USER_CONFIG, overrides=checked)
             tree = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
-        raise ConfigError(f"conf={conf}: {error}") from error
+        raise ConfigError(f"conf={conf}: {str(error).replace(USER_CONFIG, conf)}") from error
     assert isinstance(tree, dict)
     return {str(key): value for key, value in tree.items()}
 
 
 def _register_user_file(conf: str) -> Path | None:
-    """Make a user's yaml file known to hydra; returns its directory, or None if `conf` is a name."""
+    """Make a user's yaml file known to hydra; returns its directory, or None if `conf` is a name.
+
+    It goes through hydra's store because hydra takes a primary file from one directory only, and ours is conf/.
+    """
     path = Path(conf).expanduser()
     if path.suffix not in (".yaml", ".yml"):
         return None
@@ -101,70 +103,13 @@ def _register_user_file(conf: str) -> Path | None:
         node = OmegaConf.load(path)
     except (YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"conf={conf}: not readable as yaml: {error}") from error
-    if not isinstance(node, DictConfig):
-        raise ConfigError(f"conf={conf}: must hold settings (key: value), not a list")
-    defaults = node.get("defaults")
-    if defaults is None:
-        raise ConfigError(
-            f"conf={conf}: has no defaults list; begin it with 'defaults: [ppo_code, _self_]' to build on one of {', '.join(names())}"
-        )
+    defaults = node.get("defaults") if isinstance(node, DictConfig) else None
     if not isinstance(defaults, ListConfig):
-        raise ConfigError(f"conf={conf}: defaults must be a list, as in 'defaults: [ppo_code, _self_]'")
-    problems = [
-        schema.unknown(key, schema.show(value))
-        for key, value in schema.flatten({str(k): v for k, v in OmegaConf.to_container(node, resolve=False).items() if k != "defaults"})  # type: ignore[union-attr]
-        if key not in schema.settings() and key not in schema.sections()
-    ]
-    if problems:
-        raise ConfigError("\n".join(f"{conf}: {problem}" for problem in problems))
+        raise ConfigError(f"conf={conf}: must begin with the configuration it builds on, as in 'defaults: [ppo_code, _self_]'")
+    if "_self_" not in defaults:
+        defaults.append("_self_")  # the file's own settings win over those it builds on
     ConfigStore.instance().store(name=USER_CONFIG, node=node)
     return path.resolve().parent
-
-
-def _check_overrides(overrides: Sequence[str], directories: Sequence[Path]) -> list[str]:
-    """Refuse what hydra would refuse less helpfully, or accept though the schema has no place for it."""
-    groups = _groups(directories)
-    problems = []
-    for text in overrides:
-        try:
-            override = OverridesParser.create().parse_override(text)
-        except HydraException:
-            problems.append(_unreadable(text))
-            continue
-        if problem := _override_problem(override, text, groups):
-            problems.append(problem)
-    if problems:
-        raise ConfigError("\n".join(problems))
-    return list(overrides)
-
-
-def _override_problem(override: Override, text: str, groups: dict[str, list[str]]) -> str | None:
-    key, value = override.key_or_group, text.partition("=")[2]
-    if override.is_delete() or override.is_add():
-        return f"{text}: settings can be neither added nor removed; write {key}=<value> to change one"
-    if override.is_sweep_override():
-        return f"{text}: is a choice of several values; write a list as {key}=[a,b]"
-    if key in groups and not key.startswith("hydra"):
-        if value in groups[key] or not isinstance(override.value(), str):
-            return None
-        inside = "; a model is named by model.path" if key == "model" else ""
-        return f"{text}: conf/{key}/ has {', '.join(groups[key])}{inside}"
-    if key in schema.settings() or key in schema.sections():
-        return None
-    return schema.unknown(key, value)
-
-
-def _unreadable(text: str) -> str:
-    key, equals, value = text.partition("=")
-    if not equals:
-        return f"{text}: is not of the form key=value"
-    return f"{text}: cannot be read; put the value in quotes, '{key}=\"{value}\"'"
-
-
-def _groups(directories: Sequence[Path]) -> dict[str, list[str]]:
-    """Groups of files to choose from (task, model, algorithm, hardware) with their choices."""
-    files = [path for directory in directories for path in directory.glob("*/*.yaml")]
-    return {group: sorted({path.stem for path in files if path.parent.name == group}) for group in {path.parent.name for path in files}}
 
 
 PATH_SETTINGS = ("output_dir", "cache_dir", "data.train_files", "data.val_files")

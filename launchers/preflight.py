@@ -68,7 +68,7 @@ def _file_problems(config: RunConfig) -> Iterator[str]:
 
 def _directory_problems(config: RunConfig) -> Iterator[str]:
     if config.run_name is not None and (Path(config.output_dir) / config.run_name).exists():
-        yield f"run_name={config.run_name}: {config.output_dir}/{config.run_name} exists already; choose another name, or remove that directory"
+        yield f"run_name={config.run_name}: {config.output_dir}/{config.run_name} exists already; choose another, or remove it"
     existing = _nearest_existing(Path(config.output_dir))
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         yield f"output_dir={config.output_dir}: {existing} is not a directory that may be written to; set output_dir to one that is"

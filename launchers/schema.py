@@ -150,7 +150,7 @@ def show(value: Any) -> str:
     """A value as a person would write it in an override."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    return str(value)
+    return "[" + ",".join(map(show, value)) + "]" if isinstance(value, list) else str(value)
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
