@@ -57,6 +57,7 @@ class TinyCoderConfig(Section):
     warm_start_batch: Annotated[int, Meta(ge=1, description="sequences per supervised step")]
     warm_start_lr: Annotated[float, Meta(gt=0, description="peak learning rate of the warm start")]
     flaw_probability: Annotated[float, Meta(ge=0, lt=1, description="how often the corpus gets a concept wrong, which leaves something to learn")]
+    flaw_spread: Annotated[float, Meta(ge=0, le=1, description="concepts are wrong at flaw_probability * (1 -+ flaw_spread), evenly spaced")]
     seed: Annotated[int, Meta(ge=0, description="seed of weights and corpus")]
 
 

@@ -1,0 +1,154 @@
+"""The embedded task: specs (filter x map x reduction over a list of integers), their split, prompts, hidden tests and flawed corpus.
+
+Invariants
+- Everything follows from `ListFunctionsConfig.seed` (and the corpus from a seed of its own): same settings, same prompts in the same order.
+- Both wordings of a spec are on the same side of the split; no text of a held-out spec is in the corpus or among the training prompts.
+- The response is complete Python source that defines `f`; the hidden tests call it.
+Called by prompts.py (prompts with tests) and tiny_coder.py (corpus).  Pure Python: importing it costs nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from async_rl.config import ListFunctionsConfig
+from async_rl.data.concepts import FILTERS, MAPS, PROGRAM, REDUCTIONS, TEMPLATES, Concept
+from async_rl.types import CallTest, CodeProblem
+
+DATA_SOURCE = "list_functions"
+FUNCTION = "f"
+NUM_WORDINGS = 2
+_NUM_INPUTS = 64
+_SLOTS: tuple[tuple[Concept, ...], ...] = (FILTERS, MAPS, REDUCTIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One task: positions in FILTERS, MAPS and REDUCTIONS."""
+
+    filter: int
+    map: int
+    reduction: int
+
+    @property
+    def name(self) -> str:
+        """Stable identifier, part of the prompt's id."""
+        return f"{self.filter}-{self.map}-{self.reduction}"
+
+    @property
+    def concepts(self) -> tuple[Concept, Concept, Concept]:
+        """Filter, map, reduction."""
+        return FILTERS[self.filter], MAPS[self.map], REDUCTIONS[self.reduction]
+
+    def solution(self) -> str:
+        """Reference source of the function."""
+        return program(*(concept.code for concept in self.concepts))
+
+    def run(self, xs: Sequence[int]) -> Any:
+        """What the reference solution returns for `xs`."""
+        keep, change, reduce = (concept.run for concept in self.concepts)
+        return reduce([change(x) for x in xs if keep(x)])
+
+
+def program(filter_code: str, map_code: str, reduction_code: str) -> str:
+    """Source of `f` from its three parts."""
+    return PROGRAM.format(filter=filter_code, map=map_code, reduction=reduction_code)
+
+
+def wording(spec: Spec, which: int) -> str:
+    """The prompt's text: the `which`-th of the two wordings of `spec`, one line ended by a newline.
+
+    The other wording has the other phrase of every concept and another word order; which is which differs between specs.
+    """
+    mix = random.Random(spec.name).getrandbits(8)
+    filter_, map_, reduction = (concept.phrases[(mix >> slot & 1) ^ which] for slot, concept in enumerate(spec.concepts))
+    template = TEMPLATES[((mix >> 3) + which * (1 + (mix >> 5) % 3)) % len(TEMPLATES)]
+    return template.format(filter=filter_, map=map_, reduction=reduction) + "\n"
+
+
+def split(config: ListFunctionsConfig) -> tuple[list[Spec], list[Spec]]:
+    """(training specs, held-out specs), each in a random order, so that any prefix is a fair sample."""
+    specs = [Spec(f, m, r) for f in range(len(FILTERS)) for m in range(len(MAPS)) for r in range(len(REDUCTIONS))]
+    random.Random(f"split-{config.seed}").shuffle(specs)
+    num_held_out = min(max(round(len(specs) * config.held_out_fraction), 1), len(specs) - 1)
+    return specs[num_held_out:], specs[:num_held_out]
+
+
+class HiddenTests:
+    """Makes the tests of a spec; the first one is the empty list, the others are drawn from a common pool of inputs.
+
+    The pool is common because the filtered and mapped lists are then computed once for all reductions, which keeps loading fast.
+    """
+
+    def __init__(self, config: ListFunctionsConfig) -> None:
+        self._num_tests = config.num_tests
+        self._seed = config.seed
+        rng = random.Random(f"inputs-{config.seed}")
+        self._inputs = [[rng.randint(-12, 15) for _ in range(rng.randint(5, 11))] for _ in range(max(_NUM_INPUTS, config.num_tests))]
+        self._mapped: dict[tuple[int, int], list[list[int]]] = {}
+
+    def __call__(self, spec: Spec) -> CodeProblem:
+        """The hidden side of `spec`: calls of `f` with the values that it must return."""
+        keep, change, reduce = (concept.run for concept in spec.concepts)
+        mapped = self._mapped.get((spec.filter, spec.map))
+        if mapped is None:
+            mapped = [[change(x) for x in xs if keep(x)] for xs in self._inputs]
+            self._mapped[spec.filter, spec.map] = mapped
+        drawn = random.Random(f"tests-{self._seed}-{spec.name}").sample(range(len(self._inputs)), self._num_tests - 1)
+        tests = [CallTest(function=FUNCTION, args=[[]], expected=reduce([]))]
+        tests += [CallTest(function=FUNCTION, args=[self._inputs[i]], expected=reduce(mapped[i])) for i in drawn]
+        return CodeProblem(tests=list(tests))
+
+
+def flaw_rates(flaw_probability: float, flaw_spread: float) -> tuple[tuple[float, ...], ...]:
+    """How often the corpus gets each filter, map and reduction wrong.
+
+    Within each table the rates are evenly spaced over flaw_probability * (1 -+ flaw_spread), in an order fixed once, so that their
+    mean is flaw_probability: some concepts are nearly right from the start, some are more often wrong than right.
+    """
+    rates = []
+    for slot, table in enumerate(_SLOTS):
+        places = list(range(len(table)))
+        random.Random(f"flaw-rates-{slot}").shuffle(places)
+        offsets = [2 * place / (len(table) - 1) - 1 for place in places]
+        rates.append(tuple(min(flaw_probability * (1 + flaw_spread * offset), 1.0) for offset in offsets))
+    return tuple(rates)
+
+
+def flawed_program(spec: Spec, rates: Sequence[Sequence[float]], rng: random.Random) -> str:
+    """A solution of `spec` in which each concept is wrong with its rate; which of its flaws is drawn evenly."""
+    parts = []
+    for slot, (index, concept) in enumerate(zip((spec.filter, spec.map, spec.reduction), spec.concepts, strict=True)):
+        is_flawed = rng.random() < rates[slot][index]
+        parts.append(rng.choice(concept.flaws) if is_flawed else concept.code)
+    return program(*parts)
+
+
+def corpus(specs: Sequence[Spec], rates: Sequence[Sequence[float]], seed: int) -> Iterator[tuple[str, str]]:
+    """Endless (prompt, program) pairs for the warm start, over all wordings of `specs`, in random order."""
+    rng = random.Random(f"corpus-{seed}")
+    while True:
+        spec = specs[rng.randrange(len(specs))]
+        yield wording(spec, rng.randrange(NUM_WORDINGS)), flawed_program(spec, rates, rng)
+
+
+def vocabulary_text() -> Iterator[str]:
+    """Every phrase, template and piece of code once: the text on which the tokenizer is trained."""
+    for template in TEMPLATES:
+        yield template.format(filter="", map="", reduction="") + "\n"
+    for table, slot in zip(_SLOTS, ("filter", "map", "reduction"), strict=True):
+        for concept in table:
+            for phrase in concept.phrases:
+                yield from (template.format(**{"filter": "", "map": "", "reduction": "", slot: phrase}) for template in TEMPLATES)
+            for code in (concept.code, *concept.flaws):
+                yield PROGRAM.format(**{"filter": "x", "map": "x", "reduction": "ys", slot: code})
+
+
+def fingerprint() -> str:
+    """Changes with every phrase, code and form of the task: part of the key of the cached model."""
+    tables = [[[concept.phrases, concept.code, concept.flaws] for concept in table] for table in _SLOTS]
+    return hashlib.sha256(repr([tables, TEMPLATES, PROGRAM]).encode()).hexdigest()

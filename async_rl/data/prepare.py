@@ -1,0 +1,156 @@
+"""The model's directory, ready to be loaded by learner and generators: the embedded one from the cache, or the one that model.path names.
+
+Invariants
+- What prepare_model returns holds config.json, a tokenizer and safetensors.
+- A cached model is complete or absent: built beside its place and renamed; a file lock keeps two runs from building it twice.
+- The key of a cached model hashes every setting and table that it depends on, so a change of any of them builds another one.
+Called once by the launcher, before any process starts.  torch is imported only if the embedded model has to be built.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import importlib
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from async_rl.config import RunConfig
+from async_rl.data.list_functions import fingerprint
+from async_rl.errors import ConfigError
+
+FORMAT_VERSION = 1
+"""Raise it when the making of the embedded model changes in a way that no setting shows."""
+
+Progress = Callable[[float, str], None]
+
+_NEEDED_FREE_BYTES = 64 << 20
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.py"]
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+
+
+def prepare_model(config: RunConfig, on_progress: Progress) -> Path:
+    """The directory of the model that the run starts from; on_progress(fraction, text) while it is made or downloaded.
+
+    Raises ConfigError where model.path or cache_dir cannot be used.
+    """
+    if config.model.path is not None:
+        return _resolve(config.model.path, on_progress)
+    if config.data.train_files:
+        raise ConfigError(
+            f"data.train_files={config.data.train_files} is set while model.path=null: the embedded model knows only the embedded task; "
+            "set model.path to a Hugging Face model, or leave data.train_files empty"
+        )
+    return _embedded(config, on_progress)
+
+
+def cached_model_path(config: RunConfig) -> Path:
+    """Where the embedded model of these settings is kept, whether it exists or not."""
+    settings = msgspec.json.encode([FORMAT_VERSION, config.model.tiny_coder, config.data.list_functions, fingerprint()])
+    return _cache_root(config) / f"tiny_coder-{hashlib.sha256(settings).hexdigest()[:16]}"
+
+
+def _cache_root(config: RunConfig) -> Path:
+    return Path(config.cache_dir).expanduser().absolute() if config.cache_dir else Path.home() / ".cache" / "async_rl"
+
+
+def _embedded(config: RunConfig, on_progress: Progress) -> Path:
+    target = cached_model_path(config)
+    if not _missing_parts(target):
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _lock(target.with_name(target.name + ".lock"), on_progress):
+            if _missing_parts(target):
+                _build(target, config, on_progress)
+    except OSError as error:
+        raise ConfigError(
+            f"the embedded model cannot be kept in cache_dir={config.cache_dir} ({target.parent}): {error}; "
+            "set cache_dir to a writable directory with space"
+        ) from error
+    return target
+
+
+def _build(target: Path, config: RunConfig, on_progress: Progress) -> None:
+    """Make the model beside `target` and rename it there; an interrupted build leaves nothing."""
+    free_bytes = shutil.disk_usage(target.parent).free
+    if free_bytes < _NEEDED_FREE_BYTES:
+        raise ConfigError(
+            f"{target.parent} has {free_bytes >> 20} MB free, the embedded model needs {_NEEDED_FREE_BYTES >> 20}; "
+            "free some space or set cache_dir to another disk"
+        )
+    tiny_coder = importlib.import_module("async_rl.data.tiny_coder")
+    with tempfile.TemporaryDirectory(prefix=f"{target.name}.", dir=target.parent) as scratch:
+        made = Path(scratch) / "model"
+        made.mkdir()
+        tiny_coder.make_tiny_coder(made, config.model.tiny_coder, config.data.list_functions, on_progress)
+        if target.exists():
+            shutil.rmtree(target)
+        made.rename(target)
+
+
+@contextlib.contextmanager
+def _lock(path: Path, on_progress: Progress) -> Iterator[None]:
+    """Hold an exclusive lock on `path`; it ends with its owner, so a killed build blocks nobody."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_progress(0.0, f"waiting for another run that makes the model (lock {path})")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _resolve(path: str, on_progress: Progress) -> Path:
+    directory = Path(path).expanduser()
+    if not directory.is_dir():
+        if directory.exists():
+            raise ConfigError(f"model.path={path} is a file; give the directory that holds config.json, tokenizer and safetensors")
+        if not _HUB_NAME.fullmatch(path) or path.startswith("."):
+            raise ConfigError(
+                f"model.path={path} does not exist; give the directory of a Hugging Face model, a hub name, or null for the embedded model"
+            )
+        directory = _from_hub(path, on_progress)
+    if missing := _missing_parts(directory):
+        raise ConfigError(
+            f"model.path={path} lacks {' and '.join(missing)} in {directory}; export the model with save_pretrained (model and tokenizer)"
+        )
+    return directory.resolve()
+
+
+def _from_hub(name: str, on_progress: Progress) -> Path:
+    """The snapshot in the local hub cache; only what is not there is downloaded."""
+    import httpx
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    with contextlib.suppress(LocalEntryNotFoundError, HFValidationError):
+        snapshot = Path(snapshot_download(name, local_files_only=True, allow_patterns=_HUB_FILES))
+        if not _missing_parts(snapshot):
+            return snapshot
+    on_progress(0.0, f"downloading {name}")
+    try:
+        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled, httpx.HTTPError, OSError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ConfigError(
+            f"model.path={name} is no directory, not in the local hub cache, and cannot be downloaded ({type(error).__name__}: {reason}); "
+            "give the directory of a model, or download it on a machine with access"
+        ) from error
+
+
+def _missing_parts(directory: Path) -> list[str]:
+    """What a model's directory lacks, in words."""
+    missing = [] if (directory / "config.json").is_file() else ["config.json"]
+    if not any((directory / name).is_file() for name in _TOKENIZER_FILES):
+        missing.append("a tokenizer (tokenizer.json)")
+    if not directory.is_dir() or not any(directory.glob("*.safetensors")):
+        missing.append("weights (*.safetensors)")
+    return missing

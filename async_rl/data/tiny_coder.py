@@ -1,0 +1,129 @@
+"""The embedded model: a small Qwen3 that has read a flawed corpus, saved as a Hugging Face directory.
+
+Invariants
+- Held-out specs are not in the corpus; prompts carry no loss; padding is never attended to by a token that carries loss.
+- Same settings on the same machine give the same weights; no global random state is read or left changed.
+Called by prepare.py, which owns the cache.  The only module of data/ that needs torch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from async_rl.config import ListFunctionsConfig, TinyCoderConfig
+from async_rl.data import list_functions
+from async_rl.data.tokenizer import build_tokenizer
+
+MAX_LENGTH = 512
+_MLP_FACTOR = 3
+_WARMUP_STEPS = 20
+_BUCKET_BATCHES = 8
+
+Progress = Callable[[float, str], None]
+Batch = tuple[Tensor, Tensor]
+
+
+def build_model(config: TinyCoderConfig, tokenizer: Any) -> Any:
+    """A Qwen3ForCausalLM with fresh float32 weights drawn from `config.seed`; input and output embeddings are tied."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    qwen = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=config.hidden_size,
+        intermediate_size=_MLP_FACTOR * config.hidden_size,
+        num_hidden_layers=config.num_layers,
+        num_attention_heads=config.num_heads,
+        num_key_value_heads=config.num_heads,
+        head_dim=config.hidden_size // config.num_heads,
+        max_position_embeddings=MAX_LENGTH,
+        tie_word_embeddings=True,
+        initializer_range=0.02,
+        use_cache=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="float32",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        return Qwen3ForCausalLM(qwen)
+
+
+def batches(pairs: Iterator[tuple[str, str]], tokenizer: Any, batch_size: int) -> Iterator[Batch]:
+    """Endless supervised batches: token ids int64 [B, L] and labels int64 [B, L], -100 on prompts and padding.
+
+    Sequences of about the same length share a batch: drawn _BUCKET_BATCHES at a time and sorted.  The order of those batches is then
+    spread by a fixed stride, so that lengths do not rise in a saw tooth.
+    """
+    pad, end = tokenizer.pad_token_id, tokenizer.eos_token_id
+    while True:
+        drawn = list(itertools.islice(pairs, batch_size * _BUCKET_BATCHES))
+        prompts = tokenizer([prompt for prompt, _ in drawn])["input_ids"]
+        answers = tokenizer([answer for _, answer in drawn])["input_ids"]
+        rows = sorted(((p, [*a, end]) for p, a in zip(prompts, answers, strict=True)), key=lambda row: len(row[0]) + len(row[1]))
+        for bucket in range(_BUCKET_BATCHES):
+            start = (bucket * 3 % _BUCKET_BATCHES) * batch_size
+            chosen = rows[start : start + batch_size]
+            length = max(len(p) + len(a) for p, a in chosen)
+            ids = torch.full((batch_size, length), pad, dtype=torch.long)
+            labels = torch.full((batch_size, length), -100, dtype=torch.long)
+            for row, (p, a) in enumerate(chosen):
+                ids[row, : len(p) + len(a)] = torch.tensor(p + a)
+                labels[row, len(p) : len(p) + len(a)] = torch.tensor(a)
+            yield ids, labels
+
+
+def supervised_loss(model: Any, batch: Batch) -> Tensor:
+    """Mean cross-entropy (float32 scalar) of the labelled tokens; logits are computed at their positions only."""
+    ids, labels = batch
+    hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
+    wanted = labels[:, 1:] != -100
+    return F.cross_entropy(model.lm_head(hidden[:, :-1][wanted]), labels[:, 1:][wanted])
+
+
+def learning_rate(step: int, *, num_steps: int, peak: float) -> float:
+    """Linear warm-up from peak / _WARMUP_STEPS, then linear decay to a fiftieth of the peak."""
+    if step < _WARMUP_STEPS:
+        return peak * (step + 1) / _WARMUP_STEPS
+    left = (num_steps - step) / max(num_steps - _WARMUP_STEPS, 1)
+    return peak * max(left, 0.02)
+
+
+def warm_start(model: nn.Module, data: Iterator[Batch], config: TinyCoderConfig, on_progress: Progress) -> list[float]:
+    """Supervised steps on `data`; returns the loss of each step."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.warm_start_lr, betas=(0.9, 0.98), weight_decay=0.0)
+    losses = []
+    model.train()
+    for step in range(config.warm_start_steps):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, num_steps=config.warm_start_steps, peak=config.warm_start_lr)
+        loss = supervised_loss(model, next(data))
+        optimizer.zero_grad(set_to_none=True)
+        torch.autograd.backward(loss)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+        on_progress((step + 1) / config.warm_start_steps, f"warm start: step {step + 1}/{config.warm_start_steps}, loss {losses[-1]:.3f}")
+    model.eval()
+    return losses
+
+
+def make_tiny_coder(directory: Path, config: TinyCoderConfig, task: ListFunctionsConfig, on_progress: Progress) -> None:
+    """Build tokenizer and model, warm-start it on the training specs and save everything into `directory`."""
+    on_progress(0.0, "building the tokenizer")
+    tokenizer = build_tokenizer(list_functions.vocabulary_text(), MAX_LENGTH)
+    model = build_model(config, tokenizer)
+    specs, _ = list_functions.split(task)
+    rates = list_functions.flaw_rates(config.flaw_probability, config.flaw_spread)
+    data = batches(list_functions.corpus(specs, rates, config.seed), tokenizer, config.warm_start_batch)
+    warm_start(model, data, config, on_progress)
+    on_progress(1.0, "saving the model")
+    tokenizer.save_pretrained(str(directory))
+    model.save_pretrained(str(directory))

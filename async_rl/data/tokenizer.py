@@ -1,0 +1,49 @@
+"""The embedded model's tokenizer: byte-level BPE over the task's own phrases and code, one token per word or run of signs.
+
+Invariants: any text comes back exactly from its tokens (all 256 bytes are in the vocabulary); the same text gives the same tokenizer;
+the end-of-sequence and padding tokens are never produced by encoding plain text.
+Called by tiny_coder.py, which saves it beside the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+END = "<|end|>"
+PAD = "<|pad|>"
+_MAX_VOCABULARY = 1024
+_PIECES = r"\n *| ?[A-Za-z_]+| ?[0-9]| ?[^\sA-Za-z0-9_]+|\s"
+
+
+def build_tokenizer(texts: Iterable[str], max_length: int) -> PreTrainedTokenizerBase:
+    """Train the tokenizer on `texts`; merges never cross the boundary of a word, a digit, a run of signs or an indented line start."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    core: Any = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(_PIECES), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=_MAX_VOCABULARY,
+        special_tokens=[PAD, END],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    core.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, eos_token=END, pad_token=PAD, clean_up_tokenization_spaces=False, model_max_length=max_length
+    )
+
+
+def load_tokenizer(model_path: Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """The tokenizer that lies in a model's directory."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(model_path), trust_remote_code=trust_remote_code, local_files_only=True)
