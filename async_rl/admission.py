@@ -80,7 +80,7 @@ class Admission:
         self.next_index = 0
         self._max_attempts = max_attempts
         self._stored_before = stored_before
-        self._num_training = 0
+        self.num_training = 0
         self._waiting: dict[Purpose, list[int]] = {Purpose.EVAL: [], Purpose.TRAIN: []}
 
     def restore(self, groups: list[OpenGroup], *, next_group_id: int, next_index: int) -> None:
@@ -92,7 +92,12 @@ class Admission:
     @property
     def num_active(self) -> int:
         """Training groups issued, generating, ready or leased."""
-        return self._num_training + self._stored_before(None)
+        return self.num_training + self._stored_before(None)
+
+    @property
+    def num_generating(self) -> int:
+        """Training groups that a generator works on."""
+        return self.num_training - len(self._waiting[Purpose.TRAIN])
 
     @property
     def num_free(self) -> int:
@@ -130,7 +135,7 @@ class Admission:
             self.next_group_id += 1
             self.next_index += 1
             self.open[group.group_id] = group
-            self._num_training += 1
+            self.num_training += 1
         group.state = GroupState.GENERATING
         group.attempt += 1
         group.generator, group.incarnation = generator, incarnation
@@ -145,17 +150,16 @@ class Admission:
             self._add(group)
         return groups
 
-    def give_back(self, group_id: int) -> OpenGroup | None:
-        """The attempt ended without a result: the group waits to be issued again (returned), or has no attempt left (None, closed)."""
+    def give_back(self, group_id: int) -> bool:
+        """A generating group's attempt ended without a result: True if it waits to be issued again, False if it is closed for good."""
         group = self.open[group_id]
         if group.attempt >= self._max_attempts:
             self.close(group_id)
-            return None
-        if group.state is GroupState.GENERATING:
-            group.state = GroupState.ISSUED
-            group.generator = group.incarnation = ""
-            bisect.insort(self._waiting[group.purpose], group_id)
-        return group
+            return False
+        group.state = GroupState.ISSUED
+        group.generator = group.incarnation = ""
+        bisect.insort(self._waiting[group.purpose], group_id)
+        return True
 
     def close(self, group_id: int) -> OpenGroup:
         """The group is finished or dropped; it is open no more."""
@@ -163,7 +167,7 @@ class Admission:
         if group.state is GroupState.ISSUED:
             self._waiting[group.purpose].remove(group_id)
         if group.purpose is Purpose.TRAIN:
-            self._num_training -= 1
+            self.num_training -= 1
         return group
 
     def fall_back(self, learner_version: int) -> None:
@@ -174,7 +178,7 @@ class Admission:
     def _add(self, group: OpenGroup) -> None:
         self.open[group.group_id] = group
         if group.purpose is Purpose.TRAIN:
-            self._num_training += 1
+            self.num_training += 1
         if group.state is GroupState.ISSUED:
             bisect.insort(self._waiting[group.purpose], group.group_id)
 

@@ -17,7 +17,7 @@ learner's. When groups are dropped instead, fewer than (max_staleness + 1) x gro
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -104,7 +104,7 @@ class Replay:
         """The group is ready to be taken."""
         self.ready[group.group_id] = group
 
-    def take(self, train_version: int, unfinished: Collection[Unfinished]) -> Take:
+    def take(self, train_version: int, unfinished: Iterable[Unfinished]) -> Take:
         """Lease the batch to be trained on weights of `train_version`. Raises ProtocolError if it is not that version's turn."""
         if train_version in self.leases:
             return Take(group_ids=tuple(group.group_id for group in self.leases[train_version]))
@@ -117,7 +117,7 @@ class Replay:
         for group_id in dropped:
             del self.ready[group_id]
         if len(self.ready) < self._groups_per_step:
-            return Take(group_ids=(), dropped=dropped, waits_for=self._too_few(train_version, len(unfinished)))
+            return Take(group_ids=(), dropped=dropped, waits_for=self._too_few(train_version))
         chosen, reason = self._choose(train_version, unfinished)
         if reason:
             return Take(group_ids=(), dropped=dropped, waits_for=reason)
@@ -164,17 +164,12 @@ class Replay:
             returned=tuple(group.group_id for group in returned),
         )
 
-    def num_over_age(self, group_ids: Iterable[int], train_version: int) -> int:
-        """How many of these leased groups have tokens beyond the bound, which the trainer masks."""
-        leased = {g.group_id: g for g in self.leases.get(train_version, ())}
-        return sum(1 for i in group_ids if train_version - leased[i].oldest_version > self._max_staleness)
-
     def _is_over_age(self, group: StoredGroup, train_version: int) -> bool:
         """Whether the group cannot be trained: any token over age, or all of them where over-age tokens are masked."""
         decisive = group.oldest_version if self._over_age == "drop" else group.newest_version
         return train_version - decisive > self._max_staleness
 
-    def _choose(self, train_version: int, unfinished: Collection[Unfinished]) -> tuple[list[StoredGroup], str]:
+    def _choose(self, train_version: int, unfinished: Iterable[Unfinished]) -> tuple[list[StoredGroup], str]:
         """The oldest ready groups, and why they may not be taken yet (empty if they may)."""
         chosen = sorted(heapq.nsmallest(self._groups_per_step, self.ready.values(), key=_order), key=lambda g: g.group_id)
         youngest = max((g.group_id for g in chosen if g.planned == NO_VERSION), default=-1)
@@ -184,7 +179,5 @@ class Replay:
                 return [], f"group {group.group_id}, which is still generated and would be over age after step {train_version + 1}"
         return chosen, ""
 
-    def _too_few(self, train_version: int, num_unfinished: int) -> str:
-        return (
-            f"{len(self.ready)} of {self._groups_per_step} groups are ready for step {train_version + 1}, {num_unfinished} are on their way"
-        )
+    def _too_few(self, train_version: int) -> str:
+        return f"{len(self.ready)} of {self._groups_per_step} groups are ready for step {train_version + 1}"

@@ -44,10 +44,11 @@ _MOVED = (
     "INSERT INTO transitions (group_id, attempt, state, at_s, generator, version, reason)"
     " SELECT group_id, attempt, state, ?, generator, ?, ? FROM groups WHERE group_id=?"
 )
-_STEP = "INSERT INTO steps (version, committed_s, is_pushed) VALUES (?, ?, ?)"
+_STEP = "INSERT INTO steps (version, committed_s) VALUES (?, ?)"
 _TRAINED = "INSERT INTO trained SELECT step_id, ? FROM steps WHERE version=? AND undone_s IS NULL"
-_FREE_EVALUATIONS = (
-    "UPDATE groups SET evaluation=NULL WHERE evaluation IN (SELECT version FROM evaluations WHERE version>? AND finished_s IS NOT NULL)"
+_CLOSED_EVALUATIONS = (
+    "SELECT version FROM evaluations WHERE version>? AND version NOT IN"
+    " (SELECT evaluation FROM groups WHERE evaluation IS NOT NULL AND state IN ('issued', 'generating'))"
 )
 _STORED = "SELECT group_id, oldest_version, newest_version, coalesce(train_version, -1) FROM groups WHERE "
 
@@ -120,10 +121,8 @@ class Store:
     def put(self, group: Group, summary: Summary) -> None:
         """The group is complete."""
         now = self._clock()
-        numbers = (summary.oldest_version, summary.newest_version, summary.num_tokens, summary.num_trained_tokens, summary.reward_mean)
-        shares = (summary.pass_rate, summary.response_length_mean, summary.truncated_share, group.generation_s)
         self._writer.put(
-            (_READY, (*numbers, *shares, now, group.group_id)),
+            (_READY, (*summary.row, group.generation_s, now, group.group_id)),
             (_BLOB, group),
             (_TRANSITION, (group.group_id, group.attempt, "ready", now, group.generator, summary.oldest_version, "")),
         )
@@ -135,10 +134,10 @@ class Store:
             *(s for i in group_ids for s in ((_LEASE, (train_version, now, i)), (_MOVED, (now, train_version, "", i)))),
         )
 
-    def commit(self, version: int, group_ids: Iterable[int], *, is_pushed: bool) -> None:
+    def commit(self, version: int, group_ids: Iterable[int]) -> None:
         """Step `version` trained these groups."""
         now = self._clock()
-        statements: list[Statement] = [(_STEP, (version, now, is_pushed))]
+        statements: list[Statement] = [(_STEP, (version, now))]
         for group_id in group_ids:
             statements += [
                 (_STATE, ("trained", "", "", now, group_id)),
@@ -155,8 +154,8 @@ class Store:
         now = self._clock()
         statements: list[Statement] = [
             ("UPDATE steps SET undone_s=? WHERE version>? AND undone_s IS NULL", (now, version)),
-            (_FREE_EVALUATIONS, (version,)),
-            ("DELETE FROM evaluations WHERE version>? AND finished_s IS NOT NULL", (version,)),
+            (f"UPDATE groups SET evaluation=NULL WHERE evaluation IN ({_CLOSED_EVALUATIONS})", (version,)),
+            (f"DELETE FROM evaluations WHERE version IN ({_CLOSED_EVALUATIONS})", (version,)),
         ]
         for group_id in group_ids:
             statements += [(_STATE, ("ready", "", "", now, group_id)), (_MOVED, (now, version, reason, group_id))]
@@ -216,8 +215,8 @@ class Store:
         """The trajectories of these groups, in this order. Raises InfrastructureError if some are not stored."""
         return await asyncio.to_thread(self._read_groups, group_ids)
 
-    async def evaluation_groups(self, version: int) -> list[tuple[int, str, Summary | None]]:
-        """(group id, state, summary if complete) of every group of an evaluation, in the order of its prompts."""
+    async def evaluation_groups(self, version: int) -> list[tuple[int, Summary | None]]:
+        """(group id, summary if complete) of every group of an evaluation, in the order of its prompts."""
         return await asyncio.to_thread(self._evaluation_groups, version)
 
     def _read_groups(self, group_ids: Sequence[int]) -> list[Group]:
@@ -230,14 +229,14 @@ class Store:
             groups.append(codec.decode(row[0], Group))
         return groups
 
-    def _evaluation_groups(self, version: int) -> list[tuple[int, str, Summary | None]]:
+    def _evaluation_groups(self, version: int) -> list[tuple[int, Summary | None]]:
         with self._reading:
             rows = self._reader.execute(
                 "SELECT group_id, state, oldest_version, newest_version, num_tokens, num_trained_tokens, reward_mean, pass_rate,"
                 " response_length_mean, truncated_share FROM groups WHERE evaluation=? ORDER BY position",
                 (version,),
             ).fetchall()
-        return [(row[0], row[1], None if row[1] != "ready" else Summary.of_row(row[2:])) for row in rows]
+        return [(row[0], Summary.of_row(row[2:]) if row[1] == "ready" else None) for row in rows]
 
     def _stored(self, where: str, *parameters: int) -> list[StoredGroup]:
         with self._reading:

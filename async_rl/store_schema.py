@@ -1,7 +1,7 @@
 """The tables of a run's store, as SQL; people and `async-rl ledger` query them while the run writes.
 
-Times are Unix seconds. Step `version` turned policy version - 1 into `version`; `train_version` is the version that a batch is trained on, so
-its step is train_version + 1. Versions of tokens are NULL where unknown yet.
+Times are Unix seconds. Step `version` turned policy version - 1 into `version`; `train_version` is the version that a batch is trained on,
+so its step is one more. Versions of tokens are NULL where unknown yet.
 """
 
 SCHEMA_VERSION = 1
@@ -15,7 +15,7 @@ CREATE TABLE prompts (
     PRIMARY KEY (purpose, prompt_id)
 ) WITHOUT ROWID;
 
--- One row per group: its one state and what is known of it. Evaluation groups end in `ready` or `dropped`, others in `trained` or `dropped`.
+-- One row per group: its one state and what is known of it. All end in trained or dropped, evaluation groups in ready or dropped.
 CREATE TABLE groups (
     group_id INTEGER PRIMARY KEY,
     purpose TEXT NOT NULL,              -- train, eval
@@ -63,7 +63,7 @@ CREATE INDEX transitions_by_group ON transitions (group_id);
 
 -- Learner steps. undone_s is set when the learner went back to an older checkpoint: then the step is not part of the surviving history.
 CREATE TABLE steps (
-    step_id INTEGER PRIMARY KEY, version INTEGER NOT NULL, committed_s REAL NOT NULL, is_pushed INTEGER NOT NULL, undone_s REAL
+    step_id INTEGER PRIMARY KEY, version INTEGER NOT NULL, committed_s REAL NOT NULL, undone_s REAL
 );
 CREATE UNIQUE INDEX steps_current ON steps (version) WHERE undone_s IS NULL;
 

@@ -1,0 +1,61 @@
+"""From the stored samples of one evaluation to its report: held-out metrics and a page of samples.
+
+Samples that failed for a reason outside the policy count neither as right nor as wrong.
+Called by processes/buffer.py when the last group of an evaluation is in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from async_rl.store import Store
+from async_rl.summary import Summary
+from async_rl.types import Group, Prompt
+
+_NUM_SHOWN = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationReport:
+    """What people see of one evaluation; num_failed: prompts without a sample."""
+
+    scalars: dict[str, float]
+    texts: dict[str, str]
+    num_failed: int
+
+
+def evaluation_scalars(samples: Sequence[Summary]) -> dict[str, float]:
+    """Means over the samples; only their number if there are none."""
+    num = len(samples)
+    if num == 0:
+        return {"eval/num_samples": 0.0}
+    return {
+        "eval/pass_at_1": sum(s.pass_rate for s in samples) / num,
+        "eval/reward_mean": sum(s.reward_mean for s in samples) / num,
+        "eval/num_samples": float(num),
+        "eval/length_mean": sum(s.response_length_mean for s in samples) / num,
+        "eval/truncated_share": sum(s.truncated_share for s in samples) / num,
+    }
+
+
+def sample_text(prompt: Prompt, group: Group, decode: Callable[[Sequence[int]], str]) -> str:
+    """One sample as Markdown: prompt, response, what the tests said."""
+    sample = group.trajectories[0]
+    response = decode(sample.token_ids[sample.prompt_length :].tolist())
+    verdicts = ", ".join(v.value for v in sample.score.verdicts) or "no test was run"
+    return f"**{prompt.prompt_id}**: reward {sample.score.reward:g} ({verdicts})\n\n{prompt.text}\n\n```\n{response}\n```"
+
+
+async def report_of(store: Store, version: int, held_out: Sequence[Prompt], decode: Callable[[Sequence[int]], str]) -> EvaluationReport:
+    """The report of a complete evaluation, from the store."""
+    rows = await store.evaluation_groups(version)
+    samples = [summary for _, summary in rows if summary is not None]
+    shown = [(group_id, prompt) for (group_id, summary), prompt in zip(rows, held_out, strict=False) if summary is not None][:_NUM_SHOWN]
+    groups = await store.read_groups([group_id for group_id, _ in shown])
+    texts = [sample_text(prompt, group, decode) for (_, prompt), group in zip(shown, groups, strict=True)]
+    return EvaluationReport(
+        scalars=evaluation_scalars(samples),
+        texts={"samples/evaluation": "\n\n---\n\n".join(texts)} if texts else {},
+        num_failed=len(rows) - len(samples),
+    )

@@ -1,0 +1,251 @@
+"""The desk where generators get tickets: parked requests, fair shares, lost replies, lost generators.
+
+Invariants
+- A request is answered with tickets at once, or parked until admission frees some, its wait is over, or a newer request replaces it.
+- A ticket that its generator does not list as held was lost with a reply and is given again, same attempt.
+- A generator that is gone (told so, replaced by another incarnation, unheard of for too long) holds nothing: its groups go out again.
+Called by processes/buffer_service.py, which flushes the store before any reply leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from async_rl.admission import Admission, Gate, OpenGroup
+from async_rl.config import RunConfig
+from async_rl.errors import ProtocolError
+from async_rl.messages import RequestWork, Work
+from async_rl.replay import Replay
+from async_rl.store import Recovered, Store
+from async_rl.types import DropReason, GroupState, Prompt, Purpose, Sampling, Ticket
+
+
+class PromptSource(Protocol):
+    """The prompts in the order in which they are issued."""
+
+    @property
+    def num_held_out(self) -> int:
+        """Prompts of one evaluation."""
+
+    def prompt(self, purpose: Purpose, index: int) -> Prompt:
+        """The index-th prompt of the purpose's order."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Waiter:
+    """A generator's parked request. done is set once it is to be answered."""
+
+    request: RequestWork
+    version: int
+    tickets: list[Ticket] = field(default_factory=list)
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def credit(self) -> int:
+        """Tickets it may still get."""
+        return self.request.credit - len(self.tickets)
+
+
+class TicketDesk:
+    """Admission with its queue of generators.
+
+    clock: monotonic seconds.  dropped: told of each group that has no attempt left.  changed: called after every change of open groups.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        prompts: PromptSource,
+        store: Store,
+        replay: Replay,
+        *,
+        clock: Callable[[], float],
+        dropped: Callable[[OpenGroup, DropReason, str], None],
+        changed: Callable[[], None],
+    ) -> None:
+        gate = Gate(
+            groups_per_step=config.buffer.groups_per_step,
+            max_staleness_versions=config.buffer.max_staleness_versions,
+            num_steps=config.num_steps,
+        )
+        self.admission = Admission(gate, max_attempts=config.generation.max_attempts, stored_before=replay.stored_before)
+        self._config = config
+        self._prompts = prompts
+        self._store = store
+        self._replay = replay
+        self._clock = clock
+        self._dropped = dropped
+        self._changed = changed
+        self._waiters: dict[str, _Waiter] = {}
+        self._heard_s: dict[str, float] = {}
+        self._handed_s: dict[int, float] = {}
+
+    def recover(self, found: Recovered) -> None:
+        """Open groups stay with the generators that had them; these may still put them. Raises ProtocolError if the data changed."""
+        for group in found.open:
+            prompt_id = self._prompts.prompt(group.purpose, group.index).prompt_id
+            if prompt_id != found.prompt_ids[group.group_id]:
+                raise ProtocolError(
+                    f"group {group.group_id} was issued for prompt {found.prompt_ids[group.group_id]}, the data now has {prompt_id} "
+                    f"in its place; resume with the data and the seed that the run began with"
+                )
+            if group.state is GroupState.GENERATING:
+                self._heard_s[group.generator] = self._handed_s[group.group_id] = self._clock()
+        self.admission.restore(found.open, next_group_id=found.next_group_id, next_index=found.next_index)
+
+    async def request_work(self, request: RequestWork) -> Work:
+        """Tickets within the generator's credit; parked while admission refuses. credit=0 only tells a new version."""
+        name = request.generator
+        self.heard(name)
+        self.give_back(
+            [g for g in self.admission.held_by(name) if g.incarnation != request.incarnation], DropReason.GENERATOR_LOST, "replaced"
+        )
+        parked = self._waiters.get(name)
+        if request.credit == 0 and parked is not None and parked.request.incarnation == request.incarnation:
+            parked.version = request.version
+            self.serve()
+            return Work(tickets=[])
+        if parked is not None:
+            parked.done.set()
+        waiter = self._waiters[name] = _Waiter(request=request, version=request.version)
+        if request.held is not None:
+            lost = [g for g in self.admission.held_by(name) if g.group_id not in request.held]
+            waiter.tickets.extend(map(self._ticket, lost))
+        self.serve()
+        try:
+            if request.credit > 0 and not waiter.tickets:
+                async with asyncio.timeout(request.wait_s):
+                    await waiter.done.wait()
+        except TimeoutError:
+            pass
+        finally:
+            if self._waiters.get(name) is waiter:
+                del self._waiters[name]
+        refusal = "" if waiter.tickets else self.admission.refusal(waiter.version, self._replay.learner_version)
+        return Work(tickets=waiter.tickets, waits_for=refusal)
+
+    def serve(self) -> None:
+        """Hands out what admission allows, each ticket to the parked generator with the least work.
+
+        A generator that is refused for its old weights loads newer ones in a moment: its share is kept for it.
+        """
+        credit = {name: waiter.credit for name, waiter in self._waiters.items() if waiter.credit > 0}
+        load = {name: len(self.admission.held_by(name)) for name in credit}
+        num_kept = 0
+        while credit and num_kept < self.admission.num_free:
+            name = min(credit, key=load.__getitem__)
+            if not self._hand_out(name, self._waiters[name]):
+                num_kept += 1
+            load[name] += 1
+            credit[name] -= 1
+            if credit[name] == 0:
+                del credit[name]
+        self._changed()
+
+    def start_evaluation(self, version: int) -> int:
+        """Opens one group per held-out prompt; their number."""
+        num_prompts = self._prompts.num_held_out
+        self._store.start_evaluation(version, num_prompts)
+        for group in self.admission.start_evaluation(version, num_prompts):
+            self._store.admit(group, self._prompts.prompt(group.purpose, group.index), 1)
+        return num_prompts
+
+    def close(self, group: OpenGroup) -> None:
+        """The group came back complete."""
+        self.admission.close(group.group_id)
+        self._handed_s.pop(group.group_id, None)
+
+    def give_back(self, groups: Iterable[OpenGroup], reason: DropReason, message: str) -> None:
+        """These generating groups go out again, or are dropped after generation.max_attempts."""
+        for group in groups:
+            self._handed_s.pop(group.group_id, None)
+            if self.admission.give_back(group.group_id):
+                self._store.give_back(group.group_id, reason=reason, message=message)
+            else:
+                self._dropped(group, reason, message)
+
+    def heard(self, generator: str) -> None:
+        """The generator lives."""
+        self._heard_s[generator] = self._clock()
+
+    def lose(self, generator: str, incarnation: str, message: str) -> None:
+        """The generator (this incarnation, or any if empty) is gone."""
+        held = [g for g in self.admission.held_by(generator) if incarnation in ("", g.incarnation)]
+        parked = self._waiters.get(generator)
+        if parked is not None and incarnation in ("", parked.request.incarnation):
+            del self._waiters[generator]
+            parked.done.set()
+        self.give_back(held, DropReason.GENERATOR_LOST, f"{generator}: {message}")
+        self.serve()
+
+    def expire(self, alive: Iterable[str]) -> float:
+        """Loses generators unheard of for buffer.lease_timeout_s and not `alive`, and groups out for far longer than generation.timeout_s.
+
+        Returns the seconds until it has to be called again.
+        """
+        now = self._clock()
+        lease_s = self._config.buffer.lease_timeout_s
+        longest_s = self._config.generation.timeout_s + lease_s
+        self._heard_s.update(dict.fromkeys(alive, now))
+        for name in self.holders():
+            if now - self._heard_s[name] >= lease_s:
+                self.lose(name, "", f"unheard of for {lease_s:g} s (buffer.lease_timeout_s)")
+        old = [self.admission.open[i] for i, since in self._handed_s.items() if now - since >= longest_s]
+        self.give_back(old, DropReason.GENERATOR_LOST, f"neither put nor failed for {longest_s:g} s")
+        self.serve()
+        leases = [self._heard_s[name] + lease_s for name in self.holders()]
+        return min([now + lease_s, *leases, *(since + longest_s for since in self._handed_s.values())]) - now
+
+    def holders(self) -> set[str]:
+        """Generators that work on something."""
+        return {group.generator for group in self.admission.open.values() if group.state is GroupState.GENERATING}
+
+    def refusal(self) -> str:
+        """Why a parked generator gets nothing; empty if none is parked."""
+        for waiter in self._waiters.values():
+            if refusal := self.admission.refusal(waiter.version, self._replay.learner_version):
+                return refusal
+        return ""
+
+    def num_samples(self, purpose: Purpose) -> int:
+        """Samples of one group."""
+        return self._config.generation.group_size if purpose is Purpose.TRAIN else 1
+
+    def _hand_out(self, name: str, waiter: _Waiter) -> bool:
+        group = self.admission.hand_out(
+            generator=name,
+            incarnation=waiter.request.incarnation,
+            version=waiter.version,
+            learner_version=self._replay.learner_version,
+        )
+        if group is None:
+            return False
+        if group.attempt == 1 and group.purpose is Purpose.TRAIN:
+            self._store.admit(group, self._prompts.prompt(group.purpose, group.index), self.num_samples(group.purpose))
+        else:
+            self._store.hand_out(group)
+        self._handed_s[group.group_id] = self._clock()
+        waiter.tickets.append(self._ticket(group))
+        waiter.done.set()
+        return True
+
+    def _ticket(self, group: OpenGroup) -> Ticket:
+        generation, is_training = self._config.generation, group.purpose is Purpose.TRAIN
+        return Ticket(
+            group_id=group.group_id,
+            attempt=group.attempt,
+            purpose=group.purpose,
+            prompt=self._prompts.prompt(group.purpose, group.index),
+            num_samples=self.num_samples(group.purpose),
+            sampling=Sampling(
+                temperature=generation.temperature if is_training else self._config.evaluation.temperature,
+                top_p=generation.top_p if is_training else 1.0,
+                top_k=generation.top_k if is_training else -1,
+                max_new_tokens=self._config.data.max_response_tokens,
+                min_new_tokens=generation.min_response_tokens if is_training else 0,
+            ),
+            admitted_version=group.version,
+        )
