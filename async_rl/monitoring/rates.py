@@ -1,0 +1,141 @@
+"""From the cumulative counters in heartbeats to numbers per step: who worked, who waited, tokens per second, queue depths.
+
+Rules
+- Every process is measured against its own age between two heartbeats, so neither a late heartbeat nor a restart bends a share.
+- Numbers since the last step use the heartbeats that came since then; where none came they repeat the newest ones.
+- A process that was started again counts from 0; what its predecessor had counted stays in the run's totals (`failures/<reason>`).
+- A process that has ended no longer appears; gauges of several processes are added for `queue/`, else the largest is taken.
+Pure state, fed by the supervisor; knows no clock but the one in the counters and the time that the caller gives.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterable, Mapping
+
+from async_rl.messages import Member
+from async_rl.observability.activity import GAUGE
+from async_rl.observability.catalogue import MetricKind, describe
+
+_CONDITIONS = {"busy_s": "busy", "wait_s": "waiting", "blocked_s": "blocked"}
+_STAGES = {"busy_s/": "stage_s", "wait_s/": "wait_s", "blocked_s/": "blocked_s"}
+_AGE = (*_CONDITIONS, "idle_s")
+_PER_SECOND = {
+    "tokens_generated": "throughput/generated_tokens_per_s",
+    "samples_scored": "throughput/samples_scored_per_s",
+}
+_FAILURES = "failures/"
+
+
+class _Process:
+    """What is known of one incarnation: its newest counters, and those at the start of the interval that is measured."""
+
+    def __init__(self, member: Member) -> None:
+        self.role = member.role
+        self.pid = member.pid
+        self.before: Mapping[str, float] = {}
+        self.newest: Mapping[str, float] = {}
+        self.last: dict[str, float] = {}  # per second of the process's own time
+
+    def measure(self) -> None:
+        """Turns what grew since the last measurement into rates; keeps the old rates if no heartbeat came."""
+        grown = {k: v - self.before.get(k, 0.0) for k, v in self.newest.items() if not k.startswith(GAUGE)}
+        age_s = sum(grown.get(k, 0.0) for k in _AGE)
+        if age_s <= 0:
+            return
+        self.last = {k: v / age_s for k, v in grown.items()}
+        cpu = GAUGE + "cpu_s"
+        if cpu in self.newest:
+            self.last[cpu] = (self.newest[cpu] - self.before.get(cpu, 0.0)) / age_s
+        self.before = self.newest
+
+
+class Rates:
+    """The supervisor's view of all processes' counters."""
+
+    def __init__(self, start_s: float) -> None:
+        self._processes: dict[str, _Process] = {}
+        self._failures: collections.Counter[str] = collections.Counter()
+        self._restarts: collections.Counter[str] = collections.Counter()
+        self._step_s = start_s
+
+    def observe(self, members: Iterable[Member]) -> None:
+        """Takes the members as they are now; those that are missing have ended."""
+        seen = set()
+        for member in members:
+            seen.add(member.name)
+            process = self._processes.get(member.name)
+            if process is None or process.pid != member.pid:
+                self._processes[member.name] = process = _Process(member)
+            if member.counters:
+                self._count_failures(process.newest, member.counters)
+                process.newest = member.counters
+        for name in self._processes.keys() - seen:
+            del self._processes[name]
+
+    def restarted(self, name: str) -> None:
+        """The process is being started again."""
+        self._restarts[name] += 1
+
+    def step(self, now_s: float, scalars: Mapping[str, float]) -> dict[str, float]:
+        """The numbers that go with a learner step that has just been told, given the learner's own `scalars` of it."""
+        interval_s, self._step_s = now_s - self._step_s, now_s
+        numbers: dict[str, float] = {}
+        if interval_s > 0:
+            numbers["throughput/steps_per_s"] = 1 / interval_s
+            numbers["throughput/trained_tokens_per_s"] = scalars.get("tokens/trained", 0.0) / interval_s
+        for process in self._processes.values():
+            process.measure()
+        numbers |= self._of_roles(interval_s)
+        numbers |= self.now()
+        return {name: value for name, value in numbers.items() if name not in scalars}
+
+    def now(self) -> dict[str, float]:
+        """The numbers that need no step: throughput by the newest heartbeats, queues, latencies, memory, failures."""
+        numbers: dict[str, float] = {}
+        for counter, metric in _PER_SECOND.items():
+            rates = [p.last[counter] for p in self._processes.values() if counter in p.last]
+            if rates:
+                numbers[metric] = sum(rates)
+        for name, process in self._processes.items():
+            for key, value in process.newest.items():
+                if key.startswith(GAUGE):
+                    _add_gauge(numbers, name, key.removeprefix(GAUGE), value)
+            if GAUGE + "cpu_s" in process.last:
+                numbers[f"cpu/{name}"] = process.last[GAUGE + "cpu_s"]
+        numbers |= {name: float(n) for name, n in self._failures.items()}
+        numbers |= {f"restarts/{name}": float(n) for name, n in self._restarts.items()}
+        return numbers
+
+    def _of_roles(self, interval_s: float) -> dict[str, float]:
+        """Means over the processes of a role: shares of the three conditions, and seconds per step of every stage."""
+        numbers: collections.defaultdict[str, float] = collections.defaultdict(float)
+        size = collections.Counter(p.role for p in self._processes.values() if p.last)
+        for process in self._processes.values():
+            for key, rate in process.last.items():
+                if key in _CONDITIONS:
+                    numbers[f"{_CONDITIONS[key]}/{process.role}"] += rate / size[process.role]
+                for prefix, metric in _STAGES.items():
+                    if key.startswith(prefix):
+                        stage = key.removeprefix(prefix).replace(" ", "_").replace("/", "_")
+                        numbers[f"{metric}/{process.role}/{stage}"] += rate * interval_s / size[process.role]
+        return dict(numbers)
+
+    def _count_failures(self, before: Mapping[str, float], after: Mapping[str, float]) -> None:
+        for name, value in after.items():
+            if name.startswith(_FAILURES):
+                self._failures[name] += round(value - before.get(name, 0.0))
+
+
+def _add_gauge(numbers: dict[str, float], process: str, gauge: str, value: float) -> None:
+    """Gauges under a catalogue name are metrics as they stand; `memory_mb` becomes one per process; others are for `status` only."""
+    if gauge == "memory_mb":
+        numbers[f"memory/{process}_mb"] = value
+        return
+    spec = describe(gauge)
+    if spec is None or spec.kind is not MetricKind.SCALAR:
+        return
+    if gauge.startswith("queue/"):
+        numbers[gauge] = numbers.get(gauge, 0.0) + value
+    else:
+        numbers[gauge] = max(numbers.get(gauge, value), value)
