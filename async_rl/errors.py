@@ -8,6 +8,7 @@
     |  |- Unavailable         the peer is gone, or not there yet
     |- ProtocolError          a peer sent what the schema does not allow
     |- WeightsError           a push failed or the engine holds weights that it should not
+    |- EngineDead             a generation engine died or is not to be trusted; its generator ends and is started again
     |- StalenessError         a batch would break the staleness bound
     |- NonFiniteError         a loss, a gradient or a log-prob is not finite
     |- RunFailed              the run as a whole ended; carries the root cause and the process it came from
@@ -50,6 +51,10 @@ class WeightsError(AsyncRLError):
     """A weight push failed, or an engine holds weights that it should not hold."""
 
 
+class EngineDead(AsyncRLError):
+    """A generation engine died, or holds what nobody knows; its process has to end."""
+
+
 class StalenessError(AsyncRLError):
     """A batch would break the staleness bound."""
 
@@ -60,3 +65,10 @@ class NonFiniteError(AsyncRLError):
 
 class RunFailed(AsyncRLError):
     """The run ended without reaching its goal; the message starts with the root cause."""
+
+
+def root_cause(error: BaseException) -> BaseException:
+    """The first ordinary exception inside nested exception groups; the error itself if it is no group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

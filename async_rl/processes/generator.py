@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import AsyncIterator
 
 import numpy as np
 
 from async_rl.data.tokenizer import load_tokenizer
-from async_rl.errors import InfrastructureError
+from async_rl.errors import EngineDead, InfrastructureError, Unavailable, WeightsError, root_cause
 from async_rl.generation.engine import Completion, Engine, build_engine, prepare_environment
 from async_rl.messages import FailGroup, LoadReport, LoadWeights, Logprobs, Message, Probe, PutGroup, RequestWork, Work
 from async_rl.processes.runtime import ProcessContext
@@ -28,7 +29,7 @@ _PARK_S = 20.0
 async def run(context: ProcessContext) -> None:
     """One generator from its start to its drain."""
     prepare_environment(context.config, context.cores)
-    engine = build_engine(context.config, context.model_path)
+    engine = await asyncio.to_thread(build_engine, context.config, context.model_path, rank=context.rank)
     await engine.start()
     generator = Generator(context, engine)
     try:
@@ -86,7 +87,7 @@ class Generator:
             held=sorted(t.group_id for t in self._rollouts.values()),
             wait_s=_PARK_S,
         )
-        with self._context.activity.waiting("admission (the learner is behind)"):
+        with self._context.activity.blocked("admission: the learner is behind"):
             work: Work = await self._buffer.call(request, timeout_s=_PARK_S + self._config.supervisor.start_timeout_s)
         return work
 
@@ -100,12 +101,14 @@ class Generator:
             async with asyncio.timeout(self._config.generation.timeout_s):
                 group = await self._sample_and_score(ticket)
         except TimeoutError:
-            await self._fail(ticket, DropReason.GENERATION_FAILED, f"not done after {self._config.generation.timeout_s:g} s (generation.timeout_s)")
-        except InfrastructureError as error:
-            await self._fail(ticket, DropReason.SCORING_FAILED, str(error))
-        except Exception as error:  # noqa: BLE001  a bad rollout is data: the group fails, is counted, its ticket returns
-            self._context.log.exception("group %d failed", ticket.group_id)
-            await self._fail(ticket, DropReason.GENERATION_FAILED, f"{type(error).__name__}: {error}")
+            limit_s = self._config.generation.timeout_s
+            await self._fail(ticket, DropReason.GENERATION_FAILED, f"not done after {limit_s:g} s (generation.timeout_s)")
+        except Exception as error:  # a bad rollout is data: the group fails, is counted, its ticket returns
+            cause = root_cause(error)
+            if isinstance(cause, EngineDead):
+                raise
+            reason = DropReason.SCORING_FAILED if isinstance(cause, InfrastructureError) else DropReason.GENERATION_FAILED
+            await self._fail(ticket, reason, f"{type(cause).__name__}: {cause}")
         else:
             await self._buffer.call(PutGroup(group=group), timeout_s=self._put_timeout_s)
 
@@ -117,9 +120,7 @@ class Generator:
     async def _fail(self, ticket: Ticket, reason: DropReason, message: str) -> None:
         self._context.activity.count(f"failures/{reason}", 1)
         self._context.log.warning("group %d, attempt %d: %s: %s", ticket.group_id, ticket.attempt, reason, message)
-        request = FailGroup(
-            group_id=ticket.group_id, attempt=ticket.attempt, generator=self._context.name, reason=reason, message=message
-        )
+        request = FailGroup(group_id=ticket.group_id, attempt=ticket.attempt, generator=self._context.name, reason=reason, message=message)
         await self._buffer.call(request, timeout_s=self._put_timeout_s)
 
     async def _sample_and_score(self, ticket: Ticket) -> Group:
@@ -129,7 +130,7 @@ class Generator:
         scoring: dict[int, asyncio.Task[Trajectory]] = {}
         async with asyncio.TaskGroup() as group:
             with self._context.activity("generating"):
-                async for done in self._engine.generate(request_id, prompt_ids, ticket.num_samples, ticket.sampling):
+                async for done in self._sample(request_id, prompt_ids, ticket):
                     self._context.activity.count("tokens_generated", len(done.token_ids))
                     scoring[done.index] = group.create_task(self._score(ticket, done), name=f"score {request_id}.{done.index}")
             generation_s = time.monotonic() - started_s
@@ -144,6 +145,15 @@ class Generator:
             trajectories=[scoring[index].result() for index in sorted(scoring)],
             generation_s=generation_s,
         )
+
+    async def _sample(self, request_id: str, prompt_ids: list[int], ticket: Ticket) -> AsyncIterator[Completion]:
+        """The engine's completions; what only a new engine can mend is EngineDead."""
+        completions = self._engine.generate(request_id, prompt_ids, ticket.num_samples, ticket.sampling)
+        try:
+            async for done in completions:
+                yield done
+        except (Unavailable, WeightsError) as error:
+            raise EngineDead(str(error)) from error
 
     async def _score(self, ticket: Ticket, done: Completion) -> Trajectory:
         text = self._tokenizer.decode(done.token_ids, skip_special_tokens=True)

@@ -18,7 +18,7 @@ import traceback
 from pathlib import Path
 from typing import get_args
 
-from async_rl.errors import AsyncRLError
+from async_rl.errors import AsyncRLError, root_cause
 from async_rl.messages import ReportFatal
 from async_rl.observability.logs import configure_logging
 from async_rl.processes.runtime import connect_control, open_context
@@ -33,13 +33,6 @@ def die_with_parent(parent_pid: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:
         os._exit(1)
-
-
-def root_cause(error: BaseException) -> BaseException:
-    """The first ordinary exception inside nested exception groups."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def describe(error: BaseException) -> str:
@@ -80,7 +73,7 @@ def main() -> int:
     log = configure_logging(arguments.run_dir, arguments.name)
     try:
         asyncio.run(_run(arguments, cores, log))
-    except Exception as error:  # noqa: BLE001  the process boundary: every failure surfaces, none is swallowed
+    except Exception as error:  # the process boundary: every failure surfaces, none is swallowed
         log.error("fatal", exc_info=error)
         try:
             asyncio.run(_report(arguments.run_dir, arguments.name, describe(error)))

@@ -1,6 +1,6 @@
 """Keeps every generator on the newest published weights: pushes new versions to all, the current one to late joiners.
 
-The shared block holds one version. `publish` overwrites it only while nobody reads it; a push that is still under way makes the learner wait.
+The shared block holds one version. `publish` overwrites it only while nobody reads it: a push still under way makes the learner wait.
 A generator that misses the deadline is cut off (the supervisor starts it again) and gets the weights when it is back; the others go on.
 """
 

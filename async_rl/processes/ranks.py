@@ -40,7 +40,7 @@ class Operation(enum.IntEnum):
 def join_process_group(run_dir: Path, rank: int, world_size: int, *, timeout_s: float) -> None:
     """Joins this rank's process group; ranks meet through a file of the run, so no port is opened for it."""
     backend = "nccl" if torch.cuda.is_available() else "gloo"
-    store = dist.FileStore(str(run_dir / "rendezvous"), world_size)
+    store = torch.distributed.distributed_c10d.FileStore(str(run_dir / "rendezvous"), world_size)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_s))
 
 

@@ -92,6 +92,4 @@ class Registry:
 
 
 def _member(name: str, role: Role, pid: int, address: str, state: str) -> Member:
-    return Member(
-        name=name, role=role, pid=pid, address=address, state=state, waits_for="", since_s=time.time(), version=-1, counters={}
-    )
+    return Member(name=name, role=role, pid=pid, address=address, state=state, waits_for="", since_s=time.time(), version=-1, counters={})

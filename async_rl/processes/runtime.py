@@ -105,9 +105,7 @@ class ProcessContext:
     async def register(self, address: str) -> None:
         """Tells the supervisor that this process serves at `address`."""
         timeout_s = self.config.network.call_timeout_s
-        await self.supervisor.call(
-            Register(name=self.name, role=self.role, pid=os.getpid(), address=address), timeout_s=timeout_s
-        )
+        await self.supervisor.call(Register(name=self.name, role=self.role, pid=os.getpid(), address=address), timeout_s=timeout_s)
 
     async def report(
         self,

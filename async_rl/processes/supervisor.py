@@ -11,12 +11,14 @@ import asyncio
 import os
 import signal
 import time
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from async_rl.config import RunConfig
-from async_rl.errors import AsyncRLError, RunFailed
+from async_rl.errors import AsyncRLError, RunFailed, root_cause
 from async_rl.messages import (
     Expel,
     GetStatus,
@@ -31,7 +33,7 @@ from async_rl.messages import (
     StopRun,
     WatchMembers,
 )
-from async_rl.monitoring.console import Console
+from async_rl.monitoring.live_line import LiveLine
 from async_rl.observability.logs import configure_logging
 from async_rl.processes.directory import Connections, Peer
 from async_rl.processes.fleet import Fleet
@@ -42,7 +44,7 @@ from async_rl.processes.registry import Registry
 from async_rl.processes.runtime import Control
 from async_rl.topology import ProcessSpec
 from async_rl.wire.keys import Keys, create_keys
-from async_rl.wire.rpc import RpcServer
+from async_rl.wire.rpc import Handler, RpcServer
 
 _FINAL_EVALUATION_S = 60.0
 _CLOSE_S = 10.0
@@ -63,7 +65,8 @@ class Supervisor:
         self._launcher = launcher
         self._log = configure_logging(self._run_dir, "supervisor")
         self._registry = Registry()
-        self._console = Console(config, self._run_dir)
+        self._line = LiveLine(config, self._run_dir)
+        self._monitor = Monitor(config, self._run_dir, self._registry, self._line, self._log)
         self._started_s = time.time()
         self._stop_asked = asyncio.Event()
         self._stop_now = asyncio.Event()
@@ -74,7 +77,8 @@ class Supervisor:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         try:
-            with Monitor(self._config, self._run_dir, self._registry, self._console) as self._monitor:
+            with self._monitor:
+                self._line.opened(self._monitor.tensorboard_url)
                 await self._unless_stopped(self._live(keys))
         except RunFailed as failure:
             return self._end("failed", str(failure))
@@ -82,9 +86,9 @@ class Supervisor:
             return self._end("failed", f"{type(error).__name__}: {error}")
         return self._end("stopped" if self._stop_asked.is_set() else "finished", "")
 
-    async def _unless_stopped(self, life: object) -> None:
+    async def _unless_stopped(self, life: Coroutine[Any, Any, None]) -> None:
         """Runs the coroutine; a second Ctrl-C cancels it, and its `finally` ends the children at once."""
-        task = asyncio.ensure_future(life)  # type: ignore[arg-type]
+        task = asyncio.create_task(life, name="life of the run")
         now = asyncio.create_task(self._stop_now.wait(), name="stop at once")
         await asyncio.wait({task, now}, return_when=asyncio.FIRST_COMPLETED)
         now.cancel()
@@ -95,7 +99,7 @@ class Supervisor:
         except asyncio.CancelledError:
             self._log.warning("stopped at once; the last checkpoint is what remains")
         except BaseExceptionGroup as group:
-            raise _first(group) from group
+            raise root_cause(group) from group
 
     async def _live(self, keys: Keys) -> None:
         model_path = await self._prepare_model()
@@ -127,7 +131,7 @@ class Supervisor:
 
     async def _prepare_model(self) -> Path | None:
         """The start model; None if a stop was asked meanwhile."""
-        preparing = asyncio.create_task(prepare(self._run_dir, self._console.preparing), name="prepare model")
+        preparing = asyncio.create_task(prepare(self._run_dir, self._line.preparing), name="prepare model")
         asked = asyncio.create_task(self._stop_asked.wait(), name="stop asked")
         await asyncio.wait({preparing, asked}, return_when=asyncio.FIRST_COMPLETED)
         asked.cancel()
@@ -142,7 +146,8 @@ class Supervisor:
         done = asyncio.create_task(self._fleet.learner_done.wait(), name="learner done")
         asked = asyncio.create_task(self._stop_asked.wait(), name="stop asked")
         try:
-            await asyncio.wait({done, asked, self._fleet.failed, serving, keeping}, return_when=asyncio.FIRST_COMPLETED)
+            ends: set[asyncio.Future[Any]] = {done, asked, self._fleet.failed, serving, keeping}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if self._fleet.failed.done():
                 raise self._fleet.failed.result()
             for broken in (serving, keeping):
@@ -155,7 +160,7 @@ class Supervisor:
     async def _leave(self, keeping: asyncio.Task[None]) -> None:
         """Ends the run in order: learner (finish the step, save), last evaluation, generators and verifiers, buffer."""
         was_asked = self._stop_asked.is_set()
-        self._console.note("stopping: the learner finishes its step and saves (Ctrl-C again to stop at once)" if was_asked else "finishing")
+        self._line.note("stopping: the learner finishes its step and saves (Ctrl-C again to stop at once)" if was_asked else "finishing")
         self._fleet.begin_stop()
         self._fleet.terminate(["learner"])
         timeout_s = self._config.supervisor.stop_timeout_s
@@ -167,7 +172,7 @@ class Supervisor:
             self._fleet.terminate(roles)
             await self._fleet.all_ended(roles, timeout_s=_CLOSE_S)
 
-    def _handlers(self) -> dict[type[Message], object]:
+    def _handlers(self) -> dict[type[Message], Handler]:
         return {
             Register: self._on_register,
             Heartbeat: self._on_heartbeat,
@@ -250,18 +255,11 @@ class Supervisor:
             self._log.error("%s", cause)
         else:
             self._log.info("the run has %s", outcome)
-        step = self._monitor.step if hasattr(self, "_monitor") else 0
+        step = self._monitor.step
         state = {"outcome": outcome, "step": step, "cause": cause, "ended_s": time.time()}
         (self._run_dir / "state.json").write_bytes(msgspec.json.encode(state))
-        self._console.end(outcome, cause, step)
+        self._line.end(outcome, cause, step)
         return 1 if cause else 0
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _write_private(path: Path, data: bytes) -> None:

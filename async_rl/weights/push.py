@@ -17,7 +17,7 @@ from async_rl.messages import LoadReport, LoadWeights, Manifest
 class Caller(Protocol):
     """The part of an RpcClient that a push needs."""
 
-    async def call(self, request: Any, timeout_s: float) -> Any:
+    async def call(self, request: Any, *, timeout_s: float) -> Any:
         """Sends the request; the reply, or an AsyncRLError."""
 
 

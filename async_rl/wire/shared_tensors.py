@@ -54,7 +54,7 @@ class SharedTensors:
             self._map = mmap.mmap(self._fd, total_bytes)
         except OSError as error:
             os.close(self._fd)
-            raise WeightsError(f"cannot share {total_bytes} bytes of weights in memory ({error}); free memory or raise the limit") from error
+            raise WeightsError(f"cannot share {total_bytes} bytes of weights ({error}); free memory or raise the limit") from error
         self._bytes: Bytes = np.frombuffer(self._map, dtype=np.uint8)
         self._bytes[:] = 0
         self._writes = 0
@@ -63,12 +63,10 @@ class SharedTensors:
         """Copies the tensors, in the order of the entries, and describes the result. Raises WeightsError on a size that does not fit."""
         self._writes += 1
         self._put_header(version, 2 * self._writes - 1)
-        count = 0
         for entry, data in zip(self._entries, tensors, strict=True):
             if data.size != entry.size_bytes:
                 raise WeightsError(f"{entry.name} has {data.size} bytes, {entry.size_bytes} were announced")
             np.copyto(self._bytes[entry.offset : entry.offset + entry.size_bytes], data)
-            count += 1
         self._put_header(version, 2 * self._writes)
         return Manifest(
             version=version,
@@ -117,7 +115,8 @@ class SharedTensorsReader:
         magic, version, counter = _HEADER.unpack_from(self._map)
         if magic != _MAGIC or version != self._manifest.version or counter % 2:
             raise WeightsError(
-                f"the block at {self._manifest.path} holds version {version}, write {counter}, not a complete version {self._manifest.version}"
+                f"the block at {self._manifest.path} holds version {version}, write {counter}, "
+                f"not a complete version {self._manifest.version}"
             )
         return int(counter)
 

@@ -1,0 +1,89 @@
+"""The supervisor's eyes: what processes tell becomes metrics files, TensorBoard, the live line and the answer to `status`.
+
+Joins the pieces of `monitoring/`; owns the TensorBoard process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from pathlib import Path
+from typing import Self
+
+from async_rl.config import RunConfig
+from async_rl.messages import ReportMetrics
+from async_rl.monitoring.live_line import LiveLine
+from async_rl.monitoring.rates import Rates
+from async_rl.monitoring.recorder import Recorder, is_evaluated
+from async_rl.monitoring.tensorboard_process import TensorBoard
+from async_rl.processes.registry import Registry
+
+_LEARNER = "learner-0"
+
+
+class Monitor:
+    """Everything that is measured in one run."""
+
+    def __init__(self, config: RunConfig, run_dir: Path, registry: Registry, live_line: LiveLine, log: logging.Logger) -> None:
+        self._config = config
+        self._run_dir = run_dir
+        self._registry = registry
+        self._live_line = live_line
+        self._log = log
+        self._rates = Rates(time.monotonic())
+        self._open = contextlib.ExitStack()
+        self._evaluated: set[int] = set()
+        self._news = asyncio.Event()
+        self.newest: dict[str, float] = {}
+        self.step = 0
+        self.tensorboard_url = ""
+
+    def __enter__(self) -> Self:
+        self._recorder = Recorder(self._run_dir, self._config)
+        self._open.callback(self._recorder.close)
+        if self._config.monitoring.tensorboard:
+            board = TensorBoard(self._run_dir, self._config)
+            self._open.callback(board.close)
+            self.tensorboard_url = board.url
+            self._log.info("TensorBoard at %s", board.url)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.close()
+
+    def on_heartbeat(self) -> None:
+        """A process has told what it does."""
+        self._rates.observe(self._registry.members)
+        self.newest.update(self._rates.now())
+        self._live_line.update(self.step, self.newest, self._registry.members)
+
+    def on_metrics(self, message: ReportMetrics) -> None:
+        """A process has told the numbers of a step."""
+        scalars = message.scalars
+        if message.source == _LEARNER:
+            self.step = max(self.step, message.step)
+            scalars = scalars | self._rates.step(time.monotonic(), scalars)
+        if "eval/pass_at_1" in scalars:
+            self._evaluated.add(message.step)
+        self._recorder.record(message.step, message.source, scalars, message.histograms, message.texts)
+        self.newest.update(scalars)
+        self._live_line.update(self.step, self.newest, self._registry.members)
+        self._news.set()
+
+    def on_restart(self, name: str) -> None:
+        """A process is being started again."""
+        self._rates.restarted(name)
+
+    async def until_evaluated(self, step: int, *, timeout_s: float) -> None:
+        """Returns once the evaluation of `step` has come, if one is due; logs if it did not come in time."""
+        if not is_evaluated(self._config, step):
+            return
+        try:
+            async with asyncio.timeout(timeout_s):
+                while step not in self._evaluated:
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            self._log.warning("the evaluation of version %d did not come within %g s; the run ends without it", step, timeout_s)
