@@ -1,0 +1,156 @@
+"""What the terminal shows of a run while it goes: one live line on a terminal, a plain line every few seconds elsewhere.
+
+    step 12/60  reward 0.41  held-out 0.56 @10  staleness 1  9.8k tokens/s  learner waits for a batch (2 s)
+
+Used by the supervisor only; nothing here blocks or starts a thread.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from rich.console import Console as RichConsole
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from async_rl.config import RunConfig
+from async_rl.messages import Member
+from async_rl.monitoring.status import duration
+
+_PLAIN_EVERY_S = 5.0
+_REDRAW_EVERY_S = 0.1
+_WORTH_TELLING_S = 1.0
+_BAR_WIDTH = 30
+_ROLE_ORDER = ("learner", "buffer", "generator", "verifier", "supervisor")
+
+
+class Console:
+    """The terminal of one run. clock: monotonic seconds; wall: Unix time, as in heartbeats."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        run_dir: Path,
+        *,
+        terminal: RichConsole | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._config = config
+        self._run_dir = run_dir
+        self._terminal = terminal or RichConsole(highlight=False)
+        self._clock = clock
+        self._wall = wall
+        self._live: Live | None = None
+        self._drawn_s = -_PLAIN_EVERY_S
+        self._plain = ""
+
+    def started(self, tensorboard_url: str) -> None:
+        """The run begins: where it is kept and where it can be watched."""
+        self.note(f"run {self._run_dir.name}  in {_short(self._run_dir)}")
+        if tensorboard_url:
+            self.note(f"TensorBoard  {tensorboard_url}")
+
+    def preparing(self, fraction: float, text: str) -> None:
+        """The start model is being made or found; fraction of it done."""
+        if self._terminal.is_terminal:
+            grid = Table.grid(padding=(0, 1))
+            grid.add_row("preparing the model", ProgressBar(1.0, fraction, width=_BAR_WIDTH), f"{fraction:4.0%}", text)
+            self._draw(grid, is_due=fraction >= 1.0)
+        else:
+            self._say(f"preparing the model {fraction:4.0%}  {text}", is_due=fraction >= 1.0)
+
+    def progress(self, step: int, metrics: Mapping[str, float], members: Iterable[Member], *, evaluated_step: int | None = None) -> None:
+        """The newest numbers and states; called with each heartbeat and each step."""
+        if not self._config.monitoring.live_line:
+            return
+        line = progress_line(step, self._config.num_steps, metrics, members, now_s=self._wall(), evaluated_step=evaluated_step)
+        if self._terminal.is_terminal:
+            self._draw(Text(line, no_wrap=True, overflow="ellipsis"), is_due=False)
+        else:
+            self._say(line, is_due=False)
+
+    def note(self, text: str) -> None:
+        """Something a person should know, above the live line."""
+        self._terminal.print(text, markup=False, soft_wrap=True)
+
+    def end(self, outcome: str, cause: str, step: int) -> None:
+        """The run is over: `finished`, `stopped` or `failed` with its root cause."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+        steps = f"step {step} of {self._config.num_steps}"
+        if cause:
+            self._terminal.print(Text(f"the run has {outcome} at {steps}", style="bold red"))
+            self.note(cause)
+        else:
+            self.note(f"the run has {outcome} at {steps}; numbers in {_short(self._run_dir / 'metrics.jsonl')}")
+
+    def _draw(self, line: Text | Table, *, is_due: bool) -> None:
+        now_s = self._clock()
+        if self._live is None:
+            self._live = Live(console=self._terminal, auto_refresh=False, transient=True)
+            self._live.start()
+        elif now_s - self._drawn_s < _REDRAW_EVERY_S and not is_due:
+            return
+        self._drawn_s = now_s
+        self._live.update(line, refresh=True)
+
+    def _say(self, line: str, *, is_due: bool) -> None:
+        now_s = self._clock()
+        if line != self._plain and (is_due or now_s - self._drawn_s >= _PLAIN_EVERY_S):
+            self._drawn_s, self._plain = now_s, line
+            self.note(line)
+
+
+def progress_line(
+    step: int,
+    num_steps: int,
+    metrics: Mapping[str, float],
+    members: Iterable[Member],
+    *,
+    now_s: float,
+    evaluated_step: int | None = None,
+) -> str:
+    """The live line, with the parts that are known so far."""
+    parts = [f"step {step}/{num_steps}"]
+    if "reward/mean" in metrics:
+        parts.append(f"reward {metrics['reward/mean']:.2f}")
+    if "eval/pass_at_1" in metrics:
+        parts.append(f"held-out {metrics['eval/pass_at_1']:.2f}" + (f" @{evaluated_step}" if evaluated_step is not None else ""))
+    if "staleness/max_versions" in metrics:
+        parts.append(f"staleness {metrics['staleness/max_versions']:.0f}")
+    if "throughput/generated_tokens_per_s" in metrics:
+        parts.append(f"{_thousands(metrics['throughput/generated_tokens_per_s'])} tokens/s")
+    # Until the first step every wait is news, however short.
+    parts.append(who_waits(members, now_s=now_s, worth_telling_s=_WORTH_TELLING_S if step > 0 else 0.0))
+    return "  ".join(part for part in parts if part)
+
+
+def who_waits(members: Iterable[Member], *, now_s: float, worth_telling_s: float) -> str:
+    """Who is held up, in words: whoever is not up yet; else the learner, or a generator, that has waited for at least worth_telling_s."""
+    ordered = sorted(members, key=lambda m: (_ROLE_ORDER.index(m.role), m.name))
+    starting = [m.name for m in ordered if m.state == "starting"]
+    if starting:
+        return f"{', '.join(starting)} start{'s' if len(starting) == 1 else ''}"
+    for member in ordered:
+        waited_s = now_s - member.since_s
+        if member.role in ("learner", "generator") and member.waits_for and waited_s >= worth_telling_s:
+            verb = "is held back by" if member.state == "blocked" else "waits for"
+            return f"{member.name} {verb} {member.waits_for} ({duration(waited_s)})"
+    return ""
+
+
+def _thousands(value: float) -> str:
+    return f"{value / 1000:.1f}k" if value >= 1000 else f"{value:.0f}"
+
+
+def _short(path: Path) -> str:
+    """Relative to where the person is, if it lies below."""
+    relative = os.path.relpath(path)
+    return str(path) if relative.startswith("..") else relative

@@ -1,0 +1,98 @@
+"""TensorBoard as a child of the supervisor: bound to loopback or the run's address, ended with its parent, whatever ends that.
+
+The port is chosen before TensorBoard starts, so the URL is known at once; the page answers a few seconds later.
+Run as `python -m async_rl.monitoring.tensorboard_process <parent pid> <TensorBoard's own arguments>` by `TensorBoard` only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from async_rl.errors import InfrastructureError
+from async_rl.observability.logs import log_path
+
+_PR_SET_PDEATHSIG = 1
+_CLOSE_S = 3.0
+_NICENESS = 10
+_RELOAD_S = "5"
+
+
+class TensorBoard:
+    """A running TensorBoard. Raises InfrastructureError if `port` is taken; 0 takes a free one."""
+
+    def __init__(self, run_dir: Path, *, host: str, port: int) -> None:
+        self.url = f"http://{host}:{_claim(host, port)}/#custom_scalars"
+        port = int(self.url.rsplit(":", 1)[1].split("/")[0])
+        arguments = ["--logdir", str(run_dir / "tensorboard"), "--host", host, "--port", str(port)]
+        arguments += ["--window_title", run_dir.name, "--reload_interval", _RELOAD_S]
+        log = log_path(run_dir, "tensorboard")
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "async_rl.monitoring.tensorboard_process", str(os.getpid()), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """The process; its data server is a child of it."""
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """False once it has ended; its log says why."""
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        """Ends it and what it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGTERM)
+        try:
+            self._process.wait(_CLOSE_S)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+
+def _claim(host: str, port: int) -> int:
+    """A port that nobody uses at this moment: `port`, or any if 0."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        # As TensorBoard's own server: a port in TIME_WAIT from an earlier run is free.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise InfrastructureError(
+                f"TensorBoard cannot listen on {host}:{port} (monitoring.tensorboard_port): {error.strerror}; "
+                "give another port, or 0 for a free one, or monitoring.tensorboard=false"
+            ) from error
+        return int(probe.getsockname()[1])
+
+
+def main() -> None:
+    """The child: dies with its parent, yields to the run's own processes, then is TensorBoard."""
+    parent_pid = int(sys.argv[1])
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        sys.exit(1)
+    os.nice(_NICENESS)
+    from tensorboard.main import run_main  # slow to import: after the above
+
+    sys.argv = ["tensorboard", *sys.argv[2:]]
+    run_main()
+
+
+if __name__ == "__main__":
+    main()

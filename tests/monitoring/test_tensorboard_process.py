@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+
+from async_rl.errors import InfrastructureError
+from async_rl.monitoring.event_file import EventFile
+from async_rl.monitoring.tensorboard_process import TensorBoard
+
+_START_S = 60.0
+
+
+def _fetch(url: str) -> bytes:
+    """The page, once the server listens: its start is another process's, so the test has to try again."""
+    deadline = time.monotonic() + _START_S
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=10) as reply:
+                content: bytes = reply.read()
+                return content
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
+
+def _gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_a_taken_port_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(InfrastructureError, match=rf"127\.0\.0\.1:{port} \(monitoring\.tensorboard_port\).*0 for a free one"):
+            TensorBoard(tmp_path, host="127.0.0.1", port=port)
+
+
+@pytest.mark.slow
+def test_tensorboard_serves_the_run_on_loopback_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    events = EventFile(tmp_path / "tensorboard")
+    events.scalar("reward/mean", 0.5, 1)
+    events.close()
+    board = TensorBoard(tmp_path, host="127.0.0.1", port=0)
+    try:
+        base = board.url.partition("#")[0]
+        assert board.url.startswith("http://127.0.0.1:")
+        assert b"TensorBoard" in _fetch(base)
+        listening = {c.laddr.ip for p in _family(board.pid) for c in p.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+        assert listening <= {"127.0.0.1", "::1"}
+        assert board.is_running
+        family = [p.pid for p in _family(board.pid)]
+    finally:
+        board.close()
+    assert not board.is_running
+    deadline = time.monotonic() + 10
+    while not all(map(_gone, family)):
+        assert time.monotonic() < deadline, f"still there: {[p for p in family if not _gone(p)]}"
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_tensorboard_dies_with_a_killed_parent(tmp_path: Path) -> None:
+    script = (
+        "import sys, signal; from pathlib import Path; from async_rl.monitoring.tensorboard_process import TensorBoard\n"
+        f"board = TensorBoard(Path({str(tmp_path)!r}), host='127.0.0.1', port=0)\n"
+        "sys.stdout.write(f'{board.pid} {board.url}\\n'); sys.stdout.flush(); signal.pause()"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid, url = parent.stdout.readline().split()
+        _fetch(url.partition("#")[0])
+        family = [p.pid for p in _family(int(pid))]
+        os.kill(parent.pid, signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while not all(map(_gone, family)):
+        assert time.monotonic() < deadline, f"still there: {[p for p in family if not _gone(p)]}"
+        time.sleep(0.1)
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    process = psutil.Process(pid)
+    return [process, *process.children(recursive=True)]

@@ -1,0 +1,152 @@
+"""The live line, the plain lines and the status table, as text."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console as RichConsole
+
+from async_rl.config import RunConfig
+from async_rl.messages import Member, StatusReply
+from async_rl.monitoring.console import Console, progress_line, who_waits
+from async_rl.monitoring.status import duration, render
+from async_rl.types import Role
+
+NOW = 1000.0
+
+
+def member(name: str, role: Role, *, state: str = "working", waits_for: str = "", since_s: float = NOW, version: int = -1) -> Member:
+    return Member(name=name, role=role, pid=42, address="", state=state, waits_for=waits_for, since_s=since_s, version=version, counters={})
+
+
+class Screen:
+    """A console whose output and clock the test holds."""
+
+    def __init__(self, config: RunConfig, run_dir: Path, *, is_terminal: bool) -> None:
+        self.out = io.StringIO()
+        self.now = 0.0
+        terminal = RichConsole(file=self.out, force_terminal=is_terminal, width=100, highlight=False, no_color=True, legacy_windows=False)
+        self.console = Console(config, run_dir, terminal=terminal, clock=lambda: self.now, wall=lambda: NOW + self.now)
+
+    @property
+    def lines(self) -> list[str]:
+        return self.out.getvalue().splitlines()
+
+
+def test_the_live_line_shows_the_numbers_to_watch_and_who_waits() -> None:
+    metrics = {
+        "reward/mean": 0.406,
+        "eval/pass_at_1": 0.5625,
+        "staleness/max_versions": 2.0,
+        "throughput/generated_tokens_per_s": 9841.0,
+    }
+    members = [member("learner-0", "learner", state="waiting", waits_for="a batch", since_s=NOW - 3)]
+    line = progress_line(12, 60, metrics, members, now_s=NOW, evaluated_step=10)
+    assert line == "step 12/60  reward 0.41  held-out 0.56 @10  staleness 2  9.8k tokens/s  learner-0 waits for a batch (3 s)"
+
+
+def test_the_live_line_leaves_out_what_is_not_known_yet() -> None:
+    assert progress_line(0, 60, {}, [], now_s=NOW) == "step 0/60"
+
+
+def test_whoever_is_not_up_yet_is_named_first() -> None:
+    members = [member("generator-0", "generator", state="starting"), member("learner-0", "learner", state="waiting", waits_for="a batch")]
+    assert who_waits(members, now_s=NOW, worth_telling_s=0.0) == "generator-0 starts"
+
+
+def test_a_wait_shorter_than_worth_telling_is_left_out() -> None:
+    members = [member("learner-0", "learner", state="waiting", waits_for="a batch", since_s=NOW - 0.5)]
+    assert who_waits(members, now_s=NOW, worth_telling_s=1.0) == ""
+
+
+def test_an_idle_verifier_is_no_news_but_a_generator_held_back_is() -> None:
+    members = [
+        member("verifier-0", "verifier", state="waiting", waits_for="requests", since_s=NOW - 60),
+        member("generator-1", "generator", state="blocked", waits_for="admission: 48 of 48", since_s=NOW - 5),
+    ]
+    assert who_waits(members, now_s=NOW, worth_telling_s=1.0) == "generator-1 is held back by admission: 48 of 48 (5 s)"
+
+
+def test_off_a_terminal_a_plain_line_is_written_every_five_seconds_at_most(config: RunConfig, tmp_path: Path) -> None:
+    screen = Screen(config, tmp_path, is_terminal=False)
+    for step in range(12):
+        screen.console.progress(step, {}, [])
+        screen.now += 1
+    assert screen.lines == ["step 0/4", "step 5/4", "step 10/4"]
+
+
+def test_without_the_live_line_only_notes_and_the_end_are_shown(config: RunConfig, tmp_path: Path) -> None:
+    quiet = msgspec.structs.replace(config, monitoring=msgspec.structs.replace(config.monitoring, live_line=False))
+    screen = Screen(quiet, tmp_path, is_terminal=False)
+    screen.console.progress(1, {}, [])
+    screen.console.note("generator-0 came back")
+    screen.console.end("finished", "", 4)
+    assert screen.lines == ["generator-0 came back", f"the run has finished at step 4 of 4; numbers in {tmp_path}/metrics.jsonl"]
+
+
+def test_preparing_is_told_at_its_end_even_if_it_took_no_time(config: RunConfig, tmp_path: Path) -> None:
+    screen = Screen(config, tmp_path, is_terminal=False)
+    screen.console.preparing(0.0, "corpus")
+    screen.console.preparing(0.5, "warm start")
+    screen.console.preparing(1.0, "model ready")
+    assert screen.lines == ["preparing the model   0%  corpus", "preparing the model 100%  model ready"]
+
+
+def test_on_a_terminal_the_line_is_redrawn_in_place_and_notes_stay(config: RunConfig, tmp_path: Path) -> None:
+    screen = Screen(config, tmp_path, is_terminal=True)
+    screen.console.preparing(0.5, "warm start")
+    screen.now += 1
+    screen.console.progress(1, {"reward/mean": 0.25}, [])
+    screen.console.note("generator-0 came back")
+    screen.now += 1
+    screen.console.progress(2, {"reward/mean": 0.5}, [])
+    screen.console.end("finished", "", 4)
+    text = screen.out.getvalue()
+    assert "warm start" in text
+    assert "reward 0.50" in text
+    assert text.count("generator-0 came back") == 1
+    assert "\x1b[2K" in text, "the line is erased before it is drawn anew"
+
+
+def test_a_failure_is_told_with_its_cause(config: RunConfig, tmp_path: Path) -> None:
+    screen = Screen(config, tmp_path, is_terminal=False)
+    screen.console.end("failed", "learner-0 failed: NonFiniteError: the loss is nan", 3)
+    assert screen.lines == ["the run has failed at step 3 of 4", "learner-0 failed: NonFiniteError: the loss is nan"]
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59, "59 s"), (200, "3 min 20 s"), (7500, "2 h 5 min"), (-3, "0 s")])
+def test_durations_are_told_in_the_units_that_matter(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_status_lists_every_process_with_what_it_waits_for() -> None:
+    reply = StatusReply(
+        run_name="calm-river",
+        run_dir="/runs/calm-river",
+        step=12,
+        num_steps=60,
+        started_s=NOW - 95,
+        tensorboard_url="http://127.0.0.1:6006/",
+        members=[
+            member("verifier-0", "verifier", state="serving"),
+            member("generator-0", "generator", state="blocked", waits_for="admission: 48 of 48", since_s=NOW - 2, version=11),
+            member("learner-0", "learner", state="training", since_s=NOW - 1, version=12),
+        ],
+        metrics={"reward/mean": 0.5, "throughput/generated_tokens_per_s": 9841.2},
+    )
+    out = io.StringIO()
+    RichConsole(file=out, width=120).print(render(reply, now_s=NOW))
+    lines = [line.rstrip() for line in out.getvalue().splitlines()]
+    assert lines == [
+        "calm-river  step 12 of 60, running for 1 min 35 s",
+        "/runs/calm-river",
+        "TensorBoard http://127.0.0.1:6006/",
+        "reward 0.500  tokens/s 9,841",
+        "process      pid  state     version  since  waits for",
+        "learner-0     42  training       12    1 s",
+        "generator-0   42  blocked        11    2 s  admission: 48 of 48",
+        "verifier-0    42  serving              0 s",
+    ]
