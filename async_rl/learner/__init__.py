@@ -1,0 +1,1 @@
+"""The learner: models, the update, checkpoints. `trainer.Trainer` is its one entry."""

@@ -1,0 +1,75 @@
+"""Log-probs and entropies of tokens from hidden states, without ever holding the [R, V] logits of a whole batch.
+
+The only place where logits exist in the learner.  Position handling is not here: row i of `hidden` predicts `targets[i]`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def token_logprobs(hidden: Tensor, *, head: Tensor, targets: Tensor, temperature: float, chunk_tokens: int) -> tuple[Tensor, Tensor]:
+    """log softmax(hidden head^T / temperature) at the targets, and the entropy of that distribution.
+
+    hidden: [R, H]; head: [V, H]; targets: int64 [R] -> logprobs float32 [R], entropies float32 [R], both differentiable once.
+    Logits exist for at most chunk_tokens rows at a time, in forward and backward; where all rows fit into one chunk they are kept instead
+    of computed again.
+    """
+    logprobs, entropies = _TokenLogprobs.apply(hidden, head, targets, temperature, chunk_tokens)  # type: ignore[no-untyped-call]
+    return logprobs, entropies
+
+
+def _chunk_logprobs(hidden: Tensor, head: Tensor, temperature: float) -> Tensor:
+    logits = (hidden @ head.t()).float()
+    if temperature != 1.0:
+        logits /= temperature
+    return torch.log_softmax(logits, dim=-1)
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """With z the scaled logits, p their softmax, y the target: d logp_y / dz = 1_y - p and dH / dz = -p (log p + H)."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, temperature: float, chunk_tokens: int) -> tuple[Tensor, Tensor]:
+        logprobs = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
+        entropies = torch.empty_like(logprobs)
+        kept = None
+        for start in range(0, len(hidden), chunk_tokens):
+            rows = slice(start, start + chunk_tokens)
+            distribution = _chunk_logprobs(hidden[rows], head, temperature)
+            logprobs[rows] = distribution.gather(1, targets[rows, None]).squeeze(1)
+            entropies[rows] = torch.linalg.vecdot(distribution.exp(), distribution).neg_()
+            kept = distribution if len(hidden) <= chunk_tokens else None
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(hidden, head, targets, entropies, kept)
+        ctx.temperature = temperature
+        ctx.chunk_tokens = chunk_tokens
+        return logprobs, entropies
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        grad_logprobs, grad_entropies = grads
+        hidden, head, targets, entropies, kept = ctx.saved_tensors
+        if grad_logprobs is None:
+            grad_logprobs = torch.zeros_like(entropies)
+        grad_hidden = torch.empty_like(hidden)
+        grad_head = torch.zeros(head.shape, dtype=torch.float32, device=head.device)
+        for start in range(0, len(hidden), ctx.chunk_tokens):
+            rows = slice(start, start + ctx.chunk_tokens)
+            distribution = kept if kept is not None else _chunk_logprobs(hidden[rows], head, ctx.temperature)
+            share = grad_logprobs[rows, None]
+            if grad_entropies is None:
+                grad_logits = distribution.exp().mul_(-share)
+            else:
+                pull = grad_entropies[rows, None] * (distribution + entropies[rows, None])
+                grad_logits = distribution.exp().mul_(-share - pull)
+            grad_logits.scatter_add_(1, targets[rows, None], share)
+            if ctx.temperature != 1.0:
+                grad_logits /= ctx.temperature
+            grad_logits = grad_logits.to(hidden.dtype)
+            torch.mm(grad_logits, head, out=grad_hidden[rows])
+            grad_head += grad_logits.t() @ hidden[rows]
+        return grad_hidden, grad_head.to(head.dtype), None, None, None

@@ -1,0 +1,104 @@
+"""One learner batch as flat tensors over response tokens.
+
+Invariants
+- R counts the response tokens of all B sequences, in the order of the groups; every per-token tensor of the learner has this order.
+- Every rank holds the whole batch; only forward passes are shared out.
+Built by the learner from the groups of one step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from async_rl.types import Group, IntArray
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """The sequences of one step.
+
+    token_ids: int32 arrays, prompt and response of each sequence (B of them), kept on the host for packing.
+    prompt_key: int [B], equal where two sequences of a group begin with the same prompt.
+    prompt_lengths, response_lengths, offsets: int64 [B], on the host; response b is offsets[b] : offsets[b] + response_lengths[b] of R.
+    group_index, sequence_index: int64 [B], [R].  rewards: float32 [B], the task's own scale.  is_truncated: bool [B].
+    loss_mask bool [R], behavior_logprobs float32 [R], versions int64 [R].
+    """
+
+    token_ids: list[IntArray]
+    prompt_key: list[int]
+    prompt_lengths: list[int]
+    response_lengths: list[int]
+    offsets: list[int]
+    num_groups: int
+    group_index: Tensor
+    sequence_index: Tensor
+    rewards: Tensor
+    is_truncated: Tensor
+    loss_mask: Tensor
+    behavior_logprobs: Tensor
+    versions: Tensor
+
+    @property
+    def num_sequences(self) -> int:
+        """B."""
+        return len(self.token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """R."""
+        return int(self.loss_mask.numel())
+
+    def rows(self, flat: Tensor) -> Tensor:
+        """Lay a per-token tensor [R] out as right-padded rows [B, L], padded with zeros."""
+        padded = flat.new_zeros(self.num_sequences, max(self.response_lengths, default=0))
+        padded[self._cells] = flat
+        return padded
+
+    def flat(self, rows: Tensor) -> Tensor:
+        """The inverse of `rows`: [B, L] -> [R]."""
+        return rows[self._cells]
+
+    @property
+    def _cells(self) -> tuple[Tensor, Tensor]:
+        offsets = torch.tensor(self.offsets, device=self.sequence_index.device)
+        return self.sequence_index, torch.arange(self.num_tokens, device=offsets.device) - offsets[self.sequence_index]
+
+
+def collate(groups: Sequence[Group], *, device: torch.device) -> Batch:
+    """Flatten groups. Raises ValueError on an empty batch or a sequence without a prompt."""
+    trajectories = [t for group in groups for t in group.trajectories]
+    if not trajectories:
+        raise ValueError("the batch has no sequence; the buffer must hand out complete groups")
+    if any(t.prompt_length < 1 for t in trajectories):
+        raise ValueError("a trajectory has no prompt token, so nothing predicts its first response token")
+    group_index = [i for i, group in enumerate(groups) for _ in group.trajectories]
+    lengths = [t.response_length for t in trajectories]
+    keys: dict[tuple[int, bytes], int] = {}
+    prompt_key = [
+        keys.setdefault((g, t.token_ids[: t.prompt_length].tobytes()), len(keys)) for g, t in zip(group_index, trajectories, strict=True)
+    ]
+
+    def responses(arrays: list[np.ndarray], dtype: torch.dtype) -> Tensor:
+        flat = np.concatenate([a[t.prompt_length :] for a, t in zip(arrays, trajectories, strict=True)])
+        return torch.from_numpy(flat).to(device=device, dtype=dtype)
+
+    return Batch(
+        token_ids=[t.token_ids for t in trajectories],
+        prompt_key=prompt_key,
+        prompt_lengths=[t.prompt_length for t in trajectories],
+        response_lengths=lengths,
+        offsets=[0, *np.cumsum(lengths).tolist()[:-1]],
+        num_groups=len(groups),
+        group_index=torch.tensor(group_index, device=device),
+        sequence_index=torch.repeat_interleave(torch.tensor(lengths, dtype=torch.int64)).to(device),
+        rewards=torch.tensor([t.score.reward for t in trajectories], dtype=torch.float32, device=device),
+        is_truncated=torch.tensor([t.is_truncated for t in trajectories], dtype=torch.bool, device=device),
+        loss_mask=responses([t.loss_mask for t in trajectories], torch.bool),
+        behavior_logprobs=responses([t.behavior_logprobs for t in trajectories], torch.float32),
+        versions=responses([t.versions for t in trajectories], torch.int64),
+    )

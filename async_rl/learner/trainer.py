@@ -1,0 +1,143 @@
+"""The learner's engine: one object that turns groups into a better policy and tells, in numbers, how.
+
+`Trainer` owns actor, critic, reference and their optimizers; the step itself is in `update.py`.
+Invariants
+- SPMD: every rank makes the same calls with the same arguments; results are complete on rank 0 and, but for weights, on all ranks.
+- Version k is the policy after k steps; `step(groups, version)` turns version into version + 1.
+- Nothing has changed if a call raises StalenessError, or NonFiniteError on the first minibatch.
+Called by processes/learner.py from a thread; it blocks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from async_rl.batching.batch import collate
+from async_rl.batching.packing import pack
+from async_rl.batching.partition import passes
+from async_rl.config import RunConfig
+from async_rl.errors import NonFiniteError
+from async_rl.learner.checkpoint import Checkpointer
+from async_rl.learner.metrics import step_histograms, step_scalars
+from async_rl.learner.models import Critic, Policy, frozen_copy, load_policy
+from async_rl.learner.optimizer import ModelOptimizer
+from async_rl.learner.rows import rows_as_group
+from async_rl.learner.sharding import Ranks, full_tensor
+from async_rl.learner.update import Updater
+from async_rl.types import FloatArray, Group, IntArray
+
+TensorSpec = tuple[str, str, tuple[int, ...], int]
+"""Hugging Face name, torch dtype name, shape, size in bytes."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What a step tells, under the names of the metric catalogue."""
+
+    scalars: dict[str, float]
+    histograms: dict[str, list[float]]
+
+
+class Trainer:
+    """Trains one policy. With world_size > 1 the process group exists already."""
+
+    def __init__(self, config: RunConfig, model_path: Path, *, rank: int, world_size: int, device: torch.device) -> None:
+        """Loads the models from model_path. Raises ConfigError for a model that cannot be trained."""
+        torch.manual_seed(config.seed)
+        self._config = config
+        self._dtype = torch.bfloat16 if config.model.dtype == "bfloat16" else torch.float32
+        self._ranks = Ranks(rank=rank, world_size=world_size, device=device, dtype=self._dtype)
+        learner = config.learner
+        policy = load_policy(
+            model_path, trust_remote_code=config.model.trust_remote_code, gradient_checkpointing=learner.gradient_checkpointing
+        )
+        reference = frozen_copy(policy) if config.algorithm.kl_coef > 0 else None
+        critic = Critic(policy.lm) if learner.critic.enabled else None
+        lm = policy.lm
+        for model in (policy, reference, critic):
+            if model is not None:
+                self._ranks.shard(model, lm)
+        self._policy = policy
+        self._specs = [self._spec(name, tensor) for name, tensor in policy.named_weights()]
+        policy_optimizer = ModelOptimizer("policy", policy, learner.optimizer, num_steps=config.num_steps)
+        models: dict[str, tuple[Policy | Critic, ModelOptimizer]] = {"policy": (policy, policy_optimizer)}
+        critic_optimizer = None
+        if critic is not None:
+            critic_optimizer = ModelOptimizer("critic", critic, learner.critic.optimizer, num_steps=config.num_steps)
+            models["critic"] = (critic, critic_optimizer)
+        self._checkpointer = Checkpointer(self._ranks, models)
+        self._updater = Updater(
+            config,
+            self._ranks,
+            policy=policy,
+            policy_optimizer=policy_optimizer,
+            reference=reference,
+            critic=critic,
+            critic_optimizer=critic_optimizer,
+        )
+
+    def step(self, groups: Sequence[Group], version: int) -> StepResult:
+        """Trains on the groups: version -> version + 1.
+
+        Raises StalenessError if a token breaks the bound, NonFiniteError if loss or gradient is not finite.
+        """
+        batch = collate(groups, device=self._ranks.device)
+        try:
+            record = self._updater.step(batch, version)
+        except NonFiniteError as error:
+            ids = ", ".join(str(group.group_id) for group in groups)
+            raise NonFiniteError(f"step {version + 1}, groups {ids}: {error}") from error
+        return StepResult(
+            scalars=step_scalars(self._config, batch, record, version=version),
+            histograms=step_histograms(batch, record, version=version),
+        )
+
+    @torch.no_grad()
+    def logprobs(self, rows: Sequence[IntArray]) -> list[FloatArray]:
+        """Log-prob of each token of each row at temperature 1, float32 [len(row)]; the first token has none and gets 0."""
+        batch = collate([rows_as_group(rows, prompt_length=1)], device=self._ranks.device)
+        found = torch.zeros(batch.num_tokens, device=self._ranks.device)
+        budget = self._config.learner.budget_tokens
+        for members in passes(batch, range(batch.num_sequences), ranks=1, budget_tokens=budget)[0]:
+            row = pack(batch, members, device=self._ranks.device)
+            found[row.token_index], _ = self._policy(row, temperature=1.0, chunk_tokens=self._config.learner.logits_chunk_tokens)
+        flat = found.cpu().numpy()
+        return [
+            np.concatenate([np.zeros(1, dtype=np.float32), flat[start : start + size]])
+            for start, size in zip(batch.offsets, batch.response_lengths, strict=True)
+        ]
+
+    def tensor_specs(self) -> list[TensorSpec]:
+        """Every tensor of the policy in the type that generators use; tied ones once."""
+        return list(self._specs)
+
+    @torch.no_grad()
+    def full_tensors(self) -> Iterator[Tensor]:
+        """The policy's tensors in the order of the specs, on the CPU (collective: every rank must iterate to the end)."""
+        for _, tensor in self._policy.named_weights():
+            yield full_tensor(tensor).detach().to("cpu", self._dtype).contiguous()
+
+    def _spec(self, name: str, tensor: Tensor) -> TensorSpec:
+        return name, str(self._dtype).removeprefix("torch."), tuple(tensor.shape), tensor.numel() * self._dtype.itemsize
+
+    def save(self, directory: Path, version: int) -> None:
+        """Writes a checkpoint: models, optimizers, random state, version. Complete once the directory has its name."""
+        self._checkpointer.save(directory, version)
+
+    def load(self, directory: Path) -> int:
+        """Restores a checkpoint bit for bit and returns its version. Raises DataError if it is not one."""
+        return self._checkpointer.load(directory)
+
+    def export_hf(self, directory: Path) -> None:
+        """Writes the policy as a Hugging Face model directory that transformers and vLLM load; the tokenizer is not part of it."""
+        names = [name for name, *_ in self._specs]
+        state = dict(zip(names, self.full_tensors(), strict=True))
+        if self._ranks.rank == 0:
+            self._policy.lm.save_pretrained(directory, state_dict=state)
+        self._ranks.barrier()

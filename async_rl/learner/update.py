@@ -1,0 +1,318 @@
+"""One learner step: what the models say before, targets, then minibatches of forward, backward and optimizer step.
+
+Invariants
+- Every mean is over the whole minibatch, on all ranks: budgets, packing and ranks change memory and time, never a gradient.
+- The proximal policy is the policy before the first update of the step.  Where its log-probs are those of the first training pass, that
+  pass serves both: nothing is computed twice.
+Called by the trainer; every rank runs it with the same batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from async_rl.algorithms.corrections import behavior_weights
+from async_rl.algorithms.kl import kl_estimate
+from async_rl.algorithms.losses import policy_loss, token_weights, value_loss
+from async_rl.batching.batch import Batch
+from async_rl.batching.packing import Pass, pack
+from async_rl.batching.partition import cost_tokens, minibatches, passes
+from async_rl.config import RunConfig
+from async_rl.learner.models import Critic, Policy
+from async_rl.learner.objective import Evaluated, Targets, compute_targets, trained_mask
+from async_rl.learner.optimizer import ModelOptimizer
+from async_rl.learner.sharding import Ranks
+
+_CACHE_TOKENS = 1280
+"""Tokens of a pass on a CPU: activations of a small model then stay in the core's cache, which is faster than one large pass."""
+
+_Output = tuple[Tensor, Tensor]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Minibatch:
+    """The passes of this rank for one optimizer step, and the minibatch's sequences on all ranks."""
+
+    passes: list[Pass]
+    sequences: list[int]
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Kept:
+    """Outputs of passes, graph included, that the first update uses instead of running the models again.
+
+    is_streaming: the policy was not run before the targets; its training passes give the proximal log-probs.
+    """
+
+    is_streaming: bool
+    policy: dict[Pass, _Output] = dataclasses.field(default_factory=dict)
+    critic: dict[Pass, Tensor] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(slots=True)
+class Totals:
+    """Sums over the updates of a step, over all ranks."""
+
+    updates: int = 0
+    policy_loss: float = 0.0
+    clipped_low: float = 0.0
+    clipped_high: float = 0.0
+    kl_proximal_policy: float = 0.0
+    tokens: float = 0.0
+    policy_grad_norm: float = 0.0
+    value_loss: float = 0.0
+    value_grad_norm: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecord:
+    """All that the metrics of a step are made of."""
+
+    mask: Tensor
+    before: Evaluated
+    targets: Targets
+    totals: Totals
+    policy_lr: float
+    value_lr: float | None
+    forward_s: float
+    advantages_s: float
+    update_s: float
+
+
+class Updater:
+    """Holds models and optimizers and trains them on one batch at a time."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        ranks: Ranks,
+        *,
+        policy: Policy,
+        policy_optimizer: ModelOptimizer,
+        reference: Policy | None,
+        critic: Critic | None,
+        critic_optimizer: ModelOptimizer | None,
+    ) -> None:
+        self._config = config
+        self._algorithm = config.algorithm
+        self._ranks = ranks
+        self._policy = policy
+        self._policy_optimizer = policy_optimizer
+        self._reference = reference
+        self._critic = critic
+        self._critic_optimizer = critic_optimizer
+
+    def step(self, batch: Batch, version: int) -> StepRecord:
+        """Trains on the batch. Raises StalenessError and NonFiniteError before any parameter changes."""
+        learner = self._config.learner
+        mask = trained_mask(batch, version=version, algorithm=self._algorithm, buffer=self._config.buffer)
+        trains_policy = self._critic is None or version >= learner.critic.warmup_steps
+        value_lr = self._critic_optimizer.set_step(version) if self._critic_optimizer else None
+        policy_lr = (
+            self._policy_optimizer.set_step(version - (learner.critic.warmup_steps if self._critic else 0)) if trains_policy else 0.0
+        )
+
+        started_s = time.perf_counter()
+        updates = [m for epoch in range(learner.epochs) for m in self._plan(batch, version, epoch)]
+        streams = trains_policy and len(updates) == 1 and not self._needs_kl_before
+        before, kept = self._evaluate(batch, updates[: learner.minibatches], with_policy=not streams, trains_policy=trains_policy)
+        evaluated_s = time.perf_counter()
+        targets = compute_targets(batch, mask, before, algorithm=self._algorithm, reward=self._config.reward)
+        targeted_s = time.perf_counter()
+        totals = Totals()
+        for minibatch in updates:
+            weights = self._weights(batch, mask, minibatch.sequences)
+            if trains_policy:
+                self._update_policy(batch, minibatch.passes, weights, before, targets, kept, totals)
+            if self._critic is not None:
+                self._update_critic(minibatch.passes, weights, before, targets, kept, totals)
+            totals.updates += 1
+        if streams:
+            self._share(before.proximal_logprobs, before.entropies)
+        return StepRecord(
+            mask=mask,
+            before=before,
+            targets=targets,
+            totals=totals,
+            policy_lr=policy_lr,
+            value_lr=value_lr,
+            forward_s=evaluated_s - started_s,
+            advantages_s=targeted_s - evaluated_s,
+            update_s=time.perf_counter() - targeted_s,
+        )
+
+    @property
+    def _needs_kl_before(self) -> bool:
+        """Whether advantages depend on the policy's log-probs."""
+        return self._reference is not None and self._algorithm.kl_placement == "reward"
+
+    def _plan(self, batch: Batch, version: int, epoch: int) -> list[Minibatch]:
+        """The epoch's minibatches with this rank's passes; the same on every rank and for every budget but for the passes."""
+        device = self._ranks.device
+        budget = self._config.learner.budget_tokens
+        if not self._ranks.is_sharded:
+            budget = min(budget, _CACHE_TOKENS)
+        rng = np.random.default_rng((self._config.seed, version, epoch))
+        plan = []
+        for sequences in minibatches(batch, count=self._config.learner.minibatches, rng=rng):
+            mine = passes(batch, sequences, ranks=self._ranks.world_size, budget_tokens=budget)[self._ranks.rank]
+            plan.append(Minibatch(passes=[pack(batch, members, device=device) for members in mine], sequences=sequences))
+        return plan
+
+    def _evaluate(self, batch: Batch, plan: Sequence[Minibatch], *, with_policy: bool, trains_policy: bool) -> tuple[Evaluated, Kept]:
+        """Runs the models over the batch. The first update has the same weights, so its passes keep their graphs if memory allows."""
+        reuse = self._reusable(batch, plan[0])
+        before, kept = self._nothing_yet(batch), Kept(is_streaming=not with_policy)
+        for row in [row for minibatch in plan for row in minibatch.passes]:
+            if with_policy:
+                with torch.set_grad_enabled(trains_policy and row in reuse):
+                    output = self._run_policy(self._policy, row)
+                _note(before, row, output)
+                if trains_policy and row in reuse:
+                    kept.policy[row] = output
+            if self._reference is not None and before.ref_logprobs is not None:
+                with torch.no_grad():
+                    before.ref_logprobs[row.token_index] = self._run_policy(self._reference, row)[0]
+            if self._critic is not None and before.values is not None and before.bootstrap is not None:
+                with torch.set_grad_enabled(row in reuse):
+                    values, bootstrap = self._critic(row)
+                before.values[row.token_index] = values.detach()
+                before.bootstrap[row.sequences] = bootstrap
+                if row in reuse:
+                    kept.critic[row] = values
+        if with_policy:
+            self._share(before.proximal_logprobs, before.entropies)
+        self._share(before.ref_logprobs, before.values, before.bootstrap)
+        return before, kept
+
+    def _reusable(self, batch: Batch, first: Minibatch) -> set[Pass]:
+        """Passes whose graphs may wait for the update: all of the first minibatch or none, within the budget.
+
+        FSDP's hooks expect each backward pass before the next forward pass, so a sharded model keeps a single one.
+        """
+        fits = cost_tokens(batch, first.sequences) <= self._config.learner.budget_tokens * self._ranks.world_size
+        if not fits or (self._ranks.is_sharded and len(first.passes) > 1):
+            return set()
+        return set(first.passes)
+
+    def _nothing_yet(self, batch: Batch) -> Evaluated:
+        def tokens() -> Tensor:
+            return torch.zeros(batch.num_tokens, device=self._ranks.device)
+
+        has_critic = self._critic is not None
+        return Evaluated(
+            proximal_logprobs=tokens(),
+            entropies=tokens(),
+            ref_logprobs=tokens() if self._reference is not None else None,
+            values=tokens() if has_critic else None,
+            bootstrap=torch.zeros(batch.num_sequences, device=self._ranks.device) if has_critic else None,
+        )
+
+    def _share(self, *tensors: Tensor | None) -> None:
+        """Each rank has filled its own places and left 0 elsewhere; afterwards all have everything."""
+        for tensor in tensors:
+            if tensor is not None:
+                self._ranks.sum(tensor)
+
+    def _run_policy(self, model: Policy, row: Pass) -> _Output:
+        logprobs, entropies = model(
+            row, temperature=self._config.generation.temperature, chunk_tokens=self._config.learner.logits_chunk_tokens
+        )
+        return logprobs, entropies
+
+    def _weights(self, batch: Batch, mask: Tensor, sequences: Sequence[int]) -> Tensor:
+        """The share of each token in the minibatch's mean: float32 [R]."""
+        is_member = torch.zeros(batch.num_sequences, dtype=torch.bool, device=mask.device)
+        is_member[list(sequences)] = True
+        return token_weights(
+            mask & is_member[batch.sequence_index],
+            sequence_index=batch.sequence_index,
+            num_sequences=batch.num_sequences,
+            aggregation=self._algorithm.aggregation,
+        )
+
+    def _update_policy(
+        self, batch: Batch, rows: Sequence[Pass], weights: Tensor, before: Evaluated, targets: Targets, kept: Kept, totals: Totals
+    ) -> None:
+        """One optimizer step of the policy."""
+        sums = torch.zeros(5, device=self._ranks.device)
+        for row in rows:
+            output = kept.policy.pop(row, None) or self._run_policy(self._policy, row)
+            if kept.is_streaming:
+                _note(before, row, output)
+            loss, statistics = self._policy_objective(batch, row, output, weights[row.token_index], before, targets)
+            (loss * self._ranks.world_size).backward()  # type: ignore[no-untyped-call]
+            sums += statistics
+        loss_value, low, high, kl, tokens = self._ranks.sum(sums).tolist()
+        totals.policy_grad_norm += self._policy_optimizer.apply(loss_value)
+        totals.policy_loss += loss_value
+        totals.clipped_low += low
+        totals.clipped_high += high
+        totals.kl_proximal_policy += kl
+        totals.tokens += tokens
+
+    def _policy_objective(
+        self, batch: Batch, row: Pass, output: _Output, weights: Tensor, before: Evaluated, targets: Targets
+    ) -> tuple[Tensor, Tensor]:
+        """The pass's part of the loss; and sums, float32 [5]: that loss, clipped low and high, KL(proximal, policy), trained tokens."""
+        algorithm, index = self._algorithm, row.token_index
+        logprobs, entropies = output
+        proximal = before.proximal_logprobs[index]
+        behavior_weight, _ = behavior_weights(
+            proximal,
+            behavior_logprobs=batch.behavior_logprobs[index],
+            correction=algorithm.behavior_correction,
+            maximum=algorithm.behavior_weight_max,
+            minimum=algorithm.behavior_weight_min,
+        )
+        losses, is_low, is_high = policy_loss(
+            logprobs,
+            proximal_logprobs=proximal,
+            advantages=targets.advantages[index],
+            behavior_weight=behavior_weight,
+            clip_low=algorithm.clip_low,
+            clip_high=algorithm.clip_high,
+            clip_dual=algorithm.clip_dual,
+        )
+        if algorithm.kl_placement == "loss" and before.ref_logprobs is not None:
+            kl = kl_estimate(logprobs, ref_logprobs=before.ref_logprobs[index], estimator=algorithm.kl_estimator)
+            losses = losses + algorithm.kl_coef * behavior_weight * kl
+        if algorithm.entropy_coef:
+            losses = losses - algorithm.entropy_coef * entropies
+        is_trained = weights > 0
+        loss = torch.where(is_trained, losses * weights, 0.0).sum()
+        moved = kl_estimate(proximal, ref_logprobs=logprobs.detach(), estimator="k3")
+        counts = [(x * is_trained).sum() for x in (is_low, is_high, moved, is_trained)]
+        return loss, torch.stack([loss.detach(), *counts])
+
+    def _update_critic(
+        self, rows: Sequence[Pass], weights: Tensor, before: Evaluated, targets: Targets, kept: Kept, totals: Totals
+    ) -> None:
+        """One optimizer step of the critic."""
+        if self._critic is None or self._critic_optimizer is None or before.values is None or targets.returns is None:
+            raise ValueError("a critic is trained on the returns of gae only")
+        total = torch.zeros((), device=self._ranks.device)
+        for row in rows:
+            values = kept.critic.pop(row, None)
+            if values is None:
+                values = self._critic(row)[0]
+            index = row.token_index
+            losses = value_loss(values, old_values=before.values[index], returns=targets.returns[index], clip=self._algorithm.value_clip)
+            loss = torch.where(weights[index] > 0, losses * weights[index], 0.0).sum()
+            (loss * (self._algorithm.value_coef * self._ranks.world_size)).backward()  # type: ignore[no-untyped-call]
+            total += loss.detach()
+        loss_value = float(self._ranks.sum(total))
+        totals.value_grad_norm += self._critic_optimizer.apply(loss_value)
+        totals.value_loss += loss_value
+
+
+def _note(before: Evaluated, row: Pass, output: _Output) -> None:
+    """Writes down the proximal log-probs and entropies of a pass."""
+    before.proximal_logprobs[row.token_index] = output[0].detach()
+    before.entropies[row.token_index] = output[1].detach()
