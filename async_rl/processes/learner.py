@@ -20,7 +20,7 @@ from async_rl.errors import DeadlineExceeded
 from async_rl.learner.trainer import Trainer
 from async_rl.messages import Batch, CommitStep, StartEvaluation, SyncVersion, TakeBatch
 from async_rl.processes.pushing import Pusher
-from async_rl.processes.ranks import Ranks, join_process_group
+from async_rl.processes.ranks import TrainingPool, join_process_group
 from async_rl.processes.runtime import ProcessContext
 from async_rl.types import Group
 
@@ -34,10 +34,11 @@ async def run(context: ProcessContext) -> None:
 
     def make_trainer() -> Trainer:
         torch.set_num_threads(max(1, len(context.cores)))
-        join_process_group(context.run_dir, context.rank, world_size, timeout_s=2 * context.config.learner.take_timeout_s)
+        if world_size > 1:
+            join_process_group(context.run_dir, context.rank, world_size, timeout_s=2 * context.config.learner.take_timeout_s)
         return Trainer(context.config, context.model_path, rank=context.rank, world_size=world_size, device=device)
 
-    ranks = Ranks(make_trainer, rank=context.rank, world_size=world_size)
+    ranks = TrainingPool(make_trainer, rank=context.rank, world_size=world_size)
     await ranks.start()
     try:
         await context.serve({})
@@ -54,7 +55,7 @@ async def run(context: ProcessContext) -> None:
 class Learner:
     """Rank 0: the loop of steps."""
 
-    def __init__(self, context: ProcessContext, ranks: Ranks) -> None:
+    def __init__(self, context: ProcessContext, ranks: TrainingPool) -> None:
         self._context = context
         self._config = context.config
         self._ranks = ranks

@@ -14,7 +14,7 @@ from typing import Self
 
 from async_rl.config import RunConfig
 from async_rl.messages import ReportMetrics
-from async_rl.monitoring.live_line import LiveLine
+from async_rl.monitoring.console import Console
 from async_rl.monitoring.rates import Rates
 from async_rl.monitoring.recorder import Recorder, is_evaluated
 from async_rl.monitoring.tensorboard_process import TensorBoard
@@ -26,11 +26,11 @@ _LEARNER = "learner-0"
 class Monitor:
     """Everything that is measured in one run."""
 
-    def __init__(self, config: RunConfig, run_dir: Path, registry: Registry, live_line: LiveLine, log: logging.Logger) -> None:
+    def __init__(self, config: RunConfig, run_dir: Path, registry: Registry, console: Console, log: logging.Logger) -> None:
         self._config = config
         self._run_dir = run_dir
         self._registry = registry
-        self._live_line = live_line
+        self._console = console
         self._log = log
         self._rates = Rates(time.monotonic())
         self._open = contextlib.ExitStack()
@@ -44,7 +44,7 @@ class Monitor:
         self._recorder = Recorder(self._run_dir, self._config)
         self._open.callback(self._recorder.close)
         if self._config.monitoring.tensorboard:
-            board = TensorBoard(self._run_dir, self._config)
+            board = TensorBoard(self._run_dir, host=self._config.network.host, port=self._config.monitoring.tensorboard_port)
             self._open.callback(board.close)
             self.tensorboard_url = board.url
             self._log.info("TensorBoard at %s", board.url)
@@ -57,7 +57,7 @@ class Monitor:
         """A process has told what it does."""
         self._rates.observe(self._registry.members)
         self.newest.update(self._rates.now())
-        self._live_line.update(self.step, self.newest, self._registry.members)
+        self._show()
 
     def on_metrics(self, message: ReportMetrics) -> None:
         """A process has told the numbers of a step."""
@@ -69,8 +69,11 @@ class Monitor:
             self._evaluated.add(message.step)
         self._recorder.record(message.step, message.source, scalars, message.histograms, message.texts)
         self.newest.update(scalars)
-        self._live_line.update(self.step, self.newest, self._registry.members)
+        self._show()
         self._news.set()
+
+    def _show(self) -> None:
+        self._console.progress(self.step, self.newest, self._registry.members, evaluated_step=max(self._evaluated, default=None))
 
     def on_restart(self, name: str) -> None:
         """A process is being started again."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from async_rl.errors import AsyncRLError, InfrastructureError, WeightsError
 from async_rl.messages import Expel, Logprobs, Manifest, Member, Probe
-from async_rl.processes.ranks import Ranks
+from async_rl.processes.ranks import TrainingPool
 from async_rl.processes.runtime import ProcessContext
 from async_rl.types import FloatArray, IntArray
 from async_rl.weights.push import push
@@ -29,7 +29,7 @@ _CAUSES = (
 class Pusher:
     """Rank 0's side of the weights."""
 
-    def __init__(self, context: ProcessContext, ranks: Ranks) -> None:
+    def __init__(self, context: ProcessContext, ranks: TrainingPool) -> None:
         self._context = context
         self._config = context.config.weights
         self._ranks = ranks

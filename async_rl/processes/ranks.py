@@ -40,11 +40,11 @@ class Operation(enum.IntEnum):
 def join_process_group(run_dir: Path, rank: int, world_size: int, *, timeout_s: float) -> None:
     """Joins this rank's process group; ranks meet through a file of the run, so no port is opened for it."""
     backend = "nccl" if torch.cuda.is_available() else "gloo"
-    store = torch.distributed.distributed_c10d.FileStore(str(run_dir / "rendezvous"), world_size)
+    store = dist.FileStore(str(run_dir / "rendezvous"), world_size)  # type: ignore[attr-defined]
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_s))
 
 
-class Ranks:
+class TrainingPool:
     """The trainer on all ranks, as rank 0 sees it (`step`, `publish`, ...) and as the others do (`follow`)."""
 
     def __init__(self, make_trainer: Callable[[], Trainer], *, rank: int, world_size: int) -> None:

@@ -33,7 +33,7 @@ from async_rl.messages import (
     StopRun,
     WatchMembers,
 )
-from async_rl.monitoring.live_line import LiveLine
+from async_rl.monitoring.console import Console
 from async_rl.observability.logs import configure_logging
 from async_rl.processes.directory import Connections, Peer
 from async_rl.processes.fleet import Fleet
@@ -65,8 +65,8 @@ class Supervisor:
         self._launcher = launcher
         self._log = configure_logging(self._run_dir, "supervisor")
         self._registry = Registry()
-        self._line = LiveLine(config, self._run_dir)
-        self._monitor = Monitor(config, self._run_dir, self._registry, self._line, self._log)
+        self._console = Console(config, self._run_dir)
+        self._monitor = Monitor(config, self._run_dir, self._registry, self._console, self._log)
         self._started_s = time.time()
         self._stop_asked = asyncio.Event()
         self._stop_now = asyncio.Event()
@@ -78,7 +78,7 @@ class Supervisor:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         try:
             with self._monitor:
-                self._line.opened(self._monitor.tensorboard_url)
+                self._console.started(self._monitor.tensorboard_url)
                 await self._unless_stopped(self._live(keys))
         except RunFailed as failure:
             return self._end("failed", str(failure))
@@ -131,7 +131,7 @@ class Supervisor:
 
     async def _prepare_model(self) -> Path | None:
         """The start model; None if a stop was asked meanwhile."""
-        preparing = asyncio.create_task(prepare(self._run_dir, self._line.preparing), name="prepare model")
+        preparing = asyncio.create_task(prepare(self._run_dir, self._console.preparing), name="prepare model")
         asked = asyncio.create_task(self._stop_asked.wait(), name="stop asked")
         await asyncio.wait({preparing, asked}, return_when=asyncio.FIRST_COMPLETED)
         asked.cancel()
@@ -160,7 +160,7 @@ class Supervisor:
     async def _leave(self, keeping: asyncio.Task[None]) -> None:
         """Ends the run in order: learner (finish the step, save), last evaluation, generators and verifiers, buffer."""
         was_asked = self._stop_asked.is_set()
-        self._line.note("stopping: the learner finishes its step and saves (Ctrl-C again to stop at once)" if was_asked else "finishing")
+        self._console.note("stopping: the learner finishes its step and saves (Ctrl-C again to stop at once)" if was_asked else "finishing")
         self._fleet.begin_stop()
         self._fleet.terminate(["learner"])
         timeout_s = self._config.supervisor.stop_timeout_s
@@ -258,7 +258,7 @@ class Supervisor:
         step = self._monitor.step
         state = {"outcome": outcome, "step": step, "cause": cause, "ended_s": time.time()}
         (self._run_dir / "state.json").write_bytes(msgspec.json.encode(state))
-        self._line.end(outcome, cause, step)
+        self._console.end(outcome, cause, step)
         return 1 if cause else 0
 
 
