@@ -1,0 +1,93 @@
+"""From the columns of a row to the tests of a programming problem, in three layouts.
+
+- `tests` (with optional `setup`): our own, a list of {kind: stdin | call | assert, ...}, or the same as a JSON string.
+- `test_list` (with optional `test_imports`): assert statements, as in MBPP.  They name the function, so the prompt has to show them.
+- `input_output`: a JSON string or an object {inputs, outputs, fn_name?}, as in AReaL; with `fn_name` each line of an input is one argument.
+Invariant: a row without usable tests is a DataError that names its place.  Used by prompts.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from async_rl.data.files import Row
+from async_rl.errors import DataError
+from async_rl.types import AssertTest, CallTest, CodeProblem, CodeTest, StdinTest
+
+_REMEDY = "give a column `tests` (list of {kind: stdin|call|assert, ...}), `test_list` (assert statements) or `input_output`"
+
+
+def read_problem(place: str, row: Row) -> tuple[CodeProblem, tuple[str, ...]]:
+    """(hidden side, assert statements that the prompt must show) of one row. Raises DataError."""
+    if row.get("tests") is not None:
+        problem = CodeProblem(tests=_own_tests(place, row["tests"]), setup=_text(place, "setup", row.get("setup") or ""))
+        shown: tuple[str, ...] = ()
+    elif row.get("test_list") is not None:
+        shown = tuple(_texts(place, "test_list", row["test_list"]))
+        setup = "\n".join(_texts(place, "test_imports", row.get("test_imports") or []))
+        problem = CodeProblem(tests=[AssertTest(code=code) for code in shown], setup=setup)
+    elif row.get("input_output") is not None:
+        problem, shown = CodeProblem(tests=_input_output(place, row["input_output"])), ()
+    else:
+        raise DataError(f"{place}: no tests among the columns {sorted(row)}; {_REMEDY}")
+    if not problem.tests:
+        raise DataError(f"{place}: the list of tests is empty, so every program would pass; {_REMEDY}")
+    return problem, shown
+
+
+def _own_tests(place: str, value: Any) -> list[CodeTest]:
+    if isinstance(value, str):
+        value = _json(place, "tests", value)
+    if isinstance(value, list):
+        value = [_without_absent(test) for test in value]
+    try:
+        return msgspec.convert(value, list[CodeTest])
+    except msgspec.ValidationError as error:
+        raise DataError(f"{place}: column tests is not as documented ({error}); {_REMEDY}") from error
+
+
+def _without_absent(test: Any) -> Any:
+    """Parquet gives every struct of a list the same fields, None where absent; only the value that a call returns may be None."""
+    if not isinstance(test, dict):
+        return test
+    return {key: value for key, value in test.items() if value is not None or (key == "expected" and test.get("kind") == "call")}
+
+
+def _input_output(place: str, value: Any) -> list[CodeTest]:
+    data = _json(place, "input_output", value) if isinstance(value, str) else value
+    if not isinstance(data, dict):
+        raise DataError(f"{place}: column input_output must hold an object {{inputs, outputs, fn_name?}}, this is a {type(data).__name__}")
+    inputs = _texts(place, "input_output.inputs", data.get("inputs"))
+    outputs = _texts(place, "input_output.outputs", data.get("outputs"))
+    if len(inputs) != len(outputs):
+        raise DataError(f"{place}: input_output has {len(inputs)} inputs and {len(outputs)} outputs; each input needs its output")
+    function = data.get("fn_name")
+    if not function:
+        return [StdinTest(input=given, output=wanted) for given, wanted in zip(inputs, outputs, strict=True)]
+    _text(place, "input_output.fn_name", function)
+    tests: list[CodeTest] = []
+    for given, wanted in zip(inputs, outputs, strict=True):
+        args = [_json(place, "input_output.inputs", line) for line in given.splitlines() if line.strip()]
+        tests.append(CallTest(function=function, args=args, expected=_json(place, "input_output.outputs", wanted)))
+    return tests
+
+
+def _json(place: str, column: str, text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        raise DataError(f"{place}: {column} holds {text[:80]!r}, which is no JSON ({error}); write values as JSON") from error
+
+
+def _text(place: str, column: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise DataError(f"{place}: {column} must be a string, this is a {type(value).__name__}")
+    return value
+
+
+def _texts(place: str, column: str, value: Any) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise DataError(f"{place}: {column} must be a list of strings, this is {str(value)[:80]!r}")
+    return value
