@@ -70,7 +70,7 @@ def _data(config: RunConfig) -> Iterator[str]:
             "set data.val_files=<file>, or evaluation.every_steps=0"
         )
     for name, files in (("train_files", data.train_files), ("val_files", data.val_files)):
-        for file in files:
+        for file in dict.fromkeys(files):
             if not file.endswith((".jsonl", ".json", ".parquet")):
                 yield f"data.{name}={file}: the format is told by the ending; name a .jsonl, .json or .parquet file"
             if files.count(file) > 1:
@@ -186,7 +186,7 @@ def _reward(config: RunConfig) -> Iterator[str]:
     reward = config.reward
 
     def scaled(task_reward: float) -> float:
-        return max(-reward.clip, min(reward.clip, reward.scale * (task_reward - reward.bias)))
+        return max(-reward.clip, min(reward.clip, reward.scale * (task_reward - reward.bias))) + 0.0  # no -0 in messages
 
     if reward.pass_reward <= reward.fail_reward:
         yield (

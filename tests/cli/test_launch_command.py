@@ -1,0 +1,134 @@
+"""Facts about `async-rl launch`: what it shows, what it refuses, what it makes, how little it imports."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from async_rl.config import RunConfig
+from async_rl.launchers import cli
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "async_rl.launchers.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
+    """What `launch` would supervise; nothing is started."""
+    configs: list[RunConfig] = []
+
+    def supervise(config: RunConfig, run_dir: Path, specs: object) -> int:
+        assert msgspec.yaml.decode((run_dir / "config.yaml").read_bytes(), type=RunConfig) == config
+        configs.append(config)
+        return 0
+
+    monkeypatch.setattr(cli, "_supervise", supervise)
+    return configs
+
+
+def main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["async-rl", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert isinstance(caught.value.code, int)
+    return caught.value.code
+
+
+def test_dry_run_shows_configuration_processes_and_numbers_and_makes_nothing(tmp_path: Path) -> None:
+    done = run(
+        "launch",
+        "conf=ppo_code",
+        "--dry-run",
+        f"output_dir={tmp_path}/runs",
+        "network.control_port=0",
+        "generators.count=2",
+        "run_name=mine",
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    for expected in (
+        "run_name: mine",
+        "groups_per_step: 16",
+        "generator-1",
+        "tcp://127.0.0.1:(free port)",
+        "staleness bound",
+        "48 groups in flight",
+    ):
+        assert expected in done.stdout
+    assert "memory estimate" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_resolved_configuration_in_a_dry_run_is_valid_yaml(tmp_path: Path) -> None:
+    done = run("launch", "conf=grpo_code", f"output_dir={tmp_path}", "run_name=007", "--dry-run")
+    text = done.stdout.partition("configuration\n")[2].partition("\nprocesses")[0]
+    assert msgspec.yaml.decode(text.encode(), type=RunConfig).run_name == "007"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["conf=ppo_code", "num_step=3"], "error: num_step=3: there is no such setting; did you mean num_steps"),
+        (["conf=ppo_code", "num_steps=0"], "error: num_steps=0: must be a whole number >= 1"),
+        (["conf=ppo_code", "learner.minibatches=3"], "error: learner.minibatches=3 does not divide"),
+        (["conf=ppo_code", "learner.cores=[4096]"], "error: learner.cores=[4096]: this machine lacks 4096"),
+        (["conf=ppo_code", "model.path=/nowhere"], "error: model.path=/nowhere: there is no such directory"),
+        (["conf=ppo_cod"], "did you mean ppo_code?"),
+        (["num_steps=3"], "error: conf= is given 0 times"),
+        (["conf=ppo_code", "conf=grpo_code"], "error: conf= is given 2 times"),
+        ([], "Missing argument"),
+        (["conf=ppo_code", "--dryrun"], "No such option"),
+    ],
+)
+def test_wrong_settings_exit_with_two_and_without_traceback(tmp_path: Path, arguments: list[str], expected: str) -> None:
+    done = run("launch", *arguments, f"output_dir={tmp_path}/runs") if arguments else run("launch")
+    assert done.returncode == 2
+    assert expected in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_launch_makes_the_runs_directory_and_hands_over(tmp_path: Path, started: list[RunConfig], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(monkeypatch, "launch", "conf=ppo_code", f"output_dir={tmp_path}", "num_steps=3") == 0
+    (config,) = started
+    assert config.num_steps == 3
+    assert config.run_name is not None
+    assert [path.name for path in tmp_path.iterdir()] == [config.run_name]
+
+
+def test_two_launches_in_a_row_have_different_names(tmp_path: Path, started: list[RunConfig], monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(2):
+        assert main(monkeypatch, "launch", "conf=ppo_code", f"output_dir={tmp_path}") == 0
+    assert len({config.run_name for config in started}) == 2
+
+
+def test_the_exit_code_of_the_run_is_that_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "_supervise", lambda *_: 1)
+    assert main(monkeypatch, "launch", "conf=ppo_code", f"output_dir={tmp_path}") == 1
+
+
+HEAVY = ("torch", "vllm", "transformers", "ray", "zmq", "pyarrow", "tensorboard", "tokenizers")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["launch", "conf=ppo_code", "--dry-run"]])
+def test_help_and_dry_run_import_nothing_heavy(arguments: list[str], tmp_path: Path) -> None:
+    code = f"""
+import sys
+from async_rl.launchers import cli
+sys.argv = ["async-rl", *{arguments!r}]
+try:
+    cli.main()
+except SystemExit as exit:
+    assert exit.code in (0, None), exit.code
+loaded = sorted(set({HEAVY!r}) & set(sys.modules))
+assert not loaded, loaded
+"""
+    started_s = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    # Half a second on a quiet machine; the bound leaves room for a busy one.
+    assert time.monotonic() - started_s < 10

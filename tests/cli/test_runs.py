@@ -1,0 +1,80 @@
+"""Facts about finding runs on disk and telling what became of them."""
+
+import json
+import os
+import random
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from async_rl.errors import ConfigError
+from async_rl.launchers.compose import compose, write_config
+from async_rl.launchers.runs import ADJECTIVES, ANIMALS, all_runs, find, remains, unique_name
+
+NOW = time.struct_time((2026, 11, 20, 19, 31, 0, 4, 324, 0))
+
+
+def make_run(output_dir: Path, name: str, *, age_s: int = 0) -> Path:
+    run_dir = output_dir / name
+    run_dir.mkdir(parents=True)
+    write_config(compose("ppo_code", [f"run_name={name}", "num_steps=9"]), run_dir / "config.yaml")
+    stamp = 1_800_000_000 - age_s
+    os.utime(run_dir / "config.yaml", (stamp, stamp))
+    return run_dir
+
+
+def test_names_are_words_and_the_time() -> None:
+    assert re.fullmatch(r"[a-z]+-[a-z]+-1120-1931", unique_name(Path("/nowhere"), rng=random.Random(0), now=NOW))
+    assert len(set(ADJECTIVES)) == len(ADJECTIVES) > 50
+    assert len(set(ANIMALS)) == len(ANIMALS) > 50
+
+
+def test_a_name_in_use_is_not_given_again(tmp_path: Path) -> None:
+    first = unique_name(tmp_path, rng=random.Random(0), now=NOW)
+    (tmp_path / first).mkdir()
+    assert unique_name(tmp_path, rng=random.Random(0), now=NOW) != first
+
+
+def test_the_newest_run_is_meant_by_default(tmp_path: Path) -> None:
+    old, new = make_run(tmp_path, "old", age_s=60), make_run(tmp_path, "new")
+    (tmp_path / "no-run").mkdir()
+    assert all_runs(tmp_path) == [new, old]
+    assert find(None, tmp_path) == new
+
+
+def test_a_run_is_found_by_name_and_by_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = make_run(tmp_path / "runs", "mine")
+    monkeypatch.chdir(tmp_path)
+    assert find("mine", tmp_path / "runs") == find("runs/mine", tmp_path / "runs") == find(str(run_dir), tmp_path / "elsewhere") == run_dir
+
+
+def test_a_run_that_is_not_there_is_told_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no run in"):
+        find(None, tmp_path)
+    make_run(tmp_path, "amber-otter")
+    with pytest.raises(ConfigError, match="did you mean amber-otter"):
+        find("amber-oter", tmp_path)
+    with pytest.raises(ConfigError, match="the newest are amber-otter"):
+        find("xyz", tmp_path)
+
+
+def test_the_remains_of_a_killed_run_tell_its_last_whole_row(tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path, "mine")
+    assert (remains(run_dir).step, remains(run_dir).num_steps, remains(run_dir).outcome) == (0, 9, "")
+    (run_dir / "metrics.jsonl").write_text('{"step": 3, "reward/mean": 0.5}\n{"step": 4, "reward/mean": 0.75}\n{"step": 5, "rew')
+    assert (remains(run_dir).step, remains(run_dir).metrics["reward/mean"]) == (4, 0.75)
+
+
+def test_the_remains_of_a_failed_run_tell_its_cause(tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path, "mine")
+    (run_dir / "state.json").write_text(json.dumps({"outcome": "failed", "step": 2, "cause": "no memory", "ended_s": 1.0}))
+    assert (remains(run_dir).outcome, remains(run_dir).cause) == ("failed", "no memory")
+
+
+def test_a_directory_whose_configuration_is_of_another_form_is_refused(tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path, "mine")
+    (run_dir / "config.yaml").write_text("seed: 1\n")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        remains(run_dir)

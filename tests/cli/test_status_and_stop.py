@@ -1,0 +1,186 @@
+"""Facts about `async-rl status` and `async-rl stop`, against a supervisor's control socket and without one."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from async_rl.launchers import cli
+from async_rl.launchers.compose import compose, write_config
+from async_rl.launchers.control import MARK, Mark, leave_mark, living_pid, wait_for_end
+from async_rl.messages import GetStatus, Member, Message, Ok, StatusReply, StopRun
+from async_rl.processes.runtime import Control
+from async_rl.wire.keys import create_keys
+from async_rl.wire.rpc import RpcServer
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    directory = tmp_path / "mine"
+    directory.mkdir()
+    write_config(compose("ppo_code", ["run_name=mine", "num_steps=9", "supervisor.stop_timeout_s=20"]), directory / "config.yaml")
+    return directory
+
+
+def main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["async-rl", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert isinstance(caught.value.code, int)
+    return caught.value.code
+
+
+@contextmanager
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def mark(run_dir: Path, pid: int) -> None:
+    (run_dir / MARK).write_bytes(msgspec.json.encode(Mark(pid=pid, created_s=psutil.Process(pid).create_time())))
+
+
+@contextmanager
+def control_socket(run_dir: Path, pid: int) -> Iterator[list[Message]]:
+    """A supervisor's side of the control socket, on a thread; gives the requests that arrived."""
+    keys = create_keys(run_dir / "keys")
+    asked: list[Message] = []
+    member = Member(name="buffer", role="buffer", pid=7, address="", state="ready", waits_for="", since_s=0, version=-1, counters={})
+
+    async def status(request: GetStatus) -> Message:
+        asked.append(request)
+        return StatusReply(
+            run_name="mine",
+            run_dir=str(run_dir),
+            step=4,
+            num_steps=9,
+            started_s=0,
+            tensorboard_url="",
+            members=[member],
+            metrics={"reward/mean": 0.5},
+        )
+
+    async def stop(request: StopRun) -> Message:
+        asked.append(request)
+        os.kill(pid, 9)
+        return Ok()
+
+    async def serve(ready: threading.Event) -> None:
+        nonlocal loop, task
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        with RpcServer("127.0.0.1", 0, keys, {GetStatus: status, StopRun: stop}) as server:
+            control = Control(address=server.address, pid=pid, model_path="")
+            (run_dir / "control.json").write_bytes(msgspec.json.encode(control))
+            ready.set()
+            try:
+                await server.serve()
+            except asyncio.CancelledError:
+                return
+
+    loop: asyncio.AbstractEventLoop | None = None
+    task: asyncio.Task[None] | None = None
+    ready = threading.Event()
+    thread = threading.Thread(target=lambda: asyncio.run(serve(ready)))
+    thread.start()
+    assert ready.wait(10)
+    try:
+        yield asked
+    finally:
+        assert loop is not None
+        assert task is not None
+        loop.call_soon_threadsafe(task.cancel)
+        thread.join(10)
+
+
+def test_a_run_that_is_gone_is_told_from_its_files(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run_dir / "metrics.jsonl").write_text('{"step": 5, "reward/mean": 0.5}\n')
+    assert main(monkeypatch, "status", str(run_dir)) == 0
+    assert capsys.readouterr().out == "run mine is not running (was killed); last step 5 of 9\n"
+    (run_dir / "state.json").write_text(json.dumps({"outcome": "finished", "step": 9, "cause": "", "ended_s": 0}))
+    assert main(monkeypatch, "stop", str(run_dir)) == 0
+    assert capsys.readouterr().out == "run mine is not running (finished); last step 5 of 9\n"
+
+
+def test_status_as_json_has_the_same_keys_whether_the_run_lives_or_not(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(monkeypatch, "status", str(run_dir), "--json") == 0
+    dead = json.loads(capsys.readouterr().out)
+    with sleeper() as process:
+        mark(run_dir, process.pid)
+        with control_socket(run_dir, process.pid):
+            assert main(monkeypatch, "status", "mine", "--json", "--output-dir", str(run_dir.parent)) == 0
+    alive = json.loads(capsys.readouterr().out)
+    assert (dead["is_running"], dead["step"], dead["members"]) == (False, 0, [])
+    assert (alive["is_running"], alive["step"], alive["members"][0]["name"]) == (True, 4, "buffer")
+    assert set(dead) <= set(alive)
+
+
+def test_a_run_that_does_not_answer_yet_is_starting(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with sleeper() as process:
+        mark(run_dir, process.pid)
+        assert main(monkeypatch, "status", str(run_dir)) == 0
+    assert f"run mine is starting (pid {process.pid})" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("option", "is_graceful"), [([], True), (["--now"], False)])
+def test_stop_asks_the_supervisor_and_returns_once_it_has_ended(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: list[str], is_graceful: bool
+) -> None:
+    with sleeper() as process:
+        mark(run_dir, process.pid)
+        with control_socket(run_dir, process.pid) as asked:
+            assert main(monkeypatch, "stop", str(run_dir), *option) == 0
+        assert asked == [StopRun(is_graceful=is_graceful)]
+        assert process.wait(10) == -9
+    assert "run mine is not running" in capsys.readouterr().out
+
+
+def test_stop_signals_a_run_that_has_no_control_socket_yet(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with sleeper() as process:
+        mark(run_dir, process.pid)
+        reaper = threading.Thread(target=process.wait)
+        reaper.start()
+        assert main(monkeypatch, "stop", str(run_dir)) == 0
+        reaper.join(10)
+        assert process.returncode == -15
+
+
+def test_another_process_with_the_same_id_is_not_taken_for_the_run(run_dir: Path) -> None:
+    assert living_pid(run_dir) is None
+    leave_mark(run_dir)
+    assert living_pid(run_dir) == os.getpid()
+    (run_dir / MARK).write_bytes(msgspec.json.encode(Mark(pid=os.getpid(), created_s=time.time() - 10**6)))
+    assert living_pid(run_dir) is None
+    with sleeper() as process:
+        mark(run_dir, process.pid)
+    assert living_pid(run_dir) is None
+
+
+def test_waiting_for_an_end_is_bounded() -> None:
+    with sleeper() as process:
+        assert not wait_for_end(process.pid, timeout_s=0.01)
+    assert wait_for_end(process.pid, timeout_s=0)
+
+
+def test_an_unknown_run_exits_with_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(monkeypatch, "status", "nothing", "--output-dir", str(tmp_path)) == 2
+    assert capsys.readouterr().err.startswith("error: nothing: neither a run in")

@@ -1,0 +1,219 @@
+"""Facts about composing a run's configuration from files and overrides."""
+
+import logging
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from async_rl.config import RunConfig
+from async_rl.errors import ConfigError
+from async_rl.launchers import compose as composing
+from async_rl.launchers.compose import CONF_DIR, compose, names, share_of_cores, to_yaml, write_config
+from async_rl.launchers.schema import settings
+
+
+def problem(*overrides: str, conf: str = "ppo_code") -> str:
+    with pytest.raises(ConfigError) as caught:
+        compose(conf, overrides)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("conf", names())
+def test_every_name_in_conf_composes_without_overrides(conf: str) -> None:
+    assert isinstance(compose(conf), RunConfig)
+
+
+def test_ppo_has_a_critic_and_grpo_has_none() -> None:
+    ppo, grpo = compose("ppo_code"), compose("grpo_code")
+    assert (ppo.algorithm.advantage, ppo.learner.critic.enabled, ppo.algorithm.kl_coef > 0) == ("gae", True, True)
+    assert (grpo.algorithm.advantage, grpo.learner.critic.enabled, grpo.algorithm.kl_coef) == ("grpo", False, 0)
+
+
+def test_choosing_the_algorithm_group_turns_one_name_into_the_other() -> None:
+    assert compose("ppo_code", ["algorithm=grpo"]) == compose("grpo_code")
+
+
+def test_overrides_reach_nested_settings_with_their_types() -> None:
+    config = compose("ppo_code", ["buffer.groups_per_step=8", "learner.optimizer.lr=1e-3", "algorithm.clip_dual=3", "run_name=x"])
+    assert (config.buffer.groups_per_step, config.learner.optimizer.lr, config.algorithm.clip_dual, config.run_name) == (8, 1e-3, 3.0, "x")
+
+
+def test_the_configuration_is_the_same_after_a_trip_through_its_file(tmp_path: Path) -> None:
+    for name in ("007", "1e3", "yes", "1-2"):
+        config = compose("ppo_code", [f"run_name={name}", "learner.optimizer.eps=1e-8"])
+        write_config(config, tmp_path / f"{name}.yaml")
+        assert msgspec.yaml.decode((tmp_path / f"{name}.yaml").read_bytes(), type=RunConfig) == config
+        assert config.run_name == name
+
+
+def test_the_configuration_is_written_once(tmp_path: Path) -> None:
+    config = compose("ppo_code")
+    write_config(config, tmp_path / "config.yaml")
+    with pytest.raises(FileExistsError):
+        write_config(config, tmp_path / "config.yaml")
+
+
+def test_one_file_stands_for_a_list_of_one(tmp_path: Path) -> None:
+    model = "model.path=owner/name"
+    one = compose("ppo_code", [model, f"data.train_files={tmp_path}/a b.jsonl", "evaluation.every_steps=0"])
+    many = compose("ppo_code", [model, f'data.train_files=["{tmp_path}/a b.jsonl"]', "evaluation.every_steps=0"])
+    assert one.data.train_files == many.data.train_files == [f"{tmp_path}/a b.jsonl"]
+
+
+def test_paths_become_absolute_and_hub_names_and_urls_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/ada")
+    files = ["data.train_files=[a.jsonl,s3://b/c.parquet]", "data.val_files=~/v.jsonl"]
+    config = compose("ppo_code", [*files, "model.path=owner/name", "output_dir=out", "cache_dir=~/cache"])
+    assert config.data.train_files == [f"{tmp_path}/a.jsonl", "s3://b/c.parquet"]
+    assert (config.data.val_files, config.cache_dir) == (["/home/ada/v.jsonl"], "/home/ada/cache")
+    assert (config.output_dir, config.model.path) == (f"{tmp_path}/out", "owner/name")
+    (tmp_path / "owner" / "name").mkdir(parents=True)
+    assert compose("ppo_code", [*files, "model.path=owner/name"]).model.path == f"{tmp_path}/owner/name"
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("buffer.group_per_step=4", "did you mean buffer.groups_per_step (groups of one learner step)?"),
+        ("max_staleness=1", "did you mean buffer.max_staleness_versions"),
+        ("lr=1e-3", "did you mean learner.optimizer.lr"),
+        ("generation.vllm.max_num_sequences=4", "did you mean generation.vllm.max_num_seqs"),
+        ("learner={ranks: 1, minibatch: 2}", "learner.minibatch=2: there is no such setting; did you mean learner.minibatches"),
+        ("zzzz.qqqq=1", "there is no such setting; --dry-run shows all that exist"),
+        ("buffer=3", "buffer is a section; set one of its settings, buffer.<name>=<value>"),
+        ("algorithm=gpo", "conf/algorithm/ has grpo, ppo"),
+        ("model=gpt2", "a model is named by model.path"),
+    ],
+)
+def test_a_wrong_key_is_told_with_the_nearest_right_one(override: str, expected: str) -> None:
+    assert expected in problem(override)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("num_steps=0", "num_steps=0: must be a whole number >= 1 (learner steps)"),
+        ("num_steps=many", "num_steps=many: must be a whole number, not text"),
+        ("num_steps=1.5", "num_steps=1.5: must be a whole number"),
+        ("num_steps=null", "num_steps=null: must be a whole number, not null"),
+        ("algorithm.clip_low=1", "algorithm.clip_low=1: must be a number < 1.0"),
+        ("algorithm.clip_dual=0.5", "algorithm.clip_dual=0.5: must be a number > 1.0"),
+        ("generation.engine=vlm", "generation.engine=vlm: must be one of vllm, hf; did you mean vllm?"),
+        ("launcher=slurm", "launcher=slurm: must be one of local"),
+        ("monitoring.tensorboard=1", "monitoring.tensorboard=1: must be true or false, not a whole number"),
+        ("generators.cores=3", "generators.cores=3: must be a list, not a whole number"),
+        ("generators.cores=[a]", "generators.cores=[a]: must be a whole number, not text"),
+        ("learner.optimizer.betas=[0.9]", "learner.optimizer.betas=[0.9]: must be a list of length 2, not 1"),
+        ("network.control_port=70000", "network.control_port=70000: must be a whole number <= 65535"),
+    ],
+)
+def test_a_wrong_value_is_told_with_its_path_and_what_it_must_be(override: str, expected: str) -> None:
+    assert expected in problem(override)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("num_steps", "is not of the form key=value"),
+        ("+seed=1", "settings can be neither added nor removed; write seed=<value>"),
+        ("~seed", "settings can be neither added nor removed"),
+        ("num_steps=1,2", "write a list as num_steps=[a,b]"),
+        ("num_steps=(1", "cannot be read; put the value in quotes"),
+        ("hydra.run.dir=/tmp", "there is no such setting"),
+    ],
+)
+def test_an_override_that_hydra_would_misread_is_refused(override: str, expected: str) -> None:
+    assert expected in problem(override)
+
+
+def test_all_problems_are_told_at_once() -> None:
+    lines = problem("num_steps=0", "seed=x", "launcher=mars").splitlines()
+    assert [line.partition("=")[0] for line in lines] == ["num_steps", "seed", "launcher"]
+
+
+def test_an_unknown_name_is_told_with_the_nearest_one() -> None:
+    assert "did you mean ppo_code?" in problem(conf="ppo_cod")
+    assert "there is no such file" in problem(conf="/nowhere/mine.yaml")
+
+
+def test_a_users_file_builds_on_ours_and_overrides_win_over_it(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("defaults: [ppo_code, override algorithm: grpo]\nnum_steps: 7\nseed: 3\nlearner: {optimizer: {lr: 1e-3}}\n")
+    config = compose(str(file), ["seed=4"])
+    assert (config.num_steps, config.seed, config.learner.optimizer.lr, config.algorithm.advantage) == (7, 4, 1e-3, "grpo")
+
+
+def test_a_users_file_may_bring_a_choice_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "hardware").mkdir()
+    (tmp_path / "hardware" / "mine.yaml").write_text("# @package _global_\nverifiers: {cells: 9}\n")
+    file = tmp_path / "mine.yaml"
+    file.write_text("defaults: [ppo_code]\n")
+    assert compose(str(file)).verifiers.cells != 9
+    # A choice stands for the whole group: what cpu.yaml would have set is missing then.
+    assert "learner.gpus_each is missing" in problem("hardware=mine", conf=str(file))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("num_steps: 3\n", "must begin with the configuration it builds on"),
+        ("- 1\n", "must begin with the configuration it builds on"),
+        ("a: [1\n", "not readable as yaml"),
+        ("defaults: [ppo_cod]\n", "ppo_cod"),
+        ("defaults: [ppo_code]\nbufer: {groups_per_step: 4}\n", "did you mean buffer.groups_per_step"),
+        ("defaults: [ppo_code]\nbuffer:\n", "buffer is a section"),
+        ("defaults: [ppo_code]\nnum_steps: ${nowhere}\n", "nowhere"),
+    ],
+)
+def test_a_wrong_users_file_is_told_with_its_remedy(tmp_path: Path, text: str, expected: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    message = problem(conf=str(file))
+    assert expected in message
+    assert composing.USER_CONFIG not in message
+
+
+def test_composition_leaves_logging_and_the_working_directory_alone() -> None:
+    before = os.getcwd(), list(logging.getLogger().handlers), logging.getLogger().level
+    compose("ppo_code")
+    assert (os.getcwd(), list(logging.getLogger().handlers), logging.getLogger().level) == before
+
+
+@pytest.mark.parametrize(
+    ("cores", "generator", "learner"),
+    [({5}, [5], [5]), ({0, 1}, [0], [1]), ({2, 4, 6}, [2], [4, 6]), (set(range(8)), [0, 1, 2, 3], [4, 5, 6, 7])],
+)
+def test_cores_are_shared_between_generation_and_learning(
+    monkeypatch: pytest.MonkeyPatch, cores: set[int], generator: list[int], learner: list[int]
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores)
+    assert (share_of_cores(0, 2), share_of_cores(1, 2)) == (generator, learner)
+    config = compose("ppo_code")
+    assert (config.generators.cores, config.learner.cores) == (generator, learner)
+
+
+def test_every_setting_has_a_description_and_is_set_in_one_place_of_a_composition() -> None:
+    assert [path for path, setting in settings().items() if not setting.description] == []
+    files = [CONF_DIR / name for name in ("base.yaml", "task/list_functions.yaml", "model/tiny_coder.yaml", "hardware/cpu.yaml")]
+    seen: dict[str, list[str]] = {}
+    for file in [*files, CONF_DIR / "algorithm" / "ppo.yaml"]:
+        for path in _leaves(file):
+            seen.setdefault(path, []).append(file.name)
+    assert {path: where for path, where in seen.items() if len(where) != 1} == {}
+    assert set(seen) == set(settings())
+
+
+def _leaves(file: Path) -> list[str]:
+    from async_rl.launchers.schema import flatten
+
+    package = next((line.split()[-1] for line in file.read_text().splitlines() if line.startswith("# @package")), "")
+    folder = "" if file.parent == CONF_DIR else file.parent.name
+    prefix = {"_global_": "", "": f"{folder}." if folder else ""}.get(package, f"{package}.")
+    return [path for path, _ in flatten(msgspec.yaml.decode(file.read_bytes()), prefix)]
+
+
+def test_the_yaml_is_in_the_order_of_the_schema() -> None:
+    assert list(msgspec.yaml.decode(to_yaml(compose("ppo_code")))) == [field.name for field in msgspec.structs.fields(RunConfig)]

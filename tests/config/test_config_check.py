@@ -1,0 +1,103 @@
+"""Facts about combinations of settings that are refused."""
+
+import pytest
+
+from async_rl.config_check import machine_problems
+from async_rl.errors import ConfigError
+from async_rl.launchers.compose import compose, compose_unchecked
+from async_rl.machine import Machine
+
+FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["learner.critic.enabled=false"], "algorithm.advantage=gae without a critic"),
+        (["algorithm.advantage=rloo"], "learner.critic.enabled=true with algorithm.advantage=rloo"),
+        (["algorithm=grpo", "learner.critic.warmup_steps=3"], "learner.critic.warmup_steps=3 without a critic"),
+        (["learner.critic.warmup_steps=3", "num_steps=3"], "is not below num_steps=3"),
+        (["generation.top_p=0.9"], "set generation.top_p=1"),
+        (["generation.top_k=20"], "set generation.top_k=-1"),
+        (["generation.min_response_tokens=1"], "set generation.min_response_tokens=0"),
+        (["algorithm=grpo", "generation.group_size=1"], "set generation.group_size to at least 2"),
+        (["generation.vllm.max_num_seqs=4"], "is below generation.group_size=8"),
+        (["generation.vllm.max_num_batched_tokens=64"], "is below max_num_seqs=128"),
+        (["generation.vllm.tensor_parallel_size=2"], "set generators.gpus_each=2"),
+        (["generation.vllm.kv_cache_mb=0"], "the size of the KV cache is unknown"),
+        (["generators.count=0"], "set generators.count to at least 1"),
+        (["learner.minibatches=3"], "set learner.minibatches to one of 1, 2, 4, 8, 16"),
+        (["learner.minibatches=8", "learner.ranks=3"], "a minibatch has 2 groups"),
+        (
+            ["learner.budget_tokens=100", "data.max_prompt_tokens=60", "data.max_response_tokens=41"],
+            "raise learner.budget_tokens to at least 101",
+        ),
+        (["algorithm.behavior_correction=token_mis"], "set algorithm.behavior_weight_min=0.5"),
+        (["algorithm.behavior_weight_min=0.5"], "truncation has no lower bound"),
+        (["reward.fail_reward=2"], "the policy would learn to fail"),
+        (["reward.scale=-1"], "turn a pass into -1 and a fail into 0"),
+        (["reward.bias=-5", "reward.clip=1"], "turn a pass into 1 and a fail into 1"),
+        (["learner.critic.optimizer.betas=[0.9,1.0]"], "learner.critic.optimizer.betas=[0.9, 1.0]"),
+        (["weights.push_every_steps=2", "buffer.max_staleness_versions=0"], "raise buffer.max_staleness_versions to at least 1"),
+        (["model.dtype=bfloat16"], "set weights.probe_tolerance=0.3"),
+        (["supervisor.heartbeat_timeout_s=1"], "supervisor.heartbeat_timeout_s=1 is not above supervisor.heartbeat_s=1"),
+        (["buffer.lease_timeout_s=0.5"], "is not above supervisor.heartbeat_s=1"),
+        (["verifiers.timeout_s=2"], "is not above sandbox.timeout_s=2"),
+        (["learner.take_timeout_s=100"], "is not above supervisor.start_timeout_s=180"),
+        (["run_name=a/b"], "becomes a directory's name"),
+        (["network.host=0.0.0.0"], "nobody can connect to it"),
+        (["network.control_port=6006", "monitoring.tensorboard_port=6006"], "give them different ports"),
+        (["data.train_files=/d/a.jsonl", "evaluation.every_steps=0"], "set model.path=<directory or hub name>"),
+        (["data.val_files=/d/a.jsonl"], "data.train_files is empty"),
+        ([*FILES], "set data.val_files=<file>, or evaluation.every_steps=0"),
+        ([*FILES, "data.val_files=/d/a.jsonl"], "is also in data.train_files"),
+        ([*FILES, "data.val_files=/d/b.csv"], "name a .jsonl, .json or .parquet file"),
+        (["model.path=owner/name", "data.train_files=[/d/a.jsonl,/d/a.jsonl]", "evaluation.every_steps=0"], "is named twice"),
+        (["model.tiny_coder.hidden_size=100", "model.tiny_coder.num_heads=8"], "to a multiple of 16"),
+    ],
+)
+def test_a_combination_that_cannot_work_is_refused_with_its_remedy(overrides: list[str], expected: str) -> None:
+    compose_unchecked("ppo_code", overrides)
+    with pytest.raises(ConfigError) as caught:
+        compose("ppo_code", overrides)
+    (line,) = str(caught.value).splitlines()
+    assert expected in line
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["algorithm.kl_coef=0"],
+        ["algorithm.behavior_correction=token_mis", "algorithm.behavior_weight_min=0.5"],
+        ["buffer.max_staleness_versions=0"],
+        ["weights.push_every_steps=3", "buffer.max_staleness_versions=2"],
+        ["generation.engine=hf", "generation.vllm.max_num_seqs=1"],
+        ["model.dtype=bfloat16", "weights.probe_tolerance=0.3"],
+        ["learner.ranks=2"],
+        ["num_steps=1"],
+        [*FILES, "data.val_files=/d/b.parquet"],
+        [*FILES, "evaluation.every_steps=0"],
+    ],
+)
+def test_a_combination_that_works_is_accepted(overrides: list[str]) -> None:
+    compose("ppo_code", overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["verifiers.cores=[0,7]"], "verifiers.cores=[0, 7]: this machine lacks 7; it has 0, 1, 2, 3"),
+        (["learner.cores=[1,1]"], "names a core twice"),
+        (["generators.cores=[0,1]", "generators.cores_each=3"], "generators.cores has 2"),
+        (["generators.count=2", "generators.gpus_each=1", "learner.gpus_each=0.5"], "need 2.5 GPUs, this machine has 1"),
+    ],
+)
+def test_what_the_machine_lacks_is_refused(overrides: list[str], expected: str) -> None:
+    machine = Machine(cores=(0, 1, 2, 3), num_gpus=1, memory_mb=8000)
+    (line,) = machine_problems(compose("ppo_code", overrides), machine)
+    assert expected in line
+
+
+def test_the_default_fits_two_cores_without_gpu() -> None:
+    config = compose("ppo_code", ["generators.cores=[0]", "learner.cores=[1]"])
+    assert list(machine_problems(config, Machine(cores=(0, 1), num_gpus=0, memory_mb=8000))) == []

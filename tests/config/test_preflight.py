@@ -1,0 +1,107 @@
+"""Facts about what is looked at on the machine before a run starts."""
+
+import json
+import os
+import shutil
+import socket
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from async_rl.errors import ConfigError
+from async_rl.launchers.compose import compose
+from async_rl.launchers.preflight import model_shape, preflight
+from async_rl.machine import Machine
+
+MACHINE = Machine(cores=(0, 1), num_gpus=0, memory_mb=8000)
+PINNED = ("generators.cores=[0]", "learner.cores=[1]")
+
+
+def problems(tmp_path: Path, *overrides: str) -> list[str]:
+    config = compose("ppo_code", [*PINNED, f"output_dir={tmp_path}/runs", *overrides])
+    try:
+        preflight(config, MACHINE)
+    except ConfigError as error:
+        return str(error).splitlines()
+    return []
+
+
+def test_a_check_leaves_nothing_behind(tmp_path: Path) -> None:
+    assert problems(tmp_path) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_that_are_missing_or_empty_are_named(tmp_path: Path) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    found = problems(
+        tmp_path,
+        "model.path=owner/name",
+        f"data.train_files=[{tmp_path}/none.jsonl]",
+        f"data.val_files=[{tmp_path}/empty.jsonl,s3://b/c.jsonl]",
+    )
+    assert [line.partition(";")[0] for line in found] == [
+        f"data.train_files={tmp_path}/none.jsonl: there is no such file",
+        f"data.val_files={tmp_path}/empty.jsonl: is empty",
+    ]
+
+
+def test_a_model_directory_must_hold_a_model(tmp_path: Path) -> None:
+    (line,) = problems(tmp_path, f"model.path={tmp_path}/none")
+    assert "there is no such directory" in line
+    (tmp_path / "model").mkdir()
+    (line,) = problems(tmp_path, f"model.path={tmp_path}/model")
+    assert "has no config.json" in line
+    config = {"vocab_size": 100, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config |= {"intermediate_size": 128, "max_position_embeddings": 96, "tie_word_embeddings": True}
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config))
+    (line,) = problems(tmp_path, f"model.path={tmp_path}/model", "data.max_prompt_tokens=64", "data.max_response_tokens=64")
+    assert "= 128 is above the 96 positions of the model" in line
+
+
+def test_the_shape_of_a_model_that_is_not_here_is_unknown() -> None:
+    assert model_shape(compose("ppo_code", ["model.path=owner/name"])) is None
+
+
+def test_a_name_that_is_taken_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (line,) = problems(tmp_path, "run_name=mine")
+    assert line.startswith(f"run_name=mine: {tmp_path}/runs/mine exists already; choose another")
+
+
+def test_an_output_dir_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (line,) = problems(tmp_path, f"output_dir={tmp_path}/file/runs")
+    assert "is not a directory that may be written to" in line
+
+
+def test_a_full_disk_is_refused_with_both_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, 3 * 2**20))
+    (line,) = problems(tmp_path)
+    assert "3 MB are free there, the run needs about" in line
+
+
+def test_a_port_in_use_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        (control,) = problems(tmp_path, f"network.control_port={port}")
+        (board,) = problems(tmp_path, f"monitoring.tensorboard_port={port}")
+        assert problems(tmp_path, f"monitoring.tensorboard_port={port}", "monitoring.tensorboard=false") == []
+    assert control.startswith(f"network.control_port={port}: cannot be used on 127.0.0.1 (Address already in use); choose another port")
+    assert board.startswith(f"monitoring.tensorboard_port={port}: cannot be used")
+    assert problems(tmp_path, f"network.control_port={port}") == []
+
+
+def test_a_host_that_is_not_this_machine_is_named(tmp_path: Path) -> None:
+    (line,) = problems(tmp_path, "network.host=192.0.2.1")
+    assert line.startswith("network.host=192.0.2.1: not an address of this machine")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read and write everything")
+def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
+    secret = tmp_path / "secret.jsonl"
+    secret.write_text("{}\n")
+    secret.chmod(0)
+    (line,) = problems(tmp_path, "model.path=owner/name", f"data.train_files={secret}", "evaluation.every_steps=0")
+    assert "may not be read" in line

@@ -1,0 +1,66 @@
+"""Every setting means something: it is described, has its value in conf/, and product code reads it."""
+
+import ast
+import functools
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from async_rl.config import RunConfig, Section
+from async_rl.launchers.compose import compose, names
+from async_rl.launchers.schema import settings
+
+ROOT = Path(__file__).resolve().parents[2]
+# They declare settings, compare them or show what follows from them; none of that is a use.
+NOT_A_USE = ("config.py", "config_check.py", "estimate.py", "plan.py", "preflight.py", "compose.py")
+
+
+@functools.cache
+def product_files() -> list[tuple[str, frozenset[str]]]:
+    """(text, attributes that are read as values) of each file of product code."""
+    files = [path for folder in ("async_rl", "launchers", "sandbox") for path in sorted((ROOT / folder).rglob("*.py"))]
+    return [(path.read_text(), read_attributes(path.read_text())) for path in files if path.name not in NOT_A_USE]
+
+
+def read_attributes(text: str) -> frozenset[str]:
+    """Names x of all `object.x` that are neither called (methods) nor assigned."""
+    nodes = list(ast.walk(ast.parse(text)))
+    called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+    reads = (node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and id(node) not in called)
+    return frozenset(node.attr for node in reads)
+
+
+def section_class(path: str) -> str:
+    """Name of the schema's class that holds the setting."""
+    kind: type[Section] = RunConfig
+    for name in path.split(".")[:-1]:
+        kind = next(field.type for field in msgspec.structs.fields(kind) if field.name == name)
+    return kind.__name__
+
+
+def is_read(path: str) -> bool:
+    """Whether a file that has to do with the setting's section reads an attribute of the setting's name."""
+    parents, _, leaf = path.rpartition(".")
+    section = parents.rpartition(".")[2]
+    mention = rf"\b{section_class(path)}\b" + (rf"|\.{section}\b" if section else r"|\bconfig\." + leaf)
+    return any(leaf in reads and re.search(mention, text) for text, reads in product_files())
+
+
+@pytest.mark.parametrize("path", list(settings()))
+def test_setting_is_read_by_product_code(path: str) -> None:
+    assert is_read(path), f"{path} is read nowhere; read it or remove it"
+
+
+def test_settings_are_described_in_words() -> None:
+    assert [path for path, setting in settings().items() if len(setting.description) < 4] == []
+
+
+@pytest.mark.parametrize("conf", names())
+def test_every_setting_has_its_value_in_conf(conf: str) -> None:
+    compose(conf)
+
+
+def test_a_method_of_the_same_name_is_not_a_use() -> None:
+    assert read_attributes("rng.shuffle(xs)\na.shuffle = b.seed\n") == {"seed"}
