@@ -8,6 +8,7 @@ loop of the thread: takes calls and requests from its queue; steps the engine wh
 has finished; woken by the queue when idle.
 Invariants
 - Calls run between two engine steps, in the order they were made; the scheduler has no step in flight then.
+- A request reads the prefix cache of the version that computes its prompt, and of no other: the label is its cache salt.
 - Tokens are held back until their request finishes or the label of the weights changes, so each batch of outputs has one label.
 Used by vllm_engine.py. Written against vLLM 0.32.
 """
@@ -18,6 +19,7 @@ import asyncio
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -193,6 +195,7 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped h
         self._calls.put(lambda: self._add(request))
 
     def _add(self, request: EngineCoreRequest) -> None:
+        request.cache_salt = self._core.get_weight_version()
         self._core.add_request(*self._core.preprocess_add_request(request))
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
@@ -217,29 +220,26 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped h
         results: list[Any] = await self._call(self._core.collective_rpc, method, timeout, args, kwargs)
         return results
 
-    async def set_weight_version_async(self, weight_version: str) -> None:
-        """Labels all tokens written from now on."""
-        await self._call(self._set_weight_version, weight_version)
+    async def beside_async(self, method: str, *args: object) -> None:
+        """Calls a method of the worker while the engine goes on stepping; an error is the caller's alone."""
+        self._require_alive()
+        await asyncio.to_thread(self._core.collective_rpc, method, None, args)
 
-    def _set_weight_version(self, weight_version: str) -> None:
+    async def change_weights_async(self, method: str, args: tuple[object, ...], label: str) -> float:
+        """Between two steps: calls the workers' method, labels all tokens from now on; returns how long that took, in seconds."""
+        return float(await self._call(self._change_weights, method, args, label))
+
+    def _change_weights(self, method: str, args: tuple[object, ...], label: str) -> float:
+        started_s = time.perf_counter()
+        self._core.collective_rpc(method, None, args)
         self._give_held(self._core.get_weight_version())
-        self._core.set_weight_version(weight_version)
-
-    async def get_weight_version_async(self) -> str:
-        """The label of the tokens written now."""
-        return str(await self._call(self._core.get_weight_version))
-
-    async def pause_scheduler_async(self, mode: str = "abort", clear_cache: bool = True) -> None:
-        """Stops stepping; with mode "keep", requests stay where they are."""
-        await self._call(self._core.pause_scheduler, mode, clear_cache)
-
-    async def resume_scheduler_async(self) -> None:
-        """Steps again."""
-        await self._call(self._core.resume_scheduler)
-
-    async def is_scheduler_paused_async(self) -> bool:
-        """Whether stepping is stopped."""
-        return bool(await self._call(self._core.is_scheduler_paused))
+        self._core.set_weight_version(label)
+        for request in self._core.scheduler.waiting:
+            # Not computed yet: it will be by the new weights, and must not find blocks of the old ones.
+            request.cache_salt = label
+            request.block_hashes.clear()
+            request.update_block_hashes()
+        return time.perf_counter() - started_s
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Ends the thread after its step. Safe to call twice."""

@@ -1,10 +1,10 @@
 """The vLLM engine: token ids in, token ids out, weights changed between two steps.
 
 Invariants
-- Every token's label is the version of the weights that drew it: the label changes while the scheduler is paused, with the weights.
+- Every token's label is the version of the weights that drew it: label and weights change together, with no step in flight.
 - A new version never reads the prefix cache of an older one: the version is the cache salt.
 - A load that failed half-way leaves the engine dirty: paused for good, everything in flight fails, all further work is refused.
-Weights are verified before the pause, so a bad block costs nothing; the pause itself holds only load and repack.
+Weights are verified and, on CPU, loaded and packed before the pause, so a bad block costs nothing and the pause is an exchange of tensors.
 Built by `engine.build_engine` (blocking for seconds: importing this module imports vLLM).
 """
 
@@ -29,7 +29,7 @@ from async_rl.config import RunConfig
 from async_rl.errors import AsyncRLError, ConfigError, Unavailable, WeightsError
 from async_rl.generation.engine import Completion, ModelFacts, read_model_facts, require_version
 from async_rl.generation.environment import uses_gpu
-from async_rl.generation.vllm_core import open_threaded
+from async_rl.generation.vllm_core import ThreadedCore, open_threaded
 from async_rl.messages import LoadReport, Manifest
 from async_rl.types import NO_VERSION, FloatArray, IntArray, Sampling
 from async_rl.wire.shared_tensors import SharedTensorsReader
@@ -73,6 +73,7 @@ class VllmEngine:
                 self._opened = AsyncLLM.from_engine_args(self._args)
             else:
                 self._opened = await asyncio.to_thread(open_threaded, self._args, loop)
+            await self._llm.collective_rpc("prepare_shared_weights")
         except (ValueError, OSError) as error:
             raise ConfigError(f"vLLM refused the model {self._args.model} or the settings of generation.vllm: {error}") from error
 
@@ -158,21 +159,35 @@ class VllmEngine:
             started_s = time.perf_counter()
             self._require_clean()
             await asyncio.to_thread(_verify, manifest)
+            method, args = await self._stage(manifest)
             # A caller that gives up must not leave the engine between two versions.
-            switch = asyncio.create_task(self._switch(manifest), name=f"weights {manifest.version}")
+            switch = asyncio.create_task(self._switch(manifest.version, method, args), name=f"weights {manifest.version}")
             pause_s = await asyncio.shield(switch)
             return LoadReport(version=manifest.version, load_s=time.perf_counter() - started_s, pause_s=pause_s)
 
-    async def _switch(self, manifest: Manifest) -> float:
-        """Pause, load, label, resume; returns the seconds that generation stood still."""
+    async def _stage(self, manifest: Manifest) -> tuple[str, tuple[bytes, ...]]:
+        """Does beside the engine what can be done there; returns the workers' method, with arguments, for the rest."""
+        core = self._llm.engine_core
+        encoded = encode(manifest)
+        if isinstance(core, ThreadedCore) and self._args.tensor_parallel_size == 1:
+            await core.beside_async("stage_shared_weights", encoded)
+            return "exchange_shared_weights", ()
+        return "load_shared_weights", (encoded,)
+
+    async def _switch(self, version: int, method: str, args: tuple[bytes, ...]) -> float:
+        """Changes weights and label together; returns the seconds that generation stood still."""
         core: Any = self._llm.engine_core
-        with _DirtyOnError(self, manifest.version):
+        with _DirtyOnError(self, version):
+            if isinstance(core, ThreadedCore):
+                pause_s = await core.change_weights_async(method, args, str(version))
+                self._version = version
+                return pause_s
             # Not AsyncLLM.pause_generation: it sleeps 20 ms after the same call.
             await core.pause_scheduler_async("keep", False)
             paused_s = time.perf_counter()
-            await core.collective_rpc_async("load_shared_weights", None, (encode(manifest),))
-            await core.set_weight_version_async(str(manifest.version))
-            self._version = manifest.version
+            await core.collective_rpc_async(method, None, args)
+            await core.set_weight_version_async(str(version))
+            self._version = version
             await core.resume_scheduler_async()
             return time.perf_counter() - paused_s
 

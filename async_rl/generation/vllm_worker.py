@@ -1,20 +1,23 @@
 """The part of the weights' way that runs inside vLLM's workers: from the shared block into the model.
 
-On CPU a linear layer's weights are packed for its kernel, so nothing can be copied in place: vLLM's layerwise reload materialises each
-layer, loads it, packs it.  It leaves out an output head that shares its weights with the embedding; that one is packed again here.
-Named to vLLM by `parallel_config.worker_extension_cls`; called through `collective_rpc` while the scheduler is paused.
+On CPU, linear layers hold their weights packed for their kernel, so nothing can be copied in place.  A second copy of the model is loaded
+and packed beside the one that writes, then the two exchange their tensors, which takes no longer than a few assignments; what fails before
+leaves the running model untouched.  Elsewhere addresses must stay (CUDA graphs): vLLM's layerwise reload writes into the model in place.
+Named to vLLM by `parallel_config.worker_extension_cls`; called through `collective_rpc`.
 """
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
-import time
-from collections.abc import Callable, Iterator
 
 import torch
-from vllm.config import set_current_vllm_config
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.utils import initialize_model
+from vllm.utils.torch_utils import set_default_torch_dtype
 
 from async_rl.codec import decode
 from async_rl.errors import WeightsError
@@ -29,27 +32,105 @@ if multiprocessing.parent_process() is not None:
 
 
 class SharedWeightsExtension:
-    """Methods that vLLM adds to its worker class."""
+    """Methods that vLLM adds to its worker class. All take an encoded Manifest and raise WeightsError for a block that does not fit it."""
 
-    def load_shared_weights(self, manifest: bytes) -> float:
-        """Loads every tensor of the encoded Manifest; the seconds it took. Raises WeightsError if the block changed meanwhile."""
-        started_s = time.perf_counter()
-        model: torch.nn.Module = self.model_runner.get_model()  # type: ignore[attr-defined]  # of the worker this class is mixed into
-        config = self.vllm_config  # type: ignore[attr-defined]
+    _spare: SpareModel | None = None
+
+    def prepare_shared_weights(self) -> None:
+        """Makes the second copy where there will be one. Call it while nothing runs: it changes torch's default dtype for a moment."""
+        config: VllmConfig = self.vllm_config  # type: ignore[attr-defined]  # of the worker this class is mixed into
+        if config.device_config.device_type == "cpu" and config.quant_config is None:
+            self._spare = SpareModel(self.model_runner.get_model(), config)  # type: ignore[attr-defined]
+
+    def stage_shared_weights(self, manifest: bytes) -> None:
+        """Loads and packs the second copy; may run beside the engine's steps."""
+        if self._spare is None:
+            raise WeightsError("this worker has no second copy of the model to stage weights in")
+        with SharedTensorsReader(decode(manifest, Manifest)) as reader:
+            self._spare.load(reader)
+
+    def exchange_shared_weights(self) -> None:
+        """The staged weights go live; between two steps only."""
+        if self._spare is not None:
+            self._spare.exchange()
+
+    def load_shared_weights(self, manifest: bytes) -> None:
+        """Loads the model at once; between two steps only."""
+        if self._spare is not None:
+            self.stage_shared_weights(manifest)
+            self.exchange_shared_weights()
+            return
+        config: VllmConfig = self.vllm_config  # type: ignore[attr-defined]
+        model: torch.nn.Module = self.model_runner.get_model()  # type: ignore[attr-defined]
         with SharedTensorsReader(decode(manifest, Manifest)) as reader, set_current_vllm_config(config), torch.no_grad():
-            _load(model, config.model_config, reader)
+            initialize_layerwise_reload(model)
+            _load_all(model, reader)
+            finalize_layerwise_reload(model, config.model_config)
+            for module in model.modules():
+                # The reload leaves out a head that shares its weights with the embedding.
+                if isinstance(module, ParallelLMHead):
+                    module.quant_method.process_weights_after_loading(module)
             reader.verify_unchanged()
-        return time.perf_counter() - started_s
 
 
-def _load(model: torch.nn.Module, model_config: object, reader: SharedTensorsReader) -> None:
+class SpareModel:
+    """A second copy of the model, whose tensors are exchanged with those of the live one.
+
+    Packing replaces a layer's parameter by an empty one and adds attributes to the layer (the kernel with the packed weights in it).
+    `_unpacked` keeps, per layer, parameters that can be loaded; those that went live unpacked are replaced by the ones they relieved.
+    """
+
+    def __init__(self, live: torch.nn.Module, config: VllmConfig) -> None:
+        spare = _second_model(config)
+        pairs = zip(live.modules(), spare.modules(), strict=True)
+        self._pairs = [(ours, theirs) for ours, theirs in pairs if theirs._parameters]
+        self._model = spare
+        self._config = config
+        self._unpacked = [dict(theirs._parameters) for _, theirs in self._pairs]
+        self._packed: list[dict[str, object]] = []
+
+    def load(self, reader: SharedTensorsReader) -> None:
+        """Fills the spare copy and packs it; the live one is not touched. Raises WeightsError if the block changed meanwhile."""
+        for (_, theirs), unpacked in zip(self._pairs, self._unpacked, strict=True):
+            theirs._parameters.update(unpacked)
+        with torch.no_grad(), set_current_vllm_config(self._config):
+            _load_all(self._model, reader)
+            reader.verify_unchanged()
+            self._packed = [_pack(theirs) for _, theirs in self._pairs]
+
+    def exchange(self) -> None:
+        """Live and spare copy swap their parameters; the live one gets the kernels of the spare one."""
+        for (ours, theirs), unpacked, packed in zip(self._pairs, self._unpacked, self._packed, strict=True):
+            ours._parameters, theirs._parameters = theirs._parameters, ours._parameters
+            ours.__dict__.update(packed)
+            for name, parameter in unpacked.items():
+                if ours._parameters[name] is parameter:
+                    unpacked[name] = theirs._parameters[name]
+        self._packed = []
+
+
+def _second_model(config: VllmConfig) -> torch.nn.Module:
+    """The same model once more, its attention layers kept out of the list in which the engine finds those of the live one."""
+    config = copy.copy(config)
+    config.compilation_config = copy.copy(config.compilation_config)
+    config.compilation_config.static_forward_context = {}
+    with set_default_torch_dtype(config.model_config.dtype), torch.device(config.device_config.device):
+        model: torch.nn.Module = initialize_model(vllm_config=config)
+    return model
+
+
+def _load_all(model: torch.nn.Module, reader: SharedTensorsReader) -> None:
     expected = {name for name, _ in model.named_parameters()}
-    initialize_layerwise_reload(model)
-    load_weights: Callable[[Iterator[tuple[str, torch.Tensor]]], set[str]] = model.load_weights  # type: ignore[assignment]
-    loaded = load_weights(tensor_views(reader))
-    finalize_layerwise_reload(model, model_config)
-    for module in model.modules():
-        if isinstance(module, ParallelLMHead):
-            module.quant_method.process_weights_after_loading(module)
+    loaded: set[str] = model.load_weights(tensor_views(reader))  # type: ignore[operator]
     if missing := expected - loaded:
         raise WeightsError(f"{len(missing)} parameters got no weights, among them {min(missing)}; push all tensors of the model")
+
+
+def _pack(layer: torch.nn.Module) -> dict[str, object]:
+    """Prepares a loaded layer for its kernel; returns the attributes that this gave it."""
+    method = layer.__dict__.get("quant_method")
+    if not isinstance(method, QuantizeMethodBase):
+        return {}
+    before = dict(layer.__dict__)
+    method.process_weights_after_loading(layer)
+    return {name: value for name, value in layer.__dict__.items() if value is not before.get(name) and name != "_parameters"}
