@@ -139,14 +139,15 @@ def _exit_status(error: SystemExit) -> int:
 class _Calls(_Runner):
     """Load the code once, then make every call."""
 
-    def run(self, code: str, calls: list[tuple[str, list[Any], dict[str, Any]]], stop: bool) -> int:
+    def run(self, code: str, calls: list[tuple[str, list[Any], dict[str, Any]]], stop: bool, has_call_names: bool) -> int:
         """One VALUE, ERROR, MEMORY, EXIT or TOO_LARGE frame per call, after LOADED."""
         compiled = self.compile(code)
         if compiled is None:
             return 0
         module = types.ModuleType("solution")
         namespace = module.__dict__
-        namespace.update(CALL_NAMES)
+        if has_call_names:
+            namespace.update(CALL_NAMES)
         sys.modules["solution"] = module
         started = self._clock()
         try:

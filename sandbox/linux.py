@@ -83,7 +83,9 @@ def unmount(target: str) -> None:
 def set_mount_attributes(target: str, attributes: int) -> None:
     """Set MOUNT_ATTR_* on a mount and all below it."""
     packed = struct.pack("QQQQ", attributes, 0, 0, 0)
-    syscall(f"mount_setattr {target}", _SYS_MOUNT_SETATTR, AT_FDCWD & 0xFFFFFFFFFFFFFFFF, os.fsencode(target), AT_RECURSIVE, packed, len(packed))
+    syscall(
+        f"mount_setattr {target}", _SYS_MOUNT_SETATTR, AT_FDCWD & 0xFFFFFFFFFFFFFFFF, os.fsencode(target), AT_RECURSIVE, packed, len(packed)
+    )
 
 
 def pivot_root(new_root: str, put_old: str) -> None:
@@ -107,7 +109,8 @@ def install_seccomp(program: bytes) -> None:
     buffer = ctypes.create_string_buffer(program, len(program))
     head = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer)))
     _check(
-        _libc.prctl(ctypes.c_int(PR_SET_SECCOMP), ctypes.c_ulong(SECCOMP_MODE_FILTER), head, ctypes.c_ulong(0), ctypes.c_ulong(0)), "seccomp"
+        _libc.prctl(ctypes.c_int(PR_SET_SECCOMP), ctypes.c_ulong(SECCOMP_MODE_FILTER), head, ctypes.c_ulong(0), ctypes.c_ulong(0)),
+        "seccomp",
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any, Final
 
@@ -41,6 +42,11 @@ class Foreign:
 
     def __hash__(self) -> int:
         return id(self)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.kind != "iterator":
+            raise TypeError(f"{self.type_name!r} object is not iterable")
+        return iter(self.value)
 
     def __repr__(self) -> str:
         return f"<{self.type_name}>"

@@ -1,0 +1,248 @@
+"""Scores programs on the pool of verifiers: batches what comes together, routes to the least busy server, retries elsewhere.
+
+Takes programs from rollouts; waits for a server and its answer; gives verdicts, or InfrastructureError after `verifiers.max_attempts`
+answers that were none, or DeadlineExceeded after `verifiers.timeout_s`.  A server that cannot be reached or is full costs no attempt:
+the program waits, with jitter, for another or for its return.  Woken by: answers, a change of the set of servers, back-off timers.
+Invariants: no program is answered twice; nothing here blocks the event loop; every wait ends at the program's deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import struct
+import time
+from collections import deque
+from collections.abc import Sequence
+
+import httpx
+import msgspec
+
+from async_rl.config import RunConfig
+from async_rl.errors import DeadlineExceeded, InfrastructureError, ProtocolError, Unavailable
+from async_rl.rewards.protocol import BatchLine, BatchRequest, ErrorReply, VerifyRequest, VerifyResponse
+from async_rl.types import CodeProblem, Verdict
+
+_MAX_BATCH = 32
+_MAX_STREAMS = 4
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 2.0
+_LATENCIES_KEPT = 2048
+_HEADERS = {"content-type": "application/msgpack"}
+
+
+class VerifierClient:
+    """One per generator process. Servers come and go by `update_servers`."""
+
+    def __init__(self, config: RunConfig, token: str) -> None:
+        self._verifiers, self._sandbox = config.verifiers, config.sandbox
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        timeout = httpx.Timeout(self._verifiers.timeout_s, pool=None)
+        headers = {"authorization": f"Bearer {token}", **_HEADERS}
+        self._http = httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits, trust_env=False)
+        self._servers: dict[str, _Server] = {}
+        self._changed = asyncio.Event()
+        self._random = random.Random()
+        self._latencies: deque[float] = deque(maxlen=_LATENCIES_KEPT)
+        self.num_retries = 0
+
+    def update_servers(self, urls: Sequence[str]) -> None:
+        """The servers there are now. Work on one that left goes on until it answers or breaks."""
+        for url in set(self._servers) - set(urls):
+            self._servers.pop(url).retire()
+        for url in urls:
+            if url not in self._servers:
+                self._servers[url] = _Server(url, self._http)
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def verify(self, problem: CodeProblem, code: str) -> list[Verdict]:
+        """One verdict per test run. Raises InfrastructureError when nobody could judge the program."""
+        response = await self.verify_request(
+            VerifyRequest(
+                code=code,
+                tests=problem.tests,
+                setup=problem.setup,
+                timeout_s=self._sandbox.timeout_s,
+                memory_mb=self._sandbox.memory_mb,
+                output_kb=self._sandbox.output_kb,
+                stop_at_first_failure=self._sandbox.stop_at_first_failure,
+            )
+        )
+        return [test.verdict for test in response.tests]
+
+    async def verify_request(self, request: VerifyRequest) -> VerifyResponse:
+        """The whole answer for one program. Raises InfrastructureError, ProtocolError if the servers refuse the request itself."""
+        started = time.monotonic()
+        try:
+            async with asyncio.timeout(self._verifiers.timeout_s):
+                response = await self._try(request)
+        except TimeoutError as error:
+            raise DeadlineExceeded(
+                f"no verdict within {self._verifiers.timeout_s:g} s from {len(self._servers)} verifiers; "
+                "add verifiers.cells or raise verifiers.timeout_s"
+            ) from error
+        self._latencies.append(time.monotonic() - started)
+        return response
+
+    async def _try(self, request: VerifyRequest) -> VerifyResponse:
+        attempts, pause_s = 0, _FIRST_PAUSE_S
+        avoided: _Server | None = None
+        while True:
+            server = await self._least_busy(avoided)
+            try:
+                response = await server.submit(request)
+                if response.verdict is not Verdict.INFRASTRUCTURE_ERROR:
+                    return response
+                problem = response.tests[0].message if response.tests else "no reason given"
+                attempts += 1
+            except Unavailable as error:
+                problem = str(error)
+            except InfrastructureError as error:
+                problem = str(error)
+                attempts += 1
+            if attempts >= self._verifiers.max_attempts:
+                raise InfrastructureError(f"no verifier could judge a program in {attempts} attempts; the last said: {problem}")
+            self.num_retries += 1
+            avoided = server
+            await self._pause(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    async def _least_busy(self, avoided: _Server | None) -> _Server:
+        while not self._servers:
+            await self._changed.wait()
+        servers = [server for server in self._servers.values() if server is not avoided] or list(self._servers.values())
+        return min(servers, key=lambda server: server.num_open)
+
+    async def _pause(self, longest_s: float) -> None:
+        """A random pause, cut short when the set of servers changes."""
+        try:
+            async with asyncio.timeout(longest_s * self._random.uniform(0.5, 1.0)):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+
+    def latency_quantile_s(self, quantile: float) -> float:
+        """Quantile (0..1) of the time from a program's submission to its verdict, over the newest few thousand; 0 before the first."""
+        ordered = sorted(self._latencies)
+        return ordered[min(len(ordered) - 1, int(quantile * len(ordered)))] if ordered else 0.0
+
+    @property
+    def num_open(self) -> int:
+        """Programs that wait for their verdict."""
+        return sum(server.num_open for server in self._servers.values())
+
+    async def close(self) -> None:
+        """Give up what is in flight and close the connections."""
+        for server in self._servers.values():
+            await server.close()
+        await self._http.aclose()
+
+
+class _Server:
+    """One verifier and the programs it has of ours: sent in batches, at most `_MAX_STREAMS` at a time, the rest waits here."""
+
+    def __init__(self, url: str, http: httpx.AsyncClient) -> None:
+        self._url, self._http = url, http
+        self._waiting: deque[tuple[VerifyRequest, asyncio.Future[VerifyResponse]]] = deque()
+        self._streams: set[asyncio.Task[None]] = set()
+        self._is_flush_due = False
+        self._is_retired = False
+        self.num_open = 0
+
+    async def submit(self, request: VerifyRequest) -> VerifyResponse:
+        """The server's answer. Raises Unavailable if it took nothing, InfrastructureError if it broke off, ProtocolError if it refused."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[VerifyResponse] = loop.create_future()
+        self._waiting.append((request, future))
+        self._schedule(loop)
+        self.num_open += 1
+        try:
+            return await future
+        finally:
+            self.num_open -= 1
+
+    def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Flush after the callbacks that are ready now, so that programs that finish together travel together."""
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_flush_due = False
+        while self._waiting and len(self._streams) < _MAX_STREAMS:
+            batch = []
+            while self._waiting and len(batch) < _MAX_BATCH:
+                item = self._waiting.popleft()
+                if not item[1].done():
+                    batch.append(item)
+            if batch:
+                task = asyncio.create_task(self._send(batch), name=f"verify on {self._url}")
+                self._streams.add(task)
+                task.add_done_callback(self._on_stream_done)
+
+    def _on_stream_done(self, task: asyncio.Task[None]) -> None:
+        self._streams.discard(task)
+        self._flush()
+
+    def retire(self) -> None:
+        """The server is gone: what has not been sent goes elsewhere."""
+        self._is_retired = True
+        for _, future in self._waiting:
+            _fail(future, Unavailable(f"verifier {self._url} left"))
+        self._waiting.clear()
+
+    async def close(self) -> None:
+        """End every stream."""
+        self.retire()
+        for task in list(self._streams):
+            task.cancel()
+        await asyncio.gather(*self._streams, return_exceptions=True)
+
+    async def _send(self, batch: list[tuple[VerifyRequest, asyncio.Future[VerifyResponse]]]) -> None:
+        """One batch, its answers handed out as they come. Every future is settled at the end."""
+        futures = [future for _, future in batch]
+        problem: Exception = InfrastructureError(f"verifier {self._url} ended its answer early")
+        try:
+            body = msgspec.msgpack.encode(BatchRequest(requests=[request for request, _ in batch]))
+            async with self._http.stream("POST", f"{self._url}/verify_batch", content=body) as response:
+                if response.status_code == 200:
+                    await self._hand_out(response, futures)
+                else:
+                    problem = _refusal(self._url, response.status_code, await response.aread())
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            problem = Unavailable(f"verifier {self._url} cannot be reached: {error}")
+        except httpx.HTTPError as error:
+            problem = InfrastructureError(f"verifier {self._url} broke off: {type(error).__name__} {error}")
+        except (msgspec.DecodeError, IndexError) as error:
+            problem = InfrastructureError(f"verifier {self._url} sent what is no answer: {error}")
+        except (OverflowError, TypeError) as error:
+            problem = ProtocolError(f"a test cannot travel: {error}; integers have at most 64 bits, values are plain")
+        finally:
+            for future in futures:
+                _fail(future, problem)
+
+    async def _hand_out(self, response: httpx.Response, futures: list[asyncio.Future[VerifyResponse]]) -> None:
+        buffer = bytearray()
+        async for chunk in response.aiter_raw():
+            buffer += chunk
+            while len(buffer) >= 4 and len(buffer) >= 4 + (size := struct.unpack_from("<I", buffer)[0]):
+                line = msgspec.msgpack.decode(bytes(buffer[4 : 4 + size]), type=BatchLine)
+                del buffer[: 4 + size]
+                if not futures[line.index].done():
+                    futures[line.index].set_result(line.response)
+
+
+def _fail(future: asyncio.Future[VerifyResponse], problem: Exception) -> None:
+    if not future.done():
+        future.set_exception(problem)
+
+
+def _refusal(url: str, status: int, body: bytes) -> Exception:
+    try:
+        said = msgspec.json.decode(body, type=ErrorReply).error
+    except msgspec.DecodeError:
+        said = body[:200].decode(errors="replace")
+    if status in (429, 503):
+        return Unavailable(f"verifier {url} takes nothing now: {said}")
+    return ProtocolError(f"verifier {url} refused the request ({status}): {said}")

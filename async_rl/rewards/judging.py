@@ -1,0 +1,201 @@
+"""From a program and its tests to verdicts: plans the children to run, reads what they emitted, compares it here, outside the jail.
+
+Takes a VerifyRequest; waits for cells; gives a VerifyResponse, or raises InfrastructureError when no cell could run the program.
+Tests run in order; neighbours of one kind share a child.  A test during which the child ended has its verdict from that; the tests after
+it go on in a fresh child.  A stream test that failed in a shared child is confirmed in a fresh one, since an earlier run may have spoilt it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from async_rl.config import SandboxConfig
+from async_rl.errors import InfrastructureError
+from async_rl.rewards.asserts import Assertion, take_apart
+from async_rl.rewards.comparison import outputs_equal, shorten, values_equal
+from async_rl.rewards.outcomes import NO_VALUE, Answer, Answers, ChildFault, read_calls, read_streams
+from async_rl.rewards.protocol import TestResult, VerifyRequest, VerifyResponse
+from async_rl.sandbox.cell import CellFailed, Job, Outcome, job_request
+from async_rl.sandbox.pool import Pool
+from async_rl.sandbox.protocol import Mode, Request
+from async_rl.types import AssertTest, CallTest, CodeTest, StdinTest, Verdict
+
+_TRIES = 2
+_MAX_STREAMS = 64
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    cpu_s: float
+    memory_bytes: int
+    output_bytes: int
+    stop: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One child's part of the tests: a stretch of calls, of streams, or one judged test."""
+
+    code: str
+    setup: str
+    limits: _Limits
+
+
+class Judge:
+    """Verifies programs with the cells of one pool."""
+
+    def __init__(self, pool: Pool, config: SandboxConfig) -> None:
+        self._pool, self._config = pool, config
+
+    async def verify(self, request: VerifyRequest) -> VerifyResponse:
+        """Verdicts of one program. Raises InfrastructureError; cancelling ends the program."""
+        config = self._config
+        stop = config.stop_at_first_failure if request.stop_at_first_failure is None else request.stop_at_first_failure
+        limits = _Limits(
+            cpu_s=request.timeout_s or config.timeout_s,
+            memory_bytes=(request.memory_mb or config.memory_mb) * _MIB,
+            output_bytes=(request.output_kb or config.output_kb) * 1024,
+            stop=stop,
+        )
+        run = _Run(request.code, request.setup, limits)
+        results: list[TestResult] = []
+        for kind, tests in groupby(request.tests, key=_kind):
+            results += await self._family(kind, list(tests), run)
+            failed = next((i for i, result in enumerate(results) if result.verdict is not Verdict.PASS), None)
+            if stop and failed is not None:
+                results = results[: failed + 1]
+                break
+        verdict = next((result.verdict for result in results if result.verdict is not Verdict.PASS), Verdict.PASS)
+        return VerifyResponse(verdict=verdict, tests=results, level=self._pool.level)
+
+    async def _family(self, kind: str, tests: list[Any], run: _Run) -> list[TestResult]:
+        if kind == "call":
+            return await self._calls([_call_check(test) for test in tests], run, has_call_names=True)
+        if kind == "stdin":
+            return await self._streams(tests, run)
+        if kind == "assert":
+            return await self._calls([check for test in tests for check in _assert_checks(test)], run, has_call_names=False)
+        raise InfrastructureError(f"tests of kind {kind} cannot run yet")
+
+    async def _calls(self, checks: Sequence[_Check], run: _Run, *, has_call_names: bool) -> list[TestResult]:
+        """Checks in order; the calls of as many as possible in one child."""
+        results: list[TestResult] = []
+        while len(results) < len(checks):
+            rest = checks[len(results) :]
+            calls = [call for check in rest for call in check.calls]
+            job = self._job(Mode.CALLS, len(calls), run, (run.code, calls, run.limits.stop, has_call_names))
+            outcome, answers, wall_s = await self._run(job, read_calls)
+            taken = list(answers.answers)
+            for check in rest:
+                mine, taken = taken[: len(check.calls)], taken[len(check.calls) :]
+                if not mine:
+                    break
+                results.append(_judged(check, mine, outcome, wall_s / len(rest)))
+                if len(mine) < len(check.calls) or (run.limits.stop and results[-1].verdict is not Verdict.PASS):
+                    break
+            if answers.is_final or (run.limits.stop and results[-1].verdict is not Verdict.PASS):
+                break
+        return results
+
+    async def _streams(self, tests: Sequence[StdinTest], run: _Run) -> list[TestResult]:
+        results: list[TestResult] = []
+        size = _MAX_STREAMS
+        while len(results) < len(tests):
+            rest = tests[len(results) : len(results) + size]
+            job = self._job(Mode.STREAMS, len(rest), run, run.code, [test.input.encode(errors="replace") for test in rest])
+            outcome, answers, wall_s = await self._run(job, read_streams)
+            size = _MAX_STREAMS
+            for index, (test, answer) in enumerate(zip(rest, answers.answers, strict=False)):
+                result = _stream_result(test, answer, outcome, wall_s / len(rest))
+                if result.verdict is not Verdict.PASS and index > 0 and len(outcome.frames.frames) > 1:
+                    size = 1
+                    break
+                results.append(result)
+                if result.verdict is not Verdict.PASS and run.limits.stop:
+                    return results
+        return results
+
+    def _job(self, mode: Mode, num_runs: int, run: _Run, payload: Any, inputs: Sequence[bytes] = ()) -> Job:
+        limits = run.limits
+        request = job_request(mode, num_runs, cpu_s=limits.cpu_s, memory_bytes=limits.memory_bytes, output_bytes=limits.output_bytes)
+        return Job(request, payload, inputs)
+
+    async def _run(self, job: Job, read: Callable[[Outcome, Request], Answers]) -> tuple[Outcome, Answers, float]:
+        problem: Exception | None = None
+        for _ in range(_TRIES):
+            started = time.monotonic()
+            try:
+                outcome = await self._pool.run(job)
+                return outcome, read(outcome, job.request), time.monotonic() - started
+            except (CellFailed, ChildFault) as error:
+                problem = error
+        raise InfrastructureError(f"no cell could run the program, tried {_TRIES} times: {problem}") from problem
+
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """Calls to make, and what decides about the values they return."""
+
+    calls: tuple[tuple[str, Any, Any], ...]
+    judge: Callable[[list[Any]], str]
+
+
+def _kind(test: CodeTest) -> str:
+    if isinstance(test, CallTest):
+        return "call"
+    if isinstance(test, StdinTest):
+        return "stdin"
+    return "assert" if take_apart(test.code) is not None else "judge"
+
+
+def _call_check(test: CallTest) -> _Check:
+    def judge(values: list[Any]) -> str:
+        if values_equal(values[0], test.expected):
+            return ""
+        return f"{test.function}({', '.join(map(shorten, test.args))}) gave {shorten(values[0])}, not {shorten(test.expected)}"
+
+    return _Check(((test.function, test.args, {}),), judge)
+
+
+def _assert_checks(test: AssertTest) -> list[_Check]:
+    return [
+        _Check(tuple((call.function, call.args, dict(call.keywords)) for call in assertion.calls), _assert_judge(assertion))
+        for assertion in take_apart(test.code) or ()
+    ]
+
+
+def _assert_judge(assertion: Assertion) -> Callable[[list[Any]], str]:
+    def judge(values: list[Any]) -> str:
+        try:
+            return "" if assertion.holds(values) else f"{assertion.source} failed for {', '.join(map(shorten, values))}"
+        except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
+            return f"{assertion.source} raised {type(error).__name__}: {str(error)[:100]}"
+
+    return judge
+
+
+def _judged(check: _Check, answers: Sequence[Answer], outcome: Outcome, wall_s: float) -> TestResult:
+    failed = next((answer for answer in answers if answer.value is NO_VALUE), None)
+    if failed is not None:
+        verdict, message = failed.verdict, failed.message
+    else:
+        message = check.judge([answer.value for answer in answers])
+        verdict = Verdict.WRONG_ANSWER if message else Verdict.PASS
+    return _result(verdict, message, sum(answer.cpu_s for answer in answers), outcome, wall_s)
+
+
+def _stream_result(test: StdinTest, answer: Answer, outcome: Outcome, wall_s: float) -> TestResult:
+    verdict, message = answer.verdict, answer.message
+    if answer.value is not NO_VALUE and not outputs_equal(answer.value, test.output):
+        verdict, message = Verdict.WRONG_ANSWER, f"printed {shorten(answer.value)}, not {shorten(test.output)}"
+    return _result(verdict, message, answer.cpu_s, outcome, wall_s)
+
+
+def _result(verdict: Verdict, message: str, cpu_s: float, outcome: Outcome, wall_s: float) -> TestResult:
+    reply = outcome.reply
+    return TestResult(verdict=verdict, cpu_s=min(cpu_s, reply.cpu_s), wall_s=wall_s, memory_mb=reply.peak_bytes / _MIB, message=message)

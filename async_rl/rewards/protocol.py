@@ -1,0 +1,88 @@
+"""The HTTP form of a verification: what `POST /verify` and `POST /verify_batch` take and give. Read by server and client.
+
+A limit left out is the server's own (its `sandbox` section); one given is taken as it is, up to the bounds below.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from async_rl.types import CodeTest, Value, Verdict
+
+
+class VerifyRequest(Value):
+    """One program and its tests. setup is code of the tests' side, never run with the program."""
+
+    code: str
+    tests: Annotated[list[CodeTest], Meta(min_length=1, max_length=1000)]
+    language: Literal["python"] = "python"
+    setup: str = ""
+    timeout_s: Annotated[float, Meta(gt=0, le=300)] | None = None
+    memory_mb: Annotated[int, Meta(ge=16, le=65536)] | None = None
+    output_kb: Annotated[int, Meta(ge=1, le=262144)] | None = None
+    stop_at_first_failure: bool | None = None
+
+
+class TestResult(Value):
+    """How one test ended. cpu_s is the program's own claim below the measured total; memory_mb is of the process that ran it."""
+
+    __test__ = False
+
+    verdict: Verdict
+    cpu_s: float
+    wall_s: float
+    memory_mb: float
+    message: str
+
+
+class VerifyResponse(Value):
+    """The program's verdict (its first failure, or pass), one result per test run, and the level of the jail."""
+
+    verdict: Verdict
+    tests: list[TestResult]
+    level: int
+
+
+class BatchRequest(Value):
+    """Several programs; each is answered by a line of its own, as it finishes."""
+
+    requests: Annotated[list[VerifyRequest], Meta(min_length=1, max_length=1024)]
+
+
+class BatchLine(Value):
+    """One line of the answer to a batch: result `index`."""
+
+    index: int
+    response: VerifyResponse
+
+
+class Health(Value):
+    """What `GET /health` says. queued counts programs that wait, running those in a cell."""
+
+    status: Literal["ok", "draining"]
+    level: int
+    landlock_abi: int
+    has_seccomp: bool
+    cells: int
+    queued: int
+    running: int
+    done: int
+    infrastructure_errors: int
+    cells_replaced: int
+    reasons: list[str]
+
+
+def infrastructure_response(message: str, level: int) -> VerifyResponse:
+    """The answer for a program that nothing is known about."""
+    verdict = Verdict.INFRASTRUCTURE_ERROR
+    return VerifyResponse(
+        verdict=verdict, tests=[TestResult(verdict=verdict, cpu_s=0, wall_s=0, memory_mb=0, message=message)], level=level
+    )
+
+
+class ErrorReply(Value):
+    """Body of every 4xx and 5xx."""
+
+    error: str

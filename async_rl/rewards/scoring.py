@@ -1,0 +1,36 @@
+"""From a response to a score: extract the program, have it verified, turn the verdicts into a reward.
+
+Raises InfrastructureError when the program could not be judged; a program that cannot be extracted or compiled is a failure of the policy.
+Called by the generator for every finished sample.
+"""
+
+from __future__ import annotations
+
+import time
+
+from async_rl.config import RunConfig
+from async_rl.errors import InfrastructureError
+from async_rl.rewards.client import VerifierClient
+from async_rl.rewards.extraction import extract_code
+from async_rl.types import Prompt, Score, Verdict
+
+
+class CodeScorer:
+    """Scores responses to programming prompts."""
+
+    def __init__(self, config: RunConfig, client: VerifierClient) -> None:
+        self._reward, self._client = config.reward, client
+
+    async def score(self, prompt: Prompt, response_text: str) -> Score:
+        """Reward, parts and verdicts of one response. Raises InfrastructureError."""
+        started = time.monotonic()
+        code = extract_code(response_text, self._reward.extraction)
+        verdicts = [Verdict.COMPILE_ERROR] if code is None else await self._client.verify(prompt.problem, code)
+        if Verdict.INFRASTRUCTURE_ERROR in verdicts:
+            raise InfrastructureError(f"the verifier could not judge a response to prompt {prompt.prompt_id}")
+        passed = sum(verdict is Verdict.PASS for verdict in verdicts)
+        fraction = passed / max(len(verdicts), len(prompt.problem.tests))
+        share = fraction if self._reward.mode == "fraction" else float(fraction == 1.0)
+        reward = self._reward.fail_reward + share * (self._reward.pass_reward - self._reward.fail_reward)
+        parts = {"tests_passed": fraction, "compiles": float(Verdict.COMPILE_ERROR not in verdicts)}
+        return Score(reward=reward, parts=parts, verdicts=tuple(verdicts), latency_s=time.monotonic() - started)
