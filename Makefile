@@ -1,0 +1,50 @@
+# make demo | test | check | bench | env, on a clean clone with nothing but Python 3.11.
+# The environment is .venv, made from requirements/cpu.lock; it is made again when the lock changes and left alone otherwise.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help env demo test check bench clean
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+BIN := $(VENV)/bin
+# The stamps' names carry the content that they were made from: a checkout that only changes file times makes nothing again.
+PACKAGES := $(VENV)/.packages-$(shell sha256sum requirements/cpu.lock | cut -c1-16)
+PROJECT := $(VENV)/.project-$(shell cat requirements/cpu.lock pyproject.toml | sha256sum | cut -c1-16)
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install --no-input
+
+help: ## this list
+	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 10
+
+env: $(PROJECT) ## the environment in .venv (about two minutes, once)
+
+$(PACKAGES):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "error: $(PYTHON) is not Python 3.11; make env PYTHON=..."; exit 1; }
+	@echo "making the environment in $(VENV): $$(grep -c == requirements/cpu.lock) packages, a minute or two"
+	@rm -rf $(VENV)
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) --no-deps -r requirements/cpu.lock || { echo "error: the environment could not be made; docs/quickstart.md says what it needs (the CPU build of torch)"; exit 1; }
+	@touch $@
+
+$(PROJECT): | $(PACKAGES)
+	@$(PIP) --no-deps --no-build-isolation --editable .
+	@rm -f $(VENV)/.project-*
+	@touch $@
+
+demo: env ## start the embedded PPO run and watch it learn
+	@$(BIN)/async-rl launch conf=ppo_code
+
+test: check ## every check and every test
+	@$(BIN)/python -m pytest
+
+check: env ## style and types; layers, documents and the other rules of tests/repo
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest tests/repo
+
+bench: env ## the benchmarks, one table
+	@$(BIN)/python benchmarks/run.py
+
+clean: ## remove the environment and the caches, not the runs
+	@rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

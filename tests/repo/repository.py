@@ -1,0 +1,31 @@
+"""What the policy tests look at: the tracked files of this repository."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PRODUCT_FOLDERS = ("async_rl", "launchers", "sandbox", "conf")
+
+
+@functools.cache
+def files(suffix: str = "") -> tuple[Path, ...]:
+    """Tracked files and new ones that git does not ignore, by path."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    paths = (ROOT / name for name in sorted(set(listed.split("\0"))) if name.endswith(suffix) and name)
+    return tuple(path for path in paths if path.is_file())
+
+
+@functools.cache
+def product() -> tuple[Path, ...]:
+    """Python files of the product: no tests, no benchmarks."""
+    return tuple(path for path in files(".py") if path.relative_to(ROOT).parts[0] in PRODUCT_FOLDERS)
+
+
+def name(path: Path) -> str:
+    """The path as people write it."""
+    return str(path.relative_to(ROOT))

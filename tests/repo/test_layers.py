@@ -1,0 +1,74 @@
+"""Imports go down only, and each heavy dependency has its adapter."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from repository import ROOT, name, product
+
+ADAPTERS = {
+    "zmq": ("async_rl/wire/",),
+    "vllm": ("async_rl/generation/",),
+    "ray": ("launchers/ray",),
+    "hydra": ("launchers/",),
+    "omegaconf": ("launchers/",),
+    "tensorboard": ("async_rl/monitoring/",),
+    "rich": ("async_rl/monitoring/", "launchers/"),
+    "typer": ("launchers/",),
+    "starlette": ("async_rl/rewards/",),
+    "httpx": ("async_rl/rewards/", "async_rl/data/prepare.py"),
+    "sqlite3": ("async_rl/store",),
+}
+"""Who may import what; everyone else reaches it through them."""
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Top-level names that a file imports, anywhere in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            yield node.module.split(".")[0]
+
+
+def test_the_layer_contracts_hold(tmp_path: Path) -> None:
+    # import-linter reads packages from disk and knows nothing of setuptools' package-dir: give it the tree as it is installed.
+    for path in product():
+        folder, *rest = path.relative_to(ROOT).parts
+        installed = tmp_path.joinpath(*(["async_rl"] if folder == "async_rl" else ["async_rl", folder]), *rest)
+        installed.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, installed)
+    lint = Path(sys.executable).parent / "lint-imports"
+    arguments = [lint, "--no-logo", "--no-cache", "--config", ROOT / "pyproject.toml"]
+    result = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stdout + result.stderr
+    num_files, num_imports = map(int, re.findall(r"Analyzed (\d+) files, (\d+) dependencies", result.stdout)[0])
+    assert num_files == len(product())
+    assert num_imports > num_files
+
+
+def test_a_heavy_dependency_is_imported_by_its_adapter_only() -> None:
+    wrong = [
+        f"{name(path)} imports {package}; only {' and '.join(ADAPTERS[package])} may"
+        for path in product()
+        for package in sorted(set(imports(path)) & ADAPTERS.keys())
+        if not name(path).startswith(ADAPTERS[package])
+    ]
+    assert wrong == []
+
+
+def test_what_runs_inside_the_jail_imports_the_standard_library_only() -> None:
+    wrong = [
+        f"{name(path)} imports {package}"
+        for path in product()
+        if name(path).startswith("sandbox/")
+        for package in sorted(set(imports(path)))
+        if package not in sys.stdlib_module_names and package != "async_rl"
+    ]
+    assert wrong == []

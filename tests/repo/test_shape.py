@@ -1,0 +1,58 @@
+"""Files and functions stay small enough to hold one idea, and each says what it is for."""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from pathlib import Path
+
+from repository import ROOT, name, product
+
+MAX_FILE_LINES = 330
+MAX_FUNCTION_LINES = 70
+MAX_PRODUCT_LINES = 12_000
+MAX_README_LINES = 120
+
+
+def test_no_file_holds_two_ideas() -> None:
+    lengths = {name(path): len(path.read_text().splitlines()) for path in product()}
+    assert {n: lines for n, lines in lengths.items() if lines > MAX_FILE_LINES} == {}
+
+
+def test_no_function_holds_two_ideas() -> None:
+    long = [
+        f"{name(path)}:{node.lineno} {node.name} has {length} lines"
+        for path in product()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (length := (node.end_lineno or 0) - node.lineno + 1) > MAX_FUNCTION_LINES
+    ]
+    assert long == []
+
+
+def test_every_file_opens_with_its_responsibility() -> None:
+    assert [name(path) for path in product() if not ast.get_docstring(ast.parse(path.read_text()))] == []
+
+
+def test_the_product_stays_readable_in_a_few_days() -> None:
+    assert sum(map(code_lines, product())) <= MAX_PRODUCT_LINES
+
+
+def code_lines(path: Path) -> int:
+    """Lines that hold code: no blank lines, comments or docstrings."""
+    text = path.read_text()
+    lines = {
+        row
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type not in (tokenize.NL, tokenize.NEWLINE, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+        for row in range(token.start[0], token.end[0] + 1)
+    }
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            lines -= set(range(node.lineno, (node.end_lineno or 0) + 1))
+    return len(lines)
+
+
+def test_the_readme_fits_on_two_screens() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= MAX_README_LINES
