@@ -10,6 +10,7 @@ Used by processes/buffer.py; tables in store_schema.py.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -50,7 +51,7 @@ _CLOSED_EVALUATIONS = (
     "SELECT version FROM evaluations WHERE version>? AND version NOT IN"
     " (SELECT evaluation FROM groups WHERE evaluation IS NOT NULL AND state IN ('issued', 'generating'))"
 )
-_STORED = "SELECT group_id, oldest_version, newest_version, coalesce(train_version, -1) FROM groups WHERE "
+_STORED = "SELECT group_id, oldest_version, newest_version, coalesce(train_version, -1) FROM groups"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +75,15 @@ class Store:
     def __init__(self, path: Path, *, durability: Literal["normal", "full"], clock: Callable[[], float]) -> None:
         self._path = path
         self._clock = clock
-        self._lock = _lock(path)
-        self._writer = Writer(path, durability=durability)
-        self._writer.create(TABLES, SCHEMA_VERSION)
-        self._reader = connect(path)
         self._reading = threading.Lock()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_locked(path))
+            self._writer = Writer(path, durability=durability)
+            stack.callback(self._writer.close_file)
+            self._writer.create(TABLES, SCHEMA_VERSION)
+            self._reader = connect(path)
+            stack.callback(self._reader.close)
+            self._files = stack.pop_all()
 
     # ---- changes: queued at once, committed by flush()
 
@@ -191,7 +196,7 @@ class Store:
         last = self._reader.execute("SELECT position FROM groups WHERE purpose='train' ORDER BY group_id DESC LIMIT 1").fetchone()
         rows = self._reader.execute(
             "SELECT group_id, purpose, position, state, attempt, generator, incarnation, version, evaluation, prompt_id FROM groups"
-            " WHERE state IN ('issued', 'generating') ORDER BY group_id"
+            " INDEXED BY groups_open WHERE state IN ('issued', 'generating') ORDER BY group_id"
         ).fetchall()
         counts = self._reader.execute("SELECT state, reason, count(*) FROM groups WHERE purpose='train' GROUP BY state, reason").fetchall()
         evaluations = self._reader.execute("SELECT version, finished_s IS NOT NULL FROM evaluations").fetchall()
@@ -201,15 +206,15 @@ class Store:
             next_index=last[0] + 1 if last else 0,
             open=[_open_group(row) for row in rows],
             prompt_ids={row[0]: row[9] for row in rows},
-            ready=self._stored("state='ready' AND purpose='train'"),
-            leased=self._stored("state='leased'"),
+            ready=self._stored("groups_ready", "state='ready' AND purpose='train'"),
+            leased=self._stored("groups_leased", "state='leased'"),
             counts={(state, reason): count for state, reason, count in counts},
             evaluations={version: bool(finished) for version, finished in evaluations},
         )
 
     async def trained_after(self, version: int) -> list[StoredGroup]:
         """Groups trained by steps after `version`, planned for the version they were trained on."""
-        return await asyncio.to_thread(self._stored, "state='trained' AND train_version>=?", version)
+        return await asyncio.to_thread(self._stored, "groups_by_batch", "state='trained' AND train_version>=?", version)
 
     async def read_groups(self, group_ids: Sequence[int]) -> list[Group]:
         """The trajectories of these groups, in this order. Raises InfrastructureError if some are not stored."""
@@ -238,9 +243,9 @@ class Store:
             ).fetchall()
         return [(row[0], Summary.of_row(row[2:]) if row[1] == "ready" else None) for row in rows]
 
-    def _stored(self, where: str, *parameters: int) -> list[StoredGroup]:
+    def _stored(self, index: str, where: str, *parameters: int) -> list[StoredGroup]:
         with self._reading:
-            rows = self._reader.execute(_STORED + where + " ORDER BY group_id", parameters).fetchall()
+            rows = self._reader.execute(f"{_STORED} INDEXED BY {index} WHERE {where} ORDER BY group_id", parameters).fetchall()
         return [
             StoredGroup(group_id=i, oldest_version=oldest, newest_version=newest, planned=planned) for i, oldest, newest, planned in rows
         ]
@@ -255,9 +260,8 @@ class Store:
 
     async def close(self) -> None:
         """Commits what is queued and closes the file."""
-        await self._writer.close()
-        self._reader.close()
-        self._lock.close()
+        await self._writer.finish()
+        self._files.close()
 
     async def __aenter__(self) -> Self:
         self._writer.start()
@@ -282,7 +286,7 @@ def _open_group(row: Sequence[Any]) -> OpenGroup:
     )
 
 
-def _lock(path: Path) -> IO[str]:
+def _locked(path: Path) -> IO[str]:
     """Holds `<path>.lock` until closed or until the process dies."""
     lock = path.with_name(path.name + ".lock").open("w")
     try:

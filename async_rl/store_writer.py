@@ -33,10 +33,17 @@ _BUSY_MS = 30_000  # people who read with plain SQL may hold the file for a whil
 
 
 def connect(path: Path, *, durability: Literal["normal", "full"] = "normal") -> sqlite3.Connection:
-    """A connection in autocommit mode, usable from any one thread at a time."""
-    connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
-    connection.execute(f"PRAGMA busy_timeout={_BUSY_MS}")
-    connection.execute(f"PRAGMA synchronous={durability}")
+    """A connection in autocommit mode, usable from any one thread at a time. Raises InfrastructureError if the file cannot be opened."""
+    try:
+        connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
+    except sqlite3.Error as error:
+        raise InfrastructureError(f"{path} cannot be opened as a store: {error}") from error
+    try:
+        connection.execute(f"PRAGMA busy_timeout={_BUSY_MS}")
+        connection.execute(f"PRAGMA synchronous={durability}")
+    except sqlite3.Error as error:
+        connection.close()
+        raise InfrastructureError(f"{path} is not a usable store: {error}") from error
     return connection
 
 
@@ -45,13 +52,7 @@ class Writer:
 
     def __init__(self, path: Path, *, durability: Literal["normal", "full"]) -> None:
         self._path = path
-        try:
-            self._connection = connect(path, durability=durability)
-            self._connection.execute(f"PRAGMA page_size={_PAGE_BYTES}")
-            self._connection.execute("PRAGMA journal_mode=WAL")
-            self._connection.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")
-        except sqlite3.Error as error:
-            raise InfrastructureError(f"{path} cannot be opened as a store: {error}") from error
+        self._connection = connect(path, durability=durability)
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -61,6 +62,9 @@ class Writer:
     def create(self, tables: str, schema_version: int) -> None:
         """Makes the tables in a new file. Raises InfrastructureError if the file is of another schema, or no store."""
         try:
+            self._connection.execute(f"PRAGMA page_size={_PAGE_BYTES}")
+            self._connection.execute("PRAGMA journal_mode=WAL")
+            self._connection.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")
             found = self._connection.execute("PRAGMA user_version").fetchone()[0]
             if found == 0:
                 self._connection.executescript(f"BEGIN; {tables} PRAGMA user_version={schema_version}; COMMIT;")
@@ -96,11 +100,14 @@ class Writer:
         await self._failed.wait()
         raise self._error or InfrastructureError(f"{self._path} was closed")
 
-    async def close(self) -> None:
-        """Commits what is queued, ends the thread and closes the file."""
+    async def finish(self) -> None:
+        """Commits what is queued and ends the thread."""
         self._queue.put(None)
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
+
+    def close_file(self) -> None:
+        """Closes the file; after `finish` if it was started."""
         self._connection.close()
 
     def _run(self) -> None:

@@ -1,0 +1,147 @@
+"""What the buffer's tests share: small configurations, made-up prompts and groups, a clock that only moves when told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from async_rl.config import RunConfig
+from async_rl.launchers.compose import compose_unchecked
+from async_rl.messages import Batch, RequestWork, TakeBatch, Work
+from async_rl.processes.buffer_service import BufferService
+from async_rl.store import Store
+from async_rl.types import NO_VERSION, CodeProblem, Group, Prompt, Purpose, Score, Ticket, Trajectory, Verdict
+
+T = TypeVar("T")
+
+
+@cache
+def _base() -> RunConfig:
+    return compose_unchecked("ppo_code")
+
+
+def make_config(
+    *,
+    groups_per_step: int = 2,
+    max_staleness: int = 1,
+    over_age: str = "drop",
+    group_size: int = 2,
+    max_attempts: int = 3,
+    num_steps: int = 1000,
+    lease_timeout_s: float = 30.0,
+) -> RunConfig:
+    base = _base()
+    replace = msgspec.structs.replace
+    return replace(
+        base,
+        num_steps=num_steps,
+        buffer=replace(
+            base.buffer,
+            groups_per_step=groups_per_step,
+            max_staleness_versions=max_staleness,
+            over_age=over_age,
+            lease_timeout_s=lease_timeout_s,
+        ),
+        generation=replace(base.generation, group_size=group_size, max_attempts=max_attempts, timeout_s=120.0),
+    )
+
+
+class Clock:
+    """Seconds that pass only when told."""
+
+    def __init__(self, now: float = 1000.0) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class FakePrompts:
+    """`num_train` prompts over and over, `num_held_out` for evaluation."""
+
+    def __init__(self, num_train: int = 5, num_held_out: int = 3) -> None:
+        self.num_train = num_train
+        self.num_held_out = num_held_out
+
+    def prompt(self, purpose: Purpose, index: int) -> Prompt:
+        name = f"t{index % self.num_train}" if purpose is Purpose.TRAIN else f"e{index}"
+        return Prompt(
+            prompt_id=name, text=f"text of {name}", token_ids=np.array([1, 2], np.int32), data_source="fake", problem=CodeProblem(tests=[])
+        )
+
+
+def make_trajectory(versions: Sequence[int], *, passes: bool = True, trained: bool = True, is_truncated: bool = False) -> Trajectory:
+    """Two prompt tokens and one response token per version."""
+    length = 2 + len(versions)
+    return Trajectory(
+        token_ids=np.arange(length, dtype=np.int32),
+        prompt_length=2,
+        loss_mask=np.array([False, False] + [trained] * len(versions)),
+        behavior_logprobs=np.full(length, -0.5, np.float32),
+        versions=np.array([NO_VERSION, NO_VERSION, *versions], np.int32),
+        is_truncated=is_truncated,
+        score=Score(reward=1.0 if passes else 0.0, parts={}, verdicts=(Verdict.PASS if passes else Verdict.WRONG_ANSWER,), latency_s=0.01),
+    )
+
+
+def make_group(ticket: Ticket, *, versions: Sequence[int] | None = None, generator: str = "generator-0", **kinds: Any) -> Group:
+    versions = [ticket.admitted_version] * 3 if versions is None else versions
+    return Group(
+        group_id=ticket.group_id,
+        attempt=ticket.attempt,
+        prompt_id=ticket.prompt.prompt_id,
+        purpose=ticket.purpose,
+        data_source=ticket.prompt.data_source,
+        generator=generator,
+        admitted_version=ticket.admitted_version,
+        trajectories=[make_trajectory(versions, **kinds) for _ in range(ticket.num_samples)],
+        generation_s=0.5,
+    )
+
+
+@contextlib.asynccontextmanager
+async def opened(
+    path: Path, config: RunConfig, prompts: FakePrompts | None = None, clock: Clock | None = None
+) -> AsyncIterator[BufferService]:
+    """A recovered service on the store at `path`."""
+    clock = clock or Clock()
+    async with Store(path / "store.sqlite", durability="normal", clock=clock) as store:
+        service = BufferService(config, prompts or FakePrompts(), store, clock=clock)
+        service.recover()
+        yield service
+
+
+def ask(
+    version: int, *, credit: int = 8, generator: str = "generator-0", incarnation: str = "a", wait_s: float = 0.0, **more: Any
+) -> RequestWork:
+    return RequestWork(generator=generator, incarnation=incarnation, version=version, credit=credit, wait_s=wait_s, **more)
+
+
+async def tickets(service: BufferService, version: int, **kinds: Any) -> list[Ticket]:
+    work = await service.request_work(ask(version, **kinds))
+    assert isinstance(work, Work)
+    return work.tickets
+
+
+async def take(service: BufferService, train_version: int, wait_s: float = 0.0) -> Batch:
+    batch = await service.take_batch(TakeBatch(train_version=train_version, wait_s=wait_s))
+    assert isinstance(batch, Batch)
+    return batch
+
+
+async def settle() -> None:
+    """Lets every task that can go on do so; the store's thread needs real time, so a flush is part of what is awaited elsewhere."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def within(awaitable: Awaitable[T], seconds: float = 10.0) -> T:
+    async with asyncio.timeout(seconds):
+        return await awaitable

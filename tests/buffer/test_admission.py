@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import pytest
+
+from async_rl.admission import Admission, Gate, OpenGroup
+from async_rl.types import NO_VERSION, GroupState, Purpose
+
+
+def gate(*, groups_per_step: int = 2, max_staleness: int = 1, num_steps: int = 100) -> Gate:
+    return Gate(groups_per_step=groups_per_step, max_staleness_versions=max_staleness, num_steps=num_steps)
+
+
+def admission(*, max_attempts: int = 3, stored: int = 0, **kinds: int) -> Admission:
+    return Admission(gate(**kinds), max_attempts=max_attempts, stored_before=lambda _: stored)
+
+
+def hand_out(desk: Admission, version: int = 0, learner_version: int = 0, generator: str = "g") -> OpenGroup | None:
+    return desk.hand_out(generator=generator, incarnation="a", version=version, learner_version=learner_version)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "learner_version", "generator_version", "is_open"),
+    [
+        (0, 0, 0, True),
+        (3, 0, 0, True),  # the second of the group trained on version 1: staleness 1
+        (4, 0, 0, False),  # would be trained on version 2 with tokens of version 0
+        (1, 1, 0, True),  # trained on version 1
+        (2, 1, 0, False),  # trained on version 2
+        (0, 2, 0, False),
+        (0, 2, 1, True),
+        (3, 2, 7, True),  # a generator ahead of the committed version opens nothing beyond the bound
+        (4, 2, 7, False),
+    ],
+)
+def test_gate_admits_exactly_what_is_within_the_bound_when_trained_in_turn(
+    ahead: int, learner_version: int, generator_version: int, is_open: bool
+) -> None:
+    refusal = gate().refusal(ahead=ahead, learner_version=learner_version, generator_version=generator_version)
+    assert (refusal == "") is is_open
+
+
+def test_refusals_name_their_reason() -> None:
+    full = gate().refusal(ahead=4, learner_version=6, generator_version=6)
+    assert "4 groups are active" in full
+    assert "step 7" in full
+    assert "version 5 or later, the generator has 3" in gate().refusal(ahead=0, learner_version=6, generator_version=3)
+    assert "no weights" in gate().refusal(ahead=0, learner_version=0, generator_version=NO_VERSION)
+    assert "every step up to the last (100)" in gate().refusal(ahead=3, learner_version=99, generator_version=99)
+
+
+def test_nothing_is_admitted_that_the_last_step_cannot_train() -> None:
+    desk = admission(num_steps=1)
+    assert [hand_out(desk) is not None for _ in range(3)] == [True, True, False]
+
+
+def test_active_groups_never_exceed_the_bound() -> None:
+    desk = admission(stored=1)
+    assert sum(hand_out(desk) is not None for _ in range(10)) == 3
+    assert desk.num_active == 4
+
+
+def test_group_ids_and_prompt_indices_grow_in_order_of_admission() -> None:
+    desk = admission()
+    desk.start_evaluation(0, 2)
+    groups = [hand_out(desk) for _ in range(4)]
+    assert [(g.group_id, g.purpose, g.index) for g in groups if g] == [
+        (0, Purpose.EVAL, 0),
+        (1, Purpose.EVAL, 1),
+        (2, Purpose.TRAIN, 0),
+        (3, Purpose.TRAIN, 1),
+    ]
+
+
+def test_evaluation_waits_for_a_generator_with_its_version() -> None:
+    desk = admission()
+    desk.start_evaluation(3, 1)
+    older, newer = hand_out(desk, version=2, learner_version=3), hand_out(desk, version=4, learner_version=3)
+    assert older is not None
+    assert newer is not None
+    assert (older.purpose, newer.purpose) == (Purpose.TRAIN, Purpose.EVAL)
+
+
+def test_a_ticket_that_came_back_goes_out_first_with_its_id_and_the_next_attempt() -> None:
+    desk = admission()
+    for _ in range(3):
+        hand_out(desk)
+    assert desk.give_back(2)
+    assert desk.give_back(1)
+    again = hand_out(desk, generator="other")
+    assert again is not None
+    assert (again.group_id, again.attempt, again.generator, again.state) == (1, 2, "other", GroupState.GENERATING)
+    assert desk.next_index == 3
+
+
+def test_a_group_is_closed_after_its_last_attempt() -> None:
+    desk = admission(max_attempts=2)
+    hand_out(desk)
+    assert desk.give_back(0)
+    hand_out(desk)
+    assert not desk.give_back(0)
+    assert desk.num_active == 0
+
+
+def test_a_ticket_that_came_back_is_refused_to_a_generator_that_lags_too_far() -> None:
+    desk = admission(max_staleness=0)
+    hand_out(desk)
+    desk.give_back(0)
+    assert hand_out(desk, version=0, learner_version=1) is None
+    assert hand_out(desk, version=1, learner_version=1) is not None
+
+
+def test_the_oldest_open_group_passes_the_gate_while_new_ones_are_refused() -> None:
+    desk = admission()
+    for _ in range(4):
+        hand_out(desk)
+    desk.give_back(0)
+    assert hand_out(desk) is not None
+    assert hand_out(desk) is None
+
+
+def test_a_version_newer_than_the_committed_one_counts_as_committed() -> None:
+    desk = admission()
+    group = hand_out(desk, version=5, learner_version=4)
+    assert group is not None
+    assert group.version == 4
+    desk.fall_back(2)
+    assert group.version == 2
+
+
+def test_restored_groups_keep_their_holders_and_their_order() -> None:
+    desk = admission()
+    held = OpenGroup(group_id=0, purpose=Purpose.TRAIN, index=0, state=GroupState.GENERATING, attempt=1, generator="g", incarnation="a")
+    waiting = OpenGroup(group_id=1, purpose=Purpose.TRAIN, index=1, attempt=2)
+    desk.restore([held, waiting], next_group_id=5, next_index=4)
+    assert desk.held_by("g") == [held]
+    first, second = hand_out(desk), hand_out(desk)
+    assert first is not None
+    assert second is not None
+    assert (first.group_id, first.attempt) == (1, 3)
+    assert (second.group_id, second.index) == (5, 4)

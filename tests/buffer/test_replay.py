@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+
+from async_rl.errors import ProtocolError, StalenessError
+from async_rl.replay import Replay, StoredGroup, Unfinished
+
+
+def replay(*, max_staleness: int = 1, over_age: Literal["drop", "mask"] = "drop", version: int = 0) -> Replay:
+    made = Replay(groups_per_step=2, max_staleness_versions=max_staleness, over_age=over_age)
+    made.learner_version = version
+    return made
+
+
+def put(buffer: Replay, *group_ids: int, oldest: int = 0, newest: int | None = None) -> None:
+    for group_id in group_ids:
+        buffer.put(StoredGroup(group_id=group_id, oldest_version=oldest, newest_version=oldest if newest is None else newest))
+
+
+def test_oldest_admission_is_taken_first_whatever_finished_first() -> None:
+    buffer = replay()
+    put(buffer, 5, 3, 9, 4)
+    assert buffer.take(0, []).group_ids == (3, 4)
+    assert buffer.take(1, []).group_ids == (5, 9)
+
+
+def test_too_few_ready_groups_are_no_batch_and_the_reason_counts_them() -> None:
+    buffer = replay()
+    put(buffer, 0)
+    assert buffer.take(0, []).waits_for == "1 of 2 groups are ready for step 1"
+
+
+def test_the_same_train_version_gives_the_same_groups() -> None:
+    buffer = replay()
+    put(buffer, 0, 1)
+    first = buffer.take(0, [])
+    put(buffer, 2, 3)
+    assert buffer.take(0, []).group_ids == first.group_ids == (0, 1)
+
+
+def test_a_batch_out_of_turn_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="SyncVersion"):
+        replay().take(1, [])
+
+
+def test_over_age_groups_are_dropped_before_sampling() -> None:
+    buffer = replay(version=5)
+    put(buffer, 0, oldest=3, newest=5)
+    put(buffer, 1, 2, oldest=4)
+    taken = buffer.take(5, [])
+    assert taken.dropped == (0,)
+    assert taken.group_ids == (1, 2)
+
+
+def test_masking_keeps_a_group_as_long_as_one_of_its_tokens_is_young_enough() -> None:
+    buffer = replay(version=5, over_age="mask")
+    put(buffer, 0, oldest=1, newest=4)
+    put(buffer, 1, oldest=1, newest=3)
+    put(buffer, 2, oldest=5)
+    taken = buffer.take(5, [])
+    assert taken.dropped == (1,)
+    assert taken.group_ids == (0, 2)
+
+
+def test_the_age_is_that_at_the_batchs_own_version_not_at_the_committed_one() -> None:
+    buffer = replay(max_staleness=0)
+    put(buffer, 0, 1, oldest=0)
+    buffer.take(0, [])
+    put(buffer, 2, 3, oldest=0)
+    assert buffer.take(1, []).dropped == (2, 3)
+
+
+def test_a_younger_group_overtakes_only_if_the_older_one_is_still_young_enough_next_time() -> None:
+    buffer = replay(version=1)
+    put(buffer, 1, 2, oldest=1)
+    assert "group 0" in buffer.take(1, [Unfinished(group_id=0, version=0)]).waits_for
+    assert buffer.take(1, [Unfinished(group_id=0, version=1)]).group_ids == (1, 2)
+
+
+def test_as_many_are_overtaken_as_the_following_batches_can_train() -> None:
+    buffer = replay(version=1)
+    put(buffer, 3, 4, oldest=1)
+    three = [Unfinished(group_id=i, version=1) for i in (0, 1, 2)]
+    assert "group 2" in buffer.take(1, three).waits_for
+    assert buffer.take(1, three[:2]).group_ids == (3, 4)
+
+
+def test_nothing_is_overtaken_when_training_is_synchronous() -> None:
+    buffer = replay(max_staleness=0)
+    put(buffer, 1, 2)
+    assert buffer.take(0, [Unfinished(group_id=0, version=0)]).group_ids == ()
+
+
+def test_unfinished_groups_younger_than_the_batch_do_not_hold_it_up() -> None:
+    buffer = replay(max_staleness=0)
+    put(buffer, 0, 1)
+    assert buffer.take(0, [Unfinished(group_id=2, version=0)]).group_ids == (0, 1)
+
+
+def test_commit_may_come_twice_and_advances_once() -> None:
+    buffer = replay()
+    put(buffer, 0, 1)
+    buffer.take(0, [])
+    assert [g.group_id for g in buffer.commit(1, [1, 0])] == [0, 1]
+    assert buffer.commit(1, [0, 1]) == ()
+    assert (buffer.learner_version, buffer.leases) == (1, {})
+
+
+@pytest.mark.parametrize(("version", "group_ids"), [(2, [0, 1]), (1, [0]), (1, [0, 2]), (1, [0, 1, 1])])
+def test_a_commit_that_does_not_match_its_lease_is_refused(version: int, group_ids: list[int]) -> None:
+    buffer = replay()
+    put(buffer, 0, 1)
+    buffer.take(0, [])
+    with pytest.raises(ProtocolError):
+        buffer.commit(version, group_ids)
+
+
+def test_a_step_over_the_bound_is_never_committed() -> None:
+    buffer = replay(version=3)
+    buffer.leases[3] = tuple(StoredGroup(group_id=i, oldest_version=1, newest_version=3, planned=3) for i in (0, 1))
+    with pytest.raises(StalenessError, match=r"\[0, 1\]"):
+        buffer.commit(4, [0, 1])
+
+
+def test_a_learner_that_restarts_gets_the_same_batches_again() -> None:
+    buffer = replay()
+    put(buffer, 0, 2)
+    buffer.take(0, [])
+    put(buffer, 1, 3)
+    buffer.take(1, [])
+    assert buffer.sync(0, []).returned == (0, 2, 1, 3)
+    assert buffer.num_leased == 0
+    assert buffer.take(0, []).group_ids == (0, 2)
+    assert buffer.take(1, []).group_ids == (1, 3)
+
+
+def test_batches_that_the_learners_checkpoint_holds_count_as_trained() -> None:
+    buffer = replay()
+    put(buffer, 0, 1, 2, 3)
+    buffer.take(0, [])
+    buffer.take(1, [])
+    outcome = buffer.sync(1, [])
+    assert outcome.trained == ((1, (0, 1)),)
+    assert outcome.returned == (2, 3)
+    assert buffer.learner_version == 1
+
+
+def test_undone_steps_are_trained_again_with_the_same_groups_before_anything_else() -> None:
+    buffer = replay(version=3)
+    put(buffer, 0, oldest=3)
+    undone = [StoredGroup(group_id=i, oldest_version=v, newest_version=v, planned=v) for i, v in ((7, 1), (8, 1), (4, 2), (9, 2))]
+    buffer.sync(1, undone)
+    assert buffer.take(1, []).group_ids == (7, 8)
+    assert buffer.take(2, []).group_ids == (4, 9)
+
+
+def test_a_checkpoint_of_another_run_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="one run"):
+        replay().sync(4, [])
+
+
+def test_groups_ahead_of_a_ticket_are_the_leased_the_planned_and_the_older_ones() -> None:
+    buffer = replay()
+    put(buffer, 0, 1)
+    buffer.take(0, [])
+    put(buffer, 4, 6)
+    assert buffer.stored_before(5) == 3
+    assert buffer.stored_before(None) == 4
+    buffer.sync(0, [])
+    assert buffer.stored_before(0) == 2

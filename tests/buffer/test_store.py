@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+from buffer_support import Clock, FakePrompts, make_group, within
+
+from async_rl.admission import OpenGroup
+from async_rl.errors import InfrastructureError, Unavailable
+from async_rl.store import Store
+from async_rl.summary import summarize
+from async_rl.types import Group, GroupState, Purpose, Sampling, Ticket
+
+WRITER = Path(__file__).with_name("crash_writer.py")
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(within(scenario, 60.0))
+
+
+def open_store(path: Path) -> Store:
+    return Store(path / "store.sqlite", durability="normal", clock=Clock())
+
+
+def admitted(store: Store, group_id: int) -> Ticket:
+    prompt = FakePrompts().prompt(Purpose.TRAIN, group_id)
+    store.admit(
+        OpenGroup(
+            group_id=group_id, purpose=Purpose.TRAIN, index=group_id, state=GroupState.GENERATING, attempt=1, generator="g", version=0
+        ),
+        prompt,
+        2,
+    )
+    return Ticket(
+        group_id=group_id,
+        attempt=1,
+        purpose=Purpose.TRAIN,
+        prompt=prompt,
+        num_samples=2,
+        sampling=Sampling(temperature=1, top_p=1, top_k=-1, max_new_tokens=4, min_new_tokens=0),
+        admitted_version=0,
+    )
+
+
+def put(store: Store, group_id: int) -> Group:
+    group = make_group(admitted(store, group_id))
+    store.put(group, summarize(group))
+    return group
+
+
+def test_what_was_flushed_is_read_back_equal(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with open_store(tmp_path) as store:
+            written = [put(store, i) for i in range(3)]
+            await store.flush()
+            for before, after in zip(written, await store.read_groups([0, 1, 2]), strict=True):
+                assert after.trajectories[1].behavior_logprobs.tolist() == before.trajectories[1].behavior_logprobs.tolist()
+                assert after.trajectories[1].versions.tolist() == before.trajectories[1].versions.tolist()
+                assert after.trajectories[0].score == before.trajectories[0].score
+
+    run(scenario())
+
+
+def test_others_read_while_it_writes(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with open_store(tmp_path) as store:
+            put(store, 0)
+            await store.flush()
+            store._writer._connection.execute("BEGIN IMMEDIATE")
+            reader = sqlite3.connect(tmp_path / "store.sqlite", timeout=0)
+            assert reader.execute("SELECT state, reward_mean, pass_rate FROM groups").fetchall() == [("ready", 1.0, 1.0)]
+            reader.close()
+            store._writer._connection.execute("ROLLBACK")
+
+    run(scenario())
+
+
+def test_a_second_writer_is_refused(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with open_store(tmp_path):
+            with pytest.raises(Unavailable, match="written by another process"):
+                open_store(tmp_path)
+        async with open_store(tmp_path):
+            pass
+
+    run(scenario())
+
+
+def test_a_file_that_is_no_store_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "store.sqlite").write_bytes(b"not a database at all" * 100)
+    with pytest.raises(InfrastructureError, match=r"store\.sqlite"):
+        open_store(tmp_path)
+
+
+def test_a_store_of_another_schema_is_a_clear_error(tmp_path: Path) -> None:
+    connection = sqlite3.connect(tmp_path / "store.sqlite")
+    connection.execute("PRAGMA user_version=99")
+    connection.close()
+    with pytest.raises(InfrastructureError, match="schema 99"):
+        open_store(tmp_path)
+
+
+def test_a_failed_write_ends_the_store_and_keeps_what_was_committed(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with open_store(tmp_path) as store:
+            put(store, 0)
+            await store.flush()
+            failed = asyncio.create_task(store.failed())
+            store._writer._connection.execute("PRAGMA max_page_count=1")
+            for group_id in range(1, 2000):
+                put(store, group_id)
+            with pytest.raises(InfrastructureError, match="full"):
+                await store.flush()
+            with pytest.raises(InfrastructureError, match="full"):
+                await store.flush()
+            with pytest.raises(InfrastructureError, match="full"):
+                await failed
+        async with open_store(tmp_path) as store:
+            assert [g.group_id for g in store.recover().ready] == [0]
+
+    run(scenario())
+
+
+def test_every_change_of_state_is_a_transition(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with open_store(tmp_path) as store:
+            admitted(store, 0)
+            store.give_back(0, reason="generator_lost", message="gone")
+            store.drop(0, reason="generator_lost", message="gone")
+            for group_id in (1, 2):
+                put(store, group_id)
+            store.lease(0, [1, 2])
+            store.commit(1, [1, 2])
+            store.undo(0, [1, 2], reason="learner started at version 0")
+            await store.flush()
+        connection = sqlite3.connect(tmp_path / "store.sqlite")
+        history: dict[int, list[str]] = {}
+        for group_id, state in connection.execute("SELECT group_id, state FROM transitions ORDER BY transition_id"):
+            history.setdefault(group_id, []).append(state)
+        assert history[0] == ["generating", "issued", "dropped"]
+        assert history[1] == history[2] == ["generating", "ready", "leased", "trained", "ready"]
+        assert connection.execute("SELECT version, undone_s IS NOT NULL FROM steps").fetchall() == [(1, 1)]
+        assert connection.execute("SELECT group_id FROM trained ORDER BY 1").fetchall() == [(1,), (2,)]
+        connection.close()
+
+    run(scenario())
+
+
+def test_ten_thousand_stored_groups_are_recovered_in_two_seconds(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with open_store(tmp_path) as store:
+            for group_id in range(10_000):
+                put(store, group_id)
+            await store.flush()
+        started = time.perf_counter()
+        async with open_store(tmp_path) as store:
+            assert len(store.recover().ready) == 10_000
+        assert time.perf_counter() - started < 2.0
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("num_acknowledged", [1, 7, 40])
+def test_nothing_acknowledged_is_lost_when_the_writer_is_killed(tmp_path: Path, num_acknowledged: int) -> None:
+    """The writer prints each group id after its flush; it is killed in the middle of writing the next ones."""
+    environment = {**os.environ, "PYTHONPATH": str(WRITER.parent), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [sys.executable, str(WRITER), str(tmp_path / "store.sqlite")], stdout=subprocess.PIPE, text=True, env=environment
+    ) as writer:
+        assert writer.stdout is not None
+        acknowledged = [int(writer.stdout.readline()) for _ in range(num_acknowledged)]
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+        acknowledged += [int(line) for line in writer.stdout.read().split()]
+
+    async def scenario() -> None:
+        async with open_store(tmp_path) as store:
+            ready = [g.group_id for g in store.recover().ready]
+            assert ready[: len(acknowledged)] == acknowledged
+            assert ready == list(range(len(ready)))
+            groups = await store.read_groups(ready)
+            assert [len(g.trajectories[0].token_ids) for g in groups] == [20_002] * len(ready)
+            assert store._reader.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+    run(scenario())
