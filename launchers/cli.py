@@ -163,7 +163,8 @@ def _supervise(config: RunConfig, run_dir: Path, specs: list[ProcessSpec]) -> in
     from async_rl.launchers.local import LocalLauncher
     from async_rl.processes.supervisor import run_supervised
 
-    return run_supervised(config=config, run_dir=run_dir, specs=specs, launcher=LocalLauncher(run_dir))
+    launchers = {"local": LocalLauncher}
+    return run_supervised(config=config, run_dir=run_dir, specs=specs, launcher=launchers[config.launcher](run_dir))
 
 
 def _stop_timeout_s(run_dir: Path) -> float:
