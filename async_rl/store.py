@@ -261,7 +261,8 @@ class Store:
     async def close(self) -> None:
         """Commits what is queued and closes the file."""
         await self._writer.finish()
-        self._files.close()
+        with self._reading:  # a read that outlives its caller still uses the connection
+            self._files.close()
 
     async def __aenter__(self) -> Self:
         self._writer.start()

@@ -1,0 +1,375 @@
+"""Promises 1 and 2 under arbitrary interleavings of requests, results, losses, takes, commits and crashes of every party.
+
+The generators and the learner here are honest but unreliable: replies get lost, results come twice or late, everyone may be killed between
+any two steps, and the buffer also in the middle of a request, with any part of what it queued for the store unwritten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from buffer_support import Clock, FakePrompts, ask, make_config, make_group
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from async_rl.config import RunConfig
+from async_rl.messages import (
+    Batch,
+    CommitStep,
+    FailGroup,
+    Message,
+    PutGroup,
+    ReleaseGenerator,
+    StartEvaluation,
+    SyncVersion,
+    TakeBatch,
+    Work,
+)
+from async_rl.processes.buffer_service import BufferService
+from async_rl.store import Store
+from async_rl.types import NO_VERSION, Group, GroupState, Purpose, Ticket
+
+T = TypeVar("T")
+NAMES = ("generator-0", "generator-1")
+SHARED_MEMORY = Path("/dev/shm")
+GENERATORS = st.sampled_from(NAMES)
+CHOICES = st.integers(min_value=0, max_value=99)
+
+
+@dataclass
+class FakeGenerator:
+    """Tickets with the version that their first token was sampled with."""
+
+    name: str
+    life: int = 0
+    version: int = 0
+    held: list[tuple[Ticket, int]] = field(default_factory=list)
+
+    @property
+    def incarnation(self) -> str:
+        return f"life-{self.life}"
+
+
+@dataclass
+class FakeLearner:
+    version: int = 0
+    checkpoint: int = 0
+    batches: dict[int, list[int]] = field(default_factory=dict)
+
+
+class BufferMachine(RuleBasedStateMachine):
+    """Drives one BufferService on a real store."""
+
+    @initialize(
+        groups_per_step=st.integers(1, 3),
+        max_staleness=st.integers(0, 3),
+        over_age=st.sampled_from(["drop", "mask"]),
+        max_attempts=st.integers(1, 4),
+    )
+    def start(self, groups_per_step: int, max_staleness: int, over_age: str, max_attempts: int) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.directory = Path(tempfile.mkdtemp(prefix="buffer-", dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None))
+        self.config: RunConfig = make_config(
+            groups_per_step=groups_per_step, max_staleness=max_staleness, over_age=over_age, max_attempts=max_attempts, group_size=1
+        )
+        self.clock = Clock()
+        self.generators = {name: FakeGenerator(name) for name in NAMES}
+        self.learner = FakeLearner()
+        self.late: list[Group] = []
+        self.history: list[list[int]] = []
+        self.has_gone_back = False
+        self.open_buffer()
+
+    # ---- the buffer's life
+
+    def open_buffer(self) -> None:
+        self.store = Store(self.directory / "store.sqlite", durability="normal", clock=self.clock)
+        self.run(self.store.__aenter__())
+        self.service = BufferService(self.config, FakePrompts(num_train=4, num_held_out=2), self.store, clock=self.clock)
+        self.service.recover()
+
+    def kill_buffer(self) -> None:
+        """What is queued and not yet written is lost, as with kill -9."""
+        waiting = self.store._writer._queue
+        while not waiting.empty():
+            waiting.get()
+        self.run(self.store.close())
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self.loop.run_until_complete(coroutine)
+
+    def call(self, coroutine: Coroutine[Any, Any, Message], crash_after: int | None = None) -> Message | None:
+        """The reply, or None if the buffer was killed `crash_after` turns of the loop into the request, and came back."""
+        if crash_after is None:
+            return self.run(coroutine)
+
+        async def begin() -> asyncio.Task[Message]:
+            task = asyncio.create_task(coroutine)
+            for _ in range(crash_after):
+                await asyncio.sleep(0)
+            return task
+
+        task = self.run(begin())
+        self.kill_buffer()
+        task.cancel()
+        self.run(_end(task))
+        self.open_buffer()
+        return None
+
+    @rule()
+    def restart_buffer(self) -> None:
+        self.kill_buffer()
+        self.open_buffer()
+
+    # ---- generators
+
+    @rule(name=GENERATORS, credit=st.integers(0, 4), is_lost=st.booleans(), crash=st.one_of(st.none(), st.integers(0, 3)))
+    def ask_for_work(self, name: str, credit: int, is_lost: bool, crash: int | None) -> None:
+        generator = self.generators[name]
+        held = [ticket.group_id for ticket, _ in generator.held]
+        request = ask(generator.version, generator=name, incarnation=generator.incarnation, credit=credit, held=held)
+        reply = self.call(self.service.request_work(request), crash)
+        if isinstance(reply, Work) and not is_lost:
+            assert len(reply.tickets) <= credit or credit == 0
+            known = {(ticket.group_id, ticket.attempt) for ticket, _ in generator.held}
+            new = [t for t in reply.tickets if (t.group_id, t.attempt) not in known]
+            assert all(t.admitted_version <= generator.version for t in new)
+            generator.held.extend((ticket, generator.version) for ticket in new)
+
+    @rule(name=GENERATORS, lag=st.integers(0, 2))
+    def push(self, name: str, lag: int) -> None:
+        """A push of the newest version or a late one; never back, except after the learner went back."""
+        generator = self.generators[name]
+        wanted = max(self.learner.version - lag, 0)
+        if wanted > generator.version or (lag == 0 and wanted < generator.version):
+            generator.version = wanted
+            generator.held = [(ticket, min(first, wanted)) for ticket, first in generator.held]
+
+    @rule(name=GENERATORS, which=CHOICES, twice=st.booleans(), crash=st.one_of(st.none(), st.integers(0, 3)), spread=st.integers(0, 3))
+    def put(self, name: str, which: int, twice: bool, crash: int | None, spread: int) -> None:
+        generator = self.generators[name]
+        if not generator.held:
+            return
+        ticket, first = generator.held[which % len(generator.held)]
+        versions = sorted({first, max(first, generator.version - spread), max(first, generator.version)})
+        group = make_group(ticket, versions=versions, generator=name)
+        if self.call(self.service.put_group(PutGroup(group=group)), crash) is None:
+            self.late.append(group)
+            return
+        generator.held = [(t, f) for t, f in generator.held if t is not ticket]
+        if twice:
+            self.run(self.service.put_group(PutGroup(group=group)))
+
+    @rule(which=CHOICES)
+    def put_late(self, which: int) -> None:
+        """A result whose generator was killed, or given up, or did not hear the answer."""
+        if self.late:
+            self.run(self.service.put_group(PutGroup(group=self.late.pop(which % len(self.late)))))
+
+    @rule(name=GENERATORS, which=CHOICES)
+    def put_untrainable(self, name: str, which: int) -> None:
+        generator = self.generators[name]
+        if generator.held:
+            ticket, _ = generator.held.pop(which % len(generator.held))
+            self.run(self.service.put_group(PutGroup(group=make_group(ticket, trained=False, generator=name))))
+
+    @rule(name=GENERATORS, which=CHOICES, crash=st.one_of(st.none(), st.integers(0, 3)))
+    def fail(self, name: str, which: int, crash: int | None) -> None:
+        generator = self.generators[name]
+        if not generator.held:
+            return
+        ticket, first = generator.held[which % len(generator.held)]
+        request = FailGroup(group_id=ticket.group_id, attempt=ticket.attempt, generator=name, reason="scoring_failed", message="")
+        if self.call(self.service.fail_group(request), crash) is not None:
+            generator.held.remove((ticket, first))
+
+    @rule(name=GENERATORS, is_told=st.booleans(), leaves_late=st.booleans())
+    def kill_generator(self, name: str, is_told: bool, leaves_late: bool) -> None:
+        generator = self.generators[name]
+        if leaves_late:
+            self.late.extend(make_group(ticket, versions=[first], generator=name) for ticket, first in generator.held)
+        incarnation, generator.held = generator.incarnation, []
+        generator.life += 1
+        generator.version = self.learner.version
+        if is_told:
+            self.run(self.service.release_generator(ReleaseGenerator(generator=name, incarnation=incarnation)))
+
+    @rule(seconds=st.sampled_from([1.0, 31.0, 151.0]), alive=st.sets(GENERATORS))
+    def let_time_pass(self, seconds: float, alive: set[str]) -> None:
+        self.clock.now += seconds
+        assert self.service.expire(sorted(alive)) > 0
+        self.run(self.store.flush())
+
+    # ---- the learner
+
+    @rule(crash=st.one_of(st.none(), st.integers(0, 3)))
+    def take(self, crash: int | None) -> None:
+        """One batch ahead of training, or the one to be trained now again."""
+        learner = self.learner
+        wanted = learner.version if learner.version not in learner.batches else learner.version + 1
+        reply = self.call(self.service.take_batch(TakeBatch(train_version=wanted, wait_s=0)), crash)
+        if not isinstance(reply, Batch):
+            return
+        group_ids = [group.group_id for group in reply.groups]
+        assert bool(group_ids) != bool(reply.waits_for)
+        if wanted in learner.batches:
+            assert group_ids == learner.batches[wanted]
+        elif group_ids:
+            assert len(group_ids) == self.config.buffer.groups_per_step
+            learner.batches[wanted] = group_ids
+
+    @rule(twice=st.booleans(), crash=st.one_of(st.none(), st.integers(0, 3)))
+    def commit(self, twice: bool, crash: int | None) -> None:
+        learner = self.learner
+        if learner.version not in learner.batches:
+            return
+        request = CommitStep(version=learner.version + 1, group_ids=learner.batches[learner.version])
+        reply = self.call(self.service.commit_step(request), crash)
+        if reply is None or twice:
+            self.run(self.service.commit_step(request))
+        self.history = [*self.history[: learner.version], learner.batches.pop(learner.version)]
+        learner.version += 1
+
+    @rule()
+    def save(self) -> None:
+        self.learner.checkpoint = self.learner.version
+
+    @rule(saved_first=st.booleans(), crash=st.one_of(st.none(), st.integers(0, 3)))
+    def kill_learner(self, saved_first: bool, crash: int | None) -> None:
+        """It comes back at its checkpoint, which may hold one step that it had no time to commit."""
+        learner = self.learner
+        if saved_first and learner.version in learner.batches:
+            self.history = [*self.history[: learner.version], learner.batches[learner.version]]
+            learner.version = learner.checkpoint = learner.version + 1
+        if learner.checkpoint < learner.version:
+            self.has_gone_back = True
+        learner.version, learner.batches = learner.checkpoint, {}
+        self.history = self.history[: learner.version]
+        if self.call(self.service.sync_version(SyncVersion(version=learner.version)), crash) is None:
+            self.run(self.service.sync_version(SyncVersion(version=learner.version)))
+
+    @rule()
+    def evaluate(self) -> None:
+        self.run(self.service.start_evaluation(StartEvaluation(version=self.learner.version)))
+
+    # ---- what must hold
+
+    @invariant()
+    def active_groups_are_within_the_bound(self) -> None:
+        if not self.has_gone_back:
+            assert self.service.desk.admission.num_active <= self.service.desk.admission.gate.max_active
+
+    @invariant()
+    def memory_and_store_agree_and_every_group_is_in_one_state(self) -> None:
+        with self.reading() as connection:
+            stored = dict(connection.execute("SELECT group_id, state FROM groups WHERE purpose='train'"))
+        admission, replay = self.service.desk.admission, self.service.replay
+        memory = {g.group_id: g.state.value for g in admission.open.values() if g.purpose is Purpose.TRAIN}
+        for state, group_ids in (
+            (GroupState.READY, list(replay.ready)),
+            (GroupState.LEASED, [g.group_id for batch in replay.leases.values() for g in batch]),
+        ):
+            for group_id in group_ids:
+                assert group_id not in memory
+                memory[group_id] = state.value
+        ended = {i: state for i, state in stored.items() if state in ("trained", "dropped")}
+        assert not ended.keys() & memory.keys()
+        assert {**memory, **ended} == stored
+
+    @invariant()
+    def no_prompt_is_skipped_or_issued_twice(self) -> None:
+        with self.reading() as connection:
+            positions = [row[0] for row in connection.execute("SELECT position FROM groups WHERE purpose='train' ORDER BY position")]
+        assert positions == list(range(self.service.desk.admission.next_index))
+
+    @invariant()
+    def the_surviving_history_trains_each_group_once(self) -> None:
+        with self.reading() as connection:
+            rows = connection.execute(
+                "SELECT version, group_id FROM trained JOIN steps USING (step_id) WHERE undone_s IS NULL ORDER BY version, group_id"
+            ).fetchall()
+            trained = {row[0] for row in connection.execute("SELECT group_id FROM groups WHERE state='trained'")}
+        assert sorted(group_id for _, group_id in rows) == sorted(trained)
+        assert rows == [(step, i) for step, batch in enumerate(self.history, start=1) for i in sorted(batch)]
+        assert self.service.num_trained == len(trained)
+
+    @invariant()
+    def nothing_trained_is_over_age(self) -> None:
+        decisive = "oldest_version" if self.config.buffer.over_age == "drop" or not self.has_gone_back else "newest_version"
+        with self.reading() as connection:
+            worst = connection.execute(
+                f"SELECT max(train_version - {decisive}) FROM groups WHERE state IN ('trained', 'leased')"
+            ).fetchone()[0]
+        assert worst is None or worst <= self.config.buffer.max_staleness_versions
+
+    @invariant()
+    def nothing_is_wasted_by_age_as_long_as_the_learner_does_not_go_back(self) -> None:
+        assert self.has_gone_back or self.service.drops["over_age"] == 0
+
+    def reading(self) -> Any:
+        return _Reading(self.directory / "store.sqlite")
+
+    # ---- and it always goes on
+
+    def step_all(self) -> None:
+        """Everyone does its work once."""
+        for generator in self.generators.values():
+            if generator.version != self.learner.version:
+                generator.version = self.learner.version
+                generator.held = [(ticket, min(first, generator.version)) for ticket, first in generator.held]
+            self.ask_for_work(generator.name, 4, False, None)
+            while generator.held:
+                self.put(generator.name, 0, False, None, 0)
+        self.take(None)
+        self.commit(False, None)
+
+    @precondition(lambda self: self.generators)
+    @rule()
+    def three_more_steps_are_always_possible(self) -> None:
+        wanted = self.learner.version + 3
+        for _ in range(100):
+            self.step_all()
+            if self.learner.version >= wanted:
+                return
+        raise AssertionError(f"stuck at version {self.learner.version}: {self.service.queue()}")
+
+    def teardown(self) -> None:
+        if hasattr(self, "loop"):
+            self.three_more_steps_are_always_possible()
+            self.run(self.store.close())
+            self.loop.close()
+            shutil.rmtree(self.directory)
+
+
+class _Reading:
+    """A read-only connection for one block."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> sqlite3.Connection:
+        self._connection = sqlite3.connect(self._path)
+        return self._connection
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+
+async def _end(task: asyncio.Task[Message]) -> None:
+    await asyncio.gather(task, return_exceptions=True)
+
+
+assert NO_VERSION == -1
+
+TestBuffer = BufferMachine.TestCase
+TestBuffer.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
