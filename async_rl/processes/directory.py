@@ -7,10 +7,11 @@ replaced by another while the call is out.  Only requests that are safe to send 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from async_rl.errors import DeadlineExceeded, Unavailable
+from async_rl.errors import Unavailable
 from async_rl.messages import Member, Members, Message, WatchMembers
 from async_rl.types import Role
 from async_rl.wire.keys import Keys
@@ -58,6 +59,42 @@ class Directory:
             self.update(await supervisor.call(request, timeout_s=_WATCH_S + call_timeout_s))
 
 
+class _Ended(Unavailable):
+    """The process that was called is gone; its successor may be asked."""
+
+
+class Incarnation:
+    """Calls one life of a process, and knows when it is over."""
+
+    def __init__(self, member: Member, directory: Directory, connect: Callable[[str], RpcClient]) -> None:
+        self._member = member
+        self._directory = directory
+        self._connect = connect
+
+    async def call(self, request: Message, *, timeout_s: float) -> Any:
+        """As RpcClient.call. Raises Unavailable as soon as the process no longer serves at its address."""
+        member = self._member
+        call = asyncio.create_task(self._connect(member.address).call(request, timeout_s=timeout_s), name=f"call {member.name}")
+        gone = asyncio.create_task(self._gone(), name=f"watch {member.name}")
+        try:
+            await asyncio.wait({call, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not call.done():
+                raise _Ended(f"{member.name} (pid {member.pid}) ended before it answered {type(request).__name__}")
+            return call.result()
+        finally:
+            for task in (call, gone):
+                task.cancel()
+            await asyncio.gather(call, gone, return_exceptions=True)
+
+    async def _gone(self) -> None:
+        while True:
+            epoch = self._directory.epoch
+            now = self._directory.find(self._member.name)
+            if now is None or (now.pid, now.address) != (self._member.pid, self._member.address):
+                return
+            await self._directory.changed(epoch)
+
+
 class Peer:
     """Calls whoever is `who` (a name or a role) at the moment."""
 
@@ -76,34 +113,11 @@ class Peer:
                     if member is None:
                         await self._directory.changed(epoch)
                         continue
-                    reply = await self._call_while_serving(request, member, timeout_s)
-                    if reply is not None:
-                        return reply
+                    with contextlib.suppress(_Ended):  # its next life is asked again
+                        return await Incarnation(member, self._directory, self._connect).call(request, timeout_s=2 * timeout_s)
         except TimeoutError as error:
             state = "is not there" if self._directory.find(self._who) is None else "did not answer"
             raise Unavailable(f"{self._who} {state}: {type(request).__name__} got no reply within {timeout_s:g} s") from error
-
-    async def _call_while_serving(self, request: Message, member: Member, timeout_s: float) -> Any:
-        """The reply, or None once `member` no longer serves at its address."""
-        call = asyncio.create_task(self._connect(member.address).call(request, timeout_s=timeout_s), name=f"call {self._who}")
-        gone = asyncio.create_task(self._gone(member), name=f"watch {self._who}")
-        try:
-            await asyncio.wait({call, gone}, return_when=asyncio.FIRST_COMPLETED)
-            return call.result() if call.done() else None
-        except DeadlineExceeded as error:
-            raise TimeoutError from error
-        finally:
-            for task in (call, gone):
-                task.cancel()
-            await asyncio.gather(call, gone, return_exceptions=True)
-
-    async def _gone(self, member: Member) -> None:
-        while True:
-            epoch = self._directory.epoch
-            now = self._directory.find(member.name)
-            if now is None or (now.pid, now.address) != (member.pid, member.address):
-                return
-            await self._directory.changed(epoch)
 
 
 class Connections:

@@ -85,7 +85,7 @@ class Pusher:
         async with self._block:
             manifest = self._manifest
             started_s = time.monotonic()
-            callers = {m.name: self._context.connections(m.address) for m in members}
+            callers = {m.name: self._context.incarnation_of(m) for m in members}
             result = await push(manifest, callers, deadline_s=self._config.deadline_s)
             self._metrics = {
                 "weights/push_s": time.monotonic() - started_s,
@@ -103,7 +103,7 @@ class Pusher:
     async def _check(self, members: list[Member], version: int) -> None:
         """Compares the generators' log-probs of the probe rows with the learner's."""
         for member in members:
-            client = self._context.connections(member.address)
+            client = self._context.incarnation_of(member)
             try:
                 reply: Logprobs = await client.call(Probe(rows=self._rows), timeout_s=self._config.deadline_s)
             except InfrastructureError as error:

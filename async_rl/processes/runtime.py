@@ -23,9 +23,9 @@ import psutil
 
 from async_rl.config import RunConfig
 from async_rl.errors import Unavailable
-from async_rl.messages import Drain, Heartbeat, Message, Ok, Register, ReportMetrics
+from async_rl.messages import Drain, Heartbeat, Member, Message, Ok, Register, ReportMetrics
 from async_rl.observability.activity import Activity
-from async_rl.processes.directory import Connections, Directory, Peer
+from async_rl.processes.directory import Connections, Directory, Incarnation, Peer
 from async_rl.types import Role
 from async_rl.wire.keys import Keys, load_keys
 from async_rl.wire.rpc import Handler, RpcClient, RpcServer
@@ -95,6 +95,10 @@ class ProcessContext:
         """Whoever has this name or role, across restarts."""
         return Peer(who, self.directory, self.connections)
 
+    def incarnation_of(self, member: Member) -> Incarnation:
+        """This life of a process, and no other."""
+        return Incarnation(member, self.directory, self.connections)
+
     async def serve(self, handlers: Mapping[type[Message], Handler]) -> None:
         """Binds this process's server, answers `handlers` and Drain from now on, and registers the address."""
         server = RpcServer(self.config.network.host, 0, self.keys, {Drain: self._drain, **handlers})
@@ -104,6 +108,7 @@ class ProcessContext:
 
     async def register(self, address: str) -> None:
         """Tells the supervisor that this process serves at `address`."""
+        self.activity.rest("serving")
         timeout_s = self.config.network.call_timeout_s
         await self.supervisor.call(Register(name=self.name, role=self.role, pid=os.getpid(), address=address), timeout_s=timeout_s)
 
