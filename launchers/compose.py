@@ -71,6 +71,7 @@ def to_yaml(config: RunConfig) -> str:
 
 def _tree(conf: str, overrides: Sequence[str]) -> dict[str, Any]:
     OmegaConf.register_new_resolver("share_of_cores", share_of_cores, replace=True)
+    OmegaConf.register_new_resolver("with_files", with_files, replace=True)
     directory = _register_user_file(conf)
     if directory is None and conf not in names():
         best = schema.nearest(conf, among=names())
@@ -146,3 +147,8 @@ def share_of_cores(part: int, parts: int) -> list[int]:
     if len(cores) < parts:
         return cores
     return cores[part * len(cores) // parts : (part + 1) * len(cores) // parts]
+
+
+def with_files(with_them: Any, without: Any, *, _root_: DictConfig) -> Any:
+    """The first value where the run trains on files of the user's, the second on the embedded task."""
+    return with_them if _root_.data.train_files else without

@@ -195,6 +195,14 @@ def test_cores_are_shared_between_generation_and_learning(
     assert (config.generators.cores, config.learner.cores) == (generator, learner)
 
 
+def test_files_have_room_for_longer_texts_than_the_embedded_task() -> None:
+    files = ["model.path=owner/name", "data.train_files=/d/a.jsonl", "evaluation.every_steps=0"]
+    embedded, own = compose("ppo_code").data, compose("ppo_code", files).data
+    assert (embedded.max_prompt_tokens, embedded.max_response_tokens) == (64, 64)
+    assert (own.max_prompt_tokens, own.max_response_tokens) == (1024, 1024)
+    assert compose("ppo_code", [*files, "data.max_prompt_tokens=256"]).data.max_prompt_tokens == 256
+
+
 def test_every_setting_has_a_description_and_is_set_in_one_place_of_a_composition() -> None:
     assert [path for path, setting in settings().items() if not setting.description] == []
     files = [CONF_DIR / name for name in ("base.yaml", "task/list_functions.yaml", "model/tiny_coder.yaml", "hardware/cpu.yaml")]
