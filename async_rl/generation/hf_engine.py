@@ -1,0 +1,215 @@
+"""The transformers engine: for debugging, and for models that vLLM does not know. Slow, simple, the same promises.
+
+Requests with equal sampling settings are batched; a batch runs in a thread through transformers' `generate` until its last sample ends, the
+next batch starts then.  Between two tokens the thread gives way to whoever wants the model: new weights, or a probe.
+Invariants: as in engine.py; new weights are copied out of the shared block and verified before the model is touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
+
+from async_rl.config import RunConfig
+from async_rl.errors import ConfigError, Unavailable, WeightsError
+from async_rl.generation.engine import Completion, read_model_facts, require_version
+from async_rl.generation.environment import uses_gpu
+from async_rl.generation.hf_batch import Recorder, Request, Row, Turn
+from async_rl.generation.tensors import tensor_views
+from async_rl.messages import LoadReport, Manifest
+from async_rl.types import NO_VERSION, FloatArray, IntArray, Sampling
+from async_rl.wire.shared_tensors import SharedTensorsReader
+
+
+class HfEngine:
+    """`generate` of transformers behind the `Engine` interface."""
+
+    def __init__(self, config: RunConfig, model_path: Path, *, seed: int) -> None:
+        self._config = config
+        self._path = model_path
+        self._seed = seed
+        self._facts = read_model_facts(model_path)
+        self._device = torch.device("cuda" if uses_gpu(config) else "cpu")
+        self._version = NO_VERSION
+        self._turn = Turn()
+        self._waiting: list[Request] = []
+        self._has_waiting = asyncio.Event()
+        self._running: list[Request] = []
+        self._opened: torch.nn.Module | None = None
+        self._runner: asyncio.Task[None] | None = None
+
+    @property
+    def version(self) -> int:
+        """Version of the weights that write now."""
+        return self._version
+
+    @property
+    def _model(self) -> Any:
+        if self._opened is None or self._runner is None or self._runner.done():
+            raise Unavailable("the transformers engine is not started, closed, or died; start the generator again")
+        return self._opened
+
+    async def start(self) -> None:
+        """Loads the model in a thread."""
+        try:
+            self._opened = await asyncio.to_thread(self._open)
+        except (ValueError, OSError) as error:
+            raise ConfigError(f"transformers refused the model in {self._path}: {error}") from error
+        self._runner = asyncio.create_task(self._run_batches(), name="batches")
+        self._runner.add_done_callback(self._fail_all)
+
+    def _open(self) -> torch.nn.Module:
+        torch.manual_seed(self._seed)
+        model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
+            self._path, dtype=getattr(torch, self._config.model.dtype), trust_remote_code=self._config.model.trust_remote_code
+        )
+        return model.to(self._device).eval()
+
+    async def close(self) -> None:
+        """Ends the batch after its token, and with it everything in flight."""
+        if self._runner is not None:
+            for request in (*self._waiting, *self._running):
+                request.is_aborted = True
+            self._runner.cancel()
+            await asyncio.wait([self._runner])
+            # The thread of a cancelled batch leaves at its next token; wait for that.
+            await asyncio.to_thread(self._turn.wait_until_free)
+        self._opened = None
+
+    def _fail_all(self, runner: asyncio.Task[None]) -> None:
+        cause = None if runner.cancelled() else runner.exception()
+        for request in (*self._waiting, *self._running):
+            request.finished.put_nowait(Unavailable(f"the transformers engine ended: {cause or 'closed'}; start the generator again"))
+
+    async def generate(
+        self, request_id: str, prompt_token_ids: Sequence[int], num_samples: int, sampling: Sampling
+    ) -> AsyncIterator[Completion]:
+        """Yields each completion as it finishes."""
+        require_version(self._version)
+        if sampling.top_p < 1 or sampling.top_k != -1:
+            raise ConfigError(f"request {request_id}: the transformers engine keeps the full support; set top_p=1 and top_k=-1")
+        _ = self._model
+        request = Request(prompt=list(prompt_token_ids), num_samples=num_samples, sampling=sampling)
+        self._waiting.append(request)
+        self._has_waiting.set()
+        try:
+            for _ in range(num_samples):
+                done = await request.finished.get()
+                if isinstance(done, Unavailable):
+                    raise done
+                yield done
+        finally:
+            request.is_aborted = True
+
+    async def _run_batches(self) -> None:
+        """takes: waiting requests with equal sampling; waits for: a request; gives: completions; woken by: generate."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._has_waiting.wait()
+            self._running = self._take_batch()
+            if self._running:
+                await asyncio.to_thread(self._run_batch, self._running, loop)
+                self._running = []
+            if not self._waiting:
+                self._has_waiting.clear()
+
+    def _take_batch(self) -> list[Request]:
+        waiting = [request for request in self._waiting if not request.is_aborted]
+        batch: list[Request] = []
+        room = self._config.generation.vllm.max_num_seqs
+        for request in waiting:
+            if request.sampling == waiting[0].sampling and (not batch or request.num_samples <= room):
+                batch.append(request)
+                room -= request.num_samples
+        self._waiting = [request for request in waiting if request not in batch]
+        return batch
+
+    def _run_batch(self, requests: list[Request], loop: asyncio.AbstractEventLoop) -> None:
+        rows = [Row(request, index) for request in requests for index in range(request.num_samples)]
+        sampling = requests[0].sampling
+        longest = max(len(row.request.prompt) for row in rows)
+        pad = self._facts.end_token_ids[0]
+        input_ids = torch.tensor([[pad] * (longest - len(row.request.prompt)) + row.request.prompt for row in rows], device=self._device)
+        mask = torch.tensor(
+            [[0] * (longest - len(row.request.prompt)) + [1] * len(row.request.prompt) for row in rows], device=self._device
+        )
+        settings = GenerationConfig(
+            do_sample=sampling.temperature > 0,
+            top_k=0,
+            top_p=1.0,
+            temperature=1.0,
+            max_new_tokens=sampling.max_new_tokens,
+            min_new_tokens=sampling.min_new_tokens or None,
+            eos_token_id=list(self._facts.end_token_ids),
+            pad_token_id=pad,
+        )
+        with self._turn.held(), torch.no_grad():
+            recorder = Recorder(rows, self, loop)
+            self._model.generate(
+                input_ids,
+                attention_mask=mask,
+                generation_config=settings,
+                logits_processor=[recorder.processor],
+                stopping_criteria=[recorder],
+            )
+
+    def give_way(self) -> int:
+        """Called between two tokens: lets others have the model; the version that writes from now on."""
+        self._turn.give_way()
+        return self._version
+
+    @property
+    def end_token_ids(self) -> tuple[int, ...]:
+        """The tokens that end a sample."""
+        return self._facts.end_token_ids
+
+    async def load_weights(self, manifest: Manifest) -> LoadReport:
+        """Copies and verifies the block beside the batch, then changes the tensors between two tokens."""
+        started_s = time.perf_counter()
+        tensors = await asyncio.to_thread(_copy_out, manifest)
+        pause_s = await asyncio.to_thread(self._exchange, manifest.version, tensors)
+        return LoadReport(version=manifest.version, load_s=time.perf_counter() - started_s, pause_s=pause_s)
+
+    def _exchange(self, version: int, tensors: dict[str, torch.Tensor]) -> float:
+        parameters = dict(self._model.named_parameters())
+        if missing := parameters.keys() - tensors.keys():
+            raise WeightsError(f"{len(missing)} parameters got no weights, among them {min(missing)}; push all tensors of the model")
+        for name, parameter in parameters.items():
+            if tensors[name].shape != parameter.shape:
+                raise WeightsError(f"{name} has shape {list(tensors[name].shape)}, the model wants {list(parameter.shape)}")
+        with self._turn.held():
+            started_s = time.perf_counter()
+            for name, parameter in parameters.items():
+                parameter.data = tensors[name].to(parameter.device, parameter.dtype)
+            self._version = version
+            return time.perf_counter() - started_s
+
+    async def logprobs(self, rows: Sequence[IntArray]) -> list[FloatArray]:
+        """Scores the rows between two tokens of the running batch."""
+        require_version(self._version)
+        return await asyncio.to_thread(self._score, rows)
+
+    def _score(self, rows: Sequence[IntArray]) -> list[FloatArray]:
+        scores = []
+        with self._turn.held(), torch.no_grad():
+            for row in rows:
+                ids = torch.as_tensor(row, dtype=torch.int64, device=self._device)[None]
+                table = self._model(ids).logits[0, :-1].float().log_softmax(-1)
+                picked = table.gather(-1, ids[0, 1:, None])[:, 0]
+                scores.append(np.concatenate([np.zeros(1, np.float32), picked.cpu().numpy()]))
+        return scores
+
+
+def _copy_out(manifest: Manifest) -> dict[str, torch.Tensor]:
+    with SharedTensorsReader(manifest) as reader:
+        reader.verify()
+        tensors = {name: view.clone() for name, view in tensor_views(reader)}
+        reader.verify_unchanged()
+    return tensors
