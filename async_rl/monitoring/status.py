@@ -20,7 +20,7 @@ _NUMBERS = (
     ("reward", "reward/mean", "{:.3f}"),
     ("held-out pass@1", "eval/pass_at_1", "{:.3f}"),
     ("staleness max", "staleness/max_versions", "{:.0f}"),
-    ("tokens/s", "throughput/generated_tokens_per_s", "{:,.0f}"),
+    ("generated tokens/s", "throughput/generated_tokens_per_s", "{:,.0f}"),
     ("ready groups", "queue/ready", "{:.0f}"),
 )
 

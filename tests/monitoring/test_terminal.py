@@ -144,7 +144,7 @@ def test_status_lists_every_process_with_what_it_waits_for() -> None:
         "calm-river  step 12 of 60, running for 1 min 35 s",
         "/runs/calm-river",
         "TensorBoard http://127.0.0.1:6006/",
-        "reward 0.500  tokens/s 9,841",
+        "reward 0.500  generated tokens/s 9,841",
         "process      pid  state     version  since  waits for",
         "learner-0     42  training       12    1 s",
         "generator-0   42  blocked        11    2 s  admission: 48 of 48",

@@ -1,0 +1,86 @@
+"""What the documents name exists: files, commands, settings, make targets, metrics."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+from repository import ROOT, files, name
+
+from async_rl.launchers.cli import app, split_conf
+from async_rl.launchers.compose import compose_unchecked
+from async_rl.observability.catalogue import METRICS, describe
+
+DOCUMENTS = [path for path in files(".md") if name(path) == "README.md" or name(path).startswith("docs/")]
+FOLDERS = ("async_rl/", "launchers/", "sandbox/", "conf/", "tests/", "docs/", "benchmarks/", "requirements/", ".ci/")
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+GROUPS = {metric.split("/")[0] for metric in METRICS}
+
+
+def spans(path: Path) -> Iterator[str]:
+    """What stands in backquotes in running text."""
+    prose = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    yield from re.findall(r"`([^`\n]+)`", prose)
+
+
+def code_lines(path: Path) -> Iterator[str]:
+    """Lines of fenced blocks, without the prompt of a shell."""
+    for block in re.findall(r"^```.*?\n(.*?)^```", path.read_text(), flags=re.MULTILINE | re.DOTALL):
+        yield from (line.removeprefix("$ ") for line in block.splitlines())
+
+
+def commands(path: Path, program: str) -> Iterator[list[str]]:
+    """Every use of a program, as words."""
+    for text in (*spans(path), *code_lines(path)):
+        if re.match(rf"(nice )?{program}( |$)", text) and "..." not in text:
+            yield shlex.split(text, comments=True)[1:]
+
+
+documents = pytest.mark.parametrize("path", DOCUMENTS, ids=name)
+
+
+@documents
+def test_links_lead_to_files(path: Path) -> None:
+    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text())
+    assert [t for t in targets if "://" not in t and not (path.parent / t).exists()] == []
+
+
+@documents
+def test_paths_exist(path: Path) -> None:
+    named = {match.group() for span in spans(path) for match in [re.match(r"[\w./-]+", span)] if match}
+    paths = {n for n in named if n.startswith(FOLDERS)}
+    assert sorted(p for p in paths if not (ROOT / p).exists()) == []
+
+
+@documents
+def test_make_targets_exist(path: Path) -> None:
+    assert [words for words in commands(path, "make") if words and not {w for w in words if "=" not in w} <= TARGETS] == []
+
+
+@documents
+def test_commands_of_async_rl_exist_with_their_options(path: Path) -> None:
+    for words in commands(path, "async-rl"):
+        if not words or words[0].startswith("-"):
+            continue
+        assert words[0] in COMMANDS, words
+        known = {option for parameter in COMMANDS[words[0]].params for option in parameter.opts} | {"--help"}
+        assert {w for w in words if w.startswith("--")} <= known, words
+
+
+@documents
+def test_settings_in_launch_commands_are_settings(path: Path) -> None:
+    for words in commands(path, "async-rl"):
+        if words[:1] == ["launch"] and not any(w.startswith("conf=") and ("/" in w or w.isupper()) for w in words):
+            conf, overrides = split_conf([w for w in words[1:] if not w.startswith("--")])
+            compose_unchecked(conf, overrides)
+
+
+@documents
+def test_metrics_are_declared(path: Path) -> None:
+    named = {s for s in spans(path) if re.fullmatch(r"[a-z_]+/[a-z0-9_<>/-]+", s) and s.split("/")[0] in GROUPS}
+    assert sorted(n for n in named if n not in METRICS and describe(n) is None) == []
