@@ -31,6 +31,7 @@ FORMAT_VERSION = 1
 Progress = Callable[[float, str], None]
 
 _NEEDED_FREE_BYTES = 64 << 20
+_SCRATCH_SUFFIX = ".build"
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.py"]
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
@@ -79,7 +80,10 @@ def _embedded(config: RunConfig, on_progress: Progress) -> Path:
 
 
 def _build(target: Path, config: RunConfig, on_progress: Progress) -> None:
-    """Make the model beside `target` and rename it there; an interrupted build leaves nothing."""
+    """Make the model beside `target` and rename it there.
+
+    An interrupted build leaves nothing, and what a killed one left is removed: the lock says that nobody is at it.
+    """
     free_bytes = shutil.disk_usage(target.parent).free
     if free_bytes < _NEEDED_FREE_BYTES:
         raise ConfigError(
@@ -87,7 +91,9 @@ def _build(target: Path, config: RunConfig, on_progress: Progress) -> None:
             "free some space or set cache_dir to another disk"
         )
     tiny_coder = importlib.import_module("async_rl.data.tiny_coder")
-    with tempfile.TemporaryDirectory(prefix=f"{target.name}.", dir=target.parent) as scratch:
+    for left in target.parent.glob(f"{target.name}.*{_SCRATCH_SUFFIX}"):
+        shutil.rmtree(left)
+    with tempfile.TemporaryDirectory(prefix=f"{target.name}.", suffix=_SCRATCH_SUFFIX, dir=target.parent) as scratch:
         made = Path(scratch) / "model"
         made.mkdir()
         tiny_coder.make_tiny_coder(made, config.model.tiny_coder, config.data.list_functions, on_progress)

@@ -147,7 +147,7 @@ def _encode(drafts: Sequence[_Draft], config: RunConfig, tokenizer: Any) -> list
     """Tokenize all drafts; one over the limit is an error, or dropped and counted in the log, by data.truncation."""
     limit = config.data.max_prompt_tokens
     add_special = not drafts[0].has_template
-    rows = tokenizer([draft.text for draft in drafts], add_special_tokens=add_special)["input_ids"]
+    rows = tokenizer([draft.text for draft in drafts], add_special_tokens=add_special, verbose=False)["input_ids"]
     prompts = []
     for draft, ids in zip(drafts, rows, strict=True):
         if len(ids) > limit and config.data.truncation == "error":

@@ -124,6 +124,18 @@ def make_tiny_coder(directory: Path, config: TinyCoderConfig, task: ListFunction
     rates = list_functions.flaw_rates(config.flaw_probability, config.flaw_spread)
     data = batches(list_functions.corpus(specs, rates, config.seed), tokenizer, config.warm_start_batch)
     warm_start(model, data, config, on_progress)
-    on_progress(1.0, "saving the model")
     tokenizer.save_pretrained(str(directory))
-    model.save_pretrained(str(directory))
+    _save(model, directory)
+
+
+def _save(model: Any, directory: Path) -> None:
+    """save_pretrained without the bar that transformers draws over ours."""
+    from transformers.utils import logging
+
+    is_drawing = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        model.save_pretrained(str(directory))
+    finally:
+        if is_drawing:
+            logging.enable_progress_bar()

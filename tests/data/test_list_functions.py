@@ -1,0 +1,162 @@
+"""The embedded task against plain execution of its own sources."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from typing import Any
+
+import msgspec
+import pytest
+
+from async_rl.config import ListFunctionsConfig
+from async_rl.data import list_functions
+from async_rl.data.concepts import FILTERS, MAPS, REDUCTIONS
+from async_rl.data.list_functions import HiddenTests, Spec
+from async_rl.types import CallTest, CodeProblem
+
+TASK = ListFunctionsConfig(held_out_fraction=0.1, num_tests=8, seed=0)
+
+
+def call(source: str, xs: list[int]) -> Any:
+    names: dict[str, Any] = {}
+    exec(source, names)
+    return names["f"](list(xs))
+
+
+def passes(source: str, problem: CodeProblem) -> bool:
+    for test in problem.tests:
+        assert isinstance(test, CallTest)
+        try:
+            value = call(source, test.args[0])
+        except (ValueError, IndexError, TypeError):
+            return False
+        try:
+            if msgspec.json.encode(value) != msgspec.json.encode(test.expected) or type(value) is not type(test.expected):
+                return False
+        except TypeError:
+            return False
+    return True
+
+
+def every_concept_once() -> list[Spec]:
+    num = max(len(FILTERS), len(MAPS), len(REDUCTIONS))
+    return [Spec(i % len(FILTERS), i % len(MAPS), i % len(REDUCTIONS)) for i in range(num)]
+
+
+def test_there_are_about_7500_specs_and_a_tenth_is_held_out() -> None:
+    train, held_out = list_functions.split(TASK)
+    assert (len(train), len(held_out)) == (6840, 760)
+    assert not set(train) & set(held_out)
+
+
+@pytest.mark.parametrize("spec", every_concept_once(), ids=lambda spec: spec.name)
+def test_the_reference_source_computes_what_the_spec_computes(spec: Spec) -> None:
+    rng = random.Random(1)
+    for _ in range(20):
+        xs = [rng.randint(-15, 15) for _ in range(rng.randint(0, 10))]
+        value = call(spec.solution(), xs)
+        assert (type(value), value) == (type(spec.run(xs)), spec.run(xs))
+
+
+def test_reference_solutions_pass_their_hidden_tests() -> None:
+    tests = HiddenTests(TASK)
+    assert all(passes(spec.solution(), tests(spec)) for spec in list_functions.split(TASK)[1][:150])
+
+
+def test_hidden_tests_catch_flaws() -> None:
+    tests = HiddenTests(TASK)
+    caught = []
+    for spec in list_functions.split(TASK)[1][:150]:
+        codes = [concept.code for concept in spec.concepts]
+        for slot, concept in enumerate(spec.concepts):
+            for flaw in concept.flaws:
+                source = list_functions.program(*(flaw if i == slot else code for i, code in enumerate(codes)))
+                caught.append(not passes(source, tests(spec)))
+    assert sum(caught) / len(caught) > 0.9
+
+
+def test_a_right_value_of_the_wrong_type_fails() -> None:
+    halving_and_sum = next(
+        Spec(f, m, r)
+        for f, m, r in itertools.product(range(len(FILTERS)), range(len(MAPS)), range(len(REDUCTIONS)))
+        if (FILTERS[f].code, MAPS[m].code, REDUCTIONS[r].code) == ("x % 2 == 0", "x // 2", "sum(ys)")
+    )
+    as_float = list_functions.program("x % 2 == 0", "x / 2", "sum(ys)")
+    assert call(as_float, [2, 4]) == halving_and_sum.run([2, 4])
+    assert not passes(as_float, HiddenTests(TASK)(halving_and_sum))
+
+
+def test_expected_values_are_json_within_64_bits() -> None:
+    tests = HiddenTests(TASK)
+    for spec in every_concept_once():
+        for test in tests(spec).tests:
+            assert isinstance(test, CallTest)
+            assert msgspec.msgpack.decode(msgspec.msgpack.encode(test.expected)) == test.expected
+
+
+def test_the_first_hidden_test_is_the_empty_list_and_there_are_num_tests() -> None:
+    spec = Spec(0, 0, 0)
+    problem = HiddenTests(TASK)(spec)
+    assert problem.tests[0] == CallTest(function="f", args=[[]], expected=0)
+    assert len(problem.tests) == 8
+    assert len(HiddenTests(msgspec.structs.replace(TASK, num_tests=3))(spec).tests) == 3
+
+
+def test_the_two_wordings_of_a_spec_differ_in_every_phrase() -> None:
+    for spec in list_functions.split(TASK)[1]:
+        one, other = list_functions.wording(spec, 0), list_functions.wording(spec, 1)
+        for concept in spec.concepts:
+            shown = [{phrase for phrase in concept.phrases if phrase in text} for text in (one, other)]
+            assert shown[0] | shown[1] == set(concept.phrases)
+        assert one != other
+
+
+def test_no_two_specs_share_a_wording() -> None:
+    train, held_out = list_functions.split(TASK)
+    texts = [list_functions.wording(spec, which) for spec in train + held_out for which in (0, 1)]
+    assert len(set(texts)) == len(texts)
+
+
+def test_the_corpus_never_shows_a_held_out_spec() -> None:
+    train, held_out = list_functions.split(TASK)
+    hidden = {list_functions.wording(spec, which) for spec in held_out for which in (0, 1)}
+    pairs = itertools.islice(list_functions.corpus(train, list_functions.flaw_rates(0.3, 0.5), 0), 20_000)
+    assert not hidden & {prompt for prompt, _ in pairs}
+
+
+def test_the_seed_decides_the_split_and_the_hidden_tests() -> None:
+    again, other = (ListFunctionsConfig(held_out_fraction=0.1, num_tests=8, seed=seed) for seed in (0, 1))
+    assert list_functions.split(TASK) == list_functions.split(again)
+    assert list_functions.split(TASK) != list_functions.split(other)
+    assert HiddenTests(TASK)(Spec(1, 2, 3)) == HiddenTests(again)(Spec(1, 2, 3))
+    assert HiddenTests(TASK)(Spec(1, 2, 3)) != HiddenTests(other)(Spec(1, 2, 3))
+
+
+def test_flaw_rates_average_to_the_probability_in_every_slot() -> None:
+    for rates, table in zip(list_functions.flaw_rates(0.4, 0.5), (FILTERS, MAPS, REDUCTIONS), strict=True):
+        assert len(rates) == len(table)
+        assert sum(rates) / len(rates) == pytest.approx(0.4)
+        assert [min(rates), max(rates)] == pytest.approx([0.2, 0.6])
+    assert set(itertools.chain(*list_functions.flaw_rates(0.4, 0.0))) == {0.4}
+
+
+def test_a_corpus_without_flaws_holds_reference_solutions_only() -> None:
+    spec = Spec(3, 4, 5)
+    rng = random.Random(0)
+    assert {list_functions.flawed_program(spec, list_functions.flaw_rates(0.0, 0.5), rng) for _ in range(100)} == {spec.solution()}
+
+
+def test_each_concept_is_wrong_as_often_as_its_rate_says() -> None:
+    spec = Spec(3, 4, 5)
+    rates = list_functions.flaw_rates(0.4, 0.5)
+    rng = random.Random(0)
+    programs = [list_functions.flawed_program(spec, rates, rng) for _ in range(4000)]
+    right = f"if {spec.concepts[0].code}]"
+    assert sum(right not in text for text in programs) / 4000 == pytest.approx(rates[0][spec.filter], abs=0.03)
+
+
+def test_flaws_differ_from_the_right_code_and_from_each_other() -> None:
+    for concept in (*FILTERS, *MAPS, *REDUCTIONS):
+        assert len({concept.code, *concept.flaws}) == 1 + len(concept.flaws)
+        assert len(set(concept.phrases)) == 2

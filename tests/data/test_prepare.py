@@ -1,0 +1,175 @@
+"""The cache of the embedded model, and what model.path may be."""
+
+from __future__ import annotations
+
+import fcntl
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+from conftest import SMALL_MODEL, make_config
+
+from async_rl.config import RunConfig
+from async_rl.data import prepare
+from async_rl.data.prepare import cached_model_path, prepare_model
+from async_rl.errors import ConfigError
+
+
+def silent(fraction: float, text: str) -> None:
+    pass
+
+
+def fake_model(directory: Path) -> Path:
+    directory.mkdir(parents=True)
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (directory / name).write_text("{}")
+    return directory
+
+
+def test_the_embedded_model_is_built_once_and_found_the_second_time(small_config: RunConfig) -> None:
+    told: list[tuple[float, str]] = []
+    path = prepare_model(small_config, lambda fraction, text: told.append((fraction, text)))
+    assert path == cached_model_path(small_config)
+    assert told[0][0] == 0
+    assert told[-1][0] == 1
+    assert any("warm start" in text for _, text in told)
+    told.clear()
+    assert prepare_model(small_config, lambda fraction, text: told.append((fraction, text))) == path
+    assert told == []
+    assert sorted(entry.name for entry in path.parent.iterdir()) == [path.name, f"{path.name}.lock"]
+
+
+def test_every_setting_of_model_and_task_has_its_own_cache_entry(small_config: RunConfig) -> None:
+    paths = {cached_model_path(small_config)}
+    for override in (
+        "model.tiny_coder.hidden_size=64",
+        "model.tiny_coder.num_layers=2",
+        "model.tiny_coder.num_heads=2",
+        "model.tiny_coder.warm_start_steps=3",
+        "model.tiny_coder.warm_start_batch=5",
+        "model.tiny_coder.warm_start_lr=1e-3",
+        "model.tiny_coder.flaw_probability=0.2",
+        "model.tiny_coder.flaw_spread=0.1",
+        "model.tiny_coder.seed=1",
+        "data.list_functions.seed=1",
+        "data.list_functions.held_out_fraction=0.2",
+    ):
+        paths.add(cached_model_path(make_config(f"cache_dir={small_config.cache_dir}", *SMALL_MODEL, override)))
+    assert len(paths) == 12
+
+
+def test_the_seed_of_the_run_does_not_build_another_model(small_config: RunConfig) -> None:
+    assert cached_model_path(small_config) == cached_model_path(msgspec.structs.replace(small_config, seed=99))
+
+
+def test_without_cache_dir_models_are_kept_in_the_home_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cached_model_path(make_config()).parent == tmp_path / ".cache" / "async_rl"
+
+
+def test_an_interrupted_build_leaves_nothing_behind(small_config: RunConfig) -> None:
+    def interrupt(fraction: float, text: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare_model(small_config, interrupt)
+    root = cached_model_path(small_config).parent
+    assert [entry.suffix for entry in root.iterdir()] == [".lock"]
+
+
+def test_what_a_killed_build_left_is_removed_and_the_model_built(small_config: RunConfig) -> None:
+    path = cached_model_path(small_config)
+    left = path.with_name(f"{path.name}.abc123.build")
+    left.mkdir(parents=True)
+    path.mkdir()
+    (path / "config.json").write_text("{}")
+    assert prepare_model(small_config, silent) == path
+    assert (path / "model.safetensors").is_file()
+    assert not left.exists()
+
+
+def test_a_second_run_waits_for_the_first_and_says_so(small_config: RunConfig) -> None:
+    path = cached_model_path(small_config)
+    path.parent.mkdir(parents=True)
+    told: list[str] = []
+    is_waiting = threading.Event()
+
+    def hear(fraction: float, text: str) -> None:
+        told.append(text)
+        is_waiting.set()
+
+    with path.with_name(f"{path.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        second = threading.Thread(target=prepare_model, args=(small_config, hear))
+        second.start()
+        assert is_waiting.wait(timeout=30)
+        fake_model(path)
+    second.join(timeout=30)
+    assert not second.is_alive()
+    assert len(told) == 1
+    assert told[0].startswith("waiting for another run")
+
+
+def test_too_little_space_is_refused_with_the_remedy(small_config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prepare, "_NEEDED_FREE_BYTES", 1 << 60)
+    with pytest.raises(ConfigError, match=r"MB free.*cache_dir"):
+        prepare_model(small_config, silent)
+
+
+def test_a_cache_that_cannot_be_written_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"cache_dir=.*set cache_dir to a writable"):
+        prepare_model(make_config(f"cache_dir={tmp_path / 'file' / 'below'}", *SMALL_MODEL), silent)
+
+
+def test_data_files_without_a_model_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"data.train_files=\['x.jsonl'\].*set model.path"):
+        prepare_model(make_config("data.train_files=[x.jsonl]"), silent)
+
+
+def test_a_model_directory_is_taken_as_it_is(tmp_path: Path) -> None:
+    directory = fake_model(tmp_path / "model")
+    assert prepare_model(make_config(f"model.path={directory}"), silent) == directory
+
+
+@pytest.mark.parametrize(
+    ("absent", "named"), [("config.json", "config.json"), ("tokenizer.json", "tokenizer"), ("model.safetensors", "safetensors")]
+)
+def test_a_model_directory_that_lacks_a_part_is_refused_by_name(tmp_path: Path, absent: str, named: str) -> None:
+    directory = fake_model(tmp_path / "model")
+    (directory / absent).unlink()
+    with pytest.raises(ConfigError, match=rf"model.path={directory} lacks .*{named}.*save_pretrained"):
+        prepare_model(make_config(f"model.path={directory}"), silent)
+
+
+def test_a_missing_directory_and_a_file_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist"):
+        prepare_model(make_config(f"model.path={tmp_path / 'nowhere'}"), silent)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="is a file"):
+        prepare_model(make_config(f"model.path={tmp_path / 'file'}"), silent)
+
+
+def hub_entry(root: Path, name: str) -> Path:
+    """A snapshot laid out as the hub's client keeps it."""
+    entry = root / f"models--{name.replace('/', '--')}"
+    (entry / "refs").mkdir(parents=True)
+    (entry / "refs" / "main").write_text("0" * 40)
+    return fake_model(entry / "snapshots" / ("0" * 40))
+
+
+def test_a_hub_name_is_found_in_the_local_hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    snapshot = hub_entry(tmp_path, "someone/small")
+    assert prepare_model(make_config("model.path=someone/small"), silent) == snapshot.resolve()
+
+
+def test_a_hub_name_that_is_not_cached_is_refused_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(
+        ConfigError, match=r"model.path=someone/small is no directory, not in the local hub cache, and cannot be downloaded"
+    ):
+        prepare_model(make_config("model.path=someone/small"), silent)

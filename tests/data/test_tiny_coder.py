@@ -1,0 +1,130 @@
+"""The embedded model and its warm start, at a small size."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from async_rl.config import ListFunctionsConfig, TinyCoderConfig
+from async_rl.data import list_functions, tiny_coder
+from async_rl.data.tokenizer import build_tokenizer
+
+TASK = ListFunctionsConfig(held_out_fraction=0.1, num_tests=8, seed=0)
+CONFIG = TinyCoderConfig(
+    hidden_size=32,
+    num_layers=1,
+    num_heads=1,
+    warm_start_steps=12,
+    warm_start_batch=8,
+    warm_start_lr=3e-3,
+    flaw_probability=0.3,
+    flaw_spread=0.5,
+    seed=0,
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return build_tokenizer(list_functions.vocabulary_text(), 512)
+
+
+def pairs() -> Any:
+    specs, _ = list_functions.split(TASK)
+    return list_functions.corpus(specs, list_functions.flaw_rates(0.3, 0.5), 0)
+
+
+def silent(fraction: float, text: str) -> None:
+    pass
+
+
+def test_labels_cover_exactly_the_program_and_its_end(tokenizer: Any) -> None:
+    drawn = dict(itertools.islice(pairs(), 8 * 8))
+    for ids, labels in itertools.islice(tiny_coder.batches(pairs(), tokenizer, 8), 8):
+        assert ids.shape == labels.shape
+        for row, wanted in zip(ids, labels, strict=True):
+            answer = wanted[wanted != -100].tolist()
+            start = int((wanted != -100).nonzero()[0])
+            prompt = tokenizer.decode(row[:start].tolist())
+            assert answer[-1] == tokenizer.eos_token_id
+            assert prompt in drawn
+            assert tokenizer.decode(answer[:-1]).startswith("def f(xs):\n")
+            assert (row[start + len(answer) :] == tokenizer.pad_token_id).all()
+
+
+def test_every_drawn_pair_is_in_exactly_one_batch(tokenizer: Any) -> None:
+    drawn = sorted(prompt + answer for prompt, answer in itertools.islice(pairs(), 64))
+    seen = []
+    for ids, labels in itertools.islice(tiny_coder.batches(pairs(), tokenizer, 8), 8):
+        for row, wanted in zip(ids, labels, strict=True):
+            last = int((wanted != -100).nonzero()[-1])
+            seen.append(tokenizer.decode(row[:last].tolist()))
+    assert sorted(seen) == drawn
+
+
+def test_the_loss_is_the_mean_cross_entropy_of_the_labelled_tokens(tokenizer: Any) -> None:
+    model = tiny_coder.build_model(CONFIG, tokenizer)
+    ids, labels = next(tiny_coder.batches(pairs(), tokenizer, 8))
+    logprobs = torch.log_softmax(model(input_ids=ids).logits.detach(), dim=-1)
+    picked = [-float(logprobs[row, t - 1, ids[row, t]]) for row in range(8) for t in range(1, ids.shape[1]) if int(labels[row, t]) != -100]
+    assert float(tiny_coder.supervised_loss(model, (ids, labels)).detach()) == pytest.approx(sum(picked) / len(picked), rel=1e-5)
+
+
+def test_padding_does_not_change_the_loss(tokenizer: Any) -> None:
+    model = tiny_coder.build_model(CONFIG, tokenizer)
+    ids, labels = next(tiny_coder.batches(pairs(), tokenizer, 8))
+    padded = torch.nn.functional.pad(ids, (0, 9), value=tokenizer.pad_token_id), torch.nn.functional.pad(labels, (0, 9), value=-100)
+    short, long = (float(tiny_coder.supervised_loss(model, batch).detach()) for batch in ((ids, labels), padded))
+    assert short == pytest.approx(long, rel=1e-5)
+
+
+def test_the_learning_rate_rises_and_falls() -> None:
+    rates = [tiny_coder.learning_rate(step, num_steps=100, peak=1.0) for step in range(100)]
+    assert rates[0] == pytest.approx(1 / 20)
+    assert max(rates) == rates[19] == pytest.approx(1.0)
+    assert rates[60] == pytest.approx(0.5)
+    assert rates[99] == pytest.approx(0.02)
+
+
+def test_the_warm_start_lowers_the_loss_and_reports_every_step(tokenizer: Any) -> None:
+    model = tiny_coder.build_model(CONFIG, tokenizer)
+    fractions: list[float] = []
+    losses = tiny_coder.warm_start(
+        model, tiny_coder.batches(pairs(), tokenizer, 8), CONFIG, lambda fraction, text: fractions.append(fraction)
+    )
+    assert len(losses) == len(fractions) == 12
+    assert fractions == sorted(fractions)
+    assert losses[-1] < losses[0] - 0.3
+
+
+def test_the_same_seed_gives_the_same_weights_and_leaves_the_global_random_state(tokenizer: Any, tmp_path: Path) -> None:
+    before = torch.random.get_rng_state()
+    for name, seed in (("one", 0), ("again", 0), ("other", 1)):
+        (tmp_path / name).mkdir()
+        tiny_coder.make_tiny_coder(tmp_path / name, msgspec.structs.replace(CONFIG, seed=seed), TASK, silent)
+    assert torch.equal(before, torch.random.get_rng_state())
+    one, again, other = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "again", "other"))
+    assert one == again != other
+
+
+def test_the_saved_directory_loads_as_any_hugging_face_model(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+    tiny_coder.make_tiny_coder(tmp_path, CONFIG, TASK, silent)
+    tokenizer = AutoTokenizer.from_pretrained(str(tmp_path))
+    model = AutoModelForCausalLM.from_pretrained(str(tmp_path))
+    assert type(model).__name__ == "Qwen3ForCausalLM"
+    assert model.dtype == torch.float32
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert GenerationConfig.from_pretrained(str(tmp_path)).eos_token_id == tokenizer.eos_token_id == model.config.eos_token_id
+
+
+def test_the_default_model_has_about_a_million_parameters(tokenizer: Any) -> None:
+    from conftest import make_config
+
+    model = tiny_coder.build_model(make_config().model.tiny_coder, tokenizer)
+    assert 0.8e6 < sum(parameter.numel() for parameter in model.parameters()) < 1.2e6

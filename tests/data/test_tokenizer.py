@@ -1,0 +1,53 @@
+"""The embedded tokenizer: exact round trips and short programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from async_rl.config import ListFunctionsConfig
+from async_rl.data import list_functions
+from async_rl.data.tokenizer import END, build_tokenizer, load_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return build_tokenizer(list_functions.vocabulary_text(), 512)
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text())
+def test_any_text_comes_back_exactly(tokenizer: Any, text: str) -> None:
+    if "<|" not in text:
+        assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+
+
+def test_every_solution_comes_back_exactly_in_20_to_45_tokens(tokenizer: Any) -> None:
+    _, specs = list_functions.split(ListFunctionsConfig(held_out_fraction=0.1, num_tests=8, seed=0))
+    for spec in specs:
+        ids = tokenizer(spec.solution())["input_ids"]
+        assert tokenizer.decode(ids) == spec.solution()
+        assert 20 <= len(ids) + 1 <= 45
+
+
+def test_a_prompt_and_its_answer_are_tokenized_alike_apart_and_together(tokenizer: Any) -> None:
+    spec = list_functions.Spec(1, 2, 3)
+    prompt, answer = list_functions.wording(spec, 0), spec.solution()
+    assert tokenizer(prompt)["input_ids"] + tokenizer(answer)["input_ids"] == tokenizer(prompt + answer)["input_ids"]
+
+
+def test_the_same_text_gives_the_same_tokenizer(tokenizer: Any) -> None:
+    again = build_tokenizer(list_functions.vocabulary_text(), 512)
+    assert again.get_vocab() == tokenizer.get_vocab()
+
+
+def test_a_saved_tokenizer_loads_with_its_end_token_and_no_chat_template(tokenizer: Any, tmp_path: Path) -> None:
+    tokenizer.save_pretrained(str(tmp_path))
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.eos_token == END
+    assert loaded.chat_template is None
+    assert loaded("def f(xs):\n    ys")["input_ids"] == tokenizer("def f(xs):\n    ys")["input_ids"]
