@@ -140,11 +140,11 @@ class HfEngine:
         mask = torch.tensor(
             [[0] * (longest - len(row.request.prompt)) + [1] * len(row.request.prompt) for row in rows], device=self._device
         )
+        is_sampled = sampling.temperature > 0
         settings = GenerationConfig(
-            do_sample=sampling.temperature > 0,
-            top_k=0,
-            top_p=1.0,
-            temperature=1.0,
+            do_sample=is_sampled,
+            # The whole vocabulary; a greedy configuration may not name it.
+            **({"top_k": 0} if is_sampled else {}),
             max_new_tokens=sampling.max_new_tokens,
             min_new_tokens=sampling.min_new_tokens or None,
             eos_token_id=list(self._facts.end_token_ids),

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ class VllmEngine:
 
     async def generate(
         self, request_id: str, prompt_token_ids: Sequence[int], num_samples: int, sampling: Sampling
-    ) -> AsyncIterator[Completion]:
+    ) -> AsyncGenerator[Completion, None]:
         """Yields each completion as it finishes. All samples read one prefill of the prompt through the prefix cache."""
         self._require_usable()
         params = SamplingParams(
@@ -102,10 +103,11 @@ class VllmEngine:
             output_kind=RequestOutputKind.CUMULATIVE,
             stream_interval=_ONLY_WHEN_FINISHED,
         )
-        async for output in self._outputs(request_id, prompt_token_ids, params):
-            for sample in output.outputs:
-                if sample.finished():
-                    yield self._completion(sample)
+        async with aclosing(self._outputs(request_id, prompt_token_ids, params)) as outputs:
+            async for output in outputs:
+                for sample in output.outputs:
+                    if sample.finished():
+                        yield self._completion(sample)
 
     async def logprobs(self, rows: Sequence[IntArray]) -> list[FloatArray]:
         """Scores the rows with the weights held now, outside the prefix cache."""
@@ -116,27 +118,25 @@ class VllmEngine:
     async def _row_logprobs(self, request_id: str, row: IntArray) -> FloatArray:
         params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, flat_logprobs=True, detokenize=False)
         scores = np.zeros(len(row), np.float32)
-        async for output in self._outputs(request_id, row.tolist(), params):
-            if output.finished:
-                # One entry per token, the first token has none.
-                scores[1:] = output.prompt_logprobs.logprobs
+        async with aclosing(self._outputs(request_id, row.tolist(), params)) as outputs:
+            async for output in outputs:
+                if output.finished:
+                    # One entry per token, the first token has none.
+                    scores[1:] = output.prompt_logprobs.logprobs
         return scores
 
-    async def _outputs(self, request_id: str, token_ids: Sequence[int], params: SamplingParams) -> AsyncIterator[RequestOutput]:
+    async def _outputs(self, request_id: str, token_ids: Sequence[int], params: SamplingParams) -> AsyncGenerator[RequestOutput, None]:
         """vLLM's outputs of one request, its errors turned into ours; leaving it aborts the request."""
         prompt = tokens_input(list(token_ids), cache_salt=str(self._version))
-        outputs = self._llm.generate(prompt, params, request_id)
         try:
-            async for output in outputs:
-                yield output
+            async with aclosing(self._llm.generate(prompt, params, request_id)) as outputs:
+                async for output in outputs:
+                    yield output
         except (EngineDeadError, EngineGenerateError) as error:
             if isinstance(error.__cause__, AsyncRLError):
                 raise error.__cause__ from error
-            raise Unavailable(
-                f"the vLLM engine died under request {request_id}: {error.__cause__ or error}; start the generator again"
-            ) from error
-        finally:
-            await outputs.aclose()
+            cause = error.__cause__ or error
+            raise Unavailable(f"the vLLM engine died under request {request_id}: {cause}; start the generator again") from error
 
     def _completion(self, sample: CompletionOutput) -> Completion:
         if sample.finish_reason not in ("stop", "length") or sample.weight_versions is None:

@@ -1,0 +1,176 @@
+"""Drives one engine through everything the tests ask about, and writes down what it said: python engine_scenario.py ENGINE MODEL OUT.
+
+A process of its own, since vLLM changes its process for good (environment, torch, garbage collector).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from generation_support import make_model, weights_of
+
+from async_rl.errors import AsyncRLError
+from async_rl.generation.engine import Engine, build_engine, prepare_environment
+from async_rl.launchers.compose import compose
+from async_rl.types import Sampling
+
+LAST = 6
+
+
+def sampling(*, temperature: float = 1.0, max_new_tokens: int = 100) -> Sampling:
+    return Sampling(temperature=temperature, top_p=1.0, top_k=-1, max_new_tokens=max_new_tokens, min_new_tokens=0)
+
+
+def prompt(seed: int, length: int = 70) -> list[int]:
+    return [int(t) for t in np.random.default_rng(seed).integers(6, 200, size=length)]
+
+
+async def group(engine: Engine, name: str, tokens: list[int], num_samples: int, settings: Sampling) -> dict[str, Any]:
+    samples = []
+    async for done in engine.generate(name, tokens, num_samples, settings):
+        said = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in dataclasses.asdict(done).items()}
+        samples.append(said)
+    return {"prompt": tokens, "temperature": settings.temperature or 1.0, "samples": samples}
+
+
+async def refusal(awaitable: Any) -> str:
+    try:
+        await awaitable
+    except AsyncRLError as error:
+        return f"{type(error).__name__}: {error}"
+    return "accepted"
+
+
+class Scenario:
+    def __init__(self, engine: Engine, model: Any) -> None:
+        from async_rl.weights.publisher import WeightPublisher, tensor_spec
+
+        self.engine = engine
+        self.model = model
+        self.said: dict[str, Any] = {}
+        self.publisher = WeightPublisher([tensor_spec(name, tensor) for name, tensor in weights_of(model, 0).items()])
+
+    def manifest(self, version: int) -> Any:
+        return self.publisher.write(version, weights_of(self.model, version).values())
+
+    async def play(self) -> dict[str, Any]:
+        engine, said = self.engine, self.said
+        said["before_first_load"] = await refusal(group(engine, "early", prompt(0), 1, sampling()))
+        said["version_at_start"] = engine.version
+        await engine.load_weights(self.manifest(0))
+        said["at_version_0"] = await group(engine, "zero", prompt(1), 4, sampling(temperature=0.7))
+        said["spanning"] = await self.spanning()
+        said["after_pushes"] = [await group(engine, f"after-{i}", prompt(10), 3, sampling()) for i in range(2)]
+        said["greedy"] = await group(engine, "greedy", prompt(2), 1, sampling(temperature=0.0, max_new_tokens=20))
+        rows = [np.array(prompt(seed, length), np.int32) for seed, length in ((3, 40), (4, 90))]
+        said["probe_rows"] = [row.tolist() for row in rows]
+        said["probe"] = [row.tolist() for row in await engine.logprobs(rows)]
+        await self.bad_blocks()
+        said["after_bad_blocks"] = await group(engine, "good", prompt(5), 2, sampling())
+        said["version_at_end"] = engine.version
+        return said
+
+    async def spanning(self) -> list[dict[str, Any]]:
+        """Groups under way while versions are pushed one after another; one group waits until there is room."""
+        async with asyncio.TaskGroup() as tasks:
+            groups = [tasks.create_task(group(self.engine, f"span-{i}", prompt(10 + i % 3), 4, sampling())) for i in range(6)]
+            for version in range(1, LAST + 1):
+                report = await self.engine.load_weights(self.manifest(version))
+                assert report.version == version
+                assert 0 < report.pause_s <= report.load_s
+        return [task.result() for task in groups]
+
+    async def bad_blocks(self) -> None:
+        good = self.manifest(LAST + 1)
+        self.said["wrong_checksum"] = await refusal(self.engine.load_weights(msgspec.structs.replace(good, checksum=good.checksum ^ 1)))
+        self.said["wrong_place"] = await refusal(self.engine.load_weights(msgspec.structs.replace(good, path="/proc/self/fd/987654")))
+        lacking = msgspec.structs.replace(good, tensors=good.tensors[:-1])
+        self.said["lacking_a_tensor"] = await refusal(self.engine.load_weights(lacking))
+        self.manifest(LAST + 2)
+        self.said["overwritten"] = await refusal(self.engine.load_weights(good))
+
+        def torn() -> Any:
+            for index, tensor in enumerate(weights_of(self.model, LAST + 3).values()):
+                if index == 3:
+                    raise KeyboardInterrupt
+                yield tensor
+
+        newest = self.manifest(LAST + 2)
+        try:
+            self.publisher.write(LAST + 2, torn())
+        except KeyboardInterrupt:
+            self.said["half_written"] = await refusal(self.engine.load_weights(newest))
+
+
+async def vllm_only(engine: Any) -> dict[str, Any]:
+    """What can be asked of vLLM alone: its scheduler, and its death."""
+    said: dict[str, Any] = {}
+    core = engine._llm.engine_core._core
+    scheduled: list[int] = []
+    has_stepped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    execute = core.model_executor.execute_model
+
+    def recording(output: Any, **options: Any) -> Any:
+        scheduled.append(output.total_num_scheduled_tokens)
+        loop.call_soon_threadsafe(has_stepped.set)
+        return execute(output, **options)
+
+    core.model_executor.execute_model = recording
+    await group(engine, "shared", prompt(20, 100), 8, sampling(max_new_tokens=2))
+    said["first_step_of_8_samples_of_100_tokens"] = scheduled[0]
+
+    stream = engine.generate("left", prompt(21), 8, sampling(max_new_tokens=250))
+    await anext(stream)
+    said["unfinished_at_first_yield"] = engine._llm.get_num_unfinished_requests()
+    await stream.aclose()
+    said["unfinished_after_close"] = engine._llm.get_num_unfinished_requests()
+    await engine._llm.collective_rpc("check_health")
+    said["scheduled_after_close"] = core.scheduler.get_num_unfinished_requests()
+    said["held_after_close"] = len(engine._llm.engine_core._held)
+
+    has_stepped.clear()
+    async with asyncio.TaskGroup() as tasks:
+        dying = tasks.create_task(refusal(group(engine, "dying", prompt(22), 2, sampling(max_new_tokens=250))))
+        await has_stepped.wait()
+
+        def fail(*_: object, **__: object) -> None:
+            raise RuntimeError("the model burns")
+
+        core.model_executor.execute_model = fail
+    said["death"] = dying.result()
+    said["after_death"] = await refusal(group(engine, "dead", prompt(23), 1, sampling()))
+    said["load_after_death"] = await refusal(engine.logprobs([np.array(prompt(24), np.int32)]))
+    return said
+
+
+async def main(kind: str, model_path: Path) -> dict[str, Any]:
+    overrides = [
+        f"model.path={model_path}",
+        f"generation.engine={kind}",
+        "data.max_prompt_tokens=100",
+        "data.max_response_tokens=250",
+        "generation.vllm.max_num_seqs=20",
+    ]
+    config = compose("grpo_code", overrides)
+    prepare_environment(config, [])
+    engine = build_engine(config, model_path)
+    await engine.start()
+    model = make_model(model_path.with_name("again"), is_tied=json.loads((model_path / "config.json").read_text())["tie_word_embeddings"])
+    said = await Scenario(engine, model).play()
+    if kind == "vllm":
+        said |= await vllm_only(engine)
+    await engine.close()
+    said["after_close"] = await refusal(group(engine, "late", prompt(25), 1, sampling()))
+    return said
+
+
+if __name__ == "__main__":
+    Path(sys.argv[3]).write_text(json.dumps(asyncio.run(main(sys.argv[1], Path(sys.argv[2])))))

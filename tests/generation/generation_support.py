@@ -1,0 +1,84 @@
+"""Small random models, their versions, and the slow obvious oracle of what an engine should have said."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import DynamicCache, Qwen3Config, Qwen3ForCausalLM
+
+END_TOKENS = (2, 3, 4, 5)
+"""Four of them, so that samples of a random model end now and then."""
+
+
+def make_model(path: Path, *, is_tied: bool) -> Qwen3ForCausalLM:
+    """Writes a random Qwen3 whose distributions are far from uniform; two sizes."""
+    torch.manual_seed(7)
+    config = Qwen3Config(
+        vocab_size=200 if is_tied else 331,
+        hidden_size=64 if is_tied else 96,
+        intermediate_size=160,
+        num_hidden_layers=3 if is_tied else 2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=512,
+        tie_word_embeddings=is_tied,
+        initializer_range=0.2,
+        eos_token_id=END_TOKENS[0],
+    )
+    model = Qwen3ForCausalLM(config).float().eval()
+    model.save_pretrained(path)
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": list(END_TOKENS)}))
+    return model
+
+
+def weights_of(model: Qwen3ForCausalLM, version: int) -> dict[str, torch.Tensor]:
+    """The tensors of a version: those of the model for 0, else moved by noise that depends on the version only."""
+    noise = torch.Generator().manual_seed(version)
+    scale = 0.05 if version else 0.0
+    return {name: p.detach() + scale * torch.randn(p.shape, generator=noise) for name, p in model.named_parameters()}
+
+
+def model_of(model: Qwen3ForCausalLM, version: int) -> Qwen3ForCausalLM:
+    """A model with the weights of a version."""
+    copy = Qwen3ForCausalLM(model.config).float().eval()
+    copy.load_state_dict(weights_of(model, version), strict=False)
+    copy.tie_weights()
+    return copy
+
+
+@torch.no_grad()
+def replay(models: Mapping[int, Any], prompt: Sequence[int], token_ids: Sequence[int], versions: Sequence[int], temperature: float) -> Any:
+    """float32 log-prob of each new token: the one at t is drawn by models[versions[t]], on the keys and values that older ones left."""
+    inputs = [*prompt, *token_ids[:-1]]
+    first = len(prompt) - 1
+    cache = DynamicCache()
+    rows = []
+    start = 0
+    while start < len(inputs):
+        version = versions[max(0, start - first)]
+        end = start + 1
+        while end < len(inputs) and versions[max(0, end - first)] == version:
+            end += 1
+        logits = models[version](torch.tensor([inputs[start:end]]), past_key_values=cache, use_cache=True).logits[0]
+        rows.append(logits[max(0, first - start) :] if end > first else logits[:0])
+        start = end
+    table = (torch.cat(rows).float() / temperature).log_softmax(-1)
+    return table.gather(-1, torch.tensor(token_ids)[:, None])[:, 0].numpy()
+
+
+def worst_difference(model: Qwen3ForCausalLM, group: Mapping[str, Any]) -> float:
+    """Largest difference in nats between what an engine said of its tokens and what the oracle says."""
+    worst = 0.0
+    models: dict[int, Any] = {}
+    for sample in group["samples"]:
+        for version in set(sample["versions"]) - models.keys():
+            models[version] = model_of(model, version)
+        expected = replay(models, group["prompt"], sample["token_ids"], sample["versions"], group["temperature"])
+        worst = max(worst, float(np.abs(expected - np.array(sample["logprobs"], np.float32)).max()))
+    return worst

@@ -1,0 +1,163 @@
+"""Both engines against a recomputation of every token by plain transformers, before, during and after pushes.
+
+The engine runs in a process of its own (`engine_scenario.py`) and writes down what it said; each test looks at one part of that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from generation_support import END_TOKENS, make_model, model_of, worst_difference
+from transformers import Qwen3ForCausalLM
+
+HERE = Path(__file__).parent
+LAST = 6
+TOLERANCE = 1e-4
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module", params=[("vllm", True), ("vllm", False), ("hf", True)], ids=["vllm-tied", "vllm-untied", "hf-tied"])
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Qwen3ForCausalLM, dict[str, Any]]:
+    kind, is_tied = request.param
+    path = tmp_path_factory.mktemp(kind) / "model"
+    model = make_model(path, is_tied=is_tied)
+    out = path.with_name("said.json")
+    command = [sys.executable, str(HERE / "engine_scenario.py"), kind, str(path), str(out)]
+    done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stderr[-5000:]
+    return model, json.loads(out.read_text())
+
+
+@pytest.fixture
+def said(case: tuple[Qwen3ForCausalLM, dict[str, Any]]) -> dict[str, Any]:
+    return case[1]
+
+
+@pytest.fixture
+def model(case: tuple[Qwen3ForCausalLM, dict[str, Any]]) -> Qwen3ForCausalLM:
+    return case[0]
+
+
+@pytest.fixture
+def from_vllm(said: dict[str, Any]) -> dict[str, Any]:
+    if "death" not in said:
+        pytest.skip("asks for vLLM's scheduler")
+    return said
+
+
+def test_nothing_is_generated_before_the_first_weights(said: dict[str, Any]) -> None:
+    assert said["version_at_start"] == -1
+    assert said["before_first_load"].startswith("WeightsError: the engine holds no version")
+
+
+def test_logprobs_are_those_of_the_tempered_distribution(model: Qwen3ForCausalLM, said: dict[str, Any]) -> None:
+    assert said["at_version_0"]["temperature"] == 0.7
+    assert worst_difference(model, said["at_version_0"]) < TOLERANCE
+
+
+def test_each_token_of_a_request_that_spans_pushes_is_labelled_with_the_weights_that_drew_it(
+    model: Qwen3ForCausalLM, said: dict[str, Any]
+) -> None:
+    versions = {version for group in said["spanning"] for sample in group["samples"] for version in sample["versions"]}
+    assert len(versions) >= 4, "the pushes were to fall into the groups' life"
+    for group in said["spanning"]:
+        assert worst_difference(model, group) < TOLERANCE
+
+
+def test_versions_never_fall_along_a_sample(said: dict[str, Any]) -> None:
+    for group in said["spanning"]:
+        for sample in group["samples"]:
+            assert sample["versions"] == sorted(sample["versions"])
+            assert sample["versions"][-1] <= LAST
+
+
+def test_a_prompt_asked_again_after_pushes_is_computed_by_the_new_weights(model: Qwen3ForCausalLM, said: dict[str, Any]) -> None:
+    for group in said["after_pushes"]:
+        assert {version for sample in group["samples"] for version in sample["versions"]} == {LAST}
+        assert group["prompt"] == said["spanning"][0]["prompt"]
+        assert worst_difference(model, group) < TOLERANCE
+
+
+def test_samples_end_with_an_end_token_or_are_truncated(said: dict[str, Any]) -> None:
+    samples = [sample for group in (said["at_version_0"], *said["spanning"]) for sample in group["samples"]]
+    assert {sample["is_truncated"] for sample in samples} >= {False}
+    for sample in samples:
+        assert not set(sample["token_ids"][:-1]) & set(END_TOKENS)
+        assert sample["is_truncated"] == (sample["token_ids"][-1] not in END_TOKENS)
+        assert len(sample["token_ids"]) == 100 or not sample["is_truncated"]
+
+
+def test_each_sample_of_a_group_comes_once_and_differs(said: dict[str, Any]) -> None:
+    for group in said["spanning"]:
+        assert sorted(sample["index"] for sample in group["samples"]) == [0, 1, 2, 3]
+    first, *others = said["at_version_0"]["samples"]
+    assert any(sample["token_ids"] != first["token_ids"] for sample in others)
+
+
+@torch.no_grad()
+def test_temperature_0_takes_the_likeliest_token(model: Qwen3ForCausalLM, said: dict[str, Any]) -> None:
+    [sample] = said["greedy"]["samples"]
+    ids = torch.tensor([said["greedy"]["prompt"] + sample["token_ids"]])
+    best = model_of(model, LAST)(ids).logits[0, len(said["greedy"]["prompt"]) - 1 : -1].argmax(-1)
+    assert sample["token_ids"] == best.tolist()
+
+
+@torch.no_grad()
+def test_the_probe_scores_whole_rows_at_temperature_1(model: Qwen3ForCausalLM, said: dict[str, Any]) -> None:
+    newest = model_of(model, LAST)
+    for row, scores in zip(said["probe_rows"], said["probe"], strict=True):
+        ids = torch.tensor([row])
+        expected = newest(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0].numpy()
+        assert scores[0] == 0
+        assert np.abs(expected - np.array(scores[1:], np.float32)).max() < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("block", "reason"),
+    [
+        ("wrong_checksum", "checksum of version 7"),
+        ("wrong_place", "cannot be mapped"),
+        ("lacking_a_tensor", "got no weights"),
+        ("overwritten", "not a complete version 7"),
+        ("half_written", "not a complete version 8"),
+    ],
+)
+def test_a_bad_block_is_refused_and_changes_nothing(model: Qwen3ForCausalLM, said: dict[str, Any], block: str, reason: str) -> None:
+    assert said[block].startswith("WeightsError")
+    assert reason in said[block]
+    assert said["version_at_end"] == LAST
+    assert worst_difference(model, said["after_bad_blocks"]) < TOLERANCE
+
+
+def test_a_closed_engine_says_so(said: dict[str, Any]) -> None:
+    assert said["after_close"].startswith("Unavailable")
+
+
+def test_a_group_shares_one_prefill_of_its_prompt(from_vllm: dict[str, Any]) -> None:
+    # Blocks of 32: 96 of the 100 prompt tokens are computed once, the last 4 by each of 8 samples.
+    assert from_vllm["first_step_of_8_samples_of_100_tokens"] == 100 + 7 * 4
+
+
+def test_a_sample_is_given_while_others_still_generate(from_vllm: dict[str, Any]) -> None:
+    assert from_vllm["unfinished_at_first_yield"] > 0
+
+
+def test_closing_the_iterator_frees_the_rest(from_vllm: dict[str, Any]) -> None:
+    assert from_vllm["unfinished_after_close"] == 0
+    assert from_vllm["scheduled_after_close"] == 0
+    assert from_vllm["held_after_close"] == 0
+
+
+def test_a_dead_engine_fails_what_is_in_flight_and_what_comes_later(from_vllm: dict[str, Any]) -> None:
+    assert from_vllm["death"].startswith("Unavailable: the vLLM engine died under request dying: the model burns")
+    assert from_vllm["after_death"].startswith("Unavailable")
+    assert from_vllm["load_after_death"].startswith("Unavailable")
