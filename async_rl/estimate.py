@@ -15,7 +15,7 @@ from async_rl.config import ModelConfig, RunConfig
 from async_rl.types import Role
 
 # Resident memory of a process with its libraries and nothing else, measured on Linux x86-64 with the locked environment.
-BASE_MB: Mapping[Role, int] = {"supervisor": 200, "buffer": 150, "verifier": 150, "generator": 1000, "learner": 700}
+BASE_MB: Mapping[Role, int] = {"supervisor": 150, "buffer": 500, "verifier": 100, "generator": 1200, "learner": 800}
 TENSORBOARD_MB = 300
 FLOAT32_BYTES = 4
 TRAINED_BYTES = 16  # per trained parameter: float32 weight, gradient and AdamW's two moments
@@ -178,7 +178,8 @@ def _evaluations(config: RunConfig) -> str:
     if every == 0:
         return "none"
     prompts = config.evaluation.num_prompts or "all"
-    return f"{1 + config.num_steps // every} of {prompts} held-out prompts, at step 0 and every {every} steps"
+    times = 1 + math.ceil(config.num_steps / every)
+    return f"{times} of {prompts} held-out prompts: at step 0, every {every} steps, at the end"
 
 
 def fit_problems(config: RunConfig, shape: ModelShape, *, memory_mb_available: int) -> list[str]:
