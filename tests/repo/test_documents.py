@@ -11,6 +11,7 @@ import pytest
 import typer
 from repository import ROOT, files, name
 
+from async_rl.errors import ConfigError
 from async_rl.launchers.cli import app, split_conf
 from async_rl.launchers.compose import compose_unchecked
 from async_rl.observability.catalogue import METRICS, describe
@@ -73,10 +74,18 @@ def test_commands_of_async_rl_exist_with_their_options(path: Path) -> None:
 
 
 @documents
-def test_settings_in_launch_commands_are_settings(path: Path) -> None:
-    for words in commands(path, "async-rl"):
-        if words[:1] == ["launch"] and not any(w.startswith("conf=") and ("/" in w or w.isupper()) for w in words):
-            conf, overrides = split_conf([w for w in words[1:] if not w.startswith("--")])
+def test_settings_in_launch_commands_are_settings_and_errors_are_the_real_ones(path: Path) -> None:
+    lines = [*spans(path), *code_lines(path)]
+    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+        words = shlex.split(line, comments=True) if line.startswith("async-rl launch") and "conf=" in line and "..." not in line else []
+        if not words or any(w.startswith("conf=") and w.removeprefix("conf=").isupper() for w in words):
+            continue
+        conf, overrides = split_conf([w for w in words[2:] if not w.startswith("--")])
+        if following.startswith("error: "):
+            with pytest.raises(ConfigError) as caught:
+                compose_unchecked(conf, overrides)
+            assert f"error: {caught.value}" == following
+        else:
             compose_unchecked(conf, overrides)
 
 
