@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Iterator
@@ -14,12 +15,15 @@ from repository import ROOT, files, name
 from async_rl.errors import ConfigError
 from async_rl.launchers.cli import app, split_conf
 from async_rl.launchers.compose import compose_unchecked
+from async_rl.launchers.schema import settings
 from async_rl.observability.catalogue import METRICS, describe
 
 DOCUMENTS = [path for path in files(".md") if name(path) == "README.md" or name(path).startswith("docs/")]
 FOLDERS = ("async_rl/", "launchers/", "sandbox/", "conf/", "tests/", "docs/", "benchmarks/", "requirements/", ".ci/")
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+SETTINGS = settings()
+SECTIONS = {setting.split(".")[0] for setting in SETTINGS if "." in setting}
 GROUPS = {metric.split("/")[0] for metric in METRICS}
 
 
@@ -76,7 +80,7 @@ def test_commands_of_async_rl_exist_with_their_options(path: Path) -> None:
 @documents
 def test_settings_in_launch_commands_are_settings_and_errors_are_the_real_ones(path: Path) -> None:
     lines = [*spans(path), *code_lines(path)]
-    for line, following in zip(lines, [*lines[1:], ""], strict=True):
+    for line, following in itertools.pairwise([*lines, ""]):
         words = shlex.split(line, comments=True) if line.startswith("async-rl launch") and "conf=" in line and "..." not in line else []
         if not words or any(w.startswith("conf=") and w.removeprefix("conf=").isupper() for w in words):
             continue
@@ -87,6 +91,12 @@ def test_settings_in_launch_commands_are_settings_and_errors_are_the_real_ones(p
             assert f"error: {caught.value}" == following
         else:
             compose_unchecked(conf, overrides)
+
+
+@documents
+def test_settings_in_running_text_are_settings(path: Path) -> None:
+    named = {match.group() for span in spans(path) for match in [re.match(r"[a-z_]+(\.[a-z_]+)+(?=$|[= ])", span)] if match}
+    assert sorted(n for n in named if n.split(".")[0] in SECTIONS and n not in SETTINGS) == []
 
 
 @documents
