@@ -151,7 +151,9 @@ class Work(Message):
 
 
 class RequestWork(Message):
-    """Ask for up to `credit` tickets; parked up to wait_s. version: what the engine samples with now.
+    """Ask for up to `credit` training groups, or as many samples of an evaluation; parked up to wait_s.
+
+    version: what the engine samples with now.
 
     A newer request of the same generator answers its parked one (empty): ask again whenever `version` changes.  held: the group ids of the
     tickets it has and whose put is not acknowledged; tickets that an earlier reply lost are given again.  None: not told.
@@ -216,7 +218,7 @@ class TakeBatch(Message):
 class CommitStep(Message):
     """The step that turned version - 1 into `version` is done; group_ids were trained by it.
 
-    is_pushed tells whether generators will get this version.  Safe to send again.
+    Safe to send again.
     """
 
     Reply: ClassVar[type] = Ok

@@ -53,7 +53,6 @@ class Generator:
         self._rollouts: dict[asyncio.Task[None], Ticket] = {}
         self._has_weights = asyncio.Event()
         self._has_room = asyncio.Event()
-        self._has_room.set()
 
     async def work(self) -> None:
         """Keeps the engine full until told to stop; what is in flight then goes back to the buffer."""
@@ -67,16 +66,20 @@ class Generator:
     async def _ask_for_work(self, group: asyncio.TaskGroup) -> None:
         with self._context.activity.waiting("first weights from the learner"):
             await self._has_weights.wait()
-        limit = self._config.generation.max_concurrent_groups
         while True:
-            await self._has_room.wait()
-            work = await self._request_work(limit - len(self._rollouts))
+            while (room := self._room()) < 1:
+                self._has_room.clear()
+                await self._has_room.wait()
+            work = await self._request_work(room)
             for ticket in work.tickets:
                 task = group.create_task(self._roll_out(ticket), name=f"group {ticket.group_id}")
                 self._rollouts[task] = ticket
                 task.add_done_callback(self._on_rollout_done)
-            if len(self._rollouts) >= limit:
-                self._has_room.clear()
+
+    def _room(self) -> int:
+        """Groups that may start now, counted by the samples in flight: an evaluation's group has only one."""
+        num_samples = sum(ticket.num_samples for ticket in self._rollouts.values())
+        return self._config.generation.max_concurrent_groups - -(-num_samples // self._config.generation.group_size)
 
     async def _request_work(self, credit: int) -> Work:
         request = RequestWork(

@@ -10,6 +10,7 @@ Called by processes/buffer_service.py, which flushes the store before any reply 
 from __future__ import annotations
 
 import asyncio
+import collections
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -40,13 +41,14 @@ class _Waiter:
 
     request: RequestWork
     version: int
+    group_size: int
     tickets: list[Ticket] = field(default_factory=list)
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def credit(self) -> int:
-        """Tickets it may still get."""
-        return self.request.credit - len(self.tickets)
+        """Samples it may still get."""
+        return self.request.credit * self.group_size - sum(ticket.num_samples for ticket in self.tickets)
 
 
 class TicketDesk:
@@ -110,7 +112,9 @@ class TicketDesk:
             return Work(tickets=[])
         if parked is not None:
             parked.done.set()
-        waiter = self._waiters[name] = _Waiter(request=request, version=request.version)
+        waiter = self._waiters[name] = _Waiter(
+            request=request, version=request.version, group_size=self._config.generation.group_size
+        )
         if request.held is not None:
             lost = [g for g in self.admission.held_by(name) if g.group_id not in request.held]
             waiter.tickets.extend(map(self._ticket, lost))
@@ -132,17 +136,16 @@ class TicketDesk:
 
         A generator that is refused for its old weights loads newer ones in a moment: its share is kept for it.
         """
-        credit = {name: waiter.credit for name, waiter in self._waiters.items() if waiter.credit > 0}
-        load = {name: len(self.admission.held_by(name)) for name in credit}
-        num_kept = 0
-        while credit and num_kept < self.admission.num_free:
-            name = min(credit, key=load.__getitem__)
-            if not self._hand_out(name, self._waiters[name]):
-                num_kept += 1
+        load = {name: len(self.admission.held_by(name)) for name, waiter in self._waiters.items() if waiter.credit > 0}
+        num_kept = collections.Counter[str]()
+        while load and num_kept.total() < self.admission.num_free:
+            name = min(load, key=load.__getitem__)
+            waiter = self._waiters[name]
+            if not self._hand_out(name, waiter):
+                num_kept[name] += 1
             load[name] += 1
-            credit[name] -= 1
-            if credit[name] == 0:
-                del credit[name]
+            if waiter.credit <= num_kept[name] * waiter.group_size:
+                del load[name]
         self._changed()
 
     def start_evaluation(self, version: int) -> int:

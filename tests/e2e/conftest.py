@@ -1,0 +1,21 @@
+"""Runs for the end-to-end tests."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from e2e_support import LiveRun
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Callable[..., LiveRun]]:
+    """Starts runs below tmp_path and ends what is left of them."""
+    started: list[LiveRun] = []
+
+    def start(*settings: str, name: str = "run") -> LiveRun:
+        started.append(LiveRun(tmp_path, *settings, name=name))
+        return started[-1]
+
+    yield start
+    for run in started:
+        run.end()

@@ -1,0 +1,100 @@
+"""Starts real runs as a person would, watches them from outside, and counts what they leave behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+
+_COMMAND = [str(Path(sys.executable).with_name("async-rl"))]
+_LOOK_S = 0.1
+
+
+class LiveRun:
+    """`async-rl launch` in a process of its own, its output in a file."""
+
+    def __init__(self, output_dir: Path, *settings: str, name: str = "run") -> None:
+        self.run_dir = output_dir / name
+        self._output = output_dir / f"{name}.terminal"
+        output_dir.mkdir(parents=True, exist_ok=True)
+        arguments = ["launch", *settings, f"output_dir={output_dir}", f"run_name={name}", "monitoring.tensorboard=false"]
+        with self._output.open("wb") as sink:
+            self.process = subprocess.Popen(
+                _COMMAND + arguments, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    @property
+    def terminal(self) -> str:
+        """What a person saw."""
+        return self._output.read_text(errors="replace")
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The complete rows of metrics.jsonl."""
+        try:
+            lines = (self.run_dir / "metrics.jsonl").read_bytes().split(b"\n")[:-1]
+        except OSError:
+            return []
+        return [msgspec.json.decode(line) for line in lines]
+
+    @property
+    def step(self) -> int:
+        """The last step that was recorded."""
+        rows = self.rows
+        return int(rows[-1]["step"]) if rows else -1
+
+    def until(self, condition: Callable[[], bool], what: str, *, timeout_s: float = 240) -> None:
+        """Waits for something that the run does; fails with the run's own words if it ends or takes too long."""
+        deadline_s = time.monotonic() + timeout_s
+        while not condition():
+            assert self.process.poll() is None, f"the run ended before {what}:\n{self.terminal}"
+            assert time.monotonic() < deadline_s, f"{what} did not come within {timeout_s} s:\n{self.terminal}"
+            time.sleep(_LOOK_S)
+
+    def pid_of(self, process: str) -> int:
+        """The process id of one process of the run."""
+        for found in self.processes():
+            command = found.info["cmdline"]
+            if "--name" in command and command[command.index("--name") + 1] == process:
+                return int(found.pid)
+        raise AssertionError(f"{process} is not running")
+
+    def processes(self) -> list[psutil.Process]:
+        """Every living process that belongs to the run, whoever its parent is."""
+        mine = str(self.run_dir)
+        own = {self.process.pid, os.getpid()}
+        return [
+            p
+            for p in psutil.process_iter(["cmdline", "status"])
+            if p.pid not in own and any(mine in part for part in p.info["cmdline"] or []) and p.info["status"] != psutil.STATUS_ZOMBIE
+        ]
+
+    def kill(self, process: str, number: signal.Signals = signal.SIGKILL) -> None:
+        """Sends a signal to one process of the run."""
+        os.kill(self.pid_of(process), number)
+
+    def wait(self, *, timeout_s: float = 240) -> int:
+        """The run's exit code."""
+        return self.process.wait(timeout_s)
+
+    def end(self) -> None:
+        """Ends the run whatever it does; for fixtures."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        deadline_s = time.monotonic() + 10
+        while self.processes() and time.monotonic() < deadline_s:
+            time.sleep(_LOOK_S)
+
+
+def shared_memory() -> set[str]:
+    """What lies in /dev/shm."""
+    return set(os.listdir("/dev/shm"))

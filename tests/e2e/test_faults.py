@@ -1,0 +1,97 @@
+"""What a run does when its processes die. The transformers engine stands in for vLLM: its start is quick, the paths are the same."""
+
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+from e2e_support import LiveRun, shared_memory
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+Launch = Callable[..., LiveRun]
+QUICK = (
+    "conf=grpo_code",
+    "generation.engine=hf",
+    "buffer.groups_per_step=4",
+    "generation.group_size=4",
+    "evaluation.every_steps=0",
+    "supervisor.heartbeat_s=0.2",
+)
+
+
+def test_killed_generator_verifier_and_buffer_come_back_and_the_run_reaches_its_last_step(launch: Launch) -> None:
+    run = launch(*QUICK, "num_steps=60")
+    run.until(lambda: run.step >= 3, "step 3")
+    for process in ("generator-0", "verifier-0", "buffer"):
+        killed_at, pid = run.step, run.pid_of(process)
+        run.kill(process)
+        run.until(lambda killed_at=killed_at: run.step >= killed_at + 6, f"six more steps after {process} was killed")
+        assert run.pid_of(process) != pid
+    assert run.wait() == 0, run.terminal
+    assert [row["step"] for row in run.rows] == list(range(1, 61))
+    assert max(row["staleness/max_versions"] for row in run.rows) <= 2
+    assert run.processes() == []
+
+
+def test_nothing_is_left_running_after_the_supervisor_was_killed(launch: Launch) -> None:
+    before = shared_memory()
+    run = launch(*QUICK, "num_steps=1000")
+    run.until(lambda: run.step >= 2, "step 2")
+    assert len(run.processes()) >= 4
+    run.process.kill()
+    run.process.wait()
+    deadline_s = time.monotonic() + 10
+    while run.processes() and time.monotonic() < deadline_s:
+        time.sleep(0.1)
+    assert run.processes() == []
+    assert shared_memory() == before
+
+
+def test_ctrl_c_finishes_the_step_saves_and_leaves(launch: Launch) -> None:
+    run = launch(*QUICK, "num_steps=1000")
+    run.until(lambda: run.step >= 2, "step 2")
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait(timeout_s=60) == 0, run.terminal
+    saved = sorted(path.name for path in (run.run_dir / "checkpoints").iterdir())
+    assert saved == [f"step_{run.step:06d}"]
+    assert "stopped at step" in run.terminal
+    assert run.processes() == []
+
+
+def test_a_second_ctrl_c_ends_the_run_at_once(launch: Launch) -> None:
+    run = launch(*QUICK, "num_steps=1000")
+    run.until(lambda: run.step >= 1, "step 1")
+    run.kill("learner-0", signal.SIGSTOP)
+    run.process.send_signal(signal.SIGINT)
+    run.until(lambda: "Ctrl-C again" in run.terminal, "the first Ctrl-C was taken")
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait(timeout_s=15) == 0
+    assert run.processes() == []
+
+
+def test_a_dead_learner_ends_the_run_non_zero_with_the_cause_first(launch: Launch) -> None:
+    run = launch(*QUICK, "num_steps=1000")
+    run.until(lambda: run.step >= 1, "step 1")
+    run.kill("learner-0")
+    assert run.wait(timeout_s=60) == 1
+    assert "learner-0 was ended by SIGKILL" in run.terminal
+    assert run.processes() == []
+
+
+def test_a_hung_generator_is_cut_off_at_the_deadline_and_comes_back(launch: Launch) -> None:
+    run = launch(*QUICK, "num_steps=60", "generators.count=2", "weights.deadline_s=2")
+    run.until(lambda: run.step >= 2, "step 2")
+    stopped = run.pid_of("generator-1")
+    run.kill("generator-1", signal.SIGSTOP)
+    at = run.step
+    run.until(lambda: run.step >= at + 5, "five more steps while one generator hangs")
+    run.until(lambda: _is_replaced(run, stopped), "the hung generator was replaced")
+    assert run.wait() == 0, run.terminal
+
+
+def _is_replaced(run: LiveRun, pid: int) -> bool:
+    try:
+        return run.pid_of("generator-1") != pid
+    except AssertionError:
+        return False

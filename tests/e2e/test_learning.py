@@ -1,0 +1,58 @@
+"""The real loop with vLLM learns, and what it says about itself while it does is true."""
+
+import statistics
+from collections.abc import Iterator
+
+import pytest
+from e2e_support import LiveRun, shared_memory
+
+NUM_STEPS = 60
+MAX_STALENESS = 2
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
+    before = shared_memory()
+    run = LiveRun(tmp_path_factory.mktemp("learning"), "conf=grpo_code", f"num_steps={NUM_STEPS}", "weights.probe_every_pushes=5")
+    try:
+        assert run.wait(timeout_s=800) == 0, run.terminal
+        assert run.processes() == []
+        assert shared_memory() == before
+        yield run
+    finally:
+        run.end()
+
+
+def test_held_out_pass_rate_rises_from_at_most_0_40_to_at_least_0_80(finished: LiveRun) -> None:
+    curve = {row["step"]: row["eval/pass_at_1"] for row in finished.rows if "eval/pass_at_1" in row}
+    assert curve[0] <= 0.40
+    # Single evaluations of 256 prompts have a standard error of 0.025: the last three are taken together.
+    assert statistics.mean(list(curve.values())[-3:]) >= 0.80, curve
+
+
+def test_every_step_has_one_row_in_order(finished: LiveRun) -> None:
+    assert [row["step"] for row in finished.rows] == list(range(NUM_STEPS + 1))
+    assert [row["time_s"] > 0 for row in finished.rows] == [True] * (NUM_STEPS + 1)
+
+
+def test_staleness_never_exceeds_its_bound_and_generation_runs_ahead(finished: LiveRun) -> None:
+    staleness = [row["staleness/max_versions"] for row in finished.rows[1:]]
+    assert max(staleness) <= MAX_STALENESS
+    assert max(staleness) >= 1
+
+
+def test_learner_and_vllm_agree_on_tokens_of_the_learners_version(finished: LiveRun) -> None:
+    assert max(row["mismatch/engine_abs_max"] for row in finished.rows[1:]) <= 1e-4
+    assert max(row["weights/probe_abs_max"] for row in finished.rows[1:]) <= 1e-4
+
+
+def test_tokens_of_older_versions_differ_more_than_those_of_the_learners_own(finished: LiveRun) -> None:
+    stale = statistics.median(row["mismatch/stale_abs_mean"] for row in finished.rows[5:])
+    own = statistics.median(row["mismatch/engine_abs_mean"] for row in finished.rows[5:])
+    assert stale > 10 * own
+
+
+def test_a_checkpoint_of_the_last_step_is_there(finished: LiveRun) -> None:
+    assert (finished.run_dir / "checkpoints" / f"step_{NUM_STEPS:06d}").is_dir()
