@@ -1,7 +1,7 @@
 """The host's end of one cell: starts it, hands it one job at a time, and ends it at the first anomaly.
 
 Takes a job; waits for the cell's reply; gives an `Outcome`, or raises `CellFailed`, after which the cell is dead and is thrown away.
-Invariants: a cell dies with the thread that started it (PR_SET_PDEATHSIG) and when its socket closes; memory files are closed in every path.
+Invariants: a cell dies with the thread that started it (PR_SET_PDEATHSIG) and when its socket closes; memory files are always closed.
 Used by `pool.py`.
 """
 
@@ -28,17 +28,23 @@ _ENVIRONMENT = {
     "PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "TZ": "UTC", "HOME": "/tmp", "MALLOC_ARENA_MAX": "1", "PYTHONUTF8": "1",
 }  # fmt: skip
 
+_COMMAND = [os.path.realpath(sys.executable), "-s", "-P", "-S", "-B", str(Path(__file__).with_name("entry.py"))]
+
 
 class CellFailed(Exception):
     """The cell broke or did not answer: says nothing about the program."""
 
 
 class Job(NamedTuple):
-    """One child to run: limits, what it is told (never an expected output), and one input per stream run."""
+    """One program to run: limits, what its child is told (never an expected output), and one input per stream run.
+
+    test: for Mode.JUDGE, setup and code of the test, seen by the judging child alone.
+    """
 
     request: Request
     payload: tuple[Any, ...] | str
     inputs: Sequence[bytes] = ()
+    test: tuple[str, str] | None = None
 
 
 class Outcome(NamedTuple):
@@ -63,10 +69,9 @@ class Cell:
         host, inside = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         host.setblocking(False)
         words = os.memfd_create("cell-stderr")
-        command = [sys.executable, "-s", "-P", "-S", "-B", str(Path(__file__).with_name("entry.py"))]
         try:
-            process = subprocess.Popen(
-                [os.path.realpath(command[0]), *command[1:], str(level), str(os.getpid()), str(inside.fileno()), *readable],
+            process = subprocess.Popen(  # noqa: ASYNC220  a few ms, and PR_SET_PDEATHSIG wants this thread
+                [*_COMMAND, str(level), str(os.getpid()), str(inside.fileno()), *readable],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=words, env=_ENVIRONMENT, cwd="/",
                 pass_fds=(inside.fileno(),), start_new_session=True,
             )  # fmt: skip
@@ -100,13 +105,15 @@ class Cell:
         try:
             files.append(_memory_file("payload", marshal.dumps(job.payload)))
             files.append(_memory_file("result", b""))
+            if job.test is not None:
+                files.append(_memory_file("test", marshal.dumps(job.test)))
             for data in job.inputs:
                 files.append(_memory_file("stdin", data))
                 files.append(_memory_file("stdout", b""))
             reply = await self._exchange(job.request, files)
             limit = job.request.output_bytes + 1
             result = _read(files[1], limit)
-            outputs = [_read(fd, limit) for fd in files[3::2]]
+            outputs = [_read(fd, limit) for fd in files[3::2]] if job.inputs else []
             return Outcome(reply, read_frames(result), len(result) >= limit, outputs)
         finally:
             for fd in files:

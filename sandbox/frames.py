@@ -1,4 +1,4 @@
-"""The lines a child writes to its result file, and how the host reads them: in order, believing nothing.
+"""The lines `<run> <kind> <nanoseconds of CPU> <body>` of a result file, and how they are read: in order, believing nothing.
 
 `read_frames` is pure and never raises: whatever the bytes are, there is a list of frames and a claim whether the rest was malformed.
 """
@@ -47,9 +47,17 @@ def read_frames(data: bytes) -> Frames:
     """Frames in the bytes of a result file. A cut last line is left out: the child ended while writing it."""
     frames: list[Frame] = []
     for expected, line in enumerate(data.split(b"\n")[:-1], start=-1):
-        parts = line.split(b" ", 3)
-        kind = _KINDS.get(parts[1]) if len(parts) == 4 else None
-        if kind is None or parts[0] != b"%d" % expected or not parts[2].isdigit() or len(parts[2]) > 16:
+        frame = read_frame(line, expected)
+        if frame is None:
             return Frames(frames, True)
-        frames.append(Frame(expected, kind, min(int(parts[2]), _MAX_NS) / 1e9, parts[3]))
+        frames.append(frame)
     return Frames(frames, False)
+
+
+def read_frame(line: bytes, expected: int) -> Frame | None:
+    """The frame in a line if it is one of the expected run, else None."""
+    parts = line.split(b" ", 3)
+    kind = _KINDS.get(parts[1]) if len(parts) == 4 else None
+    if kind is None or parts[0] != b"%d" % expected or not parts[2].isdigit() or len(parts[2]) > 16:
+        return None
+    return Frame(expected, kind, min(int(parts[2]), _MAX_NS) / 1e9, parts[3])

@@ -1,6 +1,6 @@
 """The few Linux calls the jail needs that Python does not offer, through ctypes; each raises OSError on failure.
 
-Called by the modules of this package only, inside a cell and by the probe.  x86-64 numbers; `MACHINE_SUPPORTED` tells whether they hold here.
+Called by the modules of this package only.  The numbers are those of x86-64; `MACHINE_SUPPORTED` tells whether they hold here.
 """
 
 from __future__ import annotations

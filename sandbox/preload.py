@@ -41,4 +41,4 @@ def warm_up() -> None:
     source = "from typing import List\nimport math, re\n@__import__('dataclasses').dataclass\nclass A:\n    x: int\n"
     source += "def f(x: List[int]) -> list:\n    return sorted(set(y * 2 for y in x if y > 1), key=lambda v: -v)\n"
     source += "r = [f(list(range(9))), str(A(1)), re.sub('a', 'b', 'abc'), math.gcd(4, 6), f'{1.5:.2f}', {'a': [1, (2,)]}]\n"
-    exec(compile(source, "warm", "exec", dont_inherit=True), namespace)  # noqa: S102
+    exec(compile(source, "warm", "exec", dont_inherit=True), namespace)

@@ -56,7 +56,10 @@ class Ending(enum.IntEnum):
 
 
 class Reply(NamedTuple):
-    """What the zygote saw of the child. code: exit status or signal; peak_bytes: largest resident size; fault: why it could not be locked down."""
+    """What the zygote saw of the child. code: exit status or signal; peak_bytes: largest resident size.
+
+    fault: why the child could not be locked down.
+    """
 
     ending: int
     code: int
@@ -74,7 +77,8 @@ class Reply(NamedTuple):
         """From bytes. Raises ValueError if they are no reply."""
         if len(data) < _REPLY.size:
             raise ValueError(f"a reply has {_REPLY.size} bytes, not {len(data)}")
-        return cls(*_REPLY.unpack_from(data), fault=data[_REPLY.size :])
+        ending, code, cpu_s, wall_s, peak_bytes = _REPLY.unpack_from(data)
+        return cls(ending, code, cpu_s, wall_s, peak_bytes, data[_REPLY.size :])
 
 
 _REPLY = struct.Struct("=iiddq")

@@ -23,7 +23,19 @@ _SCALARS = frozenset({int, float, bool, str, type(None)})
 _INT_BOUND = 1 << 1000
 _to_json = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), check_circular=False).encode
 _from_json = json.JSONDecoder().decode
-_VIEWS = (range, type({}.keys()), type({}.values()), type({}.items()), deque, map, filter, zip, enumerate, reversed, type(x for x in ()))
+_VIEWS: tuple[type, ...] = (
+    range,
+    type({}.keys()),
+    type({}.values()),
+    type({}.items()),
+    deque,
+    map,
+    filter,
+    zip,
+    enumerate,
+    reversed,
+    type(_ for _ in ""),
+)
 
 
 class Foreign:

@@ -18,7 +18,7 @@ import time
 from typing import NamedTuple
 
 from . import child, landlock, linux, namespaces, preload, seccomp
-from .protocol import MAX_DESCRIPTORS, RESULT, Ending, Hello, Reply, Request
+from .protocol import MAX_DESCRIPTORS, RESULT, Ending, Hello, Mode, Reply, Request
 
 NAMESPACES, LANDLOCK, NOTHING = 1, 2, 3
 _TICK_S = 0.02
@@ -130,7 +130,7 @@ def _serve(host: socket.socket, jail: Jail) -> None:
             os._exit(0)
         if not descriptors:
             continue  # a cancellation that came after the end of its job
-        reply = _run(Request.unpack(data), descriptors, jail, poller, host.fileno())
+        reply = _run(Request.unpack(data), descriptors, jail, poller)
         if jail.level == NAMESPACES and not namespaces.scratch_is_clean():
             namespaces.renew_scratch()
             os.chdir(namespaces.SCRATCH)
@@ -140,39 +140,46 @@ def _serve(host: socket.socket, jail: Jail) -> None:
         host.send(reply.pack())
 
 
-def _run(request: Request, descriptors: list[int], jail: Jail, poller: select.poll, host: int) -> Reply:
+def _run(request: Request, descriptors: list[int], jail: Jail, poller: select.poll) -> Reply:
+    """Fork the job's children, watch the last one, end all. CPU time and memory are those of all and of the largest."""
     started = time.monotonic()
-    jail.ready[:257] = bytes(257)
-    pid = os.fork()
-    if pid == 0:
-        child.main(request, descriptors, jail)
+    jail.ready[: child.FAULT_AT + child.FAULT_BYTES] = bytes(child.FAULT_AT + child.FAULT_BYTES)
+    pipes = [*os.pipe(), *os.pipe()] if request.mode == Mode.JUDGE else []
+    pids = []
+    for part in child.parts(request, descriptors, pipes):
+        pid = os.fork()
+        if pid == 0:
+            child.main(request, part, jail)
+        pids.append(pid)
     result = descriptors[RESULT]
-    for descriptor in descriptors:
+    for descriptor in (*descriptors, *pipes):
         if descriptor != result:
             os.close(descriptor)
-    process = os.pidfd_open(pid)
+    process = os.pidfd_open(pids[-1])
     poller.register(process, select.POLLIN)
     try:
-        ending = _watch(request, pid, process, result, poller, host)
+        ending = _watch(request, pids, process, result, poller)
     finally:
         poller.unregister(process)
         os.close(process)
         os.close(result)
-    if ending != Ending.EXITED:
-        os.kill(pid, signal.SIGKILL)
-    _, status, usage = os.wait4(pid, 0)
-    cpu = usage.ru_utime + usage.ru_stime
-    code = os.waitstatus_to_exitcode(status)
-    if not jail.ready[0] and ending != Ending.CANCELLED:
-        return Reply(Ending.FAULT, code, cpu, time.monotonic() - started, 0, jail.ready[1:257].strip(b"\0 "))
+    cpu, peak, code = 0.0, 0, 0
+    for pid in pids:
+        if ending != Ending.EXITED or pid != pids[-1]:
+            os.kill(pid, signal.SIGKILL)
+        _, status, usage = os.wait4(pid, 0)
+        cpu, peak, code = cpu + usage.ru_utime + usage.ru_stime, max(peak, usage.ru_maxrss), os.waitstatus_to_exitcode(status)
+    wall = time.monotonic() - started
+    if ending != Ending.CANCELLED and not all(jail.ready[: len(pids)]):
+        return Reply(Ending.FAULT, code, cpu, wall, 0, jail.ready[child.FAULT_AT : child.FAULT_AT + child.FAULT_BYTES].strip(b"\0 "))
     if ending == Ending.EXITED and code < 0:
         ending, code = Ending.SIGNALED, -code
-    return Reply(ending, code, cpu, time.monotonic() - started, usage.ru_maxrss * 1024)
+    return Reply(ending, code, cpu, wall, peak * 1024)
 
 
-def _watch(request: Request, pid: int, process: int, result: int, poller: select.poll, host: int) -> Ending:
+def _watch(request: Request, pids: list[int], process: int, result: int, poller: select.poll) -> Ending:
     """Wait for the child's end or the end of a limit. A run is counted as done when the result file grows."""
-    clock = (~pid << 3) | 2
+    clocks = [(~pid << 3) | 2 for pid in pids]
     size, run_cpu, last_cpu, run_wall, total_wall, idle = 0, 0.0, 0.0, 0.0, 0.0, 0.0
     while True:
         before = time.monotonic()
@@ -181,7 +188,7 @@ def _watch(request: Request, pid: int, process: int, result: int, poller: select
             return Ending.EXITED if any(fd == process for fd, _ in ready) else Ending.CANCELLED
         elapsed = min(time.monotonic() - before, 2 * _TICK_S)
         try:
-            cpu = time.clock_gettime(clock)
+            cpu = sum(map(time.clock_gettime, clocks))
         except OSError:
             continue  # it has just ended; the next poll says so
         if (now := os.fstat(result).st_size) != size:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from async_rl.sandbox.values import Foreign
+from async_rl.sandbox.judge import unwrapped
 
 _MAX_BITS = 10_000
 
@@ -40,7 +40,7 @@ class Assertion:
 
     def holds(self, values: list[Any]) -> bool:
         """The truth of the expression on the values that the calls returned."""
-        return bool(_evaluate(self.expression, [_plain(value) for value in values]))
+        return bool(_evaluate(self.expression, [unwrapped(value) for value in values]))
 
 
 class NotPure(Exception):
@@ -100,7 +100,8 @@ def _checked(call: ast.Call, checks: Mapping[str, tuple[str, list[ast.stmt]]]) -
 
 
 def _assertion(statement: ast.Assert, renamed: Mapping[str, str]) -> Assertion:
-    splitter = _Splitter(renamed)
+    candidate = None if _calls_unknown(statement.test, renamed) else _leftmost_call(statement.test)
+    splitter = _Splitter(renamed, candidate)
     expression = splitter.visit(statement.test)
     _require_pure(expression)
     if not splitter.calls:
@@ -108,15 +109,35 @@ def _assertion(statement: ast.Assert, renamed: Mapping[str, str]) -> Assertion:
     return Assertion(source=ast.unparse(statement)[:200], calls=tuple(splitter.calls), expression=expression)
 
 
+def _calls_unknown(expression: ast.expr, renamed: Mapping[str, str]) -> bool:
+    names = {node.func.id for node in ast.walk(expression) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    return any(name in renamed or name not in _FUNCTIONS for name in names)
+
+
+def _leftmost_call(node: ast.AST) -> str | None:
+    """The name called first on the left: what `assert sum(10, 15) == 6` tests, where the program's function has a builtin's name."""
+    while True:
+        if isinstance(node, ast.Call):
+            return node.func.id if isinstance(node.func, ast.Name) else None
+        if isinstance(node, ast.Compare):
+            node = node.left
+        elif isinstance(node, ast.UnaryOp):
+            node = node.operand
+        elif isinstance(node, ast.BoolOp):
+            node = node.values[0]
+        else:
+            return None
+
+
 class _Splitter(ast.NodeTransformer):
     """Replaces each call of a name that is not pure by a reference `Name('0')`, `Name('1')`, ... to its value."""
 
-    def __init__(self, renamed: Mapping[str, str]) -> None:
-        self._renamed = renamed
+    def __init__(self, renamed: Mapping[str, str], candidate: str | None) -> None:
+        self._renamed, self._candidate = renamed, candidate
         self.calls: list[Call] = []
 
-    def visit_Call(self, node: ast.Call) -> ast.expr:  # noqa: D102, N802  named by ast.NodeVisitor
-        if not isinstance(node.func, ast.Name) or (node.func.id in _FUNCTIONS and node.func.id not in self._renamed):
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        if not isinstance(node.func, ast.Name) or not self._is_program(node.func.id):
             self.generic_visit(node)
             return node
         if any(keyword.arg is None for keyword in node.keywords):
@@ -126,11 +147,14 @@ class _Splitter(ast.NodeTransformer):
         self.calls.append(Call(function=self._renamed.get(node.func.id, node.func.id), args=args, keywords=keywords))
         return ast.Name(id=str(len(self.calls) - 1), ctx=ast.Load())
 
+    def _is_program(self, name: str) -> bool:
+        return name not in _FUNCTIONS or name in self._renamed or name == self._candidate
+
     def _refuse(self, node: ast.AST) -> ast.AST:
         raise NotPure(type(node).__name__)
 
-    visit_Lambda = visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_NamedExpr = _refuse  # noqa: N815
-    visit_Await = visit_Yield = visit_JoinedStr = visit_Starred = visit_IfExp = _refuse  # noqa: N815
+    visit_Lambda = visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_NamedExpr = _refuse
+    visit_Await = visit_Yield = visit_JoinedStr = visit_Starred = visit_IfExp = _refuse
 
 
 def _constant(node: ast.expr) -> Any:
@@ -138,20 +162,6 @@ def _constant(node: ast.expr) -> Any:
     if any(isinstance(inner, ast.Name) and inner.id not in _FUNCTIONS for inner in ast.walk(node)):
         raise NotPure("an argument that is not constant")
     return _evaluate(node, [])
-
-
-def _plain(value: Any) -> Any:
-    """Instances of subclasses of plain types as what they are underneath, all the way down."""
-    kind = type(value)
-    if kind is Foreign:
-        if value.kind == "subclass":
-            return _plain(value.value)
-        return Foreign(value.kind, value.type_name, _plain(value.value))
-    if kind is list or kind is tuple or kind is set or kind is frozenset:
-        return kind(map(_plain, value))
-    if kind is dict:
-        return {_plain(key): _plain(item) for key, item in value.items()}
-    return value
 
 
 # ---- the pure subset
@@ -288,7 +298,7 @@ def _compare(node: Any, values: list[Any]) -> Any:
 
 
 def _call(node: Any, values: list[Any]) -> Any:
-    function = _MATH[node.func.attr] if isinstance(node.func, ast.Attribute) else _FUNCTIONS[node.func.id]
+    function: Callable[..., Any] = _MATH[node.func.attr] if isinstance(node.func, ast.Attribute) else _FUNCTIONS[node.func.id]
     keywords = {keyword.arg: _evaluate(keyword.value, values) for keyword in node.keywords}
     return function(*(_evaluate(arg, values) for arg in node.args), **keywords)
 

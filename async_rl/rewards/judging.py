@@ -1,8 +1,8 @@
 """From a program and its tests to verdicts: plans the children to run, reads what they emitted, compares it here, outside the jail.
 
 Takes a VerifyRequest; waits for cells; gives a VerifyResponse, or raises InfrastructureError when no cell could run the program.
-Tests run in order; neighbours of one kind share a child.  A test during which the child ended has its verdict from that; the tests after
-it go on in a fresh child.  A stream test that failed in a shared child is confirmed in a fresh one, since an earlier run may have spoilt it.
+Tests run in order; neighbours of one kind share a child.  A test during which the child ended has its verdict from that; the tests
+after it go on in a fresh child.  A stream test that failed in a shared child is tried again in a fresh one, unspoilt by earlier runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from async_rl.config import SandboxConfig
 from async_rl.errors import InfrastructureError
 from async_rl.rewards.asserts import Assertion, take_apart
 from async_rl.rewards.comparison import outputs_equal, shorten, values_equal
-from async_rl.rewards.outcomes import NO_VALUE, Answer, Answers, ChildFault, read_calls, read_streams
+from async_rl.rewards.outcomes import NO_VALUE, Answer, Answers, ChildFault, read_calls, read_judged, read_streams
 from async_rl.rewards.protocol import TestResult, VerifyRequest, VerifyResponse
 from async_rl.sandbox.cell import CellFailed, Job, Outcome, job_request
 from async_rl.sandbox.pool import Pool
@@ -80,7 +80,19 @@ class Judge:
             return await self._streams(tests, run)
         if kind == "assert":
             return await self._calls([check for test in tests for check in _assert_checks(test)], run, has_call_names=False)
-        raise InfrastructureError(f"tests of kind {kind} cannot run yet")
+        return await self._judged_tests(tests, run)
+
+    async def _judged_tests(self, tests: Sequence[AssertTest], run: _Run) -> list[TestResult]:
+        """Each test in a judging child of its own, with a solver of its own."""
+        results: list[TestResult] = []
+        for test in tests:
+            job = self._job(Mode.JUDGE, 1, run, run.code)._replace(test=(run.setup, test.code))
+            outcome, answers, wall_s = await self._run(job, read_judged)
+            answer = answers.answers[0]
+            results.append(_result(answer.verdict, answer.message, answer.cpu_s, outcome, wall_s))
+            if run.limits.stop and answer.verdict is not Verdict.PASS:
+                break
+        return results
 
     async def _calls(self, checks: Sequence[_Check], run: _Run, *, has_call_names: bool) -> list[TestResult]:
         """Checks in order; the calls of as many as possible in one child."""

@@ -72,6 +72,19 @@ def read_streams(outcome: Outcome, request: Request) -> Answers:
     return Answers(answers=[*read.answers[:-1], last], is_final=read.is_final)
 
 
+def read_judged(outcome: Outcome, request: Request) -> Answers:
+    """The one answer of a judged test: its verdict is the judging child's. Raises ChildFault."""
+
+    def answer(frame: Frame) -> Answer:
+        if frame.kind is Kind.DONE:
+            return Answer(cpu_s=frame.cpu_s)
+        if frame.kind is Kind.VALUE:
+            return _failed(Verdict.WRONG_ANSWER, _text(frame.body), frame)
+        return _failure(frame)
+
+    return _read(outcome, request, answer)
+
+
 def _read(outcome: Outcome, request: Request, answer: Any) -> Answers:
     if outcome.reply.ending == Ending.FAULT:
         raise ChildFault(f"the child could not be locked down: {outcome.reply.fault.decode(errors='replace')}")

@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from rewards_support import Jail
+
+from async_rl.sandbox.pool import LANDLOCK, NAMESPACES, Unsafe
+
+
+@pytest.fixture(scope="session", params=[NAMESPACES, LANDLOCK], ids=["namespaces", "landlock"])
+def jail(request: pytest.FixtureRequest) -> Iterator[Jail]:
+    try:
+        made = Jail(request.param)
+    except Unsafe as error:
+        pytest.skip(str(error))
+    if made.pool.level != request.param:
+        made.close()
+        pytest.skip(f"this machine has no level {request.param}: {made.pool.reasons}")
+    yield made
+    made.close()

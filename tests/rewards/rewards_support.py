@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from async_rl.config import SandboxConfig
+from async_rl.rewards.judging import Judge
+from async_rl.rewards.protocol import VerifyRequest, VerifyResponse
+from async_rl.sandbox.pool import Pool
+
+T = TypeVar("T")
+LIMITS = SandboxConfig(timeout_s=0.5, memory_mb=128, output_kb=64, stop_at_first_failure=True, allow_unsafe=False)
+
+
+class Jail:
+    """A pool with its judge on an event loop of its own, for tests that are not asynchronous themselves."""
+
+    def __init__(self, level: int) -> None:
+        self._runner = asyncio.Runner()
+        self.pool = Pool(1, best_level=level)
+        self._runner.run(self.pool.start())
+        self.judge = Judge(self.pool, LIMITS)
+
+    def verify(self, request: VerifyRequest) -> VerifyResponse:
+        return self._runner.run(self.judge.verify(request))
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(coroutine)
+
+    def close(self) -> None:
+        self._runner.run(self.pool.close())
+        self._runner.close()
