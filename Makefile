@@ -40,7 +40,9 @@ test: check ## every check and every test
 check: env ## style and types; layers, documents and the other rules of tests/repo
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
+	@# mypy knows nothing of setuptools' package-dir: give it the tree as it is installed.
+	@rm -rf build/tree && mkdir -p build/tree/async_rl && ln -s $(CURDIR)/async_rl/* $(CURDIR)/{launchers,sandbox,conf} build/tree/async_rl/
+	@cd build/tree && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache -p async_rl
 	@$(BIN)/python -m pytest tests/repo
 
 bench: env ## the benchmarks, one table
