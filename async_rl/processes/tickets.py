@@ -117,7 +117,7 @@ class TicketDesk:
         )
         if request.held is not None:
             lost = [g for g in self.admission.held_by(name) if g.group_id not in request.held]
-            waiter.tickets.extend(map(self._ticket, lost))
+            waiter.tickets.extend(map(self._ticket, lost[: request.credit]))
         self.serve()
         try:
             if request.credit > 0 and not waiter.tickets:

@@ -138,7 +138,7 @@ class BufferMachine(RuleBasedStateMachine):
         request = ask(generator.version, generator=name, incarnation=generator.incarnation, credit=credit, held=held)
         reply = self.call(self.service.request_work(request), crash)
         if isinstance(reply, Work) and not is_lost:
-            assert len(reply.tickets) <= credit or credit == 0
+            assert len(reply.tickets) <= credit
             known = {(ticket.group_id, ticket.attempt) for ticket, _ in generator.held}
             new = [t for t in reply.tickets if (t.group_id, t.attempt) not in known]
             assert all(t.admitted_version <= generator.version for t in new)
