@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
@@ -40,8 +41,11 @@ class Checkpointer:
             shutil.rmtree(partial, ignore_errors=True)
         self._ranks.barrier()
         state = {**self._models_state(), "version": torch.tensor([_FORMAT, version]), **self._random_state()}
-        with _quiet():
-            save(state, checkpoint_id=partial, no_dist=self._ranks.world_size == 1)
+        try:
+            with _quiet():
+                save(state, checkpoint_id=partial, no_dist=self._ranks.world_size == 1)
+        except CheckpointException as error:
+            raise OSError(f"checkpoint {directory} could not be written: {_causes(error)}") from error
         if self._ranks.rank == 0:
             if directory.exists():
                 shutil.rmtree(directory)
@@ -54,8 +58,11 @@ class Checkpointer:
         if not (directory / ".metadata").is_file():
             raise DataError(f"{directory} is not a checkpoint; give a directory such as checkpoints/step_000020 of a run")
         state: dict[str, Any] = {**self._models_state(), "version": torch.zeros(2, dtype=torch.int64), **self._random_state()}
-        with _quiet():
-            load(state, checkpoint_id=directory, no_dist=self._ranks.world_size == 1)
+        try:
+            with _quiet():
+                load(state, checkpoint_id=directory, no_dist=self._ranks.world_size == 1)
+        except CheckpointException as error:
+            raise DataError(f"checkpoint {directory} cannot be read, or is of another model or configuration: {_causes(error)}") from error
         for name, (model, optimizer) in self._models.items():
             set_state_dict(
                 model,
@@ -82,6 +89,11 @@ class Checkpointer:
 
     def _random_state(self) -> dict[str, torch.Tensor]:
         return {self._random_key: torch.get_rng_state()}
+
+
+def _causes(error: CheckpointException) -> str:
+    """What each rank ran into. (torch's exception is no Exception, and its text is a traceback.)"""
+    return "; ".join(f"rank {rank}: {cause[0]!r}" for rank, cause in error.failures.items())
 
 
 def _sync(directory: Path) -> None:

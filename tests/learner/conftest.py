@@ -1,88 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
-
-from async_rl.config import RunConfig
-from async_rl.launchers.compose import compose
-from async_rl.types import Group, Purpose, Score, Trajectory
-
-VOCABULARY = 50
-
-
-def make_model(path: Path, *, hidden: int = 32, layers: int = 2, vocabulary: int = VOCABULARY, scale: float = 3.0) -> Path:
-    """A random Qwen3 with weights large enough that its distributions are far from uniform."""
-    torch.manual_seed(7)
-    config = Qwen3Config(
-        hidden_size=hidden,
-        intermediate_size=3 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=hidden // 4,
-        vocab_size=vocabulary,
-        tie_word_embeddings=True,
-        max_position_embeddings=512,
-    )
-    model = Qwen3ForCausalLM(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim > 1:
-                parameter.mul_(scale)
-    model.save_pretrained(path)
-    return path
+from learner_support import make_model
 
 
 @pytest.fixture(scope="session")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model(tmp_path_factory.mktemp("model"))
-
-
-def make_config(conf: str, *overrides: str) -> RunConfig:
-    return compose(conf, ["buffer.groups_per_step=4", "generation.group_size=4", "learner.optimizer.warmup_steps=0", *overrides])
-
-
-def make_groups(
-    seed: int = 0, *, num_groups: int = 4, size: int = 4, version: int = 0, ages: Sequence[int] = (0,), vocabulary: int = VOCABULARY
-) -> list[Group]:
-    """Groups of random tokens; behavior log-probs are made up; rewards are 0 or 1, some samples are truncated."""
-    rng = np.random.default_rng(seed)
-    groups = []
-    for index in range(num_groups):
-        prompt = rng.integers(0, vocabulary, rng.integers(2, 9))
-        trajectories = [_trajectory(rng, prompt, version, ages, vocabulary) for _ in range(size)]
-        groups.append(
-            Group(
-                group_id=index,
-                attempt=1,
-                prompt_id=str(index),
-                purpose=Purpose.TRAIN,
-                data_source="test",
-                generator="generator-0",
-                admitted_version=version,
-                trajectories=trajectories,
-                generation_s=0.0,
-            )
-        )
-    return groups
-
-
-def _trajectory(rng: np.random.Generator, prompt: np.ndarray, version: int, ages: Sequence[int], vocabulary: int) -> Trajectory:
-    length = int(rng.integers(1, 12))
-    ids = np.concatenate([prompt, rng.integers(0, vocabulary, length)]).astype(np.int32)
-    is_response = np.arange(len(ids)) >= len(prompt)
-    versions = np.where(is_response, version - rng.choice(ages, len(ids)), -1)
-    return Trajectory(
-        token_ids=ids,
-        prompt_length=len(prompt),
-        loss_mask=is_response,
-        behavior_logprobs=np.where(is_response, -rng.uniform(0.1, 6, len(ids)), 0).astype(np.float32),
-        versions=versions.astype(np.int32),
-        is_truncated=bool(rng.random() < 0.3),
-        score=Score(reward=float(rng.integers(0, 2)), parts={}, verdicts=(), latency_s=0.0),
-    )

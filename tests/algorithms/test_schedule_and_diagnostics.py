@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from async_rl.algorithms.diagnostics import behavior_metrics, explained_variance, mismatch_metrics, reward_metrics
+from async_rl.algorithms.schedule import learning_rate
+
+
+def test_warm_up_never_has_a_rate_of_zero_and_ends_at_lr() -> None:
+    rates = [learning_rate(k, lr=1.0, warmup_steps=4, num_steps=10, schedule="constant", min_lr_ratio=0.1) for k in range(6)]
+    assert rates == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+
+
+def test_no_warm_up_begins_at_lr() -> None:
+    assert learning_rate(0, lr=2.0, warmup_steps=0, num_steps=10, schedule="cosine", min_lr_ratio=0.1) == 2.0
+
+
+def test_cosine_falls_to_its_floor_and_stays() -> None:
+    rates = {k: learning_rate(k, lr=1.0, warmup_steps=2, num_steps=12, schedule="cosine", min_lr_ratio=0.1) for k in (2, 7, 12, 50)}
+    assert rates[2] == 1.0
+    assert rates[7] == pytest.approx(0.55)
+    assert rates[12] == pytest.approx(0.1)
+    assert rates[50] == pytest.approx(0.1)
+
+
+def test_effective_sample_size_by_hand() -> None:
+    proximal = torch.tensor([1.0, 3.0]).log()
+    found = behavior_metrics(proximal, behavior_logprobs=torch.zeros(2), is_clipped=torch.tensor([False, True]))
+    assert found["policy/effective_sample_size"] == pytest.approx(16 / (2 * 10))
+    assert found["policy/behavior_weight_mean"] == pytest.approx(2.0)
+    assert found["policy/behavior_weight_max"] == pytest.approx(3.0)
+    assert found["policy/behavior_weight_clipped_share"] == 0.5
+    # k3 of log-ratio behavior - proximal = -ln 3 (and 0): 3 - 1 - ln 3, averaged with 0
+    assert found["policy/kl_behavior_proximal"] == pytest.approx((2 - math.log(3)) / 2, rel=1e-5)
+
+
+def test_fresh_samples_are_fully_effective() -> None:
+    logprobs = torch.tensor([-1.0, -2.0, -3.0])
+    found = behavior_metrics(logprobs, behavior_logprobs=logprobs, is_clipped=torch.zeros(3, dtype=torch.bool))
+    assert found["policy/effective_sample_size"] == pytest.approx(1.0)
+
+
+def test_mismatch_is_split_by_age() -> None:
+    found = mismatch_metrics(
+        torch.tensor([-1.0, -1.0, -1.0, -1.0]), behavior_logprobs=torch.tensor([-1.1, -0.7, -3.0, -1.0]), ages=torch.tensor([0, 0, 1, 2])
+    )
+    assert found["mismatch/engine_abs_mean"] == pytest.approx(0.2)
+    assert found["mismatch/engine_abs_max"] == pytest.approx(0.3)
+    assert found["mismatch/stale_abs_mean"] == pytest.approx(1.0)
+
+
+def test_explained_variance_of_a_perfect_and_a_constant_critic() -> None:
+    returns = torch.tensor([0.0, 1.0, 2.0])
+    assert explained_variance(returns, returns=returns) == pytest.approx(1.0)
+    assert explained_variance(torch.ones(3), returns=returns) == pytest.approx(0.0)
+    assert explained_variance(returns, returns=torch.ones(3)) == 0.0
+
+
+def test_solved_groups_are_counted() -> None:
+    found = reward_metrics(
+        torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0, 0.0]), group_index=torch.tensor([0, 0, 1, 1, 2, 2]), num_groups=3, pass_reward=1.0
+    )
+    assert found["reward/solve_all"] == pytest.approx(1 / 3)
+    assert found["reward/solve_none"] == pytest.approx(1 / 3)
+    assert found["reward/mean"] == 0.5
+    assert found["reward/std"] == 0.5

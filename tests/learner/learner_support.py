@@ -1,0 +1,121 @@
+"""A tiny random Qwen3, made-up groups, and a way to look at the gradients of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from async_rl.config import RunConfig
+from async_rl.launchers.compose import compose
+from async_rl.learner.optimizer import ModelOptimizer
+from async_rl.learner.sharding import full_tensor
+from async_rl.learner.trainer import Trainer
+from async_rl.types import Group, Purpose, Score, Trajectory
+
+VOCABULARY = 50
+
+
+def make_model(path: Path, *, hidden: int = 32, layers: int = 2, vocabulary: int = VOCABULARY, scale: float = 3.0) -> Path:
+    """A random Qwen3 with weights large enough that its distributions are far from uniform."""
+    torch.manual_seed(7)
+    config = Qwen3Config(
+        hidden_size=hidden,
+        intermediate_size=3 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=hidden // 4,
+        vocab_size=vocabulary,
+        tie_word_embeddings=True,
+        max_position_embeddings=512,
+    )
+    model = Qwen3ForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(scale)
+    model.save_pretrained(path)
+    return path
+
+
+def make_config(conf: str, *overrides: str) -> RunConfig:
+    small = ["buffer.groups_per_step=4", "generation.group_size=4", "data.max_prompt_tokens=10", "data.max_response_tokens=12"]
+    return compose(conf, [*small, "learner.optimizer.warmup_steps=0", *overrides])
+
+
+def make_groups(
+    seed: int = 0, *, num_groups: int = 4, size: int = 4, version: int = 0, ages: Sequence[int] = (0,), vocabulary: int = VOCABULARY
+) -> list[Group]:
+    """Groups of random tokens; behavior log-probs are made up; rewards are 0 or 1, some samples are truncated."""
+    rng = np.random.default_rng(seed)
+    groups = []
+    for index in range(num_groups):
+        prompt = rng.integers(0, vocabulary, rng.integers(2, 9))
+        trajectories = [_trajectory(rng, prompt, version, ages, vocabulary) for _ in range(size)]
+        groups.append(
+            Group(
+                group_id=index,
+                attempt=1,
+                prompt_id=str(index),
+                purpose=Purpose.TRAIN,
+                data_source="test",
+                generator="generator-0",
+                admitted_version=version,
+                trajectories=trajectories,
+                generation_s=0.0,
+            )
+        )
+    return groups
+
+
+def _trajectory(rng: np.random.Generator, prompt: np.ndarray, version: int, ages: Sequence[int], vocabulary: int) -> Trajectory:
+    length = int(rng.integers(1, 12))
+    ids = np.concatenate([prompt, rng.integers(0, vocabulary, length)]).astype(np.int32)
+    is_response = np.arange(len(ids)) >= len(prompt)
+    versions = np.where(is_response, version - rng.choice(ages, len(ids)), -1)
+    return Trajectory(
+        token_ids=ids,
+        prompt_length=len(prompt),
+        loss_mask=is_response,
+        behavior_logprobs=np.where(is_response, -rng.uniform(0.1, 6, len(ids)), 0).astype(np.float32),
+        versions=versions.astype(np.int32),
+        is_truncated=bool(rng.random() < 0.3),
+        score=Score(reward=float(rng.integers(0, 2)), parts={}, verdicts=(), latency_s=0.0),
+    )
+
+
+def make_trainer(model_path: Path, conf: str, *overrides: str, rank: int = 0, world_size: int = 1) -> Trainer:
+    config = make_config(conf, *overrides)
+    return Trainer(config, model_path, rank=rank, world_size=world_size, device=torch.device("cpu"))
+
+
+Gradients = dict[str, list[list[torch.Tensor]]]
+"""Per model, per optimizer step, per parameter."""
+
+
+def spy_on_gradients(monkeypatch: pytest.MonkeyPatch, *, is_stepping: bool = True) -> Gradients:
+    """Collects the gradients that every optimizer step gets; without stepping, parameters stay as they are."""
+    collected: Gradients = {}
+    step = ModelOptimizer.apply
+
+    def spy(self: ModelOptimizer, loss: float) -> float:
+        gradients = [full_tensor(p.grad).clone() for p in self._parameters if p.grad is not None]
+        collected.setdefault(self._name, []).append(gradients)
+        if is_stepping:
+            return step(self, loss)
+        self.torch_optimizer.zero_grad(set_to_none=True)
+        return 1.0
+
+    monkeypatch.setattr(ModelOptimizer, "apply", spy)
+    return collected
+
+
+def relative_difference(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> float:
+    """Norm of the difference of all gradients over the norm of the second."""
+    difference = sum(float((a.double() - b.double()).square().sum()) for a, b in zip(first, second, strict=True))
+    return float((difference / sum(float(b.double().square().sum()) for b in second)) ** 0.5)

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from learner_support import make_groups
+
+from async_rl.batching.batch import collate
+from async_rl.batching.packing import pack
+from async_rl.batching.partition import cost_tokens, minibatches, passes
+
+CPU = torch.device("cpu")
+
+
+def test_a_packed_row_by_hand() -> None:
+    """One prompt (a, b), responses (c, d, e) and (f): the row is a b c d e f, and b predicts both c and f."""
+    groups = make_groups(num_groups=1, size=2)
+    first, second = groups[0].trajectories
+    batch = collate(groups, device=CPU)
+    row = pack(batch, [0, 1], device=CPU)
+    p, n, m = first.prompt_length, first.response_length, second.response_length
+    assert row.input_ids[0].tolist() == [*first.token_ids.tolist(), *second.token_ids[p:].tolist()]
+    assert row.position_ids[0].tolist() == [*range(p + n), *range(p, p + m)]
+    assert row.predict_index.tolist() == [*range(p - 1, p + n - 1), p - 1, *range(p + n, p + n + m - 1)]
+    assert row.target_ids.tolist() == [*first.token_ids[p:].tolist(), *second.token_ids[p:].tolist()]
+    assert row.last_index.tolist() == [p + n - 1, p + n + m - 1]
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), num_groups=st.integers(1, 4), size=st.integers(1, 4))
+def test_every_query_sees_its_own_prompt_and_past_and_nothing_else(seed: int, num_groups: int, size: int) -> None:
+    groups = make_groups(seed, num_groups=num_groups, size=size)
+    batch = collate(groups, device=CPU)
+    row = pack(batch, range(batch.num_sequences), device=CPU)
+    length = row.input_ids.numel()
+    written = 0
+    seen: dict[int, list[int]] = {}
+    for block in row.layout.blocks:
+        queries = block.query_index.view(block.num_segments, -1)
+        keys = block.key_index.view(block.num_segments, -1)
+        allowed = block.bias[:, 0] == 0
+        for place, query in enumerate(queries.flatten().tolist()):
+            tokens = (row.layout.output_index == written + place).nonzero().flatten().tolist()
+            assert tokens in ([], [query])
+            if tokens:
+                segment, offset = divmod(place, queries.shape[1])
+                seen[query] = keys[segment][allowed[segment, offset]].tolist()
+        written += queries.numel()
+    assert sorted(seen) == list(range(length))
+    ids = row.input_ids[0]
+    for s, trajectory in enumerate(t for g in groups for t in g.trajectories):
+        at = int(row.last_index[s])
+        assert ids[seen[at]].tolist() == trajectory.token_ids.tolist()
+        assert row.position_ids[0][seen[at]].tolist() == list(range(len(trajectory.token_ids)))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10**6), num_groups=st.integers(1, 6), size=st.integers(1, 4), ranks=st.integers(1, 4), budget=st.integers(1, 200)
+)
+def test_passes_hold_each_sequence_once_within_the_budget(seed: int, num_groups: int, size: int, ranks: int, budget: int) -> None:
+    batch = collate(make_groups(seed, num_groups=num_groups, size=size), device=CPU)
+    shares = passes(batch, range(batch.num_sequences), ranks=ranks, budget_tokens=budget)
+    assert len({len(share) for share in shares}) == 1
+    assert sorted(s for share in shares for members in share for s in members) == list(range(batch.num_sequences))
+    for members in (members for share in shares for members in share):
+        assert cost_tokens(batch, members) <= budget or len(members) == 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), num_groups=st.integers(2, 8), count=st.integers(1, 4))
+def test_minibatches_share_out_all_sequences(seed: int, num_groups: int, count: int) -> None:
+    batch = collate(make_groups(seed, num_groups=num_groups), device=CPU)
+    split = minibatches(batch, count=count, rng=np.random.default_rng(seed))
+    assert len(split) == count
+    assert all(split)
+    assert sorted(s for sequences in split for s in sequences) == list(range(batch.num_sequences))
+
+
+def test_minibatches_are_balanced_by_tokens_and_keep_groups_together() -> None:
+    batch = collate(make_groups(num_groups=16, size=8), device=CPU)
+    split = minibatches(batch, count=4, rng=np.random.default_rng(0))
+    loads = [cost_tokens(batch, sequences) for sequences in split]
+    largest = max(cost_tokens(batch, range(8 * g, 8 * g + 8)) for g in range(16))
+    assert max(loads) - min(loads) <= largest
+    for sequences in split:
+        groups = batch.group_index[sequences]
+        assert all(int((groups == g).sum()) == 8 for g in groups.unique())
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_rows_and_flat_are_inverse(seed: int) -> None:
+    batch = collate(make_groups(seed), device=CPU)
+    flat = torch.arange(1, batch.num_tokens + 1)
+    rows = batch.rows(flat)
+    assert torch.equal(batch.flat(rows), flat)
+    assert int((rows > 0).sum()) == batch.num_tokens
+
+
+def test_a_prompt_that_differs_inside_a_group_is_not_shared() -> None:
+    groups = make_groups(num_groups=1, size=2)
+    first, second = groups[0].trajectories
+    second.token_ids[0] = (first.token_ids[0] + 1) % 50
+    batch = collate(groups, device=CPU)
+    assert pack(batch, [0, 1], device=CPU).input_ids.numel() == len(first.token_ids) + len(second.token_ids)
+
+
+def test_an_empty_batch_is_refused() -> None:
+    with pytest.raises(ValueError, match="no sequence"):
+        collate([], device=CPU)

@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from learner_support import make_config, make_groups, make_model, make_trainer, spy_on_gradients
+from transformers import AutoModelForCausalLM
+
+from async_rl.batching.batch import collate
+from async_rl.errors import ConfigError, DataError, NonFiniteError, StalenessError
+from async_rl.learner.models import load_policy
+from async_rl.learner.objective import Evaluated, compute_targets, scaled_rewards, trained_mask
+from async_rl.learner.trainer import Trainer
+from async_rl.observability.catalogue import METRICS
+from async_rl.types import Group, Trajectory
+
+CPU = torch.device("cpu")
+
+
+def weights_of(trainer: Trainer) -> list[torch.Tensor]:
+    return [t.clone() for t in trainer.full_tensors()]
+
+
+def equal(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def change(group: Group, **fields: object) -> Group:
+    return msgspec.structs.replace(group, trajectories=[msgspec.structs.replace(t, **fields) for t in group.trajectories])
+
+
+@pytest.mark.parametrize("conf", ["grpo_code", "ppo_code"])
+def test_every_reported_number_is_declared_and_finite(model_path: Path, conf: str) -> None:
+    result = make_trainer(model_path, conf).step(make_groups(), 0)
+    assert set(result.scalars) | set(result.histograms) <= set(METRICS)
+    assert all(math.isfinite(value) for value in result.scalars.values())
+    assert ("value/loss" in result.scalars) == (conf == "ppo_code")
+    assert ("policy/kl_reference" in result.scalars) == (conf == "ppo_code")
+
+
+def test_logprobs_are_those_of_the_model_itself(model_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
+    rows = [np.array([3, 1, 4, 1, 5], dtype=np.int32), np.array([9], dtype=np.int32), np.array([2, 7], dtype=np.int32)]
+    found = make_trainer(model_path, "grpo_code", "generation.temperature=0.5").logprobs(rows)
+    for row, logprobs in zip(rows, found, strict=True):
+        ids = torch.from_numpy(row.astype(np.int64))[None]
+        expected = torch.log_softmax(model(ids).logits[0, :-1], -1).gather(1, ids[0, 1:, None]).squeeze(1)
+        assert logprobs[0] == 0
+        np.testing.assert_allclose(logprobs[1:], expected.detach(), atol=1e-5)
+
+
+def test_temperature_divides_the_learners_logits(model_path: Path) -> None:
+    groups = make_groups()
+    cold = make_trainer(model_path, "grpo_code", "generation.temperature=0.5").step(groups, 0)
+    warm = make_trainer(model_path, "grpo_code", "generation.temperature=2.0").step(groups, 0)
+    assert cold.scalars["policy/entropy"] < warm.scalars["policy/entropy"] - 0.1
+
+
+def test_training_makes_rewarded_responses_likelier(model_path: Path) -> None:
+    trainer = make_trainer(model_path, "ppo_code", "learner.optimizer.lr=3e-3")
+    groups = make_groups()
+    trajectories = [t for g in groups for t in g.trajectories]
+
+    def mean_logprob(reward: float) -> float:
+        chosen = [t for t in trajectories if t.score.reward == reward]
+        return float(np.mean([trainer.logprobs([t.token_ids])[0][t.prompt_length :].sum() for t in chosen]))
+
+    before = mean_logprob(1.0) - mean_logprob(0.0)
+    for _ in range(5):
+        trainer.step(groups, 0)
+    assert mean_logprob(1.0) - mean_logprob(0.0) > before + 1
+
+
+def test_the_critic_learns_the_returns(model_path: Path) -> None:
+    trainer = make_trainer(model_path, "ppo_code", "learner.critic.optimizer.lr=1e-2", "learner.critic.warmup_steps=30")
+    groups = make_groups()
+    policy = weights_of(trainer)
+    first = trainer.step(groups, 0)
+    for _ in range(29):
+        last = trainer.step(groups, 0)
+    assert first.scalars["value/explained_variance"] == pytest.approx(0.0, abs=0.05)
+    assert last.scalars["value/explained_variance"] > 0.5
+    assert equal(policy, weights_of(trainer)), "only the critic trains during its warm-up"
+    assert last.scalars["policy/lr"] == 0.0
+
+
+def test_warm_up_starts_at_a_fraction_of_lr(model_path: Path) -> None:
+    trainer = make_trainer(model_path, "grpo_code", "learner.optimizer.warmup_steps=4", "learner.optimizer.lr=1e-3")
+    assert trainer.step(make_groups(), 0).scalars["policy/lr"] == pytest.approx(2.5e-4)
+
+
+def test_gradients_are_clipped_by_their_global_norm(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    collected = spy_on_gradients(monkeypatch)
+    result = make_trainer(model_path, "grpo_code").step(make_groups(), 0)
+    norm = math.sqrt(sum(float(g.square().sum()) for g in collected["policy"][0]))
+    assert result.scalars["policy/grad_norm"] == pytest.approx(norm, rel=1e-5)
+
+
+@pytest.mark.parametrize("broken", ["behavior_logprobs", "reward"])
+def test_a_loss_that_is_not_finite_is_refused_before_anything_changes(model_path: Path, broken: str) -> None:
+    trainer = make_trainer(model_path, "grpo_code")
+    groups = make_groups()
+    before = weights_of(trainer)
+    bad: Trajectory = groups[2].trajectories[0]
+    if broken == "reward":
+        groups[2].trajectories[0] = msgspec.structs.replace(bad, score=msgspec.structs.replace(bad.score, reward=math.nan))
+    else:
+        bad.behavior_logprobs[bad.prompt_length] = np.nan
+    with pytest.raises(NonFiniteError, match=r"step 1, groups 0, 1, 2, 3: policy: loss nan"):
+        trainer.step(groups, 0)
+    assert equal(before, weights_of(trainer))
+    trainer.step(make_groups(), 0)
+    assert all(bool(t.isfinite().all()) for t in weights_of(trainer))
+
+
+def test_an_over_age_token_is_refused_where_groups_are_to_be_dropped(model_path: Path) -> None:
+    trainer = make_trainer(model_path, "grpo_code", "buffer.max_staleness_versions=2")
+    with pytest.raises(StalenessError, match="3 versions old"):
+        trainer.step(make_groups(ages=(0, 3), version=5), 5)
+    with pytest.raises(StalenessError, match="sampled by version 6"):
+        trainer.step(make_groups(version=6), 5)
+
+
+def test_over_age_tokens_are_masked_where_they_are_to_be_masked(model_path: Path) -> None:
+    groups = make_groups(ages=(0, 3), version=5)
+    trainer = make_trainer(model_path, "grpo_code", "buffer.max_staleness_versions=2", "buffer.over_age=mask")
+    result = trainer.step(groups, 5)
+    fresh = sum(int((t.versions == 5).sum()) for g in groups for t in g.trajectories)
+    assert result.scalars["tokens/trained"] == fresh
+    assert result.scalars["staleness/max_versions"] == 0
+
+
+def test_a_batch_without_a_trainable_token_changes_no_weight_by_its_gradient(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    collected = spy_on_gradients(monkeypatch)
+    trainer = make_trainer(model_path, "grpo_code", "buffer.max_staleness_versions=2", "buffer.over_age=mask")
+    result = trainer.step(make_groups(ages=(3,), version=5), 5)
+    assert result.scalars["tokens/trained"] == 0
+    assert all(not g.any() for g in collected["policy"][0])
+    assert all(math.isfinite(value) for value in result.scalars.values())
+
+
+def test_truncated_samples_are_left_out_of_loss_and_statistics_when_masked() -> None:
+    config = make_config("grpo_code", "algorithm.mask_truncated=true", "algorithm.advantage=dr_grpo")
+    group = make_groups(num_groups=1, size=3)[0]
+    rewards, cut = (1.0, 0.0, 0.0), (False, False, True)
+    group = msgspec.structs.replace(
+        group,
+        trajectories=[
+            msgspec.structs.replace(t, is_truncated=c, score=msgspec.structs.replace(t.score, reward=r))
+            for t, r, c in zip(group.trajectories, rewards, cut, strict=True)
+        ],
+    )
+    batch = collate([group], device=CPU)
+    mask = trained_mask(batch, version=0, algorithm=config.algorithm, buffer=config.buffer)
+    nothing = torch.zeros(batch.num_tokens)
+    before = Evaluated(proximal_logprobs=nothing, entropies=nothing, ref_logprobs=None, values=None, bootstrap=None)
+    targets = compute_targets(batch, mask, before, algorithm=config.algorithm, reward=config.reward)
+    per_sequence = [targets.advantages[batch.sequence_index == s].unique().tolist() for s in range(3)]
+    assert per_sequence == [[0.5], [-0.5], [0.0]]
+    assert not mask[batch.sequence_index == 2].any()
+
+
+def test_rewards_are_shifted_scaled_and_clipped_by_hand() -> None:
+    config = make_config("grpo_code", "reward.bias=0.5", "reward.scale=4", "reward.clip=1.5")
+    assert scaled_rewards(torch.tensor([0.0, 0.5, 0.75, 1.0]), config.reward).tolist() == [-1.5, 0.0, 1.0, 1.5]
+
+
+def test_kl_in_the_reward_lowers_the_advantage_of_tokens_that_left_the_reference() -> None:
+    config = make_config("ppo_code", "algorithm.normalize_advantages=false", "algorithm.gae_lambda=1.0", "algorithm.kl_coef=0.5")
+    group = change(make_groups(num_groups=1, size=1)[0], is_truncated=False)
+    batch = collate([group], device=CPU)
+    n = batch.num_tokens
+    proximal = torch.zeros(n)
+    ref = torch.zeros(n)
+    ref[0] = -2.0
+    before = Evaluated(proximal_logprobs=proximal, entropies=proximal, ref_logprobs=ref, values=torch.zeros(n), bootstrap=torch.ones(1) * 7)
+    targets = compute_targets(batch, batch.loss_mask, before, algorithm=config.algorithm, reward=config.reward)
+    reward = group.trajectories[0].score.reward
+    assert targets.advantages.tolist() == [reward - 1.0, *[reward] * (n - 1)]
+
+
+def test_staleness_histogram_has_one_value_per_sequence(model_path: Path) -> None:
+    groups = make_groups(ages=(1,), version=3)
+    result = make_trainer(model_path, "grpo_code").step(groups, 3)
+    assert result.histograms["staleness/versions"] == [1.0] * 16
+    assert result.scalars["mismatch/engine_abs_mean"] == 0.0
+    assert result.scalars["mismatch/stale_abs_mean"] > 0.0
+
+
+def test_specs_describe_the_tensors_in_order(model_path: Path) -> None:
+    trainer = make_trainer(model_path, "grpo_code")
+    specs, tensors = trainer.tensor_specs(), weights_of(trainer)
+    assert [(tuple(t.shape), t.nbytes) for t in tensors] == [(shape, size) for _, _, shape, size in specs]
+    assert "lm_head.weight" not in [name for name, *_ in specs], "tied to the embedding, which is there once"
+
+
+def test_export_is_loaded_by_transformers(model_path: Path, tmp_path: Path) -> None:
+    trainer = make_trainer(model_path, "grpo_code", "learner.optimizer.lr=1e-2")
+    trainer.step(make_groups(), 0)
+    trainer.export_hf(tmp_path / "hf")
+    row = np.array([3, 1, 4, 1, 5], dtype=np.int32)
+    again = make_trainer(tmp_path / "hf", "grpo_code")
+    np.testing.assert_array_equal(again.logprobs([row])[0], trainer.logprobs([row])[0])
+
+
+@pytest.mark.parametrize("conf", ["grpo_code", "ppo_code"])
+def test_a_restored_run_goes_on_bit_for_bit(model_path: Path, tmp_path: Path, conf: str) -> None:
+    trainer = make_trainer(model_path, conf)
+    for version in range(2):
+        trainer.step(make_groups(version, version=version), version)
+    trainer.save(tmp_path / "step_2", 2)
+    onward = trainer.step(make_groups(2, version=2), 2)
+    restored = make_trainer(model_path, conf)
+    assert restored.load(tmp_path / "step_2") == 2
+    again = restored.step(make_groups(2, version=2), 2)
+    assert equal(weights_of(trainer), weights_of(restored))
+    timeless = {k: v for k, v in onward.scalars.items() if not k.startswith("time/")}
+    assert timeless == {k: v for k, v in again.scalars.items() if not k.startswith("time/")}
+
+
+def test_a_checkpoint_that_was_not_finished_is_not_taken_for_one(model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = make_trainer(model_path, "grpo_code")
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("async_rl.learner.checkpoint.os.rename", fail)
+    with pytest.raises(OSError, match="No space"):
+        trainer.save(tmp_path / "step_1", 1)
+    with pytest.raises(DataError, match="is not a checkpoint"):
+        trainer.load(tmp_path / "step_1")
+    monkeypatch.undo()
+    trainer.save(tmp_path / "step_1", 1)
+    assert trainer.load(tmp_path / "step_1") == 1
+    assert [p.name for p in tmp_path.iterdir()] == ["step_1"]
+
+
+def test_a_model_that_packing_would_compute_wrongly_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_model(tmp_path / "model")
+    monkeypatch.setattr("async_rl.learner.models._TOLERANCE", -1.0)
+    with pytest.raises(ConfigError, match="does not support"):
+        load_policy(path, trust_remote_code=False, gradient_checkpointing=False)
+
+
+def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.path="):
+        load_policy(tmp_path, trust_remote_code=False, gradient_checkpointing=False)

@@ -1,0 +1,73 @@
+"""Two ranks over gloo train as one does."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from learner_support import make_groups, make_trainer, relative_difference, spy_on_gradients
+
+ROW = np.array([3, 1, 4, 1, 5, 9], dtype=np.int32)
+STEPS = 3
+OVERRIDES = ("learner.minibatches=2", "algorithm.entropy_coef=0.01", "learner.optimizer.eps=1e-4", "learner.critic.optimizer.eps=1e-4")
+
+
+def train(rank: int, world_size: int, model_path: Path, out: Path, conf: str) -> None:
+    """Trains, saves, trains one step more; rank 0 writes what it found. Runs in a process of its own."""
+    torch.set_num_threads(1)
+    if world_size > 1:
+        dist.init_process_group("gloo", init_method=f"file://{out}/rendezvous", rank=rank, world_size=world_size)
+    trainer = make_trainer(model_path, conf, *OVERRIDES, f"learner.ranks={world_size}", rank=rank, world_size=world_size)
+    gradients = spy_on_gradients(pytest.MonkeyPatch())
+    results = []
+    for version in range(STEPS):
+        if version == STEPS - 1:
+            trainer.save(out / "checkpoint", version)
+        results.append(trainer.step(make_groups(version, version=version, ages=(0,)), version).scalars)
+    tensors = [t.clone() for t in trainer.full_tensors()]
+    logprobs = trainer.logprobs([ROW])
+    trainer.export_hf(out / "hf")
+    if rank == 0:
+        torch.save({"tensors": tensors, "logprobs": logprobs[0], "scalars": results, "gradients": gradients}, out / "result.pt")
+    if world_size > 1:
+        dist.destroy_process_group()
+
+
+def run(world_size: int, model_path: Path, out: Path, conf: str) -> dict:
+    out.mkdir()
+    context = multiprocessing.get_context("spawn")
+    children = [context.Process(target=train, args=(rank, world_size, model_path, out, conf)) for rank in range(world_size)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(120)
+        assert child.exitcode == 0
+    return torch.load(out / "result.pt", weights_only=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("conf", ["ppo_code", "grpo_code"])
+def test_two_ranks_reach_the_weights_of_one(model_path: Path, tmp_path: Path, conf: str) -> None:
+    one = run(1, model_path, tmp_path / "one", conf)
+    two = run(2, model_path, tmp_path / "two", conf)
+    for name, gradients in one["gradients"].items():
+        assert relative_difference(two["gradients"][name][0], gradients[0]) < 1e-6, "the first update starts from equal weights"
+    for mine, theirs in zip(one["tensors"], two["tensors"], strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(one["logprobs"], two["logprobs"], atol=1e-4)
+    for first, second in zip(one["scalars"], two["scalars"], strict=True):
+        for name in ("policy/grad_norm", "loss/policy", "policy/entropy", "advantage/mean", "tokens/trained"):
+            assert second[name] == pytest.approx(first[name], rel=1e-4, abs=1e-6), name
+
+    exported = make_trainer(tmp_path / "two" / "hf", conf)
+    np.testing.assert_allclose(exported.logprobs([ROW])[0], two["logprobs"], atol=1e-6)
+
+    resumed = make_trainer(model_path, conf, *OVERRIDES)
+    assert resumed.load(tmp_path / "two" / "checkpoint") == STEPS - 1
+    resumed.step(make_groups(STEPS - 1, version=STEPS - 1), STEPS - 1)
+    for mine, theirs in zip(resumed.full_tensors(), two["tensors"], strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
