@@ -44,7 +44,7 @@ def test_derived_numbers_follow_from_the_settings() -> None:
     assert rows["tokens per step"] == "at most 1,600 (960 generated)"
     assert rows["staleness bound"] == "3 versions = at most 32 groups in flight"
     assert rows["sequences of the run"] == "320 in 10 steps"
-    assert rows["evaluations"].startswith("3 of 256 held-out prompts")
+    assert rows["evaluations"].startswith("4 of 256 held-out prompts")
 
 
 def test_more_of_anything_needs_more_memory() -> None:
