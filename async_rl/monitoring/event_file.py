@@ -6,7 +6,7 @@ The only file that imports tensorboard.  Used by the recorder.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,18 +26,24 @@ _BUCKETS = 30
 
 
 class EventFile:
-    """One run's events. A background thread writes them and flushes every two seconds, so that a killed run loses no more."""
+    """One run's events. A background thread writes them and flushes every two seconds, so that a killed run loses no more.
 
-    def __init__(self, directory: Path) -> None:
+    describe: what TensorBoard says of a metric when asked; written once per metric.
+    """
+
+    def __init__(self, directory: Path, *, describe: Callable[[str], str] = lambda _: "") -> None:
+        self._describe = describe
+        self._described: set[str] = set()
         self._writer = EventFileWriter(str(directory), max_queue_size=_MAX_QUEUED, flush_secs=_FLUSH_S)
 
     def scalar(self, name: str, value: float, step: int) -> None:
         """One point of a curve."""
-        self._add(scalar_pb(name, value), step)
+        self._add(scalar_pb(name, value, description=self._first_description(name)), step)
 
     def histogram(self, name: str, values: Sequence[float], step: int) -> None:
         """A distribution at one step; values may be empty."""
-        self._add(histogram_pb(name, np.asarray(values, dtype=np.float64), buckets=_BUCKETS), step)
+        data = np.asarray(values, dtype=np.float64)
+        self._add(histogram_pb(name, data, buckets=_BUCKETS, description=self._first_description(name)), step)
 
     def text(self, name: str, markdown: str, step: int) -> None:
         """A page of Markdown."""
@@ -72,6 +78,12 @@ class EventFile:
     def close(self) -> None:
         """Flushes and ends the background thread."""
         self._writer.close()
+
+    def _first_description(self, name: str) -> str:
+        if name in self._described:
+            return ""
+        self._described.add(name)
+        return self._describe(name)
 
     def _add(self, summary: summary_pb2.Summary, step: int) -> None:
         self._writer.add_event(event_pb2.Event(wall_time=time.time(), step=step, summary=summary))

@@ -69,7 +69,7 @@ class Recorder:
         self._refused: set[str] = set()
         self._rows: dict[int, _Row] = {}
         self._next_step = 0 if is_evaluated(config, 0) else 1
-        self._events = EventFile(run_dir / "tensorboard")
+        self._events = EventFile(run_dir / "tensorboard", describe=_meaning)
         self._jsonl = (run_dir / "metrics.jsonl").open("ab")
         self._describe_run()
 
@@ -157,6 +157,11 @@ def is_evaluated(config: RunConfig, step: int) -> bool:
     """Whether the held-out evaluation of this version is due: version 0, every n-th and the last."""
     every = config.evaluation.every_steps
     return every > 0 and (step % every == 0 or step == config.num_steps)
+
+
+def _meaning(name: str) -> str:
+    spec = describe(name)
+    return f"{spec.meaning} ({spec.unit})" if spec is not None else ""
 
 
 def _leaves(path: str, value: object) -> Iterator[tuple[str, bool | int | float | str]]:

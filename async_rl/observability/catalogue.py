@@ -191,7 +191,7 @@ FIRST_SCREEN: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("4 effective sample size", ("policy/effective_sample_size",)),
     ("5 KL", ("policy/kl_behavior_proximal", "policy/kl_reference")),
     ("6 entropy", ("policy/entropy",)),
-    ("7 response length and truncation", ("length/response_mean", "length/truncated_share")),
+    ("7 response length", ("length/response_mean", "length/response_max")),
     ("8 tokens per second", ("throughput/generated_tokens_per_s", "throughput/trained_tokens_per_s")),
     ("9 who works", ("busy/generator", "busy/learner", "busy/verifier")),
     ("10 weight push", ("weights/push_s", "weights/pause_s")),

@@ -137,6 +137,7 @@ def test_tensorboard_gets_scalars_histograms_texts_settings_and_the_first_screen
     recorder.close()
     values = {(e.step, v.tag): v for e in events(tmp_path) if e.HasField("summary") for v in e.summary.value}
     assert tensor_util.make_ndarray(values[1, "reward/mean"].tensor) == 0.75
+    assert values[1, "reward/mean"].metadata.summary_description == "mean task reward of the step's samples, before scaling (reward)"
     buckets = tensor_util.make_ndarray(values[1, "staleness/versions"].tensor)
     assert buckets[:, 2].sum() == 4
     assert (buckets[0, 0], buckets[-1, 1]) == (0, 3)
