@@ -78,7 +78,9 @@ class Test(Runner):
         except ProgramFailed as failed:
             self.frame(0, failed.kind, started, failed.body)
         except BaseException as error:  # noqa: BLE001  a test that raises has failed
-            self.frame(0, Kind.VALUE, started, describe(error))
+            cause = error.__cause__
+            kind, body = (cause.kind, cause.body) if isinstance(cause, ProgramFailed) else (Kind.VALUE, describe(error))
+            self.frame(0, kind, started, body)
         else:
             self.frame(0, Kind.DONE, started, b"0")
         return 0

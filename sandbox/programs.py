@@ -46,10 +46,10 @@ class Runner:
         return self._clock()
 
     def frame(self, run: int, kind: Kind, started: int, body: bytes) -> None:
-        """One line; a body over the limit becomes an OUTPUT_LIMIT frame."""
+        """One line; a body over the limit becomes a TOO_LARGE frame. The clock may step back by microseconds in virtual machines."""
         if len(body) > self._limit - 100:
             kind, body = Kind.TOO_LARGE, b"0"
-        self._write(self._result, b"%d %s %d %s\n" % (run, kind.value, self._clock() - started, body))
+        self._write(self._result, b"%d %s %d %s\n" % (run, kind.value, max(0, self._clock() - started), body))
 
     def compile(self, code: str) -> types.CodeType | None:
         """The program's code object; None after a COMPILE_ERROR frame."""

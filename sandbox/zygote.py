@@ -163,10 +163,11 @@ def _run(request: Request, descriptors: list[int], jail: Jail, poller: select.po
         poller.unregister(process)
         os.close(process)
         os.close(result)
-    cpu, peak, code = 0.0, 0, 0
-    for pid in pids:
+    for pid in reversed(pids):  # the judging child first, which would take its solver's end for an answer
         if ending != Ending.EXITED or pid != pids[-1]:
             os.kill(pid, signal.SIGKILL)
+    cpu, peak, code = 0.0, 0, 0
+    for pid in pids:
         _, status, usage = os.wait4(pid, 0)
         cpu, peak, code = cpu + usage.ru_utime + usage.ru_stime, max(peak, usage.ru_maxrss), os.waitstatus_to_exitcode(status)
     wall = time.monotonic() - started

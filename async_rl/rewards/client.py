@@ -9,6 +9,7 @@ Invariants: no program is answered twice; nothing here blocks the event loop; ev
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import struct
 import time
@@ -92,7 +93,7 @@ class VerifierClient:
         return response
 
     async def _try(self, request: VerifyRequest) -> VerifyResponse:
-        attempts, pause_s = 0, _FIRST_PAUSE_S
+        attempts = 0
         avoided: _Server | None = None
         while True:
             server = await self._least_busy(avoided)
@@ -102,6 +103,7 @@ class VerifierClient:
                     return response
                 problem = response.tests[0].message if response.tests else "no reason given"
                 attempts += 1
+                await self._pause(_FIRST_PAUSE_S)
             except Unavailable as error:
                 problem = str(error)
             except InfrastructureError as error:
@@ -111,22 +113,24 @@ class VerifierClient:
                 raise InfrastructureError(f"no verifier could judge a program in {attempts} attempts; the last said: {problem}")
             self.num_retries += 1
             avoided = server
-            await self._pause(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     async def _least_busy(self, avoided: _Server | None) -> _Server:
-        while not self._servers:
-            await self._changed.wait()
-        servers = [server for server in self._servers.values() if server is not avoided] or list(self._servers.values())
-        return min(servers, key=lambda server: server.num_open)
+        """The server with the fewest of our programs, among those that do not rest; waits while there is none."""
+        while True:
+            now = time.monotonic()
+            awake = [server for server in self._servers.values() if server.rests_until <= now]
+            if awake:
+                return min((server for server in awake if server is not avoided or len(awake) == 1), key=lambda server: server.num_open)
+            if self._servers:
+                await self._pause(min(server.rests_until for server in self._servers.values()) - now + _FIRST_PAUSE_S)
+            else:
+                await self._changed.wait()
 
     async def _pause(self, longest_s: float) -> None:
         """A random pause, cut short when the set of servers changes."""
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(longest_s * self._random.uniform(0.5, 1.0)):
                 await self._changed.wait()
-        except TimeoutError:
-            pass
 
     def latency_quantile_s(self, quantile: float) -> float:
         """Quantile (0..1) of the time from a program's submission to its verdict, over the newest few thousand; 0 before the first."""
@@ -155,7 +159,8 @@ class _Server:
         self._waiting: deque[_Item] = deque()
         self._streams: set[asyncio.Task[None]] = set()
         self._is_flush_due = False
-        self._is_retired = False
+        self._rest_s = _FIRST_PAUSE_S
+        self.rests_until = 0.0
         self.num_open = 0
 
     async def submit(self, request: VerifyRequest) -> VerifyResponse:
@@ -195,7 +200,6 @@ class _Server:
 
     def retire(self) -> None:
         """The server is gone: what has not been sent goes elsewhere."""
-        self._is_retired = True
         for _, future in self._waiting:
             _fail(future, Unavailable(f"verifier {self._url} left"))
         self._waiting.clear()
@@ -227,8 +231,17 @@ class _Server:
         except (OverflowError, TypeError) as error:
             problem = ProtocolError(f"a test cannot travel: {error}; integers have at most 64 bits, values are plain")
         finally:
+            self._rest_if(any(not future.done() for future in futures))
             for future in futures:
                 _fail(future, problem)
+
+    def _rest_if(self, has_failed: bool) -> None:
+        """A server that failed gets nothing for a while, twice as long each time; one that answered is awake."""
+        if has_failed:
+            self.rests_until = time.monotonic() + self._rest_s
+            self._rest_s = min(2 * self._rest_s, _LONGEST_PAUSE_S)
+        else:
+            self.rests_until, self._rest_s = 0.0, _FIRST_PAUSE_S
 
     async def _hand_out(self, response: httpx.Response, futures: list[asyncio.Future[VerifyResponse]]) -> None:
         buffer = bytearray()

@@ -1,0 +1,114 @@
+# ruff: noqa: E501  programs and tests read best as they are
+from __future__ import annotations
+
+import pytest
+from rewards_support import Jail
+
+from async_rl.rewards.asserts import take_apart
+from async_rl.rewards.protocol import VerifyRequest
+from async_rl.types import AssertTest, Verdict
+
+HUMAN_EVAL = """
+METADATA = {'author': 'x'}
+
+def check(candidate):
+    assert candidate([1, 2]) == 3, "message"
+    assert abs(candidate([0.5, 1]) - 1.5) < 1e-6
+check(total)
+"""
+
+
+def test_assertion_is_taken_apart_into_calls_and_an_expression() -> None:
+    (assertion,) = take_apart("assert set(f((1, 2), k=-1)) == set((4, 5))") or ()
+    (call,) = assertion.calls
+    assert (call.function, call.args, call.keywords) == ("f", ((1, 2),), {"k": -1})
+    assert assertion.holds([[4, 5, 4]])
+    assert not assertion.holds([[4]])
+
+
+def test_check_function_is_taken_apart() -> None:
+    first, second = take_apart(HUMAN_EVAL) or ()
+    assert [c.function for a in (first, second) for c in a.calls] == ["total", "total"]
+    assert second.holds([1.5000000001])
+
+
+def test_function_named_like_a_builtin_is_the_one_tested() -> None:
+    (assertion,) = take_apart("assert sum(10, 15) == 6") or ()
+    assert assertion.calls[0].function == "sum"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "x = f(1)\nassert x == 2", "assert f(f(1)) == 2", "assert all(f(i) for i in range(3))", "assert f(lambda x: x) == 1", "assert f(y) == 1",
+        "import math\nassert f(1) == 1", "assert f(1).strip() == 'a'", "assert 1 == 1", "not python", "assert f(9**9**9) == 1", "assert f([0]*10**9) == 1",
+        "assert f(1) == [x for x in 'ab']", "try:\n    f(1)\nexcept ValueError:\n    pass", "assert f(*[1]) == 1", "assert f(1/0)",
+    ],
+)  # fmt: skip
+def test_what_is_not_understood_is_left_to_the_judge(code: str) -> None:
+    assert take_apart(code) is None
+
+
+SOLUTION = """
+import collections, sys
+def add(a, b=1): return a + b
+def count(s): return collections.Counter(s)
+def gen(n):
+    for i in range(n): yield i
+def fail(x): raise ValueError('no')
+class P:
+    pass
+def obj(): return P()
+def leave(): sys.exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("test", "verdict"),
+    [
+        ("assert add(1, 2) == 3", "pass"),
+        ("assert add(1) == 3", "wrong_answer"),
+        ("assert count('aab') == {'a': 2, 'b': 1}", "pass"),
+        ("assert list(gen(3)) == [0, 1, 2]", "pass"),
+        ("assert gen(3) == [0, 1, 2]", "wrong_answer"),
+        ("assert obj() == obj()", "wrong_answer"),
+        ("assert fail(1) == 1", "runtime_error"),
+        ("assert leave() == 1", "runtime_error"),
+        ("assert missing(1) == 1", "runtime_error"),
+        ("assert add(1, 2) < None", "wrong_answer"),
+        # in a judge process
+        ("x = add(1, 2)\nassert x == 3", "pass"),
+        ("assert add(add(1)) == 3", "pass"),
+        ("assert all(add(i, i) == 2 * i for i in range(20))", "pass"),
+        ("assert all(add(i, i) == i for i in range(20))", "wrong_answer"),
+        ("try:\n    fail(1)\n    assert False\nexcept ValueError as e:\n    assert str(e) == 'no'", "pass"),
+        ("y = fail(1)", "runtime_error"),
+        ("y = leave()", "runtime_error"),
+        ("y = obj()\nassert y == 1", "wrong_answer"),
+        ("import math\nassert math.isclose(add(1), 2)", "pass"),
+        ("assert helper(add(1)) == 4", "pass"),
+        ("while True: add(1)", "timeout"),
+        ("assert add(lambda: 1) == 1; x = 1", "wrong_answer"),
+    ],
+)
+def test_verdicts_of_assert_tests(jail: Jail, test: str, verdict: str) -> None:
+    response = jail.verify(VerifyRequest(code=SOLUTION, tests=[AssertTest(code=test)], setup="def helper(x): return 2 * x", timeout_s=0.3))
+    assert response.verdict == verdict, response
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "class L(int):\n    __eq__ = lambda s, o: True\n    __hash__ = None\ndef f(x): return L(1)",
+        "import builtins\nbuiltins.AssertionError = ValueError\ndef f(x): return 1",
+        "import os\nfor fd in range(3, 64):\n    try: os.write(fd, b'-1 l 0 0\\n0 d 0 0\\n')\n    except OSError: pass\ndef f(x): return 1",
+        "import os\ndef f(x):\n    for fd in range(3, 64):\n        try: os.write(fd, b'0 d 0 0\\n')\n        except OSError: pass\n    os._exit(0)",
+        "import gc, sys\ndef f(x):\n    return [o for o in gc.get_objects() if isinstance(o, str) and 'assert' in o and 'h(' in o]",
+        "def f(x): return type('H', (), {'__eq__': lambda s, o: True, '__hash__': None})()",
+        "def h(x): return 0\ndef f(x): raise AssertionError",
+    ],
+)
+@pytest.mark.parametrize("test", ["assert f(3) == 9", "def h(x):\n    return f(x)\nassert h(3) == 9"], ids=["apart", "judge"])
+def test_assert_test_is_not_fooled(jail: Jail, code: str, test: str) -> None:
+    response = jail.verify(VerifyRequest(code=code, tests=[AssertTest(code=test)], timeout_s=0.5))
+    assert response.verdict in (Verdict.WRONG_ANSWER, Verdict.RUNTIME_ERROR), response

@@ -1,0 +1,119 @@
+# ruff: noqa: E501  programs and tests read best as they are
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from rewards_support import Jail
+
+from async_rl.errors import InfrastructureError
+from async_rl.rewards.protocol import VerifyRequest
+from async_rl.types import AssertTest, CallTest, StdinTest
+
+
+def _verdicts(jail: Jail, code: str, tests: list[CallTest | StdinTest | AssertTest], *, stop: bool = False) -> list[str]:
+    request = VerifyRequest(code=code, tests=tests, stop_at_first_failure=stop, timeout_s=0.3)
+    return [str(test.verdict) for test in jail.verify(request).tests]
+
+
+def _calls(*expected: object) -> list[CallTest | StdinTest | AssertTest]:
+    return [CallTest(function="f", args=[i], expected=value) for i, value in enumerate(expected)]
+
+
+PARTLY = """
+import os
+def f(x):
+    if x == 1: raise ValueError('one')
+    if x == 2:
+        while True: pass
+    if x == 3: os._exit(0)
+    if x == 4: return [0] * 10**9
+    if x == 5: return 'x' * 10**6
+    return x
+"""
+
+
+def test_each_call_has_its_own_verdict_and_the_rest_goes_on(jail: Jail) -> None:
+    assert _verdicts(jail, PARTLY, _calls(0, 1, 2, 3, 4, 5, 6, 8)) == [
+        "pass", "runtime_error", "timeout", "runtime_error", "memory", "output_limit", "pass", "wrong_answer",
+    ]  # fmt: skip
+
+
+def test_tests_after_the_first_failure_are_left_unrun(jail: Jail) -> None:
+    assert _verdicts(jail, PARTLY, _calls(0, 1, 2, 3), stop=True) == ["pass", "runtime_error"]
+    assert _verdicts(jail, "def f(x): return 0", _calls(0, 1, 2, 3), stop=True) == ["pass", "wrong_answer"]
+
+
+def test_kinds_may_be_mixed(jail: Jail) -> None:
+    code = "import sys\ndef f(x): return x\nif __name__ == '__main__': print(sys.stdin.read().upper())"
+    tests = [*_calls(0), StdinTest(input="a", output="A"), AssertTest(code="assert f(1) == 1"), AssertTest(code="y = f(2)\nassert y == 2")]
+    assert _verdicts(jail, code, tests) == ["pass"] * 4
+
+
+STREAM = """
+import sys, os, time
+x = int(input())
+if x == 1: sys.exit(3)
+if x == 2:
+    while True: pass
+if x == 3:
+    print(x, flush=True); os._exit(0)
+if x == 4: print('x' * 10**6)
+if x == 5: raise ValueError
+print(x)
+"""
+
+
+def test_each_stream_has_its_own_verdict(jail: Jail) -> None:
+    tests = [StdinTest(input=f"{i}\n", output=str(i)) for i in range(8)]
+    assert _verdicts(jail, STREAM, list(tests)) == [
+        "pass", "runtime_error", "timeout", "pass", "output_limit", "runtime_error", "pass", "pass",
+    ]  # fmt: skip
+
+
+def test_stream_spoilt_by_an_earlier_run_is_tried_again_in_a_fresh_child(jail: Jail) -> None:
+    code = "import math\nprint(int(math.sqrt(int(input()))))\nmath.sqrt = None"
+    assert _verdicts(jail, code, [StdinTest(input="9", output="3")] * 3) == ["pass"] * 3
+
+
+def test_many_streams_share_children(jail: Jail) -> None:
+    tests = [StdinTest(input=f"{i}\n", output=str(i)) for i in range(150)]
+    assert _verdicts(jail, "print(int(input()))", list(tests)) == ["pass"] * 150
+
+
+def test_programs_leave_nothing_for_the_next_one(jail: Jail) -> None:
+    code = "import os, builtins\ntry:\n    open('/tmp/left', 'w').write('x')\nexcept OSError: pass\nbuiltins.left = 1\nos.environ['LEFT'] = '1'\ndef f(x): return 0"
+    assert _verdicts(jail, code, _calls(0)) == ["pass"]
+    code = "import os, builtins\ndef f(x): return [hasattr(builtins, 'left'), 'LEFT' in os.environ, os.path.exists('/tmp/left')]"
+    assert _verdicts(jail, code, _calls([False, False, False])) == ["pass"]
+
+
+def test_environment_is_deterministic(jail: Jail) -> None:
+    code = "import time, sys\ndef f(x): return [hash('a') == HASH, time.tzname[0], sys.getdefaultencoding()]"
+    first = (
+        jail.verify(VerifyRequest(code="def f(x): return str(hash('a'))", tests=_calls(None)))
+        .tests[0]
+        .message.split("gave ")[1]
+        .split(",")[0]
+    )
+    assert _verdicts(jail, code.replace("HASH", first.strip("'")), _calls([True, "UTC", "utf-8"])) == ["pass"]
+
+
+def test_cell_that_dies_is_replaced_and_the_job_tried_again() -> None:
+    jail = Jail(1)
+    try:
+        (cell,) = jail.pool._cells
+        os.kill(cell.pid, signal.SIGKILL)
+        assert _verdicts(jail, "def f(x): return x", _calls(0)) == ["pass"]
+        assert jail.pool.num_replaced == 1
+    finally:
+        jail.close()
+
+
+def test_no_cell_at_all_is_an_infrastructure_error_and_never_a_verdict() -> None:
+    jail = Jail(1)
+    jail.run(jail.pool.close())
+    with pytest.raises(InfrastructureError, match="no cell could run the program"):
+        jail.verify(VerifyRequest(code="def f(x): return x", tests=_calls(0)))
+    jail.close()

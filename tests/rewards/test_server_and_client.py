@@ -1,0 +1,201 @@
+# ruff: noqa: E501  requests read best as they are
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from verifier_support import TOKEN, run_config, serve, verifier
+
+from async_rl.errors import DeadlineExceeded, InfrastructureError, ProtocolError
+from async_rl.rewards.client import VerifierClient
+from async_rl.rewards.scoring import CodeScorer
+from async_rl.types import CallTest, CodeProblem, Prompt, Verdict
+
+GOOD, BAD = "def f(x):\n    return x * x\n", "def f(x):\n    return x\n"
+PROBLEM = CodeProblem(tests=[CallTest(function="f", args=[i], expected=i * i) for i in (1, 2, 3)])
+HEADERS = {"authorization": f"Bearer {TOKEN}"}
+
+
+def _body(code: str = GOOD, **more: Any) -> dict[str, Any]:
+    return {"code": code, "language": "python", "tests": [{"kind": "call", "function": "f", "args": [3], "expected": 9}], **more}
+
+
+def _prompt() -> Prompt:
+    return Prompt(prompt_id="p", text="square", token_ids=np.zeros(1, np.int32), data_source="code", problem=PROBLEM)
+
+
+def test_verify_answers_in_the_documented_form() -> None:
+    async def run() -> None:
+        async with verifier() as (url, _), httpx.AsyncClient(base_url=url, headers=HEADERS) as http:
+            answer = (await http.post("/verify", json=_body())).json()
+            assert answer["verdict"] == "pass"
+            assert set(answer["tests"][0]) == {"verdict", "cpu_s", "wall_s", "memory_mb", "message"}
+            assert answer["level"] in (1, 2)
+            tests = [{"kind": "stdin", "input": "3", "output": "9"}, {"kind": "assert", "code": "assert f(2) == 4"}]
+            answer = (
+                await http.post("/verify", json=_body(GOOD + "if __name__ == '__main__': print(f(int(input())))", tests=tests))
+            ).json()
+            assert [t["verdict"] for t in answer["tests"]] == ["pass", "pass"]
+            lines = (await http.post("/verify_batch", json={"requests": [_body(), _body(BAD)]})).text.splitlines()
+            got = {line["index"]: line["response"]["verdict"] for line in map(json.loads, lines)}
+            assert got == {0: "pass", 1: "wrong_answer"}
+            health = (await http.get("/health")).json()
+            assert (health["status"], health["done"], health["queued"], health["cells"]) == ("ok", 4, 0, 1)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("body", "path"),
+    [
+        ({"tests": [{"kind": "assert", "code": ""}]}, "code"), (_body(tests=[{"kind": "call", "function": "f", "args": 3, "expected": 1}]), "$.tests[0].args"),
+        (_body(timeout_s=-1), "$.timeout_s"), (_body(wrong=1), "wrong"), (_body(language="c"), "$.language"), (_body(tests=[]), "$.tests"),
+        (_body(tests=[{"kind": "eval"}]), "$.tests[0]"),
+    ],
+)  # fmt: skip
+def test_bad_request_is_told_the_path_of_its_field(body: dict[str, Any], path: str) -> None:
+    async def run() -> None:
+        async with verifier() as (url, _), httpx.AsyncClient(base_url=url, headers=HEADERS) as http:
+            answer = await http.post("/verify", json=body)
+            assert answer.status_code == 400
+            assert path in answer.json()["error"]
+
+    asyncio.run(run())
+
+
+def test_every_route_wants_the_token() -> None:
+    async def run() -> None:
+        async with verifier() as (url, _), httpx.AsyncClient(base_url=url) as http:
+            for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": TOKEN}):
+                assert (await http.post("/verify", json=_body(), headers=headers)).status_code == 401
+                assert (await http.post("/verify_batch", json={"requests": [_body()]}, headers=headers)).status_code == 401
+                assert (await http.get("/health", headers=headers)).status_code == 401
+
+    asyncio.run(run())
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110  the other side is a socket away
+        await asyncio.sleep(0.01)
+
+
+SLOW = "import time\ntime.sleep(0.6)\n" + GOOD
+
+
+def test_full_queue_answers_429_and_a_leaving_client_takes_its_program_along() -> None:
+    async def run() -> None:
+        async with verifier(queue_size=1) as (url, service), httpx.AsyncClient(base_url=url, headers=HEADERS) as http:
+            endless = _body("while True: pass", timeout_s=100)
+            waiting = [asyncio.create_task(http.post("/verify", json=endless)) for _ in range(2)]
+            await _until(lambda: service._num_admitted == 2)
+            refused = await http.post("/verify", json=_body())
+            assert refused.status_code == 429
+            assert int(refused.headers["retry-after"]) >= 1
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            await _until(lambda: service._num_admitted == 0)
+            assert (await http.post("/verify", json=_body())).json()["verdict"] == "pass"
+            assert service.pool.num_replaced == 0
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_drain_finishes_what_was_admitted_and_refuses_the_rest() -> None:
+    async def run() -> None:
+        async with verifier() as (url, service), httpx.AsyncClient(base_url=url, headers=HEADERS) as http:
+            running = asyncio.create_task(http.post("/verify", json=_body(SLOW)))
+            await _until(lambda: service._num_admitted == 1)
+            draining = asyncio.create_task(service.drain(10))
+            await asyncio.sleep(0)
+            assert (await http.post("/verify", json=_body())).status_code == 503
+            assert (await running).json()["verdict"] == "pass"
+            assert await draining
+
+    asyncio.run(run())
+
+
+def test_scorer_gives_rewards_by_mode() -> None:
+    async def run() -> None:
+        async with verifier() as (url, _):
+            for mode, expected in (("all_or_nothing", [1.0, -1.0, -1.0, -1.0]), ("fraction", [1.0, -1 / 3, -1.0, -1.0])):
+                config = run_config(mode=mode)
+                client = VerifierClient(config, TOKEN)
+                client.update_servers([url])
+                scorer = CodeScorer(config, client)
+                texts = [f"Here:\n```python\n{GOOD}```", BAD, "def f(", "```python\nx\n```"]
+                scores = await asyncio.gather(*(scorer.score(_prompt(), text) for text in texts))
+                assert [score.reward for score in scores] == pytest.approx(expected)
+                assert [score.parts["compiles"] for score in scores] == [1, 1, 0, 0]
+                assert client.latency_quantile_s(0.5) > 0
+                await client.close()
+
+    asyncio.run(run())
+
+
+def _refusing(status: int) -> Starlette:
+    async def answer(_: Request) -> Response:
+        return Response(b'{"error": "no"}', status)
+
+    return Starlette(routes=[Route("/verify_batch", answer, methods=["POST"])])
+
+
+def test_client_retries_elsewhere_and_gives_up_with_a_typed_error() -> None:
+    async def run() -> None:
+        async with verifier() as (good, _), serve(_refusing(500)) as broken, serve(_refusing(503)) as full:
+            client = VerifierClient(run_config(timeout_s=30, max_attempts=2), TOKEN)
+            dead = "http://127.0.0.1:9"
+            client.update_servers([dead, full, good])
+            verdicts = await asyncio.gather(*(client.verify(PROBLEM, GOOD) for _ in range(30)))
+            assert verdicts == [[Verdict.PASS] * 3] * 30
+            client.update_servers([broken])
+            with pytest.raises(ProtocolError, match="500"):
+                await client.verify(PROBLEM, GOOD)
+            await client.close()
+            hurried = VerifierClient(run_config(timeout_s=0.3), TOKEN)
+            with pytest.raises(DeadlineExceeded, match="0 verifiers"):
+                await hurried.verify(PROBLEM, GOOD)
+            hurried.update_servers([dead])
+            with pytest.raises(DeadlineExceeded):
+                await hurried.verify(PROBLEM, GOOD)
+            await hurried.close()
+
+    asyncio.run(run())
+
+
+def test_infrastructure_error_is_retried_and_then_raised_never_scored() -> None:
+    async def run() -> None:
+        async with verifier() as (url, service), verifier() as (other, _):
+            await service.pool.close()
+            config = run_config(max_attempts=2)
+            client = VerifierClient(config, TOKEN)
+            client.update_servers([url])
+            with pytest.raises(InfrastructureError, match="in 2 attempts"):
+                await CodeScorer(config, client).score(_prompt(), GOOD)
+            client.update_servers([url, other])
+            assert await client.verify(PROBLEM, GOOD) == [Verdict.PASS] * 3
+            await client.close()
+
+    asyncio.run(run())
+
+
+def test_program_waits_for_the_first_server_to_appear() -> None:
+    async def run() -> None:
+        async with verifier() as (url, _):
+            client = VerifierClient(run_config(), TOKEN)
+            waiting = asyncio.create_task(client.verify(PROBLEM, GOOD))
+            await asyncio.sleep(0)
+            client.update_servers([url])
+            assert await waiting == [Verdict.PASS] * 3
+            await client.close()
+
+    asyncio.run(run())

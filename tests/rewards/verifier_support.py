@@ -1,0 +1,65 @@
+"""A verifier on a real socket, in this process, and the configuration its client needs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Iterator
+from types import SimpleNamespace
+from typing import cast
+
+import uvicorn
+from rewards_support import LIMITS
+from starlette.types import ASGIApp
+
+from async_rl.config import RewardConfig, RunConfig, VerifiersConfig
+from async_rl.rewards.judging import Judge
+from async_rl.rewards.server import VerifierService, build_app
+from async_rl.sandbox.pool import Pool
+
+TOKEN = "secret"
+
+
+def run_config(*, timeout_s: float = 20.0, max_attempts: int = 3, mode: str = "all_or_nothing") -> RunConfig:
+    """The sections that client and scorer read."""
+    reward = RewardConfig(
+        mode="fraction" if mode == "fraction" else "all_or_nothing",
+        pass_reward=1.0,
+        fail_reward=-1.0,
+        extraction="auto",
+        scale=1.0,
+        bias=0.0,
+        clip=10.0,
+    )
+    verifiers = VerifiersConfig(count=1, cells=1, cores=[], queue_size=64, timeout_s=timeout_s, max_attempts=max_attempts)
+    return cast(RunConfig, SimpleNamespace(sandbox=LIMITS, verifiers=verifiers, reward=reward))
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@contextlib.asynccontextmanager
+async def serve(app: ASGIApp, port: int = 0) -> AsyncIterator[str]:
+    """The application on a loopback port; yields its URL."""
+    with socket.create_server(("127.0.0.1", port)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server = _Server(uvicorn.Config(app, lifespan="off", access_log=False, log_config=None, timeout_graceful_shutdown=1))
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            yield url
+        finally:
+            server.should_exit = True
+            await task
+
+
+@contextlib.asynccontextmanager
+async def verifier(*, cells: int = 1, queue_size: int = 64) -> AsyncIterator[tuple[str, VerifierService]]:
+    """A whole verifier: cells, service, socket."""
+    async with Pool(cells) as pool:
+        service = VerifierService(pool=pool, judge=Judge(pool, LIMITS), queue_size=queue_size, num_cells=cells)
+        async with serve(build_app(service, TOKEN)) as url:
+            yield url, service

@@ -1,0 +1,43 @@
+"""Runs on any Python 3.11 with nothing but the jail: starts a pool, says what it reached, runs programs, and waits to be ended.
+
+Arguments: directory that holds the package `sandbox`, best level, "stay" to wait for the end of standard input.
+"""
+
+import asyncio
+import json
+import os
+import sys
+
+sys.path.insert(0, sys.argv[1])
+
+from sandbox.cell import Job, job_request
+from sandbox.pool import Pool
+from sandbox.protocol import Mode
+
+PROGRAMS = {
+    "square": "def f(x): return x * x",
+    "passwd": "def f(x): return open('/etc/passwd').read()",
+    "fork": "import os\ndef f(x): return os.fork()",
+    "uid": "import os\ndef f(x): return [os.getuid(), os.geteuid()]",
+    "signal": "import os\ndef f(x): return os.kill(os.getppid(), 9)",
+    "loop": "def f(x):\n    while True: pass",
+    "memory": "def f(x): return [0] * 10**9",
+    "import": "import xml.dom.minidom, sqlite3\ndef f(x): return 1",
+}
+
+
+async def main() -> None:
+    async with Pool(2, best_level=int(sys.argv[2])) as pool:
+        said = {"level": pool.level, "uid": os.getuid(), "reasons": pool.reasons, "pids": [cell.pid for cell in pool._cells]}
+        request = job_request(Mode.CALLS, 1, cpu_s=0.3, memory_bytes=128 << 20, output_bytes=1 << 16)
+        for name, code in PROGRAMS.items():
+            outcome = await pool.run(Job(request, (code, [("f", [3], {})], False, False)))
+            frames = outcome.frames.frames
+            said[name] = frames[-1].body.decode() if frames and frames[-1].run == 0 else outcome.reply.ending
+        said["replaced"] = pool.num_replaced
+        print(json.dumps(said), flush=True)
+        if "stay" in sys.argv:
+            await asyncio.to_thread(sys.stdin.read)
+
+
+asyncio.run(main())

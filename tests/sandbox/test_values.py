@@ -1,0 +1,104 @@
+# ruff: noqa: E501  one malformed value after the other
+from __future__ import annotations
+
+import collections
+import contextlib
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from async_rl.rewards.comparison import values_equal
+from async_rl.sandbox.frames import Kind, read_frames
+from async_rl.sandbox.values import Foreign, decode, encode
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(st.characters(exclude_categories=[]))
+    | st.binary()
+    | st.complex_numbers(allow_nan=False)
+)
+HASHABLE = st.recursive(SCALARS.filter(lambda x: x == x), lambda c: st.tuples(c, c) | st.frozensets(c, max_size=3), max_leaves=5)
+VALUES = st.recursive(
+    SCALARS,
+    lambda c: st.lists(c, max_size=4) | st.tuples(c, c) | st.sets(HASHABLE, max_size=3) | st.dictionaries(HASHABLE, c, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(VALUES)
+def test_plain_value_survives_the_way_out(value: Any) -> None:
+    again = decode(encode(value))
+    assert repr(again) == repr(value) or values_equal(again, value)
+    assert type(again) is type(value)
+
+
+def test_integers_beyond_the_decimal_limit_survive() -> None:
+    assert decode(encode([10**5000, -(10**5000)])) == [10**5000, -(10**5000)]
+
+
+def test_subclasses_arrive_as_foreign_values_equal_to_nothing() -> None:
+    class Int(int): ...
+
+    got = decode(encode([Int(9), collections.Counter("aa"), range(3), object()]))
+    assert [v.kind for v in got] == ["subclass", "subclass", "iterator", "opaque"]
+    assert [v.value for v in got] == [9, {"a": 2}, [0, 1, 2], None]
+    assert all(v != v.value for v in got)
+    assert isinstance(got[0], Foreign)
+    assert got[0] != got[0]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b"{", b"[1", b'{"z":1}', b'{"t":1}', b'{"t":[1],"s":[2]}', b'{"s":[[1]]}', b'{"d":[1]}', b'{"d":[[[1],2]]}', b'{"i":5}', b'{"i":"0xzz"}',
+        b'{"b":"zz"}', b'{"b":1}', b'{"c":[1]}', b'{"c":["a",1]}', b'{"u":[1]}', b'{"u":[1,2]}', b"[" * 5000, b"[" * 5000 + b"]" * 5000,
+        b'{"t":[' * 200 + b"]}" * 200, b"\xff", b"9" * 5000, b"nul", b"1 2",
+    ],
+)  # fmt: skip
+def test_malformed_bytes_raise_value_error(data: bytes) -> None:
+    with pytest.raises(ValueError):
+        decode(data)
+
+
+def test_set_made_to_collide_is_refused() -> None:
+    data = ('{"s":[' + ",".join(str((2**61 - 1) * i) for i in range(500)) + "]}").encode()
+    with pytest.raises(ValueError, match="equal hashes"):
+        decode(data)
+
+
+@given(st.binary(max_size=300))
+def test_decoding_any_bytes_gives_a_value_or_value_error(data: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        decode(data)
+
+
+@given(st.lists(st.binary(max_size=20), max_size=6))
+def test_reading_any_frames_never_raises(lines: list[bytes]) -> None:
+    read_frames(b"\n".join(lines))
+
+
+def test_frames_are_read_in_order_up_to_the_first_wrong_one() -> None:
+    read = read_frames(b"-1 l 5 0\n0 v 1000000000 [1, 2]\n2 v 0 1\n")
+    assert [(f.run, f.kind, f.cpu_s, f.body) for f in read.frames] == [(-1, Kind.LOADED, 5e-9, b"0"), (0, Kind.VALUE, 1.0, b"[1, 2]")]
+    assert read.is_malformed
+    assert not read_frames(b"-1 l 5 0\n0 v 1 [1").is_malformed
+
+
+def test_equality_is_of_exact_types() -> None:
+    assert values_equal([1, "a", {"k": (1, 2.0)}], [1, "a", {"k": (1, 2.0)}])
+    assert values_equal(0.1 + 0.2, 0.3)
+    assert values_equal(math.nan, math.nan)
+    assert not values_equal(True, 1)
+    assert not values_equal(1.0, 1)
+    assert not values_equal((1,), [1])
+    assert not values_equal({1: 1}, {True: 1})
+    assert not values_equal({1}, {1.0})
+    assert not values_equal([1, 2], [1])
+    assert not values_equal(0.3001, 0.3)
+    assert not values_equal(math.inf, 1e308)
