@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from async_rl.data.order import PromptOrder
 from async_rl.data.prompts import load_eval_prompts, load_train_prompts
@@ -21,6 +23,7 @@ from async_rl.errors import DataError
 from async_rl.messages import (
     CommitStep,
     FailGroup,
+    LimitStaleness,
     PutGroup,
     ReleaseGenerator,
     RequestWork,
@@ -46,6 +49,7 @@ async def run(context: ProcessContext) -> None:
     with context.activity("loading prompts"):
         tokenizer = load_tokenizer(context.model_path, trust_remote_code=config.model.trust_remote_code)
         prompts = await asyncio.to_thread(_load_prompts, context, tokenizer)
+        decode = functools.partial(tokenizer.decode, skip_special_tokens=True)
     path = context.run_dir / STORE_FILE
     async with Store(path, durability=config.buffer.durability, clock=time.time) as store:
         service = BufferService(config, prompts, store, clock=time.monotonic)
@@ -55,7 +59,7 @@ async def run(context: ProcessContext) -> None:
             owned = [
                 group.create_task(tasks.watch_leases(), name="watch leases"),
                 group.create_task(tasks.follow_generators(), name="follow generators"),
-                group.create_task(tasks.report_evaluations(prompts.held_out, tokenizer.decode), name="report evaluations"),
+                group.create_task(tasks.report_evaluations(prompts.held_out, decode), name="report evaluations"),
                 group.create_task(tasks.show_state(), name="show state"),
                 group.create_task(store.failed(), name="watch store"),
             ]
@@ -64,6 +68,7 @@ async def run(context: ProcessContext) -> None:
                     RequestWork: service.request_work,
                     PutGroup: service.put_group,
                     FailGroup: service.fail_group,
+                    LimitStaleness: service.limit_staleness,
                     ReleaseGenerator: service.release_generator,
                     TakeBatch: service.take_batch,
                     CommitStep: service.commit_step,
@@ -95,7 +100,7 @@ class Prompts:
         return self.train[self.order.index(index)] if purpose is Purpose.TRAIN else self.held_out[index]
 
 
-def _load_prompts(context: ProcessContext, tokenizer: object) -> Prompts:
+def _load_prompts(context: ProcessContext, tokenizer: Any) -> Prompts:
     config = context.config
     train = load_train_prompts(config, tokenizer)
     if not train:
@@ -132,7 +137,7 @@ class Tasks:
             known = now
             await self._context.directory.changed(epoch)
 
-    async def report_evaluations(self, held_out: Sequence[Prompt], decode: object) -> None:
+    async def report_evaluations(self, held_out: Sequence[Prompt], decode: Callable[[Sequence[int]], str]) -> None:
         """takes: finished evaluations · waits for: the next · gives: held-out metrics of their step · woken by: their last group"""
         while True:
             version = await self._service.finished_evaluations.get()

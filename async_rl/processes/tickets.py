@@ -112,9 +112,7 @@ class TicketDesk:
             return Work(tickets=[])
         if parked is not None:
             parked.done.set()
-        waiter = self._waiters[name] = _Waiter(
-            request=request, version=request.version, group_size=self._config.generation.group_size
-        )
+        waiter = self._waiters[name] = _Waiter(request=request, version=request.version, group_size=self._config.generation.group_size)
         if request.held is not None:
             lost = [g for g in self.admission.held_by(name) if g.group_id not in request.held]
             waiter.tickets.extend(map(self._ticket, lost[: request.credit]))

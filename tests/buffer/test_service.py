@@ -462,7 +462,7 @@ def test_an_evaluation_is_reported_from_the_store_when_its_last_sample_is_in(tmp
         async with opened(tmp_path, make_config(max_attempts=1), prompts) as service:
             for _ in range(2):
                 await service.start_evaluation(StartEvaluation(version=0))
-            given = await tickets(service, 0, credit=4)
+            given = await tickets(service, 0, credit=2)
             assert {t.purpose for t in given} == {Purpose.EVAL}
             assert {t.num_samples for t in given} == {1}
             assert service.queue()["generating"] == 0

@@ -1,0 +1,114 @@
+"""The buffer's own tasks, with a directory and a reporter that are not there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from buffer_support import FakePrompts, make_config, make_group, opened, take, tickets, within
+
+from async_rl.messages import Member, Members, PutGroup, StartEvaluation, TakeBatch
+from async_rl.observability.activity import Activity
+from async_rl.processes.buffer import Tasks
+from async_rl.processes.buffer_service import BufferService
+from async_rl.processes.directory import Directory
+from async_rl.types import Purpose
+
+
+def member(name: str, pid: int) -> Member:
+    return Member(
+        name=name, role="generator", pid=pid, address="tcp://127.0.0.1:1", state="", waits_for="", since_s=0.0, version=0, counters={}
+    )
+
+
+class Surroundings:
+    """What `Tasks` needs of a ProcessContext; reports are kept."""
+
+    def __init__(self) -> None:
+        self.directory = Directory()
+        self.activity = Activity()
+        self.log = logging.getLogger("test")
+        self.version = -1
+        self.reports: asyncio.Queue[tuple[int, dict[str, float], dict[str, str]]] = asyncio.Queue()
+
+    async def report(self, step: int, *, scalars: dict[str, float], texts: dict[str, str]) -> None:
+        await self.reports.put((step, scalars, texts))
+
+
+@asynccontextmanager
+async def working(tmp_path: Path, **kinds: Any) -> AsyncIterator[SimpleNamespace]:
+    prompts = FakePrompts(num_held_out=2)
+    async with opened(tmp_path, make_config(**kinds), prompts) as service:
+        context = Surroundings()
+        tasks = Tasks(context, service, service._store)  # type: ignore[arg-type]
+        yield SimpleNamespace(service=service, context=context, tasks=tasks, prompts=prompts)
+
+
+async def ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def until_queue(service: BufferService, **states: int) -> None:
+    while {state: service.queue()[state] for state in states} != states:
+        await service.changed()
+
+
+def test_a_generator_that_left_the_fleet_loses_its_tickets(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with working(tmp_path) as it:
+            it.context.directory.update(Members(epoch=1, members=[member("generator-0", 11), member("generator-1", 12)]))
+            task = asyncio.create_task(it.tasks.follow_generators())
+            await tickets(it.service, 0, credit=2)
+            await tickets(it.service, 0, credit=2, generator="generator-1")
+            it.context.directory.update(Members(epoch=2, members=[member("generator-0", 11), member("generator-1", 99)]))
+            await until_queue(it.service, issued=2, generating=2)
+            assert it.service.desk.holders() == {"generator-0"}
+            await ended(task)
+
+    asyncio.run(within(scenario()))
+
+
+def test_a_finished_evaluation_is_reported_once_as_metrics_of_its_step(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with working(tmp_path) as it:
+            held_out = [it.prompts.prompt(Purpose.EVAL, i) for i in range(2)]
+            task = asyncio.create_task(it.tasks.report_evaluations(held_out, str))
+            await it.service.start_evaluation(StartEvaluation(version=0))
+            for ticket in await tickets(it.service, 0, credit=1):
+                await it.service.put_group(PutGroup(group=make_group(ticket)))
+            step, scalars, texts = await it.context.reports.get()
+            assert (step, scalars["eval/pass_at_1"], scalars["eval/num_samples"]) == (0, 1.0, 2.0)
+            assert "text of e0" in texts["samples/evaluation"]
+            await it.service._store.flush()
+            await ended(task)
+        async with working(tmp_path) as it:
+            assert it.service.finished_evaluations.empty()
+
+    asyncio.run(within(scenario()))
+
+
+def test_status_tells_queue_depths_drops_and_what_the_learner_waits_for(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with working(tmp_path) as it:
+            task = asyncio.create_task(it.tasks.show_state())
+            given = await tickets(it.service, 0)
+            parked = asyncio.create_task(it.service.take_batch(TakeBatch(train_version=0, wait_s=60)))
+            await it.service.put_group(PutGroup(group=make_group(given[0])))
+            await it.service.put_group(PutGroup(group=make_group(given[1], trained=False)))
+            shown = it.context.activity.snapshot()
+            assert (shown.state, shown.waits_for) == ("waiting", "groups: 1 of 2 groups are ready for step 1")
+            assert {name: shown.counters[f"gauge/queue/{name}"] for name in ("generating", "ready")} == {"generating": 2, "ready": 1}
+            assert shown.counters["failures/untrainable"] == 1
+            await it.service.put_group(PutGroup(group=make_group(given[2])))
+            await parked
+            await take(it.service, 0)
+            assert it.context.activity.snapshot().waits_for == ""
+            await ended(task)
+
+    asyncio.run(within(scenario()))
