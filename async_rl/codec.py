@@ -23,7 +23,9 @@ def _enc_hook(value: Any) -> msgspec.msgpack.Ext:
     if isinstance(value, np.ndarray) and value.dtype in _DTYPES:
         head = struct.pack(f"<BB{value.ndim}I", _DTYPES.index(value.dtype), value.ndim, *value.shape)
         return msgspec.msgpack.Ext(_ARRAY, head + np.ascontiguousarray(value).tobytes())
-    raise ProtocolError(f"{type(value).__name__} cannot travel; allowed are messages, plain values and arrays of {[str(d) for d in _DTYPES]}")
+    raise ProtocolError(
+        f"{type(value).__name__} cannot travel; allowed are messages, plain values and arrays of {[str(d) for d in _DTYPES]}"
+    )
 
 
 def _ext_hook(code: int, data: memoryview) -> Any:

@@ -56,8 +56,12 @@ class TinyCoderConfig(Section):
     warm_start_steps: Annotated[int, Meta(ge=0, description="supervised steps on the flawed corpus")]
     warm_start_batch: Annotated[int, Meta(ge=1, description="sequences per supervised step")]
     warm_start_lr: Annotated[float, Meta(gt=0, description="peak learning rate of the warm start")]
-    flaw_probability: Annotated[float, Meta(ge=0, lt=1, description="how often the corpus gets a concept wrong, which leaves something to learn")]
-    flaw_spread: Annotated[float, Meta(ge=0, le=1, description="concepts are wrong at flaw_probability * (1 -+ flaw_spread), evenly spaced")]
+    flaw_probability: Annotated[
+        float, Meta(ge=0, lt=1, description="how often the corpus gets a concept wrong, which leaves something to learn")
+    ]
+    flaw_spread: Annotated[
+        float, Meta(ge=0, le=1, description="concepts are wrong at flaw_probability * (1 -+ flaw_spread), evenly spaced")
+    ]
     seed: Annotated[int, Meta(ge=0, description="seed of weights and corpus")]
 
 
@@ -76,7 +80,9 @@ class VllmConfig(Section):
     tensor_parallel_size: Annotated[int, Meta(ge=1, description="devices of one engine")]
     max_num_seqs: Annotated[int, Meta(ge=1, description="sequences decoded together")]
     max_num_batched_tokens: Annotated[int, Meta(ge=1, description="tokens of one engine step")]
-    kv_cache_mb: Annotated[int, Meta(ge=0, description="MB of KV cache per engine on CPU, and on GPU where not 0; 0 = by gpu_memory_utilization")]
+    kv_cache_mb: Annotated[
+        int, Meta(ge=0, description="MB of KV cache per engine on CPU, and on GPU where not 0; 0 = by gpu_memory_utilization")
+    ]
     gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1, description="share of the GPU's memory for the engine")]
     enforce_eager: Annotated[bool, Meta(description="no compilation, no CUDA graphs")]
     load_format: Annotated[Literal["auto", "dummy"], Meta(description="dummy = random weights until the first push")]
@@ -90,7 +96,9 @@ class GenerationConfig(Section):
     temperature: Annotated[float, Meta(gt=0, le=10, description="divides the logits, of the learner too")]
     top_p: Annotated[float, Meta(gt=0, le=1, description="nucleus; below 1 is refused: the learner's support would differ")]
     top_k: Annotated[int, Meta(ge=-1, description="-1 = all; else refused, as top_p")]
-    min_response_tokens: Annotated[int, Meta(ge=0, description="tokens before end-of-sequence is allowed; above 0 is refused: it changes the support")]
+    min_response_tokens: Annotated[
+        int, Meta(ge=0, description="tokens before end-of-sequence is allowed; above 0 is refused: it changes the support")
+    ]
     max_concurrent_groups: Annotated[int, Meta(ge=1, description="groups in flight per generator")]
     max_attempts: Annotated[int, Meta(ge=1, description="times a group is tried before it is dropped")]
     timeout_s: Annotated[float, Meta(gt=0, description="longest time one group may take in a generator")]
@@ -133,7 +141,10 @@ class RewardConfig(Section):
     mode: Annotated[Literal["all_or_nothing", "fraction"], Meta(description="1 if all tests pass, or the fraction that passes")]
     pass_reward: Annotated[float, Meta(description="reward of a program that passes all tests")]
     fail_reward: Annotated[float, Meta(description="reward of one that passes none")]
-    extraction: Annotated[Literal["auto", "fenced", "whole"], Meta(description="the last fenced block that parses, the whole response, or fenced if there is one")]
+    extraction: Annotated[
+        Literal["auto", "fenced", "whole"],
+        Meta(description="the last fenced block that parses, the whole response, or fenced if there is one"),
+    ]
     scale: Annotated[float, Meta(description="factor on (reward - bias)")]
     bias: Annotated[float, Meta(description="taken off the reward first")]
     clip: Annotated[float, Meta(gt=0, description="bound on the absolute scaled reward")]
@@ -145,7 +156,9 @@ class BufferConfig(Section):
     groups_per_step: Annotated[int, Meta(ge=1, description="groups of one learner step")]
     max_staleness_versions: Annotated[int, Meta(ge=0, description="learner version minus oldest trained token's version; 0 = synchronous")]
     over_age: Annotated[Literal["drop", "mask"], Meta(description="drop over-age groups, or mask their over-age tokens")]
-    durability: Annotated[Literal["normal", "full"], Meta(description="SQLite synchronous level: survives a process's death, or the machine's too")]
+    durability: Annotated[
+        Literal["normal", "full"], Meta(description="SQLite synchronous level: survives a process's death, or the machine's too")
+    ]
     lease_timeout_s: Annotated[float, Meta(gt=0, description="a generator unheard of for so long loses its tickets")]
 
 
@@ -159,14 +172,18 @@ class AlgorithmConfig(Section):
     clip_low: Annotated[float, Meta(gt=0, lt=1, description="ratio may fall to 1 - clip_low")]
     clip_high: Annotated[float, Meta(gt=0, description="ratio may rise to 1 + clip_high")]
     clip_dual: Annotated[Annotated[float, Meta(gt=1)] | None, Meta(description="bound on the loss of negative advantages; null = off")]
-    behavior_correction: Annotated[Literal["token_tis", "token_mis"], Meta(description="cap (truncate) or mask the behavior weight outside its bounds")]
+    behavior_correction: Annotated[
+        Literal["token_tis", "token_mis"], Meta(description="cap (truncate) or mask the behavior weight outside its bounds")
+    ]
     behavior_weight_max: Annotated[float, Meta(gt=1, description="cap, or upper bound, of exp(proximal - behavior)")]
     behavior_weight_min: Annotated[float, Meta(ge=0, lt=1, description="lower bound of exp(proximal - behavior) for token_mis")]
     entropy_coef: Annotated[float, Meta(ge=0, description="weight of the full-vocabulary entropy bonus")]
     kl_coef: Annotated[float, Meta(ge=0, description="weight of the KL to the reference; 0 = no reference model is kept")]
     kl_placement: Annotated[Literal["reward", "loss"], Meta(description="subtract the KL from the reward per token, or add it to the loss")]
     kl_estimator: Annotated[Literal["k1", "abs", "k2", "k3"], Meta(description="lp-ref, |lp-ref|, (lp-ref)^2/2, exp(ref-lp)-(ref-lp)-1")]
-    aggregation: Annotated[Literal["token_mean", "sequence_mean"], Meta(description="mean over trained tokens, or over sequences of their token means")]
+    aggregation: Annotated[
+        Literal["token_mean", "sequence_mean"], Meta(description="mean over trained tokens, or over sequences of their token means")
+    ]
     mask_truncated: Annotated[bool, Meta(description="truncated samples are neither trained nor part of advantage statistics")]
     value_clip: Annotated[Positive | None, Meta(description="clip range of the value update; null = off")]
     value_coef: Annotated[float, Meta(gt=0, description="weight of the value loss")]
@@ -201,7 +218,9 @@ class LearnerConfig(Section):
     gpus_each: Annotated[float, Meta(ge=0, description="GPUs per rank")]
     minibatches: Annotated[int, Meta(ge=1, description="optimizer updates per batch and epoch")]
     epochs: Annotated[int, Meta(ge=1, description="passes over each batch")]
-    budget_tokens: Annotated[int, Meta(ge=1, description="packed tokens of one forward and backward pass; changes memory, never the gradient")]
+    budget_tokens: Annotated[
+        int, Meta(ge=1, description="packed tokens of one forward and backward pass; changes memory, never the gradient")
+    ]
     logits_chunk_tokens: Annotated[int, Meta(ge=1, description="tokens whose logits exist at one time")]
     gradient_checkpointing: Annotated[bool, Meta(description="recompute activations in the backward pass")]
     optimizer: OptimizerConfig
@@ -263,7 +282,9 @@ class SupervisorConfig(Section):
 class RunConfig(Section):
     """One run, completely."""
 
-    run_name: Annotated[Annotated[str, Meta(min_length=1)] | None, Meta(description="directory name under output_dir; null = a readable unique one")]
+    run_name: Annotated[
+        Annotated[str, Meta(min_length=1)] | None, Meta(description="directory name under output_dir; null = a readable unique one")
+    ]
     output_dir: Annotated[str, Meta(min_length=1, description="where runs are kept")]
     cache_dir: Annotated[str | None, Meta(description="where the embedded model is kept; null = ~/.cache/async_rl")]
     num_steps: Annotated[int, Meta(ge=1, description="learner steps")]

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import msgspec
-
-from async_rl.types import Group, IntArray, FloatArray, Role, Ticket, Value
+from async_rl.types import FloatArray, Group, IntArray, Role, Ticket, Value
 
 
 class Message(Value, tag_field="type", tag=True):
@@ -192,6 +190,13 @@ class ReleaseGenerator(Message):
     Reply: ClassVar[type] = Ok
     generator: str
     incarnation: str
+
+
+class LimitStaleness(Message):
+    """Admit as if max_staleness_versions were this, at most the configured one; 0 makes the run synchronous until told otherwise."""
+
+    Reply: ClassVar[type] = Ok
+    max_staleness_versions: int
 
 
 # ---- learner -> buffer

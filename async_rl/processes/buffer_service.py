@@ -13,14 +13,16 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from async_rl.admission import OpenGroup
 from async_rl.config import RunConfig
-from async_rl.errors import ProtocolError
+from async_rl.errors import ConfigError, ProtocolError
 from async_rl.messages import (
     Batch,
     CommitStep,
     FailGroup,
+    LimitStaleness,
     Message,
     Ok,
     PutGroup,
@@ -42,6 +44,7 @@ class BufferService:
 
     def __init__(self, config: RunConfig, prompts: PromptSource, store: Store, *, clock: Callable[[], float]) -> None:
         buffer = config.buffer
+        self._max_staleness = buffer.max_staleness_versions
         self.replay = Replay(
             groups_per_step=buffer.groups_per_step, max_staleness_versions=buffer.max_staleness_versions, over_age=buffer.over_age
         )
@@ -101,6 +104,15 @@ class BufferService:
         """The generator is gone: its unfinished groups go out again."""
         self.desk.lose(request.generator, request.incarnation, "its process ended")
         return await self._confirm()
+
+    async def limit_staleness(self, request: LimitStaleness) -> Message:
+        """Admission runs less far ahead from now on; what is admitted already is trained as it would have been."""
+        configured = self._max_staleness
+        if not 0 <= request.max_staleness_versions <= configured:
+            raise ConfigError(f"max_staleness_versions={request.max_staleness_versions} is not within 0..{configured}, the run's own bound")
+        self.desk.admission.gate = replace(self.desk.admission.gate, max_staleness_versions=request.max_staleness_versions)
+        self.desk.serve()
+        return Ok()
 
     def expire(self, alive: Iterable[str]) -> float:
         """Gives back what generators lost; seconds until the next deadline."""

@@ -9,8 +9,19 @@ from typing import Any
 import pytest
 from buffer_support import Clock, FakePrompts, ask, make_config, make_group, opened, settle, take, tickets, within
 
-from async_rl.errors import InfrastructureError, ProtocolError
-from async_rl.messages import Batch, CommitStep, FailGroup, PutGroup, ReleaseGenerator, StartEvaluation, SyncVersion, TakeBatch, Work
+from async_rl.errors import ConfigError, InfrastructureError, ProtocolError
+from async_rl.messages import (
+    Batch,
+    CommitStep,
+    FailGroup,
+    LimitStaleness,
+    PutGroup,
+    ReleaseGenerator,
+    StartEvaluation,
+    SyncVersion,
+    TakeBatch,
+    Work,
+)
 from async_rl.processes.buffer_service import BufferService
 from async_rl.processes.evaluation import report_of
 from async_rl.types import Purpose
@@ -110,6 +121,19 @@ def test_synchronous_training_admits_the_next_batch_only_with_the_new_weights(tm
             await service.commit_step(CommitStep(version=1, group_ids=[0, 1]))
             assert await tickets(service, 0) == []
             assert [t.group_id for t in await tickets(service, 1)] == [2, 3]
+
+    run(scenario())
+
+
+def test_a_lower_limit_makes_a_run_synchronous_and_a_higher_one_lets_it_run_ahead_again(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with opened(tmp_path, make_config(max_staleness=1)) as service:
+            await service.limit_staleness(LimitStaleness(max_staleness_versions=0))
+            assert [t.group_id for t in await tickets(service, 0)] == [0, 1]
+            await service.limit_staleness(LimitStaleness(max_staleness_versions=1))
+            assert [t.group_id for t in await tickets(service, 0, held=[0, 1])] == [2, 3]
+            with pytest.raises(ConfigError, match=r"max_staleness_versions=2 is not within 0\.\.1"):
+                await service.limit_staleness(LimitStaleness(max_staleness_versions=2))
 
     run(scenario())
 

@@ -41,12 +41,15 @@ class Scripted:
 class ScriptedLauncher:
     def __init__(self, on_start: Callable[[ProcessSpec, Scripted], None], output: Path) -> None:
         self.started: list[Scripted] = []
+        self.started_twice = asyncio.Event()
         self._on_start = on_start
         self._output = output
 
     async def start(self, spec: ProcessSpec) -> Scripted:
         process = Scripted(1000 + len(self.started))
         self.started.append(process)
+        if len(self.started) == 2:
+            self.started_twice.set()
         self._on_start(spec, process)
         return process
 
@@ -64,9 +67,16 @@ class World:
     def __init__(self, role: Role, tmp_path: Path, on_start: Callable[["World", Scripted], None]) -> None:
         self.registry = Registry()
         self.lost: list[str] = []
-        self.launcher = ScriptedLauncher(lambda _, process: asyncio.get_running_loop().call_soon(on_start, self, process) and None, tmp_path / "out")
+        self.launcher = ScriptedLauncher(
+            lambda _, process: asyncio.get_running_loop().call_soon(on_start, self, process) and None, tmp_path / "out"
+        )
         self.fleet = Fleet(
-            [spec(role)], launcher=self.launcher, registry=self.registry, config=LIMITS, on_lost=self._on_lost, log=logging.getLogger("test")
+            [spec(role)],
+            launcher=self.launcher,
+            registry=self.registry,
+            config=LIMITS,
+            on_lost=self._on_lost,
+            log=logging.getLogger("test"),
         )
         self.role: Role = role
 
@@ -157,8 +167,7 @@ def test_a_silent_process_is_killed_and_started_again(tmp_path: Path) -> None:
         world = World("generator", tmp_path, World.register)
         running = asyncio.create_task(world.fleet.run())
         async with asyncio.timeout(10):
-            while len(world.launcher.started) < 2:
-                await asyncio.sleep(0.02)
+            await world.launcher.started_twice.wait()
         first = world.launcher.started[0].code.result()
         world.fleet.kill_all()
         await running

@@ -117,7 +117,7 @@ def test_a_port_in_use_is_a_clear_error(keys: Keys) -> None:
         async with serving(keys, empty) as server:
             RpcServer("127.0.0.1", int(server.address.rsplit(":", 1)[1]), keys, {RequestWork: empty})
 
-    with pytest.raises(Unavailable, match="in use.*choose another port or 0"):
+    with pytest.raises(Unavailable, match=r"in use.*choose another port or 0"):
         asyncio.run(main())
 
 

@@ -1,0 +1,126 @@
+"""Asynchronous against synchronous training in one run, phases alternating: how near to the bound that the stages' own times set.
+
+One real run (vLLM, verifier, learner) is told to run ahead by its max_staleness, then not at all, and so on.  In the synchronous phases the
+stages take turns, so their busy seconds per step are their own times; the bound is their sum over the slower one.  Steps right after a
+change of phase are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from async_rl.messages import GetStatus, LimitStaleness
+from async_rl.processes.runtime import connect_control
+from async_rl.wire.keys import load_keys
+from async_rl.wire.rpc import RpcClient
+from benchmarks.figures import figure
+
+LEFT_OUT = 4
+START_S = 240
+
+
+def rows(run_dir: Path) -> list[dict[str, Any]]:
+    """What the run has recorded so far."""
+    try:
+        return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_bytes().split(b"\n")[:-1]]
+    except OSError:
+        return []
+
+
+async def limit(run_dir: Path, versions: int) -> None:
+    """Tells the run's buffer how far generation may run ahead."""
+    async with connect_control(run_dir) as supervisor:
+        status = await supervisor.call(GetStatus(), timeout_s=10)
+    address = next(member.address for member in status.members if member.role == "buffer")
+    async with RpcClient(address, load_keys(run_dir / "keys")) as buffer:
+        await buffer.call(LimitStaleness(max_staleness_versions=versions), timeout_s=10)
+
+
+def wait_for(run_dir: Path, process: subprocess.Popen[bytes], step: int, timeout_s: float) -> None:
+    """Returns once the step is recorded."""
+    deadline_s = time.monotonic() + timeout_s
+    while not (found := rows(run_dir)) or found[-1]["step"] < step:
+        if process.poll() is not None or time.monotonic() > deadline_s:
+            raise SystemExit(f"the run did not reach step {step}; see {run_dir}/logs")
+        time.sleep(0.05)
+
+
+def seconds_per_step(phase: list[dict[str, Any]]) -> float:
+    """Mean over the phase: the first row only marks its start."""
+    return float(phase[-1]["time_s"] - phase[0]["time_s"]) / (len(phase) - 1)
+
+
+def busy_s(phase: list[dict[str, Any]], role: str) -> float:
+    """Seconds per step in which the role was busy, weighted by the steps' lengths."""
+    busy = sum(row[f"busy/{role}"] * (row["time_s"] - before["time_s"]) for before, row in itertools.pairwise(phase))
+    return float(busy) / (len(phase) - 1)
+
+
+def measure(settings: list[str], *, staleness: int, num_phases: int, phase_steps: int) -> None:
+    """Runs the phases and prints the figures."""
+    with tempfile.TemporaryDirectory() as scratch:
+        run_dir = Path(scratch) / "run"
+        num_steps = num_phases * phase_steps + 50
+        command = [str(Path(sys.executable).with_name("async-rl")), "launch", *settings, f"output_dir={scratch}", "run_name=run"]
+        command += [f"num_steps={num_steps}", f"buffer.max_staleness_versions={staleness}", "evaluation.every_steps=0"]
+        command += ["checkpoint.every_steps=0", "monitoring.tensorboard=false", "supervisor.heartbeat_s=0.2"]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        phases: dict[int, list[list[dict[str, Any]]]] = {0: [], staleness: []}
+        try:
+            wait_for(run_dir, process, 5, START_S)
+            for number in range(num_phases):
+                versions = staleness if number % 2 else 0
+                asyncio.run(limit(run_dir, versions))
+                first = rows(run_dir)[-1]["step"]
+                wait_for(run_dir, process, first + phase_steps, 60 * phase_steps)
+                found = rows(run_dir)
+                phases[versions].append([row for row in found if first + LEFT_OUT <= row["step"] <= first + phase_steps])
+        finally:
+            process.terminate()
+            process.wait(60)
+    report(phases[0], phases[staleness], staleness)
+
+
+def report(sync: list[list[dict[str, Any]]], ahead: list[list[dict[str, Any]]], staleness: int) -> None:
+    """Figures from the phases, pair by pair."""
+    sync_s = statistics.median(map(seconds_per_step, sync))
+    ahead_s = statistics.median(map(seconds_per_step, ahead))
+    generate_s = statistics.median(busy_s(phase, "generator") for phase in sync)
+    learn_s = statistics.median(busy_s(phase, "learner") for phase in sync)
+    bound = (generate_s + learn_s) / max(generate_s, learn_s)
+    speedup = statistics.median(seconds_per_step(a) / seconds_per_step(b) for a, b in zip(sync, ahead, strict=False))
+    slower = "generator" if generate_s > learn_s else "learner"
+    busy = statistics.median(busy_s(phase, slower) / seconds_per_step(phase) for phase in ahead)
+    figure("synchronous step", sync_s, "s")
+    figure(f"asynchronous step (max_staleness {staleness})", ahead_s, "s")
+    figure("generation per step, alone", generate_s, "s")
+    figure("learning per step, alone", learn_s, "s")
+    figure("bound on the speed-up", bound, "x")
+    figure("speed-up, asynchronous over synchronous", speedup, "x", goal="at least 0.95 of the bound")
+    figure("share of the bound", speedup / bound, "", goal="at least 0.95")
+    figure(f"busy share of the slower stage ({slower})", busy, "", goal="at least 0.95")
+
+
+def main() -> None:
+    """Measures conf=grpo_code, or the settings given."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--staleness", type=int, default=2)
+    parser.add_argument("--phases", type=int, default=8)
+    parser.add_argument("--phase-steps", type=int, default=20)
+    parser.add_argument("settings", nargs="*", default=["conf=grpo_code"])
+    arguments = parser.parse_args()
+    measure(arguments.settings, staleness=arguments.staleness, num_phases=arguments.phases, phase_steps=arguments.phase_steps)
+
+
+if __name__ == "__main__":
+    main()
