@@ -5,7 +5,8 @@ gives: `<run_dir>/tensorboard/`, `<run_dir>/metrics.jsonl`
 Rules
 - A row is written once its parts are final: the learner's (every step but 0) and the evaluation's (where one is due), and so are all rows
   before it.  A part still missing `hold_s` after the row's last one is not waited for any longer; should it come, TensorBoard alone has it.
-- `time_s` is seconds from the start of the run to the row's first part, so a late evaluation does not move it.
+- `time_s` is seconds from the start of the run to the row's first part, so a late evaluation does not move it; it never falls from row to
+  row (step 0 has nothing but its evaluation, which may come after step 1).
 - A name that the catalogue does not declare is an error when strict (tests), and otherwise logged once and recorded all the same.
 Used by the supervisor; not safe for threads.
 """
@@ -127,8 +128,9 @@ class Recorder:
         return awaited | {_EVALUATION_PART} if is_evaluated(self._config, step) else awaited
 
     def _write(self, step: int) -> None:
+        first_s = min(row.first_s for row in self._rows.values())
         row = self._rows.pop(step)
-        line = {"step": step, "time_s": round(row.first_s - self._started_s, 3), **row.scalars}
+        line = {"step": step, "time_s": round(first_s - self._started_s, 3), **row.scalars}
         self._jsonl.write(msgspec.json.encode(line) + b"\n")
         self._jsonl.flush()
         self._next_step = step + 1

@@ -83,8 +83,16 @@ _LEARNER = [
     *_declare(
         "mismatch",
         [
-            ("engine_abs_mean", "nats", "mean difference of engine and learner log-probs on tokens of the learner's own version"),
-            ("engine_abs_max", "nats", "largest difference of engine and learner log-probs on tokens of the learner's own version"),
+            (
+                "engine_abs_mean",
+                "nats",
+                "mean |engine - learner| log-prob on tokens of the learner's version; those of samples that span a push saw old KV",
+            ),
+            (
+                "engine_abs_max",
+                "nats",
+                "largest |engine - learner| log-prob on tokens of the learner's version; those of samples that span a push saw old KV",
+            ),
             ("stale_abs_mean", "nats", "mean difference of behavior and proximal log-probs on older tokens"),
         ],
     ),

@@ -66,6 +66,13 @@ def test_rows_come_in_order_though_an_evaluation_comes_late(recorder: Recorder, 
     ]
 
 
+def test_time_never_falls_though_the_first_evaluation_comes_after_the_first_step(recorder: Recorder, tmp_path: Path, clock: Clock) -> None:
+    recorder.record(1, "learner-0", {"reward/mean": 0.3})
+    clock.now += 1
+    recorder.record(0, "buffer", {"eval/pass_at_1": 0.25})
+    assert [(r["step"], r["time_s"]) for r in rows(tmp_path)] == [(0, 0.0), (1, 0.0)]
+
+
 def test_numbers_of_the_supervisor_join_the_row_of_the_learner(recorder: Recorder, tmp_path: Path) -> None:
     recorder.record(0, "buffer", {"eval/pass_at_1": 0.25})
     recorder.record(1, "supervisor", {"throughput/steps_per_s": 1.5})
