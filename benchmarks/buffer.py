@@ -1,0 +1,196 @@
+"""The buffer: groups through put, acknowledgement, take and commit on this machine's disk, beside what plain SQLite writes there.
+
+Phases alternate, so that both see the same machine.  Each group has 8 trajectories; the service is called without sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from async_rl import codec
+from async_rl.config import RunConfig
+from async_rl.launchers.compose import compose_unchecked
+from async_rl.messages import CommitStep, PutGroup, RequestWork, TakeBatch
+from async_rl.processes.buffer_service import BufferService
+from async_rl.store import Store
+from async_rl.types import CodeProblem, Group, Prompt, Purpose, Sampling, Score, Ticket, Trajectory, Verdict
+from benchmarks.figures import figure
+
+GROUP_SIZE = 8
+BATCH = 16
+ROUNDS = 3
+
+
+class _Prompts:
+    num_held_out = 0
+
+    def prompt(self, purpose: Purpose, index: int) -> Prompt:
+        return Prompt(
+            prompt_id=f"p{index}",
+            text="text",
+            token_ids=np.zeros(16, np.int32),
+            data_source="bench",
+            problem=CodeProblem(tests=[]),
+        )
+
+
+def _config(durability: str) -> RunConfig:
+    base, replace = compose_unchecked("ppo_code"), msgspec.structs.replace
+    return replace(
+        base,
+        num_steps=1_000_000,
+        buffer=replace(base.buffer, groups_per_step=BATCH, max_staleness_versions=2, durability=durability),
+        generation=replace(base.generation, group_size=GROUP_SIZE),
+    )
+
+
+def _group(ticket: Ticket, num_tokens: int) -> Group:
+    rng = np.random.default_rng(ticket.group_id)
+    trajectories = [
+        Trajectory(
+            token_ids=rng.integers(0, 50_000, num_tokens, dtype=np.int32),
+            prompt_length=16,
+            loss_mask=np.arange(num_tokens) >= 16,
+            behavior_logprobs=rng.random(num_tokens, dtype=np.float32),
+            versions=np.full(num_tokens, ticket.admitted_version, np.int32),
+            is_truncated=False,
+            score=Score(reward=1.0, parts={}, verdicts=(Verdict.PASS,) * 8, latency_s=0.01),
+        )
+        for _ in range(GROUP_SIZE)
+    ]
+    return Group(
+        group_id=ticket.group_id,
+        attempt=ticket.attempt,
+        prompt_id=ticket.prompt.prompt_id,
+        purpose=ticket.purpose,
+        data_source="bench",
+        generator="g",
+        admitted_version=ticket.admitted_version,
+        trajectories=trajectories,
+        generation_s=1.0,
+    )
+
+
+class _Loop:
+    """One service, and the groups of one batch after the other through it."""
+
+    def __init__(self, service: BufferService, num_tokens: int, version: int) -> None:
+        self._service = service
+        self._num_tokens = num_tokens
+        self._version = version
+        self.put_s: list[float] = []
+        self.busy_s = 0.0
+        self.num_bytes = 0
+        self.num_groups = 0
+
+    async def step(self, rate_bytes_s: float | None = None) -> None:
+        """A whole batch: all at once, or put by put at the given rate."""
+        request = RequestWork(generator="g", incarnation="a", version=self._version, credit=BATCH, wait_s=0.0)
+        tickets = (await self._service.request_work(request)).tickets  # type: ignore[attr-defined]
+        groups = [_group(t, self._num_tokens) for t in tickets]
+        size = 13 * GROUP_SIZE * self._num_tokens
+        started = time.perf_counter()
+        if rate_bytes_s is None:
+            await asyncio.gather(*(self._put(g) for g in groups))
+        else:
+            tasks = []
+            for i, group in enumerate(groups):
+                await asyncio.sleep(max(0.0, started + i * size / rate_bytes_s - time.perf_counter()))
+                tasks.append(asyncio.create_task(self._put(group)))
+            await asyncio.gather(*tasks)
+        batch = await self._service.take_batch(TakeBatch(train_version=self._version, wait_s=1.0))
+        ids = [g.group_id for g in batch.groups]  # type: ignore[attr-defined]
+        self._version += 1
+        await self._service.commit_step(CommitStep(version=self._version, group_ids=ids))
+        self.busy_s += time.perf_counter() - started
+        self.num_bytes += size * len(groups)
+        self.num_groups += len(groups)
+
+    async def _put(self, group: Group) -> None:
+        started = time.perf_counter()
+        await self._service.put_group(PutGroup(group=group))
+        self.put_s.append(time.perf_counter() - started)
+
+
+def _plain(path: Path, durability: str, payload: bytes, num_batches: int) -> float:
+    """Seconds that SQLite alone takes for the same blobs, one transaction per batch."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("PRAGMA page_size=16384")
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute(f"PRAGMA synchronous={durability}")
+    connection.execute("CREATE TABLE IF NOT EXISTS blobs (id INTEGER PRIMARY KEY, payload BLOB)")
+    started = time.perf_counter()
+    for _ in range(num_batches):
+        connection.execute("BEGIN")
+        connection.executemany("INSERT INTO blobs (payload) VALUES (?)", [(payload,)] * BATCH)
+        connection.execute("COMMIT")
+    seconds = time.perf_counter() - started
+    connection.close()
+    return seconds
+
+
+async def _measure(directory: Path, num_tokens: int, durability: str, num_steps: int) -> None:
+    ratios, rates = [], []
+    name = f"{num_tokens // 1000}k tokens, {durability}"
+    for round_ in range(ROUNDS):
+        path = directory / f"{num_tokens}-{durability}-{round_}"
+        config = _config(durability)
+        async with Store(path.with_suffix(".sqlite"), durability=config.buffer.durability, clock=time.time) as store:
+            service = BufferService(config, _Prompts(), store, clock=time.monotonic)
+            loop = _Loop(service, num_tokens, 0)
+            for _ in range(num_steps):
+                await loop.step()
+            rate = loop.num_bytes / loop.busy_s
+            paced = _Loop(service, num_tokens, num_steps)
+            for _ in range(num_steps):
+                await paced.step(rate / 2)
+        payload = _payload(num_tokens)
+        plain = len(payload) * num_steps * BATCH / _plain(path.with_suffix(".plain"), durability, payload, num_steps)
+        rates.append((rate, loop.num_groups / loop.busy_s, plain, statistics.quantiles(paced.put_s, n=100)[98]))
+        ratios.append(rate / plain)
+        _clear(directory)
+    rate, groups_s, plain, p99 = (statistics.median(column) for column in zip(*rates, strict=True))
+    figure(f"{name}: put to committed", rate / 1e6, "MB/s")
+    figure(f"{name}: groups", groups_s, "1/s")
+    figure(f"{name}: SQLite alone", plain / 1e6, "MB/s")
+    figure(f"{name}: share of SQLite alone", statistics.median(ratios), "", goal=">= 0.7")
+    figure(f"{name}: put latency p99 at half load", p99 * 1e3, "ms", goal="< 50")
+
+
+def _clear(directory: Path) -> None:
+    for file in directory.iterdir():
+        file.unlink()
+
+
+def _payload(num_tokens: int) -> bytes:
+    """One group as the store holds it."""
+    ticket = Ticket(
+        group_id=0,
+        attempt=1,
+        purpose=Purpose.TRAIN,
+        prompt=_Prompts().prompt(Purpose.TRAIN, 0),
+        num_samples=GROUP_SIZE,
+        sampling=Sampling(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=1, min_new_tokens=0),
+        admitted_version=0,
+    )
+    return codec.encode(_group(ticket, num_tokens))
+
+
+def main() -> None:
+    """All sizes and both durabilities, on the disk that holds the runs."""
+    with tempfile.TemporaryDirectory(prefix="bench-buffer-", dir=Path.cwd()) as directory:
+        for num_tokens, num_steps in ((1000, 20), (8000, 6)):
+            for durability in ("normal", "full"):
+                asyncio.run(_measure(Path(directory), num_tokens, durability, num_steps))
+
+
+if __name__ == "__main__":
+    main()
