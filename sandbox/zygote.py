@@ -147,7 +147,7 @@ def _run(request: Request, descriptors: list[int], jail: Jail, poller: select.po
     pipes = [*os.pipe(), *os.pipe()] if request.mode == Mode.JUDGE else []
     pids = []
     for part in child.parts(request, descriptors, pipes):
-        pid = os.fork()
+        pid = linux.fork()
         if pid == 0:
             child.main(request, part, jail)
         pids.append(pid)
