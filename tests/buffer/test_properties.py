@@ -35,7 +35,7 @@ from async_rl.messages import (
 )
 from async_rl.processes.buffer_service import BufferService
 from async_rl.store import Store
-from async_rl.types import NO_VERSION, Group, GroupState, Purpose, Ticket
+from async_rl.types import Group, GroupState, Purpose, Ticket
 
 T = TypeVar("T")
 NAMES = ("generator-0", "generator-1")
@@ -343,10 +343,12 @@ class BufferMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "loop"):
-            self.three_more_steps_are_always_possible()
-            self.run(self.store.close())
-            self.loop.close()
-            shutil.rmtree(self.directory)
+            try:
+                self.three_more_steps_are_always_possible()
+            finally:
+                self.run(self.store.close())
+                self.loop.close()
+                shutil.rmtree(self.directory)
 
 
 class _Reading:
@@ -366,8 +368,6 @@ class _Reading:
 async def _end(task: asyncio.Task[Message]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
-
-assert NO_VERSION == -1
 
 TestBuffer = BufferMachine.TestCase
 TestBuffer.settings = settings(

@@ -377,6 +377,39 @@ def test_dropping_over_age_groups_lets_fresh_ones_be_admitted(tmp_path: Path) ->
     run(scenario())
 
 
+def test_a_batch_waits_for_the_group_that_would_be_too_old_after_it(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with opened(tmp_path, make_config(max_staleness=1)) as service:
+            slow, *others = await tickets(service, 0)
+            for ticket in others:
+                await service.put_group(PutGroup(group=make_group(ticket)))
+            assert [g.group_id for g in (await take(service, 0)).groups] == [1, 2]
+            await service.commit_step(CommitStep(version=1, group_ids=[1, 2]))
+            await put_all(service, 1)
+            assert service.queue() == {"issued": 0, "generating": 1, "ready": 3, "leased": 0}
+            assert "group 0, which is still generated" in (await take(service, 1)).waits_for
+            await service.put_group(PutGroup(group=make_group(slow)))
+            assert [g.group_id for g in (await take(service, 1)).groups] == [0, 3]
+            assert service.drops == {}
+
+    run(scenario())
+
+
+def test_unfinished_groups_may_be_as_old_as_the_version_that_the_learner_went_back_to(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with opened(tmp_path, make_config()) as service:
+            for version in range(2):
+                await put_all(service, version)
+                ids = [g.group_id for g in (await take(service, version)).groups]
+                await service.commit_step(CommitStep(version=version + 1, group_ids=ids))
+            given = await tickets(service, 2)
+            assert {t.admitted_version for t in given} == {2}
+            await service.sync_version(SyncVersion(version=1))
+            assert {g.version for g in service.desk.admission.open.values()} == {1}
+
+    run(scenario())
+
+
 def test_everything_survives_a_restart(tmp_path: Path) -> None:
     config, prompts = make_config(max_staleness=2), FakePrompts()
 
