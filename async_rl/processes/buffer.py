@@ -127,13 +127,12 @@ class Tasks:
 
     async def follow_generators(self) -> None:
         """takes: the directory · waits for: its next change · gives: tickets of generators that left it · woken by: the supervisor"""
-        known: dict[str, int] = {}
+        known: set[str] = set()
         while True:
             epoch = self._context.directory.epoch
-            now = {member.name: member.pid for member in self._context.directory.of_role("generator")}
-            for name, pid in known.items():
-                if now.get(name) != pid:
-                    self._service.desk.lose(name, "", "it left the fleet")
+            now = {member.name for member in self._context.directory.of_role("generator")}
+            for name in known - now:
+                self._service.desk.lose(name, "", "it left the fleet")
             known = now
             await self._context.directory.changed(epoch)
 
