@@ -40,6 +40,8 @@ class Jail(NamedTuple):
 def main(arguments: list[str]) -> None:
     """Enter the wanted level, then serve. Arguments: level, host pid, socket descriptor, readable paths."""
     level, host, descriptor, readable = int(arguments[0]), int(arguments[1]), int(arguments[2]), arguments[3:]
+    if level not in (NAMESPACES, LANDLOCK, NOTHING):
+        raise ValueError(f"there is no level {level}")
     preload.load()
     if level == NAMESPACES:
         namespaces.enter(readable)

@@ -15,12 +15,15 @@ from collections.abc import Iterator
 
 import uvicorn
 
+from async_rl.errors import Unavailable
 from async_rl.processes.runtime import ProcessContext
 from async_rl.rewards.judging import Judge
 from async_rl.rewards.server import VerifierService, build_app
 from async_rl.sandbox.pool import Pool
 
 _BACKLOG = 2048
+_CLOSE_S = 5
+"""Seconds for connections to end once all verdicts are out."""
 
 
 class _Server(uvicorn.Server):
@@ -43,13 +46,20 @@ async def run(context: ProcessContext) -> None:
         )  # fmt: skip
         with socket.create_server((config.network.host, 0), backlog=_BACKLOG) as listener:
             host, port = listener.getsockname()[:2]
-            server = _Server(uvicorn.Config(build_app(service, context.token), lifespan="off", access_log=False, log_config=None))
+            server = _Server(
+                uvicorn.Config(
+                    build_app(service, context.token), lifespan="off", access_log=False, log_config=None, timeout_graceful_shutdown=_CLOSE_S
+                )
+            )
             serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
             try:
                 await context.register(f"http://{host}:{port}")
+                context.activity.rest("serving")
                 stopping = asyncio.create_task(context.stopping.wait(), name="stopping")
                 await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
                 stopping.cancel()
+                if serving.done():
+                    raise Unavailable(f"the HTTP server on {host}:{port} ended by itself")
                 if not await service.drain(config.verifiers.timeout_s):
                     context.log.warning("left with programs unfinished after %g s", config.verifiers.timeout_s)
             finally:

@@ -298,7 +298,7 @@ def _compare(node: Any, values: list[Any]) -> Any:
 
 
 def _call(node: Any, values: list[Any]) -> Any:
-    function: Callable[..., Any] = _MATH[node.func.attr] if isinstance(node.func, ast.Attribute) else _FUNCTIONS[node.func.id]
+    function: Any = _MATH[node.func.attr] if isinstance(node.func, ast.Attribute) else _FUNCTIONS[node.func.id]
     keywords = {keyword.arg: _evaluate(keyword.value, values) for keyword in node.keywords}
     return function(*(_evaluate(arg, values) for arg in node.args), **keywords)
 

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import asyncio
+import logging
+from types import SimpleNamespace
+from typing import Any, cast
+
+import psutil
+from rewards_support import LIMITS
+from verifier_support import TOKEN, run_config
+
+from async_rl.observability.activity import Activity
+from async_rl.processes import verifier
+from async_rl.processes.runtime import ProcessContext
+from async_rl.rewards.client import VerifierClient
+from async_rl.types import CallTest, CodeProblem, Verdict
+
+PROBLEM = CodeProblem(tests=[CallTest(function="f", args=[3], expected=9)])
+SLOW = "import time\ndef f(x):\n    time.sleep(0.5)\n    return x * x"
+
+
+def test_process_serves_then_drains_and_leaves_no_cell() -> None:
+    async def run() -> None:
+        registered: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        async def register(address: str) -> None:
+            registered.set_result(address)
+
+        config = SimpleNamespace(**vars(run_config()), network=SimpleNamespace(host="127.0.0.1"))
+        context = SimpleNamespace(
+            config=config, token=TOKEN, register=register, stopping=asyncio.Event(), activity=Activity(), log=logging.getLogger("verifier")
+        )
+        process = asyncio.create_task(verifier.run(cast(ProcessContext, context)))
+        url = await registered
+        client = VerifierClient(cast(Any, config), TOKEN)
+        client.update_servers([url])
+        assert await client.verify(PROBLEM, SLOW.replace("0.5", "0")) == [Verdict.PASS]
+        last = asyncio.create_task(client.verify(PROBLEM, SLOW))
+        while client.num_open == 0 or context.activity.snapshot().state != "judging":  # noqa: ASYNC110  the other side is a socket away
+            await asyncio.sleep(0.01)
+        context.stopping.set()
+        assert await last == [Verdict.PASS]
+        await asyncio.wait_for(process, 10)
+        await client.close()
+
+    assert LIMITS.timeout_s == 0.5
+    before = set(psutil.Process().children(recursive=True))
+    asyncio.run(run())
+    assert set(psutil.Process().children(recursive=True)) <= before
