@@ -17,12 +17,13 @@ def step_scalars(config: RunConfig, batch: Batch, record: StepRecord, *, version
     mask, before, targets, totals = record.mask, record.before, record.targets, record.totals
     proximal, behavior = before.proximal_logprobs[mask], batch.behavior_logprobs[mask]
     ages = version - batch.versions[mask]
+    oldest_ages = _oldest_ages(batch, record, version)[batch.sequence_index][mask]
     lengths = torch.tensor(batch.response_lengths, dtype=torch.float32)
     tokens = max(totals.tokens, 1.0)
     scalars = {
         **reward_metrics(batch.rewards, group_index=batch.group_index, num_groups=batch.num_groups, pass_reward=config.reward.pass_reward),
         **_behavior(config, record, batch),
-        **mismatch_metrics(proximal, behavior_logprobs=behavior, ages=ages),
+        **mismatch_metrics(proximal, behavior_logprobs=behavior, oldest_ages=oldest_ages),
         "loss/policy": totals.policy_loss / totals.updates,
         "policy/entropy": _mean(before.entropies[mask]),
         "policy/clip_fraction": (totals.clipped_low + totals.clipped_high) / tokens,
@@ -55,10 +56,15 @@ def step_scalars(config: RunConfig, batch: Batch, record: StepRecord, *, version
 
 def step_histograms(batch: Batch, record: StepRecord, *, version: int) -> dict[str, list[float]]:
     """staleness/versions: age of the oldest trained token of each sequence that has one."""
+    oldest = _oldest_ages(batch, record, version)
+    return {"staleness/versions": oldest[oldest >= 0].float().tolist()}
+
+
+def _oldest_ages(batch: Batch, record: StepRecord, version: int) -> torch.Tensor:
+    """Age in versions of the oldest trained token of each sequence, int64 [B]; -1 where none is trained."""
     ages = (version - batch.versions).masked_fill(~record.mask, -1)
     oldest = torch.full((batch.num_sequences,), -1, dtype=ages.dtype, device=ages.device)
-    oldest = oldest.scatter_reduce_(0, batch.sequence_index, ages, "amax")
-    return {"staleness/versions": oldest[oldest >= 0].float().tolist()}
+    return oldest.scatter_reduce_(0, batch.sequence_index, ages, "amax")
 
 
 def _behavior(config: RunConfig, record: StepRecord, batch: Batch) -> dict[str, float]:

@@ -24,6 +24,7 @@ from async_rl.batching.batch import collate
 from async_rl.batching.packing import Pass, pack
 from async_rl.errors import ConfigError
 from async_rl.learner.attention import use_segments
+from async_rl.learner.fused import fuse
 from async_rl.learner.rows import rows_as_group
 
 _TOLERANCE = 1e-3
@@ -74,8 +75,11 @@ def _hidden_states(backbone: nn.Module, row: Pass) -> Tensor:
     return hidden
 
 
-def load_policy(path: Path, *, trust_remote_code: bool, gradient_checkpointing: bool) -> Policy:
-    """Load a causal LM in float32. Raises ConfigError if it cannot be loaded, or computes something else on packed rows."""
+def load_policy(path: Path, *, trust_remote_code: bool, gradient_checkpointing: bool, is_fused: bool) -> Policy:
+    """Load a causal LM in float32, with the modules of `fused` where they apply if is_fused.
+
+    Raises ConfigError if it cannot be loaded, or computes something else on packed rows.
+    """
     disable_progress_bar()
     try:
         lm = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, trust_remote_code=trust_remote_code)
@@ -84,6 +88,8 @@ def load_policy(path: Path, *, trust_remote_code: bool, gradient_checkpointing: 
     lm.eval()
     expected = _plain_logprobs(lm)
     use_segments(lm)
+    if is_fused:
+        fuse(lm)
     policy = Policy(lm)
     _check(policy, expected, path)
     if gradient_checkpointing:

@@ -55,7 +55,10 @@ class Trainer:
         self._ranks = Ranks(rank=rank, world_size=world_size, device=device, dtype=self._dtype)
         learner = config.learner
         policy = load_policy(
-            model_path, trust_remote_code=config.model.trust_remote_code, gradient_checkpointing=learner.gradient_checkpointing
+            model_path,
+            trust_remote_code=config.model.trust_remote_code,
+            gradient_checkpointing=learner.gradient_checkpointing,
+            is_fused=device.type == "cpu" and self._dtype == torch.float32,
         )
         reference = frozen_copy(policy) if config.algorithm.kl_coef > 0 else None
         critic = Critic(policy.lm) if learner.critic.enabled else None

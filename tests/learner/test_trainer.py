@@ -243,9 +243,9 @@ def test_a_model_that_packing_would_compute_wrongly_is_refused(tmp_path: Path, m
     path = make_model(tmp_path / "model")
     monkeypatch.setattr("async_rl.learner.models._TOLERANCE", -1.0)
     with pytest.raises(ConfigError, match="does not support"):
-        load_policy(path, trust_remote_code=False, gradient_checkpointing=False)
+        load_policy(path, trust_remote_code=False, gradient_checkpointing=False, is_fused=False)
 
 
 def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"model\.path="):
-        load_policy(tmp_path, trust_remote_code=False, gradient_checkpointing=False)
+        load_policy(tmp_path, trust_remote_code=False, gradient_checkpointing=False, is_fused=False)
