@@ -36,18 +36,21 @@ def behavior_metrics(proximal_logprobs: Tensor, *, behavior_logprobs: Tensor, is
     }
 
 
-def mismatch_metrics(proximal_logprobs: Tensor, *, behavior_logprobs: Tensor, ages: Tensor) -> dict[str, float]:
-    """|proximal - behavior| split by cause: age 0 tokens show how the engine's numerics differ, older ones add what training changed.
+def mismatch_metrics(proximal_logprobs: Tensor, *, behavior_logprobs: Tensor, oldest_ages: Tensor) -> dict[str, float]:
+    """|proximal - behavior| split by cause: the engine's numerics alone, or what training has changed since.
 
-    float32 [R], ages int64 [R] (learner version - version of the token), trained tokens only.
+    float32 [R], oldest_ages int64 [R] (learner version - version of the oldest token of the same sequence), trained tokens only.  A token
+    of the learner's own version counts as stale if its sequence began under older weights: the keys and values it attended to are theirs.
+    A part without tokens is left out.
     """
     difference = (proximal_logprobs - behavior_logprobs).abs()
-    fresh = difference[ages == 0]
-    return {
-        "mismatch/engine_abs_mean": _mean(fresh),
-        "mismatch/engine_abs_max": _max(fresh),
-        "mismatch/stale_abs_mean": _mean(difference[ages > 0]),
-    }
+    fresh, stale = difference[oldest_ages == 0], difference[oldest_ages > 0]
+    metrics = {}
+    if fresh.numel():
+        metrics = {"mismatch/engine_abs_mean": _mean(fresh), "mismatch/engine_abs_max": _max(fresh)}
+    if stale.numel():
+        metrics["mismatch/stale_abs_mean"] = _mean(stale)
+    return metrics
 
 
 def explained_variance(values: Tensor, *, returns: Tensor) -> float:

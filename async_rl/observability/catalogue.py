@@ -93,7 +93,7 @@ _LEARNER = [
                 "nats",
                 "largest |engine - learner| log-prob on tokens of the learner's version; those of samples that span a push saw old KV",
             ),
-            ("stale_abs_mean", "nats", "mean difference of behavior and proximal log-probs on older tokens"),
+            ("stale_abs_mean", "nats", "mean difference of behavior and proximal log-probs on sequences that older versions began"),
         ],
     ),
     *_declare(

@@ -117,7 +117,7 @@ class Tasks:
         self._context = context
         self._service = service
         self._store = store
-        self._counted = dict.fromkeys(_COUNTED, 0)
+        self._counted = {reason: service.drops[reason] for reason in _COUNTED}
 
     async def watch_leases(self) -> None:
         """takes: nothing · waits for: the next deadline of a generator or a group · gives: their tickets back · woken by: the clock"""

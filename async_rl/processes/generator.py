@@ -160,7 +160,7 @@ class Generator:
 
     async def _score(self, ticket: Ticket, done: Completion) -> Trajectory:
         text = self._tokenizer.decode(done.token_ids, skip_special_tokens=True)
-        with self._context.activity("scoring"):
+        with self._context.activity.waiting("verdicts"):
             score = await self._scorer.score(ticket.prompt, text)
         self._context.activity.count("samples_scored", 1)
         self._context.activity.gauge("verifier/latency_p50_s", self._client.latency_quantile_s(0.5))

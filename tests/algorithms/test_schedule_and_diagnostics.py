@@ -44,12 +44,17 @@ def test_fresh_samples_are_fully_effective() -> None:
 
 
 def test_mismatch_is_split_by_age() -> None:
-    found = mismatch_metrics(
-        torch.tensor([-1.0, -1.0, -1.0, -1.0]), behavior_logprobs=torch.tensor([-1.1, -0.7, -3.0, -1.0]), ages=torch.tensor([0, 0, 1, 2])
-    )
+    behavior = torch.tensor([-1.1, -0.7, -3.0, -1.0])
+    found = mismatch_metrics(torch.tensor([-1.0, -1.0, -1.0, -1.0]), behavior_logprobs=behavior, oldest_ages=torch.tensor([0, 0, 1, 2]))
     assert found["mismatch/engine_abs_mean"] == pytest.approx(0.2)
     assert found["mismatch/engine_abs_max"] == pytest.approx(0.3)
     assert found["mismatch/stale_abs_mean"] == pytest.approx(1.0)
+
+
+def test_a_mismatch_without_tokens_is_left_out() -> None:
+    one = torch.tensor([-1.0])
+    assert mismatch_metrics(one, behavior_logprobs=one, oldest_ages=torch.tensor([1])).keys() == {"mismatch/stale_abs_mean"}
+    assert "mismatch/stale_abs_mean" not in mismatch_metrics(one, behavior_logprobs=one, oldest_ages=torch.tensor([0]))
 
 
 def test_explained_variance_of_a_perfect_and_a_constant_critic() -> None:

@@ -44,14 +44,20 @@ def test_staleness_never_exceeds_its_bound_and_generation_runs_ahead(finished: L
 
 
 def test_learner_and_vllm_agree_on_tokens_of_the_learners_version(finished: LiveRun) -> None:
-    assert max(row["mismatch/engine_abs_max"] for row in finished.rows[1:]) <= 1e-4
+    fresh = [row["mismatch/engine_abs_max"] for row in finished.rows if "mismatch/engine_abs_max" in row]
+    assert fresh
+    assert max(fresh) <= 1e-4
     assert max(row["weights/probe_abs_max"] for row in finished.rows[1:]) <= 1e-4
 
 
-def test_tokens_of_older_versions_differ_more_than_those_of_the_learners_own(finished: LiveRun) -> None:
-    stale = statistics.median(row["mismatch/stale_abs_mean"] for row in finished.rows[5:])
-    own = statistics.median(row["mismatch/engine_abs_mean"] for row in finished.rows[5:])
+def test_stale_sequences_differ_more_than_the_engine_does(finished: LiveRun) -> None:
+    stale = statistics.median(row["mismatch/stale_abs_mean"] for row in finished.rows[5:] if "mismatch/stale_abs_mean" in row)
+    own = statistics.median(row["mismatch/engine_abs_mean"] for row in finished.rows if "mismatch/engine_abs_mean" in row)
     assert stale > 10 * own
+
+
+def test_every_metric_of_the_run_is_declared(finished: LiveRun) -> None:
+    assert "not declared" not in (finished.run_dir / "logs" / "supervisor.log").read_text()
 
 
 def test_a_checkpoint_of_the_last_step_is_there(finished: LiveRun) -> None:
