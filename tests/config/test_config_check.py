@@ -35,6 +35,7 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
         (["algorithm.behavior_correction=token_mis"], "set algorithm.behavior_weight_min=0.5"),
         (["algorithm.behavior_weight_min=0.5"], "truncation has no lower bound"),
         (["reward.fail_reward=2"], "the policy would learn to fail"),
+        (["reward.mode=fraction"], "set sandbox.stop_at_first_failure=false"),
         (["reward.scale=-1"], "turn a pass into -1 and a fail into 0"),
         (["reward.bias=-5", "reward.clip=1"], "turn a pass into 1 and a fail into 1"),
         (["learner.critic.optimizer.betas=[0.9,1.0]"], "learner.critic.optimizer.betas=[0.9, 1.0]"),

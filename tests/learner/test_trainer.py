@@ -187,7 +187,7 @@ def test_staleness_histogram_has_one_value_per_sequence(model_path: Path) -> Non
     groups = make_groups(ages=(1,), version=3)
     result = make_trainer(model_path, "grpo_code").step(groups, 3)
     assert result.histograms["staleness/versions"] == [1.0] * 16
-    assert result.scalars["mismatch/engine_abs_mean"] == 0.0
+    assert "mismatch/engine_abs_mean" not in result.scalars
     assert result.scalars["mismatch/stale_abs_mean"] > 0.0
 
 
