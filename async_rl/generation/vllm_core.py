@@ -47,7 +47,14 @@ def open_threaded(args: AsyncEngineArgs, loop: asyncio.AbstractEventLoop) -> Asy
         return ThreadedCore(vllm_config, executor_class, log_stats, loop)
 
     with _core_made_by(make_core):
-        return AsyncLLM.from_engine_args(args)
+        return _ThreadedLLM.from_engine_args(args)
+
+
+class _ThreadedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is untyped here
+    """Shut down by its owner only: vLLM's own `__del__` would do it again while the interpreter ends, when its modules are gone."""
+
+    def __del__(self) -> None:
+        return None
 
 
 @contextmanager
