@@ -8,8 +8,10 @@ Called by prepare.py, which owns the cache.  The only module of data/ that needs
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ MAX_LENGTH = 512
 _MLP_FACTOR = 3
 _WARMUP_STEPS = 20
 _BUCKET_BATCHES = 8
+_NUM_WORKERS = 2
 
 Progress = Callable[[float, str], None]
 Batch = tuple[Tensor, Tensor]
@@ -81,11 +84,30 @@ def batches(pairs: Iterator[tuple[str, str]], tokenizer: Any, batch_size: int) -
 
 
 def supervised_loss(model: Any, batch: Batch) -> Tensor:
-    """Mean cross-entropy (float32 scalar) of the labelled tokens; logits are computed at their positions only."""
+    """Summed cross-entropy (float32 scalar) of the labelled tokens; logits are computed at their positions only."""
     ids, labels = batch
     hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
     wanted = labels[:, 1:] != -100
-    return F.cross_entropy(model.lm_head(hidden[:, :-1][wanted]), labels[:, 1:][wanted])
+    return F.cross_entropy(model.lm_head(hidden[:, :-1][wanted]), labels[:, 1:][wanted], reduction="sum")
+
+
+def accumulate_gradients(model: nn.Module, batch: Batch, pool: Executor) -> float:
+    """Set the gradients of the mean loss over the labelled tokens of `batch`; returns that loss.
+
+    Each worker of the pool takes a share of the rows on one core.  Against threads inside each operation this waits once per step instead
+    of hundreds of times, which matters on a busy machine, and the result does not depend on the number of cores.
+    """
+    parameters = list(model.parameters())
+    num_tokens = int((batch[1][:, 1:] != -100).sum())
+
+    def share(rows: slice) -> tuple[float, tuple[Tensor, ...]]:
+        loss = supervised_loss(model, (batch[0][rows], batch[1][rows])) / num_tokens
+        return float(loss.detach()), torch.autograd.grad(loss, parameters)
+
+    shares = list(pool.map(share, [slice(part, None, _NUM_WORKERS) for part in range(_NUM_WORKERS)]))
+    for index, parameter in enumerate(parameters):
+        parameter.grad = torch.stack([gradients[index] for _, gradients in shares]).sum(0)
+    return sum(loss for loss, _ in shares)
 
 
 def learning_rate(step: int, *, num_steps: int, peak: float) -> float:
@@ -97,37 +119,50 @@ def learning_rate(step: int, *, num_steps: int, peak: float) -> float:
 
 
 def build_optimizers(model: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the layers, AdamW for embeddings and norms, at one learning rate.
+    """Muon for the matrices inside the layers, in as many shares as there are workers, and AdamW for embeddings and norms.
 
     Against AdamW alone, Muon (arXiv 2502.16982, its scaling) needs about half the steps and leaves a third of the malformed programs.
     """
     inner = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     outer = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
-    return [
-        torch.optim.Muon(inner, lr=lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(outer, lr=lr, betas=(0.9, 0.98), weight_decay=0.0),
-    ]
+    muons = [torch.optim.Muon(share, lr=lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw") for share in _shares(inner)]
+    return [*muons, torch.optim.AdamW(outer, lr=lr, betas=(0.9, 0.98), weight_decay=0.0)]
+
+
+def _shares(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
+    shares = [parameters[part::_NUM_WORKERS] for part in range(_NUM_WORKERS)]
+    return [share for share in shares if share]
 
 
 def warm_start(model: nn.Module, data: Iterator[Batch], config: TinyCoderConfig, on_progress: Progress) -> list[float]:
     """Supervised steps on `data`; returns the loss of each step."""
     optimizers = build_optimizers(model, config.warm_start_lr)
-    losses = []
+    losses: list[float] = []
     model.train()
-    for step in range(config.warm_start_steps):
-        lr = learning_rate(step, num_steps=config.warm_start_steps, peak=config.warm_start_lr)
-        loss = supervised_loss(model, next(data))
-        model.zero_grad(set_to_none=True)
-        torch.autograd.backward(loss)
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = lr
-            optimizer.step()
-        losses.append(float(loss.detach()))
-        on_progress((step + 1) / config.warm_start_steps, f"warm start: step {step + 1}/{config.warm_start_steps}, loss {losses[-1]:.3f}")
+    with _one_thread_per_operation(), ThreadPoolExecutor(_NUM_WORKERS, "warm-start", torch.set_num_threads, (1,)) as pool:
+        for step in range(config.warm_start_steps):
+            lr = learning_rate(step, num_steps=config.warm_start_steps, peak=config.warm_start_lr)
+            losses.append(accumulate_gradients(model, next(data), pool))
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            for optimizer in optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = lr
+            list(pool.map(lambda optimizer: optimizer.step(), optimizers))
+            text = f"warm start: step {step + 1}/{config.warm_start_steps}, loss {losses[-1]:.3f}"
+            on_progress((step + 1) / config.warm_start_steps, text)
     model.eval()
     return losses
+
+
+@contextlib.contextmanager
+def _one_thread_per_operation() -> Iterator[None]:
+    """Helper threads of single operations would take the cores from the workers."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def make_tiny_coder(directory: Path, config: TinyCoderConfig, task: ListFunctionsConfig, on_progress: Progress) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +67,12 @@ def test_every_drawn_pair_is_in_exactly_one_batch(tokenizer: Any) -> None:
     assert sorted(seen) == drawn
 
 
-def test_the_loss_is_the_mean_cross_entropy_of_the_labelled_tokens(tokenizer: Any) -> None:
+def test_the_loss_is_the_cross_entropy_of_the_labelled_tokens(tokenizer: Any) -> None:
     model = tiny_coder.build_model(CONFIG, tokenizer)
     ids, labels = next(tiny_coder.batches(pairs(), tokenizer, 8))
     logprobs = torch.log_softmax(model(input_ids=ids).logits.detach(), dim=-1)
     picked = [-float(logprobs[row, t - 1, ids[row, t]]) for row in range(8) for t in range(1, ids.shape[1]) if int(labels[row, t]) != -100]
-    assert float(tiny_coder.supervised_loss(model, (ids, labels)).detach()) == pytest.approx(sum(picked) / len(picked), rel=1e-5)
+    assert float(tiny_coder.supervised_loss(model, (ids, labels)).detach()) == pytest.approx(sum(picked), rel=1e-5)
 
 
 def test_padding_does_not_change_the_loss(tokenizer: Any) -> None:
@@ -80,6 +81,24 @@ def test_padding_does_not_change_the_loss(tokenizer: Any) -> None:
     padded = torch.nn.functional.pad(ids, (0, 9), value=tokenizer.pad_token_id), torch.nn.functional.pad(labels, (0, 9), value=-100)
     short, long = (float(tiny_coder.supervised_loss(model, batch).detach()) for batch in ((ids, labels), padded))
     assert short == pytest.approx(long, rel=1e-5)
+
+
+def test_the_workers_together_give_the_gradient_of_the_mean_loss(tokenizer: Any) -> None:
+    model = tiny_coder.build_model(CONFIG, tokenizer)
+    batch = next(tiny_coder.batches(pairs(), tokenizer, 7))
+    mean = tiny_coder.supervised_loss(model, batch) / (batch[1] != -100).sum()
+    wanted = torch.autograd.grad(mean, list(model.parameters()))
+    with ThreadPoolExecutor(2) as pool:
+        loss = tiny_coder.accumulate_gradients(model, batch, pool)
+    assert loss == pytest.approx(float(mean.detach()), rel=1e-5)
+    for parameter, gradient in zip(model.parameters(), wanted, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6)
+
+
+def test_every_parameter_has_exactly_one_optimizer(tokenizer: Any) -> None:
+    model = tiny_coder.build_model(CONFIG, tokenizer)
+    held = [id(p) for optimizer in tiny_coder.build_optimizers(model, 1e-3) for group in optimizer.param_groups for p in group["params"]]
+    assert sorted(held) == sorted(id(parameter) for parameter in model.parameters())
 
 
 def test_the_learning_rate_rises_and_falls() -> None:
