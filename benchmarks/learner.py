@@ -21,8 +21,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from async_rl.learner.trainer import Trainer
 from async_rl.launchers.compose import compose
+from async_rl.learner.trainer import Trainer
 from async_rl.types import Group, Purpose, Score, Trajectory
 
 

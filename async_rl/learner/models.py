@@ -65,7 +65,7 @@ class Critic(nn.Module):
         index = torch.cat([row.predict_index, row.last_index])
         values = self.head(hidden.index_select(0, index)).squeeze(-1).float()
         here, after = values.split([len(row.predict_index), len(row.last_index)])
-        return here, after.detach()
+        return here.clone(), after.detach().clone()  # FSDP does not like views as results
 
 
 def _hidden_states(backbone: nn.Module, row: Pass) -> Tensor:

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from learner_support import make_config, make_groups, make_model, make_trainer, spy_on_gradients
 from transformers import AutoModelForCausalLM
 
@@ -249,3 +250,23 @@ def test_a_model_that_packing_would_compute_wrongly_is_refused(tmp_path: Path, m
 def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"model\.path="):
         load_policy(tmp_path, trust_remote_code=False, gradient_checkpointing=False, is_fused=False)
+
+
+def test_bfloat16_compute_keeps_float32_masters_and_follows_float32(model_path: Path, tmp_path: Path) -> None:
+    knobs = ("model.dtype=bfloat16", "weights.probe_tolerance=0.3")
+    try:
+        trainer = make_trainer(model_path, "ppo_code", *knobs)
+        result = trainer.step(make_groups(), 0)
+        plain = make_trainer(model_path, "ppo_code").step(make_groups(), 0)
+        for name in ("policy/entropy", "policy/grad_norm", "value/loss"):
+            assert result.scalars[name] == pytest.approx(plain.scalars[name], rel=0.02), name
+        assert {t.dtype for t in trainer.full_tensors()} == {torch.bfloat16}
+        assert {dtype for _, dtype, _, _ in trainer.tensor_specs()} == {"bfloat16"}
+        trainer.save(tmp_path / "step_1", 1)
+        restored = make_trainer(model_path, "ppo_code", *knobs)
+        assert restored.load(tmp_path / "step_1") == 1
+        first, second = (t.step(make_groups(1, version=1), 1).scalars["loss/policy"] for t in (trainer, restored))
+        assert first == second
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
