@@ -169,7 +169,7 @@ class VllmEngine:
         """Does beside the engine what can be done there; returns the workers' method, with arguments, for the rest."""
         core = self._llm.engine_core
         encoded = encode(manifest)
-        if isinstance(core, ThreadedCore) and self._args.tensor_parallel_size == 1:
+        if isinstance(core, ThreadedCore):
             await core.beside_async("stage_shared_weights", encoded)
             return "exchange_shared_weights", ()
         return "load_shared_weights", (encoded,)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import multiprocessing
+from pathlib import Path
 
 import torch
 from vllm.config import VllmConfig, set_current_vllm_config
@@ -39,6 +40,10 @@ class SharedWeightsExtension:
     def prepare_shared_weights(self) -> None:
         """Makes the second copy where there will be one. Call it while nothing runs: it changes torch's default dtype for a moment."""
         config: VllmConfig = self.vllm_config  # type: ignore[attr-defined]  # of the worker this class is mixed into
+        meeting_point: str = self.distributed_init_method  # type: ignore[attr-defined]
+        if config.parallel_config.world_size == 1 and meeting_point.startswith("file://"):
+            # Nobody else will come; a killed process would leave the file behind.
+            Path(meeting_point.removeprefix("file://")).unlink(missing_ok=True)
         if config.device_config.device_type == "cpu" and config.quant_config is None:
             self._spare = SpareModel(self.model_runner.get_model(), config)  # type: ignore[attr-defined]
 
