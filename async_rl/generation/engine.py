@@ -10,7 +10,7 @@ Called by the generator process; `build_engine` is where a heavy dependency is i
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -52,7 +52,9 @@ class Engine(Protocol):
     async def close(self) -> None:
         """Ends the engine; what is in flight fails. Safe to call twice."""
 
-    def generate(self, request_id: str, prompt_token_ids: Sequence[int], num_samples: int, sampling: Sampling) -> AsyncIterator[Completion]:
+    def generate(
+        self, request_id: str, prompt_token_ids: Sequence[int], num_samples: int, sampling: Sampling
+    ) -> AsyncGenerator[Completion, None]:
         """Yields each of num_samples completions of one prompt as it finishes; closing the iterator ends the rest.
 
         Raises WeightsError before the first load and after a failed one, Unavailable if the engine died.

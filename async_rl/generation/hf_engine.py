@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,7 @@ class HfEngine:
 
     async def generate(
         self, request_id: str, prompt_token_ids: Sequence[int], num_samples: int, sampling: Sampling
-    ) -> AsyncIterator[Completion]:
+    ) -> AsyncGenerator[Completion, None]:
         """Yields each completion as it finishes."""
         require_version(self._version)
         if sampling.top_p < 1 or sampling.top_k != -1:

@@ -9,8 +9,9 @@ woken by: a finished group (room), new weights (admission may open), the buffer'
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 import numpy as np
 
@@ -133,9 +134,10 @@ class Generator:
         scoring: dict[int, asyncio.Task[Trajectory]] = {}
         async with asyncio.TaskGroup() as group:
             with self._context.activity("generating"):
-                async for done in self._sample(request_id, prompt_ids, ticket):
-                    self._context.activity.count("tokens_generated", len(done.token_ids))
-                    scoring[done.index] = group.create_task(self._score(ticket, done), name=f"score {request_id}.{done.index}")
+                async with contextlib.aclosing(self._sample(request_id, prompt_ids, ticket)) as samples:
+                    async for done in samples:
+                        self._context.activity.count("tokens_generated", len(done.token_ids))
+                        scoring[done.index] = group.create_task(self._score(ticket, done), name=f"score {request_id}.{done.index}")
             generation_s = time.monotonic() - started_s
         return Group(
             group_id=ticket.group_id,
@@ -149,12 +151,13 @@ class Generator:
             generation_s=generation_s,
         )
 
-    async def _sample(self, request_id: str, prompt_ids: list[int], ticket: Ticket) -> AsyncIterator[Completion]:
+    async def _sample(self, request_id: str, prompt_ids: list[int], ticket: Ticket) -> AsyncGenerator[Completion, None]:
         """The engine's completions; what only a new engine can mend is EngineDead."""
         completions = self._engine.generate(request_id, prompt_ids, ticket.num_samples, ticket.sampling)
         try:
-            async for done in completions:
-                yield done
+            async with contextlib.aclosing(completions):
+                async for done in completions:
+                    yield done
         except (Unavailable, WeightsError) as error:
             raise EngineDead(str(error)) from error
 
