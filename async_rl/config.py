@@ -133,6 +133,7 @@ class VerifiersConfig(Section):
     queue_size: Annotated[int, Meta(ge=1, description="programs that wait per process before it answers 429")]
     timeout_s: Annotated[float, Meta(gt=0, description="longest time one scoring call may take, its wait included")]
     max_attempts: Annotated[int, Meta(ge=1, description="calls per program before the sample fails")]
+    memo_programs: Annotated[int, Meta(ge=0, description="programs whose verdicts a generator remembers; 0 = judge every sample anew")]
 
 
 class RewardConfig(Section):

@@ -174,8 +174,9 @@ _SUPERVISOR = [
     *_declare(
         "verifier",
         [
-            ("latency_p50_s", "s", "median time to score one sample, seen from the generators"),
-            ("latency_p99_s", "s", "99th percentile of the time to score one sample, seen from the generators"),
+            ("latency_p50_s", "s", "median time to judge one program, seen from the generators"),
+            ("memo_share", "share", "of the programs so far: verdicts that were known and needed no run"),
+            ("latency_p99_s", "s", "99th percentile of the time to judge one program, seen from the generators"),
         ],
     ),
     *_declare("failures", [("<reason>", "1", "attempts or groups that failed for this reason, since the start of the run")]),

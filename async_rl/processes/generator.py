@@ -21,6 +21,7 @@ from async_rl.generation.engine import Completion, Engine, build_engine, prepare
 from async_rl.messages import FailGroup, LoadReport, LoadWeights, Logprobs, Message, Probe, PutGroup, RequestWork, Work
 from async_rl.processes.runtime import ProcessContext
 from async_rl.rewards.client import VerifierClient
+from async_rl.rewards.memo import VerdictMemo
 from async_rl.rewards.scoring import CodeScorer
 from async_rl.types import NO_VERSION, DropReason, Group, Ticket, Trajectory
 
@@ -49,7 +50,8 @@ class Generator:
         self._engine = engine
         self._tokenizer = load_tokenizer(context.model_path)
         self._client = VerifierClient(context.config, context.token)
-        self._scorer = CodeScorer(context.config, self._client)
+        self._memo = VerdictMemo(self._client, size=context.config.verifiers.memo_programs)
+        self._scorer = CodeScorer(context.config, self._memo)
         self._buffer = context.peer("buffer")
         self._rollouts: dict[asyncio.Task[None], Ticket] = {}
         self._has_weights = asyncio.Event()
@@ -166,6 +168,7 @@ class Generator:
         with self._context.activity.waiting("verdicts"):
             score = await self._scorer.score(ticket.prompt, text)
         self._context.activity.count("samples_scored", 1)
+        self._context.activity.gauge("verifier/memo_share", self._memo.share)
         self._context.activity.gauge("verifier/latency_p50_s", self._client.latency_quantile_s(0.5))
         self._context.activity.gauge("verifier/latency_p99_s", self._client.latency_quantile_s(0.99))
         prompt_ids = ticket.prompt.token_ids
@@ -217,4 +220,5 @@ class Generator:
     async def close(self) -> None:
         """Ends the engine and the connections to the verifiers."""
         await self._engine.close()
+        await self._memo.close()
         await self._client.close()

@@ -10,22 +10,22 @@ import time
 
 from async_rl.config import RunConfig
 from async_rl.errors import InfrastructureError
-from async_rl.rewards.client import VerifierClient
 from async_rl.rewards.extraction import extract_code
+from async_rl.rewards.memo import Verifier
 from async_rl.types import Prompt, Score, Verdict
 
 
 class CodeScorer:
     """Scores responses to programming prompts."""
 
-    def __init__(self, config: RunConfig, client: VerifierClient) -> None:
-        self._reward, self._client = config.reward, client
+    def __init__(self, config: RunConfig, verifier: Verifier) -> None:
+        self._reward, self._verifier = config.reward, verifier
 
     async def score(self, prompt: Prompt, response_text: str) -> Score:
         """Reward, parts and verdicts of one response. Raises InfrastructureError."""
         started = time.monotonic()
         code = extract_code(response_text, self._reward.extraction)
-        verdicts = [Verdict.COMPILE_ERROR] if code is None else await self._client.verify(prompt.problem, code)
+        verdicts = [Verdict.COMPILE_ERROR] if code is None else await self._verifier.verify(prompt.problem, code)
         if Verdict.INFRASTRUCTURE_ERROR in verdicts:
             raise InfrastructureError(f"the verifier could not judge a response to prompt {prompt.prompt_id}")
         passed = sum(verdict is Verdict.PASS for verdict in verdicts)

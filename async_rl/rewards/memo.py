@@ -1,0 +1,80 @@
+"""Verdicts of programs that were judged before: a policy writes the same program many times, the jail runs it once.
+
+Invariants
+- The key is the whole problem and the whole program, so a verdict is only ever given to the program that earned it.
+- Only verdicts that the program alone decides are kept; time, memory and output limits can hinge on the machine and are judged anew.
+- Samples that ask while the same program is being judged share that one judgement; a failure of it reaches all of them and is not kept.
+Between the scorer and the verifier client, one per generator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict
+from typing import Protocol
+
+from async_rl.codec import encode
+from async_rl.types import CodeProblem, Verdict
+
+_LASTING = frozenset({Verdict.PASS, Verdict.WRONG_ANSWER, Verdict.RUNTIME_ERROR, Verdict.COMPILE_ERROR})
+
+
+class Verifier(Protocol):
+    """Judges a program: one verdict per test run. Raises InfrastructureError when nobody could."""
+
+    async def verify(self, problem: CodeProblem, code: str) -> list[Verdict]:
+        """The verdicts of `code` on the tests of `problem`."""
+
+
+class VerdictMemo:
+    """A Verifier that asks another one only for programs it does not know. size: programs kept, the newest used; 0 keeps none."""
+
+    def __init__(self, verifier: Verifier, *, size: int) -> None:
+        self._verifier = verifier
+        self._size = size
+        self._known: OrderedDict[bytes, list[Verdict]] = OrderedDict()
+        self._running: dict[bytes, asyncio.Task[list[Verdict]]] = {}
+        self.num_asked = 0
+        self.num_remembered = 0
+
+    @property
+    def share(self) -> float:
+        """Share of the programs so far whose verdict was known."""
+        return self.num_remembered / max(self.num_asked, 1)
+
+    async def verify(self, problem: CodeProblem, code: str) -> list[Verdict]:
+        """The verdicts, remembered or new. Raises InfrastructureError as the verifier does."""
+        self.num_asked += 1
+        if self._size == 0:
+            return await self._verifier.verify(problem, code)
+        key = hashlib.blake2b(encode([problem, code]), digest_size=16).digest()
+        if key in self._known:
+            self.num_remembered += 1
+            self._known.move_to_end(key)
+            return self._known[key]
+        running = self._running.get(key)
+        if running is None:
+            running = self._running[key] = asyncio.create_task(self._judge(key, problem, code), name="judge a new program")
+            running.add_done_callback(lambda task: task.cancelled() or task.exception())
+        else:
+            self.num_remembered += 1
+        # One sample's end must not end the judgement that others wait for; the verifier's own deadline bounds it.
+        return await asyncio.shield(running)
+
+    async def _judge(self, key: bytes, problem: CodeProblem, code: str) -> list[Verdict]:
+        try:
+            verdicts = await self._verifier.verify(problem, code)
+        finally:
+            del self._running[key]
+        if _LASTING.issuperset(verdicts):
+            self._known[key] = verdicts
+            if len(self._known) > self._size:
+                self._known.popitem(last=False)
+        return verdicts
+
+    async def close(self) -> None:
+        """Ends the judgements that nobody waits for any more."""
+        for task in list(self._running.values()):
+            task.cancel()
+        await asyncio.gather(*self._running.values(), return_exceptions=True)

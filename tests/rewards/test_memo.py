@@ -1,0 +1,98 @@
+"""Facts about remembered verdicts."""
+
+import asyncio
+
+import pytest
+
+from async_rl.errors import InfrastructureError
+from async_rl.rewards.memo import VerdictMemo
+from async_rl.types import CallTest, CodeProblem, Verdict
+
+PROBLEM = CodeProblem(tests=[CallTest(function="f", args=[1], expected=2)])
+OTHER = CodeProblem(tests=[CallTest(function="f", args=[1], expected=3)])
+
+
+class Counting:
+    """Answers with the verdict named in the program, after yielding once."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def verify(self, problem: CodeProblem, code: str) -> list[Verdict]:
+        self.asked.append(code)
+        await asyncio.sleep(0)
+        if code == "broken":
+            raise InfrastructureError("no verifier")
+        return [Verdict(code)]
+
+
+def test_a_known_program_is_not_judged_again_and_another_problem_is() -> None:
+    async def main() -> list[str]:
+        verifier = Counting()
+        memo = VerdictMemo(verifier, size=8)
+        for problem in (PROBLEM, PROBLEM, OTHER):
+            assert await memo.verify(problem, "pass") == [Verdict.PASS]
+        assert (memo.num_asked, memo.num_remembered) == (3, 1)
+        return verifier.asked
+
+    assert asyncio.run(main()) == ["pass", "pass"]
+
+
+def test_size_0_judges_every_program() -> None:
+    async def main() -> list[str]:
+        verifier = Counting()
+        memo = VerdictMemo(verifier, size=0)
+        await memo.verify(PROBLEM, "pass")
+        await memo.verify(PROBLEM, "pass")
+        return verifier.asked
+
+    assert asyncio.run(main()) == ["pass", "pass"]
+
+
+@pytest.mark.parametrize("verdict", ["timeout", "memory", "output_limit", "infrastructure_error"])
+def test_verdicts_that_hinge_on_the_machine_are_not_kept(verdict: str) -> None:
+    async def main() -> int:
+        verifier = Counting()
+        memo = VerdictMemo(verifier, size=8)
+        await memo.verify(PROBLEM, verdict)
+        await memo.verify(PROBLEM, verdict)
+        return len(verifier.asked)
+
+    assert asyncio.run(main()) == 2
+
+
+def test_samples_that_ask_together_share_one_judgement_even_if_the_first_leaves() -> None:
+    async def main() -> tuple[list[Verdict], int]:
+        verifier = Counting()
+        memo = VerdictMemo(verifier, size=8)
+        first = asyncio.create_task(memo.verify(PROBLEM, "pass"))
+        second = asyncio.create_task(memo.verify(PROBLEM, "pass"))
+        await asyncio.sleep(0)
+        first.cancel()
+        return await second, len(verifier.asked)
+
+    assert asyncio.run(main()) == ([Verdict.PASS], 1)
+
+
+def test_a_failed_judgement_reaches_everyone_and_is_tried_again() -> None:
+    async def main() -> int:
+        verifier = Counting()
+        memo = VerdictMemo(verifier, size=8)
+        together = await asyncio.gather(*(memo.verify(PROBLEM, "broken") for _ in range(2)), return_exceptions=True)
+        assert [type(error) for error in together] == [InfrastructureError] * 2
+        with pytest.raises(InfrastructureError):
+            await memo.verify(PROBLEM, "broken")
+        return len(verifier.asked)
+
+    assert asyncio.run(main()) == 2
+
+
+def test_the_least_recently_used_program_is_forgotten_first() -> None:
+    async def main() -> list[str]:
+        verifier = Counting()
+        memo = VerdictMemo(verifier, size=2)
+        for code in ("pass", "wrong_answer", "pass", "runtime_error", "pass", "wrong_answer"):
+            await memo.verify(PROBLEM, code)
+        return verifier.asked
+
+    assert asyncio.run(main()) == ["pass", "wrong_answer", "runtime_error", "wrong_answer"]
