@@ -1,0 +1,69 @@
+"""Wrong inputs as a person gives them: a clear line, exit code 2, and nothing started or left behind."""
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from e2e_support import LiveRun
+
+pytestmark = pytest.mark.slow
+
+Launch = Callable[..., LiveRun]
+
+
+def refused(run: LiveRun) -> str:
+    assert run.wait(timeout_s=60) == 2, run.terminal
+    assert run.processes() == []
+    assert not run.run_dir.exists()
+    assert "Traceback" not in run.terminal
+    return run.terminal
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("learner.optimizer.lrr=1", "did you mean learner.optimizer.lr"),
+        ("num_steps=many", "num_steps=many"),
+        ("generation.temperature=-1", "generation.temperature=-1"),
+        ("buffer.groups_per_step=3", "learner.minibatches=2"),
+        ("model.path=/nowhere/model", "model.path=/nowhere/model: there is no such directory"),
+        ("network.host=203.0.113.7", "not an address of this machine"),
+    ],
+)
+def test_a_wrong_setting_is_answered_before_anything_starts(launch: Launch, setting: str, expected: str) -> None:
+    assert expected in refused(launch("conf=ppo_code", setting))
+
+
+def test_a_data_file_that_cannot_be_read_names_the_file(launch: Launch, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    said = refused(launch("conf=ppo_code", f"model.path={model}", f"data.train_files={tmp_path}/none.jsonl", "evaluation.every_steps=0"))
+    assert f"data.train_files={tmp_path}/none.jsonl: there is no such file" in said
+
+
+def test_a_port_in_use_is_named(launch: Launch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert f"network.control_port={port}: cannot be used" in refused(launch("conf=ppo_code", f"network.control_port={port}"))
+
+
+def test_a_broken_row_of_the_data_ends_the_run_with_file_and_row(launch: Launch, tmp_path: Path) -> None:
+    data = tmp_path / "rows.jsonl"
+    data.write_text('{"prompt": "add", "test_list": ["assert f(1) == 2"]}\n{"prompt": 5}\n')
+    lengths = ("data.max_prompt_tokens=64", "data.max_response_tokens=64")
+    run = launch("conf=grpo_code", f"model.path={cached_model()}", f"data.train_files={data}", "evaluation.every_steps=0", *lengths)
+    assert run.wait(timeout_s=120) == 1
+    assert "rows.jsonl, row 2" in run.terminal, run.terminal
+    assert run.processes() == []
+
+
+def cached_model() -> Path:
+    """The embedded model as a model of one's own; made if no test before did so."""
+    from async_rl.data.prepare import prepare_model
+    from async_rl.launchers.compose import compose
+
+    return prepare_model(compose("grpo_code", []), lambda *_: None)
