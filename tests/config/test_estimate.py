@@ -52,7 +52,7 @@ def test_more_of_anything_needs_more_memory() -> None:
     shape = shape_from_hf(QWEN3_06B)
     for role, override in [
         ("generator", "generation.vllm.kv_cache_mb=128"),
-        ("learner", "learner.budget_tokens=8192"),
+        ("learner", "learner.budget_tokens=16384"),
         ("learner", "learner.logits_chunk_tokens=2048"),
         ("verifier", "sandbox.memory_mb=512"),
         ("buffer", "buffer.groups_per_step=64"),
