@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from conftest import SMALL_MODEL, make_config
+from data_support import SMALL_MODEL, make_config
 
 from async_rl.config import RunConfig
 from async_rl.data import prepare

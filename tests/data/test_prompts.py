@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
-from conftest import make_config
+from data_support import make_config
 
 from async_rl.data import list_functions
 from async_rl.data.prompts import load_eval_prompts, load_train_prompts

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from data_support import make_config
 
 from async_rl.config import ListFunctionsConfig, TinyCoderConfig
 from async_rl.data import list_functions, tiny_coder
@@ -143,7 +144,5 @@ def test_the_saved_directory_loads_as_any_hugging_face_model(tmp_path: Path) -> 
 
 
 def test_the_default_model_has_about_a_million_parameters(tokenizer: Any) -> None:
-    from conftest import make_config
-
     model = tiny_coder.build_model(make_config().model.tiny_coder, tokenizer)
     assert 0.8e6 < sum(parameter.numel() for parameter in model.parameters()) < 1.2e6

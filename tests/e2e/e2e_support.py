@@ -25,7 +25,9 @@ class LiveRun:
         self.run_dir = output_dir / name
         self._output = output_dir / f"{name}.terminal"
         output_dir.mkdir(parents=True, exist_ok=True)
-        arguments = ["launch", *settings, f"output_dir={output_dir}", f"run_name={name}", "monitoring.tensorboard=false"]
+        arguments = ["launch", *settings, f"output_dir={output_dir}", f"run_name={name}"]
+        if not any(setting.startswith("monitoring.tensorboard=") for setting in settings):
+            arguments.append("monitoring.tensorboard=false")
         with self._output.open("wb") as sink:
             self.process = subprocess.Popen(
                 _COMMAND + arguments, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True

@@ -36,9 +36,11 @@ def test_killed_generator_verifier_and_buffer_come_back_and_the_run_reaches_its_
 
 def test_nothing_is_left_running_after_the_supervisor_was_killed(launch: Launch) -> None:
     before = shared_memory()
-    run = launch(*QUICK, "num_steps=1000")
+    run = launch(*QUICK, "num_steps=1000", "monitoring.tensorboard=true")
     run.until(lambda: run.step >= 2, "step 2")
-    assert len(run.processes()) >= 4
+    commands = [" ".join(process.info["cmdline"]) for process in run.processes()]
+    assert sum("--name" in command for command in commands) == 4
+    assert any("tensorboard" in command for command in commands)
     run.process.kill()
     run.process.wait()
     deadline_s = time.monotonic() + 10
