@@ -87,7 +87,7 @@ class Pusher:
             started_s = time.monotonic()
             callers = {m.name: self._context.incarnation_of(m) for m in members}
             result = await push(manifest, callers, deadline_s=self._config.deadline_s)
-            self._metrics = {
+            self._metrics |= {
                 "weights/push_s": time.monotonic() - started_s,
                 "weights/pause_s": max((r.pause_s for r in result.reports.values()), default=0.0),
             }
