@@ -32,7 +32,7 @@ def run_config(*, timeout_s: float = 20.0, max_attempts: int = 3, mode: str = "a
         bias=0.0,
         clip=10.0,
     )
-    verifiers = VerifiersConfig(count=1, cells=1, cores=[], queue_size=64, timeout_s=timeout_s, max_attempts=max_attempts)
+    verifiers = VerifiersConfig(memo_programs=0, count=1, cells=1, cores=[], queue_size=64, timeout_s=timeout_s, max_attempts=max_attempts)
     return cast(RunConfig, SimpleNamespace(sandbox=LIMITS, verifiers=verifiers, reward=reward))
 
 
