@@ -123,7 +123,9 @@ class TrainingPool:
             case Operation.PUBLISH:
                 tensors = self._trainer.full_tensors()
                 if self._publisher is None:
-                    return list(tensors) and None
+                    for _ in tensors:  # gathering is collective: every rank has to take part to the end
+                        pass
+                    return None
                 return self._publisher.write(version, tensors)
             case Operation.LOGPROBS:
                 return self._trainer.logprobs(value)

@@ -21,7 +21,7 @@ from zmq.auth.asyncio import AsyncioAuthenticator
 
 from async_rl import errors
 from async_rl.codec import decode, encode
-from async_rl.errors import AsyncRLError, DeadlineExceeded, InfrastructureError, ProtocolError, Unavailable
+from async_rl.errors import AsyncRLError, DeadlineExceeded, InfrastructureError, Unavailable
 from async_rl.messages import Failure, Message
 from async_rl.wire.keys import Keys
 
@@ -185,6 +185,3 @@ class RpcClient:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-
-__all__ = ["Handler", "ProtocolError", "RpcClient", "RpcServer"]
