@@ -11,19 +11,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta
 
-Count = Annotated[int, Meta(ge=1)]
-NonNegativeInt = Annotated[int, Meta(ge=0)]
-Fraction = Annotated[float, Meta(ge=0, le=1)]
-Positive = Annotated[float, Meta(gt=0)]
-NonNegative = Annotated[float, Meta(ge=0)]
-Port = Annotated[int, Meta(ge=0, le=65535)]
-
-
-class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of every section."""
+from async_rl.config_algorithm import AlgorithmConfig
+from async_rl.config_base import Section
 
 
 class ListFunctionsConfig(Section):
@@ -161,33 +152,6 @@ class BufferConfig(Section):
         Literal["normal", "full"], Meta(description="SQLite synchronous level: survives a process's death, or the machine's too")
     ]
     lease_timeout_s: Annotated[float, Meta(gt=0, description="a generator unheard of for so long loses its tickets")]
-
-
-class AlgorithmConfig(Section):
-    """Advantages, losses and corrections."""
-
-    advantage: Annotated[Literal["gae", "grpo", "dr_grpo", "rloo"], Meta(description="estimator; gae needs learner.critic.enabled")]
-    gamma: Annotated[float, Meta(gt=0, le=1, description="discount per token")]
-    gae_lambda: Annotated[float, Meta(ge=0, le=1, description="GAE's lambda")]
-    normalize_advantages: Annotated[bool, Meta(description="(A - mean) / (std + 1e-5) over all trained tokens of the batch")]
-    clip_low: Annotated[float, Meta(gt=0, lt=1, description="ratio may fall to 1 - clip_low")]
-    clip_high: Annotated[float, Meta(gt=0, description="ratio may rise to 1 + clip_high")]
-    clip_dual: Annotated[Annotated[float, Meta(gt=1)] | None, Meta(description="bound on the loss of negative advantages; null = off")]
-    behavior_correction: Annotated[
-        Literal["token_tis", "token_mis"], Meta(description="cap (truncate) or mask the behavior weight outside its bounds")
-    ]
-    behavior_weight_max: Annotated[float, Meta(gt=1, description="cap, or upper bound, of exp(proximal - behavior)")]
-    behavior_weight_min: Annotated[float, Meta(ge=0, lt=1, description="lower bound of exp(proximal - behavior) for token_mis")]
-    entropy_coef: Annotated[float, Meta(ge=0, description="weight of the full-vocabulary entropy bonus")]
-    kl_coef: Annotated[float, Meta(ge=0, description="weight of the KL to the reference; 0 = no reference model is kept")]
-    kl_placement: Annotated[Literal["reward", "loss"], Meta(description="subtract the KL from the reward per token, or add it to the loss")]
-    kl_estimator: Annotated[Literal["k1", "abs", "k2", "k3"], Meta(description="lp-ref, |lp-ref|, (lp-ref)^2/2, exp(ref-lp)-(ref-lp)-1")]
-    aggregation: Annotated[
-        Literal["token_mean", "sequence_mean"], Meta(description="mean over trained tokens, or over sequences of their token means")
-    ]
-    mask_truncated: Annotated[bool, Meta(description="truncated samples are neither trained nor part of advantage statistics")]
-    value_clip: Annotated[Positive | None, Meta(description="clip range of the value update; null = off")]
-    value_coef: Annotated[float, Meta(gt=0, description="weight of the value loss")]
 
 
 class OptimizerConfig(Section):

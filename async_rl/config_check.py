@@ -11,10 +11,9 @@ import re
 from collections.abc import Iterable, Iterator
 
 from async_rl.config import OptimizerConfig, RunConfig
+from async_rl.config_check_algorithm import algorithm_problems
 from async_rl.errors import ConfigError
 from async_rl.machine import Machine
-
-GROUP_ESTIMATORS = ("grpo", "dr_grpo", "rloo")
 
 
 def check(config: RunConfig) -> None:
@@ -35,8 +34,7 @@ def problems(config: RunConfig) -> Iterator[str]:
     yield from _sampling(config)
     yield from _engine(config)
     yield from _batch(config)
-    yield from _advantages(config)
-    yield from _corrections(config)
+    yield from algorithm_problems(config)
     yield from _reward(config)
     yield from _optimizers(config)
     yield from _weights(config)
@@ -94,11 +92,6 @@ def _sampling(config: RunConfig) -> Iterator[str]:
         yield f"generation.top_k={generation.top_k}: {reason}; set generation.top_k=-1"
     if generation.min_response_tokens > 0:
         yield f"generation.min_response_tokens={generation.min_response_tokens}: {reason}; set generation.min_response_tokens=0"
-    if config.algorithm.advantage in GROUP_ESTIMATORS and generation.group_size == 1:
-        yield (
-            f"generation.group_size=1 with algorithm.advantage={config.algorithm.advantage}: a sample has no others to be compared with; "
-            "set generation.group_size to at least 2, or use algorithm=ppo"
-        )
 
 
 def _engine(config: RunConfig) -> Iterator[str]:
@@ -143,42 +136,6 @@ def _batch(config: RunConfig) -> Iterator[str]:
         yield (
             f"learner.budget_tokens={learner.budget_tokens} is below data.max_prompt_tokens + data.max_response_tokens = {longest}: the "
             f"longest sequence would not fit into one pass; raise learner.budget_tokens to at least {longest}"
-        )
-
-
-def _advantages(config: RunConfig) -> Iterator[str]:
-    algorithm, critic = config.algorithm, config.learner.critic
-    if algorithm.advantage == "gae" and not critic.enabled:
-        yield (
-            "algorithm.advantage=gae without a critic: GAE needs values; set learner.critic.enabled=true, or algorithm.advantage to one of "
-            + ", ".join(GROUP_ESTIMATORS)
-        )
-    if algorithm.advantage != "gae" and critic.enabled:
-        yield (
-            f"learner.critic.enabled=true with algorithm.advantage={algorithm.advantage}: a critic would be trained and never asked; "
-            "set learner.critic.enabled=false, or algorithm.advantage=gae"
-        )
-    if not critic.enabled and critic.warmup_steps:
-        yield f"learner.critic.warmup_steps={critic.warmup_steps} without a critic: set it to 0, or use algorithm=ppo"
-    if critic.enabled and critic.warmup_steps >= config.num_steps:
-        yield (
-            f"learner.critic.warmup_steps={critic.warmup_steps} is not below num_steps={config.num_steps}: the policy would never "
-            "be trained; lower it or raise num_steps"
-        )
-
-
-def _corrections(config: RunConfig) -> Iterator[str]:
-    algorithm = config.algorithm
-    low = algorithm.behavior_weight_min
-    if algorithm.behavior_correction == "token_mis" and low == 0:
-        yield (
-            "algorithm.behavior_correction=token_mis with algorithm.behavior_weight_min=0: nothing would be masked from below; "
-            "set algorithm.behavior_weight_min=0.5, or algorithm.behavior_correction=token_tis"
-        )
-    if algorithm.behavior_correction == "token_tis" and low > 0:
-        yield (
-            f"algorithm.behavior_weight_min={low:g} with algorithm.behavior_correction=token_tis: truncation has no lower bound; "
-            "set algorithm.behavior_weight_min=0, or algorithm.behavior_correction=token_mis"
         )
 
 

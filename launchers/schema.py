@@ -16,7 +16,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
-from async_rl.config import RunConfig, Section
+from async_rl.config import RunConfig
+from async_rl.config_base import Section
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,8 @@ from torch import Tensor
 from async_rl.algorithms.advantages import gae, group_advantages, normalize_advantages
 from async_rl.algorithms.kl import kl_estimate
 from async_rl.batching.batch import Batch
-from async_rl.config import AlgorithmConfig, BufferConfig, RewardConfig
+from async_rl.config import BufferConfig, RewardConfig
+from async_rl.config_algorithm import AlgorithmConfig
 from async_rl.errors import StalenessError
 
 
