@@ -2,8 +2,7 @@
 
 Invariants
 - Every mean is over the whole minibatch, on all ranks: budgets, packing and ranks change memory and time, never a gradient.
-- The proximal policy is the policy before the first update of the step.  Where its log-probs are those of the first training pass, that
-  pass serves both: nothing is computed twice.
+- The proximal policy is the policy before the first update of the step.
 Called by the trainer; every rank runs it with the same batch.
 """
 
@@ -13,7 +12,6 @@ import dataclasses
 import time
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,38 +19,13 @@ from async_rl.algorithms.corrections import behavior_weights
 from async_rl.algorithms.kl import kl_estimate
 from async_rl.algorithms.losses import policy_loss, token_weights, value_loss
 from async_rl.batching.batch import Batch
-from async_rl.batching.packing import Pass, pack
-from async_rl.batching.partition import cost_tokens, minibatches, passes
+from async_rl.batching.packing import Pass
 from async_rl.config import RunConfig
+from async_rl.learner.evaluate import Evaluator, Kept, Output, note
 from async_rl.learner.models import Critic, Policy
 from async_rl.learner.objective import Evaluated, Targets, compute_targets, trained_mask
 from async_rl.learner.optimizer import ModelOptimizer
 from async_rl.learner.sharding import Ranks
-
-_CACHE_TOKENS = 1280
-"""Tokens of a pass on a CPU: activations of a small model then stay in the core's cache, which is faster than one large pass."""
-
-_Output = tuple[Tensor, Tensor]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Minibatch:
-    """The passes of this rank for one optimizer step, and the minibatch's sequences on all ranks."""
-
-    passes: list[Pass]
-    sequences: list[int]
-
-
-@dataclasses.dataclass(slots=True, kw_only=True)
-class Kept:
-    """Outputs of passes, graph included, that the first update uses instead of running the models again.
-
-    is_streaming: the policy was not run before the targets; its training passes give the proximal log-probs.
-    """
-
-    is_streaming: bool
-    policy: dict[Pass, _Output] = dataclasses.field(default_factory=dict)
-    critic: dict[Pass, Tensor] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(slots=True)
@@ -102,7 +75,7 @@ class Updater:
         self._config = config
         self._algorithm = config.algorithm
         self._ranks = ranks
-        self._policy = policy
+        self._evaluator = Evaluator(config, ranks, policy=policy, reference=reference, critic=critic)
         self._policy_optimizer = policy_optimizer
         self._reference = reference
         self._critic = critic
@@ -119,9 +92,9 @@ class Updater:
         )
 
         started_s = time.perf_counter()
-        updates = [m for epoch in range(learner.epochs) for m in self._plan(batch, version, epoch)]
+        updates = [m for epoch in range(learner.epochs) for m in self._evaluator.plan(batch, version, epoch)]
         streams = trains_policy and len(updates) == 1 and not self._needs_kl_before
-        before, kept = self._evaluate(batch, updates[: learner.minibatches], with_policy=not streams, trains_policy=trains_policy)
+        before, kept = self._evaluator.evaluate(batch, updates[: learner.minibatches], with_policy=not streams, trains_policy=trains_policy)
         evaluated_s = time.perf_counter()
         targets = compute_targets(batch, mask, before, algorithm=self._algorithm, reward=self._config.reward)
         targeted_s = time.perf_counter()
@@ -134,7 +107,7 @@ class Updater:
                 self._update_critic(minibatch.passes, weights, before, targets, kept, totals)
             totals.updates += 1
         if streams:
-            self._share(before.proximal_logprobs, before.entropies)
+            self._evaluator.share(before.proximal_logprobs, before.entropies)
         return StepRecord(
             mask=mask,
             before=before,
@@ -151,80 +124,6 @@ class Updater:
     def _needs_kl_before(self) -> bool:
         """Whether advantages depend on the policy's log-probs."""
         return self._reference is not None and self._algorithm.kl_placement == "reward"
-
-    def _plan(self, batch: Batch, version: int, epoch: int) -> list[Minibatch]:
-        """The epoch's minibatches with this rank's passes; the same on every rank and for every budget but for the passes."""
-        device = self._ranks.device
-        budget = self._config.learner.budget_tokens
-        if not self._ranks.is_sharded:
-            budget = min(budget, _CACHE_TOKENS)
-        rng = np.random.default_rng((self._config.seed, version, epoch))
-        plan = []
-        for sequences in minibatches(batch, count=self._config.learner.minibatches, rng=rng):
-            mine = passes(batch, sequences, ranks=self._ranks.world_size, budget_tokens=budget)[self._ranks.rank]
-            plan.append(Minibatch(passes=[pack(batch, members, device=device) for members in mine], sequences=sequences))
-        return plan
-
-    def _evaluate(self, batch: Batch, plan: Sequence[Minibatch], *, with_policy: bool, trains_policy: bool) -> tuple[Evaluated, Kept]:
-        """Runs the models over the batch. The first update has the same weights, so its passes keep their graphs if memory allows."""
-        reuse = self._reusable(batch, plan[0])
-        before, kept = self._nothing_yet(batch), Kept(is_streaming=not with_policy)
-        for row in [row for minibatch in plan for row in minibatch.passes]:
-            if with_policy:
-                with torch.set_grad_enabled(trains_policy and row in reuse):
-                    output = self._run_policy(self._policy, row)
-                _note(before, row, output)
-                if trains_policy and row in reuse:
-                    kept.policy[row] = output
-            if self._reference is not None and before.ref_logprobs is not None:
-                with torch.no_grad():
-                    before.ref_logprobs[row.token_index] = self._run_policy(self._reference, row)[0]
-            if self._critic is not None and before.values is not None and before.bootstrap is not None:
-                with torch.set_grad_enabled(row in reuse):
-                    values, bootstrap = self._critic(row)
-                before.values[row.token_index] = values.detach()
-                before.bootstrap[row.sequences] = bootstrap
-                if row in reuse:
-                    kept.critic[row] = values
-        if with_policy:
-            self._share(before.proximal_logprobs, before.entropies)
-        self._share(before.ref_logprobs, before.values, before.bootstrap)
-        return before, kept
-
-    def _reusable(self, batch: Batch, first: Minibatch) -> set[Pass]:
-        """Passes whose graphs may wait for the update: all of the first minibatch or none, within the budget.
-
-        FSDP's hooks expect each backward pass before the next forward pass, so a sharded model keeps a single one.
-        """
-        fits = cost_tokens(batch, first.sequences) <= self._config.learner.budget_tokens * self._ranks.world_size
-        if not fits or (self._ranks.is_sharded and len(first.passes) > 1):
-            return set()
-        return set(first.passes)
-
-    def _nothing_yet(self, batch: Batch) -> Evaluated:
-        def tokens() -> Tensor:
-            return torch.zeros(batch.num_tokens, device=self._ranks.device)
-
-        has_critic = self._critic is not None
-        return Evaluated(
-            proximal_logprobs=tokens(),
-            entropies=tokens(),
-            ref_logprobs=tokens() if self._reference is not None else None,
-            values=tokens() if has_critic else None,
-            bootstrap=torch.zeros(batch.num_sequences, device=self._ranks.device) if has_critic else None,
-        )
-
-    def _share(self, *tensors: Tensor | None) -> None:
-        """Each rank has filled its own places and left 0 elsewhere; afterwards all have everything."""
-        for tensor in tensors:
-            if tensor is not None:
-                self._ranks.sum(tensor)
-
-    def _run_policy(self, model: Policy, row: Pass) -> _Output:
-        logprobs, entropies = model(
-            row, temperature=self._config.generation.temperature, chunk_tokens=self._config.learner.logits_chunk_tokens
-        )
-        return logprobs, entropies
 
     def _weights(self, batch: Batch, mask: Tensor, sequences: Sequence[int]) -> Tensor:
         """The share of each token in the minibatch's mean: float32 [R]."""
@@ -243,9 +142,9 @@ class Updater:
         """One optimizer step of the policy."""
         sums = torch.zeros(5, device=self._ranks.device)
         for row in rows:
-            output = kept.policy.pop(row, None) or self._run_policy(self._policy, row)
+            output = kept.policy.pop(row, None) or self._evaluator.run_policy(row)
             if kept.is_streaming:
-                _note(before, row, output)
+                note(before, row, output)
             loss, statistics = self._policy_objective(batch, row, output, weights[row.token_index], before, targets)
             (loss * self._ranks.world_size).backward()  # type: ignore[no-untyped-call]
             sums += statistics
@@ -258,7 +157,7 @@ class Updater:
         totals.tokens += tokens
 
     def _policy_objective(
-        self, batch: Batch, row: Pass, output: _Output, weights: Tensor, before: Evaluated, targets: Targets
+        self, batch: Batch, row: Pass, output: Output, weights: Tensor, before: Evaluated, targets: Targets
     ) -> tuple[Tensor, Tensor]:
         """The pass's part of the loss; and sums, float32 [5]: that loss, clipped low and high, KL(proximal, policy), trained tokens."""
         algorithm, index = self._algorithm, row.token_index
@@ -310,9 +209,3 @@ class Updater:
         loss_value = float(self._ranks.sum(total))
         totals.value_grad_norm += self._critic_optimizer.apply(loss_value)
         totals.value_loss += loss_value
-
-
-def _note(before: Evaluated, row: Pass, output: _Output) -> None:
-    """Writes down the proximal log-probs and entropies of a pass."""
-    before.proximal_logprobs[row.token_index] = output[0].detach()
-    before.entropies[row.token_index] = output[1].detach()

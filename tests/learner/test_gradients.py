@@ -94,13 +94,14 @@ def test_sharing_prompts_does_not_change_gradients(model_path: Path, monkeypatch
 
 def test_a_separate_proximal_pass_gives_the_same_gradient_as_the_shared_one(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One update and no KL: the training pass itself gives the proximal log-probs. A second run computes them before."""
+    from async_rl.learner.evaluate import Evaluator
     from async_rl.learner.update import Updater
 
     collected = spy_on_gradients(monkeypatch, is_stepping=False)
     groups = make_groups(ages=(0, 1), version=1)
     streamed = make_trainer(model_path, "grpo_code").step(groups, 1)
     monkeypatch.setattr(Updater, "_needs_kl_before", True)
-    monkeypatch.setattr(Updater, "_reusable", lambda *_: set())
+    monkeypatch.setattr(Evaluator, "_reusable", lambda *_: set())
     separate = make_trainer(model_path, "grpo_code").step(groups, 1)
     first, second = collected["policy"]
     assert relative_difference(first, second) < 1e-6
@@ -110,11 +111,11 @@ def test_a_separate_proximal_pass_gives_the_same_gradient_as_the_shared_one(mode
 
 
 def test_kept_graphs_give_the_same_gradients_as_running_again(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from async_rl.learner.update import Updater
+    from async_rl.learner.evaluate import Evaluator
 
     collected = spy_on_gradients(monkeypatch)
     make_trainer(model_path, "ppo_code").step(make_groups(), 0)
-    monkeypatch.setattr(Updater, "_reusable", lambda *_: set())
+    monkeypatch.setattr(Evaluator, "_reusable", lambda *_: set())
     make_trainer(model_path, "ppo_code").step(make_groups(), 0)
     for name in ("policy", "critic"):
         kept, again = collected[name][:2], collected[name][2:]

@@ -1,0 +1,144 @@
+"""What the models say of a batch before its update, and how the batch is dealt out to forward passes.
+
+Invariant: the first update has the weights that were evaluated, so its passes are kept, graph included, where memory allows; where the
+policy's log-probs are needed no earlier, its training passes are the evaluation.  Nothing is computed twice.
+Called by update.py.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from async_rl.batching.batch import Batch
+from async_rl.batching.packing import Pass, pack
+from async_rl.batching.partition import cost_tokens, minibatches, passes
+from async_rl.config import RunConfig
+from async_rl.learner.models import Critic, Policy
+from async_rl.learner.objective import Evaluated
+from async_rl.learner.sharding import Ranks
+
+_CACHE_TOKENS = 1280
+"""Tokens of a pass on a CPU: activations of a small model then stay in the core's cache, which is faster than one large pass."""
+
+Output = tuple[Tensor, Tensor]
+"""Log-probs and entropies of a pass, float32 [R'] each."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Minibatch:
+    """The passes of this rank for one optimizer step, and the minibatch's sequences on all ranks."""
+
+    passes: list[Pass]
+    sequences: list[int]
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Kept:
+    """Outputs of passes, graph included, that the first update uses instead of running the models again.
+
+    is_streaming: the policy was not run before the targets; its training passes give the proximal log-probs.
+    """
+
+    is_streaming: bool
+    policy: dict[Pass, Output] = dataclasses.field(default_factory=dict)
+    critic: dict[Pass, Tensor] = dataclasses.field(default_factory=dict)
+
+
+class Evaluator:
+    """Runs the models over batches."""
+
+    def __init__(self, config: RunConfig, ranks: Ranks, *, policy: Policy, reference: Policy | None, critic: Critic | None) -> None:
+        self._config = config
+        self._ranks = ranks
+        self._policy = policy
+        self._reference = reference
+        self._critic = critic
+
+    def plan(self, batch: Batch, version: int, epoch: int) -> list[Minibatch]:
+        """The epoch's minibatches with this rank's passes; the same on every rank and for every budget but for the passes."""
+        device = self._ranks.device
+        budget = self._config.learner.budget_tokens
+        if not self._ranks.is_sharded:
+            budget = min(budget, _CACHE_TOKENS)
+        rng = np.random.default_rng((self._config.seed, version, epoch))
+        plan = []
+        for sequences in minibatches(batch, count=self._config.learner.minibatches, rng=rng):
+            mine = passes(batch, sequences, ranks=self._ranks.world_size, budget_tokens=budget)[self._ranks.rank]
+            plan.append(Minibatch(passes=[pack(batch, members, device=device) for members in mine], sequences=sequences))
+        return plan
+
+    def evaluate(self, batch: Batch, plan: Sequence[Minibatch], *, with_policy: bool, trains_policy: bool) -> tuple[Evaluated, Kept]:
+        """Runs the models over the batch. The first update has the same weights, so its passes keep their graphs if memory allows."""
+        reuse = self._reusable(batch, plan[0])
+        before, kept = self._nothing_yet(batch), Kept(is_streaming=not with_policy)
+        for row in [row for minibatch in plan for row in minibatch.passes]:
+            if with_policy:
+                with torch.set_grad_enabled(trains_policy and row in reuse):
+                    output = self.run_policy(row)
+                note(before, row, output)
+                if trains_policy and row in reuse:
+                    kept.policy[row] = output
+            if self._reference is not None and before.ref_logprobs is not None:
+                with torch.no_grad():
+                    before.ref_logprobs[row.token_index] = self._run(self._reference, row)[0]
+            if self._critic is not None and before.values is not None and before.bootstrap is not None:
+                with torch.set_grad_enabled(row in reuse):
+                    values, bootstrap = self._critic(row)
+                before.values[row.token_index] = values.detach()
+                before.bootstrap[row.sequences] = bootstrap
+                if row in reuse:
+                    kept.critic[row] = values
+        if with_policy:
+            self.share(before.proximal_logprobs, before.entropies)
+        self.share(before.ref_logprobs, before.values, before.bootstrap)
+        return before, kept
+
+    def run_policy(self, row: Pass) -> Output:
+        """The policy's log-probs and entropies of a pass."""
+        return self._run(self._policy, row)
+
+    def _run(self, model: Policy, row: Pass) -> Output:
+        logprobs, entropies = model(
+            row, temperature=self._config.generation.temperature, chunk_tokens=self._config.learner.logits_chunk_tokens
+        )
+        return logprobs, entropies
+
+    def _reusable(self, batch: Batch, first: Minibatch) -> set[Pass]:
+        """Passes whose graphs may wait for the update: all of the first minibatch or none, within the budget.
+
+        FSDP's hooks expect each backward pass before the next forward pass, so a sharded model keeps a single one.
+        """
+        fits = cost_tokens(batch, first.sequences) <= self._config.learner.budget_tokens * self._ranks.world_size
+        if not fits or (self._ranks.is_sharded and len(first.passes) > 1):
+            return set()
+        return set(first.passes)
+
+    def _nothing_yet(self, batch: Batch) -> Evaluated:
+        def tokens() -> Tensor:
+            return torch.zeros(batch.num_tokens, device=self._ranks.device)
+
+        has_critic = self._critic is not None
+        return Evaluated(
+            proximal_logprobs=tokens(),
+            entropies=tokens(),
+            ref_logprobs=tokens() if self._reference is not None else None,
+            values=tokens() if has_critic else None,
+            bootstrap=torch.zeros(batch.num_sequences, device=self._ranks.device) if has_critic else None,
+        )
+
+    def share(self, *tensors: Tensor | None) -> None:
+        """Each rank has filled its own places and left 0 elsewhere; afterwards all have everything."""
+        for tensor in tensors:
+            if tensor is not None:
+                self._ranks.sum(tensor)
+
+
+def note(before: Evaluated, row: Pass, output: Output) -> None:
+    """Writes down the proximal log-probs and entropies of a pass."""
+    before.proximal_logprobs[row.token_index] = output[0].detach()
+    before.entropies[row.token_index] = output[1].detach()
