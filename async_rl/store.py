@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal, Self
 
+import msgspec
+
 from async_rl import codec
 from async_rl.admission import OpenGroup
 from async_rl.errors import InfrastructureError, Unavailable
@@ -36,7 +38,7 @@ _HAND_OUT = "UPDATE groups SET state='generating', attempt=?, generator=?, incar
 _STATE = "UPDATE groups SET state=?, reason=?, message=?, changed_s=? WHERE group_id=?"
 _READY = (
     "UPDATE groups SET state='ready', oldest_version=?, newest_version=?, num_tokens=?, num_trained_tokens=?, reward_mean=?, pass_rate=?,"
-    " response_length_mean=?, truncated_share=?, generation_s=?, changed_s=? WHERE group_id=?"
+    " response_length_mean=?, truncated_share=?, generation_s=?, rewards=?, changed_s=? WHERE group_id=?"
 )
 _BLOB = "INSERT OR REPLACE INTO blobs VALUES (?, ?)"
 _LEASE = "UPDATE groups SET state='leased', train_version=?, changed_s=? WHERE group_id=?"
@@ -50,6 +52,10 @@ _TRAINED = "INSERT INTO trained SELECT step_id, ? FROM steps WHERE version=? AND
 _CLOSED_EVALUATIONS = (
     "SELECT version FROM evaluations WHERE version>? AND version NOT IN"
     " (SELECT evaluation FROM groups WHERE evaluation IS NOT NULL AND state IN ('issued', 'generating'))"
+)
+_FORGET = (
+    "DELETE FROM blobs WHERE group_id IN"
+    " (SELECT group_id FROM groups INDEXED BY groups_by_batch WHERE train_version>=? AND train_version<? AND state='trained')"
 )
 _STORED = "SELECT group_id, oldest_version, newest_version, coalesce(train_version, -1) FROM groups"
 
@@ -83,6 +89,7 @@ class Store:
             self._writer.create(TABLES, SCHEMA_VERSION)
             self._reader = connect(path)
             stack.callback(self._reader.close)
+            self.forgotten_before = self._one("SELECT coalesce(max(value), 0) FROM meta WHERE key='forgotten_before'")
             self._files = stack.pop_all()
 
     # ---- changes: queued at once, committed by flush()
@@ -126,8 +133,9 @@ class Store:
     def put(self, group: Group, summary: Summary) -> None:
         """The group is complete."""
         now = self._clock()
+        rewards = msgspec.json.encode([sample.score.reward for sample in group.trajectories]).decode()
         self._writer.put(
-            (_READY, (*summary.row, group.generation_s, now, group.group_id)),
+            (_READY, (*summary.row, group.generation_s, rewards, now, group.group_id)),
             (_BLOB, group),
             (_TRANSITION, (group.group_id, group.attempt, "ready", now, group.generator, summary.oldest_version, "")),
         )
@@ -171,14 +179,19 @@ class Store:
         self._writer.put(("INSERT INTO evaluations VALUES (?, ?, ?, NULL)", (version, num_prompts, self._clock())))
 
     def finish_evaluation(self, version: int) -> None:
-        """Its result was reported."""
-        self._writer.put(("UPDATE evaluations SET finished_s=? WHERE version=?", (self._clock(), version)))
+        """Its result was reported; its trajectories have served."""
+        self._writer.put(
+            ("UPDATE evaluations SET finished_s=? WHERE version=?", (self._clock(), version)),
+            ("DELETE FROM blobs WHERE group_id IN (SELECT group_id FROM groups WHERE evaluation=?)", (version,)),
+        )
 
     def forget_before(self, version: int) -> None:
         """Deletes the trajectories of groups trained by steps up to `version`; the learner can then no longer go back before it."""
         self._writer.put(
-            ("DELETE FROM blobs WHERE group_id IN (SELECT group_id FROM groups WHERE train_version<? AND state='trained')", (version,))
+            (_FORGET, (self.forgotten_before, version)),
+            ("INSERT OR REPLACE INTO meta VALUES ('forgotten_before', ?)", (version,)),
         )
+        self.forgotten_before = version
 
     async def flush(self) -> None:
         """Returns once everything queued so far is committed. Raises InfrastructureError if it could not be."""

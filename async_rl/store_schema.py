@@ -4,10 +4,14 @@ Times are Unix seconds. Step `version` turned policy version - 1 into `version`;
 so its step is one more. Versions of tokens are NULL where unknown yet.
 """
 
-SCHEMA_VERSION = 1
+STORE_FILE = "store.sqlite"
+"""Its name in the run's directory."""
+
+SCHEMA_VERSION = 2
 
 TABLES = """
-CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+-- What is known of the whole run. forgotten_before: trajectories trained on older versions are deleted, the learner cannot go back there.
+CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 
 -- Every prompt that was ever issued.
 CREATE TABLE prompts (
@@ -38,6 +42,7 @@ CREATE TABLE groups (
     response_length_mean REAL,
     truncated_share REAL,
     generation_s REAL,
+    rewards TEXT,                       -- JSON list: the reward of each sample
     reason TEXT NOT NULL DEFAULT '',    -- why it was dropped, or came back last
     message TEXT NOT NULL DEFAULT '',
     admitted_s REAL NOT NULL,

@@ -1,4 +1,4 @@
-"""The command line: launch a run, ask how it is, stop it.
+"""The command line: launch a run, ask how it is and what it did, stop it, go on with it.
 
 Invariants: wrong settings exit with 2 before any process starts, a run that fails with 1, one line per problem, no traceback; nothing heavy
 (torch, vLLM, transformers) is imported here, ever; output goes to stdout, problems to stderr.
@@ -113,10 +113,36 @@ def stop(
         return
     ask_stop(run_dir, pid, is_graceful=not now)
     typer.echo(f"run {run_dir.name} is ending" if now else f"run {run_dir.name} is stopping: it finishes its step and saves")
-    if not wait_for_end(pid, timeout_s=_stop_timeout_s(run_dir) + STOP_GRACE_S):
+    if not wait_for_end(pid, timeout_s=runs.config_of(run_dir).supervisor.stop_timeout_s + STOP_GRACE_S):
         typer.echo(f"error: run {run_dir.name} (pid {pid}) has not ended; async-rl stop {run_dir.name} --now ends it at once", err=True)
         raise typer.Exit(1)
     typer.echo(_ended(runs.remains(run_dir)))
+
+
+@app.command()
+def ledger(
+    run: Run = None,
+    prompt: Annotated[str | None, typer.Option(help="what became of this prompt")] = None,
+    step: Annotated[int | None, typer.Option(help="the groups that this step trained")] = None,
+    state: Annotated[str | None, typer.Option(help="the groups in this state")] = None,
+    summary: Annotated[bool, typer.Option("--summary", help="counts; what is shown if nothing else is asked")] = False,
+    audit: Annotated[bool, typer.Option("--audit", help="check the whole history; exit code 0 only if it is clean")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON")] = False,
+    output_dir: OutputDir = None,
+) -> None:
+    """Tell what became of every prompt of a run, also while it runs."""
+    from async_rl.launchers.ledger import Audit, Question, answer, show
+
+    if sum([prompt is not None, step is not None, state is not None, summary, audit]) > 1:
+        raise ConfigError("--prompt, --step, --state, --summary and --audit are different questions; ask one")
+    run_dir = runs.find(run, output_dir or default_output_dir())
+    found = answer(run_dir, runs.config_of(run_dir), Question(prompt=prompt, step=step, state=state, is_audit=audit))
+    if as_json:
+        typer.echo(msgspec.json.encode(found))
+    else:
+        show(_console(), found)
+    if isinstance(found, Audit) and found.problems:
+        raise typer.Exit(1)
 
 
 def split_conf(settings: list[str]) -> tuple[str, list[str]]:
@@ -165,11 +191,6 @@ def _supervise(config: RunConfig, run_dir: Path, specs: list[ProcessSpec]) -> in
 
     launchers = {"local": LocalLauncher}
     return run_supervised(config=config, run_dir=run_dir, specs=specs, launcher=launchers[config.launcher](run_dir))
-
-
-def _stop_timeout_s(run_dir: Path) -> float:
-    config = msgspec.yaml.decode((run_dir / "config.yaml").read_bytes(), type=RunConfig)
-    return config.supervisor.stop_timeout_s
 
 
 def _starting(remains: runs.Remains, pid: int) -> str:

@@ -144,12 +144,17 @@ def all_runs(output_dir: Path) -> list[Path]:
     return [path.parent.absolute() for path in sorted(configs, key=lambda path: configs[path], reverse=True)]
 
 
-def remains(run_dir: Path) -> Remains:
-    """What is known of a run from its files alone. Raises ConfigError if its configuration cannot be read."""
+def config_of(run_dir: Path) -> RunConfig:
+    """The run's resolved configuration. Raises ConfigError if it cannot be read."""
     try:
-        config = msgspec.yaml.decode((run_dir / "config.yaml").read_bytes(), type=RunConfig)
+        return msgspec.yaml.decode((run_dir / "config.yaml").read_bytes(), type=RunConfig)
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigError(f"{run_dir}/config.yaml cannot be read: {error}") from error
+
+
+def remains(run_dir: Path) -> Remains:
+    """What is known of a run from its files alone. Raises ConfigError if its configuration cannot be read."""
+    config = config_of(run_dir)
     last = _last_row(run_dir / "metrics.jsonl")
     try:
         state = msgspec.json.decode((run_dir / "state.json").read_bytes(), type=_State)

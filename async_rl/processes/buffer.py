@@ -35,9 +35,8 @@ from async_rl.processes.buffer_service import BufferService
 from async_rl.processes.evaluation import report_of
 from async_rl.processes.runtime import ProcessContext
 from async_rl.store import Store
+from async_rl.store_schema import STORE_FILE
 from async_rl.types import DropReason, Prompt, Purpose
-
-STORE_FILE = "store.sqlite"
 
 _COUNTED = (DropReason.OVER_AGE, DropReason.UNTRAINABLE, DropReason.GENERATOR_LOST)
 """Reasons that no generator counts itself."""

@@ -1,0 +1,149 @@
+"""What `async-rl ledger` answers, and that its audit sees what is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from buffer_support import make_config, make_group, opened, take, tickets, within
+
+from async_rl.config import RunConfig
+from async_rl.errors import Unavailable
+from async_rl.launchers import cli
+from async_rl.launchers.compose import write_config
+from async_rl.launchers.ledger import promise_of
+from async_rl.messages import CommitStep, FailGroup, PutGroup, SyncVersion
+from async_rl.store_audit import audit
+from async_rl.store_ledger import Ledger, reading
+from async_rl.types import GroupState
+
+CONFIG = make_config(max_attempts=1)
+
+
+async def make_history(path: Path, config: RunConfig = CONFIG) -> None:
+    """Three steps, the third undone; group 4 dropped; two groups ready, two leased again."""
+    async with opened(path, config) as service:
+        for version in range(3):
+            for ticket in await tickets(service, version):
+                if ticket.group_id == 4:
+                    failed = FailGroup(group_id=4, attempt=1, generator="generator-0", reason="scoring_failed", message="no verifier")
+                    await service.fail_group(failed)
+                else:
+                    await service.put_group(PutGroup(group=make_group(ticket, passes=ticket.group_id != 1)))
+            batch = await take(service, version)
+            await service.commit_step(CommitStep(version=version + 1, group_ids=[g.group_id for g in batch.groups]))
+        await service.sync_version(SyncVersion(version=2))
+        await take(service, 2)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    asyncio.run(within(make_history(tmp_path), 30))
+    return tmp_path / "store.sqlite"
+
+
+def test_a_prompt_tells_its_groups_with_rewards_step_and_every_change(store: Path) -> None:
+    with reading(store) as connection:
+        first, again = Ledger(connection).of_prompt("t1")
+        assert Ledger(connection).of_prompt("nobody") == []
+    assert (first.group_id, first.state, first.step, first.rewards, first.pass_rate) == (1, "trained", 1, [0.0, 0.0], 0.0)
+    assert [change.state for change in first.history] == ["generating", "ready", "leased", "trained"]
+    assert (first.generator, first.oldest_version, first.train_version) == ("generator-0", 0, 0)
+    assert again.group_id == 6
+
+
+def test_a_step_tells_the_groups_that_it_trained_and_an_undone_one_none(store: Path) -> None:
+    with reading(store) as connection:
+        ledger = Ledger(connection)
+        assert [g.group_id for g in ledger.of_step(1)] == [0, 1]
+        assert ledger.of_step(3) == []
+        leased = ledger.of_state(GroupState.LEASED)
+        assert [change.state for change in leased[0].history][-3:] == ["trained", "ready", "leased"]
+        assert ledger.learner_version == 2
+
+
+def test_the_summary_counts_states_reasons_and_ages(store: Path) -> None:
+    with reading(store) as connection:
+        found = Ledger(connection).summary()
+    assert found.states == {"issued": 0, "generating": 0, "ready": 2, "leased": 2, "trained": 4, "dropped": 1}
+    assert found.dropped == {"scoring_failed": 1}
+    assert (found.learner_version, found.num_undone_steps, found.next_position, found.num_prompts) == (2, 1, 9, 5)
+    assert sum(found.staleness.values()) == 4
+    assert found.num_stored == 8
+
+
+def test_a_run_without_a_store_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match="has stored nothing yet"), reading(tmp_path / "store.sqlite"):
+        pass
+
+
+def problems(store: Path, config: RunConfig = CONFIG) -> list[str]:
+    with reading(store) as connection:
+        return audit(connection, promise_of(config)).problems
+
+
+def test_an_honest_history_is_clean(store: Path) -> None:
+    assert problems(store) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ("UPDATE groups SET state='ready' WHERE group_id=0", "group 0 is ready, attempt 1, which is not where its history ends"),
+        ("DELETE FROM groups WHERE group_id=3", "group 3 has a history and is gone"),
+        ("DELETE FROM transitions WHERE state='ready' AND group_id=2", "group 2 went from generating to leased"),
+        ("UPDATE transitions SET attempt=2 WHERE group_id=1 AND state='generating'", "group 1 has attempt 2 after attempt 0"),
+        ("UPDATE groups SET position=0 WHERE group_id=1", "8 places in the order of prompts are stored, 9 were given"),
+        ("INSERT INTO trained SELECT max(step_id) - 1, 0 FROM steps", "group 0 was trained 2 times"),
+        ("DELETE FROM trained WHERE group_id=0", "group 0 is trained, but no surviving step trained it"),
+        ("DELETE FROM steps WHERE version=1", "the surviving steps are not 1 to 1: [1] are missing"),
+        ("UPDATE groups SET oldest_version=-9 WHERE group_id=0", "group 0 with tokens of version -9 was leased for version 0"),
+        ("DELETE FROM blobs WHERE group_id=5", "the trajectories of group 5 are lost"),
+        ("UPDATE groups SET reason='' WHERE group_id=4", "group 4 was dropped without a reason"),
+        ("UPDATE groups SET train_version=7 WHERE group_id=0", "group 0 was leased for version 7 and trained by step 1"),
+    ],
+)
+def test_the_audit_sees_what_is_wrong(store: Path, change: str, expected: str) -> None:
+    connection = sqlite3.connect(store, isolation_level=None)
+    assert connection.execute(change).rowcount > 0
+    connection.close()
+    assert expected in problems(store)
+
+
+def test_the_audit_sees_an_admission_beyond_the_bound(store: Path) -> None:
+    stricter = make_config(max_staleness=0)
+    assert "group 2 was admitted while 2 were active; (max_staleness + 1) x groups_per_step is 2" in problems(store, stricter)
+
+
+def ledger(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    monkeypatch.setattr(sys, "argv", ["async-rl", "ledger", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    out, err = capsys.readouterr()
+    assert isinstance(caught.value.code, int)
+    return caught.value.code, out, err
+
+
+def test_the_command_answers_people_and_programs_and_its_audit_decides_the_exit_code(
+    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = str(store.parent)
+    write_config(msgspec.structs.replace(CONFIG, run_name="mine"), store.parent / "config.yaml")
+    code, out, _ = ledger(monkeypatch, capsys, run_dir, "--prompt", "t4")
+    assert (code, "dropped (scoring_failed)" in out) == (0, True)
+    code, out, _ = ledger(monkeypatch, capsys, run_dir, "--step", "2", "--json")
+    assert [group["step"] for group in json.loads(out)] == [2, 2]
+    assert "trained 4" in ledger(monkeypatch, capsys, run_dir)[1]
+    assert ledger(monkeypatch, capsys, run_dir, "--audit")[0] == 0
+    assert ledger(monkeypatch, capsys, run_dir, "--state", "lost")[0] == 2
+    assert "ask one" in ledger(monkeypatch, capsys, run_dir, "--audit", "--step", "1")[2]
+    connection = sqlite3.connect(store, isolation_level=None)
+    connection.execute("DELETE FROM blobs WHERE group_id=5")
+    connection.close()
+    code, out, _ = ledger(monkeypatch, capsys, run_dir, "--audit")
+    assert (code, "wrong: the trajectories of group 5 are lost" in out) == (1, True)
