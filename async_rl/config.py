@@ -106,13 +106,18 @@ class GeneratorsConfig(Section):
 
 
 class SandboxConfig(Section):
-    """Limits on one program that the policy wrote."""
+    """Limits on one program that the policy wrote, and how what it gives is compared."""
 
     timeout_s: Annotated[float, Meta(gt=0, description="CPU seconds per test")]
     memory_mb: Annotated[int, Meta(ge=16, description="MB of address space above the interpreter's own")]
     output_kb: Annotated[int, Meta(ge=1, description="KB of output per test")]
     stop_at_first_failure: Annotated[bool, Meta(description="leave the tests after the first failed one unrun")]
     allow_unsafe: Annotated[bool, Meta(description="run even where neither namespaces nor seccomp work")]
+    float_tolerance: Annotated[float, Meta(ge=0, lt=1, description="relative difference at which two floats still count as equal")]
+    checker: Annotated[
+        Annotated[str, Meta(pattern=r"^[\w.]+:\w+$")] | None,
+        Meta(description="module:function(input, got, expected) -> bool that decides stdin and call tests; null = the built-in comparison"),
+    ]
 
 
 class VerifiersConfig(Section):

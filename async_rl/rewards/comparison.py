@@ -1,82 +1,135 @@
-"""When a value or a text that a program emitted counts as the expected one. Pure; all values are plain and decoded, none runs code.
+"""When a value or a text that a program emitted counts as the expected one. All values are plain and decoded; none runs code.
 
 Rules
 - Call tests compare exact types all the way down: True is not 1, 1 is not 1.0, a list is not a tuple, a Counter is not a dict.
-  Floats may differ by 1e-9 relatively (or 1e-12 absolutely); nan counts as nan.  Sets and dict keys must be equal exactly.
+  Floats may differ by the relative tolerance (or absolutely by a thousandth of it); nan counts as nan.  Sets and dict keys must be equal
+  exactly.
 - Standard output: equal after stripping the ends; else equal line by line without outer blanks and trailing empty lines; else the same
-  number of tokens per line, each equal or both numbers within 1e-9 relatively.  Never a set of words.
+  number of tokens per line, each equal or both numbers within the relative tolerance.  Never a set of words.
+- A checker function, if one is configured, decides alone for both kinds.  It is trusted code of whoever runs the verifier: it is named in
+  the configuration and never in a request, and runs here, not in the jail.
+Used by `judging.py`.
 """
 
 from __future__ import annotations
 
+import importlib
 import math
 import reprlib
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-RELATIVE_TOLERANCE = 1e-9
-ABSOLUTE_TOLERANCE = 1e-12
+from async_rl.errors import ConfigError, InfrastructureError
+from async_rl.types import CallTest, StdinTest
+
+Checker = Callable[[Any, Any, Any], bool]
+"""(input text or list of arguments, what the program gave, what was expected) -> whether it passes."""
+_ABSOLUTE_SHARE = 1e-3
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = _repr.maxlong = 60
 
 
-def values_equal(got: Any, expected: Any) -> bool:
-    """True if a returned value is the expected one, exact types included."""
-    kind = type(expected)
-    if type(got) is not kind:
-        return False
-    if kind is list or kind is tuple:
-        return len(got) == len(expected) and all(map(values_equal, got, expected))
-    if kind is dict:
-        keys = {(type(key), key) for key in got}
-        return len(got) == len(expected) and all((type(key), key) in keys and values_equal(got[key], expected[key]) for key in expected)
-    if kind is float:
-        return _floats_equal(got, expected)
-    if kind is set or kind is frozenset:
-        return {(type(item), item) for item in got} == {(type(item), item) for item in expected}
-    return bool(got == expected)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """The rules above. relative_tolerance: of floats, 0 = exact; checker: decides instead of the rules, None = the rules decide."""
 
+    relative_tolerance: float
+    checker: Checker | None
 
-def _floats_equal(got: float, expected: float) -> bool:
-    if got == expected or (math.isnan(got) and math.isnan(expected)):
-        return True
-    return math.isclose(got, expected, rel_tol=RELATIVE_TOLERANCE, abs_tol=ABSOLUTE_TOLERANCE)
+    def passes_value(self, test: CallTest, got: Any) -> bool:
+        """True if a returned value is the expected one. Raises InfrastructureError if the checker fails."""
+        if self.checker is not None:
+            return _ask(self.checker, test.args, got, test.expected)
+        return self.values_equal(got, test.expected)
 
+    def passes_output(self, test: StdinTest, got: str) -> bool:
+        """True if what a program printed is the expected output. Raises InfrastructureError if the checker fails."""
+        if self.checker is not None:
+            return _ask(self.checker, test.input, got, test.output)
+        return self.outputs_equal(got, test.output)
 
-def outputs_equal(got: str, expected: str) -> bool:
-    """True if what a program printed is the expected output."""
-    got, expected = got.strip(), expected.strip()
-    if got == expected:
-        return True
-    got_lines = [line.strip() for line in got.splitlines()]
-    expected_lines = [line.strip() for line in expected.splitlines()]
-    return len(got_lines) == len(expected_lines) and all(map(_lines_equal, got_lines, expected_lines))
+    def values_equal(self, got: Any, expected: Any) -> bool:
+        """True if two plain values are equal, exact types included."""
+        kind = type(expected)
+        if type(got) is not kind:
+            return False
+        if kind is list or kind is tuple:
+            return len(got) == len(expected) and all(map(self.values_equal, got, expected))
+        if kind is dict:
+            keys = {(type(key), key) for key in got}
+            return len(got) == len(expected) and all(
+                (type(key), key) in keys and self.values_equal(got[key], expected[key]) for key in expected
+            )
+        if kind is float:
+            return self._floats_equal(got, expected)
+        if kind is set or kind is frozenset:
+            return {(type(item), item) for item in got} == {(type(item), item) for item in expected}
+        return bool(got == expected)
 
+    def _floats_equal(self, got: float, expected: float) -> bool:
+        if got == expected or (math.isnan(got) and math.isnan(expected)):
+            return True
+        tolerance = self.relative_tolerance
+        return math.isclose(got, expected, rel_tol=tolerance, abs_tol=_ABSOLUTE_SHARE * tolerance)
 
-def _lines_equal(got: str, expected: str) -> bool:
-    if got == expected:
-        return True
-    got_tokens, expected_tokens = got.split(), expected.split()
-    return len(got_tokens) == len(expected_tokens) and all(map(_tokens_equal, got_tokens, expected_tokens))
+    def outputs_equal(self, got: str, expected: str) -> bool:
+        """True if two outputs are equal by the rules for text."""
+        got, expected = got.strip(), expected.strip()
+        if got == expected:
+            return True
+        got_lines = [line.strip() for line in got.splitlines()]
+        expected_lines = [line.strip() for line in expected.splitlines()]
+        return len(got_lines) == len(expected_lines) and all(map(self._lines_equal, got_lines, expected_lines))
 
+    def _lines_equal(self, got: str, expected: str) -> bool:
+        if got == expected:
+            return True
+        got_tokens, expected_tokens = got.split(), expected.split()
+        return len(got_tokens) == len(expected_tokens) and all(map(self._tokens_equal, got_tokens, expected_tokens))
 
-def _tokens_equal(got: str, expected: str) -> bool:
-    if got == expected:
-        return True
-    if len(got) > 400 or len(expected) > 400 or "_" in got:
-        return False
-    try:
-        left, right = float(got), float(expected)
-    except ValueError:
-        return False
-    if not (math.isfinite(left) and math.isfinite(right)):
-        return False
-    if _is_integer(got) and _is_integer(expected):
-        return int(got) == int(expected)
-    return math.isclose(left, right, rel_tol=RELATIVE_TOLERANCE)
+    def _tokens_equal(self, got: str, expected: str) -> bool:
+        if got == expected:
+            return True
+        if len(got) > 400 or len(expected) > 400 or "_" in got:
+            return False
+        try:
+            left, right = float(got), float(expected)
+        except ValueError:
+            return False
+        if not (math.isfinite(left) and math.isfinite(right)):
+            return False
+        if _is_integer(got) and _is_integer(expected):
+            return int(got) == int(expected)
+        return math.isclose(left, right, rel_tol=self.relative_tolerance)
 
 
 def _is_integer(token: str) -> bool:
     return token.lstrip("+-").isdecimal()
+
+
+def load_checker(name: str | None) -> Checker | None:
+    """The function that `sandbox.checker` names, as module:function. Raises ConfigError."""
+    if name is None:
+        return None
+    module, _, function = name.partition(":")
+    try:
+        checker = vars(importlib.import_module(module))[function]
+    except (ImportError, KeyError) as error:
+        raise ConfigError(f"sandbox.checker={name}: cannot be imported ({error}); name a function of a module that is installed") from error
+    if not callable(checker):
+        raise ConfigError(f"sandbox.checker={name}: is a {type(checker).__name__}; name a function (input, got, expected) -> bool")
+    return checker  # type: ignore[no-any-return]
+
+
+def _ask(checker: Checker, given: Any, got: Any, expected: Any) -> bool:
+    try:
+        answer = checker(given, got, expected)
+    except (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, RuntimeError, TypeError, ValueError) as error:
+        raise InfrastructureError(f"the checker raised {type(error).__name__}: {str(error)[:200]}; correct sandbox.checker") from error
+    if type(answer) is not bool:
+        raise InfrastructureError(f"the checker gave {shorten(answer)}, not True or False; correct sandbox.checker")
+    return answer
 
 
 def shorten(value: Any) -> str:

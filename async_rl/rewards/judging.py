@@ -7,16 +7,17 @@ after it go on in a fresh child.  A stream test that failed in a shared child is
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 from async_rl.config import SandboxConfig
 from async_rl.errors import InfrastructureError
 from async_rl.rewards.asserts import Assertion, take_apart
-from async_rl.rewards.comparison import outputs_equal, shorten, values_equal
+from async_rl.rewards.comparison import Comparison, load_checker, shorten
 from async_rl.rewards.outcomes import NO_VALUE, Answer, Answers, ChildFault, read_calls, read_judged, read_streams
 from async_rl.rewards.protocol import TestResult, VerifyRequest, VerifyResponse
 from async_rl.sandbox.cell import CellFailed, Job, Outcome, job_request
@@ -27,6 +28,17 @@ from async_rl.types import AssertTest, CallTest, CodeTest, StdinTest, Verdict
 _TRIES = 2
 _MAX_STREAMS = 64
 _MIB = 1 << 20
+_LARGE_BYTES = 1 << 20
+T = TypeVar("T")
+
+
+class Printed(NamedTuple):
+    """What a program did with one standard input. verdict: pass if it ended well, nothing was compared; output: up to the output limit."""
+
+    verdict: Verdict
+    output: str
+    message: str
+    wall_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,31 +63,42 @@ class Judge:
 
     def __init__(self, pool: Pool, config: SandboxConfig) -> None:
         self._pool, self._config = pool, config
+        self._comparison = Comparison(relative_tolerance=config.float_tolerance, checker=load_checker(config.checker))
 
     async def verify(self, request: VerifyRequest) -> VerifyResponse:
         """Verdicts of one program. Raises InfrastructureError; cancelling ends the program."""
-        config = self._config
-        stop = config.stop_at_first_failure if request.stop_at_first_failure is None else request.stop_at_first_failure
-        limits = _Limits(
-            cpu_s=request.timeout_s or config.timeout_s,
-            memory_bytes=(request.memory_mb or config.memory_mb) * _MIB,
-            output_bytes=(request.output_kb or config.output_kb) * 1024,
-            stop=stop,
-        )
+        limits = self._limits(request)
         run = _Run(request.code, request.setup, limits)
         results: list[TestResult] = []
         for kind, tests in groupby(request.tests, key=_kind):
             results += await self._family(kind, list(tests), run)
             failed = next((i for i, result in enumerate(results) if result.verdict is not Verdict.PASS), None)
-            if stop and failed is not None:
+            if limits.stop and failed is not None:
                 results = results[: failed + 1]
                 break
         verdict = next((result.verdict for result in results if result.verdict is not Verdict.PASS), Verdict.PASS)
         return VerifyResponse(verdict=verdict, tests=results, level=self._pool.level)
 
+    def _limits(self, request: VerifyRequest) -> _Limits:
+        config, stop = self._config, request.stop_at_first_failure
+        return _Limits(
+            cpu_s=request.timeout_s or config.timeout_s,
+            memory_bytes=(request.memory_mb or config.memory_mb) * _MIB,
+            output_bytes=(request.output_kb or config.output_kb) * 1024,
+            stop=config.stop_at_first_failure if stop is None else stop,
+        )
+
+    async def run(self, request: VerifyRequest, stdin: str) -> Printed:
+        """What a program prints for one standard input. Raises InfrastructureError; cancelling ends the program."""
+        run = _Run(request.code, "", self._limits(request))
+        job = self._job(Mode.STREAMS, 1, run, run.code, [stdin.encode(errors="replace")])
+        outcome, answers, wall_s = await self._run(job, read_streams)
+        answer = answers.answers[0]
+        return Printed(answer.verdict, outcome.outputs[0][: run.limits.output_bytes].decode(errors="replace"), answer.message, wall_s)
+
     async def _family(self, kind: str, tests: list[Any], run: _Run) -> list[TestResult]:
         if kind == "call":
-            return await self._calls([_call_check(test) for test in tests], run, has_call_names=True)
+            return await self._calls([_call_check(test, self._comparison) for test in tests], run, has_call_names=True)
         if kind == "stdin":
             return await self._streams(tests, run)
         if kind == "assert":
@@ -102,14 +125,7 @@ class Judge:
             calls = [call for check in rest for call in check.calls]
             job = self._job(Mode.CALLS, len(calls), run, (run.code, calls, run.limits.stop, has_call_names))
             outcome, answers, wall_s = await self._run(job, read_calls)
-            taken = list(answers.answers)
-            for check in rest:
-                mine, taken = taken[: len(check.calls)], taken[len(check.calls) :]
-                if not mine:
-                    break
-                results.append(_judged(check, mine, outcome, wall_s / len(rest)))
-                if len(mine) < len(check.calls) or (run.limits.stop and results[-1].verdict is not Verdict.PASS):
-                    break
+            results += await self._compare(outcome, _judged_calls, rest, answers.answers, outcome, wall_s, run.limits.stop)
             if answers.is_final or (run.limits.stop and results[-1].verdict is not Verdict.PASS):
                 break
         return results
@@ -121,16 +137,35 @@ class Judge:
             rest = tests[len(results) : len(results) + size]
             job = self._job(Mode.STREAMS, len(rest), run, run.code, [test.input.encode(errors="replace") for test in rest])
             outcome, answers, wall_s = await self._run(job, read_streams)
-            size = _MAX_STREAMS
-            for index, (test, answer) in enumerate(zip(rest, answers.answers, strict=False)):
-                result = _stream_result(test, answer, outcome, wall_s / len(rest))
-                if result.verdict is not Verdict.PASS and index > 0 and len(outcome.frames.frames) > 1:
-                    size = 1
-                    break
-                results.append(result)
-                if result.verdict is not Verdict.PASS and run.limits.stop:
-                    return results
+            judged, is_spoilt = await self._compare(outcome, self._judged_streams, rest, answers.answers, outcome, wall_s, run)
+            results += judged
+            if run.limits.stop and judged and judged[-1].verdict is not Verdict.PASS:
+                break
+            size = 1 if is_spoilt else _MAX_STREAMS
         return results
+
+    def _judged_streams(
+        self, tests: Sequence[StdinTest], answers: Sequence[Answer], outcome: Outcome, wall_s: float, run: _Run
+    ) -> tuple[list[TestResult], bool]:
+        """Results up to the first failure if that is wanted; and whether the next test has to be tried again in a child of its own."""
+        results: list[TestResult] = []
+        for index, (test, answer) in enumerate(zip(tests, answers, strict=False)):
+            verdict, message = answer.verdict, answer.message
+            if answer.value is not NO_VALUE and not self._comparison.passes_output(test, answer.value):
+                verdict, message = Verdict.WRONG_ANSWER, f"printed {shorten(answer.value)}, not {shorten(test.output)}"
+            if verdict is not Verdict.PASS and index > 0 and len(outcome.frames.frames) > 1:
+                return results, True
+            results.append(_result(verdict, message, answer.cpu_s, outcome, wall_s / len(tests)))
+            if verdict is not Verdict.PASS and run.limits.stop:
+                break
+        return results, False
+
+    async def _compare(self, outcome: Outcome, compare: Callable[..., T], *args: Any) -> T:
+        """Comparing in a thread where it may take long: the loop that hands out cells must not wait for it."""
+        num_bytes = sum(map(len, outcome.outputs)) + sum(len(frame.body) for frame in outcome.frames.frames)
+        if self._comparison.checker is not None or num_bytes > _LARGE_BYTES:
+            return await asyncio.to_thread(compare, *args)
+        return compare(*args)
 
     def _job(self, mode: Mode, num_runs: int, run: _Run, payload: Any, inputs: Sequence[bytes] = ()) -> Job:
         limits = run.limits
@@ -165,9 +200,9 @@ def _kind(test: CodeTest) -> str:
     return "assert" if take_apart(test.code) is not None else "judge"
 
 
-def _call_check(test: CallTest) -> _Check:
+def _call_check(test: CallTest, comparison: Comparison) -> _Check:
     def judge(values: list[Any]) -> str:
-        if values_equal(values[0], test.expected):
+        if comparison.passes_value(test, values[0]):
             return ""
         return f"{test.function}({', '.join(map(shorten, test.args))}) gave {shorten(values[0])}, not {shorten(test.expected)}"
 
@@ -191,6 +226,21 @@ def _assert_judge(assertion: Assertion) -> Callable[[list[Any]], str]:
     return judge
 
 
+def _judged_calls(checks: Sequence[_Check], answers: Sequence[Answer], outcome: Outcome, wall_s: float, stop: bool) -> list[TestResult]:
+    """Results of the checks that were reached; the last of them may have ended during one of its calls."""
+    results: list[TestResult] = []
+    taken = 0
+    for check in checks:
+        mine = answers[taken : taken + len(check.calls)]
+        taken += len(mine)
+        if not mine:
+            break
+        results.append(_judged(check, mine, outcome, wall_s / len(checks)))
+        if len(mine) < len(check.calls) or (stop and results[-1].verdict is not Verdict.PASS):
+            break
+    return results
+
+
 def _judged(check: _Check, answers: Sequence[Answer], outcome: Outcome, wall_s: float) -> TestResult:
     failed = next((answer for answer in answers if answer.value is NO_VALUE), None)
     if failed is not None:
@@ -199,13 +249,6 @@ def _judged(check: _Check, answers: Sequence[Answer], outcome: Outcome, wall_s: 
         message = check.judge([answer.value for answer in answers])
         verdict = Verdict.WRONG_ANSWER if message else Verdict.PASS
     return _result(verdict, message, sum(answer.cpu_s for answer in answers), outcome, wall_s)
-
-
-def _stream_result(test: StdinTest, answer: Answer, outcome: Outcome, wall_s: float) -> TestResult:
-    verdict, message = answer.verdict, answer.message
-    if answer.value is not NO_VALUE and not outputs_equal(answer.value, test.output):
-        verdict, message = Verdict.WRONG_ANSWER, f"printed {shorten(answer.value)}, not {shorten(test.output)}"
-    return _result(verdict, message, answer.cpu_s, outcome, wall_s)
 
 
 def _result(verdict: Verdict, message: str, cpu_s: float, outcome: Outcome, wall_s: float) -> TestResult:

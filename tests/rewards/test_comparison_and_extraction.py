@@ -3,8 +3,10 @@ from __future__ import annotations
 
 import pytest
 
-from async_rl.rewards.comparison import outputs_equal
+from async_rl.rewards.comparison import Comparison
 from async_rl.rewards.extraction import extract_code
+
+outputs_equal = Comparison(relative_tolerance=1e-9, checker=None).outputs_equal
 
 
 @pytest.mark.parametrize(

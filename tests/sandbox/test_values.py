@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from async_rl.rewards.comparison import values_equal
+from async_rl.rewards.comparison import Comparison
 from async_rl.sandbox.frames import Kind, read_frames
 from async_rl.sandbox.values import Foreign, decode, encode
 
+values_equal = Comparison(relative_tolerance=1e-9, checker=None).values_equal
 SCALARS = (
     st.none()
     | st.booleans()
