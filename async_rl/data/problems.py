@@ -1,7 +1,8 @@
-"""From the columns of a row to the tests of a programming problem, in three layouts.
+"""From the columns of a row to the tests of a programming problem, in four layouts.
 
 - `tests` (with optional `setup`): our own, a list of {kind: stdin | call | assert, ...}, or the same as a JSON string.
 - `test_list` (with optional `test_imports`): assert statements, as in MBPP.  They name the function, so the prompt has to show them.
+- `test` and `entry_point`: a function check(candidate) and the name of what it is given, as in HumanEval.
 - `input_output`: a JSON string or an object {inputs, outputs, fn_name?}, as in AReaL; with `fn_name` each line of an input is one argument.
 Invariant: a row without usable tests is a DataError that names its place.  Used by prompts.py.
 """
@@ -14,9 +15,13 @@ import msgspec
 
 from async_rl.data.files import Row
 from async_rl.errors import DataError
-from async_rl.types import AssertTest, CallTest, CodeProblem, CodeTest, StdinTest
+from async_rl.io_pairs import read_input_output
+from async_rl.types import AssertTest, CodeProblem, CodeTest
 
-_REMEDY = "give a column `tests` (list of {kind: stdin|call|assert, ...}), `test_list` (assert statements) or `input_output`"
+_REMEDY = (
+    "give a column `tests` (list of {kind: stdin|call|assert, ...}), `test_list` (assert statements), `test` with `entry_point`, "
+    "or `input_output`"
+)
 
 
 def read_problem(place: str, row: Row) -> tuple[CodeProblem, tuple[str, ...]]:
@@ -28,8 +33,11 @@ def read_problem(place: str, row: Row) -> tuple[CodeProblem, tuple[str, ...]]:
         shown = tuple(_texts(place, "test_list", row["test_list"]))
         setup = "\n".join(_texts(place, "test_imports", row.get("test_imports") or []))
         problem = CodeProblem(tests=[AssertTest(code=code) for code in shown], setup=setup)
+    elif row.get("test") is not None:
+        check = f"{_text(place, 'test', row['test'])}\ncheck({_text(place, 'entry_point', row.get('entry_point'))})"
+        problem, shown = CodeProblem(tests=[AssertTest(code=check)]), ()
     elif row.get("input_output") is not None:
-        problem, shown = CodeProblem(tests=_input_output(place, row["input_output"])), ()
+        problem, shown = CodeProblem(tests=read_input_output(place, row["input_output"])), ()
     else:
         raise DataError(f"{place}: no tests among the columns {sorted(row)}; {_REMEDY}")
     if not problem.tests:
@@ -53,25 +61,6 @@ def _without_absent(test: Any) -> Any:
     if not isinstance(test, dict):
         return test
     return {key: value for key, value in test.items() if value is not None or (key == "expected" and test.get("kind") == "call")}
-
-
-def _input_output(place: str, value: Any) -> list[CodeTest]:
-    data = _json(place, "input_output", value) if isinstance(value, str) else value
-    if not isinstance(data, dict):
-        raise DataError(f"{place}: column input_output must hold an object {{inputs, outputs, fn_name?}}, this is a {type(data).__name__}")
-    inputs = _texts(place, "input_output.inputs", data.get("inputs"))
-    outputs = _texts(place, "input_output.outputs", data.get("outputs"))
-    if len(inputs) != len(outputs):
-        raise DataError(f"{place}: input_output has {len(inputs)} inputs and {len(outputs)} outputs; each input needs its output")
-    function = data.get("fn_name")
-    if not function:
-        return [StdinTest(input=given, output=wanted) for given, wanted in zip(inputs, outputs, strict=True)]
-    _text(place, "input_output.fn_name", function)
-    tests: list[CodeTest] = []
-    for given, wanted in zip(inputs, outputs, strict=True):
-        args = [_json(place, "input_output.inputs", line) for line in given.splitlines() if line.strip()]
-        tests.append(CallTest(function=function, args=args, expected=_json(place, "input_output.outputs", wanted)))
-    return tests
 
 
 def _json(place: str, column: str, text: str) -> Any:

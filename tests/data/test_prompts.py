@@ -109,6 +109,17 @@ def test_input_output_with_a_function_has_one_json_argument_per_line(tokenizer: 
     assert prompt.problem.tests == [CallTest(function="solve", args=[[1, 2], "a"], expected=[3])]
 
 
+def test_check_function_of_human_eval_is_an_assert_test_on_its_entry_point(tokenizer: Any, tmp_path: Path) -> None:
+    row = {
+        "prompt": "def f(x):\n",
+        "test": "def check(candidate):\n    assert candidate(1) == 2\n",
+        "entry_point": "f",
+        "task_id": "HumanEval/0",
+    }
+    [prompt] = load(write_jsonl(tmp_path / "he.jsonl", [row]), tokenizer)
+    assert prompt.problem.tests == [AssertTest(code="def check(candidate):\n    assert candidate(1) == 2\n\ncheck(f)")]
+
+
 def test_parquet_rows_give_the_same_prompts_as_jsonl(tokenizer: Any, tmp_path: Path) -> None:
     rows = [{"id": i, "prompt": f"Task {i}", "tests": json.dumps(OWN_TESTS)} for i in range(5)]
     (tmp_path / "a").mkdir()
@@ -168,6 +179,7 @@ def test_val_files_are_the_held_out_prompts_and_without_them_there_are_none(toke
         ({"prompt": "p", "tests": []}, "row 1: the list of tests is empty"),
         ({"prompt": "p", "tests": [{"kind": "stdin", "input": 1, "output": ""}]}, "row 1: column tests is not as documented"),
         ({"prompt": "p", "tests": "[oops"}, "row 1: tests holds .*no JSON"),
+        ({"prompt": "p", "test": "def check(c): pass"}, "row 1: entry_point must be a string"),
         ({"prompt": "p", "test_list": "assert x"}, "row 1: test_list must be a list of strings"),
         ({"prompt": "p", "input_output": {"inputs": ["1"], "outputs": []}}, "row 1: input_output has 1 inputs and 0 outputs"),
         (
