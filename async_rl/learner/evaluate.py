@@ -31,9 +31,13 @@ Output = tuple[Tensor, Tensor]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Minibatch:
-    """The passes of this rank for one optimizer step, and the minibatch's sequences on all ranks."""
+    """The passes of this rank for one optimizer step, and the minibatch's sequences on all ranks.
+
+    silent: those passes, at the front, of whose loss the gradient is exactly 0: they are run for what they tell, without a graph.
+    """
 
     passes: list[Pass]
+    silent: frozenset[Pass]
     sequences: list[int]
 
 
@@ -59,26 +63,39 @@ class Evaluator:
         self._reference = reference
         self._critic = critic
 
-    def plan(self, batch: Batch, version: int, epoch: int) -> list[Minibatch]:
-        """The epoch's minibatches with this rank's passes; the same on every rank and for every budget but for the passes."""
+    def plan(self, batch: Batch, version: int, epoch: int, *, pulls: Tensor) -> list[Minibatch]:
+        """The epoch's minibatches with this rank's passes; the same on every rank and for every budget but for the passes.
+
+        pulls: bool [B], False where nothing in the sequence's loss depends on the policy.
+        """
         device = self._ranks.device
         budget = self._config.learner.budget_tokens
         if not self._ranks.is_sharded:
             budget = min(budget, _CACHE_TOKENS)
         rng = np.random.default_rng((self._config.seed, version, epoch))
+        does_pull = pulls.tolist()
+
+        def mine(sequences: list[int]) -> list[Pass]:
+            if not sequences:
+                return []
+            shares = passes(batch, sequences, ranks=self._ranks.world_size, budget_tokens=budget)
+            return [pack(batch, members, device=device) for members in shares[self._ranks.rank]]
+
         plan = []
         for sequences in minibatches(batch, count=self._config.learner.minibatches, rng=rng):
-            mine = passes(batch, sequences, ranks=self._ranks.world_size, budget_tokens=budget)[self._ranks.rank]
-            plan.append(Minibatch(passes=[pack(batch, members, device=device) for members in mine], sequences=sequences))
+            silent = mine([s for s in sequences if not does_pull[s]])
+            loud = mine([s for s in sequences if does_pull[s]])
+            plan.append(Minibatch(passes=silent + loud, silent=frozenset(silent), sequences=sequences))
         return plan
 
     def evaluate(self, batch: Batch, plan: Sequence[Minibatch], *, with_policy: bool, trains_policy: bool) -> tuple[Evaluated, Kept]:
         """Runs the models over the batch. The first update has the same weights, so its passes keep their graphs if memory allows."""
         reuse = self._reusable(batch, plan[0])
-        before, kept = self._nothing_yet(batch), Kept(is_streaming=not with_policy)
+        silent = plan[0].silent
+        before, kept = self.nothing_yet(batch), Kept(is_streaming=not with_policy)
         for row in [row for minibatch in plan for row in minibatch.passes]:
             if with_policy:
-                with torch.set_grad_enabled(trains_policy and row in reuse):
+                with torch.set_grad_enabled(trains_policy and row in reuse and row not in silent):
                     output = self.run_policy(row)
                 note(before, row, output)
                 if trains_policy and row in reuse:
@@ -118,7 +135,7 @@ class Evaluator:
             return set()
         return set(first.passes)
 
-    def _nothing_yet(self, batch: Batch) -> Evaluated:
+    def nothing_yet(self, batch: Batch) -> Evaluated:
         def tokens() -> Tensor:
             return torch.zeros(batch.num_tokens, device=self._ranks.device)
 

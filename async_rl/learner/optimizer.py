@@ -49,6 +49,9 @@ class ModelOptimizer:
 
         loss: the minibatch's loss over all ranks.  Raises NonFiniteError before anything is changed, on every rank alike.
         """
+        for parameter in self._parameters:
+            if parameter.grad is None:  # no pass had a gradient: the moments must fade all the same
+                parameter.grad = torch.zeros_like(parameter)
         norm = gradient_norm(self._parameters)
         norm_value = float(norm)
         if not (math.isfinite(loss) and math.isfinite(norm_value)):

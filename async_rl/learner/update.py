@@ -21,7 +21,7 @@ from async_rl.algorithms.losses import policy_loss, token_weights, value_loss
 from async_rl.batching.batch import Batch
 from async_rl.batching.packing import Pass
 from async_rl.config import RunConfig
-from async_rl.learner.evaluate import Evaluator, Kept, Output, note
+from async_rl.learner.evaluate import Evaluator, Kept, Minibatch, Output, note
 from async_rl.learner.models import Critic, Policy
 from async_rl.learner.objective import Evaluated, Targets, compute_targets, trained_mask
 from async_rl.learner.optimizer import ModelOptimizer
@@ -92,7 +92,8 @@ class Updater:
         )
 
         started_s = time.perf_counter()
-        updates = [m for epoch in range(learner.epochs) for m in self._evaluator.plan(batch, version, epoch)]
+        pulls = self._pulls(batch, mask)
+        updates = [m for epoch in range(learner.epochs) for m in self._evaluator.plan(batch, version, epoch, pulls=pulls)]
         streams = trains_policy and len(updates) == 1 and not self._needs_kl_before
         before, kept = self._evaluator.evaluate(batch, updates[: learner.minibatches], with_policy=not streams, trains_policy=trains_policy)
         evaluated_s = time.perf_counter()
@@ -102,7 +103,7 @@ class Updater:
         for minibatch in updates:
             weights = self._weights(batch, mask, minibatch.sequences)
             if trains_policy:
-                self._update_policy(batch, minibatch.passes, weights, before, targets, kept, totals)
+                self._update_policy(batch, minibatch, weights, before, targets, kept, totals)
             if self._critic is not None:
                 self._update_critic(minibatch.passes, weights, before, targets, kept, totals)
             totals.updates += 1
@@ -125,6 +126,16 @@ class Updater:
         """Whether advantages depend on the policy's log-probs."""
         return self._reference is not None and self._algorithm.kl_placement == "reward"
 
+    def _pulls(self, batch: Batch, mask: Tensor) -> Tensor:
+        """bool [B]: whether the sequence's loss can have a gradient. A group of equal rewards has none where advantages are the whole loss."""
+        algorithm = self._algorithm
+        if self._critic is not None or self._reference is not None or algorithm.entropy_coef:
+            return torch.ones(batch.num_sequences, dtype=torch.bool, device=mask.device)
+        nothing = self._evaluator.nothing_yet(batch)
+        advantages = compute_targets(batch, mask, nothing, algorithm=algorithm, reward=self._config.reward).advantages
+        counts = torch.zeros(batch.num_sequences, device=mask.device).index_add_(0, batch.sequence_index, (mask & (advantages != 0)).float())
+        return counts > 0
+
     def _weights(self, batch: Batch, mask: Tensor, sequences: Sequence[int]) -> Tensor:
         """The share of each token in the minibatch's mean: float32 [R]."""
         is_member = torch.zeros(batch.num_sequences, dtype=torch.bool, device=mask.device)
@@ -137,16 +148,18 @@ class Updater:
         )
 
     def _update_policy(
-        self, batch: Batch, rows: Sequence[Pass], weights: Tensor, before: Evaluated, targets: Targets, kept: Kept, totals: Totals
+        self, batch: Batch, minibatch: Minibatch, weights: Tensor, before: Evaluated, targets: Targets, kept: Kept, totals: Totals
     ) -> None:
         """One optimizer step of the policy."""
         sums = torch.zeros(5, device=self._ranks.device)
-        for row in rows:
-            output = kept.policy.pop(row, None) or self._evaluator.run_policy(row)
-            if kept.is_streaming:
-                note(before, row, output)
-            loss, statistics = self._policy_objective(batch, row, output, weights[row.token_index], before, targets)
-            (loss * self._ranks.world_size).backward()  # type: ignore[no-untyped-call]
+        for row in minibatch.passes:
+            with torch.set_grad_enabled(row not in minibatch.silent):
+                output = kept.policy.pop(row, None) or self._evaluator.run_policy(row)
+                if kept.is_streaming:
+                    note(before, row, output)
+                loss, statistics = self._policy_objective(batch, row, output, weights[row.token_index], before, targets)
+            if row not in minibatch.silent:
+                (loss * self._ranks.world_size).backward()  # type: ignore[no-untyped-call]
             sums += statistics
         loss_value, low, high, kl, tokens = self._ranks.sum(sums).tolist()
         totals.policy_grad_norm += self._policy_optimizer.apply(loss_value)

@@ -104,7 +104,7 @@ def spy_on_gradients(monkeypatch: pytest.MonkeyPatch, *, is_stepping: bool = Tru
     step = ModelOptimizer.apply
 
     def spy(self: ModelOptimizer, loss: float) -> float:
-        gradients = [full_tensor(p.grad).clone() for p in self._parameters if p.grad is not None]
+        gradients = [full_tensor(torch.zeros_like(p) if p.grad is None else p.grad).detach().clone() for p in self._parameters]
         collected.setdefault(self._name, []).append(gradients)
         if is_stepping:
             return step(self, loss)
@@ -118,4 +118,4 @@ def spy_on_gradients(monkeypatch: pytest.MonkeyPatch, *, is_stepping: bool = Tru
 def relative_difference(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> float:
     """Norm of the difference of all gradients over the norm of the second."""
     difference = sum(float((a.double() - b.double()).square().sum()) for a, b in zip(first, second, strict=True))
-    return float((difference / sum(float(b.double().square().sum()) for b in second)) ** 0.5)
+    return float((difference / sum(float(b.double().square().sum()) for b in second)) ** 0.5) if difference else 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -12,7 +13,8 @@ from learner_support import make_groups, make_trainer, relative_difference, spy_
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from async_rl.types import Group
+from async_rl.learner.update import Updater
+from async_rl.types import Group, Trajectory
 
 
 def sequence_logprobs(model: torch.nn.Module, token_ids: np.ndarray, prompt_length: int) -> tuple[Tensor, Tensor]:
@@ -95,8 +97,6 @@ def test_sharing_prompts_does_not_change_gradients(model_path: Path, monkeypatch
 def test_a_separate_proximal_pass_gives_the_same_gradient_as_the_shared_one(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One update and no KL: the training pass itself gives the proximal log-probs. A second run computes them before."""
     from async_rl.learner.evaluate import Evaluator
-    from async_rl.learner.update import Updater
-
     collected = spy_on_gradients(monkeypatch, is_stepping=False)
     groups = make_groups(ages=(0, 1), version=1)
     streamed = make_trainer(model_path, "grpo_code").step(groups, 1)
@@ -150,3 +150,62 @@ def _policy_gradient(model_path: Path, groups: Sequence[Group]) -> list[Tensor]:
             advantage = (t.score.reward - rewards.mean()) / (rewards.std(ddof=1) + 1e-6)
             (-advantage * sequence_logprobs(model, t.token_ids, t.prompt_length)[0].sum() / total).backward()
     return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+def equal_rewards(groups: Sequence[Group], *, every: int) -> list[Group]:
+    """The same groups, but every so-many-th has equal rewards, so that none of its advantages differs from 0."""
+
+    def level(t: Trajectory) -> Trajectory:
+        return msgspec.structs.replace(t, score=msgspec.structs.replace(t.score, reward=1.0))
+
+    return [
+        msgspec.structs.replace(g, trajectories=[level(t) for t in g.trajectories]) if i % every == 0 else g for i, g in enumerate(groups)
+    ]
+
+
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_sequences_without_advantage_get_no_backward_pass_and_change_no_gradient(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch, minibatches: int
+) -> None:
+    knobs = ("learner.budget_tokens=30", "learner.epochs=2", f"learner.minibatches={minibatches}")
+    groups = equal_rewards(make_groups(ages=(0, 1), version=1), every=2)
+    collected = spy_on_gradients(monkeypatch, is_stepping=False)
+    num_backward = 0
+    backward = torch.Tensor.backward
+
+    def counted(self: Tensor) -> None:
+        nonlocal num_backward
+        num_backward += 1
+        backward(self)
+
+    monkeypatch.setattr(torch.Tensor, "backward", counted)
+    skipping = make_trainer(model_path, "grpo_code", *knobs).step(groups, 1)
+    few, num_backward = num_backward, 0
+    monkeypatch.setattr(Updater, "_pulls", lambda self, batch, mask: torch.ones(batch.num_sequences, dtype=torch.bool))
+    plain = make_trainer(model_path, "grpo_code", *knobs).step(groups, 1)
+    assert few <= 0.7 * num_backward
+    half = len(collected["policy"]) // 2
+    for mine, other in zip(collected["policy"][:half], collected["policy"][half:], strict=True):
+        assert relative_difference(mine, other) < 1e-6
+    for name, value in plain.scalars.items():
+        if not name.startswith("time/"):
+            assert skipping.scalars[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
+
+
+@pytest.mark.parametrize(
+    ("knobs", "is_silent"),
+    [([], True), (["algorithm.entropy_coef=0.01"], False), (["algorithm.kl_coef=0.1"], False), (["algorithm.kl_placement=reward"], True)],
+)
+def test_a_batch_of_equal_rewards_is_silent_only_where_advantages_are_the_whole_loss(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch, knobs: list[str], is_silent: bool
+) -> None:
+    trainer = make_trainer(model_path, "grpo_code", *knobs)
+    groups = make_groups()
+    trainer.step(groups, 0)
+    before = [t.clone() for t in trainer.full_tensors()]
+    collected = spy_on_gradients(monkeypatch)
+    result = trainer.step(equal_rewards(groups, every=1), 0)
+    assert all(not g.any() for g in collected["policy"][0]) == is_silent
+    assert result.scalars["policy/entropy"] > 0
+    after = [t.clone() for t in trainer.full_tensors()]
+    assert not all(torch.equal(a, b) for a, b in zip(before, after, strict=True)), "the optimizer's moments go on"
