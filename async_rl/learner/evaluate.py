@@ -136,6 +136,8 @@ class Evaluator:
         return set(first.passes)
 
     def nothing_yet(self, batch: Batch) -> Evaluated:
+        """What is known before any model has run: zeros."""
+
         def tokens() -> Tensor:
             return torch.zeros(batch.num_tokens, device=self._ranks.device)
 

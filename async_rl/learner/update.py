@@ -127,13 +127,13 @@ class Updater:
         return self._reference is not None and self._algorithm.kl_placement == "reward"
 
     def _pulls(self, batch: Batch, mask: Tensor) -> Tensor:
-        """bool [B]: whether the sequence's loss can have a gradient. A group of equal rewards has none where advantages are the whole loss."""
+        """bool [B]: whether the sequence's loss can have a gradient; where advantages are the whole loss, groups of equal rewards have none."""
         algorithm = self._algorithm
         if self._critic is not None or self._reference is not None or algorithm.entropy_coef:
             return torch.ones(batch.num_sequences, dtype=torch.bool, device=mask.device)
         nothing = self._evaluator.nothing_yet(batch)
         advantages = compute_targets(batch, mask, nothing, algorithm=algorithm, reward=self._config.reward).advantages
-        counts = torch.zeros(batch.num_sequences, device=mask.device).index_add_(0, batch.sequence_index, (mask & (advantages != 0)).float())
+        counts = torch.bincount(batch.sequence_index[mask & (advantages != 0)], minlength=batch.num_sequences)
         return counts > 0
 
     def _weights(self, batch: Batch, mask: Tensor, sequences: Sequence[int]) -> Tensor:

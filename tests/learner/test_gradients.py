@@ -97,6 +97,7 @@ def test_sharing_prompts_does_not_change_gradients(model_path: Path, monkeypatch
 def test_a_separate_proximal_pass_gives_the_same_gradient_as_the_shared_one(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One update and no KL: the training pass itself gives the proximal log-probs. A second run computes them before."""
     from async_rl.learner.evaluate import Evaluator
+
     collected = spy_on_gradients(monkeypatch, is_stepping=False)
     groups = make_groups(ages=(0, 1), version=1)
     streamed = make_trainer(model_path, "grpo_code").step(groups, 1)
