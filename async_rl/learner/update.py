@@ -127,7 +127,7 @@ class Updater:
         return self._reference is not None and self._algorithm.kl_placement == "reward"
 
     def _pulls(self, batch: Batch, mask: Tensor) -> Tensor:
-        """bool [B]: whether the sequence's loss can have a gradient; where advantages are the whole loss, groups of equal rewards have none."""
+        """bool [B]: whether the loss of the sequence can have a gradient: where advantages are all of it, equal rewards have none."""
         algorithm = self._algorithm
         if self._critic is not None or self._reference is not None or algorithm.entropy_coef:
             return torch.ones(batch.num_sequences, dtype=torch.bool, device=mask.device)
