@@ -9,7 +9,7 @@ import sys
 
 if __name__ == "__main__":
     package = os.path.dirname(os.path.abspath(__file__))
-    sys.path.insert(0, os.path.dirname(package))
+    sys.path.append(os.path.dirname(package))  # last: what lies beside an installed package may be named like a standard module
     zygote = importlib.import_module(f"{os.path.basename(package)}.zygote")
-    del sys.path[0]
+    del sys.path[-1]
     zygote.main(sys.argv[1:])
