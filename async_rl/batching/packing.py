@@ -53,7 +53,7 @@ class Pass:
 
     input_ids, position_ids: int64 [1, T].  predict_index: int64 [R'], the row position whose hidden state predicts each response token;
     target_ids: int64 [R'], that token; token_index: int64 [R'], its place in the batch's R.  last_index: int64 [S], each sequence's last
-    token; sequences: int64 [S], its place in the batch's B.
+    token, empty where rows were packed without ends; sequences: int64 [S], its place in the batch's B.
     """
 
     input_ids: Tensor
@@ -66,8 +66,11 @@ class Pass:
     layout: Layout
 
 
-def pack(batch: Batch, sequences: Sequence[int], *, device: torch.device) -> Pass:
-    """Packs these sequences of the batch. No sequences: a row of one token whose results nobody reads, to keep ranks in step."""
+def pack(batch: Batch, sequences: Sequence[int], *, device: torch.device, with_ends: bool = True) -> Pass:
+    """Packs these sequences of the batch. No sequences: a row of one token whose results nobody reads, to keep ranks in step.
+
+    with_ends: keep the last token of each response, which predicts nothing; only a critic asks what it thinks after it.
+    """
     if not sequences:
         return _idle_pass(device)
     row: list[IntArray] = []
@@ -84,16 +87,19 @@ def pack(batch: Batch, sequences: Sequence[int], *, device: torch.device) -> Pas
             at += length
         start, _ = prompts[batch.prompt_key[s]]
         size = batch.response_lengths[s]
-        last.append(at + size - 1 if size else start + length - 1)
+        if with_ends:
+            last.append(at + size - 1 if size else start + length - 1)
         if not size:
             continue
-        segments.append((at, size, start, length))
-        row.append(ids[length:])
+        held = size if with_ends else size - 1
+        if held:
+            segments.append((at, held, start, length))
+            row.append(ids[length : length + held])
         predict.append(np.arange(at - 1, at + size - 1))
         predict[-1][0] = start + length - 1
         targets.append(ids[length:])
         places.append(np.arange(batch.offsets[s], batch.offsets[s] + size))
-        at += size
+        at += held
     table = np.array(segments, dtype=np.int64)
 
     def on_device(array: npt.NDArray[np.generic]) -> Tensor:

@@ -79,7 +79,7 @@ class Evaluator:
             if not sequences:
                 return []
             shares = passes(batch, sequences, ranks=self._ranks.world_size, budget_tokens=budget)
-            return [pack(batch, members, device=device) for members in shares[self._ranks.rank]]
+            return [pack(batch, members, device=device, with_ends=self._critic is not None) for members in shares[self._ranks.rank]]
 
         plan = []
         for sequences in minibatches(batch, count=self._config.learner.minibatches, rng=rng):

@@ -108,7 +108,7 @@ class Trainer:
         found = torch.zeros(batch.num_tokens, device=self._ranks.device)
         budget = self._config.learner.budget_tokens
         for members in passes(batch, range(batch.num_sequences), ranks=1, budget_tokens=budget)[0]:
-            row = pack(batch, members, device=self._ranks.device)
+            row = pack(batch, members, device=self._ranks.device, with_ends=False)
             found[row.token_index], _ = self._policy(row, temperature=1.0, chunk_tokens=self._config.learner.logits_chunk_tokens)
         flat = found.cpu().numpy()
         return [

@@ -28,6 +28,19 @@ def test_a_packed_row_by_hand() -> None:
     assert row.last_index.tolist() == [p + n - 1, p + n + m - 1]
 
 
+def test_a_row_without_ends_holds_no_token_that_predicts_nothing() -> None:
+    groups = make_groups(num_groups=1, size=2)
+    first, second = groups[0].trajectories
+    batch = collate(groups, device=CPU)
+    row, whole = pack(batch, [0, 1], device=CPU, with_ends=False), pack(batch, [0, 1], device=CPU)
+    p, n = first.prompt_length, first.response_length
+    assert row.input_ids[0].tolist() == [*first.token_ids[:-1].tolist(), *second.token_ids[p:-1].tolist()]
+    assert row.predict_index.tolist() == [*range(p - 1, p + n - 1), p - 1, *range(p + n - 1, p + n + second.response_length - 2)]
+    assert torch.equal(row.target_ids, whole.target_ids)
+    assert torch.equal(row.token_index, whole.token_index)
+    assert row.last_index.numel() == 0
+
+
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), num_groups=st.integers(1, 4), size=st.integers(1, 4))
 def test_every_query_sees_its_own_prompt_and_past_and_nothing_else(seed: int, num_groups: int, size: int) -> None:
