@@ -59,13 +59,13 @@ def read_streams(outcome: Outcome, request: Request) -> Answers:
         return _failure(frame)
 
     read = _read(outcome, request, answer)
-    reached = len(read.answers)
-    if not read.answers or read.answers[-1].verdict is Verdict.PASS or reached <= len(outcome.frames.frames) - 1:
+    reached, frames = len(read.answers), outcome.frames.frames
+    if not (frames and frames[0].kind is Kind.LOADED) or read.answers[-1].verdict is Verdict.PASS or reached <= len(frames) - 1:
         return read
     output = outcome.outputs[reached - 1]
     if len(output) > request.output_bytes:
         last = Answer(verdict=Verdict.OUTPUT_LIMIT, message=f"printed more than {request.output_bytes // 1024} KB")
-    elif outcome.reply.ending == Ending.EXITED and outcome.reply.code == 0 and not outcome.frames.is_malformed and outcome.frames.frames:
+    elif outcome.reply.ending == Ending.EXITED and outcome.reply.code == 0 and not outcome.frames.is_malformed:
         last = Answer(value=output.decode(errors="replace"))
     else:
         return read

@@ -11,6 +11,9 @@ from msgspec import Meta
 
 from async_rl.types import CodeTest, Value, Verdict
 
+MAX_TIMEOUT_S = 300
+MIN_MEMORY_MB, MAX_MEMORY_MB = 16, 65536
+
 
 class VerifyRequest(Value):
     """One program and its tests. setup is code of the tests' side, never run with the program."""
@@ -19,8 +22,8 @@ class VerifyRequest(Value):
     tests: Annotated[list[CodeTest], Meta(min_length=1, max_length=1000)]
     language: Literal["python"] = "python"
     setup: str = ""
-    timeout_s: Annotated[float, Meta(gt=0, le=300)] | None = None
-    memory_mb: Annotated[int, Meta(ge=16, le=65536)] | None = None
+    timeout_s: Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)] | None = None
+    memory_mb: Annotated[int, Meta(ge=MIN_MEMORY_MB, le=MAX_MEMORY_MB)] | None = None
     output_kb: Annotated[int, Meta(ge=1, le=262144)] | None = None
     stop_at_first_failure: bool | None = None
 

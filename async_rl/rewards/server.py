@@ -1,9 +1,10 @@
-"""The verifier's HTTP face: Starlette routes around a `Judge`, with a bounded queue, a bearer token and a drain.
+"""The verifier's HTTP face: Starlette routes around a `VerifierService`.
 
-POST /verify, POST /verify_batch (results stream as they finish), GET /health.  Bodies are JSON, or MessagePack when the content type says
-so; a batch is answered by lines of JSON, or by MessagePack values, each after its length as uint32.
-Invariants: at most `queue_size` programs wait, then 429 with Retry-After; a client that leaves takes its programs with it; after `drain`
-new work is refused with 503 while what was admitted is finished.
+POST /verify, POST /verify_batch (results stream as they finish), GET /health, GET /metrics (Prometheus); the forms of other systems are in
+`wire_forms.py`.  Bodies are JSON, or MessagePack when the content type says so; a batch is answered by lines of JSON, or by MessagePack
+values, each after its length as uint32.
+Invariants: nothing is answered without the token, as `Authorization: Bearer T` or as a path that begins with /token/T; a bad request is a
+4xx that names the path of its field; a full queue is 429 with Retry-After; a client that leaves takes its programs with it.
 """
 
 from __future__ import annotations
@@ -11,127 +12,33 @@ from __future__ import annotations
 import asyncio
 import hmac
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Sequence
+from functools import partial
 from typing import TypeVar
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from async_rl.errors import InfrastructureError
-from async_rl.observability.activity import Activity
-from async_rl.rewards.judging import Judge
-from async_rl.rewards.protocol import BatchLine, BatchRequest, ErrorReply, Health, VerifyRequest, VerifyResponse, infrastructure_response
-from async_rl.sandbox.pool import Pool
+from async_rl.rewards.protocol import BatchLine, BatchRequest, ErrorReply, VerifyRequest
+from async_rl.rewards.service import Refused, VerifierService
+from async_rl.rewards.wire_forms import FORMS, Form
 
 T = TypeVar("T")
 MSGPACK = "application/msgpack"
 _JSON = "application/json"
 _NDJSON = "application/x-ndjson"
+_PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 _MAX_BODY_BYTES = 64 << 20
 _RETRY_AFTER_S = "1"
+_TOKEN_PATH = "/token/"
 
 
-class Refused(Exception):
-    """A request that gets an error reply."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-@dataclass(kw_only=True)
-class VerifierService:
-    """The work of one verifier process: admission, running, counting."""
-
-    pool: Pool
-    judge: Judge
-    queue_size: int
-    num_cells: int
-    activity: Activity = field(default_factory=Activity)
-    num_done: int = 0
-    num_infrastructure_errors: int = 0
-    is_draining: bool = False
-    _num_admitted: int = 0
-    _idle: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def admit(self, count: int) -> None:
-        """Take `count` programs on, or raise Refused."""
-        if self.is_draining:
-            raise Refused(503, "this verifier is shutting down; ask another one")
-        if self._num_admitted and self._num_admitted + count > self.queue_size + self.num_cells:
-            raise Refused(429, f"{self._num_admitted} programs are here and {self.queue_size} may wait; come back later")
-        self._num_admitted += count
-        self._idle.clear()
-
-    def release(self, count: int) -> None:
-        """Programs that were admitted are done, or given up."""
-        self._num_admitted -= count
-        if not self._num_admitted:
-            self._idle.set()
-
-    async def verify(self, request: VerifyRequest) -> VerifyResponse:
-        """One admitted program. An infrastructure failure is a response of its own."""
-        try:
-            with self.activity("judging"):
-                response = await self.judge.verify(request)
-        except InfrastructureError as error:
-            self.num_infrastructure_errors += 1
-            response = infrastructure_response(str(error), self.pool.level)
-        self.num_done += 1
-        return response
-
-    async def drain(self, timeout_s: float) -> bool:
-        """Refuse new work and wait for what was admitted; False if some was left after `timeout_s`."""
-        self.is_draining = True
-        if not self._num_admitted:
-            return True
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._idle.wait()
-        except TimeoutError:
-            return False
-        return True
-
-    def health(self) -> Health:
-        """The state of this process."""
-        hello = self.pool.hello
-        running = max(0, self.num_cells - self.pool.num_free)
-        return Health(
-            status="draining" if self.is_draining else "ok",
-            level=self.pool.level,
-            landlock_abi=hello.landlock_abi if hello else 0,
-            has_seccomp=bool(hello and hello.has_seccomp),
-            cells=self.num_cells,
-            queued=max(0, self._num_admitted - running),
-            running=running,
-            done=self.num_done,
-            infrastructure_errors=self.num_infrastructure_errors,
-            cells_replaced=self.pool.num_replaced,
-            reasons=list(self.pool.reasons),
-        )
-
-
-def build_app(service: VerifierService, token: str) -> Starlette:
+def build_app(service: VerifierService, token: str) -> ASGIApp:
     """The ASGI application of one verifier."""
-    expected = f"Bearer {token}".encode()
-
-    def guarded(handler: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
-        async def handle(request: Request) -> Response:
-            try:
-                given = request.headers.get("authorization", "").encode()
-                if not hmac.compare_digest(given, expected):
-                    raise Refused(401, "the bearer token is missing or wrong")
-                return await handler(request)
-            except Refused as refused:
-                return _error(refused)
-            except ClientDisconnect:
-                return Response(status_code=499)
-
-        return handle
 
     async def verify(request: Request) -> Response:
         asked = await _read(request, VerifyRequest)
@@ -145,46 +52,106 @@ def build_app(service: VerifierService, token: str) -> Starlette:
     async def verify_batch(request: Request) -> Response:
         asked = await _read(request, BatchRequest)
         service.admit(len(asked.requests))
-        encode, media_type = (_packed_line, MSGPACK) if _is_packed(request) else (_json_line, _NDJSON)
-        return StreamingResponse(_results(service, asked.requests, encode), media_type=media_type)
+        return _Batch(service, asked.requests, is_packed=_is_packed(request))
+
+    async def foreign(form: Form[msgspec.Struct], request: Request) -> Response:
+        asked = await _read(request, form.request)
+        try:
+            work = form.answer(service, asked)
+            service.admit(1)
+        except Refused as refused:
+            raise Refused(form.status(refused.status), str(refused)) from refused
+        try:
+            reply = await _while_connected(request, work())
+        finally:
+            service.release(1)
+        return _json_response(reply)
 
     async def health(request: Request) -> Response:
         return _reply(request, service.health())
 
-    return Starlette(
-        routes=[
-            Route("/verify", guarded(verify), methods=["POST"]),
-            Route("/verify_batch", guarded(verify_batch), methods=["POST"]),
-            Route("/health", guarded(health), methods=["GET"]),
-        ]
-    )
+    async def metrics(_: Request) -> Response:
+        return Response(service.metrics.text(), media_type=_PROMETHEUS)
+
+    routes = [
+        Route("/verify", verify, methods=["POST"]),
+        Route("/verify_batch", verify_batch, methods=["POST"]),
+        Route("/health", health, methods=["GET"]),
+        Route("/metrics", metrics, methods=["GET"]),
+        *(Route(form.path, partial(foreign, form), methods=["POST"]) for form in FORMS),
+    ]
+    return _Guard(Starlette(routes=routes, exception_handlers={Refused: _refuse, ClientDisconnect: _nobody_listens}), token)
 
 
-async def _results(
-    service: VerifierService, requests: Sequence[VerifyRequest], encode: Callable[[BatchLine], bytes]
-) -> AsyncIterator[bytes]:
-    """Lines in the order in which programs finish, those that finish together in one piece."""
-    finished: asyncio.Queue[bytes] = asyncio.Queue()
+class _Guard:
+    """Lets a request pass if it has the token, in its header or at the beginning of its path, which is taken off."""
 
-    async def one(index: int, request: VerifyRequest) -> None:
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        self._app, self._token = app, token.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+            given = header.removeprefix(b"Bearer ") if header.startswith(b"Bearer ") else b""
+            if scope["path"].startswith(_TOKEN_PATH):
+                named, _, rest = scope["path"].removeprefix(_TOKEN_PATH).partition("/")
+                given, scope = named.encode(), {**scope, "path": f"/{rest}", "raw_path": f"/{rest}".encode()}
+            if not hmac.compare_digest(given, self._token):
+                await _error(Refused(401, "the token is missing or wrong: send Authorization: Bearer <token>"))(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+class _Batch(Response):
+    """Lines in the order in which programs finish, those that finish together in one piece. Owns the programs' admission."""
+
+    def __init__(self, service: VerifierService, requests: Sequence[VerifyRequest], *, is_packed: bool) -> None:
+        self.status_code, self.background, self.body = 200, None, b""
+        self._service, self._requests = service, requests
+        self._encode = _packed_line if is_packed else _json_line
+        self.media_type = MSGPACK if is_packed else _NDJSON
+        self.raw_headers = [(b"content-type", self.media_type.encode())]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        finished: asyncio.Queue[bytes | BaseException] = asyncio.Queue()
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._service.release(1)
+            if not task.cancelled() and (fault := task.exception()) is not None:
+                finished.put_nowait(fault)  # a fault of ours breaks the answer off, so that the client asks somebody else
+
+        tasks = [asyncio.create_task(self._one(i, r, finished), name=f"verify-{i}") for i, r in enumerate(self._requests)]
+        for task in tasks:
+            task.add_done_callback(ended)
+        leaving = asyncio.create_task(_left(receive, finished), name="client leaves")
         try:
-            finished.put_nowait(encode(BatchLine(index=index, response=await service.verify(request))))
-        finally:
-            service.release(1)
-
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(one(i, request), name=f"verify-{i}") for i, request in enumerate(requests)]
-        try:
-            left = len(requests)
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            left = len(tasks)
             while left:
                 lines = [await finished.get()]
                 while not finished.empty():
                     lines.append(finished.get_nowait())
-                left -= len(lines)
-                yield b"".join(lines)
+                texts = [line for line in lines if isinstance(line, bytes)]
+                for fault in (line for line in lines if isinstance(line, BaseException)):
+                    raise fault
+                left -= len(texts)
+                await send({"type": "http.response.body", "body": b"".join(texts), "more_body": left > 0})
+        except ClientDisconnect:
+            return
         finally:
-            for task in tasks:
+            for task in (leaving, *tasks):
                 task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _one(self, index: int, request: VerifyRequest, finished: asyncio.Queue[bytes | BaseException]) -> None:
+        finished.put_nowait(self._encode(BatchLine(index=index, response=await self._service.verify(request))))
+
+
+async def _left(receive: Receive, finished: asyncio.Queue[bytes | BaseException]) -> None:
+    message: Message = {}
+    while message.get("type") != "http.disconnect":
+        message = await receive()
+    finished.put_nowait(ClientDisconnect())
 
 
 async def _while_connected(request: Request, work: Awaitable[T]) -> T:
@@ -210,7 +177,8 @@ async def _read(request: Request, expected: type[T]) -> T:
     try:
         return msgspec.msgpack.decode(body, type=expected) if _is_packed(request) else msgspec.json.decode(body, type=expected)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Refused(400, f"bad request: {error}") from error
+        where = "" if "`$" in str(error) else " - at `$`"
+        raise Refused(400, f"bad request: {error}{where}") from error
 
 
 def _is_packed(request: Request) -> bool:
@@ -220,6 +188,10 @@ def _is_packed(request: Request) -> bool:
 def _reply(request: Request, value: msgspec.Struct) -> Response:
     if _is_packed(request):
         return Response(msgspec.msgpack.encode(value), media_type=MSGPACK)
+    return _json_response(value)
+
+
+def _json_response(value: msgspec.Struct) -> Response:
     return Response(msgspec.json.encode(value), media_type=_JSON)
 
 
@@ -233,5 +205,14 @@ def _json_line(line: BatchLine) -> bytes:
 
 
 def _error(refused: Refused) -> Response:
-    headers = {"Retry-After": _RETRY_AFTER_S} if refused.status in (429, 503) else {}
+    headers = {"Retry-After": _RETRY_AFTER_S} if refused.status in (429, 503, 504) else {}
     return Response(msgspec.json.encode(ErrorReply(error=str(refused))), refused.status, headers, _JSON)
+
+
+async def _refuse(_: Request, refused: Exception) -> Response:
+    assert isinstance(refused, Refused)
+    return _error(refused)
+
+
+async def _nobody_listens(_: Request, __: Exception) -> Response:
+    return Response(status_code=499)

@@ -117,7 +117,7 @@ def test_check_function_of_human_eval_is_an_assert_test_on_its_entry_point(token
         "task_id": "HumanEval/0",
     }
     [prompt] = load(write_jsonl(tmp_path / "he.jsonl", [row]), tokenizer)
-    assert prompt.problem.tests == [AssertTest(code="def check(candidate):\n    assert candidate(1) == 2\n\ncheck(f)")]
+    assert prompt.problem.tests == [AssertTest(code=f"{test}\ncheck(f)")]
 
 
 def test_parquet_rows_give_the_same_prompts_as_jsonl(tokenizer: Any, tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+# ruff: noqa: E501  one case per line
 """Facts about the configurable parts of the comparison: float tolerance and checker functions."""
 
 from __future__ import annotations

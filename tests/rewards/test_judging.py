@@ -72,6 +72,13 @@ def test_each_stream_has_its_own_verdict(jail: Jail) -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("code", ["def f(", "print(1", "\0"])
+def test_stream_of_a_program_that_does_not_compile_never_passes_even_if_nothing_is_expected(jail: Jail, code: str) -> None:
+    tests = [StdinTest(input="", output="")] * 2
+    assert _verdicts(jail, code, list(tests)) == ["compile_error"] * 2
+    assert _verdicts(jail, code, list(tests[:1])) == ["compile_error"]
+
+
 def test_stream_spoilt_by_an_earlier_run_is_tried_again_in_a_fresh_child(jail: Jail) -> None:
     code = "import math\nprint(int(math.sqrt(int(input()))))\nmath.sqrt = None"
     assert _verdicts(jail, code, [StdinTest(input="9", output="3")] * 3) == ["pass"] * 3

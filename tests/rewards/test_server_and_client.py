@@ -96,14 +96,14 @@ def test_full_queue_answers_429_and_a_leaving_client_takes_its_program_along() -
         async with verifier(queue_size=1) as (url, service), httpx.AsyncClient(base_url=url, headers=HEADERS) as http:
             endless = _body("while True: pass", timeout_s=100)
             waiting = [asyncio.create_task(http.post("/verify", json=endless)) for _ in range(2)]
-            await _until(lambda: service._num_admitted == 2)
+            await _until(lambda: service.num_admitted == 2)
             refused = await http.post("/verify", json=_body())
             assert refused.status_code == 429
             assert int(refused.headers["retry-after"]) >= 1
             for task in waiting:
                 task.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
-            await _until(lambda: service._num_admitted == 0)
+            await _until(lambda: service.num_admitted == 0)
             assert (await http.post("/verify", json=_body())).json()["verdict"] == "pass"
             assert service.pool.num_replaced == 0
 
@@ -114,7 +114,7 @@ def test_drain_finishes_what_was_admitted_and_refuses_the_rest() -> None:
     async def run() -> None:
         async with verifier() as (url, service), httpx.AsyncClient(base_url=url, headers=HEADERS) as http:
             running = asyncio.create_task(http.post("/verify", json=_body(SLOW)))
-            await _until(lambda: service._num_admitted == 1)
+            await _until(lambda: service.num_admitted == 1)
             draining = asyncio.create_task(service.drain(10))
             await asyncio.sleep(0)
             assert (await http.post("/verify", json=_body())).status_code == 503

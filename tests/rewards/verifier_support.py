@@ -15,7 +15,8 @@ from starlette.types import ASGIApp
 
 from async_rl.config import RewardConfig, RunConfig, VerifiersConfig
 from async_rl.rewards.judging import Judge
-from async_rl.rewards.server import VerifierService, build_app
+from async_rl.rewards.server import build_app
+from async_rl.rewards.service import VerifierService
 from async_rl.sandbox.pool import Pool
 
 TOKEN = "secret"
@@ -57,9 +58,11 @@ async def serve(app: ASGIApp, port: int = 0) -> AsyncIterator[str]:
 
 
 @contextlib.asynccontextmanager
-async def verifier(*, cells: int = 1, queue_size: int = 64) -> AsyncIterator[tuple[str, VerifierService]]:
+async def verifier(*, cells: int = 1, queue_size: int = 64, queue_timeout_s: float = 30) -> AsyncIterator[tuple[str, VerifierService]]:
     """A whole verifier: cells, service, socket."""
     async with Pool(cells) as pool:
-        service = VerifierService(pool=pool, judge=Judge(pool, LIMITS), queue_size=queue_size, num_cells=cells)
+        service = VerifierService(
+            pool=pool, judge=Judge(pool, LIMITS), queue_size=queue_size, num_cells=cells, queue_timeout_s=queue_timeout_s
+        )
         async with serve(build_app(service, TOKEN)) as url:
             yield url, service
