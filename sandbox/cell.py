@@ -24,8 +24,11 @@ from .protocol import Hello, Mode, Reply, Request
 
 _START_TIMEOUT_S = 30.0
 _GRACE_S = 30.0
+_MARSHAL_VERSION = 2
+"""Writes no back references: arguments that are one object here arrive as several, so no call can change what the next one gets."""
 _ENVIRONMENT = {
     "PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "TZ": "UTC", "HOME": "/tmp", "MALLOC_ARENA_MAX": "1", "PYTHONUTF8": "1",
+    "LD_BIND_NOW": "1",  # symbols bound by a child would be bound, on pages of its own, by each child again
 }  # fmt: skip
 
 _COMMAND = [os.path.realpath(sys.executable), "-s", "-P", "-S", "-B", str(Path(__file__).with_name("entry.py"))]
@@ -103,10 +106,10 @@ class Cell:
         """Run one child. Cancelling ends the child, or the cell if it does not answer. Raises CellFailed."""
         files: list[int] = []
         try:
-            files.append(_memory_file("payload", marshal.dumps(job.payload)))
+            files.append(_memory_file("payload", marshal.dumps(job.payload, _MARSHAL_VERSION)))
             files.append(_memory_file("result", b""))
             if job.test is not None:
-                files.append(_memory_file("test", marshal.dumps(job.test)))
+                files.append(_memory_file("test", marshal.dumps(job.test, _MARSHAL_VERSION)))
             for data in job.inputs:
                 files.append(_memory_file("stdin", data))
                 files.append(_memory_file("stdout", b""))

@@ -13,7 +13,6 @@ import resource
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from . import linux
 from .judge import Solver, Test
 from .programs import Calls, Streams
 from .protocol import FIRST_STREAM, PAYLOAD, RESULT, Mode, Request
@@ -21,8 +20,6 @@ from .protocol import FIRST_STREAM, PAYLOAD, RESULT, Mode, Request
 if TYPE_CHECKING:
     from .zygote import Jail
 
-_STACK_BYTES = 64 << 20
-_MAX_DESCRIPTORS = 256
 _MAX_TASKS = 64
 FAULT_AT, FAULT_BYTES = 8, 256
 """Where in the shared page a child that could not be locked down says why; before it, one byte per child that could."""
@@ -68,33 +65,26 @@ def main(request: Request, part: Part, jail: Jail) -> None:
 
 
 def _lock_down(request: Request, part: Part, jail: Jail) -> None:
-    keep = sorted({jail.ruleset, *part.kept, 2} - {-1})
-    for low, high in zip(keep, [*keep[1:], 1 << 20], strict=True):
-        os.closerange(low + 1, high)
-    total_s = math.ceil(request.cpu_s * request.num_runs) + 2
-    size = request.output_bytes + 1
-    _limit(resource.RLIMIT_CPU, total_s)
-    _limit(resource.RLIMIT_FSIZE, size)
-    _limit(resource.RLIMIT_STACK, _STACK_BYTES)
-    _limit(resource.RLIMIT_NOFILE, _MAX_DESCRIPTORS)
     if jail.uid >= 0:
         os.setgroups([])
         os.setresgid(jail.uid, jail.uid, jail.uid)
         os.setresuid(jail.uid, jail.uid, jail.uid)
-        linux.prctl(linux.PR_SET_PDEATHSIG, 9)
-    _limit(resource.RLIMIT_NPROC, _MAX_TASKS)
-    _limit(resource.RLIMIT_AS, jail.base_address_space + request.memory_bytes)
-    if jail.filter:
-        linux.drop_capabilities()
-        if jail.ruleset >= 0:
-            linux.landlock_restrict(jail.ruleset)
-            os.close(jail.ruleset)
-        linux.install_seccomp(jail.filter)
+    for give_up in jail.confine:
+        give_up()
+    lowest = 2
+    for keep in sorted(part.kept):
+        os.closerange(lowest + 1, keep)
+        lowest = keep
+    os.closerange(lowest + 1, 1 << 20)
+    for which, value in (
+        (resource.RLIMIT_CPU, math.ceil(request.cpu_s * request.num_runs) + 2),
+        (resource.RLIMIT_FSIZE, request.output_bytes + 1),
+        (resource.RLIMIT_NPROC, _MAX_TASKS),
+        (resource.RLIMIT_AS, jail.base_address_space + request.memory_bytes),
+    ):
+        limit = min(value, jail.hard_limits[which])
+        resource.setrlimit(which, (limit, limit))
+    for give_up in jail.seal:
+        give_up()
     jail.ready[part.place] = 1
     jail.ready.close()
-
-
-def _limit(which: int, value: int) -> None:
-    hard = resource.getrlimit(which)[1]
-    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(which, (value, value))

@@ -10,6 +10,7 @@ import os
 import platform
 import struct
 import sys
+from collections.abc import Callable
 
 MACHINE_SUPPORTED = sys.platform == "linux" and platform.machine() == "x86_64" and sys.maxsize > 2**32
 
@@ -42,6 +43,7 @@ SECCOMP_MODE_FILTER = 2
 
 _SYS_PIVOT_ROOT = 155
 _SYS_CAPSET = 126
+_SYS_PRCTL = 157
 _SYS_MOUNT_SETATTR = 442
 _SYS_LANDLOCK_CREATE_RULESET = 444
 _SYS_LANDLOCK_ADD_RULE = 445
@@ -51,6 +53,7 @@ _CAPABILITY_VERSION_3 = 0x20080522
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.syscall.restype = ctypes.c_long
 _python = ctypes.PyDLL(None, use_errno=True)
+_python.syscall.restype = ctypes.c_long
 
 
 def _check(result: int, what: str) -> int:
@@ -109,19 +112,44 @@ def prctl(option: int, value: int | ctypes.c_void_p = 0) -> None:
     _check(_libc.prctl(ctypes.c_int(option), argument, ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)), f"prctl({option})")
 
 
-def drop_capabilities() -> None:
+def prepare_syscall(name: str, number: int, *args: object) -> Callable[[], None]:
+    """A system call whose arguments are made now: a child that makes it touches few pages, and each page costs it more than the call."""
+    converted = [ctypes.c_ulong(a) if isinstance(a, int) else ctypes.c_char_p(a) if isinstance(a, bytes) else a for a in args]
+    made = [ctypes.c_long(number), *converted, *[ctypes.c_ulong(0)] * (6 - len(args))]
+    call = _python.syscall
+
+    def make() -> None:
+        if call(*made) < 0:
+            raise OSError(ctypes.get_errno(), f"{name} failed")
+
+    return make
+
+
+def prepare_capability_drop() -> Callable[[], None]:
     """Empty the permitted, effective and inheritable sets."""
-    syscall("capset", _SYS_CAPSET, struct.pack("Ii", _CAPABILITY_VERSION_3, 0), bytes(24))
+    return prepare_syscall("capset", _SYS_CAPSET, struct.pack("Ii", _CAPABILITY_VERSION_3, 0), bytes(24))
 
 
-def install_seccomp(program: bytes) -> None:
-    """Put a BPF program (8 bytes per instruction) in front of every system call of this thread, for good."""
-    buffer = ctypes.create_string_buffer(program, len(program))
-    head = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(program) // 8, ctypes.addressof(buffer)))
-    _check(
-        _libc.prctl(ctypes.c_int(PR_SET_SECCOMP), ctypes.c_ulong(SECCOMP_MODE_FILTER), head, ctypes.c_ulong(0), ctypes.c_ulong(0)),
-        "seccomp",
-    )
+class _Filter(ctypes.Structure):
+    """struct sock_fprog."""
+
+    _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
+
+
+def prepare_seccomp(program: bytes) -> Callable[[], None]:
+    """Put a BPF program (8 bytes per instruction) in front of every system call of the calling thread, for good."""
+    head = ctypes.byref(_Filter(len(program) // 8, program))
+    return prepare_syscall("seccomp", _SYS_PRCTL, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, head)
+
+
+def prepare_death_with_parent() -> Callable[[], None]:
+    """Be killed when the parent ends."""
+    return prepare_syscall("prctl", _SYS_PRCTL, PR_SET_PDEATHSIG, 9)
+
+
+def prepare_landlock(ruleset: int) -> Callable[[], None]:
+    """Confine the calling thread by the ruleset, for good."""
+    return prepare_syscall("landlock_restrict_self", _SYS_LANDLOCK_RESTRICT_SELF, ruleset)
 
 
 def landlock_abi() -> int:
@@ -144,8 +172,3 @@ def landlock_allow(ruleset: int, path: str, access: int) -> None:
         syscall(f"landlock_add_rule {path}", _SYS_LANDLOCK_ADD_RULE, ruleset, 1, struct.pack("=Qi", access, fd), 0)
     finally:
         os.close(fd)
-
-
-def landlock_restrict(ruleset: int) -> None:
-    """Confine this thread by the ruleset, for good."""
-    syscall("landlock_restrict_self", _SYS_LANDLOCK_RESTRICT_SELF, ruleset, 0)

@@ -21,7 +21,7 @@ MAX_ITEMS: Final = 100_000
 
 _SCALARS = frozenset({int, float, bool, str, type(None)})
 _INT_BOUND = 1 << 1000
-_to_json = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), check_circular=False).encode
+_to_chunks = json.encoder.c_make_encoder(None, None, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, True)  # type: ignore[attr-defined]
 _from_json = json.JSONDecoder().decode
 _VIEWS: tuple[type, ...] = (
     range,
@@ -69,10 +69,10 @@ def encode(value: Any) -> bytes:
     kind = type(value)
     if kind in _SCALARS or (kind is list and _SCALARS.issuperset(map(type, value))):
         try:
-            return _to_json(value).encode()
+            return "".join(_to_chunks(value, 0)).encode()
         except ValueError:  # an integer of more digits than Python converts to decimal
             pass
-    return _to_json(_tagged(value, 0)).encode()
+    return "".join(_to_chunks(_tagged(value, 0), 0)).encode()
 
 
 def _tagged(value: Any, depth: int) -> Any:

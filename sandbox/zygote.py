@@ -14,25 +14,42 @@ import resource
 import select
 import signal
 import socket
+import sys
 import time
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from . import child, landlock, linux, namespaces, preload, seccomp
+from . import child, landlock, linux, namespaces, preload, programs, seccomp
 from .protocol import MAX_DESCRIPTORS, RESULT, Ending, Hello, Mode, Reply, Request
 
 NAMESPACES, LANDLOCK, NOTHING = 1, 2, 3
 _TICK_S = 0.02
 _IDLE_SHARE = 0.01
 _NOBODY = 65_534
+_LIMITED = {
+    resource.RLIMIT_CORE: 0,
+    resource.RLIMIT_STACK: 64 << 20,
+    resource.RLIMIT_NOFILE: 256,
+    resource.RLIMIT_CPU: sys.maxsize,
+    resource.RLIMIT_FSIZE: sys.maxsize,
+    resource.RLIMIT_NPROC: sys.maxsize,
+    resource.RLIMIT_AS: sys.maxsize,
+}
+"""What the zygote sets once for itself and all children; sys.maxsize: set by each child."""
 
 
 class Jail(NamedTuple):
-    """What each child is locked down with. ready: a shared byte the child sets once it is; uid: -1 to keep it."""
+    """What each child is locked down with. ready: a shared byte the child sets once it is; uid: -1 to keep it.
+
+    confine: what it gives up first; seal: the filter of system calls, after which nothing can be undone.
+    """
 
     level: int
     ruleset: int
-    filter: bytes
+    confine: tuple[Callable[[], None], ...]
+    seal: tuple[Callable[[], None], ...]
     uid: int
+    hard_limits: Mapping[int, int]
     base_address_space: int
     ready: mmap.mmap
 
@@ -69,25 +86,38 @@ def _die_with(host: int) -> None:
 
 def _prepare(level: int, readable: list[str]) -> Jail:
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    ruleset, uid, code = -1, -1, b""
-    if level < NOTHING:
-        code = seccomp.build_filter()
-        ruleset = _ruleset(level, readable)
-        if level == LANDLOCK and ruleset < 0:
-            raise OSError("this kernel has no Landlock")
+    limits = {which: resource.getrlimit(which)[1] for which in _LIMITED}
+    hard = {which: sys.maxsize if limit == resource.RLIM_INFINITY else limit for which, limit in limits.items()}
+    for which, value in _LIMITED.items():
+        if value != sys.maxsize:
+            resource.setrlimit(which, (min(value, hard[which]),) * 2)
+    uid = -1
     if level == LANDLOCK and os.geteuid() == 0 and all(_open_to_others(path) for path in readable):
         uid = _NOBODY
-    preload.warm_up()
+    seal = (linux.prepare_seccomp(seccomp.build_filter()),) if level < NOTHING else ()
+    page = mmap.mmap(-1, mmap.PAGESIZE)
+    programs.warm_up()
+    jail = _confined(Jail(level, -1, (), seal, uid, hard, _address_space(), page), readable)
     gc.collect()
     gc.freeze()
-    return Jail(level, ruleset, code, uid, _address_space(), mmap.mmap(-1, mmap.PAGESIZE))
+    return jail
 
 
-def _ruleset(level: int, readable: list[str]) -> int:
-    if level == NAMESPACES:
-        return landlock.create_ruleset(["/"], [namespaces.SCRATCH])
-    return landlock.create_ruleset([*namespaces.SYSTEM, *readable, *namespaces.DEVICES], [])
+def _confined(jail: Jail, readable: list[str]) -> Jail:
+    """The jail with rules on the paths as they are mounted now."""
+    if jail.level == NOTHING:
+        return jail
+    if jail.level == NAMESPACES:
+        ruleset = landlock.create_ruleset(["/"], [namespaces.SCRATCH])
+        confine = [linux.prepare_capability_drop()]
+    else:
+        ruleset = landlock.create_ruleset([*namespaces.SYSTEM, *readable, *namespaces.DEVICES], [])
+        confine = [linux.prepare_death_with_parent(), linux.prepare_capability_drop()]
+        if ruleset < 0:
+            raise OSError("this kernel has no Landlock")
+    if ruleset >= 0:
+        confine.append(linux.prepare_landlock(ruleset))
+    return jail._replace(ruleset=ruleset, confine=tuple(confine))
 
 
 def _open_to_others(path: str) -> bool:
@@ -120,7 +150,7 @@ def _fits(limit: int) -> bool:
 
 
 def _serve(host: socket.socket, jail: Jail) -> None:
-    has_seccomp = bool(jail.filter)
+    has_seccomp = bool(jail.seal)
     with open("/dev/null", "wb") as nothing:
         os.dup2(nothing.fileno(), 2)
     host.send(Hello(jail.level, linux.landlock_abi(), has_seccomp, os.geteuid() if jail.uid < 0 else jail.uid, os.getpid()).pack())
@@ -138,7 +168,7 @@ def _serve(host: socket.socket, jail: Jail) -> None:
             os.chdir(namespaces.SCRATCH)
             if jail.ruleset >= 0:
                 os.close(jail.ruleset)
-                jail = jail._replace(ruleset=_ruleset(NAMESPACES, []))
+            jail = _confined(jail, [])
         host.send(reply.pack())
 
 
