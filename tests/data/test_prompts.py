@@ -110,12 +110,8 @@ def test_input_output_with_a_function_has_one_json_argument_per_line(tokenizer: 
 
 
 def test_check_function_of_human_eval_is_an_assert_test_on_its_entry_point(tokenizer: Any, tmp_path: Path) -> None:
-    row = {
-        "prompt": "def f(x):\n",
-        "test": "def check(candidate):\n    assert candidate(1) == 2\n",
-        "entry_point": "f",
-        "task_id": "HumanEval/0",
-    }
+    test = "def check(candidate):\n    assert candidate(1) == 2\n"
+    row = {"prompt": "def f(x):\n", "test": test, "entry_point": "f", "task_id": "HumanEval/0"}
     [prompt] = load(write_jsonl(tmp_path / "he.jsonl", [row]), tokenizer)
     assert prompt.problem.tests == [AssertTest(code=f"{test}\ncheck(f)")]
 
