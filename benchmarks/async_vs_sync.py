@@ -8,51 +8,15 @@ change of phase are left out.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import itertools
-import json
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
-from pathlib import Path
 from typing import Any
 
-from async_rl.messages import GetStatus, LimitStaleness
-from async_rl.processes.runtime import connect_control
-from async_rl.wire.keys import load_keys
-from async_rl.wire.rpc import RpcClient
 from benchmarks.figures import figure
+from benchmarks.live_run import LiveRun
 
 LEFT_OUT = 4
-START_S = 240
-
-
-def rows(run_dir: Path) -> list[dict[str, Any]]:
-    """What the run has recorded so far."""
-    try:
-        return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_bytes().split(b"\n")[:-1]]
-    except OSError:
-        return []
-
-
-async def limit(run_dir: Path, versions: int) -> None:
-    """Tells the run's buffer how far generation may run ahead."""
-    async with connect_control(run_dir) as supervisor:
-        status = await supervisor.call(GetStatus(), timeout_s=10)
-    address = next(member.address for member in status.members if member.role == "buffer")
-    async with RpcClient(address, load_keys(run_dir / "keys")) as buffer:
-        await buffer.call(LimitStaleness(max_staleness_versions=versions), timeout_s=10)
-
-
-def wait_for(run_dir: Path, process: subprocess.Popen[bytes], step: int, timeout_s: float) -> None:
-    """Returns once the step is recorded."""
-    deadline_s = time.monotonic() + timeout_s
-    while not (found := rows(run_dir)) or found[-1]["step"] < step:
-        if process.poll() is not None or time.monotonic() > deadline_s:
-            raise SystemExit(f"the run did not reach step {step}; see {run_dir}/logs")
-        time.sleep(0.05)
 
 
 def seconds_per_step(phase: list[dict[str, Any]]) -> float:
@@ -68,26 +32,16 @@ def busy_s(phase: list[dict[str, Any]], role: str) -> float:
 
 def measure(settings: list[str], *, staleness: int, num_phases: int, phase_steps: int) -> None:
     """Runs the phases and prints the figures."""
-    with tempfile.TemporaryDirectory() as scratch:
-        run_dir = Path(scratch) / "run"
-        num_steps = num_phases * phase_steps + 50
-        command = [str(Path(sys.executable).with_name("async-rl")), "launch", *settings, f"output_dir={scratch}", "run_name=run"]
-        command += [f"num_steps={num_steps}", f"buffer.max_staleness_versions={staleness}", "evaluation.every_steps=0"]
-        command += ["checkpoint.every_steps=0", "monitoring.tensorboard=false", "supervisor.heartbeat_s=0.2"]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        phases: dict[int, list[list[dict[str, Any]]]] = {0: [], staleness: []}
-        try:
-            wait_for(run_dir, process, 5, START_S)
-            for number in range(num_phases):
-                versions = staleness if number % 2 else 0
-                asyncio.run(limit(run_dir, versions))
-                first = rows(run_dir)[-1]["step"]
-                wait_for(run_dir, process, first + phase_steps, 60 * phase_steps)
-                found = rows(run_dir)
-                phases[versions].append([row for row in found if first + LEFT_OUT <= row["step"] <= first + phase_steps])
-        finally:
-            process.terminate()
-            process.wait(60)
+    settings = [*settings, f"num_steps={num_phases * phase_steps + 50}", f"buffer.max_staleness_versions={staleness}"]
+    phases: dict[int, list[list[dict[str, Any]]]] = {0: [], staleness: []}
+    with tempfile.TemporaryDirectory() as scratch, LiveRun(scratch, settings) as run:
+        run.wait_for(5)
+        for number in range(num_phases):
+            versions = staleness if number % 2 else 0
+            run.limit(versions)
+            first = run.step()
+            run.wait_for(first + phase_steps, 60 * phase_steps)
+            phases[versions].append([row for row in run.rows() if first + LEFT_OUT <= row["step"] <= first + phase_steps])
     report(phases[0], phases[staleness], staleness)
 
 

@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.figures import MARK  # noqa: E402  a script's own folder is on the path, its parent is not
 
-NO_BENCHMARKS = {"run", "figures", "__init__"}
+NO_BENCHMARKS = {"run", "figures", "live_run", "__init__"}
 
 
 def names() -> list[str]:

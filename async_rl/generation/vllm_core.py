@@ -20,7 +20,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +36,8 @@ from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
 from vllm.v1.outputs import LogprobsLists
+
+from async_rl.types import FloatArray
 
 _STOP_TIMEOUT_S = 10.0
 
@@ -262,5 +264,27 @@ def _settle(answer: asyncio.Future[Any], result: object) -> None:
 def _merged(held: _Held) -> tuple[list[int], LogprobsLists | None]:
     if not held.logprobs:
         return held.token_ids, None
-    columns = (np.concatenate(column) for column in zip(*(lists[:3] for lists in held.logprobs), strict=True))
-    return held.token_ids, LogprobsLists(*columns)
+    written = np.empty((1, 1), object)
+    written[0, 0] = WrittenLogprobs(np.concatenate([lists.logprobs[:, 0] for lists in held.logprobs]))
+    return held.token_ids, LogprobsLists(_ONE_ENTRY, written, _ONE_ENTRY[0])
+
+
+_ONE_ENTRY = np.zeros((1, 1), np.int64)
+
+
+class WrittenLogprobs:
+    """Log-probs of all tokens of one output, as the one entry that vLLM's front end sees: it handles entries one by one, at 10 us each."""
+
+    def __init__(self, values: FloatArray) -> None:
+        self.values = values
+
+    def __radd__(self, cumulative_logprob: float) -> float:
+        """vLLM adds every entry to a sum, which nobody reads here."""
+        return cumulative_logprob
+
+
+def written_logprobs(entries: Sequence[WrittenLogprobs | float]) -> FloatArray:
+    """float32 [number of tokens]: the entries of one sample, from this core or from vLLM's own, which has one a token."""
+    if entries and isinstance(entries[0], WrittenLogprobs):
+        return np.concatenate([entry.values for entry in entries if isinstance(entry, WrittenLogprobs)])
+    return np.array(entries, np.float32)

@@ -30,7 +30,7 @@ from async_rl.config import RunConfig
 from async_rl.errors import AsyncRLError, ConfigError, Unavailable, WeightsError
 from async_rl.generation.engine import Completion, ModelFacts, read_model_facts, require_version
 from async_rl.generation.environment import uses_gpu
-from async_rl.generation.vllm_core import ThreadedCore, open_threaded
+from async_rl.generation.vllm_core import ThreadedCore, open_threaded, written_logprobs
 from async_rl.messages import LoadReport, Manifest
 from async_rl.types import NO_VERSION, FloatArray, IntArray, Sampling
 from async_rl.wire.shared_tensors import SharedTensorsReader
@@ -148,7 +148,7 @@ class VllmEngine:
         return Completion(
             index=sample.index,
             token_ids=token_ids,
-            logprobs=np.array(sample.logprobs.logprobs, np.float32),
+            logprobs=written_logprobs(sample.logprobs.logprobs),
             versions=versions,
             is_truncated=int(token_ids[-1]) not in self._facts.end_token_ids,
         )

@@ -1,0 +1,93 @@
+"""A real run as a benchmark drives it: started with settings, followed by its metrics, told how far to run ahead, held still, ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+
+from async_rl.messages import GetStatus, LimitStaleness
+from async_rl.processes.runtime import connect_control
+from async_rl.wire.keys import load_keys
+from async_rl.wire.rpc import RpcClient
+
+START_S = 240
+_ALWAYS = ("evaluation.every_steps=0", "checkpoint.every_steps=0", "monitoring.tensorboard=false", "supervisor.heartbeat_s=0.2")
+
+
+class LiveRun:
+    """`async-rl launch` in a directory that is thrown away afterwards."""
+
+    def __init__(self, scratch: str, settings: list[str]) -> None:
+        self.run_dir = Path(scratch) / "run"
+        command = [str(Path(sys.executable).with_name("async-rl")), "launch", *settings, f"output_dir={scratch}", "run_name=run", *_ALWAYS]
+        self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.go_on()
+        self._process.terminate()
+        self._process.wait(60)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """What the run has recorded so far."""
+        try:
+            return [json.loads(line) for line in (self.run_dir / "metrics.jsonl").read_bytes().split(b"\n")[:-1]]
+        except OSError:
+            return []
+
+    def step(self) -> int:
+        """The newest recorded step; -1 before the first."""
+        found = self.rows()
+        return int(found[-1]["step"]) if found else -1
+
+    def wait_for(self, step: int, timeout_s: float = START_S) -> None:
+        """Returns once the step is recorded."""
+        deadline_s = time.monotonic() + timeout_s
+        while self.step() < step:
+            if self._process.poll() is not None or time.monotonic() > deadline_s:
+                raise SystemExit(f"the run did not reach step {step}; see {self.run_dir}/logs")
+            time.sleep(0.05)
+
+    def limit(self, versions: int) -> None:
+        """Tells the run's buffer how far generation may run ahead."""
+        asyncio.run(self._limit(versions))
+
+    async def _limit(self, versions: int) -> None:
+        async with connect_control(self.run_dir) as supervisor:
+            status = await supervisor.call(GetStatus(), timeout_s=10)
+        address = next(member.address for member in status.members if member.role == "buffer")
+        async with RpcClient(address, load_keys(self.run_dir / "keys")) as buffer:
+            await buffer.call(LimitStaleness(max_staleness_versions=versions), timeout_s=10)
+
+    def hold(self) -> None:
+        """Every process of the run stands still: its supervisor first, so that it sees nobody late."""
+        self._signal(self._all(), signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """The supervisor last. Does nothing once the run has ended."""
+        if self._process.poll() is not None:
+            return
+        self._signal(reversed(self._all()), signal.SIGCONT)
+
+    @staticmethod
+    def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):  # a judged program may just have ended
+                process.send_signal(number)
+
+    def _all(self) -> list[psutil.Process]:
+        supervisor = psutil.Process(self._process.pid)
+        return [supervisor, *supervisor.children(recursive=True)]
