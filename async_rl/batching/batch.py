@@ -17,13 +17,16 @@ from torch import Tensor
 
 from async_rl.types import Group, IntArray
 
+_SHARED_TOKENS = 1024
+"""Longest response whose prompt is shared: sharing needs a mask of its square, longer ones attend faster, and in less memory, without."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     """The sequences of one step.
 
     token_ids: int32 arrays, prompt and response of each sequence (B of them), kept on the host for packing.
-    prompt_key: int [B], equal where two sequences of a group begin with the same prompt.
+    prompt_key: int [B], equal where two sequences of a group begin with the same prompt and stand in one row with it.
     prompt_lengths, response_lengths, offsets: int64 [B], on the host; response b is offsets[b] : offsets[b] + response_lengths[b] of R.
     group_index, sequence_index: int64 [B], [R].  rewards: float32 [B], the task's own scale.  is_truncated: bool [B].
     loss_mask bool [R], behavior_logprobs float32 [R], versions int64 [R].
@@ -80,7 +83,8 @@ def collate(groups: Sequence[Group], *, device: torch.device) -> Batch:
     lengths = [t.response_length for t in trajectories]
     keys: dict[tuple[int, bytes], int] = {}
     prompt_key = [
-        keys.setdefault((g, t.token_ids[: t.prompt_length].tobytes()), len(keys)) for g, t in zip(group_index, trajectories, strict=True)
+        keys.setdefault((g, t.token_ids[: t.prompt_length].tobytes()) if t.response_length <= _SHARED_TOKENS else (i, b""), len(keys))
+        for i, (g, t) in enumerate(zip(group_index, trajectories, strict=True))
     ]
 
     def responses(arrays: list[np.ndarray], dtype: torch.dtype) -> Tensor:

@@ -1,13 +1,15 @@
 """Packs sequences into one row of tokens in which a prompt shared by several responses stands once.
 
-A row is a list of segments: a prompt, or a response that continues one.  A response attends to its prompt and to itself, a prompt to
-itself; so the row computes what separate sequences would, without padding in any linear layer and without repeating prompts.
+A row is a list of segments: a prompt, a response that continues one, or a whole sequence where nobody shares its prompt.  A response
+attends to its prompt and to itself, the others to themselves; so the row computes what separate sequences would, without padding in any
+linear layer and without repeating prompts.
 Invariant: here, and nowhere else, it is known that the hidden state of a token predicts the next one (`predict_index`).
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -27,13 +29,35 @@ _MIN_FILL = 0.6
 class Block:
     """Attention of N segments, padded to Q queries and K keys. Rows of the packed row are gathered, attended, and scattered back.
 
-    query_index: int64 [N * Q]; key_index: int64 [N * K], into the packed row; bias: float32 [N, 1, Q, K], 0 or -inf.
+    The K keys are those of the longest prompt, then the segments' own, so a segment without a prompt has K = Q and is plainly causal.
+    query_index: int64 [N * Q]; key_index: int64 [N * K], into the packed row; prefix_lengths: int64 [N], tokens of each prompt.
+    bias: float32 [N, 1, Q, K], 0 or -inf; None where no segment has a prompt.
     """
 
     query_index: Tensor
     key_index: Tensor
-    bias: Tensor
+    prefix_lengths: Tensor
+    bias: Tensor | None
     num_segments: int
+
+    def windowed_bias(self, window: int) -> Tensor | None:
+        """The bias of a layer in which a token sees only the `window` newest ones, itself included: float32 [N, 1, Q, K]."""
+        num_queries, num_keys = len(self.query_index) // self.num_segments, len(self.key_index) // self.num_segments
+        query = torch.arange(num_queries, device=self.query_index.device)
+        num_prefix = num_keys - num_queries
+        if num_queries + num_prefix <= window:
+            return self.bias
+        prefix = self.prefix_lengths[:, None]
+        keys = torch.cat(
+            [query.new_zeros(self.num_segments, num_prefix) + torch.arange(num_prefix, device=query.device), prefix + query], 1
+        )
+        distance = (prefix + query)[:, :, None] - keys[:, None, :]
+        bias = (
+            self.bias[:, 0]
+            if self.bias is not None
+            else torch.zeros_like(distance, dtype=torch.float32).masked_fill(distance < 0, -torch.inf)
+        )
+        return bias.masked_fill(distance >= window, -torch.inf)[:, None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +102,7 @@ def pack(batch: Batch, sequences: Sequence[int], *, device: torch.device, with_e
     predict, targets, places, last = [], [], [], []
     prompts: dict[int, tuple[int, int]] = {}
     at = 0
+    num_users = Counter(batch.prompt_key[s] for s in sequences)
     for s in sequences:
         ids, length = batch.token_ids[s], batch.prompt_lengths[s]
         if batch.prompt_key[s] not in prompts:
@@ -92,9 +117,11 @@ def pack(batch: Batch, sequences: Sequence[int], *, device: torch.device, with_e
         if not size:
             continue
         held = size if with_ends else size - 1
-        if held:
+        if num_users[batch.prompt_key[s]] == 1:
+            segments[-1] = (start, length + held, 0, 0)
+        elif held:
             segments.append((at, held, start, length))
-            row.append(ids[length : length + held])
+        row.append(ids[length : length + held])
         predict.append(np.arange(at - 1, at + size - 1))
         predict[-1][0] = start + length - 1
         targets.append(ids[length:])
@@ -145,16 +172,16 @@ def _positions(segments: _Indices) -> _Indices:
 
 def segment_layout(segments: _Indices, *, device: torch.device) -> Layout:
     """Sorts segments by length into blocks of similar ones. segments: [N, 4] of (start, length, prefix start, prefix length)."""
-    order = np.argsort(-segments[:, 1], kind="stable")
-    lengths = segments[order, 1]
-    output_index = np.empty(int(lengths.sum()), dtype=np.int64)
+    order = np.lexsort((-segments[:, 1], segments[:, 3] > 0))
+    segments = segments[order]
+    output_index = np.empty(int(segments[:, 1].sum()), dtype=np.int64)
     blocks = []
     first, written = 0, 0
-    while first < len(order):
-        longest = lengths[first]
-        size = int(np.searchsorted(-lengths[first:], -_MIN_FILL * longest, side="right"))
-        members = segments[order[first : first + size]]
-        blocks.append(_block(members, output_index, written, device))
+    while first < len(segments):
+        _, longest, _, prefix = segments[first]
+        fits = (segments[first:, 1] >= _MIN_FILL * longest) & ((segments[first:, 3] > 0) == (prefix > 0))
+        size = len(fits) if fits.all() else int(fits.argmin())
+        blocks.append(_block(segments[first : first + size], output_index, written, device))
         first += size
         written += size * int(longest)
     return Layout(blocks=tuple(blocks), output_index=torch.from_numpy(output_index).to(device))
@@ -169,13 +196,16 @@ def _block(members: _Indices, output_index: _Indices, written: int, device: torc
     own = np.where(is_query, start + query, start)
     keys = np.concatenate([np.where(is_prefix, prefix_start + prefix, start), own], axis=1)
     output_index[own[is_query]] = written + np.flatnonzero(is_query)
-    is_seen = np.empty((len(members), num_queries, num_prefix + num_queries), dtype=bool)
-    is_seen[:, :, :num_prefix] = is_prefix[:, None]
-    is_seen[:, :, num_prefix:] = np.tri(num_queries, dtype=bool)
-    bias = np.where(is_seen, np.float32(0), np.float32(-np.inf))
+    bias = None
+    if num_prefix:
+        is_seen = np.empty((len(members), num_queries, num_prefix + num_queries), dtype=bool)
+        is_seen[:, :, :num_prefix] = is_prefix[:, None]
+        is_seen[:, :, num_prefix:] = np.tri(num_queries, dtype=bool)
+        bias = torch.from_numpy(np.where(is_seen, np.float32(0), np.float32(-np.inf))[:, None]).to(device)
     return Block(
         query_index=torch.from_numpy(own.reshape(-1)).to(device),
         key_index=torch.from_numpy(keys.reshape(-1)).to(device),
-        bias=torch.from_numpy(bias[:, None]).to(device),
+        prefix_lengths=torch.from_numpy(prefix_length[:, 0].copy()).to(device),
+        bias=bias,
         num_segments=len(members),
     )

@@ -25,25 +25,34 @@ def use_segments(model: PreTrainedModel) -> None:
     model.set_attn_implementation(_NAME)
 
 
-def attend(segments: Layout, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+def attend(segments: Layout, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None = None) -> Tensor:
     """Softmax attention of each segment to its prompt and its own past.
 
-    query: [T, H, D]; key, value: [T, H_kv, D] -> [T, H, D].  scaling: factor on the products, null = 1 / sqrt(D).
+    query: [T, H, D]; key, value: [T, H_kv, D] -> [T, H, D].  scaling: factor on the products, None = 1 / sqrt(D).
+    window: tokens that each one sees, itself and those before it; None = all.
     """
-    outputs = [_attend_block(block, query, key, value, scaling) for block in segments.blocks]
+    outputs = [_attend_block(block, query, key, value, scaling, window) for block in segments.blocks]
     joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return joined.index_select(0, segments.output_index).view(query.shape)
 
 
-def _attend_block(block: Block, query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+def _attend_block(block: Block, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None) -> Tensor:
     """-> [N * Q, H * D]."""
 
     def gather(x: Tensor, index: Tensor) -> Tensor:
         return x.flatten(1).index_select(0, index).view(block.num_segments, -1, *x.shape[1:]).transpose(1, 2)
 
     q, k, v = gather(query, block.query_index), gather(key, block.key_index), gather(value, block.key_index)
-    bias = block.bias.to(q.dtype)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scaling, enable_gqa=q.shape[1] != k.shape[1])
+    bias = block.bias if window is None else block.windowed_bias(window)
+    out = F.scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=None if bias is None else bias.to(q.dtype),
+        is_causal=bias is None,
+        scale=scaling,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
     return out.transpose(1, 2).reshape(len(block.query_index), -1)
 
 
@@ -57,13 +66,15 @@ def _segment_attention(
     segments: Layout,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """query: [1, H, T, D]; key, value: [1, H_kv, T, D] -> [1, T, H, D]. Raises NotImplementedError for a sliding window."""
-    if sliding_window is not None:
-        raise NotImplementedError(f"layers with a sliding window of {sliding_window} tokens cannot be trained on packed rows")
+    """query: [1, H, T, D]; key, value: [1, H_kv, T, D] -> [1, T, H, D]. Raises NotImplementedError for kinds of attention that differ."""
+    if softcap is not None or s_aux is not None:
+        raise NotImplementedError("its attention caps its logits or has sinks, which packed rows cannot")
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
-    return attend(segments, query, key, value, scaling)[None], None
+    return attend(segments, query, key, value, scaling, sliding_window)[None], None
 
 
 ALL_ATTENTION_FUNCTIONS.register(_NAME, _segment_attention)
