@@ -22,7 +22,7 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
         (["generation.min_response_tokens=1"], "set generation.min_response_tokens=0"),
         (["algorithm=grpo", "generation.group_size=1"], "set generation.group_size to at least 2"),
         (["generation.vllm.max_num_seqs=4"], "is below generation.group_size=8"),
-        (["generation.vllm.max_num_batched_tokens=64"], "is below max_num_seqs=128"),
+        (["generation.vllm.max_num_batched_tokens=64"], "is below max_num_seqs=256"),
         (["generation.vllm.tensor_parallel_size=2"], "set generators.gpus_each=2"),
         (["generation.vllm.kv_cache_mb=0"], "the size of the KV cache is unknown"),
         (["generators.count=0"], "set generators.count to at least 1"),
