@@ -41,7 +41,9 @@ class Gate:
         if generator_version == NO_VERSION:
             return "the generator holds no weights yet"
         if steps_ahead + lag <= self.max_staleness_versions:
-            return ""
+            if generator_version <= learner_version:
+                return ""
+            return f"the generator holds version {generator_version}, which the learner left behind when it went back to {learner_version}"
         if steps_ahead > self.max_staleness_versions:
             return (
                 f"{ahead} groups are active, (max_staleness + 1) x groups_per_step = {self.max_active} may be; "

@@ -218,8 +218,10 @@ class EvaluationConfig(Section):
 class CheckpointConfig(Section):
     """When the learner saves."""
 
-    every_steps: Annotated[int, Meta(ge=0, description="learner steps between checkpoints; 0 = only at the end")]
+    every_steps: Annotated[int, Meta(ge=0, description="learner steps between checkpoints; 0 = not by steps; one is written at the end")]
+    every_minutes: Annotated[float, Meta(ge=0, description="minutes after which the next step is saved, whatever its number; 0 = never")]
     keep: Annotated[int, Meta(ge=1, description="checkpoints kept, the newest")]
+    keep_best: Annotated[int, Meta(ge=0, description="older checkpoints kept besides, those of the best held-out pass rate")]
 
 
 class MonitoringConfig(Section):
@@ -247,6 +249,8 @@ class SupervisorConfig(Section):
     stop_timeout_s: Annotated[float, Meta(gt=0, description="time to finish the step and save after a stop, before processes are killed")]
     max_restarts: Annotated[int, Meta(ge=0, description="restarts of one process within restart_window_s before the run fails")]
     restart_window_s: Annotated[float, Meta(gt=0, description="window of max_restarts")]
+    stall_warning_s: Annotated[float, Meta(gt=0, description="time without a learner step after which status, log and TensorBoard say why")]
+    stall_timeout_s: Annotated[float, Meta(gt=0, description="time without a learner step after which the run fails with that reason")]
 
 
 class RunConfig(Section):

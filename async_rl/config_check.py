@@ -195,12 +195,14 @@ def _timeouts(config: RunConfig) -> Iterator[str]:
         ("buffer.lease_timeout_s", config.buffer.lease_timeout_s, "supervisor.heartbeat_s", supervisor.heartbeat_s),
         ("verifiers.timeout_s", config.verifiers.timeout_s, "sandbox.timeout_s", config.sandbox.timeout_s),
         ("learner.take_timeout_s", config.learner.take_timeout_s, "supervisor.start_timeout_s", supervisor.start_timeout_s),
+        ("supervisor.stall_timeout_s", supervisor.stall_timeout_s, "supervisor.stall_warning_s", supervisor.stall_warning_s),
     )
     reasons = (
         "a process would be ended before it can be heard",
         "a generator would lose its tickets while it works",
         "a call would end before one test may",
         "a restart of a generator would count as a stuck run",
+        "the run would fail before it has warned",
     )
     for (path, value, other, other_value), reason in zip(pairs, reasons, strict=True):
         if value <= other_value:

@@ -133,7 +133,7 @@ def total_memory_mb(config: RunConfig, shape: ModelShape | None) -> int:
 def disk_mb(config: RunConfig, shape: ModelShape | None) -> int:
     """Disk that the run's directory needs until its end: checkpoints (one being written), the store, logs."""
     trained = (2 if config.learner.critic.enabled else 1) * shape.num_parameters if shape else 0
-    checkpoints = (config.checkpoint.keep + 1) * trained * SAVED_BYTES
+    checkpoints = (config.checkpoint.keep + config.checkpoint.keep_best + 1) * trained * SAVED_BYTES
     sequences = config.num_steps * config.buffer.groups_per_step * config.generation.group_size
     return LOGS_MB + _mb(checkpoints + sequences * longest_sequence(config) * STORED_BYTES_PER_TOKEN)
 

@@ -104,7 +104,7 @@ class ReportFatal(Message):
 
 
 class StatusReply(Message):
-    """A snapshot for `async-rl status`. metrics is the newest value of every scalar."""
+    """A snapshot for `async-rl status`. metrics is the newest value of every scalar; stalled says why no step comes, if none does."""
 
     run_name: str
     run_dir: str
@@ -114,6 +114,7 @@ class StatusReply(Message):
     tensorboard_url: str
     members: list[Member]
     metrics: dict[str, float]
+    stalled: str = ""
 
 
 class GetStatus(Message):

@@ -237,6 +237,19 @@ class Store:
         """(group id, summary if complete) of every group of an evaluation, in the order of its prompts."""
         return await asyncio.to_thread(self._evaluation_groups, version)
 
+    async def evaluation_scores(self) -> dict[int, float]:
+        """Mean pass rate of each finished evaluation, by version."""
+        return await asyncio.to_thread(self._evaluation_scores)
+
+    def _evaluation_scores(self) -> dict[int, float]:
+        with self._reading:
+            return dict(
+                self._reader.execute(
+                    "SELECT evaluation, avg(pass_rate) FROM groups JOIN evaluations e ON evaluation=e.version"
+                    " WHERE finished_s IS NOT NULL AND state='ready' GROUP BY evaluation"
+                ).fetchall()
+            )
+
     def _read_groups(self, group_ids: Sequence[int]) -> list[Group]:
         groups = []
         for group_id in group_ids:

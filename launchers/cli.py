@@ -120,6 +120,45 @@ def stop(
 
 
 @app.command()
+def resume(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="name or directory of a run that has ended or was killed")],
+    settings: Annotated[list[str] | None, typer.Argument(metavar="[key=value ...]", help="settings that differ from here on")] = None,
+    output_dir: OutputDir = None,
+) -> None:
+    """Go on with a run where its last checkpoint and its ledger stand."""
+    from async_rl.launchers.plan import show_plan
+    from async_rl.launchers.preflight import model_shape, preflight
+    from async_rl.launchers.resuming import resumed_config, take_up
+
+    run_dir = runs.find(run, output_dir or default_output_dir())
+    config, changed = resumed_config(run_dir, settings or [])
+    machine = this_machine()
+    preflight(config, machine, is_new=False)
+    specs = processes(config, machine)
+    console = _console()
+    show_plan(console, config, specs, machine, model_shape(config))
+    for line in changed or ["no setting has changed"]:
+        console.print(f"resuming with {line}" if changed else f"resuming; {line}", markup=False, soft_wrap=True)
+    take_up(config, run_dir)
+    raise typer.Exit(_supervise(config, run_dir, specs))
+
+
+@app.command()
+def export(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="name or directory of a run")],
+    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="where the model is written")],
+    step: Annotated[int | None, typer.Option(help="of which checkpoint; default: the newest")] = None,
+    output_dir: OutputDir = None,
+) -> None:
+    """Write the policy of a checkpoint as a Hugging Face model."""
+    from async_rl.launchers.exporting import export as export_model  # loads torch and the model
+
+    run_dir = runs.find(run, output_dir or default_output_dir())
+    version = export_model(run_dir, runs.config_of(run_dir), directory, step)
+    typer.echo(f"the policy of {run_dir.name} after step {version} is in {directory}")
+
+
+@app.command()
 def ledger(
     run: Run = None,
     prompt: Annotated[str | None, typer.Option(help="what became of this prompt")] = None,
@@ -131,7 +170,8 @@ def ledger(
     output_dir: OutputDir = None,
 ) -> None:
     """Tell what became of every prompt of a run, also while it runs."""
-    from async_rl.launchers.ledger import Audit, Question, answer, show
+    from async_rl.launchers.ledger import Question, answer, show
+    from async_rl.store_audit import Audit
 
     if sum([prompt is not None, step is not None, state is not None, summary, audit]) > 1:
         raise ConfigError("--prompt, --step, --state, --summary and --audit are different questions; ask one")

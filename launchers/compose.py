@@ -43,9 +43,25 @@ def compose(conf: str, overrides: Sequence[str] = ()) -> RunConfig:
     return config
 
 
+def recompose(path: Path, overrides: Sequence[str]) -> RunConfig:
+    """A resolved configuration that `write_config` wrote, with `key=value` overrides, validated and checked as `compose` does."""
+    checked = readable(overrides, [CONF_DIR])
+    try:
+        tree = OmegaConf.to_container(OmegaConf.merge(OmegaConf.load(path), OmegaConf.from_dotlist(checked)))
+    except (OmegaConfBaseException, YAMLError, OSError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    assert isinstance(tree, dict)
+    config = _validated({str(key): value for key, value in tree.items()})
+    check(config)
+    return config
+
+
 def compose_unchecked(conf: str, overrides: Sequence[str] = ()) -> RunConfig:
     """As `compose`, without the checks that join several settings."""
-    tree = _tree(conf, overrides)
+    return _validated(_tree(conf, overrides))
+
+
+def _validated(tree: dict[str, Any]) -> RunConfig:
     for path, setting in schema.settings().items():
         _amend(tree, path, is_list_of_strings=setting.is_list_of_strings)
     if problems := schema.problems(tree):

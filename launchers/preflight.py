@@ -21,9 +21,9 @@ from async_rl.launchers.compose import is_local_model
 from async_rl.machine import Machine
 
 
-def preflight(config: RunConfig, machine: Machine) -> None:
-    """Raise ConfigError with one line per thing that would stop the run on this machine."""
-    raise_if_any(_problems(config, machine))
+def preflight(config: RunConfig, machine: Machine, *, is_new: bool = True) -> None:
+    """Raise ConfigError with one line per thing that would stop the run on this machine. is_new: its directory must not exist yet."""
+    raise_if_any(_problems(config, machine, is_new=is_new))
 
 
 def model_shape(config: RunConfig) -> ModelShape | None:
@@ -36,10 +36,10 @@ def model_shape(config: RunConfig) -> ModelShape | None:
         return None
 
 
-def _problems(config: RunConfig, machine: Machine) -> Iterator[str]:
+def _problems(config: RunConfig, machine: Machine, *, is_new: bool) -> Iterator[str]:
     yield from machine_problems(config, machine)
     yield from _file_problems(config)
-    yield from _directory_problems(config)
+    yield from _directory_problems(config, is_new=is_new)
     yield from _network_problems(config)
     shape = model_shape(config)
     if shape is not None:
@@ -66,8 +66,8 @@ def _file_problems(config: RunConfig) -> Iterator[str]:
             yield f"model.path={model}: has no config.json; give the directory of a Hugging Face model"
 
 
-def _directory_problems(config: RunConfig) -> Iterator[str]:
-    if config.run_name is not None and (Path(config.output_dir) / config.run_name).exists():
+def _directory_problems(config: RunConfig, *, is_new: bool) -> Iterator[str]:
+    if is_new and config.run_name is not None and (Path(config.output_dir) / config.run_name).exists():
         yield f"run_name={config.run_name}: {config.output_dir}/{config.run_name} exists already; choose another, or remove it"
     existing = _nearest_existing(Path(config.output_dir))
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):

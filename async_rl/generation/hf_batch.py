@@ -40,6 +40,7 @@ class Writer(Protocol):
 class Request:
     """One prompt and where its completions go; an error there ends it."""
 
+    request_id: str
     prompt: list[int]
     num_samples: int
     sampling: Sampling

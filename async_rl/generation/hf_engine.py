@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import zlib
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,7 @@ class HfEngine:
         if sampling.top_p < 1 or sampling.top_k != -1:
             raise ConfigError(f"request {request_id}: the transformers engine keeps the full support; set top_p=1 and top_k=-1")
         _ = self._model
-        request = Request(prompt=list(prompt_token_ids), num_samples=num_samples, sampling=sampling)
+        request = Request(request_id=request_id, prompt=list(prompt_token_ids), num_samples=num_samples, sampling=sampling)
         self._waiting.append(request)
         self._has_waiting.set()
         try:
@@ -151,6 +152,9 @@ class HfEngine:
             pad_token_id=pad,
         )
         with self._turn.held(), torch.no_grad():
+            # The same groups get the same samples from the same weights, whichever attempt it is: a resumed run repeats itself.
+            groups = [request.request_id.partition(".")[0] for request in requests]
+            torch.manual_seed(zlib.crc32(f"{self._seed} {groups}".encode()))
             recorder = Recorder(rows, self, loop)
             self._model.generate(
                 input_ids,

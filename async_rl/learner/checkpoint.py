@@ -1,68 +1,87 @@
-"""Checkpoints of the learner by torch.distributed.checkpoint: written beside their place, then switched in by a rename.
+"""Checkpoints of the learner by torch.distributed.checkpoint: copied at once, written in the background beside their place, then renamed.
 
 Invariants
-- A directory under its final name is complete; one that ends in `.partial` is not and is removed when it is next in the way.
-- What is restored is equal bit for bit, on any number of ranks but for the random states of ranks that did not exist.
+- A directory under its final name is complete and on the disk; one that ends in `.partial` is not, and goes when it is next in the way.
+- What is restored is equal bit for bit, on any number of ranks; the random state is one, for all ranks make the same draws.
+- The state is copied before `begin` returns; what is trained meanwhile does not reach the file. One checkpoint is written at a time.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
-import warnings
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.checkpoint.stateful import Stateful
 
-from async_rl.errors import DataError
+from async_rl.errors import DataError, InfrastructureError
 from async_rl.learner.models import Critic, Policy
 from async_rl.learner.optimizer import ModelOptimizer
 from async_rl.learner.sharding import Ranks
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 class Checkpointer:
-    """Saves and restores models, moments, random state and version."""
+    """Saves and restores models, moments, random state, version, and the state of whatever else is `stateful`, by name."""
 
-    def __init__(self, ranks: Ranks, models: dict[str, tuple[Policy | Critic, ModelOptimizer]]) -> None:
+    def __init__(self, ranks: Ranks, models: dict[str, tuple[Policy | Critic, ModelOptimizer]], stateful: Mapping[str, Stateful]) -> None:
         self._ranks = ranks
         self._models = models
+        self._stateful = stateful
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        if not dist.is_initialized():
+            dist.init_process_group("gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
+        # A group of its own: its collectives run in the background, beside those of training.
+        self._group = dist.new_group(backend="gloo")
 
-    def save(self, directory: Path, version: int) -> None:
-        """Writes the checkpoint (collective). Raises OSError, leaving what stood there, if it cannot be written."""
+    def begin(self, directory: Path, version: int) -> Future[None]:
+        """Copies the state (collective) and writes it in the background. The result, on rank 0, is the rename or an InfrastructureError."""
         partial = directory.with_name(directory.name + ".partial")
         if self._ranks.rank == 0:
             shutil.rmtree(partial, ignore_errors=True)
         self._ranks.barrier()
-        state = {**self._models_state(), "version": torch.tensor([_FORMAT, version]), **self._random_state()}
+        state = {**self._state(), "version": torch.tensor([_FORMAT, version])}
+        written: Future[Any] = async_save(state, checkpoint_id=partial, process_group=self._group)  # type: ignore[assignment]
+        return self._thread.submit(self._finish, written, partial, directory)
+
+    def _finish(self, written: Future[Any], partial: Path, directory: Path) -> None:
         try:
-            with _quiet():
-                save(state, checkpoint_id=partial, no_dist=self._ranks.world_size == 1)
-        except CheckpointException as error:
-            raise OSError(f"checkpoint {directory} could not be written: {_causes(error)}") from error
-        if self._ranks.rank == 0:
-            if directory.exists():
-                shutil.rmtree(directory)
-            os.rename(partial, directory)
-            _sync(directory.parent)
-        self._ranks.barrier()
+            written.result()
+            if self._ranks.rank == 0:
+                _sync_files(partial)
+                os.rename(partial, directory)
+                _sync(directory.parent)
+        except (CheckpointException, OSError) as error:
+            cause = _causes(error) if isinstance(error, CheckpointException) else str(error)
+            raise InfrastructureError(
+                f"checkpoint {directory} could not be written: {cause}; make room or give permission, then async-rl resume the run"
+            ) from error
 
     def load(self, directory: Path) -> int:
         """Restores everything (collective) and returns the version. Raises DataError if there is no complete checkpoint."""
         if not (directory / ".metadata").is_file():
             raise DataError(f"{directory} is not a checkpoint; give a directory such as checkpoints/step_000020 of a run")
-        state: dict[str, Any] = {**self._models_state(), "version": torch.zeros(2, dtype=torch.int64), **self._random_state()}
+        state: dict[str, Any] = {**self._state(), "version": torch.zeros(2, dtype=torch.int64)}
         try:
-            with _quiet():
-                load(state, checkpoint_id=directory, no_dist=self._ranks.world_size == 1)
+            load(state, checkpoint_id=directory, process_group=self._group)
         except CheckpointException as error:
-            raise DataError(f"checkpoint {directory} cannot be read, or is of another model or configuration: {_causes(error)}") from error
+            raise DataError(
+                f"checkpoint {directory} cannot be read, or is of another model or configuration: {_causes(error)}; "
+                f"move it away to go on from the one before"
+            ) from error
+        saved_format, version = state["version"].tolist()
+        if saved_format != _FORMAT:
+            raise DataError(f"{directory} has checkpoint format {saved_format}, this version reads {_FORMAT}")
         for name, (model, optimizer) in self._models.items():
             set_state_dict(
                 model,
@@ -70,25 +89,17 @@ class Checkpointer:
                 model_state_dict=state[f"{name}.model"],
                 optim_state_dict=state[f"{name}.optimizer"],
             )
-        torch.set_rng_state(state[self._random_key])
-        saved_format, version = state["version"].tolist()
-        if saved_format != _FORMAT:
-            raise DataError(f"{directory} has checkpoint format {saved_format}, this version reads {_FORMAT}")
+        for name, part in self._stateful.items():
+            part.load_state_dict(state[name])
+        torch.set_rng_state(state["random"])
         return int(version)
 
-    def _models_state(self) -> dict[str, Any]:
-        state: dict[str, Any] = {}
+    def _state(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"random": torch.get_rng_state(), **{name: part.state_dict() for name, part in self._stateful.items()}}
         for name, (model, optimizer) in self._models.items():
             options = StateDictOptions()
             state[f"{name}.model"], state[f"{name}.optimizer"] = get_state_dict(model, optimizer.torch_optimizer, options=options)
         return state
-
-    @property
-    def _random_key(self) -> str:
-        return f"random.{self._ranks.rank}"
-
-    def _random_state(self) -> dict[str, torch.Tensor]:
-        return {self._random_key: torch.get_rng_state()}
 
 
 def _causes(error: CheckpointException) -> str:
@@ -96,15 +107,15 @@ def _causes(error: CheckpointException) -> str:
     return "; ".join(f"rank {rank}: {cause[0]!r}" for rank, cause in error.failures.items())
 
 
-def _sync(directory: Path) -> None:
-    """Makes the rename itself durable."""
-    fd = os.open(directory, os.O_RDONLY)
+def _sync_files(directory: Path) -> None:
+    """The files reach the disk before the name that calls them complete."""
+    for path in [*directory.rglob("*"), directory]:
+        _sync(path)
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-def _quiet() -> warnings.catch_warnings:
-    """torch says, as a warning, that one process saves alone, which is what `no_dist` asked for."""
-    return warnings.catch_warnings(action="ignore", category=UserWarning)

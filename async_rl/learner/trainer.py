@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
@@ -74,7 +75,7 @@ class Trainer:
         if critic is not None:
             critic_optimizer = ModelOptimizer("critic", critic, learner.critic.optimizer, num_steps=config.num_steps)
             models["critic"] = (critic, critic_optimizer)
-        self._checkpointer = Checkpointer(self._ranks, models)
+        self._checkpointer = Checkpointer(self._ranks, models, {})
         self._updater = Updater(
             config,
             self._ranks,
@@ -129,9 +130,9 @@ class Trainer:
     def _spec(self, name: str, tensor: Tensor) -> TensorSpec:
         return name, str(self._dtype).removeprefix("torch."), tuple(tensor.shape), tensor.numel() * self._dtype.itemsize
 
-    def save(self, directory: Path, version: int) -> None:
-        """Writes a checkpoint: models, optimizers, random state, version. Complete once the directory has its name."""
-        self._checkpointer.save(directory, version)
+    def save(self, directory: Path, version: int) -> Future[None]:
+        """Writes a checkpoint in the background: models, optimizers, random state, version. Complete once the directory has its name."""
+        return self._checkpointer.begin(directory, version)
 
     def load(self, directory: Path) -> int:
         """Restores a checkpoint bit for bit and returns its version. Raises DataError if it is not one."""

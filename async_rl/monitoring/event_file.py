@@ -71,6 +71,12 @@ class EventFile:
         )
         self._add(summary, 0)
 
+    def restart(self, step: int) -> None:
+        """The run goes on from here: TensorBoard forgets what it was told of `step` and later ones."""
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self._writer.add_event(event_pb2.Event(wall_time=time.time(), step=step, session_log=start))
+        self._writer.flush()
+
     def flush(self) -> None:
         """Everything added so far is in the file afterwards."""
         self._writer.flush()

@@ -17,6 +17,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -32,6 +33,13 @@ _LOG = logging.getLogger("async_rl.metrics")
 
 class UndeclaredMetric(ValueError):
     """A process wrote a metric that observability/catalogue.py does not declare."""
+
+
+class _RowHead(msgspec.Struct, frozen=True):
+    """What every row of metrics.jsonl has."""
+
+    step: int
+    time_s: float
 
 
 class _Row:
@@ -66,12 +74,17 @@ class Recorder:
         self._is_strict = is_strict
         self._hold_s = hold_s
         self._clock = clock
-        self._started_s = clock() if started_s is None else started_s
+        self._path = run_dir / "metrics.jsonl"
+        before = self._written()
+        # A resumed run counts on where the run before it ended.
+        self._started_s = clock() - (before[-1][1] if before else 0.0) if started_s is None else started_s
+        self._newest = before[-1][0] if before else -1
+        self._is_resumed = bool(before)
         self._refused: set[str] = set()
         self._rows: dict[int, _Row] = {}
-        self._next_step = 0 if is_evaluated(config, 0) else 1
+        self._next_step = self._newest + 1 if before else 0 if is_evaluated(config, 0) else 1
         self._events = EventFile(run_dir / "tensorboard", describe=_meaning)
-        self._jsonl = (run_dir / "metrics.jsonl").open("ab")
+        self._jsonl = self._keep(before)
         self._describe_run()
 
     def record(
@@ -84,6 +97,7 @@ class Recorder:
     ) -> None:
         """Takes one part of a step. source: the process that says it, for messages."""
         now_s = self._clock()
+        self._newest = max(self._newest, step)
         scalars, histograms, texts = scalars or {}, histograms or {}, texts or {}
         for kind, names in ((MetricKind.SCALAR, scalars), (MetricKind.HISTOGRAM, histograms), (MetricKind.TEXT, texts)):
             for name in names:
@@ -110,6 +124,34 @@ class Recorder:
             if self._rows[step].awaited:
                 _LOG.warning("step %d is recorded without %s, which did not come", step, ", ".join(sorted(self._rows[step].awaited)))
             self._write(step)
+
+    def start_from(self, version: int) -> None:
+        """The learner starts at `version`: rows of later steps are taken away, and TensorBoard forgets them."""
+        if self._newest <= version and not self._is_resumed:
+            return
+        self._is_resumed = False
+        kept = [row for row in self._written() if row[0] <= version]
+        self._jsonl.close()
+        self._jsonl = self._keep(kept)
+        self._rows = {step: row for step, row in self._rows.items() if step <= version}
+        # What was held back of earlier steps is lost; the evaluation of this version may still come.
+        is_missing = is_evaluated(self._config, version) and not (kept and kept[-1][0] == version)
+        self._next_step = version if is_missing else version + 1
+        self._newest = version
+        self._events.restart(version + 1)
+
+    def _keep(self, rows: list[tuple[int, float, bytes]]) -> BinaryIO:
+        """The file with these rows, open for more; what a killed writer left of a row is gone."""
+        partial = self._path.with_name(self._path.name + ".partial")
+        partial.write_bytes(b"".join(line + b"\n" for _, _, line in rows))
+        partial.replace(self._path)
+        return self._path.open("ab")
+
+    def _written(self) -> list[tuple[int, float, bytes]]:
+        """(step, time, line) of every whole row in the file."""
+        lines = self._path.read_bytes().split(b"\n")[:-1] if self._path.exists() else []
+        rows = [(msgspec.json.decode(line, type=_RowHead), line) for line in lines]
+        return [(row.step, row.time_s, line) for row, line in rows]
 
     def close(self) -> None:
         """Writes every row that is left, and ends."""

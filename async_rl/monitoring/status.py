@@ -37,6 +37,8 @@ def render(reply: StatusReply, now_s: float | None = None) -> RenderableType:
     numbers = [f"{title} {form.format(reply.metrics[name])}" for title, name, form in _NUMBERS if name in reply.metrics]
     if numbers:
         head.append("\n" + "  ".join(numbers))
+    if reply.stalled:
+        head.append(f"\n{reply.stalled}", style="bold red")
     return Group(head, _processes(reply.members, now_s))
 
 

@@ -31,6 +31,7 @@ from async_rl.messages import (
     SyncVersion,
     TakeBatch,
 )
+from async_rl.messages_history import ForgetBefore, GetEvaluationScores
 from async_rl.processes.buffer_service import BufferService
 from async_rl.processes.evaluation import report_of
 from async_rl.processes.runtime import ProcessContext
@@ -73,6 +74,8 @@ async def run(context: ProcessContext) -> None:
                     CommitStep: service.commit_step,
                     SyncVersion: service.sync_version,
                     StartEvaluation: service.start_evaluation,
+                    GetEvaluationScores: service.evaluation_scores,
+                    ForgetBefore: service.forget_before,
                 }
             )
             context.activity.rest("serving")

@@ -32,6 +32,7 @@ from async_rl.messages import (
     SyncVersion,
     TakeBatch,
 )
+from async_rl.messages_history import EvaluationScores, ForgetBefore, GetEvaluationScores
 from async_rl.processes.tickets import PromptSource, TicketDesk
 from async_rl.replay import Replay, StoredGroup, Unfinished
 from async_rl.store import Store
@@ -144,6 +145,11 @@ class BufferService:
     async def sync_version(self, request: SyncVersion) -> Message:
         """The learner starts at this version: batches its checkpoint does not hold are ready again, trained steps beyond it are undone."""
         await self._store.flush()
+        if request.version < self._store.forgotten_before:
+            raise ProtocolError(
+                f"the learner starts at version {request.version}, but the trajectories of steps up to {self._store.forgotten_before} are "
+                f"deleted, because a newer checkpoint held them; bring that checkpoint back"
+            )
         self._learner_epoch += 1
         before = self.replay.learner_version
         undone = await self._store.trained_after(request.version) if request.version < before else []
@@ -161,6 +167,16 @@ class BufferService:
         """Opens one group per held-out prompt; finished_evaluations gets the version when all are done."""
         if request.version not in self._evaluations and self._prompts.num_held_out > 0:
             self._evaluations[request.version] = self.desk.start_evaluation(request.version)
+        return await self._confirm()
+
+    async def evaluation_scores(self, _: GetEvaluationScores) -> Message:
+        """How good the versions were that have been evaluated."""
+        return EvaluationScores(pass_rates=await self._store.evaluation_scores())
+
+    async def forget_before(self, request: ForgetBefore) -> Message:
+        """Trajectories that no checkpoint can need any more are deleted; what the ledger says of them stays."""
+        if self._store.forgotten_before < request.version <= self.replay.learner_version:
+            self._store.forget_before(request.version)
         return await self._confirm()
 
     # ---- what people see

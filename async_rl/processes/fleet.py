@@ -1,9 +1,11 @@
 """Keeps the processes of a run alive: starts them, notices their end or silence, starts them again, and ends them all.
 
 Rules
-- A learner that exits 0 has finished; one that ends in any other way ends the run.
-- Any other process that was ready once is started again, after a growing pause, at most `max_restarts` times within the window.
-- A process that fails before it was ever ready would fail again: the run ends with its root cause.
+- A process that is lost (killed, silent, or failed after it was ready) is started again, after a growing pause, at most `max_restarts`
+  times within the window.
+- The learner's ranks live and die together: if one is lost, all start again, from the last checkpoint.
+- A learner that exits 0 has finished. One that tells an error of its own (a loss that is not finite, a batch over age) ends the run.
+- A process that fails by itself before it was ever ready would fail again: the run ends with its root cause.
 Used by the supervisor only.
 """
 
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import dataclasses
 import logging
 import signal
 import time
@@ -25,6 +28,34 @@ from async_rl.topology import ProcessSpec
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 10.0
 _LAST_LINES = 15
+_AFTERMATH_S = 2.0
+"""A rank that loses its peer may tell its own error before the peer's end is noticed; so long is waited for the peer's."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _End:
+    """How a life ended. is_own_failure: by an error of the process itself, not by a signal or for its silence."""
+
+    reason: str
+    is_own_failure: bool
+
+
+class _Restarts:
+    """The restarts of one process, or of the learner's ranks together."""
+
+    def __init__(self, config: SupervisorConfig) -> None:
+        self._config = config
+        self._times_s: collections.deque[float] = collections.deque()
+
+    def next_pause_s(self) -> float | None:
+        """Seconds to wait before the next start; None if there were too many."""
+        now = time.monotonic()
+        self._times_s.append(now)
+        while now - self._times_s[0] > self._config.restart_window_s:
+            self._times_s.popleft()
+        if len(self._times_s) > self._config.max_restarts:
+            return None
+        return float(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (len(self._times_s) - 1)))
 
 
 class Fleet:
@@ -60,7 +91,10 @@ class Fleet:
         """Keeps every process until `stop` was called and all have ended."""
         async with asyncio.TaskGroup() as group:
             for spec in self._specs:
-                group.create_task(self._keep(spec), name=f"keep {spec.name}")
+                if spec.role != "learner":
+                    group.create_task(self._keep([spec]), name=f"keep {spec.name}")
+            if learners := [spec for spec in self._specs if spec.role == "learner"]:
+                group.create_task(self._keep(learners), name="keep the learner")
 
     def note_fatal(self, name: str, text: str) -> None:
         """The process has told its root cause before it exits."""
@@ -73,38 +107,66 @@ class Fleet:
             self._expelled[name] = reason
             handle.kill()
 
-    async def _keep(self, spec: ProcessSpec) -> None:
-        restarts: collections.deque[float] = collections.deque()
+    async def _keep(self, specs: Sequence[ProcessSpec]) -> None:
+        """Keeps one process, or several that live and die together."""
+        restarts = _Restarts(self._config)
         while not self._is_stopping:
-            reason = await self._live(spec)
-            if self._is_stopping or reason is None:
+            spec, end = await self._live_together(specs)
+            if self._is_stopping or end is None:
                 return
-            if spec.role == "learner" or spec.name not in self._was_ready:
-                self._fail(f"{spec.name} {reason}")
+            if end.is_own_failure and (spec.role == "learner" or spec.name not in self._was_ready):
+                self._fail(f"{spec.name} {end.reason}")
                 return
-            now = time.monotonic()
-            restarts.append(now)
-            while now - restarts[0] > self._config.restart_window_s:
-                restarts.popleft()
-            if len(restarts) > self._config.max_restarts:
+            pause_s = restarts.next_pause_s()
+            if pause_s is None:
                 self._fail(
-                    f"{spec.name} {reason}; it was started again {self._config.max_restarts} times within "
+                    f"{spec.name} {end.reason}; it was started again {self._config.max_restarts} times within "
                     f"{self._config.restart_window_s:g} s already (supervisor.max_restarts)"
                 )
                 return
             self.num_restarts += 1
-            pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (len(restarts) - 1))
-            self._log.warning("%s %s; starting it again in %.1f s", spec.name, reason, pause_s)
-            await self._on_lost(spec)
+            self._log.warning("%s %s; starting %s again in %.1f s", spec.name, end.reason, " and ".join(s.name for s in specs), pause_s)
+            for lost in specs:
+                await self._on_lost(lost)
             await asyncio.sleep(pause_s)
 
-    async def _live(self, spec: ProcessSpec) -> str | None:
-        """One life of a process: returns why it ended, None for a learner that finished."""
+    async def _live_together(self, specs: Sequence[ProcessSpec]) -> tuple[ProcessSpec, _End | None]:
+        """One life of all: who ended it and how, None if all have finished. A loss explains a peer's failure, not the other way round."""
+        for spec in specs:
+            await self._start(spec)
+        lives = {asyncio.create_task(self._live(spec), name=f"life of {spec.name}"): spec for spec in specs}
+        ended: dict[asyncio.Task[_End | None], _End] = {}
+        running = set(lives)
+        try:
+            while running and not ended:
+                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                ended = {life: end for life in done if (end := life.result()) is not None}
+            if running and all(end.is_own_failure for end in ended.values()):
+                done, running = await asyncio.wait(running, timeout=_AFTERMATH_S)
+                ended |= {life: end for life in done if (end := life.result()) is not None}
+            for life in running:
+                self._handles[lives[life].name].kill()
+            await asyncio.gather(*running)
+        finally:
+            for life in lives:
+                life.cancel()
+        if not ended:
+            return specs[0], None
+        first = min(ended, key=lambda life: ended[life].is_own_failure)
+        return lives[first], ended[first]
+
+    async def _start(self, spec: ProcessSpec) -> None:
         self._fatal.pop(spec.name, None)
+        if spec.role == "learner":
+            self._learners_left.add(spec.name)
         handle = await self._launcher.start(spec)
         self._handles[spec.name] = handle
         self._registry.add(spec.name, spec.role, handle.pid)
         self._log.info("%s started, pid %d", spec.name, handle.pid)
+
+    async def _live(self, spec: ProcessSpec) -> _End | None:
+        """One life of a process that was started: returns how it ended, None for a learner that finished."""
+        handle = self._handles[spec.name]
         ended = asyncio.create_task(handle.wait(), name=f"wait {spec.name}")
         silent = asyncio.create_task(
             self._registry.until_silent(
@@ -126,21 +188,21 @@ class Fleet:
             self._registry.mark(spec.name, "ended")
         return self._judge(spec, code, reason)
 
-    def _judge(self, spec: ProcessSpec, code: int, silence: str | None) -> str | None:
+    def _judge(self, spec: ProcessSpec, code: int, silence: str | None) -> _End | None:
         if code == 0 and spec.role == "learner":
             self._learners_left.discard(spec.name)
             if not self._learners_left:
                 self.learner_done.set()
             return None
         if silence is not None:
-            return silence
+            return _End(reason=silence, is_own_failure=spec.name not in self._was_ready)
         if spec.name in self._expelled:
-            return f"was cut off by the learner: {self._expelled.pop(spec.name)}"
+            return _End(reason=f"was cut off by the learner: {self._expelled.pop(spec.name)}", is_own_failure=False)
         if spec.name in self._fatal:
-            return f"failed: {self._fatal[spec.name]}"
+            return _End(reason=f"failed: {self._fatal[spec.name]}", is_own_failure=True)
         if code < 0:
-            return f"was ended by {signal.Signals(-code).name}"
-        return f"exited with code {code}; its last output was:\n{self._tail(spec.name)}"
+            return _End(reason=f"was ended by {signal.Signals(-code).name}", is_own_failure=False)
+        return _End(reason=f"exited with code {code}; its last output was:\n{self._tail(spec.name)}", is_own_failure=True)
 
     def _tail(self, name: str) -> str:
         try:

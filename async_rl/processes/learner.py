@@ -10,18 +10,19 @@ Rank 0 runs `Learner`; the other ranks follow it through `ranks.py`.
 from __future__ import annotations
 
 import asyncio
-import shutil
 import time
-from pathlib import Path
 
 import torch
 
 from async_rl.errors import DeadlineExceeded
 from async_rl.learner.trainer import Trainer
 from async_rl.messages import Batch, CommitStep, StartEvaluation, SyncVersion, TakeBatch
+from async_rl.messages_history import StartFrom
+from async_rl.processes import checkpoints
 from async_rl.processes.pushing import Pusher
 from async_rl.processes.ranks import TrainingPool, join_process_group
 from async_rl.processes.runtime import ProcessContext
+from async_rl.processes.saving import Saver
 from async_rl.types import Group
 
 _TAKE_WAIT_S = 10.0
@@ -65,12 +66,13 @@ class Learner:
 
     async def train(self) -> None:
         """Steps until num_steps or until told to stop; ends with the last weights pushed and a checkpoint written."""
-        await self._buffer.call(SyncVersion(version=self._version), timeout_s=self._restart_s)
+        await self._go_on()
         async with asyncio.TaskGroup() as group:
+            self._saver = Saver(self._context, self._ranks, group)
             pushing = group.create_task(self._pusher.run(), name="push weights")
-            await self._publish(0)
+            await self._publish(self._version)
             with self._context.activity.waiting("a generator that holds the weights"):
-                await self._pusher.live(0)
+                await self._pusher.live(self._version)
             await self._evaluate_if_due()
             stopping = group.create_task(self._context.stopping.wait(), name="stopping")
             upcoming = group.create_task(self._take(self._version), name="take batch")
@@ -87,11 +89,22 @@ class Learner:
                 await self._step(groups, started_s, waited_s)
             upcoming.cancel()
             stopping.cancel()
-            await self._save()
+            await self._saver.save(self._version)
+            await self._saver.finish()
             if not self._context.stopping.is_set():
                 await self._pusher.live(self._version)
                 await self._evaluate_if_due()
             pushing.cancel()
+
+    async def _go_on(self) -> None:
+        """Takes up the newest checkpoint, if there is one, and tells those who count along."""
+        if (checkpoint := checkpoints.newest(self._context.run_dir)) is not None:
+            with self._context.activity("loading the checkpoint"):
+                self._version = await self._ranks.load(checkpoint)
+            self._context.log.info("goes on from %s", checkpoint)
+        self._context.version = self._version
+        await self._buffer.call(SyncVersion(version=self._version), timeout_s=self._restart_s)
+        await self._context.supervisor.call(StartFrom(version=self._version), timeout_s=self._config.network.call_timeout_s)
 
     async def _step(self, groups: list[Group], started_s: float, waited_s: float) -> None:
         """One learner step, committed, published and reported."""
@@ -104,9 +117,8 @@ class Learner:
         await self._buffer.call(CommitStep(version=self._version, group_ids=ids), timeout_s=self._restart_s)
         if self._version % self._config.weights.push_every_steps == 0 or self._version == self._config.num_steps:
             await self._publish(self._version)
-        every = self._config.checkpoint.every_steps
-        if every and self._version % every == 0 and self._version < self._config.num_steps:
-            await self._save()
+        if self._saver.is_due(self._version):
+            await self._saver.save(self._version)
         times = {"time/step_s": time.monotonic() - started_s, "time/wait_batch_s": waited_s}
         await self._context.report(
             self._version, scalars={**result.scalars, **self._pusher.metrics(), **times}, histograms=result.histograms
@@ -137,21 +149,7 @@ class Learner:
         if every and (self._version % every == 0 or self._version == self._config.num_steps):
             await self._buffer.call(StartEvaluation(version=self._version), timeout_s=self._restart_s)
 
-    async def _save(self) -> None:
-        """Writes checkpoints/step_<n>, then removes all but the newest `checkpoint.keep`."""
-        directory = self._context.run_dir / "checkpoints"
-        directory.mkdir(exist_ok=True)
-        with self._context.activity("saving"):
-            await self._ranks.save(directory / f"step_{self._version:06d}", self._version)
-            await asyncio.to_thread(_keep_newest, directory, self._config.checkpoint.keep)
-
     @property
     def _restart_s(self) -> float:
         """Long enough for the buffer to die and come back."""
         return self._config.supervisor.start_timeout_s
-
-
-def _keep_newest(directory: Path, keep: int) -> None:
-    steps = sorted(path for path in directory.glob("step_*") if path.is_dir())
-    for path in steps[:-keep]:
-        shutil.rmtree(path)

@@ -39,6 +39,7 @@ class Monitor:
         self.newest: dict[str, float] = {}
         self.step = 0
         self.tensorboard_url = ""
+        self.stalled = ""
 
     def __enter__(self) -> Self:
         self._recorder = Recorder(self._run_dir, self._config)
@@ -58,6 +59,17 @@ class Monitor:
         self._rates.observe(self._registry.members)
         self.newest.update(self._rates.now())
         self._show()
+
+    def on_stall(self, sentence: str) -> None:
+        """The run stands still, for the reason given; or goes on, if it is empty."""
+        self.stalled = sentence
+        self._recorder.record(self.step, "supervisor", texts={"run/stalled": sentence or "the run goes on"})
+
+    def start_from(self, version: int) -> None:
+        """The learner starts at this version: what was told of later steps is of a history that is given up."""
+        self.step = version
+        self._evaluated = {step for step in self._evaluated if step <= version}
+        self._recorder.start_from(version)
 
     def on_metrics(self, message: ReportMetrics) -> None:
         """A process has told the numbers of a step."""

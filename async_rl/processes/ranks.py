@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import enum
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ import torch.distributed as dist
 from async_rl.codec import decode, encode
 from async_rl.learner.trainer import StepResult, Trainer
 from async_rl.messages import Manifest
+from async_rl.processes.runtime import RENDEZVOUS_FILE
 from async_rl.types import FloatArray, Group, IntArray
 from async_rl.weights.publisher import WeightPublisher
 
@@ -34,13 +35,14 @@ class Operation(enum.IntEnum):
     PUBLISH = 1
     LOGPROBS = 2
     SAVE = 3
-    STOP = 4
+    LOAD = 4
+    STOP = 5
 
 
 def join_process_group(run_dir: Path, rank: int, world_size: int, *, timeout_s: float) -> None:
     """Joins this rank's process group; ranks meet through a file of the run, so no port is opened for it."""
     backend = "nccl" if torch.cuda.is_available() else "gloo"
-    store = dist.FileStore(str(run_dir / "rendezvous"), world_size)  # type: ignore[attr-defined]
+    store = dist.FileStore(str(run_dir / RENDEZVOUS_FILE), world_size)  # type: ignore[attr-defined]
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_s))
 
 
@@ -73,9 +75,15 @@ class TrainingPool:
         result: list[FloatArray] = await self._in_thread(lambda: self._lead(Operation.LOGPROBS, 0, encode(list(rows)), list(rows)))
         return result
 
-    async def save(self, directory: Path, version: int) -> None:
-        """Writes a checkpoint of all ranks."""
-        await self._in_thread(lambda: self._lead(Operation.SAVE, version, str(directory).encode(), directory))
+    async def save(self, directory: Path, version: int) -> Future[None]:
+        """Begins a checkpoint of all ranks; the result tells when it is complete."""
+        written: Future[None] = await self._in_thread(lambda: self._lead(Operation.SAVE, version, str(directory).encode(), directory))
+        return written
+
+    async def load(self, directory: Path) -> int:
+        """Restores a checkpoint on all ranks; its version."""
+        version: int = await self._in_thread(lambda: self._lead(Operation.LOAD, 0, str(directory).encode(), directory))
+        return version
 
     async def stop(self) -> None:
         """Lets the other ranks leave."""
@@ -110,7 +118,7 @@ class TrainingPool:
                 value = decode(payload, list[Group])
             elif operation == Operation.LOGPROBS:
                 value = decode(payload, list[np.ndarray])
-            elif operation == Operation.SAVE:
+            elif operation in (Operation.SAVE, Operation.LOAD):
                 value = Path(payload.decode())
             if operation == Operation.STOP:
                 return
@@ -131,6 +139,8 @@ class TrainingPool:
                 return self._trainer.logprobs(value)
             case Operation.SAVE:
                 return self._trainer.save(value, version)
+            case Operation.LOAD:
+                return self._trainer.load(value)
             case Operation.STOP:
                 return None
 

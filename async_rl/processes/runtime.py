@@ -30,6 +30,9 @@ from async_rl.types import Role
 from async_rl.wire.keys import Keys, load_keys
 from async_rl.wire.rpc import Handler, RpcClient, RpcServer
 
+RENDEZVOUS_FILE = "rendezvous"
+"""Where the learner's ranks meet."""
+
 
 class Control(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The content of `<run>/control.json`: where the supervisor answers, and the model that the run starts from."""

@@ -33,6 +33,7 @@ from async_rl.messages import (
     StopRun,
     WatchMembers,
 )
+from async_rl.messages_history import StartFrom
 from async_rl.monitoring.console import Console
 from async_rl.observability.logs import configure_logging
 from async_rl.processes.directory import Connections, Peer
@@ -41,7 +42,8 @@ from async_rl.processes.launching import Launcher
 from async_rl.processes.monitor import Monitor
 from async_rl.processes.preparation import prepare
 from async_rl.processes.registry import Registry
-from async_rl.processes.runtime import Control
+from async_rl.processes.runtime import RENDEZVOUS_FILE, Control
+from async_rl.processes.watchdog import Watchdog
 from async_rl.topology import ProcessSpec
 from async_rl.wire.keys import Keys, create_keys
 from async_rl.wire.rpc import Handler, RpcServer
@@ -67,6 +69,7 @@ class Supervisor:
         self._registry = Registry()
         self._console = Console(config, self._run_dir)
         self._monitor = Monitor(config, self._run_dir, self._registry, self._console, self._log)
+        self._watchdog = Watchdog(self._registry, config.supervisor, self._on_stall)
         self._started_s = time.time()
         self._stop_asked = asyncio.Event()
         self._stop_now = asyncio.Event()
@@ -109,6 +112,7 @@ class Supervisor:
         with RpcServer(network.host, network.control_port, keys, self._handlers()) as server:
             control = Control(address=server.address, pid=os.getpid(), model_path=str(model_path))
             _write_private(self._run_dir / "control.json", msgspec.json.encode(control))
+            self._clear_rendezvous()
             self._connections = Connections(keys)
             self._fleet = Fleet(
                 self._specs,
@@ -145,17 +149,18 @@ class Supervisor:
         """Returns when the learner finished or a stop was asked; raises the root cause of a failure."""
         done = asyncio.create_task(self._fleet.learner_done.wait(), name="learner done")
         asked = asyncio.create_task(self._stop_asked.wait(), name="stop asked")
+        watching = asyncio.create_task(self._watchdog.run(), name="watchdog")
         try:
-            ends: set[asyncio.Future[Any]] = {done, asked, self._fleet.failed, serving, keeping}
+            ends: set[asyncio.Future[Any]] = {done, asked, self._fleet.failed, serving, keeping, watching}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if self._fleet.failed.done():
                 raise self._fleet.failed.result()
-            for broken in (serving, keeping):
+            for broken in (serving, keeping, watching):
                 if broken.done() and not done.done():
                     broken.result()
         finally:
-            done.cancel()
-            asked.cancel()
+            for task in (done, asked, watching):
+                task.cancel()
 
     async def _leave(self, keeping: asyncio.Task[None]) -> None:
         """Ends the run in order: learner (finish the step, save), last evaluation, generators and verifiers, buffer."""
@@ -179,6 +184,7 @@ class Supervisor:
             WatchMembers: self._on_watch,
             ReportMetrics: self._on_metrics,
             ReportFatal: self._on_fatal,
+            StartFrom: self._on_start_from,
             Expel: self._on_expel,
             GetStatus: self._on_status,
             StopRun: self._on_stop,
@@ -191,6 +197,7 @@ class Supervisor:
 
     async def _on_heartbeat(self, message: Heartbeat) -> Message:
         self._registry.beat(message)
+        self._watchdog.on_heartbeat()
         self._monitor.on_heartbeat()
         return Ok()
 
@@ -206,6 +213,15 @@ class Supervisor:
     async def _on_metrics(self, message: ReportMetrics) -> Message:
         self._monitor.on_metrics(message)
         return Ok()
+
+    async def _on_start_from(self, message: StartFrom) -> Message:
+        self._monitor.start_from(message.version)
+        return Ok()
+
+    def _on_stall(self, sentence: str) -> None:
+        self._monitor.on_stall(sentence)
+        if sentence:
+            self._log.warning("%s", sentence)
 
     async def _on_fatal(self, message: ReportFatal) -> Message:
         self._log.error("%s failed: %s", message.name, message.text)
@@ -227,6 +243,7 @@ class Supervisor:
             tensorboard_url=self._monitor.tensorboard_url,
             members=self._registry.members,
             metrics=self._monitor.newest,
+            stalled=self._monitor.stalled,
         )
 
     async def _on_stop(self, message: StopRun) -> Message:
@@ -234,8 +251,10 @@ class Supervisor:
         return Ok()
 
     async def _on_lost(self, spec: ProcessSpec) -> None:
-        """A process other than the learner is gone: its unfinished work goes back before it comes back."""
+        """A process is gone: what it held goes back before it comes back."""
         self._monitor.on_restart(spec.name)
+        if spec.role == "learner":
+            self._clear_rendezvous()
         if spec.role != "generator":
             return
         buffer = Peer("buffer", self._registry.directory, self._connections)
@@ -243,6 +262,10 @@ class Supervisor:
             await buffer.call(ReleaseGenerator(generator=spec.name, incarnation=""), timeout_s=self._config.network.call_timeout_s)
         except AsyncRLError as error:
             self._log.warning("the tickets of %s go back only after buffer.lease_timeout_s: %s", spec.name, error)
+
+    def _clear_rendezvous(self) -> None:
+        """The learner's ranks meet through a file, which holds the addresses of those who met there before."""
+        (self._run_dir / RENDEZVOUS_FILE).unlink(missing_ok=True)
 
     def _on_signal(self, number: signal.Signals) -> None:
         if self._stop_asked.is_set() and number == signal.SIGINT:

@@ -28,8 +28,8 @@ def hand_out(desk: Admission, version: int = 0, learner_version: int = 0, genera
         (2, 1, 0, False),  # trained on version 2
         (0, 2, 0, False),
         (0, 2, 1, True),
-        (3, 2, 7, True),  # a generator ahead of the committed version opens nothing beyond the bound
-        (4, 2, 7, False),
+        (3, 2, 2, True),
+        (0, 2, 7, False),  # version 7 is of a history that the learner has given up
     ],
 )
 def test_gate_admits_exactly_what_is_within_the_bound_when_trained_in_turn(
@@ -118,12 +118,13 @@ def test_the_oldest_open_group_passes_the_gate_while_new_ones_are_refused() -> N
     assert hand_out(desk) is None
 
 
-def test_a_version_newer_than_the_committed_one_counts_as_committed() -> None:
+def test_a_generator_with_weights_that_the_learner_left_behind_gets_nothing_and_what_it_writes_may_be_as_old_as_the_learner() -> None:
     desk = admission()
-    group = hand_out(desk, version=5, learner_version=4)
+    group = hand_out(desk, version=4, learner_version=4)
     assert group is not None
-    assert group.version == 4
     desk.fall_back(2)
+    assert hand_out(desk, version=4, learner_version=2) is None
+    assert "left behind when it went back to 2" in desk.refusal(4, 2)
     assert group.version == 2
 
 

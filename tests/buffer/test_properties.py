@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from async_rl.config import RunConfig
+from async_rl.launchers.ledger import promise_of
 from async_rl.messages import (
     Batch,
     CommitStep,
@@ -33,8 +34,11 @@ from async_rl.messages import (
     TakeBatch,
     Work,
 )
+from async_rl.messages_history import ForgetBefore
 from async_rl.processes.buffer_service import BufferService
 from async_rl.store import Store
+from async_rl.store_audit import audit
+from async_rl.store_ledger import reading
 from async_rl.types import Group, GroupState, Purpose, Ticket
 
 T = TypeVar("T")
@@ -238,9 +242,11 @@ class BufferMachine(RuleBasedStateMachine):
         self.history = [*self.history[: learner.version], learner.batches.pop(learner.version)]
         learner.version += 1
 
-    @rule()
-    def save(self) -> None:
+    @rule(forgets=st.booleans())
+    def save(self, forgets: bool) -> None:
         self.learner.checkpoint = self.learner.version
+        if forgets:
+            self.run(self.service.forget_before(ForgetBefore(version=self.learner.checkpoint)))
 
     @rule(saved_first=st.booleans(), crash=st.one_of(st.none(), st.integers(0, 3)))
     def kill_learner(self, saved_first: bool, crash: int | None) -> None:
@@ -314,6 +320,11 @@ class BufferMachine(RuleBasedStateMachine):
     def nothing_is_wasted_by_age_as_long_as_the_learner_does_not_go_back(self) -> None:
         assert self.has_gone_back or self.service.drops["over_age"] == 0
 
+    @rule()
+    def the_audit_of_the_whole_history_is_clean(self) -> None:
+        with reading(self.directory / "store.sqlite") as connection:
+            assert audit(connection, promise_of(self.config)).problems == []
+
     def reading(self) -> Any:
         return _Reading(self.directory / "store.sqlite")
 
@@ -345,6 +356,7 @@ class BufferMachine(RuleBasedStateMachine):
         if hasattr(self, "loop"):
             try:
                 self.three_more_steps_are_always_possible()
+                self.the_audit_of_the_whole_history_is_clean()
             finally:
                 self.run(self.store.close())
                 self.loop.close()

@@ -22,6 +22,7 @@ from async_rl.messages import (
     TakeBatch,
     Work,
 )
+from async_rl.messages_history import ForgetBefore
 from async_rl.processes.buffer_service import BufferService
 from async_rl.processes.evaluation import report_of
 from async_rl.types import Purpose
@@ -581,9 +582,16 @@ def test_trajectories_that_were_forgotten_are_a_clear_error(tmp_path: Path) -> N
             await put_all(service)
             await take(service, 0)
             await service.commit_step(CommitStep(version=1, group_ids=[0, 1]))
-            service._store.forget_before(1)
-            await service.sync_version(SyncVersion(version=0))
+            await service.forget_before(ForgetBefore(version=2))
+            assert len(await service._store.read_groups([0, 1])) == 2
+            await service.forget_before(ForgetBefore(version=1))
             with pytest.raises(InfrastructureError, match="no longer holds the trajectories of group 0"):
-                await take(service, 0)
+                await service._store.read_groups([0])
+            with pytest.raises(ProtocolError, match="starts at version 0, but the trajectories of steps up to 1 are deleted"):
+                await service.sync_version(SyncVersion(version=0))
+        async with opened(tmp_path, make_config()) as service:
+            with pytest.raises(ProtocolError, match="bring that checkpoint back"):
+                await service.sync_version(SyncVersion(version=0))
+            assert [g.group_id for g in (await take(service, 1)).groups] == [2, 3]
 
     run(scenario())

@@ -12,8 +12,8 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., LiveRun]]:
     """Starts runs below tmp_path and ends what is left of them."""
     started: list[LiveRun] = []
 
-    def start(*settings: str, name: str = "run") -> LiveRun:
-        started.append(LiveRun(tmp_path, *settings, name=name))
+    def start(*settings: str, name: str = "run", resumes: bool = False) -> LiveRun:
+        started.append(LiveRun(tmp_path, *settings, name=name, resumes=resumes))
         return started[-1]
 
     yield start

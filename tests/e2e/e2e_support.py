@@ -19,14 +19,16 @@ _LOOK_S = 0.1
 
 
 class LiveRun:
-    """`async-rl launch` in a process of its own, its output in a file."""
+    """`async-rl launch`, or `async-rl resume`, in a process of its own, its output in a file."""
 
-    def __init__(self, output_dir: Path, *settings: str, name: str = "run") -> None:
+    def __init__(self, output_dir: Path, *settings: str, name: str = "run", resumes: bool = False) -> None:
         self.run_dir = output_dir / name
         self._output = output_dir / f"{name}.terminal"
         output_dir.mkdir(parents=True, exist_ok=True)
         arguments = ["launch", *settings, f"output_dir={output_dir}", f"run_name={name}"]
-        if not any(setting.startswith("monitoring.tensorboard=") for setting in settings):
+        if resumes:
+            arguments = ["resume", str(self.run_dir), *settings]
+        elif not any(setting.startswith("monitoring.tensorboard=") for setting in settings):
             arguments.append("monitoring.tensorboard=false")
         with self._output.open("wb") as sink:
             self.process = subprocess.Popen(
@@ -82,6 +84,22 @@ class LiveRun:
     def kill(self, process: str, number: signal.Signals = signal.SIGKILL) -> None:
         """Sends a signal to one process of the run."""
         os.kill(self.pid_of(process), number)
+
+    def kill_all(self) -> None:
+        """The machine goes down: the supervisor first, everything else with it."""
+        self.process.kill()
+        self.process.wait()
+        deadline_s = time.monotonic() + 10
+        while self.processes():
+            assert time.monotonic() < deadline_s, f"left running: {self.processes()}"
+            time.sleep(_LOOK_S)
+
+    def audit(self) -> dict[str, Any]:
+        """What `async-rl ledger --audit` finds; its exit code says the same."""
+        done = subprocess.run([*_COMMAND, "ledger", str(self.run_dir), "--audit", "--json"], capture_output=True, check=False, timeout=60)
+        found = msgspec.json.decode(done.stdout)
+        assert (done.returncode == 0) == (found["problems"] == []), done
+        return found
 
     def wait(self, *, timeout_s: float = 240) -> int:
         """The run's exit code."""

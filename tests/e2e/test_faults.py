@@ -72,8 +72,25 @@ def test_a_second_ctrl_c_ends_the_run_at_once(launch: Launch) -> None:
     assert run.processes() == []
 
 
-def test_a_dead_learner_ends_the_run_non_zero_with_the_cause_first(launch: Launch) -> None:
-    run = launch(*QUICK, "num_steps=1000")
+def test_a_killed_learner_goes_on_from_its_last_checkpoint_while_the_others_stay_up(launch: Launch) -> None:
+    run = launch(*QUICK, "num_steps=40", "checkpoint.every_steps=4")
+    run.until(lambda: run.step >= 10, "step 10")
+    others = [run.pid_of(process) for process in ("generator-0", "verifier-0", "buffer")]
+    run.kill("learner-0")
+    assert run.wait() == 0, run.terminal
+    assert "goes on from" in (run.run_dir / "logs" / "learner-0.log").read_text()
+    assert [row["step"] for row in run.rows] == list(range(1, 41))
+    log = (run.run_dir / "logs" / "supervisor.log").read_text()
+    assert all(log.count(f"pid {pid}") == 1 for pid in others)
+    assert log.count("learner-0 started") == 2
+    assert log.count("generator-0 started") == 1
+    found = run.audit()
+    assert (found["problems"], found["num_steps"]) == ([], 40)
+    assert found["num_undone_steps"] > 0
+
+
+def test_a_learner_that_dies_too_often_ends_the_run_non_zero_with_the_cause_first(launch: Launch) -> None:
+    run = launch(*QUICK, "num_steps=1000", "supervisor.max_restarts=0")
     run.until(lambda: run.step >= 1, "step 1")
     run.kill("learner-0")
     assert run.wait(timeout_s=60) == 1

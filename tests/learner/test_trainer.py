@@ -12,7 +12,7 @@ from learner_support import make_config, make_groups, make_model, make_trainer, 
 from transformers import AutoModelForCausalLM
 
 from async_rl.batching.batch import collate
-from async_rl.errors import ConfigError, DataError, NonFiniteError, StalenessError
+from async_rl.errors import ConfigError, DataError, InfrastructureError, NonFiniteError, StalenessError
 from async_rl.learner.models import load_policy
 from async_rl.learner.objective import Evaluated, compute_targets, scaled_rewards, trained_mask
 from async_rl.learner.trainer import Trainer
@@ -213,7 +213,7 @@ def test_a_restored_run_goes_on_bit_for_bit(model_path: Path, tmp_path: Path, co
     trainer = make_trainer(model_path, conf)
     for version in range(2):
         trainer.step(make_groups(version, version=version), version)
-    trainer.save(tmp_path / "step_2", 2)
+    trainer.save(tmp_path / "step_2", 2).result()
     onward = trainer.step(make_groups(2, version=2), 2)
     restored = make_trainer(model_path, conf)
     assert restored.load(tmp_path / "step_2") == 2
@@ -230,14 +230,46 @@ def test_a_checkpoint_that_was_not_finished_is_not_taken_for_one(model_path: Pat
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("async_rl.learner.checkpoint.os.rename", fail)
-    with pytest.raises(OSError, match="No space"):
-        trainer.save(tmp_path / "step_1", 1)
+    with pytest.raises(InfrastructureError, match=r"step_1 could not be written.*No space.*async-rl resume"):
+        trainer.save(tmp_path / "step_1", 1).result()
     with pytest.raises(DataError, match="is not a checkpoint"):
         trainer.load(tmp_path / "step_1")
     monkeypatch.undo()
-    trainer.save(tmp_path / "step_1", 1)
+    trainer.save(tmp_path / "step_1", 1).result()
     assert trainer.load(tmp_path / "step_1") == 1
     assert [p.name for p in tmp_path.iterdir()] == ["step_1"]
+
+
+def test_what_is_trained_while_a_checkpoint_is_written_does_not_reach_it(model_path: Path, tmp_path: Path) -> None:
+    trainer = make_trainer(model_path, "ppo_code")
+    trainer.step(make_groups(0), 0)
+    before = [tensor.clone() for tensor in trainer.full_tensors()]
+    written = trainer.save(tmp_path / "step_1", 1)
+    trainer.step(make_groups(1, version=1), 1)
+    written.result()
+    restored = make_trainer(model_path, "ppo_code")
+    restored.load(tmp_path / "step_1")
+    assert equal(before, weights_of(restored))
+    assert not equal(before, weights_of(trainer))
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_the_tensor_that_differs(model_path: Path, tmp_path: Path) -> None:
+    make_trainer(model_path, "grpo_code").save(tmp_path / "step_1", 1).result()
+    other = make_trainer(make_model(tmp_path / "wider", hidden=48), "grpo_code")
+    with pytest.raises(DataError, match=r"step_1 cannot be read, or is of another model.*policy\.model"):
+        other.load(tmp_path / "step_1")
+
+
+def test_a_damaged_checkpoint_is_refused_with_what_to_do(model_path: Path, tmp_path: Path) -> None:
+    trainer = make_trainer(model_path, "grpo_code")
+    trainer.save(tmp_path / "step_1", 1).result()
+    for path in (tmp_path / "step_1").glob("*.distcp"):
+        path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(DataError, match=r"step_1 cannot be read.*move it away"):
+        trainer.load(tmp_path / "step_1")
+    (tmp_path / "step_1" / ".metadata").write_bytes(b"nothing")
+    with pytest.raises(DataError, match=r"step_1 cannot be read"):
+        trainer.load(tmp_path / "step_1")
 
 
 def test_a_model_that_packing_would_compute_wrongly_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

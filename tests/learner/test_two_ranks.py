@@ -26,8 +26,9 @@ def train(rank: int, world_size: int, model_path: Path, out: Path, conf: str) ->
     results = []
     for version in range(STEPS):
         if version == STEPS - 1:
-            trainer.save(out / "checkpoint", version)
+            written = trainer.save(out / "checkpoint", version)
         results.append(trainer.step(make_groups(version, version=version, ages=(0,)), version).scalars)
+    written.result()
     tensors = [t.clone() for t in trainer.full_tensors()]
     logprobs = trainer.logprobs([ROW])
     trainer.export_hf(out / "hf")

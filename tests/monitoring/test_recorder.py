@@ -159,3 +159,27 @@ def test_tensorboard_gets_scalars_histograms_texts_settings_and_the_first_screen
 def test_the_recorder_needs_neither_torch_nor_tensorflow() -> None:
     check = "import sys, async_rl.monitoring.recorder; assert not {'torch', 'tensorflow'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", check], check=True, timeout=60)
+
+
+def test_rows_of_a_history_that_was_given_up_are_replaced_and_tensorboard_forgets_them(
+    recorder: Recorder, tmp_path: Path, clock: Clock
+) -> None:
+    recorder.record(0, "buffer", {"eval/pass_at_1": 0.25})
+    recorder.record(1, "learner-0", {"reward/mean": 0.1})
+    recorder.record(2, "learner-0", {"reward/mean": 0.2})
+    recorder.start_from(1)
+    recorder.record(2, "learner-0", {"reward/mean": 0.3})
+    recorder.record(2, "buffer", {"eval/pass_at_1": 0.5})
+    assert [(r["step"], r.get("reward/mean")) for r in rows(tmp_path)] == [(0, None), (1, 0.1), (2, 0.3)]
+    restarts = [e.step for e in events(tmp_path) if e.HasField("session_log")]
+    assert restarts == [2]
+
+
+def test_a_resumed_run_counts_time_on_and_repairs_a_torn_row(tmp_path: Path, config: RunConfig, clock: Clock) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step":0,"time_s":3.5}\n{"step":1,"time_s":9.5}\n{"step":2,"ti')
+    recorder = Recorder(tmp_path, config, clock=clock)
+    recorder.start_from(0)
+    clock.now += 2
+    recorder.record(1, "learner-0", {"reward/mean": 0.7})
+    recorder.close()
+    assert [(r["step"], r["time_s"]) for r in rows(tmp_path)] == [(0, 3.5), (1, 11.5)]

@@ -13,7 +13,14 @@ from async_rl.topology import ProcessSpec
 from async_rl.types import Role
 
 LIMITS = SupervisorConfig(
-    heartbeat_s=1, heartbeat_timeout_s=0.3, start_timeout_s=0.5, stop_timeout_s=5, max_restarts=2, restart_window_s=100
+    heartbeat_s=1,
+    heartbeat_timeout_s=0.3,
+    start_timeout_s=0.5,
+    stop_timeout_s=5,
+    max_restarts=2,
+    restart_window_s=100,
+    stall_warning_s=60,
+    stall_timeout_s=600,
 )
 
 
@@ -57,21 +64,21 @@ class ScriptedLauncher:
         return self._output
 
 
-def spec(role: Role) -> ProcessSpec:
-    return ProcessSpec(name=f"{role}-0", role=role, rank=0, cores=(), gpus=0, env={})
+def spec(role: Role, rank: int = 0) -> ProcessSpec:
+    return ProcessSpec(name=f"{role}-{rank}", role=role, rank=rank, cores=(), gpus=0, env={})
 
 
 class World:
-    """A fleet of one process with everything around it."""
+    """A fleet of one process, or of several ranks, with everything around it."""
 
-    def __init__(self, role: Role, tmp_path: Path, on_start: Callable[["World", Scripted], None]) -> None:
+    def __init__(self, role: Role, tmp_path: Path, on_start: Callable[["World", Scripted], None], ranks: int = 1) -> None:
         self.registry = Registry()
         self.lost: list[str] = []
         self.launcher = ScriptedLauncher(
             lambda _, process: asyncio.get_running_loop().call_soon(on_start, self, process) and None, tmp_path / "out"
         )
         self.fleet = Fleet(
-            [spec(role)],
+            [spec(role, rank) for rank in range(ranks)],
             launcher=self.launcher,
             registry=self.registry,
             config=LIMITS,
@@ -134,15 +141,66 @@ def test_a_crash_without_a_word_shows_the_last_output(tmp_path: Path) -> None:
     assert asyncio.run(main()) == "verifier-0 exited with code 139; its last output was:\n  one\n  Segmentation fault"
 
 
-def test_a_learner_that_dies_ends_the_run_even_after_it_was_ready(tmp_path: Path) -> None:
+def test_a_learner_that_is_killed_is_started_again_until_the_limit(tmp_path: Path) -> None:
     def dies_when_ready(world: World, process: Scripted) -> None:
         world.register(process)
         process.end(-11)
 
-    async def main() -> str:
-        return await World("learner", tmp_path, dies_when_ready).until_failed()
+    async def main() -> tuple[str, int, list[str]]:
+        world = World("learner", tmp_path, dies_when_ready)
+        return await world.until_failed(), len(world.launcher.started), world.lost
 
-    assert asyncio.run(main()) == "learner-0 was ended by SIGSEGV"
+    cause, started, lost = asyncio.run(main())
+    assert cause.startswith("learner-0 was ended by SIGSEGV; it was started again 2 times")
+    assert (started, lost) == (3, ["learner-0", "learner-0"])
+
+
+def test_a_learner_that_tells_its_own_error_ends_the_run_even_after_it_was_ready(tmp_path: Path) -> None:
+    def fails_when_ready(world: World, process: Scripted) -> None:
+        world.register(process)
+        world.fleet.note_fatal("learner-0", "NonFiniteError: step 3")
+        process.end(1)
+
+    async def main() -> tuple[str, int]:
+        world = World("learner", tmp_path, fails_when_ready)
+        return await world.until_failed(), len(world.launcher.started)
+
+    assert asyncio.run(main()) == ("learner-0 failed: NonFiniteError: step 3", 1)
+
+
+def test_ranks_of_the_learner_end_and_start_together_and_the_lost_one_is_the_cause(tmp_path: Path) -> None:
+    """Rank 0 tells an error because its peer is gone, before the end of the peer is noticed."""
+
+    def on_start(world: World, process: Scripted) -> None:
+        num = len(world.launcher.started)
+        world.registry.register(Register(name=f"learner-{process.pid % 2}", role="learner", pid=process.pid, address="tcp://x"))
+        if num == 2:
+            world.fleet.note_fatal("learner-0", "RuntimeError: connection closed by peer")
+            world.launcher.started[0].end(1)
+            asyncio.get_running_loop().call_later(0.05, world.launcher.started[1].end, -9)
+        if num == 4:
+            for rank in world.launcher.started[2:]:
+                rank.end(0)
+
+    async def main() -> tuple[list[str], int, bool]:
+        world = World("learner", tmp_path, on_start, ranks=2)
+        async with asyncio.timeout(20):
+            await world.fleet.run()
+        return world.lost, len(world.launcher.started), world.fleet.learner_done.is_set()
+
+    assert asyncio.run(main()) == (["learner-0", "learner-1"], 4, True)
+
+
+def test_a_process_that_is_killed_before_it_was_ready_is_started_again(tmp_path: Path) -> None:
+    def killed_once(world: World, process: Scripted) -> None:
+        process.end(-9) if len(world.launcher.started) == 1 else process.end(1)
+
+    async def main() -> tuple[str, int]:
+        world = World("generator", tmp_path, killed_once)
+        return await world.until_failed(), len(world.launcher.started)
+
+    cause, started = asyncio.run(main())
+    assert (cause.splitlines()[0], started) == ("generator-0 exited with code 1; its last output was:", 2)
 
 
 def test_a_learner_that_exits_0_has_finished(tmp_path: Path) -> None:

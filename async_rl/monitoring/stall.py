@@ -1,0 +1,47 @@
+"""Whether the run stands still, since when, and the sentence that says who waits for what.
+
+Progress is a new learner version (or a learner that came up). Pure state, fed with members and the time; used by the supervisor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from async_rl.messages import Member
+from async_rl.monitoring.status import duration
+
+_CHAIN = ("learner", "buffer", "generator", "verifier")
+"""Each waits for the next."""
+_NEEDED = ("generator", "verifier")
+_MOST_TOLD = 8
+
+
+class Stall:
+    """When the run last got on. now_s: monotonic seconds."""
+
+    def __init__(self, now_s: float) -> None:
+        self._progress: tuple[int, int] = (-1, -1)
+        self.since_s = now_s
+
+    def observe(self, members: Sequence[Member], now_s: float) -> None:
+        """Takes the members as they are now."""
+        progress = max(((m.pid, m.version) for m in members if m.role == "learner"), key=lambda p: p[1], default=(-1, -1))
+        if progress != self._progress:
+            self._progress, self.since_s = progress, now_s
+
+
+def sentence(members: Sequence[Member], *, stalled_s: float, now_s: float) -> str:
+    """Who waits for what and since when, the learner first. now_s: Unix time, as in heartbeats."""
+    version = max((m.version for m in members if m.role == "learner"), default=-1)
+    what = f"no learner step after version {version}" if version >= 0 else "the learner has not started"
+    serving = {m.role for m in members if m.state not in ("starting", "ended")}
+    parts = [f"no {role} serves" for role in _NEEDED if role not in serving]
+    for member in sorted(members, key=lambda m: (_CHAIN.index(m.role), m.name)):
+        since = duration(now_s - member.since_s)
+        if member.waits_for:
+            verb = "is held back by" if member.state == "blocked" else "waits for"
+            parts.append(f"{member.name} {verb} {member.waits_for} ({since})")
+        elif member.state in ("starting", "ended") or member.role == "learner":
+            parts.append(f"{member.name}: {member.state} ({since})")
+    more = f"; and {len(parts) - _MOST_TOLD} more" if len(parts) > _MOST_TOLD else ""
+    return f"{what} for {duration(stalled_s)}: {'; '.join(parts[:_MOST_TOLD])}{more}"

@@ -1,0 +1,86 @@
+"""`async-rl resume`: the configuration that a run goes on with, what changed in it, and which changes its history does not allow.
+
+Invariants: nothing is written unless the run can go on; the configurations of before stay in the run's directory as `config.<n>.yaml`.
+Called by the command line.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from async_rl.config import RunConfig
+from async_rl.config_check import raise_if_any
+from async_rl.errors import ConfigError
+from async_rl.launchers import runs, schema
+from async_rl.launchers.compose import recompose, to_yaml
+from async_rl.launchers.control import leave_mark, living_pid
+from async_rl.processes import checkpoints
+
+FIXED = {
+    "run_name": "the run is its directory",
+    "output_dir": "the run is its directory",
+    "seed": "the order of prompts follows from it",
+    "data": "the order of prompts, and what was asked, follow from it",
+    "model.path": "the checkpoint is of that model",
+    "model.tiny_coder": "the checkpoint is of that model",
+    "generation.group_size": "the groups that are stored have that many samples",
+    "buffer.groups_per_step": "the batches that are planned have that many groups",
+    "buffer.over_age": "the audit judges the whole history by one rule",
+    "learner.critic.enabled": "the checkpoint holds a critic, or does not",
+    "evaluation.num_prompts": "evaluations before and after would measure different prompts",
+}
+"""Settings and sections whose change would break the history of a run, and why."""
+
+
+def resumed_config(run_dir: Path, overrides: Sequence[str]) -> tuple[RunConfig, list[str]]:
+    """The configuration to go on with, and a line per setting that changed. Raises ConfigError if the run cannot go on with it."""
+    if (pid := living_pid(run_dir)) is not None:
+        raise ConfigError(f"run {run_dir.name} is running (pid {pid}); end it first with async-rl stop {run_dir.name}")
+    before = runs.config_of(run_dir)
+    after = recompose(run_dir / "config.yaml", overrides)
+    changed = changes(before, after)
+    raise_if_any(_refusals(run_dir, before, after, changed))
+    return after, [f"{path}={schema.show(new)} (was {schema.show(old)})" for path, (old, new) in changed.items()]
+
+
+def changes(before: RunConfig, after: RunConfig) -> dict[str, tuple[object, object]]:
+    """Settings that differ, by path: the old value and the new one."""
+    old, new = (dict(schema.flatten(msgspec.to_builtins(config), "")) for config in (before, after))
+    return {path: (old.get(path), new.get(path)) for path in {**old, **new} if old.get(path) != new.get(path)}
+
+
+def _refusals(run_dir: Path, before: RunConfig, after: RunConfig, changed: dict[str, tuple[object, object]]) -> Iterator[str]:
+    for path, (old, new) in changed.items():
+        for fixed, reason in FIXED.items():
+            if path == fixed or path.startswith(fixed + "."):
+                yield f"{path}={schema.show(new)}: was {schema.show(old)}, and {reason}; start a new run with async-rl launch"
+    bound, bound_before = after.buffer.max_staleness_versions, before.buffer.max_staleness_versions
+    if bound < bound_before:
+        yield (
+            f"buffer.max_staleness_versions={bound}: was {bound_before}, and groups admitted under that bound would be over age; "
+            f"keep it at {bound_before} or above"
+        )
+    saved = checkpoints.versions(run_dir)
+    if saved and saved[-1] >= after.num_steps:
+        yield f"num_steps={after.num_steps}: the run has finished step {saved[-1]}; give a larger num_steps to go on"
+
+
+def take_up(config: RunConfig, run_dir: Path) -> None:
+    """Makes the directory that of a running run again, with this configuration. Raises ConfigError if it cannot be written."""
+    path = run_dir / "config.yaml"
+    try:
+        if config != runs.config_of(run_dir):
+            number = 1 + len(list(run_dir.glob("config.*.yaml")))
+            os.link(path, run_dir / f"config.{number}.yaml")
+            partial = run_dir / "config.partial"
+            partial.write_text(to_yaml(config))
+            partial.replace(path)
+        for name in ("state.json", "control.json"):
+            (run_dir / name).unlink(missing_ok=True)
+        leave_mark(run_dir)
+    except OSError as error:
+        raise ConfigError(f"{run_dir} cannot be written ({error.strerror}); make room or give permission") from error

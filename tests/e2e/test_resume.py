@@ -1,0 +1,78 @@
+"""`async-rl resume`: what a run that was killed goes on with, what it refuses, and that it ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from e2e_support import LiveRun
+from safetensors.torch import load_file
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+Launch = Callable[..., LiveRun]
+_COMMAND = str(Path(sys.executable).with_name("async-rl"))
+QUICK = (
+    "conf=grpo_code",
+    "generation.engine=hf",
+    "buffer.groups_per_step=4",
+    "generation.group_size=4",
+    "evaluation.every_steps=0",
+    "checkpoint.every_steps=4",
+)
+
+
+def test_a_killed_run_goes_on_to_its_end_with_each_group_trained_once(launch: Launch) -> None:
+    run = launch(*QUICK, "num_steps=16")
+    run.until(lambda: run.step >= 6, "step 6")
+    running = launch(name="run", resumes=True)
+    assert running.wait() == 2
+    assert "is running" in running.terminal
+    run.kill_all()
+
+    refused = launch("buffer.groups_per_step=8", "seed=3", resumes=True)
+    assert refused.wait() == 2
+    assert "buffer.groups_per_step=8: was 4, and the batches that are planned have that many groups" in refused.terminal
+    assert "seed=3: was 0" in refused.terminal
+
+    resumed = launch("num_steps=14", "learner.optimizer.lr=1e-4", resumes=True)
+    assert resumed.wait() == 0, resumed.terminal
+    assert "resuming with learner.optimizer.lr=0.0001 (was " in resumed.terminal
+    assert "resuming with num_steps=14 (was 16)" in resumed.terminal
+    assert [row["step"] for row in resumed.rows] == list(range(1, 15))
+    assert max(row["staleness/max_versions"] for row in resumed.rows) <= 2
+    found = resumed.audit()
+    assert (found["problems"], found["num_steps"]) == ([], 14)
+    assert resumed.processes() == []
+
+    finished = launch(resumes=True)
+    assert finished.wait() == 2
+    assert "num_steps=14: the run has finished step 14; give a larger num_steps to go on" in finished.terminal
+
+
+def weights(run: LiveRun, target: Path) -> dict[str, torch.Tensor]:
+    """The policy that the run ended with."""
+    subprocess.run([_COMMAND, "export", str(run.run_dir), str(target)], check=True, timeout=120)
+    assert (target / "tokenizer.json").is_file()
+    return load_file(target / "model.safetensors")
+
+
+def test_a_synchronous_run_that_was_killed_twice_ends_with_the_same_weights_bit_for_bit(launch: Launch, tmp_path: Path) -> None:
+    exact = (*QUICK, "buffer.max_staleness_versions=0", "generation.max_concurrent_groups=1", "num_steps=9", "checkpoint.every_steps=2")
+    whole = launch(*exact, name="whole")
+    assert whole.wait() == 0, whole.terminal
+    broken = launch(*exact, name="broken")
+    broken.until(lambda: broken.step >= 3, "step 3")
+    broken.kill("learner-0")
+    broken.until(lambda: broken.step >= 5, "step 5")
+    broken.kill_all()
+    resumed = launch(name="broken", resumes=True)
+    assert resumed.wait() == 0, resumed.terminal
+    assert resumed.audit()["problems"] == []
+    one, two = (weights(run, tmp_path / "hf" / run.run_dir.name) for run in (whole, resumed))
+    assert one.keys() == two.keys()
+    assert [name for name in one if not torch.equal(one[name], two[name])] == []

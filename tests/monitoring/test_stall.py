@@ -1,0 +1,43 @@
+"""The sentence of a run that stands still."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from async_rl.messages import Member
+from async_rl.monitoring.stall import Stall, sentence
+
+
+def member(name: str, *, state: str = "busy", waits_for: str = "", since_s: float = 40.0, **more: Any) -> Member:
+    role: Any = name.split("-")[0]
+    facts = {"pid": 1, "version": -1} | more
+    return Member(name=name, role=role, address="", state=state, waits_for=waits_for, since_s=since_s, counters={}, **facts)
+
+
+def test_the_sentence_follows_the_chain_from_the_learner_to_who_is_missing() -> None:
+    members = [
+        member("generator-0", state="ended", since_s=70.0),
+        member("buffer", state="waiting", waits_for="groups: 3 of 16 groups are ready for step 8"),
+        member("learner-0", state="waiting", waits_for="a batch", version=7),
+        member("verifier-0", state="idle"),
+    ]
+    assert sentence(members, stalled_s=61, now_s=100) == (
+        "no learner step after version 7 for 1 min 1 s: no generator serves; learner-0 waits for a batch (1 min 0 s); "
+        "buffer waits for groups: 3 of 16 groups are ready for step 8 (1 min 0 s); generator-0: ended (30 s)"
+    )
+
+
+def test_a_learner_that_works_for_ever_is_named_too() -> None:
+    members = [member("learner-0", state="training", version=3), member("generator-0"), member("verifier-0")]
+    assert sentence(members, stalled_s=90, now_s=100) == "no learner step after version 3 for 1 min 30 s: learner-0: training (1 min 0 s)"
+
+
+def test_only_a_new_version_or_a_new_learner_is_progress() -> None:
+    stall = Stall(0.0)
+    stall.observe([member("learner-0", version=0)], 5.0)
+    stall.observe([member("learner-0", version=0, state="training"), member("generator-0", version=4)], 9.0)
+    assert stall.since_s == 5.0
+    stall.observe([member("learner-0", version=1)], 11.0)
+    assert stall.since_s == 11.0
+    stall.observe([member("learner-0", version=0, pid=2)], 14.0)
+    assert stall.since_s == 14.0
