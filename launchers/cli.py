@@ -20,6 +20,8 @@ from async_rl.config import RunConfig
 from async_rl.errors import AsyncRLError, ConfigError
 from async_rl.launchers import runs
 from async_rl.launchers.control import ask_status, ask_stop, leave_mark, living_pid, wait_for_end
+from async_rl.launchers.verifier_command import verifier
+from async_rl.launchers.verify_command import verify
 from async_rl.machine import this_machine
 from async_rl.topology import ProcessSpec, processes
 
@@ -35,6 +37,8 @@ app = typer.Typer(
 )
 Run = Annotated[str | None, typer.Argument(metavar="[RUN]", help="name or directory of a run; default: the newest")]
 OutputDir = Annotated[Path | None, typer.Option("--output-dir", help="where runs are kept; default: output_dir of conf/")]
+app.command()(verifier)
+app.command()(verify)
 
 
 def main() -> NoReturn:

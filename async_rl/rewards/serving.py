@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
@@ -51,7 +52,8 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=_BACKLOG)
     except OSError as error:
-        raise ConfigError(f"{host}:{port} cannot be bound ({error.strerror}); choose another address, or port 0 for a free one") from error
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise ConfigError(f"{host}:{port} cannot be bound ({reason}); choose another address, or port 0 for a free one") from error
 
 
 async def serve(
@@ -66,7 +68,7 @@ async def serve(
     """Serve until `stopping`, then finish what was admitted. ready: told the URL once requests are accepted."""
     host, port = listener.getsockname()[:2]
     app = build_app(service, token)
-    server = _Server(uvicorn.Config(app, lifespan="off", access_log=False, log_config=None, timeout_graceful_shutdown=_CLOSE_S))
+    server = _Server(uvicorn.Config(app, lifespan="off", ws="none", access_log=False, log_config=None, timeout_graceful_shutdown=_CLOSE_S))
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
     try:
         await ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")

@@ -1,0 +1,126 @@
+"""Facts about `async-rl verifier` and `async-rl verify`, from the outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from typer.testing import CliRunner, Result
+
+from async_rl.errors import ConfigError, DataError
+from async_rl.launchers.cli import app
+from async_rl.launchers.verifier_command import verifier_config
+
+SQUARE = {"tests": [{"kind": "call", "function": "f", "args": [3], "expected": 9}]}
+BODY = {"code": "def f(x): return x * x", "language": "python", **SQUARE}
+
+
+@contextmanager
+def running(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]:
+    """(process, its URL, its first lines) of a verifier on a free port."""
+    command = [sys.executable, "-m", "async_rl.launchers.cli", "verifier", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        yield process, re.search(r"http://\S+", first).group(), first  # type: ignore[union-attr]
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_server_alone_answers_and_ends_well_at_sigterm() -> None:
+    with running("--token", "t", "--cells", "1", "sandbox.timeout_s=1") as (process, url, _), httpx.Client(base_url=url) as http:
+        headers = {"authorization": "Bearer t"}
+        assert http.post("/verify", json=BODY).status_code == 401
+        assert http.post("/verify", json=BODY, headers=headers).json()["verdict"] == "pass"
+        assert http.get("/health", headers=headers).json()["cells"] == 1
+        assert (
+            http.post("/verify", json={**BODY, "code": "while True: pass"}, headers=headers)
+            .json()["tests"][0]["message"]
+            .endswith("1 s of CPU time")
+        )
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=20)
+        assert process.returncode == 0, err
+        assert "everything that was admitted is answered" in out
+
+
+def test_server_makes_a_token_where_none_is_given() -> None:
+    with running() as (process, url, first):
+        assert first.startswith("verifier at http://127.0.0.1:")
+        assert process.stdout is not None
+        token = process.stdout.readline().removeprefix("token ").strip()
+        assert len(token) >= 32
+        assert httpx.get(f"{url}/token/{token}/health").json()["status"] == "ok"
+        assert httpx.get(f"{url}/token/{'x' * len(token)}/health").status_code == 401
+
+
+def test_taken_port_is_an_error_of_one_line(tmp_path: Path) -> None:
+    with running("--token", "t") as (_, url, _):
+        command = [sys.executable, "-m", "async_rl.launchers.cli", "verifier", "--port", url.rpartition(":")[2]]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2
+        assert re.fullmatch(r"error: 127.0.0.1:\d+ cannot be bound \(Address already in use\); choose another address.*\n", done.stderr)
+
+
+def test_settings_that_mean_nothing_without_a_run_are_refused() -> None:
+    with pytest.raises(ConfigError, match="num_steps=3: without a run"):
+        verifier_config(["num_steps=3"])
+    assert verifier_config(["sandbox.timeout_s=7", "verifiers.queue_size=5"]).sandbox.timeout_s == 7
+
+
+def verify(tmp_path: Path, rows: list[dict[str, Any]], *arguments: str) -> Result:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return CliRunner().invoke(app, ["verify", str(path), "--workers", "1", *arguments])
+
+
+def test_completions_are_scored_and_summed_up(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"id": "a", **SQUARE, "completion": "Here:\n```python\ndef f(x):\n    return x * x\n```\n"},
+        {"id": "b", **SQUARE, "completions": ["def f(x): return x", "def f(x): return x ** 2", "def f(", "raise ValueError"]},
+        {"id": "c", "input_output": {"inputs": ["2"], "outputs": ["4"]}, "response": "print(int(input()) * 2)"},
+    ]
+    result = verify(tmp_path, rows, "--output", str(tmp_path / "out.jsonl"))
+    assert result.exit_code == 0, result.output
+    assert re.search(r"pass +3 +50.0%", result.stdout)
+    assert "pass@1 0.7500 over 3 problems" in result.stdout
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert sorted((line["name"], line["verdict"]) for line in lines) == [
+        ("a", "pass"), ("b", "compile_error"), ("b", "pass"), ("b", "runtime_error"), ("b", "wrong_answer"), ("c", "pass"),
+    ]  # fmt: skip
+
+
+def test_failing_references_are_listed_with_the_reason(tmp_path: Path) -> None:
+    check = "def check(candidate):\n    assert candidate(2) == 4\n"
+    rows: list[dict[str, Any]] = [
+        {"task_id": "good/0", "test_list": ["assert f(2) == 4"], "code": "def f(x): return 2 * x"},
+        {"task_id": "old/1", "test_list": ["assert f(2) == 4"], "code": "def f(x): print x"},
+        {"task_id": "slow/2", "test_list": ["assert f(2) == 4"], "code": "while True: pass"},
+        {"task_id": "human/3", "prompt": "def f(x):\n    ", "test": check, "entry_point": "f", "canonical_solution": "    return x + x"},
+        {"query_id": "areal/4", "input_output": '{"inputs": ["1"], "outputs": ["2"]}', "solutions": ["print(2)", "print(3)"]},
+        {"task_id": "empty/5", "tests": [], "code": "x = 1"},
+    ]
+    result = verify(tmp_path, rows, "--references", "sandbox.timeout_s=0.2")
+    assert result.exit_code == 1
+    listed = [line.split(": ")[:2] for line in result.stdout.splitlines() if re.match(r"\w+/\d", line)]
+    assert sorted(listed) == [["areal/4", "wrong_answer"], ["empty/5", "unusable row"], ["old/1", "compile_error"], ["slow/2", "timeout"]]
+    assert re.search(r"pass +3 ", result.stdout)
+
+
+def test_a_file_without_programs_is_an_error(tmp_path: Path) -> None:
+    result = verify(tmp_path, [{"id": "a", **SQUARE}])
+    assert isinstance(result.exception, DataError)
+    assert "none of the columns completions, completion, responses, response" in str(result.exception)
+    assert os.listdir(tmp_path) == ["rows.jsonl"]
