@@ -6,7 +6,7 @@ from rewards_support import Jail
 
 from async_rl.rewards.asserts import take_apart
 from async_rl.rewards.protocol import VerifyRequest
-from async_rl.types import AssertTest, Verdict
+from async_rl.types import AssertTest, CallTest, Verdict
 
 HUMAN_EVAL = """
 METADATA = {'author': 'x'}
@@ -94,6 +94,31 @@ def leave(): sys.exit(0)
 def test_verdicts_of_assert_tests(jail: Jail, test: str, verdict: str) -> None:
     response = jail.verify(VerifyRequest(code=SOLUTION, tests=[AssertTest(code=test)], setup="def helper(x): return 2 * x", timeout_s=0.3))
     assert response.verdict == verdict, response
+
+
+SORTS = "def f(xs):\n    xs.sort()\n    xs.append(0)\n    return xs[:-1]\n"
+
+
+@pytest.mark.parametrize(
+    ("test", "verdict"),
+    [
+        ("assert f([2, 1]) == [1, 2]", "pass"),
+        ("x = [2, 1]\nassert f(x) == [1, 2]\nassert x == [2, 1]", "pass"),
+        ("x = [2, 1]\nassert f(x) == [1, 2] and f(x) == [1, 2] and len(x) == 2", "pass"),
+        ("x = [2, 1]\nf(x)\nassert x == [1, 2, 0]", "wrong_answer"),
+    ],
+)
+def test_what_a_program_does_to_its_arguments_changes_nothing_on_the_tests_side(jail: Jail, test: str, verdict: str) -> None:
+    assert jail.verify(VerifyRequest(code=SORTS, tests=[AssertTest(code=test)], timeout_s=0.5)).verdict == verdict
+
+
+def test_calls_with_equal_arguments_do_not_share_them(jail: Jail) -> None:
+    shared = [2, 1]
+    code = "def f(xs):\n    xs.append(3)\n    return len(xs)\n"
+    calls = [CallTest(function="f", args=[shared], expected=3), CallTest(function="f", args=[shared], expected=3)]
+    assert jail.verify(VerifyRequest(code=code, tests=list(calls), timeout_s=0.5)).verdict == "pass"
+    twice = [AssertTest(code="assert f([2, 1]) == 3")] * 2
+    assert jail.verify(VerifyRequest(code=code, tests=list(twice), timeout_s=0.5)).verdict == "pass"
 
 
 @pytest.mark.parametrize(

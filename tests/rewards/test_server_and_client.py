@@ -110,6 +110,67 @@ def test_full_queue_answers_429_and_a_leaving_client_takes_its_program_along() -
     asyncio.run(asyncio.wait_for(run(), 60))
 
 
+def test_client_that_leaves_a_batch_takes_all_its_programs_along() -> None:
+    async def run() -> None:
+        async with verifier() as (url, service), httpx.AsyncClient(base_url=url, headers=HEADERS) as http:
+            endless = {"requests": [_body("while True: pass", timeout_s=100)] * 20}
+            waiting = asyncio.create_task(http.post("/verify_batch", json=endless))
+            await _until(lambda: service.num_running == 1)
+            assert service.health().queued == 19
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            await _until(lambda: service.num_admitted == 0)
+            assert (await http.post("/verify", json=_body())).json()["verdict"] == "pass"
+            assert (service.num_done, service.pool.num_replaced) == (1, 0)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_program_that_finds_no_cell_in_time_is_an_infrastructure_error() -> None:
+    async def run() -> None:
+        async with verifier(queue_timeout_s=0.2) as (url, service), httpx.AsyncClient(base_url=url, headers=HEADERS) as http:
+            endless = asyncio.create_task(http.post("/verify", json=_body("while True: pass", timeout_s=100)))
+            await _until(lambda: service.num_running == 1)
+            answer = (await http.post("/verify", json=_body())).json()
+            assert (answer["verdict"], answer["tests"][0]["message"]) == (
+                "infrastructure_error",
+                "no cell was free within 0.2 s; add verifiers or cells",
+            )
+            assert service.health().infrastructure_errors == 1
+            endless.cancel()
+            await asyncio.gather(endless, return_exceptions=True)
+            await _until(lambda: service.num_running == 0)
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_results_of_a_batch_arrive_as_they_finish() -> None:
+    async def run() -> None:
+        async with verifier(cells=2) as (url, _), httpx.AsyncClient(base_url=url, headers=HEADERS) as http:
+            batch = {"requests": [_body(SLOW), _body(), _body()]}
+            async with http.stream("POST", "/verify_batch", json=batch) as answer:
+                order = [json.loads(line)["index"] async for line in answer.aiter_lines()]
+            assert order == [1, 2, 0]
+
+    asyncio.run(run())
+
+
+def test_metrics_count_verdicts_and_refusals_in_prometheus_form() -> None:
+    async def run() -> None:
+        async with verifier(queue_size=1) as (url, service), httpx.AsyncClient(base_url=url, headers=HEADERS) as http:
+            for code in (GOOD, GOOD, BAD, "def f("):
+                await http.post("/verify", json=_body(code))
+            service.admit(2)
+            assert (await http.post("/verify", json=_body())).status_code == 429
+            lines = set((await http.get("/metrics")).text.splitlines())
+            assert {
+                'verifier_verdicts_total{verdict="pass"} 2.0', 'verifier_verdicts_total{verdict="wrong_answer"} 1.0', 'verifier_verdicts_total{verdict="compile_error"} 1.0',
+                'verifier_refused_total{status="429"} 1.0', "verifier_seconds_count 4.0", "verifier_queued 2.0", "verifier_running 0.0", "verifier_cells 1.0", "verifier_draining 0.0",
+            } <= lines  # fmt: skip
+
+    asyncio.run(run())
+
+
 def test_drain_finishes_what_was_admitted_and_refuses_the_rest() -> None:
     async def run() -> None:
         async with verifier() as (url, service), httpx.AsyncClient(base_url=url, headers=HEADERS) as http:
@@ -168,6 +229,39 @@ def test_client_retries_elsewhere_and_gives_up_with_a_typed_error() -> None:
             with pytest.raises(DeadlineExceeded):
                 await hurried.verify(PROBLEM, GOOD)
             await hurried.close()
+
+    asyncio.run(run())
+
+
+def test_client_asks_the_server_with_the_fewest_of_its_programs() -> None:
+    async def run() -> None:
+        async with verifier() as (busy, busy_service), verifier() as (free, free_service):
+            client = VerifierClient(run_config(), TOKEN)
+            client.update_servers([busy])
+            slow = asyncio.create_task(client.verify(PROBLEM, SLOW))
+            await _until(lambda: busy_service.num_running == 1)
+            client.update_servers([busy, free])
+            for _ in range(5):
+                assert await client.verify(PROBLEM, GOOD) == [Verdict.PASS] * 3
+            assert (busy_service.num_done, free_service.num_done) == (0, 5)
+            assert await slow == [Verdict.PASS] * 3
+            await client.close()
+
+    asyncio.run(run())
+
+
+def test_waiting_for_verdicts_leaves_the_event_loop_free() -> None:
+    async def run() -> None:
+        async with verifier() as (url, _):
+            client = VerifierClient(run_config(), TOKEN)
+            client.update_servers([url])
+            waiting = asyncio.create_task(client.verify(PROBLEM, SLOW))
+            num_turns = 0
+            while not waiting.done():
+                await asyncio.sleep(0.01)
+                num_turns += 1
+            assert num_turns > 30  # of the sixty that a program of 0.6 s leaves room for
+            await client.close()
 
     asyncio.run(run())
 
