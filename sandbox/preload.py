@@ -12,9 +12,9 @@ import site
 from typing import Any
 
 _MODULES = (
-    "abc", "array", "bisect", "cmath", "collections", "collections.abc", "contextlib", "copy", "dataclasses", "datetime", "decimal",
+    "abc", "bisect", "collections", "collections.abc", "contextlib", "copy", "dataclasses", "datetime", "decimal",
     "enum", "fractions", "functools", "heapq", "io", "itertools", "json", "math", "numbers", "operator", "os", "random", "re",
-    "statistics", "string", "struct", "sys", "textwrap", "threading", "time", "types", "typing",
+    "statistics", "string", "struct", "sys", "threading", "time", "types", "typing",
 )  # fmt: skip
 _STAR = ("typing", "collections", "itertools", "functools", "heapq", "bisect", "math", "string", "operator", "random")
 _NAMED = ("collections", "itertools", "functools", "heapq", "bisect", "math", "string", "operator", "random", "re", "sys", "typing")

@@ -25,12 +25,12 @@ class Mode(enum.IntEnum):
 
 
 class Request(NamedTuple):
-    """Limits of one job. num_runs: calls or streams in it; each may use cpu_s of CPU time."""
+    """Limits of one job. num_runs: calls or streams in it; each may use cpu_s of CPU time and sleep for sleep_s."""
 
     mode: int
     num_runs: int
     cpu_s: float
-    wall_s: float
+    sleep_s: float
     memory_bytes: int
     output_bytes: int
 

@@ -13,6 +13,7 @@ Used by `child.py`.
 from __future__ import annotations
 
 import errno
+import itertools
 import struct
 
 AUDIT_ARCH_X86_64 = 0xC000003E
@@ -96,14 +97,28 @@ def _leaf(alternatives: list[list[Condition]]) -> list[bytes]:
 
 
 def _tree(ranges: list[tuple[int, list[bytes]]]) -> list[bytes]:
-    """Code that, with the number in the accumulator, ends in the leaf of the last range that starts at or below it."""
-    if len(ranges) == 1:
-        return ranges[0][1]
-    middle = len(ranges) // 2
-    left, right = _tree(ranges[:middle]), _tree(ranges[middle:])
-    if len(left) > 255:
-        raise ValueError(f"a conditional jump of {len(left)} instructions does not fit 8 bits")
-    return [_ins(_JGE, ranges[middle][0], len(left), 0), *left, *right]
+    """Code that, with the number in the accumulator, ends in the leaf of the last range that starts at or below it.
+
+    Equal leaves stand once, behind all jumps: a child has the kernel compile the program, so each instruction counts.
+    """
+    leaves = list({id(leaf): leaf for _, leaf in ranges}.values())
+    nodes: list[tuple[int, int, int]] = []  # boundary, target at or above it, target below it; ~i is leaf i
+
+    def build(part: list[tuple[int, list[bytes]]]) -> int:
+        if len(part) == 1:
+            return ~next(i for i, leaf in enumerate(leaves) if leaf is part[0][1])
+        at, middle = len(nodes), len(part) // 2
+        nodes.append((0, 0, 0))
+        below, above = build(part[:middle]), build(part[middle:])
+        nodes[at] = (part[middle][0], above, below)
+        return at
+
+    build(ranges)
+    starts = list(itertools.accumulate((len(leaf) for leaf in leaves), initial=len(nodes)))
+    jumps = [[(starts[~target] if target < 0 else target) - at - 1 for target in node[1:]] for at, node in enumerate(nodes)]
+    if max(map(max, jumps)) > 255:
+        raise ValueError("a conditional jump does not fit 8 bits")
+    return [_ins(_JGE, node[0], *jump) for node, jump in zip(nodes, jumps, strict=True)] + [line for leaf in leaves for line in leaf]
 
 
 def build_filter() -> bytes:

@@ -1,30 +1,27 @@
-"""The process of a cell that forks one child per program, watches its CPU time and says how it ended. It never sees code or data.
+"""The process of a cell that forks one child per program and says how it ended. It never sees code or data.
 
 Takes a request with descriptors from the host; waits for the child, a cancellation or the end of a limit; gives a reply.  Ends when the
-host's end of the socket closes, and with its parent in any case.  CPU time decides; the wall clock counts only time in which this process
-was itself scheduled, so that a stalled machine flips no verdict.
+host's end of the socket closes, and with its parent in any case.
 """
 
 from __future__ import annotations
 
+import _socket  # socket itself would bring a third of a megabyte of enumerations into each fork
 import gc
 import mmap
 import os
 import resource
 import select
-import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from . import child, landlock, linux, namespaces, preload, programs, seccomp
+from . import child, landlock, linux, namespaces, preload, programs, seccomp, watch
 from .protocol import MAX_DESCRIPTORS, RESULT, Ending, Hello, Mode, Reply, Request
 
 NAMESPACES, LANDLOCK, NOTHING = 1, 2, 3
-_TICK_S = 0.02
-_IDLE_SHARE = 0.01
+_SIGKILL = 9
 _NOBODY = 65_534
 _LIMITED = {
     resource.RLIMIT_CORE: 0,
@@ -52,6 +49,7 @@ class Jail(NamedTuple):
     hard_limits: Mapping[int, int]
     base_address_space: int
     ready: mmap.mmap
+    proc: int = -1
 
 
 def main(arguments: list[str]) -> None:
@@ -60,6 +58,7 @@ def main(arguments: list[str]) -> None:
     if level not in (NAMESPACES, LANDLOCK, NOTHING):
         raise ValueError(f"there is no level {level}")
     preload.load()
+    proc = watch.open_proc()
     if level == NAMESPACES:
         namespaces.enter(readable)
         _die_with(host)
@@ -68,18 +67,17 @@ def main(arguments: list[str]) -> None:
             os.close(descriptor)
             _, status = os.waitpid(inner, 0)
             os._exit(os.waitstatus_to_exitcode(status) & 0x7F)
-        linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
+        linux.prctl(linux.PR_SET_PDEATHSIG, _SIGKILL)
         namespaces.mount_scratch()
         os.chdir(namespaces.SCRATCH)
     else:
         _die_with(host)
         os.chdir("/")
-    with socket.socket(fileno=descriptor) as host_socket:
-        _serve(host_socket, _prepare(level, readable))
+    _serve(_socket.socket(fileno=descriptor), _prepare(level, readable)._replace(proc=proc))
 
 
 def _die_with(host: int) -> None:
-    linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
+    linux.prctl(linux.PR_SET_PDEATHSIG, _SIGKILL)
     if os.getppid() != host:
         os._exit(0)
 
@@ -149,20 +147,21 @@ def _fits(limit: int) -> bool:
     return True
 
 
-def _serve(host: socket.socket, jail: Jail) -> None:
+def _serve(host: _socket.socket, jail: Jail) -> None:
     has_seccomp = bool(jail.seal)
     with open("/dev/null", "wb") as nothing:
         os.dup2(nothing.fileno(), 2)
     host.send(Hello(jail.level, linux.landlock_abi(), has_seccomp, os.geteuid() if jail.uid < 0 else jail.uid, os.getpid()).pack())
+    space = _socket.CMSG_SPACE(4 * MAX_DESCRIPTORS)
     poller = select.poll()
     poller.register(host.fileno(), select.POLLIN)
     while True:
-        data, descriptors, _flags, _address = socket.recv_fds(host, 4096, MAX_DESCRIPTORS)
+        data, ancillary, _flags, _address = host.recvmsg(4096, space)
         if not data:
             os._exit(0)
-        if not descriptors:
+        if not ancillary:
             continue  # a cancellation that came after the end of its job
-        reply = _run(Request.unpack(data), descriptors, jail, poller)
+        reply = _run(Request.unpack(data), memoryview(ancillary[0][2]).cast("i").tolist(), jail, poller)
         if jail.level == NAMESPACES and not namespaces.scratch_is_clean():
             namespaces.renew_scratch()
             os.chdir(namespaces.SCRATCH)
@@ -190,14 +189,14 @@ def _run(request: Request, descriptors: list[int], jail: Jail, poller: select.po
     process = os.pidfd_open(pids[-1])
     poller.register(process, select.POLLIN)
     try:
-        ending = _watch(request, pids, process, result, poller)
+        ending = watch.watch(request, pids, process, result, poller, jail.proc)
     finally:
         poller.unregister(process)
         os.close(process)
         os.close(result)
     for pid in reversed(pids):  # the judging child first, which would take its solver's end for an answer
         if ending != Ending.EXITED or pid != pids[-1]:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, _SIGKILL)
     cpu, peak, code = 0.0, 0, 0
     for pid in pids:
         _, status, usage = os.wait4(pid, 0)
@@ -208,27 +207,3 @@ def _run(request: Request, descriptors: list[int], jail: Jail, poller: select.po
     if ending == Ending.EXITED and code < 0:
         ending, code = Ending.SIGNALED, -code
     return Reply(ending, code, cpu, wall, peak * 1024)
-
-
-def _watch(request: Request, pids: list[int], process: int, result: int, poller: select.poll) -> Ending:
-    """Wait for the child's end or the end of a limit. A run is counted as done when the result file grows."""
-    clocks = [(~pid << 3) | 2 for pid in pids]
-    size, run_cpu, last_cpu, run_wall, total_wall, idle = 0, 0.0, 0.0, 0.0, 0.0, 0.0
-    while True:
-        before = time.monotonic()
-        ready = poller.poll(_TICK_S * 1000)
-        if ready:
-            return Ending.EXITED if any(fd == process for fd, _ in ready) else Ending.CANCELLED
-        elapsed = min(time.monotonic() - before, 2 * _TICK_S)
-        try:
-            cpu = sum(map(time.clock_gettime, clocks))
-        except OSError:
-            continue  # it has just ended; the next poll says so
-        if (now := os.fstat(result).st_size) != size:
-            size, run_cpu, run_wall, idle = now, last_cpu, 0.0, 0.0
-        idle = idle + elapsed if cpu - last_cpu < _IDLE_SHARE * elapsed else 0.0
-        run_wall, total_wall, last_cpu = run_wall + elapsed, total_wall + elapsed, cpu
-        if cpu - run_cpu > request.cpu_s or cpu > request.cpu_s * request.num_runs:
-            return Ending.CPU
-        if idle > request.wall_s or run_wall > 4 * request.wall_s or total_wall > 4 * request.wall_s * request.num_runs:
-            return Ending.WALL

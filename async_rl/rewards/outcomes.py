@@ -151,7 +151,7 @@ def _end(outcome: Outcome, request: Request) -> Answer:
     if reply.ending == Ending.CPU:
         return Answer(verdict=Verdict.TIMEOUT, message=f"used more than {request.cpu_s:g} s of CPU time", cpu_s=request.cpu_s)
     if reply.ending == Ending.WALL:
-        return Answer(verdict=Verdict.TIMEOUT, message=f"did nothing for {request.wall_s:g} s")
+        return Answer(verdict=Verdict.TIMEOUT, message=f"slept for {request.sleep_s:g} s")
     if reply.ending == Ending.SIGNALED:
         return _signaled(outcome, request)
     if reply.ending == Ending.EXITED:
