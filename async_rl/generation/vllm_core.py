@@ -8,7 +8,7 @@ loop of the thread: takes calls and requests from its queue; steps the engine wh
 has finished; woken by the queue when idle.
 Invariants
 - Calls run between two engine steps, in the order they were made; the scheduler has no step in flight then.
-- A request reads the prefix cache of the version that computes its prompt, and of no other: the label is its cache salt.
+- A request reads the prefix cache of the version that computes its prompt, and of no other: label and number of the load are its salt.
 - Tokens are held back until their request finishes or the label of the weights changes, so each batch of outputs has one label.
 Used by vllm_engine.py. Written against vLLM 0.32.
 """
@@ -96,6 +96,8 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped h
         self._answers: set[asyncio.Future[Any]] = set()
         self._outputs: asyncio.Queue[EngineCoreOutputs | EngineDeadError] = asyncio.Queue()
         self._held: dict[str, _Held] = {}
+        self._num_loads = 0
+        self._salt = ""
         self._core = EngineCore(vllm_config, executor_class, log_stats)
         # A daemon: a process that fails elsewhere must not wait for a thread that waits for requests.
         self._thread = threading.Thread(target=self._run, name="vllm-core", daemon=True)
@@ -204,7 +206,7 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped h
         self._calls.put(lambda: self._add(request))
 
     def _add(self, request: EngineCoreRequest) -> None:
-        request.cache_salt = self._core.get_weight_version()
+        request.cache_salt = self._salt
         self._core.add_request(*self._core.preprocess_add_request(request))
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
@@ -243,9 +245,12 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped h
         self._core.collective_rpc(method, None, args)
         self._give_held(self._core.get_weight_version())
         self._core.set_weight_version(label)
+        # A learner that went back trains the same version again, to other weights: the number of the load tells them apart.
+        self._num_loads += 1
+        self._salt = f"{label}.{self._num_loads}"
         for request in self._core.scheduler.waiting:
             # Not computed yet: it will be by the new weights, and must not find blocks of the old ones.
-            request.cache_salt = label
+            request.cache_salt = self._salt
             request.block_hashes.clear()
             request.update_block_hashes()
         return time.perf_counter() - started_s

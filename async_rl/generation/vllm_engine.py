@@ -2,7 +2,7 @@
 
 Invariants
 - Every token's label is the version of the weights that drew it: label and weights change together, with no step in flight.
-- A new version never reads the prefix cache of an older one: the version is the cache salt.
+- A new version never reads the prefix cache of an older one: version and number of the load are the cache salt.
 - A load that failed half-way leaves the engine dirty: paused for good, everything in flight fails, all further work is refused.
 Weights are verified and, on CPU, loaded and packed before the pause, so a bad block costs nothing and the pause is an exchange of tensors.
 Built by `engine.build_engine` (blocking for seconds: importing this module imports vLLM).
@@ -50,6 +50,7 @@ class VllmEngine:
         self._facts = read_model_facts(model_path)
         self._args = _engine_args(config, model_path, self._facts, seed)
         self._version = NO_VERSION
+        self._num_loads = 0  # a learner that went back trains the same version again, to other weights
         self._is_dirty = False
         self._loading = asyncio.Lock()
         self._num_probes = 0
@@ -127,7 +128,7 @@ class VllmEngine:
 
     async def _outputs(self, request_id: str, token_ids: Sequence[int], params: SamplingParams) -> AsyncGenerator[RequestOutput, None]:
         """vLLM's outputs of one request, its errors turned into ours; leaving it aborts the request."""
-        prompt = tokens_input(list(token_ids), cache_salt=str(self._version))
+        prompt = tokens_input(list(token_ids), cache_salt=f"{self._version}.{self._num_loads}")
         try:
             async with aclosing(self._llm.generate(prompt, params, request_id)) as outputs:
                 async for output in outputs:
@@ -181,6 +182,7 @@ class VllmEngine:
             if isinstance(core, ThreadedCore):
                 pause_s = await core.change_weights_async(method, args, str(version))
                 self._version = version
+                self._num_loads += 1
                 return pause_s
             # Not AsyncLLM.pause_generation: it sleeps 20 ms after the same call.
             await core.pause_scheduler_async("keep", False)
@@ -188,6 +190,7 @@ class VllmEngine:
             await core.collective_rpc_async(method, None, args)
             await core.set_weight_version_async(str(version))
             self._version = version
+            self._num_loads += 1
             await core.resume_scheduler_async()
             return time.perf_counter() - paused_s
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from async_rl.types import Role
 from async_rl.wire.keys import Keys
 from async_rl.wire.rpc import RpcClient
 
+_JITTER_S = 0.1
 _WATCH_S = 20.0  # a supervisor that says nothing for this long is asked anew
 
 
@@ -113,8 +115,9 @@ class Peer:
                     if member is None:
                         await self._directory.changed(epoch)
                         continue
-                    with contextlib.suppress(_Ended):  # its next life is asked again
+                    with contextlib.suppress(_Ended):  # its next life is asked again, not by all at the same moment
                         return await Incarnation(member, self._directory, self._connect).call(request, timeout_s=2 * timeout_s)
+                    await asyncio.sleep(random.uniform(0, _JITTER_S))
         except TimeoutError as error:
             state = "is not there" if self._directory.find(self._who) is None else "did not answer"
             raise Unavailable(f"{self._who} {state}: {type(request).__name__} got no reply within {timeout_s:g} s") from error

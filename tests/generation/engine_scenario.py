@@ -68,6 +68,7 @@ class Scenario:
         said["at_version_0"] = await group(engine, "zero", prompt(1), 4, sampling(temperature=0.7))
         said["spanning"] = await self.spanning()
         said["after_pushes"] = [await group(engine, f"after-{i}", prompt(10), 3, sampling()) for i in range(2)]
+        said["trained_again"] = await self.trained_again()
         said["greedy"] = await group(engine, "greedy", prompt(2), 1, sampling(temperature=0.0, max_new_tokens=20))
         rows = [np.array(prompt(seed, length), np.int32) for seed, length in ((3, 40), (4, 90))]
         said["probe_rows"] = [row.tolist() for row in rows]
@@ -86,6 +87,14 @@ class Scenario:
                 assert report.version == version
                 assert 0 < report.pause_s <= report.load_s
         return [task.result() for task in groups]
+
+    async def trained_again(self) -> dict[str, Any]:
+        """The learner went back and trained the last version once more, to other weights: those of LAST + 7."""
+        other = self.publisher.write(LAST, weights_of(self.model, LAST + 7).values())
+        await self.engine.load_weights(other)
+        said = await group(self.engine, "again", prompt(10), 3, sampling())
+        await self.engine.load_weights(self.manifest(LAST))
+        return said
 
     async def bad_blocks(self) -> None:
         good = self.manifest(LAST + 1)

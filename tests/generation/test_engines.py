@@ -87,6 +87,15 @@ def test_a_prompt_asked_again_after_pushes_is_computed_by_the_new_weights(model:
         assert worst_difference(model, group) < TOLERANCE
 
 
+def test_a_version_that_was_trained_again_reads_nothing_cached_by_its_namesake(model: Qwen3ForCausalLM, said: dict[str, Any]) -> None:
+    group = said["trained_again"]
+    assert group["prompt"] == said["after_pushes"][0]["prompt"]
+    for sample in group["samples"]:
+        assert set(sample["versions"]) == {LAST}
+        sample["versions"] = [LAST + 7] * len(sample["versions"])
+    assert worst_difference(model, group) < TOLERANCE
+
+
 def test_samples_end_with_an_end_token_or_are_truncated(said: dict[str, Any]) -> None:
     samples = [sample for group in (said["at_version_0"], *said["spanning"]) for sample in group["samples"]]
     assert {sample["is_truncated"] for sample in samples} >= {False}

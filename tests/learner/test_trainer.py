@@ -294,7 +294,7 @@ def test_bfloat16_compute_keeps_float32_masters_and_follows_float32(model_path: 
             assert result.scalars[name] == pytest.approx(plain.scalars[name], rel=0.02), name
         assert {t.dtype for t in trainer.full_tensors()} == {torch.bfloat16}
         assert {dtype for _, dtype, _, _ in trainer.tensor_specs()} == {"bfloat16"}
-        trainer.save(tmp_path / "step_1", 1)
+        trainer.save(tmp_path / "step_1", 1).result()
         restored = make_trainer(model_path, "ppo_code", *knobs)
         assert restored.load(tmp_path / "step_1") == 1
         first, second = (t.step(make_groups(1, version=1), 1).scalars["loss/policy"] for t in (trainer, restored))
