@@ -22,6 +22,7 @@ from typing import BinaryIO
 import msgspec
 
 from async_rl.config import RunConfig
+from async_rl.errors import InfrastructureError
 from async_rl.monitoring.event_file import EventFile
 from async_rl.observability.catalogue import FIRST_SCREEN, MetricKind, describe
 
@@ -155,8 +156,11 @@ class Recorder:
 
     def close(self) -> None:
         """Writes every row that is left, and ends."""
-        for step in sorted(self._rows):
-            self._write(step)
+        try:
+            for step in sorted(self._rows):
+                self._write(step)
+        except InfrastructureError as error:
+            _LOG.error("%s", error)
         self._jsonl.close()
         self._events.close()
 
@@ -173,8 +177,11 @@ class Recorder:
         first_s = min(row.first_s for row in self._rows.values())
         row = self._rows.pop(step)
         line = {"step": step, "time_s": round(first_s - self._started_s, 3), **row.scalars}
-        self._jsonl.write(msgspec.json.encode(line) + b"\n")
-        self._jsonl.flush()
+        try:
+            self._jsonl.write(msgspec.json.encode(line) + b"\n")
+            self._jsonl.flush()
+        except OSError as error:
+            raise InfrastructureError(f"{self._path} cannot be written: {error}; make room, then async-rl resume the run") from error
         self._next_step = step + 1
 
     def _check(self, name: str, kind: MetricKind, source: str) -> None:

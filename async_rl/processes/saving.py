@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from async_rl.messages_history import EvaluationScores, ForgetBefore, GetEvaluationScores
 from async_rl.processes import checkpoints
+from async_rl.processes.mirror import Mirror
 from async_rl.processes.ranks import TrainingPool
 from async_rl.processes.runtime import ProcessContext
 
@@ -29,6 +30,7 @@ class Saver:
         self._clock = clock
         self._saved_s = clock()
         self._writing: asyncio.Task[None] | None = None
+        self._mirror = Mirror(self._config.mirror, context.run_dir) if self._config.mirror is not None else None
 
     def is_due(self, version: int) -> bool:
         """Whether this version is to be saved, by steps or by time."""
@@ -62,4 +64,6 @@ class Saver:
         oldest = await asyncio.to_thread(
             checkpoints.prune, self._context.run_dir, keep=self._config.keep, keep_best=self._config.keep_best, scores=told.pass_rates
         )
+        if self._mirror is not None:
+            await asyncio.to_thread(self._mirror.update)
         await buffer.call(ForgetBefore(version=oldest), timeout_s=timeout_s)

@@ -87,6 +87,10 @@ class Supervisor:
             return self._end("failed", str(failure))
         except AsyncRLError as error:
             return self._end("failed", f"{type(error).__name__}: {error}")
+        except OSError as error:
+            return self._end(
+                "failed", f"{self._run_dir} cannot be used ({error}); make room or give permission, then async-rl resume the run"
+            )
         return self._end("stopped" if self._stop_asked.is_set() else "finished", "")
 
     async def _unless_stopped(self, life: Coroutine[Any, Any, None]) -> None:
@@ -280,7 +284,10 @@ class Supervisor:
             self._log.info("the run has %s", outcome)
         step = self._monitor.step
         state = {"outcome": outcome, "step": step, "cause": cause, "ended_s": time.time()}
-        (self._run_dir / "state.json").write_bytes(msgspec.json.encode(state))
+        try:
+            (self._run_dir / "state.json").write_bytes(msgspec.json.encode(state))
+        except OSError as error:
+            self._log.error("%s cannot be written: %s", self._run_dir / "state.json", error)
         self._console.end(outcome, cause, step)
         return 1 if cause else 0
 
