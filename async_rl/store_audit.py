@@ -16,7 +16,7 @@ import msgspec
 
 _NEXT = {
     "": ("issued", "generating"),
-    "issued": ("generating", "dropped"),
+    "issued": ("generating", "ready", "dropped"),  # ready: its holder was given up, and its result still came
     "generating": ("issued", "ready", "dropped"),
     "ready": ("leased", "dropped"),
     "leased": ("trained", "ready"),
