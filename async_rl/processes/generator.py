@@ -141,6 +141,9 @@ class Generator:
                         self._context.activity.count("tokens_generated", len(done.token_ids))
                         scoring[done.index] = group.create_task(self._score(ticket, done), name=f"score {request_id}.{done.index}")
             generation_s = time.monotonic() - started_s
+        self._context.activity.gauge("verifier/memo_share", self._memo.share)
+        self._context.activity.gauge("verifier/latency_p50_s", self._client.latency_quantile_s(0.5))
+        self._context.activity.gauge("verifier/latency_p99_s", self._client.latency_quantile_s(0.99))
         return Group(
             group_id=ticket.group_id,
             attempt=ticket.attempt,
@@ -164,13 +167,10 @@ class Generator:
             raise EngineDead(str(error)) from error
 
     async def _score(self, ticket: Ticket, done: Completion) -> Trajectory:
-        text = self._tokenizer.decode(done.token_ids, skip_special_tokens=True)
+        text = self._tokenizer.decode(done.token_ids.tolist(), skip_special_tokens=True)
         with self._context.activity.waiting("verdicts"):
             score = await self._scorer.score(ticket.prompt, text)
         self._context.activity.count("samples_scored", 1)
-        self._context.activity.gauge("verifier/memo_share", self._memo.share)
-        self._context.activity.gauge("verifier/latency_p50_s", self._client.latency_quantile_s(0.5))
-        self._context.activity.gauge("verifier/latency_p99_s", self._client.latency_quantile_s(0.99))
         prompt_ids = ticket.prompt.token_ids
         num_prompt, num_new = len(prompt_ids), len(done.token_ids)
         return Trajectory(
