@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from async_rl.config import OptimizerConfig, RunConfig
+from async_rl.config import RunConfig
 from async_rl.config_check_algorithm import algorithm_problems
+from async_rl.config_learner import OptimizerConfig
 from async_rl.errors import ConfigError
 from async_rl.machine import Machine
 
@@ -34,6 +35,7 @@ def problems(config: RunConfig) -> Iterator[str]:
     yield from _sampling(config)
     yield from _engine(config)
     yield from _batch(config)
+    yield from _shards(config)
     yield from algorithm_problems(config)
     yield from _reward(config)
     yield from _optimizers(config)
@@ -136,6 +138,20 @@ def _batch(config: RunConfig) -> Iterator[str]:
         yield (
             f"learner.budget_tokens={learner.budget_tokens} is below data.max_prompt_tokens + data.max_response_tokens = {longest}: the "
             f"longest sequence would not fit into one pass; raise learner.budget_tokens to at least {longest}"
+        )
+
+
+def _shards(config: RunConfig) -> Iterator[str]:
+    learner = config.learner
+    if learner.offload != "none" and learner.gpus_each == 0:
+        yield (
+            f"learner.offload={learner.offload} with learner.gpus_each=0: the learner lives in host memory already; "
+            "set learner.offload=none, or give it GPUs"
+        )
+    if not learner.shuffle and learner.minibatches == 1:
+        yield (
+            "learner.shuffle=false with learner.minibatches=1: one minibatch holds every group, in whatever order; "
+            "set learner.shuffle=true, or learner.minibatches to more"
         )
 
 

@@ -98,7 +98,7 @@ def bare_loop(model_path: Path, groups: Sequence[Group]) -> Callable[[], None]:
 def framework_step(conf: str, overrides: Sequence[str], model_path: Path, groups: Sequence[Group]) -> Callable[[], None]:
     """One step of the Trainer."""
     config = compose(conf, ["learner.optimizer.lr=1e-5", *overrides])
-    trainer = Trainer(config, model_path, rank=0, world_size=1, device=torch.device("cpu"))
+    trainer = Trainer(config, model_path, rank=0, world_size=1, device=torch.device("cpu"), failed_batches=model_path / "failed_batches")
 
     def step() -> None:
         trainer.step(groups, 0)

@@ -43,15 +43,15 @@ def _bundles(batch: Batch, sequences: Sequence[int], *, parts: int, cap_tokens: 
     return bundles
 
 
-def minibatches(batch: Batch, *, count: int, rng: np.random.Generator) -> list[list[int]]:
-    """Splits the batch at random into `count` lists of sequences of about equal tokens; one list keeps the batch's order."""
+def minibatches(batch: Batch, *, count: int, rng: np.random.Generator | None) -> list[list[int]]:
+    """Splits the batch into `count` lists of sequences of about equal tokens: dealt out at random, or in order without rng."""
     everything = list(range(batch.num_sequences))
     if count == 1:
         return [everything]
     bundles = _bundles(batch, everything, parts=count, cap_tokens=None)
     loads = [0] * count
     result: list[list[int]] = [[] for _ in range(count)]
-    for i in rng.permutation(len(bundles)):
+    for i in range(len(bundles)) if rng is None else rng.permutation(len(bundles)):
         lightest = loads.index(min(loads))
         result[lightest] += bundles[i]
         loads[lightest] += cost_tokens(batch, bundles[i])

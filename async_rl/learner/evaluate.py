@@ -72,7 +72,7 @@ class Evaluator:
         budget = self._config.learner.budget_tokens
         if not self._ranks.is_sharded:
             budget = min(budget, _CACHE_TOKENS)
-        rng = np.random.default_rng((self._config.seed, version, epoch))
+        rng = np.random.default_rng((self._config.seed, version, epoch)) if self._config.learner.shuffle else None
         does_pull = pulls.tolist()
 
         def mine(sequences: list[int]) -> list[Pass]:

@@ -69,7 +69,7 @@ class FusedAttention(nn.Module):
 
         query, key = normed(self.q_proj(x), self.q_norm), normed(self.k_proj(x), self.k_norm)
         value = self.v_proj(x).view(len(x), -1, self.head_dim)
-        return self.o_proj(attend(segments, query, key, value, self.scaling).flatten(1))[None], None
+        return self.o_proj(attend(segments, query, key, value, self.scaling).flatten(1)[None]), None
 
 
 def _norm_scale(x: Tensor, eps: float) -> Tensor:

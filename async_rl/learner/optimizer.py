@@ -11,16 +11,19 @@ import torch
 from torch import nn
 
 from async_rl.algorithms.schedule import learning_rate
-from async_rl.config import OptimizerConfig
+from async_rl.config_learner import OptimizerConfig
 from async_rl.errors import NonFiniteError
-from async_rl.learner.sharding import gradient_norm
+from async_rl.learner.sharding import gradient_norm, reshard
 
 
 class ModelOptimizer:
     """Steps one model. `name` is how errors call it. Matrices decay, vectors (norms, biases) do not."""
 
-    def __init__(self, name: str, model: nn.Module, config: OptimizerConfig, *, num_steps: int) -> None:
+    def __init__(self, name: str, model: nn.Module, config: OptimizerConfig, *, num_steps: int, is_offloaded: bool) -> None:
+        """is_offloaded: the moments wait in host memory between steps."""
         self._name = name
+        self._model = model
+        self._is_offloaded = is_offloaded
         self._config = config
         self._num_steps = num_steps
         self._parameters = [p for p in model.parameters() if p.requires_grad]
@@ -62,6 +65,16 @@ class ModelOptimizer:
             )
         if norm_value > self._config.grad_clip:
             torch.nn.utils.clip_grads_with_norm_(self._parameters, self._config.grad_clip, norm)
+        if self._is_offloaded:
+            self._move_moments(self._parameters[0].device)
         self.torch_optimizer.step()
         self.torch_optimizer.zero_grad(set_to_none=True)
+        if self._is_offloaded:
+            self._move_moments(torch.device("cpu"))
+        reshard(self._model)
         return norm_value
+
+    def _move_moments(self, device: torch.device) -> None:
+        for state in self.torch_optimizer.state.values():
+            for name in ("exp_avg", "exp_avg_sq"):
+                state[name] = state[name].to(device)

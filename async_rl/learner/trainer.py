@@ -22,6 +22,7 @@ from torch import Tensor
 from async_rl.batching.batch import collate
 from async_rl.batching.packing import pack
 from async_rl.batching.partition import passes
+from async_rl.codec import encode
 from async_rl.config import RunConfig
 from async_rl.errors import NonFiniteError
 from async_rl.learner.checkpoint import Checkpointer
@@ -48,13 +49,26 @@ class StepResult:
 class Trainer:
     """Trains one policy. With world_size > 1 the process group exists already."""
 
-    def __init__(self, config: RunConfig, model_path: Path, *, rank: int, world_size: int, device: torch.device) -> None:
-        """Loads the models from model_path. Raises ConfigError for a model that cannot be trained."""
+    def __init__(
+        self, config: RunConfig, model_path: Path, *, rank: int, world_size: int, device: torch.device, failed_batches: Path
+    ) -> None:
+        """Loads the models from model_path. Raises ConfigError for a model that cannot be trained.
+
+        failed_batches: directory for batches on which a loss or a gradient was not finite; made when it is needed.
+        """
         torch.manual_seed(config.seed)
         self._config = config
         self._dtype = torch.bfloat16 if config.model.dtype == "bfloat16" else torch.float32
-        self._ranks = Ranks(rank=rank, world_size=world_size, device=device, dtype=self._dtype)
         learner = config.learner
+        self._ranks = Ranks(
+            rank=rank,
+            world_size=world_size,
+            device=device,
+            dtype=self._dtype,
+            min_shard_params=learner.min_shard_params,
+            offload=learner.offload,
+        )
+        self._failed_batches = failed_batches
         policy = load_policy(
             model_path,
             trust_remote_code=config.model.trust_remote_code,
@@ -63,17 +77,20 @@ class Trainer:
         )
         reference = frozen_copy(policy) if config.algorithm.kl_coef > 0 else None
         critic = Critic(policy.lm) if learner.critic.enabled else None
-        lm = policy.lm
+        blocks = policy.lm._no_split_modules or ()
         for model in (policy, reference, critic):
             if model is not None:
-                self._ranks.shard(model, lm)
+                self._ranks.shard(model, blocks)
         self._policy = policy
         self._specs = [self._spec(name, tensor) for name, tensor in policy.named_weights()]
-        policy_optimizer = ModelOptimizer("policy", policy, learner.optimizer, num_steps=config.num_steps)
+        is_offloaded = learner.offload == "optimizer"
+        policy_optimizer = ModelOptimizer("policy", policy, learner.optimizer, num_steps=config.num_steps, is_offloaded=is_offloaded)
         models: dict[str, tuple[Policy | Critic, ModelOptimizer]] = {"policy": (policy, policy_optimizer)}
         critic_optimizer = None
         if critic is not None:
-            critic_optimizer = ModelOptimizer("critic", critic, learner.critic.optimizer, num_steps=config.num_steps)
+            critic_optimizer = ModelOptimizer(
+                "critic", critic, learner.critic.optimizer, num_steps=config.num_steps, is_offloaded=is_offloaded
+            )
             models["critic"] = (critic, critic_optimizer)
         self._checkpointer = Checkpointer(self._ranks, models, {})
         self._updater = Updater(
@@ -96,11 +113,19 @@ class Trainer:
             record = self._updater.step(batch, version)
         except NonFiniteError as error:
             ids = ", ".join(str(group.group_id) for group in groups)
-            raise NonFiniteError(f"step {version + 1}, groups {ids}: {error}") from error
+            raise NonFiniteError(f"step {version + 1}, groups {ids}: {error}; the batch is in {self._keep(groups, version)}") from error
         return StepResult(
             scalars=step_scalars(self._config, batch, record, version=version),
             histograms=step_histograms(batch, record, version=version),
         )
+
+    def _keep(self, groups: Sequence[Group], version: int) -> Path:
+        """Writes the batch down for inspection: `async_rl.codec.decode(path.read_bytes(), list[Group])`."""
+        path = self._failed_batches / f"step_{version + 1:06d}.msgpack"
+        if self._ranks.rank == 0:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(encode(list(groups)))
+        return path
 
     @torch.no_grad()
     def logprobs(self, rows: Sequence[IntArray]) -> list[FloatArray]:

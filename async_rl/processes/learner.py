@@ -38,7 +38,8 @@ async def run(context: ProcessContext) -> None:
         torch.set_num_threads(max(1, len(context.cores)))
         if world_size > 1:
             join_process_group(context.run_dir, context.rank, world_size, timeout_s=2 * context.config.learner.take_timeout_s)
-        return Trainer(context.config, context.model_path, rank=context.rank, world_size=world_size, device=device)
+        failed = context.run_dir / "failed_batches"
+        return Trainer(context.config, context.model_path, rank=context.rank, world_size=world_size, device=device, failed_batches=failed)
 
     ranks = TrainingPool(make_trainer, rank=context.rank, world_size=world_size)
     await ranks.start()

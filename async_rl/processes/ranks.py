@@ -41,7 +41,7 @@ class Operation(enum.IntEnum):
 
 def join_process_group(run_dir: Path, rank: int, world_size: int, *, timeout_s: float) -> None:
     """Joins this rank's process group; ranks meet through a file of the run, so no port is opened for it."""
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"  # offloaded gradients, and what is announced, are on the host
     store = dist.FileStore(str(run_dir / RENDEZVOUS_FILE), world_size)  # type: ignore[attr-defined]
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_s))
 
@@ -146,7 +146,5 @@ class TrainingPool:
 
 
 def _broadcast(tensor: torch.Tensor) -> torch.Tensor:
-    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
-    moved = tensor.to(device)
-    dist.broadcast(moved, src=0)
-    return moved.cpu()
+    dist.broadcast(tensor, src=0)
+    return tensor

@@ -91,7 +91,8 @@ def _trajectory(rng: np.random.Generator, prompt: np.ndarray, version: int, ages
 
 def make_trainer(model_path: Path, conf: str, *overrides: str, rank: int = 0, world_size: int = 1) -> Trainer:
     config = make_config(conf, *overrides)
-    return Trainer(config, model_path, rank=rank, world_size=world_size, device=torch.device("cpu"))
+    device, failed = torch.device("cpu"), model_path / "failed_batches"
+    return Trainer(config, model_path, rank=rank, world_size=world_size, device=device, failed_batches=failed)
 
 
 Gradients = dict[str, list[list[torch.Tensor]]]

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from learner_support import make_groups
+from learner_support import make_groups, make_trainer, spy_on_gradients
 
 from async_rl.batching.batch import collate
 from async_rl.batching.packing import pack
@@ -132,6 +134,19 @@ def test_minibatches_are_balanced_by_tokens_and_keep_groups_together() -> None:
     for sequences in split:
         groups = batch.group_index[sequences]
         assert all(int((groups == g).sum()) == 8 for g in groups.unique())
+
+
+def test_without_shuffling_groups_are_dealt_out_in_their_order(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = collate(make_groups(num_groups=4, size=4), device=CPU)
+    in_order = minibatches(batch, count=2, rng=None)
+    assert in_order[0][0] == 0
+    assert in_order[1][0] == 4, "the second group goes to the minibatch that is still empty"
+    collected = spy_on_gradients(monkeypatch, is_stepping=False)
+    for knob in ("learner.shuffle=true", "learner.shuffle=false"):
+        make_trainer(model_path, "grpo_code", "learner.minibatches=2", "learner.epochs=6", knob).step(make_groups(), 0)
+    norms = [round(float(g[0].norm()), 4) for g in collected["policy"]]
+    assert len(set(norms[:12])) > 2
+    assert len(set(norms[12:])) == 2, "every epoch has the same two minibatches"
 
 
 @settings(max_examples=20, deadline=None)

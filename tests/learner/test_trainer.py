@@ -12,6 +12,7 @@ from learner_support import make_config, make_groups, make_model, make_trainer, 
 from transformers import AutoModelForCausalLM
 
 from async_rl.batching.batch import collate
+from async_rl.codec import decode
 from async_rl.errors import ConfigError, DataError, InfrastructureError, NonFiniteError, StalenessError
 from async_rl.learner.models import load_policy
 from async_rl.learner.objective import Evaluated, compute_targets, scaled_rewards, trained_mask
@@ -111,8 +112,11 @@ def test_a_loss_that_is_not_finite_is_refused_before_anything_changes(model_path
         groups[2].trajectories[0] = msgspec.structs.replace(bad, score=msgspec.structs.replace(bad.score, reward=math.nan))
     else:
         bad.behavior_logprobs[bad.prompt_length] = np.nan
-    with pytest.raises(NonFiniteError, match=r"step 1, groups 0, 1, 2, 3: policy: loss nan"):
+    with pytest.raises(NonFiniteError, match=r"step 1, groups 0, 1, 2, 3: policy: loss nan") as error:
         trainer.step(groups, 0)
+    kept = decode(Path(str(error.value).rpartition("the batch is in ")[2]).read_bytes(), list[Group])
+    assert kept[2].trajectories[0].token_ids.tolist() == bad.token_ids.tolist()
+    assert not math.isfinite(kept[2].trajectories[0].score.reward + kept[2].trajectories[0].behavior_logprobs[bad.prompt_length])
     assert equal(before, weights_of(trainer))
     trainer.step(make_groups(), 0)
     assert all(bool(t.isfinite().all()) for t in weights_of(trainer))

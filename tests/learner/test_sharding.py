@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+import torch.distributed as dist
+from learner_support import make_config, make_groups, make_trainer, relative_difference, spy_on_gradients
+from torch.distributed.fsdp import FSDPModule
+from transformers import Qwen3ForCausalLM
+
+from async_rl.config import RunConfig
+from async_rl.config_check import problems
+from async_rl.errors import ConfigError
+from async_rl.learner.sharding import units
+from async_rl.learner.trainer import Trainer
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def offloaded(config: RunConfig, offload: str) -> RunConfig:
+    """The configuration check refuses offloading without a GPU; here the CPU stands for one."""
+    return msgspec.structs.replace(config, learner=msgspec.structs.replace(config.learner, offload=offload))
+
+
+def make(model_path: Path, config: RunConfig) -> Trainer:
+    return Trainer(config, model_path, rank=0, world_size=1, device=CPU, failed_batches=model_path)
+
+
+@pytest.mark.parametrize("knobs", [("none", 0), ("optimizer", 0), ("parameters", 0), ("parameters", 1000), ("parameters", 3000)])
+def test_neither_offloading_nor_the_shard_units_change_what_is_trained(
+    model_path: Path, process_group: None, monkeypatch: pytest.MonkeyPatch, knobs: tuple[str, int]
+) -> None:
+    offload, min_params = knobs
+    collected = spy_on_gradients(monkeypatch)
+    plain = make_trainer(model_path, "ppo_code")
+    other = make(model_path, offloaded(make_config("ppo_code", f"learner.min_shard_params={min_params}"), offload))
+    for trainer in (plain, other):
+        for version in range(2):
+            trainer.step(make_groups(version, version=version), version)
+    for gradients in collected.values():
+        half = len(gradients) // 2
+        assert relative_difference(gradients[half], gradients[0]) < 1e-6
+        assert relative_difference(gradients[-1], gradients[half - 1]) < 1e-3
+    for mine, theirs in zip(plain.full_tensors(), other.full_tensors(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_modules_of_the_wanted_size_are_the_units(model_path: Path) -> None:
+    lm = Qwen3ForCausalLM.from_pretrained(model_path)
+    layer = lm.model.layers[0]
+    kept = {lm.get_input_embeddings(), lm.get_output_embeddings()}
+
+    def kinds(min_params: int) -> list[str]:
+        return [type(m).__name__ for m in units(lm, blocks=["Qwen3DecoderLayer"], min_params=min_params, kept=kept)]
+
+    size = sum(p.numel() for p in layer.parameters())
+    mlp = sum(p.numel() for p in layer.mlp.parameters())
+    assert kinds(0) == ["Qwen3DecoderLayer"] * 2
+    assert kinds(size) == ["Qwen3DecoderLayer"] * 2
+    assert kinds(mlp) == ["Qwen3MLP"] * 2, "what is left of the layer is smaller"
+    assert kinds(2 * size) == [], "a list of layers is never called, and the embeddings stay outside"
+
+
+def test_a_model_in_float32_on_one_cpu_is_not_wrapped_until_it_is_offloaded(model_path: Path, process_group: None) -> None:
+    config = make_config("grpo_code")
+    assert not isinstance(make(model_path, config)._policy, FSDPModule)
+    assert isinstance(make(model_path, offloaded(config, "parameters"))._policy, FSDPModule)
+
+
+@pytest.mark.parametrize("offload", ["optimizer", "parameters"])
+def test_offloading_is_refused_where_there_is_no_gpu(offload: str) -> None:
+    config = make_config("grpo_code")
+    assert list(problems(config)) == []
+    found = list(problems(offloaded(config, offload)))
+    assert [p for p in found if p.startswith(f"learner.offload={offload} with learner.gpus_each=0")] == found
+
+
+def test_an_order_of_groups_that_matters_to_nobody_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"learner\.shuffle=false with learner\.minibatches=1"):
+        make_config("grpo_code", "learner.shuffle=false")
