@@ -15,7 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ _MARSHAL_VERSION = 2
 """Writes no back references: arguments that are one object here arrive as several, so no call can change what the next one gets."""
 _ENVIRONMENT = {
     "PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "TZ": "UTC", "HOME": "/tmp", "MALLOC_ARENA_MAX": "1", "PYTHONUTF8": "1",
+    "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1",  # a zygote with threads could not fork
     "LD_BIND_NOW": "1",  # symbols bound by a child would be bound, on pages of its own, by each child again
 }  # fmt: skip
 
@@ -69,14 +70,18 @@ class Cell:
         self.hello: Hello | None = None
 
     @classmethod
-    async def start(cls, level: int, readable: Sequence[str]) -> Cell:
-        """A cell at the given level. Raises CellFailed with the cell's own words if it cannot be had."""
+    async def start(cls, level: int, readable: Sequence[str], packages: Mapping[str, str] | None = None) -> Cell:
+        """A cell at the given level. Raises CellFailed with the cell's own words if it cannot be had.
+
+        readable: directories it must see besides the system's; packages: names to import, and the directory to import each from.
+        """
+        named = [f"{name}={folder}" for name, folder in (packages or {}).items()]
         host, inside = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         host.setblocking(False)
         words = os.memfd_create("cell-stderr")
         try:
             process = subprocess.Popen(  # noqa: ASYNC220  a few ms, and PR_SET_PDEATHSIG wants this thread
-                [*_COMMAND, str(level), str(os.getpid()), str(inside.fileno()), *readable],
+                [*_COMMAND, str(level), str(os.getpid()), str(inside.fileno()), *named, *readable],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=words, env=_ENVIRONMENT, cwd="/",
                 pass_fds=(inside.fileno(),), start_new_session=True,
             )  # fmt: skip

@@ -1,7 +1,8 @@
 """Level 1: a root of its own, and every namespace the kernel has. Runs in a fresh, single-threaded process, before pid 1 of the cell.
 
-Invariants: nothing of the host is visible but /usr, the interpreter's directory and five device nodes, all read-only; /tmp is the only
-writable place.  The cell never has host uid 0: a root server's cells run as `CELL_UID`, an ordinary user's as that user.
+Invariants: nothing of the host is visible but /usr, the directories of the interpreter and of packages, and five device nodes, all
+read-only; /tmp is the only writable place.  The cell never has host uid 0: a root server's cells run as `CELL_UID`, an ordinary
+user's as that user.
 Used by `entry.py`.
 """
 
@@ -100,3 +101,7 @@ def _show(path: str) -> None:
     elif os.path.isdir(path) and not os.path.ismount(target):
         os.makedirs(target, exist_ok=True)
         linux.mount(path, target, None, linux.MS_BIND | linux.MS_REC)
+    elif os.path.isfile(path):
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
+        linux.mount(path, target, None, linux.MS_BIND)

@@ -7,6 +7,7 @@ Woken by: a cell that becomes free.  `level` says how strong the jail is here; `
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -29,27 +30,41 @@ def interpreter_paths() -> list[str]:
     return sorted(path for path in paths if path not in ("/", "/usr"))
 
 
-class Pool:
-    """`num_cells` cells. Use as an async context manager, or call start and close."""
+def package_paths(package: str) -> list[str]:
+    """Where an installed package lies: its directory or file, then the folder of shared libraries that wheels put beside it, if any.
 
-    def __init__(self, num_cells: int, *, allow_unsafe: bool = False, best_level: int = NAMESPACES) -> None:
+    Raises CellFailed if it is not installed.
+    """
+    found = importlib.util.find_spec(package)
+    if found is None or not (found.submodule_search_locations or found.has_location):
+        raise CellFailed(f"the package {package!r} (sandbox.packages) is not installed here; install it or take it off the list")
+    path = os.path.realpath((found.submodule_search_locations or [str(found.origin)])[0])
+    libraries = os.path.join(os.path.dirname(path), f"{package}.libs")
+    return [path, *([libraries] if os.path.isdir(libraries) else [])]
+
+
+class Pool:
+    """`num_cells` cells. Use as an async context manager, or call start and close. packages: what programs find imported in each cell."""
+
+    def __init__(self, num_cells: int, *, allow_unsafe: bool = False, best_level: int = NAMESPACES, packages: Sequence[str] = ()) -> None:
         self._num_cells, self._allow_unsafe, self._best_level = num_cells, allow_unsafe, best_level
+        self._wanted, self._packages = packages, dict[str, list[str]]()
         self._free: asyncio.Queue[Cell] = asyncio.Queue()
         self._cells: set[Cell] = set()
         self._replacing: set[asyncio.Task[None]] = set()
         self._is_closed = False
-        self._readable: Sequence[str] = interpreter_paths()
         self.level = 0
         self.hello: Hello | None = None
         self.reasons: list[str] = []
         self.num_replaced = 0
 
     async def start(self) -> None:
-        """Find the strongest level that works, and warm all cells. Raises Unsafe, with the reason of each level that failed."""
+        """Find the strongest level that works, and warm all cells. Raises Unsafe with the reason of each level, or CellFailed."""
+        self._packages = {package: package_paths(package) for package in self._wanted}
         first = await self._probe()
         self.hello = first.hello
         self._add(first)
-        for cell in await asyncio.gather(*(Cell.start(self.level, self._readable) for _ in range(self._num_cells - 1))):
+        for cell in await asyncio.gather(*(self._start_cell(self.level) for _ in range(self._num_cells - 1))):
             self._add(cell)
 
     async def _probe(self) -> Cell:
@@ -58,7 +73,7 @@ class Pool:
             if level < self._best_level:
                 continue
             try:
-                cell = await Cell.start(level, self._readable)
+                cell = await self._start_cell(level)
             except CellFailed as error:
                 self.reasons.append(str(error))
             else:
@@ -68,6 +83,11 @@ class Pool:
             "no jail works on this machine: " + ("; ".join(self.reasons) or "it is not Linux on x86-64")
             + ". Allow user namespaces, or set sandbox.allow_unsafe=true if every program is trusted"
         )  # fmt: skip
+
+    async def _start_cell(self, level: int) -> Cell:
+        found = self._packages
+        readable = [*interpreter_paths(), *(path for paths in found.values() for path in paths)]
+        return await Cell.start(level, readable, {package: os.path.dirname(paths[0]) for package, paths in found.items()})
 
     def _add(self, cell: Cell) -> None:
         self._cells.add(cell)
@@ -96,7 +116,7 @@ class Pool:
         pause_s = 0.05
         while not self._is_closed:
             try:
-                cell = await Cell.start(self.level, self._readable)
+                cell = await self._start_cell(self.level)
             except CellFailed:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, 5.0)

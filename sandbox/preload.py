@@ -1,7 +1,7 @@
 """What a zygote has in memory before it forks: the standard modules that programs use, and the names contest code expects.
 
 Fork cost follows anonymous memory, so the list is short; a module that is missing here is read from disk by the program that imports it.
-Used by `zygote.py` (load) and `programs.py` (CALL_BUILTINS).
+Used by `zygote.py` (load, load_packages) and `programs.py` (CALL_BUILTINS).
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import builtins
 import importlib
 import site
+import sys
+from collections.abc import Mapping
 from typing import Any
 
 _MODULES = (
@@ -37,3 +39,10 @@ def load() -> None:
         CALL_BUILTINS.update({name: getattr(module, name) for name in public})
     CALL_BUILTINS.update({name: modules[name] for name in _NAMED})
     CALL_BUILTINS.update(vars(builtins))
+
+
+def load_packages(packages: Mapping[str, str]) -> None:
+    """Import each package from its directory, which stays on the path for what it imports later."""
+    sys.path += sorted(set(packages.values()) - set(sys.path))
+    for name in packages:
+        importlib.import_module(name)

@@ -53,11 +53,13 @@ class Jail(NamedTuple):
 
 
 def main(arguments: list[str]) -> None:
-    """Enter the wanted level, then serve. Arguments: level, host pid, socket descriptor, readable paths."""
-    level, host, descriptor, readable = int(arguments[0]), int(arguments[1]), int(arguments[2]), arguments[3:]
+    """Enter the wanted level, then serve. Arguments: level, host pid, socket descriptor, package=directory ..., readable paths."""
+    level, host, descriptor, rest = int(arguments[0]), int(arguments[1]), int(arguments[2]), arguments[3:]
+    readable = [path for path in rest if path.startswith("/")]
     if level not in (NAMESPACES, LANDLOCK, NOTHING):
         raise ValueError(f"there is no level {level}")
     preload.load()
+    preload.load_packages(dict(named.split("=", 1) for named in rest if not named.startswith("/")))
     proc = watch.open_proc()
     if level == NAMESPACES:
         namespaces.enter(readable)
