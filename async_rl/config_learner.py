@@ -45,7 +45,9 @@ class LearnerConfig(Section):
     budget_tokens: Annotated[
         int, Meta(ge=1, description="packed tokens of one forward and backward pass; changes memory, never the gradient")
     ]
-    logits_chunk_tokens: Annotated[int, Meta(ge=1, description="tokens whose logits exist at one time")]
+    logits_chunk_mb: Annotated[
+        float, Meta(gt=0, description="MB of float32 logits that exist at one time; all tokens' are tokens x vocabulary")
+    ]
     gradient_checkpointing: Annotated[bool, Meta(description="recompute activations in the backward pass")]
     min_shard_params: Annotated[
         int, Meta(ge=0, description="parameters that make a module a shard unit; 0 = the blocks the model must not split are the units")

@@ -114,7 +114,7 @@ def _learner_mb(config: RunConfig, shape: ModelShape) -> int:
     pushed = shape.num_parameters * (FLOAT32_BYTES + _dtype_bytes(config))
     kept_layers = 1 if learner.gradient_checkpointing else shape.num_layers
     activations = learner.budget_tokens * shape.hidden_size * (ACTIVATION_VALUES * kept_layers + shape.num_layers) * FLOAT32_BYTES
-    logits = 3 * learner.logits_chunk_tokens * shape.vocab_size * FLOAT32_BYTES
+    logits = 3 * int(learner.logits_chunk_mb * 2**20)
     return _mb(sharded + pushed + activations + logits)
 
 

@@ -121,7 +121,7 @@ class Evaluator:
 
     def _run(self, model: Policy, row: Pass) -> Output:
         logprobs, entropies = model(
-            row, temperature=self._config.generation.temperature, chunk_tokens=self._config.learner.logits_chunk_tokens
+            row, temperature=self._config.generation.temperature, chunk_tokens=model.chunk_tokens(self._config.learner.logits_chunk_mb)
         )
         return logprobs, entropies
 

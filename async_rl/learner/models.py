@@ -44,6 +44,10 @@ class Policy(nn.Module):
         head = self.lm.get_output_embeddings().weight
         return token_logprobs(hidden, head=head, targets=row.target_ids, temperature=temperature, chunk_tokens=chunk_tokens)
 
+    def chunk_tokens(self, chunk_mb: float) -> int:
+        """How many tokens' logits fit into chunk_mb."""
+        return max(1, int(chunk_mb * 2**20 / (4 * self.lm.config.get_text_config().vocab_size)))
+
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Parameters under their Hugging Face names; tied ones once."""
         yield from self.lm.named_parameters()

@@ -133,9 +133,10 @@ class Trainer:
         batch = collate([rows_as_group(rows, prompt_length=1)], device=self._ranks.device)
         found = torch.zeros(batch.num_tokens, device=self._ranks.device)
         budget = self._config.learner.budget_tokens
+        chunk_tokens = self._policy.chunk_tokens(self._config.learner.logits_chunk_mb)
         for members in passes(batch, range(batch.num_sequences), ranks=1, budget_tokens=budget)[0]:
             row = pack(batch, members, device=self._ranks.device, with_ends=False)
-            found[row.token_index], _ = self._policy(row, temperature=1.0, chunk_tokens=self._config.learner.logits_chunk_tokens)
+            found[row.token_index], _ = self._policy(row, temperature=1.0, chunk_tokens=chunk_tokens)
         flat = found.cpu().numpy()
         return [
             np.concatenate([np.zeros(1, dtype=np.float32), flat[start : start + size]])

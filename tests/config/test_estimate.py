@@ -53,7 +53,7 @@ def test_more_of_anything_needs_more_memory() -> None:
     for role, override in [
         ("generator", "generation.vllm.kv_cache_mb=128"),
         ("learner", "learner.budget_tokens=16384"),
-        ("learner", "learner.logits_chunk_tokens=2048"),
+        ("learner", "learner.logits_chunk_mb=512"),
         ("verifier", "sandbox.memory_mb=512"),
         ("buffer", "buffer.groups_per_step=64"),
     ]:

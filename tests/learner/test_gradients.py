@@ -62,7 +62,7 @@ BASE = ("learner.minibatches=2", "learner.epochs=2", "algorithm.entropy_coef=0.0
     [
         ["learner.budget_tokens=24"],
         ["learner.budget_tokens=70"],
-        ["learner.logits_chunk_tokens=3"],
+        ["learner.logits_chunk_mb=0.0006"],
         ["learner.gradient_checkpointing=true"],
     ],
 )
