@@ -84,7 +84,10 @@ class GenerationConfig(Section):
     """How responses are sampled, and by which engine."""
 
     engine: Annotated[Literal["vllm", "hf"], Meta(description="vllm, or transformers generate for debugging")]
-    group_size: Annotated[int, Meta(ge=1, description="samples per prompt")]
+    group_size: Annotated[int, Meta(ge=1, description="samples per prompt that are trained")]
+    generation_size: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="samples per prompt, of which the group_size best are kept; null = group_size")
+    ]
     temperature: Annotated[float, Meta(gt=0, le=10, description="divides the logits, of the learner too")]
     top_p: Annotated[float, Meta(gt=0, le=1, description="nucleus; below 1 is refused: the learner's support would differ")]
     top_k: Annotated[int, Meta(ge=-1, description="-1 = all; else refused, as top_p")]
@@ -146,6 +149,12 @@ class RewardConfig(Section):
     scale: Annotated[float, Meta(description="factor on (reward - bias)")]
     bias: Annotated[float, Meta(description="taken off the reward first")]
     clip: Annotated[float, Meta(gt=0, description="bound on the absolute scaled reward")]
+    placement: Annotated[
+        Literal["end", "steps", "step_deltas"],
+        Meta(description="one reward at the last token, or one per complete code block: its score, or what the score changed"),
+    ]
+    overlong_tokens: Annotated[int, Meta(ge=0, description="tokens below data.max_response_tokens over which a penalty rises; 0 = none")]
+    overlong_penalty: Annotated[float, Meta(ge=0, description="reward taken off an answer of data.max_response_tokens, after scaling")]
 
 
 class BufferConfig(Section):

@@ -97,7 +97,8 @@ def _sampling(config: RunConfig) -> Iterator[str]:
 
 
 def _engine(config: RunConfig) -> Iterator[str]:
-    vllm, group_size = config.generation.vllm, config.generation.group_size
+    vllm, generation = config.generation.vllm, config.generation
+    group_size = generation.generation_size or generation.group_size
     if config.generation.engine != "vllm":
         return
     if vllm.max_num_seqs < group_size:

@@ -139,16 +139,25 @@ class Ticket(Value):
     admitted_version: int
 
 
+class StepScore(Value):
+    """The score of one step of a response, which ends with its end_tokens-th token (counted from 1)."""
+
+    end_tokens: int
+    reward: float
+
+
 class Score(Value):
     """What the verifier says of one trajectory.
 
-    reward is the task's score before the algorithm scales it; parts are its named components; verdicts has one entry per test run.
+    reward is the task's score before the algorithm scales it; parts are its named components; verdicts has one entry per test run; steps,
+    where they are scored (reward.placement), are in order.
     """
 
     reward: float
     parts: dict[str, float]
     verdicts: tuple[Verdict, ...]
     latency_s: float
+    steps: tuple[StepScore, ...] = ()
 
 
 class Trajectory(Value):
@@ -179,7 +188,7 @@ class Trajectory(Value):
 
 
 class Group(Value):
-    """The trajectories of one ticket: the unit of admission, storage and sampling."""
+    """The trajectories of one ticket: the unit of admission, storage and sampling. baseline: ReMax's greedy answer, never trained."""
 
     group_id: int
     attempt: int
@@ -190,6 +199,7 @@ class Group(Value):
     admitted_version: int
     trajectories: list[Trajectory]
     generation_s: float
+    baseline: Trajectory | None = None
 
     @property
     def oldest_version(self) -> int:

@@ -19,18 +19,19 @@ def _max(x: Tensor) -> float:
     return float(x.max()) if x.numel() else 0.0
 
 
-def behavior_metrics(proximal_logprobs: Tensor, *, behavior_logprobs: Tensor, is_clipped: Tensor) -> dict[str, float]:
+def behavior_metrics(proximal_logprobs: Tensor, *, behavior_logprobs: Tensor, raw_weights: Tensor, is_bounded: Tensor) -> dict[str, float]:
     """Weights of the behavior correction and the distance they correct.
 
-    all float32 [R] except is_clipped bool [R], trained tokens only.  Of the unbounded w = exp(proximal - behavior): mean, max and
-    effective_sample_size = (sum w)^2 / (R sum w^2) in (0, 1], 1 = as good as fresh samples.  KL(behavior, proximal) by k3.
+    all float32 [R] except is_bounded bool [R], trained tokens only.  Of the unbounded weights w, those of tokens or of sequences as the
+    correction has them: mean, max and effective_sample_size = (sum w)^2 / (R sum w^2) in (0, 1], 1 = as good as fresh samples.
+    KL(behavior, proximal) by k3.
     """
-    raw = (proximal_logprobs - behavior_logprobs).exp()
+    raw = raw_weights
     size = raw.sum().square() / (len(raw) * raw.square().sum()) if len(raw) else torch.ones(())
     return {
         "policy/behavior_weight_mean": _mean(raw),
         "policy/behavior_weight_max": _max(raw),
-        "policy/behavior_weight_clipped_share": _mean(is_clipped.float()),
+        "policy/behavior_weight_clipped_share": _mean(is_bounded.float()),
         "policy/effective_sample_size": float(size),
         "policy/kl_behavior_proximal": _mean(kl_estimate(behavior_logprobs, ref_logprobs=proximal_logprobs, estimator="k3")),
     }

@@ -1,13 +1,16 @@
-"""Estimators of KL(policy, reference) from the log-probs of sampled tokens (http://joschu.net/blog/kl-approx.html).
+"""KL(policy, reference): estimates from sampled tokens (http://joschu.net/blog/kl-approx.html), the exact one, and its coefficient.
 
 Called by the learner for the KL in the reward, the KL in the loss, and for diagnostics.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
+import torch
 from torch import Tensor
+
+from async_rl.algorithms.logprobs import chunk_logprobs
 
 KLEstimator = Literal["k1", "abs", "k2", "k3"]
 
@@ -29,3 +32,54 @@ def kl_estimate(policy_logprobs: Tensor, *, ref_logprobs: Tensor, estimator: KLE
     if estimator == "k2":
         return 0.5 * d.square()
     return (-d).expm1() + d
+
+
+def full_kl(hidden: Tensor, *, head: Tensor, ref_hidden: Tensor, ref_head: Tensor, temperature: float, chunk_tokens: int) -> Tensor:
+    """The exact KL between the next-token distributions, sum over v of p_v (log p_v - log q_v).
+
+    hidden, ref_hidden: [R, H]; head, ref_head: [V, H] -> float32 [R], differentiable once with respect to hidden and head.
+    p = softmax(hidden head^T / temperature), q the same of the reference.  Logits exist for chunk_tokens rows at a time.
+    """
+    result: Tensor = _FullKL.apply(hidden, head, ref_hidden, ref_head, temperature, chunk_tokens)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _FullKL(torch.autograd.Function):
+    """With z the policy's scaled logits: dKL / dz = p (log p - log q - KL)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, head: Tensor, ref_hidden: Tensor, ref_head: Tensor, temperature: float, chunk_tokens: int
+    ) -> Tensor:
+        kl = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
+        for start in range(0, len(hidden), chunk_tokens):
+            rows = slice(start, start + chunk_tokens)
+            logp = chunk_logprobs(hidden[rows], head, temperature)
+            logq = chunk_logprobs(ref_hidden[rows], ref_head, temperature)
+            kl[rows] = torch.linalg.vecdot(logp.exp(), logp - logq)
+        ctx.save_for_backward(hidden, head, ref_hidden, ref_head, kl)
+        ctx.temperature, ctx.chunk_tokens = temperature, chunk_tokens
+        return kl
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, head, ref_hidden, ref_head, kl = ctx.saved_tensors
+        grad_hidden = torch.empty_like(hidden)
+        grad_head = torch.zeros(head.shape, dtype=torch.float32, device=head.device)
+        for start in range(0, len(hidden), ctx.chunk_tokens):
+            rows = slice(start, start + ctx.chunk_tokens)
+            logp = chunk_logprobs(hidden[rows], head, ctx.temperature)
+            surplus = logp - chunk_logprobs(ref_hidden[rows], ref_head, ctx.temperature) - kl[rows, None]
+            grad_logits = logp.exp_().mul_(surplus).mul_(grads[0][rows, None] / ctx.temperature).to(hidden.dtype)
+            torch.mm(grad_logits, head, out=grad_hidden[rows])
+            grad_head += grad_logits.t() @ hidden[rows]
+        return grad_hidden, grad_head.to(head.dtype), None, None, None, None
+
+
+def adapted_kl_coef(kl_coef: float, *, kl: float, target: float, horizon: float, num_sequences: int) -> float:
+    """kl_coef (1 + clip(kl / target - 1, -0.2, 0.2) num_sequences / horizon) (arXiv 1909.08593 sec. 2.2).
+
+    kl: nats of KL(policy, reference) per sequence, positive where the policy left the reference; above target the coefficient grows.
+    """
+    error = min(max(kl / target - 1, -0.2), 0.2)
+    return kl_coef * (1 + error * num_sequences / horizon)

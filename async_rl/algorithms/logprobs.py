@@ -1,6 +1,7 @@
 """Log-probs and entropies of tokens from hidden states, without ever holding the [R, V] logits of a whole batch.
 
-The only place where logits exist in the learner.  Position handling is not here: row i of `hidden` predicts `targets[i]`.
+The learner's logits exist here and in kl.py's exact KL, nowhere else.
+Position handling is not here: row i of `hidden` predicts `targets[i]`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ def token_logprobs(hidden: Tensor, *, head: Tensor, targets: Tensor, temperature
     return logprobs, entropies
 
 
-def _chunk_logprobs(hidden: Tensor, head: Tensor, temperature: float) -> Tensor:
+def chunk_logprobs(hidden: Tensor, head: Tensor, temperature: float) -> Tensor:
+    """log softmax(hidden head^T / temperature): [C, H], [V, H] -> float32 [C, V]. Holds all its logits: give it few rows."""
     logits = (hidden @ head.t()).float()
     if temperature != 1.0:
         logits /= temperature
@@ -39,7 +41,7 @@ class _TokenLogprobs(torch.autograd.Function):
         kept = None
         for start in range(0, len(hidden), chunk_tokens):
             rows = slice(start, start + chunk_tokens)
-            distribution = _chunk_logprobs(hidden[rows], head, temperature)
+            distribution = chunk_logprobs(hidden[rows], head, temperature)
             logprobs[rows] = distribution.gather(1, targets[rows, None]).squeeze(1)
             entropies[rows] = torch.linalg.vecdot(distribution.exp(), distribution).neg_()
             kept = distribution if len(hidden) <= chunk_tokens else None
@@ -59,7 +61,7 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_head = torch.zeros(head.shape, dtype=torch.float32, device=head.device)
         for start in range(0, len(hidden), ctx.chunk_tokens):
             rows = slice(start, start + ctx.chunk_tokens)
-            distribution = kept if kept is not None else _chunk_logprobs(hidden[rows], head, ctx.temperature)
+            distribution = kept if kept is not None else chunk_logprobs(hidden[rows], head, ctx.temperature)
             share = grad_logprobs[rows, None]
             if grad_entropies is None:
                 grad_logits = distribution.exp().mul_(-share)

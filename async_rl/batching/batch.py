@@ -15,7 +15,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from async_rl.types import Group, IntArray
+from async_rl.types import Group, IntArray, Trajectory
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """Scored steps of all sequences, in order: last_token int64 [S], place in R of each step's last token; scores float32 [S]; is_first
+    bool [S], the first of its sequence."""
+
+    last_token: Tensor
+    scores: Tensor
+    is_first: Tensor
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Baselines:
+    """The untrained greedy answer of each group: rewards float32 [G], lengths int64 [G], is_truncated bool [G]."""
+
+    rewards: Tensor
+    lengths: Tensor
+    is_truncated: Tensor
+
 
 _SHARED_TOKENS = 1024
 """Longest response whose prompt is shared: sharing needs a mask of its square, longer ones attend faster, and in less memory, without."""
@@ -29,7 +49,7 @@ class Batch:
     prompt_key: int [B], equal where two sequences of a group begin with the same prompt and stand in one row with it.
     prompt_lengths, response_lengths, offsets: int64 [B], on the host; response b is offsets[b] : offsets[b] + response_lengths[b] of R.
     group_index, sequence_index: int64 [B], [R].  rewards: float32 [B], the task's own scale.  is_truncated: bool [B].
-    loss_mask bool [R], behavior_logprobs float32 [R], versions int64 [R].
+    loss_mask bool [R], behavior_logprobs float32 [R], versions int64 [R].  baselines: None unless every group has one.
     """
 
     token_ids: list[IntArray]
@@ -45,6 +65,8 @@ class Batch:
     loss_mask: Tensor
     behavior_logprobs: Tensor
     versions: Tensor
+    steps: Steps
+    baselines: Baselines | None
 
     @property
     def num_sequences(self) -> int:
@@ -91,12 +113,13 @@ def collate(groups: Sequence[Group], *, device: torch.device) -> Batch:
         flat = np.concatenate([a[t.prompt_length :] for a, t in zip(arrays, trajectories, strict=True)])
         return torch.from_numpy(flat).to(device=device, dtype=dtype)
 
+    offsets: list[int] = [0, *np.cumsum(lengths).tolist()[:-1]]
     return Batch(
         token_ids=[t.token_ids for t in trajectories],
         prompt_key=prompt_key,
         prompt_lengths=[t.prompt_length for t in trajectories],
         response_lengths=lengths,
-        offsets=[0, *np.cumsum(lengths).tolist()[:-1]],
+        offsets=offsets,
         num_groups=len(groups),
         group_index=torch.tensor(group_index, device=device),
         sequence_index=torch.repeat_interleave(torch.tensor(lengths, dtype=torch.int64)).to(device),
@@ -105,4 +128,30 @@ def collate(groups: Sequence[Group], *, device: torch.device) -> Batch:
         loss_mask=responses([t.loss_mask for t in trajectories], torch.bool),
         behavior_logprobs=responses([t.behavior_logprobs for t in trajectories], torch.float32),
         versions=responses([t.versions for t in trajectories], torch.int64),
+        steps=_steps(trajectories, offsets, device),
+        baselines=_baselines(groups, device),
+    )
+
+
+def _steps(trajectories: Sequence[Trajectory], offsets: Sequence[int], device: torch.device) -> Steps:
+    steps = [
+        (offset + s.end_tokens - 1, s.reward, s is t.score.steps[0])
+        for t, offset in zip(trajectories, offsets, strict=True)
+        for s in t.score.steps
+    ]
+    return Steps(
+        last_token=torch.tensor([place for place, _, _ in steps], dtype=torch.int64, device=device),
+        scores=torch.tensor([score for _, score, _ in steps], dtype=torch.float32, device=device),
+        is_first=torch.tensor([first for _, _, first in steps], dtype=torch.bool, device=device),
+    )
+
+
+def _baselines(groups: Sequence[Group], device: torch.device) -> Baselines | None:
+    found = [group.baseline for group in groups if group.baseline is not None]
+    if len(found) < len(groups):
+        return None
+    return Baselines(
+        rewards=torch.tensor([t.score.reward for t in found], dtype=torch.float32, device=device),
+        lengths=torch.tensor([t.response_length for t in found], device=device),
+        is_truncated=torch.tensor([t.is_truncated for t in found], dtype=torch.bool, device=device),
     )

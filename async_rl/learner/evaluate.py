@@ -18,15 +18,12 @@ from async_rl.batching.batch import Batch
 from async_rl.batching.packing import Pass, pack
 from async_rl.batching.partition import cost_tokens, minibatches, passes
 from async_rl.config import RunConfig
-from async_rl.learner.models import Critic, Policy
+from async_rl.learner.models import Critic, Policy, PolicyOutput
 from async_rl.learner.objective import Evaluated
 from async_rl.learner.sharding import Ranks
 
 _CACHE_TOKENS = 1280
 """Tokens of a pass on a CPU: activations of a small model then stay in the core's cache, which is faster than one large pass."""
-
-Output = tuple[Tensor, Tensor]
-"""Log-probs and entropies of a pass, float32 [R'] each."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +46,7 @@ class Kept:
     """
 
     is_streaming: bool
-    policy: dict[Pass, Output] = dataclasses.field(default_factory=dict)
+    policy: dict[Pass, PolicyOutput] = dataclasses.field(default_factory=dict)
     critic: dict[Pass, Tensor] = dataclasses.field(default_factory=dict)
 
 
@@ -62,6 +59,9 @@ class Evaluator:
         self._policy = policy
         self._reference = reference
         self._critic = critic
+        self._is_kl_exact = config.algorithm.kl_estimator == "full"
+        self._temperature = config.generation.temperature
+        self._chunk_tokens = policy.chunk_tokens(config.learner.logits_chunk_mb)
 
     def plan(self, batch: Batch, version: int, epoch: int, *, pulls: Tensor) -> list[Minibatch]:
         """The epoch's minibatches with this rank's passes; the same on every rank and for every budget but for the passes.
@@ -102,7 +102,7 @@ class Evaluator:
                     kept.policy[row] = output
             if self._reference is not None and before.ref_logprobs is not None:
                 with torch.no_grad():
-                    before.ref_logprobs[row.token_index] = self._run(self._reference, row)[0]
+                    before.ref_logprobs[row.token_index] = self._ref_logprobs(self._reference, row)
             if self._critic is not None and before.values is not None and before.bootstrap is not None:
                 with torch.set_grad_enabled(row in reuse):
                     values, bootstrap = self._critic(row)
@@ -111,19 +111,22 @@ class Evaluator:
                 if row in reuse:
                     kept.critic[row] = values
         if with_policy:
-            self.share(before.proximal_logprobs, before.entropies)
+            self.share(before.proximal_logprobs, before.entropies, before.ref_kl)
         self.share(before.ref_logprobs, before.values, before.bootstrap)
         return before, kept
 
-    def run_policy(self, row: Pass) -> Output:
-        """The policy's log-probs and entropies of a pass."""
-        return self._run(self._policy, row)
+    def run_policy(self, row: Pass) -> PolicyOutput:
+        """The policy's log-probs and entropies of a pass, with the exact KL where that is the estimator."""
+        states = None
+        if self._is_kl_exact and self._reference is not None:
+            with torch.no_grad():
+                states = self._reference.states(row)
+        output: PolicyOutput = self._policy(row, temperature=self._temperature, chunk_tokens=self._chunk_tokens, reference=states)
+        return output
 
-    def _run(self, model: Policy, row: Pass) -> Output:
-        logprobs, entropies = model(
-            row, temperature=self._config.generation.temperature, chunk_tokens=model.chunk_tokens(self._config.learner.logits_chunk_mb)
-        )
-        return logprobs, entropies
+    def _ref_logprobs(self, reference: Policy, row: Pass) -> Tensor:
+        output: PolicyOutput = reference(row, temperature=self._temperature, chunk_tokens=self._chunk_tokens)
+        return output.logprobs
 
     def _reusable(self, batch: Batch, first: Minibatch) -> set[Pass]:
         """Passes whose graphs may wait for the update: all of the first minibatch or none, within the budget.
@@ -146,6 +149,7 @@ class Evaluator:
             proximal_logprobs=tokens(),
             entropies=tokens(),
             ref_logprobs=tokens() if self._reference is not None else None,
+            ref_kl=tokens() if self._reference is not None and self._is_kl_exact else None,
             values=tokens() if has_critic else None,
             bootstrap=torch.zeros(batch.num_sequences, device=self._ranks.device) if has_critic else None,
         )
@@ -157,7 +161,9 @@ class Evaluator:
                 self._ranks.sum(tensor)
 
 
-def note(before: Evaluated, row: Pass, output: Output) -> None:
-    """Writes down the proximal log-probs and entropies of a pass."""
-    before.proximal_logprobs[row.token_index] = output[0].detach()
-    before.entropies[row.token_index] = output[1].detach()
+def note(before: Evaluated, row: Pass, output: PolicyOutput) -> None:
+    """Writes down what the proximal policy says of a pass."""
+    before.proximal_logprobs[row.token_index] = output.logprobs.detach()
+    before.entropies[row.token_index] = output.entropies.detach()
+    if before.ref_kl is not None and output.kl is not None:
+        before.ref_kl[row.token_index] = output.kl.detach()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from async_rl.algorithms.corrections import behavior_weights
 from async_rl.algorithms.diagnostics import behavior_metrics, explained_variance, mismatch_metrics, reward_metrics
 from async_rl.algorithms.kl import kl_estimate
+from async_rl.algorithms.sequences import Sequences
 from async_rl.batching.batch import Batch
 from async_rl.config import RunConfig
+from async_rl.learner.pass_loss import correction
 from async_rl.learner.update import StepRecord
 
 
@@ -19,17 +20,19 @@ def step_scalars(config: RunConfig, batch: Batch, record: StepRecord, *, version
     ages = version - batch.versions[mask]
     oldest_ages = _oldest_ages(batch, record, version)[batch.sequence_index][mask]
     lengths = torch.tensor(batch.response_lengths, dtype=torch.float32)
-    tokens = max(totals.tokens, 1.0)
+    sums = totals.policy
+    tokens = max(sums.tokens, 1.0)
     scalars = {
         **reward_metrics(batch.rewards, group_index=batch.group_index, num_groups=batch.num_groups, pass_reward=config.reward.pass_reward),
         **_behavior(config, record, batch),
         **mismatch_metrics(proximal, behavior_logprobs=behavior, oldest_ages=oldest_ages),
-        "loss/policy": totals.policy_loss / totals.updates,
+        "loss/policy": sums.loss / totals.updates,
         "policy/entropy": _mean(before.entropies[mask]),
-        "policy/clip_fraction": (totals.clipped_low + totals.clipped_high) / tokens,
-        "policy/clip_fraction_low": totals.clipped_low / tokens,
-        "policy/clip_fraction_high": totals.clipped_high / tokens,
-        "policy/kl_proximal_policy": totals.kl_proximal_policy / tokens,
+        "policy/clip_fraction": (sums.clipped_low + sums.clipped_high) / tokens,
+        "policy/clip_fraction_low": sums.clipped_low / tokens,
+        "policy/clip_fraction_high": sums.clipped_high / tokens,
+        "policy/kl_proximal_policy": sums.kl_proximal_policy / tokens,
+        "policy/left_out_share": sums.left_out / tokens,
         "policy/grad_norm": totals.policy_grad_norm / totals.updates,
         "policy/lr": record.policy_lr,
         "advantage/mean": _mean(targets.raw_advantages[mask]),
@@ -46,9 +49,14 @@ def step_scalars(config: RunConfig, batch: Batch, record: StepRecord, *, version
     }
     if before.ref_logprobs is not None:
         scalars["policy/kl_reference"] = _mean(kl_estimate(proximal, ref_logprobs=before.ref_logprobs[mask], estimator="k3"))
+        scalars["policy/kl_coef"] = record.kl_coef
+    if batch.baselines is not None:
+        scalars["reward/baseline_mean"] = _mean(batch.baselines.rewards)
     if before.values is not None and targets.returns is not None and record.value_lr is not None:
         scalars["value/loss"] = totals.value_loss / totals.updates
-        scalars["value/explained_variance"] = explained_variance(before.values[mask], returns=targets.returns[mask])
+        values = before.values[mask] * record.units.std + record.units.mean
+        scalars["value/explained_variance"] = explained_variance(values, returns=targets.returns[mask])
+        scalars["value/return_mean"] = _mean(targets.returns[mask])
         scalars["value/grad_norm"] = totals.value_grad_norm / totals.updates
         scalars["value/lr"] = record.value_lr
     return scalars
@@ -68,15 +76,13 @@ def _oldest_ages(batch: Batch, record: StepRecord, version: int) -> torch.Tensor
 
 
 def _behavior(config: RunConfig, record: StepRecord, batch: Batch) -> dict[str, float]:
-    proximal, behavior = record.before.proximal_logprobs[record.mask], batch.behavior_logprobs[record.mask]
-    _, is_clipped = behavior_weights(
-        proximal,
-        behavior_logprobs=behavior,
-        correction=config.algorithm.behavior_correction,
-        maximum=config.algorithm.behavior_weight_max,
-        minimum=config.algorithm.behavior_weight_min,
+    proximal, behavior = record.before.proximal_logprobs, batch.behavior_logprobs
+    sequences = Sequences(index=batch.sequence_index, count=batch.num_sequences, mask=record.mask)
+    found = correction(config.algorithm, proximal - behavior, sequences)
+    mask = record.mask
+    return behavior_metrics(
+        proximal[mask], behavior_logprobs=behavior[mask], raw_weights=found.raw[mask], is_bounded=found.is_bounded[mask]
     )
-    return behavior_metrics(proximal, behavior_logprobs=behavior, is_clipped=is_clipped)
 
 
 def _mean(x: torch.Tensor) -> float:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
+from async_rl.algorithms.kl import full_kl
 from async_rl.algorithms.logprobs import token_logprobs
 from async_rl.batching.batch import collate
 from async_rl.batching.packing import Pass, pack
@@ -31,6 +33,21 @@ _TOLERANCE = 1e-3
 """Nats between packed and plain log-probs in float32; kernels differ by about 1e-5, a wrong mask or head by far more."""
 
 
+class PolicyOutput(NamedTuple):
+    """Of each response token of a pass, float32 [R']: log-prob, entropy of its distribution, exact KL to the reference where asked for."""
+
+    logprobs: Tensor
+    entropies: Tensor
+    kl: Tensor | None
+
+
+class States(NamedTuple):
+    """What the logits of a pass are made of: hidden [R', H], head [V, H]."""
+
+    hidden: Tensor
+    head: Tensor
+
+
 class Policy(nn.Module):
     """A causal language model that scores packed rows."""
 
@@ -38,11 +55,21 @@ class Policy(nn.Module):
         super().__init__()
         self.lm = lm
 
-    def forward(self, row: Pass, *, temperature: float, chunk_tokens: int) -> tuple[Tensor, Tensor]:
-        """Log-probs of the row's response tokens and entropies of their distributions: float32 [R'], float32 [R']."""
+    def forward(self, row: Pass, *, temperature: float, chunk_tokens: int, reference: States | None = None) -> PolicyOutput:
+        """What the policy says of the row's response tokens; reference: the states of the model that the exact KL is taken to."""
+        hidden, head = self.states(row)
+        logprobs, entropies = token_logprobs(hidden, head=head, targets=row.target_ids, temperature=temperature, chunk_tokens=chunk_tokens)
+        if reference is None:
+            return PolicyOutput(logprobs, entropies, None)
+        kl = full_kl(
+            hidden, head=head, ref_hidden=reference.hidden, ref_head=reference.head, temperature=temperature, chunk_tokens=chunk_tokens
+        )
+        return PolicyOutput(logprobs, entropies, kl)
+
+    def states(self, row: Pass) -> States:
+        """The states from which the logits of the row's response tokens follow."""
         hidden = _hidden_states(self.lm.base_model, row).index_select(0, row.predict_index)
-        head = self.lm.get_output_embeddings().weight
-        return token_logprobs(hidden, head=head, targets=row.target_ids, temperature=temperature, chunk_tokens=chunk_tokens)
+        return States(hidden, self.lm.get_output_embeddings().weight)
 
     def chunk_tokens(self, chunk_mb: float) -> int:
         """How many tokens' logits fit into chunk_mb."""
@@ -124,7 +151,7 @@ def _check(policy: Policy, expected: Tensor, path: Path) -> None:
     batch = collate([rows_as_group(rows, prompt_length=3)], device=device)
     row = pack(batch, range(len(rows)), device=device)
     try:
-        found, _ = policy(row, temperature=1.0, chunk_tokens=1024)
+        found = policy(row, temperature=1.0, chunk_tokens=1024).logprobs
     except (NotImplementedError, TypeError) as error:
         raise ConfigError(f"model.path={path}: {type(policy.lm).__name__} cannot be trained on packed rows: {error}") from error
     worst = float((found - expected).abs().max())

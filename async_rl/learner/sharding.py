@@ -9,14 +9,21 @@ At one rank in float32 on a CPU nothing is wrapped: there `fully_shard` would co
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
@@ -37,8 +44,11 @@ class Ranks:
         """Whether models are wrapped at all."""
         return self.world_size > 1 or self.device.type != "cpu" or self.dtype != torch.float32 or self.offload == "parameters"
 
-    def shard(self, model: nn.Module, blocks: Collection[str]) -> None:
-        """Lay the model over all ranks: modules of these classes, or from min_shard_params on, are units; the rest is another."""
+    def shard(self, model: nn.Module, blocks: Collection[str], *, methods: Sequence[str]) -> None:
+        """Lay the model over all ranks: modules of these classes, or from min_shard_params on, are units; the rest is another.
+
+        methods: those that run the model besides `forward`.
+        """
         model.to(self.device)
         if not self.is_sharded:
             return
@@ -57,6 +67,8 @@ class Ranks:
         for module in units(model, blocks=blocks, min_params=self.min_shard_params, kept=kept):
             fully_shard(module, **options)
         fully_shard(model, **options, reshard_after_forward=False)
+        for method in methods:
+            register_fsdp_forward_method(model, method)
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum over all ranks, in place."""

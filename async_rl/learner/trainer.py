@@ -28,6 +28,7 @@ from async_rl.errors import NonFiniteError
 from async_rl.learner.checkpoint import Checkpointer
 from async_rl.learner.metrics import step_histograms, step_scalars
 from async_rl.learner.models import Critic, Policy, frozen_copy, load_policy
+from async_rl.learner.objective_state import ObjectiveState
 from async_rl.learner.optimizer import ModelOptimizer
 from async_rl.learner.rows import rows_as_group
 from async_rl.learner.sharding import Ranks, full_tensor
@@ -80,7 +81,7 @@ class Trainer:
         blocks = policy.lm._no_split_modules or ()
         for model in (policy, reference, critic):
             if model is not None:
-                self._ranks.shard(model, blocks)
+                self._ranks.shard(model, blocks, methods=["states"] if isinstance(model, Policy) else [])
         self._policy = policy
         self._specs = [self._spec(name, tensor) for name, tensor in policy.named_weights()]
         is_offloaded = learner.offload == "optimizer"
@@ -92,7 +93,8 @@ class Trainer:
                 "critic", critic, learner.critic.optimizer, num_steps=config.num_steps, is_offloaded=is_offloaded
             )
             models["critic"] = (critic, critic_optimizer)
-        self._checkpointer = Checkpointer(self._ranks, models, {})
+        state = ObjectiveState(config.algorithm)
+        self._checkpointer = Checkpointer(self._ranks, models, {"objective": state})
         self._updater = Updater(
             config,
             self._ranks,
@@ -101,6 +103,7 @@ class Trainer:
             reference=reference,
             critic=critic,
             critic_optimizer=critic_optimizer,
+            state=state,
         )
 
     def step(self, groups: Sequence[Group], version: int) -> StepResult:
@@ -136,7 +139,7 @@ class Trainer:
         chunk_tokens = self._policy.chunk_tokens(self._config.learner.logits_chunk_mb)
         for members in passes(batch, range(batch.num_sequences), ranks=1, budget_tokens=budget)[0]:
             row = pack(batch, members, device=self._ranks.device, with_ends=False)
-            found[row.token_index], _ = self._policy(row, temperature=1.0, chunk_tokens=chunk_tokens)
+            found[row.token_index] = self._policy(row, temperature=1.0, chunk_tokens=chunk_tokens).logprobs
         flat = found.cpu().numpy()
         return [
             np.concatenate([np.zeros(1, dtype=np.float32), flat[start : start + size]])

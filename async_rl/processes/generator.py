@@ -9,10 +9,13 @@ woken by: a finished group (room), new weights (admission may open), the buffer'
 from __future__ import annotations
 
 import asyncio
+import bisect
 import contextlib
+import functools
 import time
 from collections.abc import AsyncGenerator
 
+import msgspec
 import numpy as np
 
 from async_rl.data.tokenizer import load_tokenizer
@@ -23,7 +26,8 @@ from async_rl.processes.runtime import ProcessContext
 from async_rl.rewards.client import VerifierClient
 from async_rl.rewards.memo import VerdictMemo
 from async_rl.rewards.scoring import CodeScorer
-from async_rl.types import NO_VERSION, DropReason, Group, Ticket, Trajectory
+from async_rl.selection import best_of, num_drawn
+from async_rl.types import NO_VERSION, DropReason, Group, IntArray, Purpose, Sampling, Ticket, Trajectory
 
 _PARK_S = 20.0
 
@@ -82,7 +86,7 @@ class Generator:
     def _room(self) -> int:
         """Groups that may start now, counted by the samples in flight: an evaluation's group has only one."""
         num_samples = sum(ticket.num_samples for ticket in self._rollouts.values())
-        return self._config.generation.max_concurrent_groups - -(-num_samples // self._config.generation.group_size)
+        return self._config.generation.max_concurrent_groups - -(-num_samples // num_drawn(self._config.generation))
 
     async def _request_work(self, credit: int) -> Work:
         request = RequestWork(
@@ -131,19 +135,22 @@ class Generator:
 
     async def _sample_and_score(self, ticket: Ticket) -> Group:
         started_s = time.monotonic()
-        prompt_ids = ticket.prompt.token_ids.tolist()
         request_id = f"{ticket.group_id}.{ticket.attempt}"
         scoring: dict[int, asyncio.Task[Trajectory]] = {}
+        answering: asyncio.Task[Trajectory] | None = None
         async with asyncio.TaskGroup() as group:
+            if ticket.purpose is Purpose.TRAIN and self._config.algorithm.advantage == "remax":
+                answering = group.create_task(self._answer_greedily(f"{request_id}.greedy", ticket), name=f"greedy answer {request_id}")
             with self._context.activity("generating"):
-                async with contextlib.aclosing(self._sample(request_id, prompt_ids, ticket)) as samples:
-                    async for done in samples:
+                async with contextlib.aclosing(self._sample(request_id, ticket, ticket.num_samples, ticket.sampling)) as completions:
+                    async for done in completions:
                         self._context.activity.count("tokens_generated", len(done.token_ids))
                         scoring[done.index] = group.create_task(self._score(ticket, done), name=f"score {request_id}.{done.index}")
             generation_s = time.monotonic() - started_s
         self._context.activity.gauge("verifier/memo_share", self._memo.share)
         self._context.activity.gauge("verifier/latency_p50_s", self._client.latency_quantile_s(0.5))
         self._context.activity.gauge("verifier/latency_p99_s", self._client.latency_quantile_s(0.99))
+        samples = [scoring[index].result() for index in sorted(scoring)]
         return Group(
             group_id=ticket.group_id,
             attempt=ticket.attempt,
@@ -152,13 +159,21 @@ class Generator:
             data_source=ticket.prompt.data_source,
             generator=self._context.name,
             admitted_version=ticket.admitted_version,
-            trajectories=[scoring[index].result() for index in sorted(scoring)],
+            trajectories=best_of(samples, count=self._config.generation.group_size),
             generation_s=generation_s,
+            baseline=answering.result() if answering is not None else None,
         )
 
-    async def _sample(self, request_id: str, prompt_ids: list[int], ticket: Ticket) -> AsyncGenerator[Completion, None]:
+    async def _answer_greedily(self, request_id: str, ticket: Ticket) -> Trajectory:
+        """ReMax's baseline: the likeliest answer, scored like any other."""
+        sampling = msgspec.structs.replace(ticket.sampling, temperature=0.0)
+        async with contextlib.aclosing(self._sample(request_id, ticket, 1, sampling)) as samples:
+            done = await anext(samples)
+        return await self._score(ticket, done)
+
+    async def _sample(self, request_id: str, ticket: Ticket, num_samples: int, sampling: Sampling) -> AsyncGenerator[Completion, None]:
         """The engine's completions; what only a new engine can mend is EngineDead."""
-        completions = self._engine.generate(request_id, prompt_ids, ticket.num_samples, ticket.sampling)
+        completions = self._engine.generate(request_id, ticket.prompt.token_ids.tolist(), num_samples, sampling)
         try:
             async with contextlib.aclosing(completions):
                 async for done in completions:
@@ -169,7 +184,12 @@ class Generator:
     async def _score(self, ticket: Ticket, done: Completion) -> Trajectory:
         text = self._tokenizer.decode(done.token_ids.tolist(), skip_special_tokens=True)
         with self._context.activity.waiting("verdicts"):
-            score = await self._scorer.score(ticket.prompt, text)
+            if self._config.reward.placement == "end":
+                score = await self._scorer.score(ticket.prompt, text)
+            else:
+                score = await self._scorer.score_steps(
+                    ticket.prompt, text, num_tokens=len(done.token_ids), tokens_until=functools.partial(self._tokens_until, done.token_ids)
+                )
         self._context.activity.count("samples_scored", 1)
         prompt_ids = ticket.prompt.token_ids
         num_prompt, num_new = len(prompt_ids), len(done.token_ids)
@@ -182,6 +202,14 @@ class Generator:
             is_truncated=done.is_truncated,
             score=score,
         )
+
+    def _tokens_until(self, token_ids: IntArray, num_chars: int) -> int:
+        """How many of the tokens write the first num_chars characters of their text."""
+
+        def num_written(count: int) -> int:
+            return len(self._tokenizer.decode(token_ids[:count], skip_special_tokens=True))
+
+        return min(bisect.bisect_left(range(len(token_ids) + 1), num_chars, key=num_written), len(token_ids))
 
     async def _follow_verifiers(self) -> None:
         directory = self._context.directory

@@ -20,6 +20,7 @@ from async_rl.config import RunConfig
 from async_rl.errors import ProtocolError
 from async_rl.messages import RequestWork, Work
 from async_rl.replay import Replay
+from async_rl.selection import num_drawn
 from async_rl.store import Recovered, Store
 from async_rl.types import DropReason, GroupState, Prompt, Purpose, Sampling, Ticket
 
@@ -112,7 +113,7 @@ class TicketDesk:
             return Work(tickets=[])
         if parked is not None:
             parked.done.set()
-        waiter = self._waiters[name] = _Waiter(request=request, version=request.version, group_size=self._config.generation.group_size)
+        waiter = self._waiters[name] = _Waiter(request=request, version=request.version, group_size=num_drawn(self._config.generation))
         if request.held is not None:
             lost = [g for g in self.admission.held_by(name) if g.group_id not in request.held]
             waiter.tickets.extend(map(self._ticket, lost[: request.credit]))
@@ -212,7 +213,7 @@ class TicketDesk:
         return ""
 
     def num_samples(self, purpose: Purpose) -> int:
-        """Samples of one group."""
+        """Samples of one group as it is put; of a training prompt more may be drawn."""
         return self._config.generation.group_size if purpose is Purpose.TRAIN else 1
 
     def _hand_out(self, name: str, waiter: _Waiter) -> bool:
@@ -240,7 +241,7 @@ class TicketDesk:
             attempt=group.attempt,
             purpose=group.purpose,
             prompt=self._prompts.prompt(group.purpose, group.index),
-            num_samples=self.num_samples(group.purpose),
+            num_samples=num_drawn(generation) if is_training else 1,
             sampling=Sampling(
                 temperature=generation.temperature if is_training else self._config.evaluation.temperature,
                 top_p=generation.top_p if is_training else 1.0,

@@ -28,12 +28,15 @@ def extract_code(response: str, mode: Literal["auto", "fenced", "whole"]) -> str
     return block
 
 
+def complete_blocks(response: str) -> list[tuple[int, str]]:
+    """The usable fenced blocks in order: where each ends, in characters, and its program."""
+    found = [(match.end(), match[2]) for match in _FENCE.finditer(response) if match[1].lower() in _PYTHON]
+    return [(end, body) for end, body in found if len(body.strip()) >= MIN_BLOCK_CHARS and _parses(body)]
+
+
 def _last_block(response: str) -> str | None:
-    blocks = [body for language, body in _FENCE.findall(response) if language.lower() in _PYTHON]
-    for body in reversed(blocks):
-        if len(body.strip()) >= MIN_BLOCK_CHARS and _parses(body):
-            return str(body)
-    return None
+    blocks = complete_blocks(response)
+    return blocks[-1][1] if blocks else None
 
 
 def _parses(code: str) -> bool:

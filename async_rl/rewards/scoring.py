@@ -6,13 +6,17 @@ Called by the generator for every finished sample.
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import Callable
+
+import msgspec
 
 from async_rl.config import RunConfig
 from async_rl.errors import InfrastructureError
-from async_rl.rewards.extraction import extract_code
+from async_rl.rewards.extraction import complete_blocks, extract_code
 from async_rl.rewards.memo import Verifier
-from async_rl.types import Prompt, Score, Verdict
+from async_rl.types import Prompt, Score, StepScore, Verdict
 
 
 class CodeScorer:
@@ -23,8 +27,24 @@ class CodeScorer:
 
     async def score(self, prompt: Prompt, response_text: str) -> Score:
         """Reward, parts and verdicts of one response. Raises InfrastructureError."""
+        return await self._judge(prompt, extract_code(response_text, self._reward.extraction))
+
+    async def score_steps(self, prompt: Prompt, response_text: str, *, num_tokens: int, tokens_until: Callable[[int], int]) -> Score:
+        """As `score`, with a score of each complete code block; the last one's is that of the response. Without a block it is one step.
+
+        tokens_until: the number of tokens that so many characters need.
+        """
+        blocks = complete_blocks(response_text)
+        if not blocks:
+            score = await self.score(prompt, response_text)
+            return msgspec.structs.replace(score, steps=(StepScore(end_tokens=num_tokens, reward=score.reward),))
+        async with asyncio.TaskGroup() as group:
+            judging = [(end, group.create_task(self._judge(prompt, code))) for end, code in blocks]
+        steps = [StepScore(end_tokens=tokens_until(end), reward=task.result().reward) for end, task in judging]
+        return msgspec.structs.replace(judging[-1][1].result(), steps=tuple(steps))
+
+    async def _judge(self, prompt: Prompt, code: str | None) -> Score:
         started = time.monotonic()
-        code = extract_code(response_text, self._reward.extraction)
         verdicts = [Verdict.COMPILE_ERROR] if code is None else await self._verifier.verify(prompt.problem, code)
         if Verdict.INFRASTRUCTURE_ERROR in verdicts:
             raise InfrastructureError(f"the verifier could not judge a response to prompt {prompt.prompt_id}")

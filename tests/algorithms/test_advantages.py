@@ -8,7 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from async_rl.algorithms.advantages import GroupEstimator, gae, group_advantages, normalize_advantages
+from async_rl.algorithms.advantages import (
+    GroupEstimator,
+    gae,
+    group_advantages,
+    group_means,
+    normalize_advantages,
+    returns_to_go,
+    vtrace,
+)
 
 
 def group_oracle(rewards: list[float], counted: list[bool], estimator: str) -> list[float]:
@@ -139,12 +147,114 @@ def test_truncation_bootstraps_from_the_value_after_the_last_token() -> None:
     assert advantages.squeeze(1).tolist() == [-1.0, 2.0]
 
 
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10**6), gamma=st.sampled_from([1.0, 0.9]))
+def test_returns_to_go_sum_the_rewards_ahead_over_unmasked_tokens(seed: int, gamma: float) -> None:
+    rng = np.random.default_rng(seed)
+    shape = (int(rng.integers(1, 4)), int(rng.integers(0, 8)))
+    rewards, mask = rng.normal(size=shape), rng.random(shape) < 0.7
+    found = returns_to_go(torch.tensor(rewards), mask=torch.tensor(mask), gamma=gamma)
+    expected = np.zeros(shape)
+    for b in range(shape[0]):
+        kept = [t for t in range(shape[1]) if mask[b, t]]
+        for i, t in enumerate(kept):
+            expected[b, t] = sum(gamma**k * rewards[b, later] for k, later in enumerate(kept[i:]))
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_group_means_leave_out_who_does_not_count() -> None:
+    rewards, index = torch.tensor([1.0, 3.0, 100.0, 7.0]), torch.tensor([0, 0, 0, 1])
+    counts = torch.tensor([True, True, False, False])
+    assert group_means(rewards, group_index=index, num_groups=2, counts=counts).tolist() == [2.0, 2.0, 2.0, 0.0]
+
+
+def vtrace_oracle(rewards, values, bootstrap, mask, log_ratio, gamma, lam, rho_max, c_max):
+    """The sum of remark 1 of the paper: v_t = V_t + sum over k >= t of gamma^(k-t) (prod c_t..c_(k-1)) rho_k delta_k."""
+    advantages, targets = np.zeros_like(rewards), np.zeros_like(rewards)
+    for b in range(len(rewards)):
+        kept = [t for t in range(rewards.shape[1]) if mask[b, t]]
+        after = [*(values[b, t] for t in kept[1:]), bootstrap[b]]
+        weights = [math.exp(log_ratio[b, t]) for t in kept]
+        deltas = (
+            [min(rho_max, w) * (rewards[b, t] + gamma * v - values[b, t]) for t, v, w in zip(kept, after, weights, strict=True)]
+            if kept
+            else []
+        )
+        traced = []
+        for i, t in enumerate(kept):
+            total = values[b, t]
+            for k in range(i, len(kept)):
+                product = math.prod(lam * min(c_max, w) for w in weights[i:k])
+                total += gamma ** (k - i) * product * deltas[k]
+            traced.append(total)
+            targets[b, t] = total
+        for i, t in enumerate(kept):
+            following = traced[i + 1] if i + 1 < len(kept) else bootstrap[b]
+            advantages[b, t] = rewards[b, t] + gamma * following - values[b, t]
+    return advantages, targets
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    gamma=st.sampled_from([1.0, 0.9]),
+    lam=st.sampled_from([0.0, 0.95, 1.0]),
+    caps=st.sampled_from([(1.0, 1.0), (2.0, 0.8)]),
+)
+def test_vtrace_equals_its_definition(seed: int, gamma: float, lam: float, caps: tuple[float, float]) -> None:
+    rng = np.random.default_rng(seed)
+    shape = (int(rng.integers(1, 4)), int(rng.integers(0, 8)))
+    rewards, values, log_ratio = rng.normal(size=(3, *shape))
+    mask, bootstrap = rng.random(shape) < 0.7, rng.normal(size=shape[0])
+    found = vtrace(
+        torch.tensor(rewards),
+        values=torch.tensor(values),
+        bootstrap=torch.tensor(bootstrap),
+        mask=torch.tensor(mask),
+        log_ratio=torch.tensor(log_ratio),
+        gamma=gamma,
+        lam=lam,
+        rho_max=caps[0],
+        c_max=caps[1],
+    )
+    expected = vtrace_oracle(rewards, values, bootstrap, mask, log_ratio, gamma, lam, *caps)
+    for tensor, oracle in zip(found, expected, strict=True):
+        np.testing.assert_allclose(tensor, oracle, rtol=1e-9, atol=1e-9)
+
+
+def test_on_policy_vtrace_targets_are_the_returns_of_gae() -> None:
+    rng = np.random.default_rng(0)
+    rewards, values = (torch.tensor(x) for x in rng.normal(size=(2, 3, 5)))
+    mask = torch.ones(3, 5, dtype=torch.bool)
+    bootstrap = torch.tensor(rng.normal(size=3))
+    _, targets = vtrace(
+        rewards,
+        values=values,
+        bootstrap=bootstrap,
+        mask=mask,
+        log_ratio=torch.zeros(3, 5, dtype=torch.float64),
+        gamma=0.9,
+        lam=0.8,
+        rho_max=1.0,
+        c_max=1.0,
+    )
+    _, returns = gae(rewards, values=values, bootstrap=bootstrap, mask=mask, gamma=0.9, lam=0.8)
+    torch.testing.assert_close(targets, returns)
+
+
 def test_normalized_advantages_have_mean_0_and_std_1_over_unmasked_tokens() -> None:
     x, mask = torch.tensor([1.0, 3.0, 100.0, 5.0]), torch.tensor([True, True, False, True])
-    found = normalize_advantages(x, mask=mask)
+    found = normalize_advantages(x, mask=mask, part_index=torch.zeros(4, dtype=torch.int64), num_parts=1)
     scale = math.sqrt(8 / 3) + 1e-5
     torch.testing.assert_close(found, torch.tensor([-2 / scale, 0.0, 0.0, 2 / scale]))
 
 
+def test_each_part_is_normalized_by_itself() -> None:
+    x, part = torch.tensor([1.0, 3.0, 10.0, 30.0, 5.0]), torch.tensor([0, 0, 1, 1, 2])
+    found = normalize_advantages(x, mask=torch.ones(5, dtype=torch.bool), part_index=part, num_parts=3)
+    torch.testing.assert_close(found, torch.tensor([-1.0, 1.0, -1.0, 1.0, 0.0]), rtol=1e-4, atol=1e-4)
+
+
 def test_normalizing_nothing_gives_zeros() -> None:
-    assert normalize_advantages(torch.ones(3), mask=torch.zeros(3, dtype=torch.bool)).tolist() == [0, 0, 0]
+    nothing = torch.zeros(3, dtype=torch.bool)
+    assert normalize_advantages(torch.ones(3), mask=nothing, part_index=nothing.long(), num_parts=1).tolist() == [0, 0, 0]

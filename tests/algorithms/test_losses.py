@@ -8,13 +8,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from async_rl.algorithms.corrections import BehaviorCorrection, behavior_weights
-from async_rl.algorithms.kl import KLEstimator, kl_estimate
-from async_rl.algorithms.losses import policy_loss, token_weights, value_loss
+from async_rl.algorithms.losses import (
+    Aggregation,
+    cispo_loss,
+    clipped_loss,
+    reinforce_loss,
+    sequence_log_ratio,
+    token_weights,
+    value_loss,
+)
+from async_rl.algorithms.sequences import Sequences
 
 
-def surrogate_oracle(policy: float, proximal: float, advantage: float, weight: float, low: float, high: float, dual: float | None) -> float:
-    u = math.exp(policy - proximal)
+def surrogate_oracle(log_ratio: float, advantage: float, weight: float, low: float, high: float, dual: float | None) -> float:
+    u = math.exp(log_ratio)
     s = min(u * advantage, min(max(u, 1 - low), 1 + high) * advantage)
     if dual is not None and advantage < 0:
         s = max(s, dual * advantage)
@@ -23,22 +30,21 @@ def surrogate_oracle(policy: float, proximal: float, advantage: float, weight: f
 
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 10**6), dual=st.sampled_from([None, 3.0]))
-def test_policy_loss_equals_the_formula_token_by_token(seed: int, dual: float | None) -> None:
+def test_clipped_loss_equals_the_formula_token_by_token(seed: int, dual: float | None) -> None:
     rng = np.random.default_rng(seed)
-    policy, proximal, advantages = rng.normal(size=(3, 20)) * 1.5
+    log_ratio, advantages = rng.normal(size=(2, 20)) * 1.5
     weights = rng.uniform(0, 2, 20)
-    loss, low, high = policy_loss(
-        torch.tensor(policy),
-        proximal_logprobs=torch.tensor(proximal),
+    loss, low, high = clipped_loss(
+        torch.tensor(log_ratio),
         advantages=torch.tensor(advantages),
         behavior_weight=torch.tensor(weights),
         clip_low=0.2,
         clip_high=0.28,
         clip_dual=dual,
     )
-    expected = [surrogate_oracle(*row, 0.2, 0.28, dual) for row in zip(policy, proximal, advantages, weights, strict=True)]
+    expected = [surrogate_oracle(*row, 0.2, 0.28, dual) for row in zip(log_ratio, advantages, weights, strict=True)]
     np.testing.assert_allclose(loss, expected, rtol=1e-9)
-    ratio = np.exp(policy - proximal)
+    ratio = np.exp(log_ratio)
     assert low.tolist() == ((ratio < 0.8) & (advantages < 0)).tolist()
     assert high.tolist() == ((ratio > 1.28) & (advantages > 0)).tolist()
 
@@ -53,11 +59,10 @@ def test_policy_loss_equals_the_formula_token_by_token(seed: int, dual: float | 
         (5.0, -2.0, 6.0, 0.0),  # dual clip at 3
     ],
 )
-def test_policy_loss_and_its_gradient_by_hand(ratio: float, advantage: float, loss: float, gradient: float) -> None:
-    policy = torch.tensor([math.log(ratio)], requires_grad=True)
-    found, *_ = policy_loss(
-        policy,
-        proximal_logprobs=torch.zeros(1),
+def test_clipped_loss_and_its_gradient_by_hand(ratio: float, advantage: float, loss: float, gradient: float) -> None:
+    log_ratio = torch.tensor([math.log(ratio)], requires_grad=True)
+    found, *_ = clipped_loss(
+        log_ratio,
         advantages=torch.tensor([advantage]),
         behavior_weight=torch.ones(1),
         clip_low=0.2,
@@ -66,36 +71,70 @@ def test_policy_loss_and_its_gradient_by_hand(ratio: float, advantage: float, lo
     )
     found.sum().backward()
     assert found.item() == pytest.approx(loss)
+    assert log_ratio.grad is not None
+    assert log_ratio.grad.item() == pytest.approx(gradient)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_gspo_has_the_value_and_the_gradient_of_the_sequence_objective(seed: int) -> None:
+    """The paper's objective: mean over sequences of min(s A, clip(s) A), s the geometric mean of the token ratios."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, 6, 4)
+    index = torch.tensor(np.repeat(np.arange(4), lengths))
+    mask = torch.tensor(rng.random(len(index)) < 0.8)
+    policy = torch.tensor(rng.normal(size=len(index)) * 0.3, requires_grad=True)
+    proximal, advantage = torch.tensor(rng.normal(size=len(index)) * 0.3), torch.tensor(rng.normal(size=4))
+    sequences = Sequences(index=index, count=4, mask=mask)
+    losses, *_ = clipped_loss(
+        sequence_log_ratio(policy - proximal, sequences=sequences),
+        advantages=advantage[index],
+        behavior_weight=torch.ones(len(index)),
+        clip_low=0.1,
+        clip_high=0.1,
+        clip_dual=None,
+    )
+    weights = token_weights(mask, sequence_index=index, num_sequences=4, aggregation="sequence_mean", constant_tokens=None)
+    found = (losses * weights).sum()
+    (gradient,) = torch.autograd.grad(found, policy)
+    terms = []
+    for s in range(4):
+        kept = (index == s) & mask
+        if kept.any():
+            ratio = (policy[kept] - proximal[kept]).mean().exp()
+            terms.append(-torch.minimum(ratio * advantage[s], ratio.clamp(0.9, 1.1) * advantage[s]))
+    expected = torch.stack(terms).mean() if terms else (policy * 0).sum()
+    (expected_gradient,) = torch.autograd.grad(expected, policy)
+    assert found.item() == pytest.approx(expected.item(), rel=1e-6, abs=1e-9)
+    np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(("ratio", "factor"), [(1.0, 1.0), (0.5, 0.8), (3.0, 2.0)])
+def test_cispo_bounds_the_ratio_and_keeps_the_gradient_of_every_token(ratio: float, factor: float) -> None:
+    policy = torch.tensor([-1.0], requires_grad=True)
+    loss, low, high = cispo_loss(
+        policy,
+        log_ratio=torch.tensor([math.log(ratio)]),
+        advantages=torch.tensor([-3.0]),
+        behavior_weight=torch.tensor([0.5]),
+        clip_low=0.2,
+        clip_high=1.0,
+    )
+    loss.sum().backward()
     assert policy.grad is not None
-    assert policy.grad.item() == pytest.approx(gradient)
+    assert policy.grad.item() == pytest.approx(0.5 * factor * 3.0)
+    assert loss.item() == pytest.approx(-0.5 * factor * 3.0)
+    assert (low.item(), high.item()) == (ratio < 0.8, ratio > 2.0)
 
 
-@pytest.mark.parametrize(
-    ("correction", "expected", "clipped"),
-    [
-        ("token_tis", [0.1, 1.0, 2.0], [False, False, True]),
-        ("token_mis", [0.0, 1.0, 0.0], [True, False, True]),
-    ],
-)
-def test_behavior_weights_are_capped_or_masked(correction: BehaviorCorrection, expected: list[float], clipped: list[bool]) -> None:
-    raw = torch.tensor([0.1, 1.0, 4.0]).log().requires_grad_()
-    weights, is_clipped = behavior_weights(raw, behavior_logprobs=torch.zeros(3), correction=correction, maximum=2.0, minimum=0.5)
-    torch.testing.assert_close(weights, torch.tensor(expected))
-    assert is_clipped.tolist() == clipped
-    assert not weights.requires_grad
-
-
-@pytest.mark.parametrize(("estimator", "expected"), [("k1", -0.5), ("abs", 0.5), ("k2", 0.125), ("k3", math.exp(0.5) - 1 - 0.5)])
-def test_kl_estimators_by_hand(estimator: KLEstimator, expected: float) -> None:
-    found = kl_estimate(torch.tensor([-1.5]), ref_logprobs=torch.tensor([-1.0]), estimator=estimator)
-    assert found.item() == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.parametrize("estimator", ["k1", "k3"])
-def test_k1_and_k3_are_unbiased(estimator: KLEstimator) -> None:
-    p, q = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64), torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
-    expectation = (p * kl_estimate(p.log(), ref_logprobs=q.log(), estimator=estimator)).sum()
-    torch.testing.assert_close(expectation, (p * (p / q).log()).sum())
+def test_reinforce_by_hand() -> None:
+    policy = torch.tensor([-2.0], requires_grad=True)
+    loss, low, high = reinforce_loss(policy, advantages=torch.tensor([3.0]), behavior_weight=torch.tensor([0.5]))
+    loss.sum().backward()
+    assert loss.item() == 3.0
+    assert policy.grad is not None
+    assert policy.grad.item() == -1.5
+    assert not (low | high).any()
 
 
 def test_value_loss_by_hand() -> None:
@@ -108,14 +147,23 @@ def test_value_loss_by_hand() -> None:
 def test_token_weights_by_hand() -> None:
     mask = torch.tensor([True, True, False, True, True, True, False])
     sequence_index = torch.tensor([0, 0, 0, 1, 1, 1, 2])
-    by_token = token_weights(mask, sequence_index=sequence_index, num_sequences=3, aggregation="token_mean")
+    by_token = token_weights(mask, sequence_index=sequence_index, num_sequences=3, aggregation="token_mean", constant_tokens=None)
     torch.testing.assert_close(by_token, torch.tensor([0.2, 0.2, 0, 0.2, 0.2, 0.2, 0]))
-    by_sequence = token_weights(mask, sequence_index=sequence_index, num_sequences=3, aggregation="sequence_mean")
+    by_sequence = token_weights(mask, sequence_index=sequence_index, num_sequences=3, aggregation="sequence_mean", constant_tokens=None)
     torch.testing.assert_close(by_sequence, torch.tensor([0.25, 0.25, 0, 1 / 6, 1 / 6, 1 / 6, 0]))
 
 
-@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean"])
-def test_weights_of_nothing_are_zero(aggregation: str) -> None:
-    mask = torch.zeros(4, dtype=torch.bool)
-    found = token_weights(mask, sequence_index=torch.zeros(4, dtype=torch.int64), num_sequences=1, aggregation=aggregation)  # type: ignore[arg-type]
+def test_sequence_sum_divides_by_its_constant_whatever_the_length() -> None:
+    mask = torch.tensor([True, True, False, True, False])
+    index = torch.tensor([0, 0, 0, 1, 2])
+    found = token_weights(mask, sequence_index=index, num_sequences=3, aggregation="sequence_sum", constant_tokens=10)
+    torch.testing.assert_close(found, torch.tensor([0.05, 0.05, 0, 0.05, 0]))
+    with pytest.raises(ValueError, match="constant_tokens"):
+        token_weights(mask, sequence_index=index, num_sequences=3, aggregation="sequence_sum", constant_tokens=None)
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "sequence_sum"])
+def test_weights_of_nothing_are_zero(aggregation: Aggregation) -> None:
+    mask, index = torch.zeros(4, dtype=torch.bool), torch.zeros(4, dtype=torch.int64)
+    found = token_weights(mask, sequence_index=index, num_sequences=1, aggregation=aggregation, constant_tokens=8)
     assert found.tolist() == [0, 0, 0, 0]

@@ -28,7 +28,7 @@ def test_cosine_falls_to_its_floor_and_stays() -> None:
 
 def test_effective_sample_size_by_hand() -> None:
     proximal = torch.tensor([1.0, 3.0]).log()
-    found = behavior_metrics(proximal, behavior_logprobs=torch.zeros(2), is_clipped=torch.tensor([False, True]))
+    found = behavior_metrics(proximal, behavior_logprobs=torch.zeros(2), raw_weights=proximal.exp(), is_bounded=torch.tensor([False, True]))
     assert found["policy/effective_sample_size"] == pytest.approx(16 / (2 * 10))
     assert found["policy/behavior_weight_mean"] == pytest.approx(2.0)
     assert found["policy/behavior_weight_max"] == pytest.approx(3.0)
@@ -39,7 +39,7 @@ def test_effective_sample_size_by_hand() -> None:
 
 def test_fresh_samples_are_fully_effective() -> None:
     logprobs = torch.tensor([-1.0, -2.0, -3.0])
-    found = behavior_metrics(logprobs, behavior_logprobs=logprobs, is_clipped=torch.zeros(3, dtype=torch.bool))
+    found = behavior_metrics(logprobs, behavior_logprobs=logprobs, raw_weights=torch.ones(3), is_bounded=torch.zeros(3, dtype=torch.bool))
     assert found["policy/effective_sample_size"] == pytest.approx(1.0)
 
 

@@ -3,6 +3,7 @@
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -84,7 +85,7 @@ def test_paths_become_absolute_and_hub_names_and_urls_stay(monkeypatch: pytest.M
         ("learner={ranks: 1, minibatch: 2}", "learner.minibatch=2: there is no such setting; did you mean learner.minibatches"),
         ("zzzz.qqqq=1", "there is no such setting; --dry-run shows all that exist"),
         ("buffer=3", "buffer is a section; set one of its settings, buffer.<name>=<value>"),
-        ("algorithm=gpo", "conf/algorithm/ has grpo, ppo"),
+        ("algorithm=gpo", "conf/algorithm/ has cispo, dapo, dr_grpo, grpo, gspo, ppo, r"),
         ("model=gpt2", "a model is named by model.path"),
     ],
 )
@@ -203,24 +204,34 @@ def test_files_have_room_for_longer_texts_than_the_embedded_task() -> None:
     assert compose("ppo_code", [*files, "data.max_prompt_tokens=256"]).data.max_prompt_tokens == 256
 
 
-def test_every_setting_has_a_description_and_is_set_in_one_place_of_a_composition() -> None:
+def test_every_setting_has_a_description_and_one_default() -> None:
     assert [path for path, setting in settings().items() if not setting.description] == []
     files = [CONF_DIR / name for name in ("base.yaml", "task/list_functions.yaml", "model/tiny_coder.yaml", "hardware/cpu.yaml")]
     seen: dict[str, list[str]] = {}
-    for file in [*files, CONF_DIR / "algorithm" / "ppo.yaml"]:
+    for file in files:
         for path in _leaves(file):
             seen.setdefault(path, []).append(file.name)
     assert {path: where for path, where in seen.items() if len(where) != 1} == {}
-    assert set(seen) == set(settings())
+    chosen = set(_leaves(CONF_DIR / "algorithm" / "ppo.yaml"))
+    assert set(seen) | chosen == set(settings())
 
 
-def _leaves(file: Path) -> list[str]:
+@pytest.mark.parametrize("file", sorted((CONF_DIR / "algorithm").glob("*.yaml")), ids=lambda file: file.stem)
+def test_an_algorithm_says_only_what_differs_from_the_base(file: Path) -> None:
+    defaults = _leaves(CONF_DIR / "base.yaml")
+    assert {path: value for path, value in _leaves(file).items() if path in defaults and defaults[path] == value} == {}
+    assert compose("grpo_code" if file.stem != "ppo" else "ppo_code", [f"algorithm={file.stem}"]).algorithm.advantage
+
+
+def _leaves(file: Path) -> dict[str, Any]:
     from async_rl.launchers.schema import flatten
 
     package = next((line.split()[-1] for line in file.read_text().splitlines() if line.startswith("# @package")), "")
     folder = "" if file.parent == CONF_DIR else file.parent.name
     prefix = {"_global_": "", "": f"{folder}." if folder else ""}.get(package, f"{package}.")
-    return [path for path, _ in flatten(msgspec.yaml.decode(file.read_bytes()), prefix)]
+    tree = msgspec.yaml.decode(file.read_bytes())
+    tree.pop("defaults", None)
+    return dict(flatten(tree, prefix))
 
 
 def test_the_yaml_is_in_the_order_of_the_schema() -> None:

@@ -22,7 +22,7 @@ def test_fused_modules_compute_what_the_plain_ones_do(model_path: Path) -> None:
             for name, parameter in policy.named_weights():
                 if "norm" in name:
                     parameter.copy_(torch.linspace(0.5, 1.5, parameter.numel()))
-        logprobs, _ = policy(row, temperature=1.0, chunk_tokens=64)
+        logprobs = policy(row, temperature=1.0, chunk_tokens=64).logprobs
         (logprobs * torch.linspace(-1, 1, len(logprobs))).sum().backward()
         assert is_fused == any(isinstance(m, FusedAttention) for m in policy.modules())
         assert is_fused == any(isinstance(m, FusedRMSNorm) for m in policy.modules())

@@ -101,7 +101,7 @@ def test_a_separate_proximal_pass_gives_the_same_gradient_as_the_shared_one(mode
     collected = spy_on_gradients(monkeypatch, is_stepping=False)
     groups = make_groups(ages=(0, 1), version=1)
     streamed = make_trainer(model_path, "grpo_code").step(groups, 1)
-    monkeypatch.setattr(Updater, "_needs_kl_before", True)
+    monkeypatch.setattr(Updater, "_needs_policy_before", True)
     monkeypatch.setattr(Evaluator, "_reusable", lambda *_: set())
     separate = make_trainer(model_path, "grpo_code").step(groups, 1)
     first, second = collected["policy"]

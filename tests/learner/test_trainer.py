@@ -8,14 +8,12 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from learner_support import make_config, make_groups, make_model, make_trainer, spy_on_gradients
+from learner_support import make_groups, make_model, make_trainer, spy_on_gradients
 from transformers import AutoModelForCausalLM
 
-from async_rl.batching.batch import collate
 from async_rl.codec import decode
 from async_rl.errors import ConfigError, DataError, InfrastructureError, NonFiniteError, StalenessError
 from async_rl.learner.models import load_policy
-from async_rl.learner.objective import Evaluated, compute_targets, scaled_rewards, trained_mask
 from async_rl.learner.trainer import Trainer
 from async_rl.observability.catalogue import METRICS
 from async_rl.types import Group, Trajectory
@@ -146,46 +144,6 @@ def test_a_batch_without_a_trainable_token_changes_no_weight_by_its_gradient(mod
     assert result.scalars["tokens/trained"] == 0
     assert all(not g.any() for g in collected["policy"][0])
     assert all(math.isfinite(value) for value in result.scalars.values())
-
-
-def test_truncated_samples_are_left_out_of_loss_and_statistics_when_masked() -> None:
-    config = make_config("grpo_code", "algorithm.mask_truncated=true", "algorithm.advantage=dr_grpo")
-    group = make_groups(num_groups=1, size=3)[0]
-    rewards, cut = (1.0, 0.0, 0.0), (False, False, True)
-    group = msgspec.structs.replace(
-        group,
-        trajectories=[
-            msgspec.structs.replace(t, is_truncated=c, score=msgspec.structs.replace(t.score, reward=r))
-            for t, r, c in zip(group.trajectories, rewards, cut, strict=True)
-        ],
-    )
-    batch = collate([group], device=CPU)
-    mask = trained_mask(batch, version=0, algorithm=config.algorithm, buffer=config.buffer)
-    nothing = torch.zeros(batch.num_tokens)
-    before = Evaluated(proximal_logprobs=nothing, entropies=nothing, ref_logprobs=None, values=None, bootstrap=None)
-    targets = compute_targets(batch, mask, before, algorithm=config.algorithm, reward=config.reward)
-    per_sequence = [targets.advantages[batch.sequence_index == s].unique().tolist() for s in range(3)]
-    assert per_sequence == [[0.5], [-0.5], [0.0]]
-    assert not mask[batch.sequence_index == 2].any()
-
-
-def test_rewards_are_shifted_scaled_and_clipped_by_hand() -> None:
-    config = make_config("grpo_code", "reward.bias=0.5", "reward.scale=4", "reward.clip=1.5")
-    assert scaled_rewards(torch.tensor([0.0, 0.5, 0.75, 1.0]), config.reward).tolist() == [-1.5, 0.0, 1.0, 1.5]
-
-
-def test_kl_in_the_reward_lowers_the_advantage_of_tokens_that_left_the_reference() -> None:
-    config = make_config("ppo_code", "algorithm.normalize_advantages=false", "algorithm.gae_lambda=1.0", "algorithm.kl_coef=0.5")
-    group = change(make_groups(num_groups=1, size=1)[0], is_truncated=False)
-    batch = collate([group], device=CPU)
-    n = batch.num_tokens
-    proximal = torch.zeros(n)
-    ref = torch.zeros(n)
-    ref[0] = -2.0
-    before = Evaluated(proximal_logprobs=proximal, entropies=proximal, ref_logprobs=ref, values=torch.zeros(n), bootstrap=torch.ones(1) * 7)
-    targets = compute_targets(batch, batch.loss_mask, before, algorithm=config.algorithm, reward=config.reward)
-    reward = group.trajectories[0].score.reward
-    assert targets.advantages.tolist() == [reward - 1.0, *[reward] * (n - 1)]
 
 
 def test_staleness_histogram_has_one_value_per_sequence(model_path: Path) -> None:

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from async_rl.algorithms.corrections import BehaviorCorrection, behavior_weights, geometric_outliers
+from async_rl.algorithms.sequences import Sequences
+
+CORRECTIONS: tuple[BehaviorCorrection, ...] = ("none", "token_tis", "token_mis", "sequence_tis", "sequence_mis")
+
+
+def of_one(log_ratio: torch.Tensor) -> Sequences:
+    return Sequences(index=torch.zeros(len(log_ratio), dtype=torch.int64), count=1, mask=torch.ones(len(log_ratio), dtype=torch.bool))
+
+
+def weight_oracle(
+    log_ratios: list[float], index: list[int], mask: list[bool], correction: str, maximum: float, minimum: float
+) -> list[float]:
+    """Token by token, from the definitions."""
+    result = []
+    for i, log_ratio in enumerate(log_ratios):
+        weight = math.exp(log_ratio)
+        if correction.startswith("sequence"):
+            weight = 1.0
+            for other, s, m in zip(log_ratios, index, mask, strict=True):
+                weight *= math.exp(other) if m and s == index[i] else 1.0
+        if correction == "none":
+            result.append(1.0)
+        elif correction.endswith("tis"):
+            result.append(min(weight, maximum))
+        else:
+            result.append(weight if minimum <= weight <= maximum else 0.0)
+    return result
+
+
+@pytest.mark.parametrize("correction", CORRECTIONS)
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_weights_equal_the_definition(correction: BehaviorCorrection, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(0, 12))
+    log_ratio, index, mask = rng.normal(size=n), rng.integers(0, 3, n), rng.random(n) < 0.7
+    sequences = Sequences(index=torch.tensor(index), count=3, mask=torch.tensor(mask))
+    found = behavior_weights(torch.tensor(log_ratio), sequences=sequences, correction=correction, maximum=2.0, minimum=0.5)
+    expected = weight_oracle(log_ratio.tolist(), index.tolist(), mask.tolist(), correction, 2.0, 0.5)
+    np.testing.assert_allclose(found.weights, expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("correction", "expected", "bounded"),
+    [
+        ("none", [1.0, 1.0, 1.0], [False, False, False]),
+        ("token_tis", [0.1, 1.0, 2.0], [False, False, True]),
+        ("token_mis", [0.0, 1.0, 0.0], [True, False, True]),
+        ("sequence_tis", [0.4, 0.4, 0.4], [False, False, False]),  # 0.1 * 1 * 4
+        ("sequence_mis", [0.0, 0.0, 0.0], [True, True, True]),
+    ],
+)
+def test_weights_by_hand(correction: BehaviorCorrection, expected: list[float], bounded: list[bool]) -> None:
+    log_ratio = torch.tensor([0.1, 1.0, 4.0]).log().requires_grad_()
+    found = behavior_weights(log_ratio, sequences=of_one(log_ratio), correction=correction, maximum=2.0, minimum=0.5)
+    torch.testing.assert_close(found.weights, torch.tensor(expected))
+    assert found.is_bounded.tolist() == bounded
+    assert not found.weights.requires_grad
+
+
+def test_a_long_sequence_of_unlikely_tokens_has_a_finite_weight() -> None:
+    log_ratio = torch.full((1000,), 3.0)
+    for sign in (1, -1):
+        found = behavior_weights(sign * log_ratio, sequences=of_one(log_ratio), correction="sequence_tis", maximum=2.0, minimum=0.0)
+        assert bool(found.raw.square().isfinite().all())
+        assert bool((found.weights <= 2.0).all())
+
+
+def test_the_geometric_mask_looks_at_the_mean_and_not_at_the_length() -> None:
+    # sequence 0: ratios 2 and 1/2, mean 1; sequence 1: 1.2 throughout, mean 1.2 although the product is 1.2^4 = 2.1
+    log_ratio = torch.tensor([2.0, 0.5, 1.2, 1.2, 1.2, 1.2]).log()
+    index, mask = torch.tensor([0, 0, 1, 1, 1, 1]), torch.ones(6, dtype=torch.bool)
+    sequences = Sequences(index=index, count=2, mask=mask)
+    assert not geometric_outliers(log_ratio, sequences=sequences, maximum=1.3, minimum=0.8).any()
+    assert geometric_outliers(log_ratio, sequences=sequences, maximum=1.1, minimum=None).tolist() == [False] * 2 + [True] * 4
+    assert geometric_outliers(-log_ratio, sequences=sequences, maximum=None, minimum=0.9).tolist() == [False] * 2 + [True] * 4

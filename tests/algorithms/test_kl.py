@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from async_rl.algorithms.kl import KLEstimator, adapted_kl_coef, full_kl, kl_estimate
+
+
+@pytest.mark.parametrize(("estimator", "expected"), [("k1", -0.5), ("abs", 0.5), ("k2", 0.125), ("k3", math.exp(0.5) - 1 - 0.5)])
+def test_kl_estimators_by_hand(estimator: KLEstimator, expected: float) -> None:
+    found = kl_estimate(torch.tensor([-1.5]), ref_logprobs=torch.tensor([-1.0]), estimator=estimator)
+    assert found.item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_k1_and_k3_are_unbiased(estimator: KLEstimator) -> None:
+    p, q = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64), torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+    expectation = (p * kl_estimate(p.log(), ref_logprobs=q.log(), estimator=estimator)).sum()
+    torch.testing.assert_close(expectation, (p * (p / q).log()).sum())
+
+
+def test_the_gradient_of_k2_is_that_of_the_kl() -> None:
+    logits = torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64, requires_grad=True)
+    q = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64).log()
+    logp = logits.log_softmax(-1)
+    (exact,) = torch.autograd.grad((logp.exp() * (logp - q)).sum(), logits, retain_graph=True)
+    (estimated,) = torch.autograd.grad((logp.detach().exp() * kl_estimate(logp, ref_logprobs=q, estimator="k2")).sum(), logits)
+    torch.testing.assert_close(estimated, exact)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10**6), rows=st.integers(0, 9), chunk=st.integers(1, 12), temperature=st.sampled_from([1.0, 0.7]))
+def test_the_exact_kl_and_its_gradient_equal_plain_autograd(seed: int, rows: int, chunk: int, temperature: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(rows, 6, generator=generator, requires_grad=True)
+    head = torch.randn(11, 6, generator=generator, requires_grad=True)
+    ref_hidden, ref_head = torch.randn(rows, 5, generator=generator), torch.randn(11, 5, generator=generator)
+    pull = torch.randn(rows, generator=generator)
+    found = full_kl(hidden, head=head, ref_hidden=ref_hidden, ref_head=ref_head, temperature=temperature, chunk_tokens=chunk)
+    (found * pull).sum().backward()
+    hidden64, head64 = hidden.detach().double().requires_grad_(), head.detach().double().requires_grad_()
+    logp = torch.log_softmax(hidden64 @ head64.t() / temperature, -1)
+    logq = torch.log_softmax(ref_hidden.double() @ ref_head.double().t() / temperature, -1)
+    expected = (logp.exp() * (logp - logq)).sum(-1)
+    (expected * pull.double()).sum().backward()
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    for x, y in ((hidden, hidden64), (head, head64)):
+        assert x.grad is not None
+        assert y.grad is not None
+        torch.testing.assert_close(x.grad.double(), y.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_the_exact_kl_of_a_model_to_itself_is_0() -> None:
+    hidden, head = torch.randn(4, 3), torch.randn(5, 3)
+    assert full_kl(hidden, head=head, ref_hidden=hidden, ref_head=head, temperature=1.0, chunk_tokens=3).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("kl", "factor"),
+    [
+        (6.0, 1.0),  # on target
+        (6.6, 1.01),  # a tenth above: 1 + 0.1 * 1000 / 10000
+        (60.0, 1.02),  # far above: bounded at 0.2
+        (0.0, 0.98),  # below: the coefficient falls
+        (-5.0, 0.98),
+    ],
+)
+def test_the_adaptive_coefficient_grows_above_its_target_and_falls_below(kl: float, factor: float) -> None:
+    assert adapted_kl_coef(0.1, kl=kl, target=6.0, horizon=10_000, num_sequences=1000) == pytest.approx(0.1 * factor)

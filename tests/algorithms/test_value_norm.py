@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from async_rl.algorithms.value_norm import Moments, normalize
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_ma_is_the_mean_and_spread_of_all_tokens_so_far(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    batches = [rng.normal(3, 2, rng.integers(0, 9)) for _ in range(4)]
+    moments = Moments()
+    for batch in batches:
+        moments = moments.observed(torch.tensor(batch), kind="ma", beta=0.5)
+    everything = np.concatenate(batches)
+    if len(everything):
+        expected = everything.mean(), max(everything.std(), 0.1)
+        assert moments.mean_and_std(eps=1e-5) == pytest.approx(expected)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_exp_is_the_weighted_mean_of_the_batches_without_the_bias_of_its_start(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    batches = [rng.normal(3, 2, rng.integers(1, 9)) for _ in range(int(rng.integers(1, 5)))]
+    moments = Moments()
+    for batch in batches:
+        moments = moments.observed(torch.tensor(batch), kind="exp", beta=0.9)
+    shares = np.array([0.9**age for age in reversed(range(len(batches)))])
+    shares /= shares.sum()
+    mean = sum(share * batch.mean() for share, batch in zip(shares, batches, strict=True))
+    square = sum(share * (batch**2).mean() for share, batch in zip(shares, batches, strict=True))
+    expected = mean, max(square - mean**2, 1e-2) ** 0.5
+    assert moments.mean_and_std(eps=1e-5) == pytest.approx(expected)
+
+
+def test_the_first_batch_counts_fully_whatever_the_decay() -> None:
+    moments = Moments().observed(torch.tensor([1.0, 3.0]), kind="exp", beta=0.99995)
+    assert moments.mean_and_std(eps=1e-5) == pytest.approx((2.0, 1.0), rel=1e-6)
+
+
+def test_a_weight_below_eps_counts_as_eps() -> None:
+    moments = Moments().observed(torch.tensor([1.0, 3.0]), kind="exp", beta=0.99)
+    assert moments.mean_and_std(eps=0.1)[0] == pytest.approx(0.2)
+
+
+def test_before_any_return_the_units_are_those_of_the_reward() -> None:
+    assert Moments().mean_and_std(eps=1e-5) == (0.0, 1.0)
+
+
+def test_the_spread_is_at_least_a_tenth() -> None:
+    moments = Moments().observed(torch.full((5,), 2.0), kind="ma", beta=0.9)
+    assert moments.mean_and_std(eps=1e-5) == pytest.approx((2.0, 0.1))
+
+
+def test_normalized_returns_are_bounded_at_5() -> None:
+    found = normalize(torch.tensor([-100.0, 1.0, 3.0, 100.0]), mean=1.0, std=2.0)
+    assert found.tolist() == [-5.0, 0.0, 1.0, 5.0]

@@ -1,0 +1,215 @@
+"""From groups to targets: which tokens are rewarded with what, by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from learner_support import make_config, make_groups
+
+from async_rl.batching.batch import Batch, collate
+from async_rl.config import RunConfig
+from async_rl.learner.objective import Evaluated, Targets, ValueUnits, compute_targets, trained_mask
+from async_rl.learner.objective_state import ObjectiveState
+from async_rl.types import Group, Score, StepScore, Trajectory
+
+CPU = torch.device("cpu")
+
+
+def group_of(
+    rewards: Sequence[float], *, truncated: Sequence[bool] = (), length: int = 3, steps: Sequence[tuple[StepScore, ...]] = ()
+) -> Group:
+    """Answers of `length` tokens to one prompt."""
+    template = make_groups(num_groups=1, size=1)[0]
+    trajectories = [
+        Trajectory(
+            token_ids=np.arange(2 + length, dtype=np.int32),
+            prompt_length=2,
+            loss_mask=np.arange(2 + length) >= 2,
+            behavior_logprobs=np.zeros(2 + length, np.float32),
+            versions=np.where(np.arange(2 + length) >= 2, 0, -1).astype(np.int32),
+            is_truncated=bool(truncated[i]) if truncated else False,
+            score=Score(reward=reward, parts={}, verdicts=(), latency_s=0.0, steps=steps[i] if steps else ()),
+        )
+        for i, reward in enumerate(rewards)
+    ]
+    return msgspec.structs.replace(template, trajectories=trajectories)
+
+
+def evaluated(batch: Batch, **fields: torch.Tensor) -> Evaluated:
+    nothing = torch.zeros(batch.num_tokens)
+    before = Evaluated(proximal_logprobs=nothing, entropies=nothing, ref_logprobs=None, ref_kl=None, values=None, bootstrap=None)
+    return dataclasses.replace(before, **fields)
+
+
+def targets_of(config: RunConfig, batch: Batch, units: ValueUnits | None = None, **fields: torch.Tensor) -> Targets:
+    mask = trained_mask(batch, version=0, algorithm=config.algorithm, buffer=config.buffer)
+    before = evaluated(batch, **fields)
+    return compute_targets(batch, mask, before, config=config, kl_coef=config.algorithm.kl_coef, units=units or ValueUnits())
+
+
+def by_token(config: RunConfig, group: Group, **fields: torch.Tensor) -> list[list[float]]:
+    """Advantages of each answer's tokens."""
+    batch = collate([group], device=CPU)
+    return batch.rows(targets_of(config, batch, **fields).advantages).tolist()
+
+
+RETURNS = ("algorithm.advantage=reinforce_plus_plus",)
+"""The advantage of a token is then the sum of the rewards from it on."""
+
+
+def test_truncated_samples_are_left_out_of_loss_and_statistics_when_masked() -> None:
+    group = group_of([1.0, 0.0, 0.0], truncated=[False, False, True])
+    config = make_config("grpo_code", "algorithm.mask_truncated=true", "algorithm.advantage=dr_grpo")
+    assert by_token(config, group) == [[0.5] * 3, [-0.5] * 3, [0.0] * 3]
+    third = 1 / 3
+    np.testing.assert_allclose(
+        by_token(make_config("grpo_code", "algorithm.advantage=dr_grpo"), group), [[2 * third] * 3, [-third] * 3, [-third] * 3], rtol=1e-6
+    )
+
+
+def test_the_reward_of_a_truncated_sample_is_0_after_scaling_and_its_kl_stays() -> None:
+    group = group_of([1.0, 1.0], truncated=[False, True])
+    knobs = (
+        *RETURNS,
+        "reward.bias=0.5",
+        "reward.scale=2",
+        "algorithm.kl_coef=0.5",
+        "algorithm.kl_placement=reward",
+        "algorithm.kl_estimator=k1",
+    )
+    ref = torch.tensor([0.0, 0.0, -2.0] * 2)
+    assert by_token(make_config("grpo_code", *knobs), group, ref_logprobs=ref) == [[0.0] * 3, [0.0] * 3]
+    zeroed = make_config("grpo_code", *knobs, "algorithm.zero_truncated_reward=true")
+    assert by_token(zeroed, group, ref_logprobs=ref) == [[0.0] * 3, [-1.0] * 3]
+
+
+def test_kl_in_the_reward_lowers_the_advantage_of_tokens_that_left_the_reference() -> None:
+    config = make_config("ppo_code", "algorithm.normalize_advantages=none", "algorithm.kl_coef=0.5")
+    group = group_of([1.0])
+    found = by_token(config, group, ref_logprobs=torch.tensor([-2.0, 0.0, 0.0]), values=torch.zeros(3), bootstrap=torch.full((1,), 7.0))
+    assert found == [[0.0, 1.0, 1.0]]
+
+
+def test_the_exact_kl_in_the_reward_is_the_one_that_was_evaluated() -> None:
+    knobs = (*RETURNS, "algorithm.kl_coef=0.5", "algorithm.kl_placement=reward", "algorithm.kl_estimator=full")
+    ref_kl, ref_logprobs = torch.tensor([0.0, 4.0, 0.0]), torch.full((3,), -9.0)
+    assert by_token(make_config("grpo_code", *knobs), group_of([1.0]), ref_kl=ref_kl, ref_logprobs=ref_logprobs) == [[-1.0, -1.0, 1.0]]
+
+
+def test_answers_near_the_limit_pay_the_penalty_after_scaling() -> None:
+    # limit 12, buffer 4: 9 tokens are a quarter into the buffer
+    group = group_of([1.0], length=9)
+    config = make_config("grpo_code", *RETURNS, "reward.overlong_tokens=4", "reward.overlong_penalty=2.0", "reward.scale=3")
+    assert by_token(config, group) == [[2.5] * 9]
+    assert by_token(make_config("grpo_code", *RETURNS, "reward.scale=3"), group) == [[3.0] * 9]
+
+
+STEPS = (StepScore(end_tokens=1, reward=0.25), StepScore(end_tokens=3, reward=1.0))
+DENSE = (*RETURNS, "reward.mode=fraction", "sandbox.stop_at_first_failure=false")
+
+
+@pytest.mark.parametrize(
+    ("placement", "expected"),
+    [
+        ("end", [1.0, 1.0, 1.0]),
+        ("steps", [1.25, 1.0, 1.0]),
+        ("step_deltas", [1.0, 0.75, 0.75]),
+    ],
+)
+def test_rewards_of_steps_land_where_the_steps_end(placement: str, expected: list[float]) -> None:
+    config = make_config("grpo_code", *DENSE, f"reward.placement={placement}")
+    assert by_token(config, group_of([1.0], steps=[STEPS])) == [expected]
+
+
+def test_the_sum_of_step_deltas_is_the_final_score_above_a_fail_for_group_estimators_too() -> None:
+    knobs = (*DENSE, "algorithm.advantage=dr_grpo", "reward.placement=step_deltas", "reward.fail_reward=-1")
+    group = group_of([1.0, 0.0], steps=[STEPS, (StepScore(end_tokens=2, reward=0.0),)])
+    # totals: 1 - (-1) = 2 and 0 - (-1) = 1
+    assert by_token(make_config("grpo_code", *knobs), group) == [[0.5] * 3, [-0.5] * 3]
+
+
+def test_a_truncated_sample_loses_the_rewards_of_its_steps_too() -> None:
+    config = make_config("grpo_code", *DENSE, "reward.placement=steps", "algorithm.zero_truncated_reward=true")
+    assert by_token(config, group_of([1.0], truncated=[True], steps=[STEPS])) == [[0.0] * 3]
+
+
+def test_reinforce_plus_plus_compares_with_its_group_only_where_told() -> None:
+    group = group_of([1.0, 0.0])
+    assert by_token(make_config("grpo_code", *RETURNS), group) == [[1.0] * 3, [0.0] * 3]
+    config = make_config("grpo_code", "algorithm.advantage=reinforce_plus_plus_baseline")
+    assert by_token(config, group) == [[0.5] * 3, [-0.5] * 3]
+
+
+def test_gamma_discounts_the_reward_of_later_tokens() -> None:
+    config = make_config("grpo_code", *RETURNS, "algorithm.gamma=0.5")
+    assert by_token(config, group_of([1.0])) == [[0.25, 0.5, 1.0]]
+
+
+def test_remax_compares_with_the_greedy_answer_shaped_like_any_other() -> None:
+    (greedy,) = group_of([1.0], truncated=[True]).trajectories
+    group = msgspec.structs.replace(group_of([1.0, 0.0]), baseline=greedy)
+    config = make_config("grpo_code", "algorithm=remax", "reward.scale=2")
+    assert by_token(config, group) == [[0.0] * 3, [-2.0] * 3]
+    zeroed = make_config("grpo_code", "algorithm=remax", "reward.scale=2", "algorithm.zero_truncated_reward=true")
+    assert by_token(zeroed, group) == [[2.0] * 3, [0.0] * 3]
+    with pytest.raises(ValueError, match="greedy answer"):
+        by_token(config, group_of([1.0, 0.0]))
+
+
+def test_advantages_are_normalized_over_the_batch_or_over_each_group() -> None:
+    groups = [group_of([1.0, 0.0]), group_of([10.0, 0.0])]
+    batch = collate(groups, device=CPU)
+
+    def sequences(how: str) -> list[float]:
+        config = make_config("grpo_code", *RETURNS, f"algorithm.normalize_advantages={how}")
+        return batch.rows(targets_of(config, batch).advantages)[:, 0].tolist()
+
+    assert sequences("none") == [1.0, 0.0, 10.0, 0.0]
+    assert sequences("group") == pytest.approx([1.0, -1.0, 1.0, -1.0], abs=1e-4)
+    rewards = np.array([1.0, 0.0, 10.0, 0.0])
+    assert sequences("batch") == pytest.approx((rewards - rewards.mean()) / rewards.std(), abs=1e-4)
+
+
+def test_vtrace_weighs_differences_by_the_proximal_policy_over_the_behavior_policy() -> None:
+    values, bootstrap = torch.tensor([0.5, 0.5, 0.5]), torch.zeros(1)
+    proximal = torch.tensor([0.25, 1.0, 1.0]).log()
+
+    def returns(*knobs: str) -> list[float]:
+        config = make_config("ppo_code", "algorithm.advantage=vtrace", "algorithm.kl_coef=0", *knobs)
+        batch = collate([group_of([1.0])], device=CPU)
+        found = targets_of(config, batch, values=values, bootstrap=bootstrap, proximal_logprobs=proximal).returns
+        assert found is not None
+        return found.tolist()
+
+    # last: 0.5 + 1 * (1 - 0.5); middle: 0.5 + 0 + (1 - 0.5); first: 0.5 + 0.25 * 0 + 0.25 * (1 - 0.5)
+    assert returns() == [0.625, 1.0, 1.0]
+    assert returns("algorithm.vtrace_rho_max=0.5") == [0.5625, 0.75, 0.75]
+    assert returns("algorithm.vtrace_c_max=0.125") == [0.5078125, 0.5625, 1.0]
+
+
+def test_gae_sees_values_in_units_of_the_reward() -> None:
+    config = make_config("ppo_code", "algorithm.normalize_advantages=none", "algorithm.kl_coef=0")
+    batch = collate([group_of([1.0], truncated=[True])], device=CPU)
+    found = targets_of(config, batch, ValueUnits(mean=1.0, std=2.0), values=torch.full((3,), 0.5), bootstrap=torch.tensor([1.0]))
+    assert found.advantages.tolist() == [2.0, 2.0, 2.0]  # 1 + (1 * 2 + 1) - (0.5 * 2 + 1)
+    assert found.returns is not None
+    assert found.returns.tolist() == [4.0, 4.0, 4.0]
+
+
+def test_the_critic_learns_returns_in_units_of_those_seen_so_far() -> None:
+    returns, mask = torch.tensor([1.0, 3.0, 99.0]), torch.tensor([True, True, False])
+
+    def observed(*knobs: str) -> list[float]:
+        return ObjectiveState(make_config("ppo_code", *knobs).algorithm).observe(returns, mask)[1].tolist()
+
+    assert observed() == [1.0, 3.0, 99.0]
+    assert observed("algorithm.value_norm=ma") == pytest.approx([-1.0, 1.0, 5.0])
+    assert observed("algorithm.value_norm=exp") == pytest.approx([-1.0, 1.0, 5.0], rel=1e-5)
+    # weight 0.5 counts as 1: mean 2 * 0.5 = 1, variance 5 * 0.5 - 1^2 = 1.5
+    damped = observed("algorithm.value_norm=exp", "algorithm.value_norm_beta=0.5", "algorithm.value_norm_eps=1.0")
+    assert damped == pytest.approx([0.0, 2 / 1.5**0.5, 5.0])

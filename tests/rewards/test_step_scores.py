@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+
+from async_rl.config import RunConfig
+from async_rl.launchers.compose import compose
+from async_rl.rewards.scoring import CodeScorer
+from async_rl.types import CallTest, CodeProblem, Prompt, Score, StepScore, Verdict
+
+TESTS = [CallTest(function="f", args=[i], expected=i) for i in range(4)]
+PROMPT = Prompt(prompt_id="p", text="", token_ids=np.zeros(1, np.int32), data_source="code", problem=CodeProblem(tests=list(TESTS)))
+CONFIG: RunConfig = compose("grpo_code", ["reward.mode=fraction", "sandbox.stop_at_first_failure=false", "reward.placement=steps"])
+
+
+class CountsPasses:
+    """Says that a program passes as many tests as it has the letter x."""
+
+    async def verify(self, problem: CodeProblem, code: str) -> list[Verdict]:
+        passed = code.count("x")
+        return [Verdict.PASS if i < passed else Verdict.WRONG_ANSWER for i in range(len(problem.tests))]
+
+
+def block(program: str) -> str:
+    return f"```python\n{program}\n```"
+
+
+def score(response: str) -> Score:
+    """One token per character."""
+    scorer = CodeScorer(CONFIG, CountsPasses())
+    return asyncio.run(scorer.score_steps(PROMPT, response, num_tokens=len(response) + 1, tokens_until=lambda chars: chars))
+
+
+FIRST, SECOND = block("answer = 'x' + 'one long line'"), block("answer = 'xxx' + 'one long line'")
+
+
+def test_each_complete_block_is_a_step_scored_by_the_tests_that_it_passes() -> None:
+    found = score(f"First try:\n{FIRST}\nbetter:\n{SECOND}\ndone")
+    first_end, second_end = len(f"First try:\n{FIRST}"), len(f"First try:\n{FIRST}\nbetter:\n{SECOND}")
+    assert found.steps == (StepScore(end_tokens=first_end, reward=0.25), StepScore(end_tokens=second_end, reward=0.75))
+    assert found.reward == 0.75
+
+
+def test_a_block_that_does_not_parse_or_is_not_closed_is_no_step() -> None:
+    found = score(f"{FIRST}\n{block('this is not a program at all')}\n```python\nanswer = 'xxxx' + 'one long line'")
+    assert [step.reward for step in found.steps] == [0.25]
+
+
+def test_a_response_without_blocks_is_one_step_at_its_last_token() -> None:
+    assert score("xx = 1").steps == (StepScore(end_tokens=7, reward=0.5),)
