@@ -117,6 +117,9 @@ class SandboxConfig(Section):
     output_kb: Annotated[int, Meta(ge=1, description="KB of output per test")]
     stop_at_first_failure: Annotated[bool, Meta(description="leave the tests after the first failed one unrun")]
     allow_unsafe: Annotated[bool, Meta(description="run even where neither namespaces nor seccomp work")]
+    packages: Annotated[
+        list[str], Meta(description="installed packages that programs may import beyond the standard library, by import name")
+    ]
     float_tolerance: Annotated[float, Meta(ge=0, lt=1, description="relative difference at which two floats still count as equal")]
     checker: Annotated[
         Annotated[str, Meta(pattern=r"^[\w.]+:\w+$")] | None,

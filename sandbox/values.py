@@ -1,7 +1,7 @@
 """Plain values as bytes between a program and its judge: JSON, with a tagged object for each type that JSON lacks.
 
 Tags: t tuple, s set, f frozenset, d dict (list of pairs), i big integer (hex), b bytes (hex), c complex, u instance of a subclass of a
-plain type ([type name, its plain value]), r iterator or view ([type name, items]), o anything else (type name).
+plain type or numpy scalar ([type name, its plain value]), r iterator, view or array ([type name, items]), o anything else (type name).
 Invariants: `encode` runs inside the jail and is not trusted; `decode` runs outside, accepts hostile bytes, raises ValueError for anything
 malformed, and returns exact builtin types (or `Foreign`), whose comparison runs no code of the program.
 """
@@ -9,6 +9,7 @@ malformed, and returns exact builtin types (or `Foreign`), whose comparison runs
 from __future__ import annotations
 
 import json
+import sys
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
@@ -112,6 +113,11 @@ def _foreign(value: Any, kind: type, depth: int) -> Any:
     for base, underlying in ((list, list.__iter__), (tuple, tuple.__iter__), (set, set.__iter__), (frozenset, frozenset.__iter__)):
         if issubclass(kind, base):
             return {"u": [name, _tagged(base(underlying(value)), depth)]}
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and issubclass(kind, numpy.generic):
+        return {"u": [name, _tagged(value.item(), depth)]}
+    if numpy is not None and issubclass(kind, numpy.ndarray) and value.ndim:
+        return {"r": [name, _tagged(value.tolist(), depth)]}
     return {"o": name}
 
 

@@ -18,6 +18,7 @@ from async_rl.config import SandboxConfig
 from async_rl.errors import InfrastructureError
 from async_rl.rewards.asserts import Assertion, take_apart
 from async_rl.rewards.comparison import Comparison, load_checker, shorten
+from async_rl.rewards.flavours import PackagedPool
 from async_rl.rewards.outcomes import NO_VALUE, Answer, Answers, ChildFault, read_calls, read_judged, read_streams
 from async_rl.rewards.protocol import TestResult, VerifyRequest, VerifyResponse
 from async_rl.sandbox.cell import CellFailed, Job, Outcome, job_request
@@ -56,19 +57,20 @@ class _Run:
     code: str
     setup: str
     limits: _Limits
+    pool: Pool
 
 
 class Judge:
     """Verifies programs with the cells of one pool."""
 
-    def __init__(self, pool: Pool, config: SandboxConfig) -> None:
-        self._pool, self._config = pool, config
+    def __init__(self, pool: Pool, config: SandboxConfig, packaged: PackagedPool | None = None) -> None:
+        self._pool, self._config, self._packaged = pool, config, packaged
         self._comparison = Comparison(relative_tolerance=config.float_tolerance, checker=load_checker(config.checker))
 
     async def verify(self, request: VerifyRequest) -> VerifyResponse:
         """Verdicts of one program. Raises InfrastructureError; cancelling ends the program."""
         limits = self._limits(request)
-        run = _Run(request.code, request.setup, limits)
+        run = _Run(request.code, request.setup, limits, await self._pool_for(request))
         results: list[TestResult] = []
         for kind, tests in groupby(request.tests, key=_kind):
             results += await self._family(kind, list(tests), run)
@@ -88,11 +90,23 @@ class Judge:
             stop=config.stop_at_first_failure if stop is None else stop,
         )
 
+    async def _pool_for(self, request: VerifyRequest) -> Pool:
+        if self._packaged is None:
+            return self._pool
+        return await self._packaged.pool_for(
+            (request.code, request.setup, *(test.code for test in request.tests if isinstance(test, AssertTest)))
+        )
+
+    @property
+    def num_replaced(self) -> int:
+        """Cells that broke and were replaced."""
+        return self._pool.num_replaced + (self._packaged.num_replaced if self._packaged else 0)
+
     async def run(self, request: VerifyRequest, stdin: str) -> Printed:
         """What a program prints for one standard input. Raises InfrastructureError; cancelling ends the program."""
-        run = _Run(request.code, "", self._limits(request))
+        run = _Run(request.code, "", self._limits(request), await self._pool_for(request))
         job = self._job(Mode.STREAMS, 1, run, run.code, [stdin.encode(errors="replace")])
-        outcome, answers, wall_s = await self._run(job, read_streams)
+        outcome, answers, wall_s = await self._run(job, read_streams, run.pool)
         answer = answers.answers[0]
         return Printed(answer.verdict, outcome.outputs[0][: run.limits.output_bytes].decode(errors="replace"), answer.message, wall_s)
 
@@ -110,7 +124,7 @@ class Judge:
         results: list[TestResult] = []
         for test in tests:
             job = self._job(Mode.JUDGE, 1, run, run.code)._replace(test=(run.setup, test.code))
-            outcome, answers, wall_s = await self._run(job, read_judged)
+            outcome, answers, wall_s = await self._run(job, read_judged, run.pool)
             answer = answers.answers[0]
             results.append(_result(answer.verdict, answer.message, answer.cpu_s, outcome, wall_s))
             if run.limits.stop and answer.verdict is not Verdict.PASS:
@@ -124,7 +138,7 @@ class Judge:
             rest = checks[len(results) :]
             calls = [call for check in rest for call in check.calls]
             job = self._job(Mode.CALLS, len(calls), run, (run.code, calls, run.limits.stop, has_call_names))
-            outcome, answers, wall_s = await self._run(job, read_calls)
+            outcome, answers, wall_s = await self._run(job, read_calls, run.pool)
             results += await self._compare(outcome, _judged_calls, rest, answers.answers, outcome, wall_s, run.limits.stop)
             if answers.is_final or (run.limits.stop and results[-1].verdict is not Verdict.PASS):
                 break
@@ -136,7 +150,7 @@ class Judge:
         while len(results) < len(tests):
             rest = tests[len(results) : len(results) + size]
             job = self._job(Mode.STREAMS, len(rest), run, run.code, [test.input.encode(errors="replace") for test in rest])
-            outcome, answers, wall_s = await self._run(job, read_streams)
+            outcome, answers, wall_s = await self._run(job, read_streams, run.pool)
             judged, is_spoilt = await self._compare(outcome, self._judged_streams, rest, answers.answers, outcome, wall_s, run)
             results += judged
             if run.limits.stop and judged and judged[-1].verdict is not Verdict.PASS:
@@ -172,12 +186,12 @@ class Judge:
         request = job_request(mode, num_runs, cpu_s=limits.cpu_s, memory_bytes=limits.memory_bytes, output_bytes=limits.output_bytes)
         return Job(request, payload, inputs)
 
-    async def _run(self, job: Job, read: Callable[[Outcome, Request], Answers]) -> tuple[Outcome, Answers, float]:
+    async def _run(self, job: Job, read: Callable[[Outcome, Request], Answers], pool: Pool) -> tuple[Outcome, Answers, float]:
         problem: Exception | None = None
         for _ in range(_TRIES):
             started = time.monotonic()
             try:
-                outcome = await self._pool.run(job)
+                outcome = await pool.run(job)
                 return outcome, read(outcome, job.request), time.monotonic() - started
             except (CellFailed, ChildFault) as error:
                 problem = error

@@ -144,6 +144,6 @@ class VerifierService:
             running=self.num_running,
             done=self.num_done,
             infrastructure_errors=self.num_infrastructure_errors,
-            cells_replaced=self.pool.num_replaced,
+            cells_replaced=self.judge.num_replaced,
             reasons=list(self.pool.reasons),
         )

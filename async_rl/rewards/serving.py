@@ -19,6 +19,7 @@ import uvicorn
 from async_rl.config import SandboxConfig, VerifiersConfig
 from async_rl.errors import ConfigError, Unavailable
 from async_rl.observability.activity import Activity
+from async_rl.rewards.flavours import PackagedPool
 from async_rl.rewards.judging import Judge
 from async_rl.rewards.server import build_app
 from async_rl.rewards.service import VerifierService
@@ -37,9 +38,11 @@ async def open_service(verifiers: VerifiersConfig, sandbox: SandboxConfig, activ
             pool = await stack.enter_async_context(Pool(verifiers.cells, allow_unsafe=sandbox.allow_unsafe))
         except Unsafe as error:
             raise ConfigError(str(error)) from error
+        packaged = PackagedPool(pool, verifiers.cells, sandbox.packages, allow_unsafe=sandbox.allow_unsafe)
+        stack.push_async_callback(packaged.close)
         yield VerifierService(
             pool=pool,
-            judge=Judge(pool, sandbox),
+            judge=Judge(pool, sandbox, packaged),
             queue_size=verifiers.queue_size,
             num_cells=verifiers.cells,
             queue_timeout_s=verifiers.timeout_s,
