@@ -9,11 +9,13 @@ from collections.abc import AsyncIterator, Iterator
 from types import SimpleNamespace
 from typing import cast
 
+import msgspec
 import uvicorn
 from rewards_support import LIMITS
 from starlette.types import ASGIApp
 
-from async_rl.config import RewardConfig, RunConfig, VerifiersConfig
+from async_rl.config import RunConfig, VerifiersConfig
+from async_rl.launchers.compose import compose_unchecked
 from async_rl.rewards.judging import Judge
 from async_rl.rewards.server import build_app
 from async_rl.rewards.service import VerifierService
@@ -24,15 +26,8 @@ TOKEN = "secret"
 
 def run_config(*, timeout_s: float = 20.0, max_attempts: int = 3, mode: str = "all_or_nothing") -> RunConfig:
     """The sections that client and scorer read."""
-    reward = RewardConfig(
-        mode="fraction" if mode == "fraction" else "all_or_nothing",
-        pass_reward=1.0,
-        fail_reward=-1.0,
-        extraction="auto",
-        scale=1.0,
-        bias=0.0,
-        clip=10.0,
-    )
+    base = compose_unchecked("ppo_code").reward
+    reward = msgspec.structs.replace(base, mode="fraction" if mode == "fraction" else "all_or_nothing", fail_reward=-1.0)
     verifiers = VerifiersConfig(memo_programs=0, count=1, cells=1, cores=[], queue_size=64, timeout_s=timeout_s, max_attempts=max_attempts)
     return cast(RunConfig, SimpleNamespace(sandbox=LIMITS, verifiers=verifiers, reward=reward))
 
