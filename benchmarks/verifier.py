@@ -1,0 +1,214 @@
+"""The verifier: verdicts per second and their latency under full isolation, on one core and on two, beside what else runs a program.
+
+All phases on one core share it between server and cell.  Phases alternate in short rounds, so that all see the same machine; ratios are
+medians over rounds.  ASYNC_RL_BENCH_PROBLEMS names a file of problems with reference solutions in a column `code` (MBPP's form); without
+it the programs are those of the project's own task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import httpx
+import msgspec
+
+from async_rl.data.files import read_rows
+from async_rl.data.list_functions import HiddenTests, flawed_program, split
+from async_rl.data.problems import read_problem
+from async_rl.launchers.compose import compose_unchecked
+from async_rl.observability.activity import Activity
+from async_rl.rewards.judging import Judge
+from async_rl.rewards.protocol import BatchRequest, VerifyRequest
+from async_rl.rewards.serving import listen, open_service, serve
+from async_rl.sandbox.pool import Pool
+from async_rl.types import StdinTest, Verdict
+from benchmarks.figures import figure
+
+ROUNDS = 5
+SLOW_S = 1.0
+"""A reference that computes longer than this measures itself, not the verifier: left out and counted."""
+PROGRAM = "import sys\ndata = sys.stdin.read().split()\nprint(sum(int(x) for x in data) * {i})\n"
+PYTHON = [os.path.realpath(sys.executable), "-I", "-S", "-c"]
+"""Without site, whose .pth files cost ten times the interpreter on some machines: the faster rival is the one to beat."""
+BWRAP = ["bwrap", "--unshare-all", "--die-with-parent", "--ro-bind", "/usr", "/usr", "--symlink", "usr/lib", "/lib"]
+BWRAP += ["--symlink", "usr/lib64", "/lib64", "--dev", "/dev", "--tmpfs", "/tmp", "/usr/bin/python3", "-I", "-S", "-c"]
+
+
+def _problems() -> tuple[list[VerifyRequest], str]:
+    if path := os.environ.get("ASYNC_RL_BENCH_PROBLEMS"):
+        requests = []
+        for place, row in read_rows(path):
+            problem, _ = read_problem(place, row)
+            requests.append(VerifyRequest(code=row["code"], tests=problem.tests, setup=problem.setup))
+        return requests, "reference solutions"
+    config = compose_unchecked("ppo_code").data.list_functions
+    rng, hidden = random.Random(0), HiddenTests(config)
+    rates = [[0.0] * 64] * 3
+    return [VerifyRequest(code=flawed_program(spec, rates, rng), tests=hidden(spec).tests) for spec in split(config)[0][:400]], "own task"
+
+
+def _stdin_programs(num_tests: int, count: int) -> list[VerifyRequest]:
+    return [
+        VerifyRequest(code=PROGRAM.format(i=i), tests=[StdinTest(input=f"{j} 1\n", output=str((j + 1) * i)) for j in range(num_tests)])
+        for i in range(count)
+    ]
+
+
+async def _rate(judge: Judge, requests: Sequence[VerifyRequest], side_by_side: int = 1) -> tuple[float, list[float]]:
+    """Verdicts per second, and the seconds that each took; all must pass."""
+    took: list[float] = []
+    waiting = iter(requests)
+
+    async def work() -> None:
+        for request in waiting:
+            started = time.perf_counter()
+            response = await judge.verify(request)
+            took.append(time.perf_counter() - started)
+            if response.verdict is not Verdict.PASS:
+                raise RuntimeError(f"a program that is right got {response}")
+
+    started = time.perf_counter()
+    await asyncio.gather(*(work() for _ in range(side_by_side)))
+    return len(requests) / (time.perf_counter() - started), took
+
+
+def _subprocess_rate(command: Sequence[str], requests: Sequence[VerifyRequest]) -> float:
+    """Programs per second with one process per test."""
+    started = time.perf_counter()
+    for request in requests:
+        for test in request.tests:
+            assert isinstance(test, StdinTest)
+            done = subprocess.run([*command, request.code], input=test.input, capture_output=True, text=True, check=True)
+            assert done.stdout.strip() == test.output
+    return len(requests) / (time.perf_counter() - started)
+
+
+async def _one_core(pool: Pool, judge: Judge) -> None:
+    problems, name = _problems()
+    judged = [(await judge.verify(request)).tests for request in problems]
+    quick = [request for request, tests in zip(problems, judged, strict=True) if sum(test.cpu_s for test in tests) < SLOW_S]
+    figure("level of the jail", pool.level, "")
+    if len(quick) < len(problems):
+        figure(f"programs of more than {SLOW_S:g} CPU s, left out", len(problems) - len(quick), "")
+    one, ten = _stdin_programs(1, 100), _stdin_programs(10, 60)
+    columns: dict[str, list[float]] = {}
+    latencies: list[float] = []
+    for _ in range(ROUNDS):
+        rate, took = await _rate(judge, quick)
+        latencies += took
+        row = {name: rate, "1": (await _rate(judge, one))[0], "10": (await _rate(judge, ten))[0]}
+        row |= {"python 1": _subprocess_rate(PYTHON, one[:20]), "python 10": _subprocess_rate(PYTHON, ten[:4])}
+        if shutil.which("bwrap"):
+            row["bwrap"] = _subprocess_rate(BWRAP, one[:20])
+        row |= {"ratio 1": row["1"] / row["python 1"], "ratio 10": row["10"] / row["python 10"]}
+        for key, value in row.items():
+            columns.setdefault(key, []).append(value)
+    middle = {key: statistics.median(values) for key, values in columns.items()}
+    points = statistics.quantiles(latencies, n=100)
+    figure(f"one core, {name}", middle[name], "1/s", goal=">= 350")
+    figure("latency p50", points[49] * 1e3, "ms")
+    figure("latency p99", points[98] * 1e3, "ms", goal="< 10")
+    figure("one core, programs of 1 stdin test", middle["1"], "1/s")
+    figure("one core, programs of 10 stdin tests", middle["10"], "1/s")
+    figure("python -I -S, one process per test: 1 test", middle["python 1"], "1/s")
+    figure("python -I -S, one process per test: 10 tests", middle["python 10"], "1/s")
+    if "bwrap" in middle:
+        figure("bubblewrap and python, 1 test", middle["bwrap"], "1/s")
+    else:
+        print("bubblewrap is not installed here: not measured")
+    figure("verifier over python -I -S, 1 test", middle["ratio 1"], "x", goal=">= 3")
+    figure("verifier over python -I -S, 10 tests", middle["ratio 10"], "x", goal=">= 20")
+    await _http(quick[:256])
+
+
+async def _http(requests: Sequence[VerifyRequest]) -> None:
+    """What HTTP adds in batches of 64, the client's own time included: client, server and cell share the core."""
+    config = compose_unchecked("ppo_code")
+    added: list[float] = []
+    with listen("127.0.0.1", 0) as listener:
+        async with open_service(config.verifiers, config.sandbox, Activity()) as service:
+            ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+            async def tell(url: str) -> None:
+                ready.set_result(url)
+
+            stopping = asyncio.Event()
+            log = logging.getLogger("benchmark")
+            server = asyncio.create_task(serve(service, listener, token="t", ready=tell, stopping=stopping, log=log), name="server")
+            url = await ready
+            batches = [msgspec.msgpack.encode(BatchRequest(requests=list(requests[i : i + 64]))) for i in range(0, len(requests), 64)]
+            headers = {"Authorization": "Bearer t", "Content-Type": "application/msgpack"}
+            async with httpx.AsyncClient(headers=headers, timeout=60) as client:
+                for _ in range(ROUNDS):
+                    started = time.process_time()
+                    for batch in batches:
+                        (await client.post(f"{url}/verify_batch", content=batch)).raise_for_status()
+                    over_http = time.process_time() - started
+                    started = time.process_time()
+                    await _rate(service.judge, requests, service.num_cells)
+                    added.append((over_http - (time.process_time() - started)) / len(requests))
+            stopping.set()
+            await server
+    figure("HTTP adds per verdict, batches of 64, client included", statistics.median(added) * 1e3, "ms CPU", goal="<= 0.5")
+
+
+async def _two_cores(make: Callable[[int], Pool], judge_of: Callable[[Pool], Judge]) -> None:
+    """One cell against two, with both cores open to server and cells."""
+    requests = _stdin_programs(1, 400)
+    ratios: list[float] = []
+    async with make(1) as single, make(2) as double:
+        for _ in range(ROUNDS):
+            one, _ = await _rate(judge_of(single), requests, 1)
+            two, _ = await _rate(judge_of(double), requests, 4)
+            ratios.append(two / one)
+    figure("two cells on two cores over one on one", statistics.median(ratios), "x", goal=">= 1.9")
+
+
+def _cold_start() -> float:
+    """Seconds from the command to the line that says where the server listens."""
+    started = time.perf_counter()
+    command = [sys.executable, "-m", "async_rl.launchers.cli", "verifier", "--token", "t"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        took = time.perf_counter() - started
+        process.terminate()
+        process.stdout.read()
+    assert line.startswith("verifier at"), line
+    return took
+
+
+def main() -> None:
+    """One core, two cores, and the start of the server."""
+    config = msgspec.structs.replace(compose_unchecked("ppo_code").sandbox, timeout_s=5.0)
+    cores = sorted(os.sched_getaffinity(0))
+
+    def make(cells: int) -> Pool:
+        return Pool(cells)
+
+    def judge_of(pool: Pool) -> Judge:
+        return Judge(pool, config)
+
+    async def on_one() -> None:
+        async with make(1) as pool:
+            await _one_core(pool, judge_of(pool))
+
+    os.sched_setaffinity(0, cores[-1:])
+    asyncio.run(on_one())
+    os.sched_setaffinity(0, cores)
+    if len(cores) > 1:
+        asyncio.run(_two_cores(make, judge_of))
+    figure("cold start of the server", statistics.median(_cold_start() for _ in range(3)), "s", goal="< 1")
+
+
+if __name__ == "__main__":
+    main()
