@@ -17,12 +17,13 @@ from async_rl.errors import ProtocolError
 T = TypeVar("T")
 _ARRAY = 1
 _DTYPES = (np.dtype("<i4"), np.dtype("<f4"), np.dtype("?"), np.dtype("<i8"), np.dtype("u1"))
+_KINDS = {dtype: kind for kind, dtype in enumerate(_DTYPES)}
 
 
 def _enc_hook(value: Any) -> msgspec.msgpack.Ext:
-    if isinstance(value, np.ndarray) and value.dtype in _DTYPES:
-        head = struct.pack(f"<BB{value.ndim}I", _DTYPES.index(value.dtype), value.ndim, *value.shape)
-        return msgspec.msgpack.Ext(_ARRAY, head + np.ascontiguousarray(value).tobytes())
+    if isinstance(value, np.ndarray) and value.dtype in _KINDS:
+        head = struct.pack(f"<BB{value.ndim}I", _KINDS[value.dtype], value.ndim, *value.shape)
+        return msgspec.msgpack.Ext(_ARRAY, b"".join((head, np.ascontiguousarray(value).data)))
     raise ProtocolError(
         f"{type(value).__name__} cannot travel; allowed are messages, plain values and arrays of {[str(d) for d in _DTYPES]}"
     )

@@ -36,19 +36,22 @@ _ADMIT = (
 )
 _HAND_OUT = "UPDATE groups SET state='generating', attempt=?, generator=?, incarnation=?, version=?, changed_s=? WHERE group_id=?"
 _STATE = "UPDATE groups SET state=?, reason=?, message=?, changed_s=? WHERE group_id=?"
+_LISTED = "(SELECT value FROM json_each(?))"
+_STATES = f"UPDATE groups SET state=?, reason='', message='', changed_s=? WHERE group_id IN {_LISTED}"
 _READY = (
     "UPDATE groups SET state='ready', oldest_version=?, newest_version=?, num_tokens=?, num_trained_tokens=?, reward_mean=?, pass_rate=?,"
     " response_length_mean=?, truncated_share=?, generation_s=?, rewards=?, changed_s=? WHERE group_id=?"
 )
 _BLOB = "INSERT OR REPLACE INTO blobs VALUES (?, ?)"
-_LEASE = "UPDATE groups SET state='leased', train_version=?, changed_s=? WHERE group_id=?"
+_LEASE = f"UPDATE groups SET state='leased', train_version=?, changed_s=? WHERE group_id IN {_LISTED}"
 _TRANSITION = "INSERT INTO transitions (group_id, attempt, state, at_s, generator, version, reason) VALUES (?, ?, ?, ?, ?, ?, ?)"
 _MOVED = (
     "INSERT INTO transitions (group_id, attempt, state, at_s, generator, version, reason)"
-    " SELECT group_id, attempt, state, ?, generator, ?, ? FROM groups WHERE group_id=?"
+    " SELECT group_id, attempt, state, ?, generator, ?, ? FROM groups WHERE group_id"
 )
+_MOVED_ONE, _MOVED_ALL = f"{_MOVED}=?", f"{_MOVED} IN {_LISTED} ORDER BY group_id"
 _STEP = "INSERT INTO steps (version, committed_s) VALUES (?, ?)"
-_TRAINED = "INSERT INTO trained SELECT step_id, ? FROM steps WHERE version=? AND undone_s IS NULL"
+_TRAINED = "INSERT INTO trained SELECT step_id, value FROM steps, json_each(?) WHERE version=? AND undone_s IS NULL"
 _CLOSED_EVALUATIONS = (
     "SELECT version FROM evaluations WHERE version>? AND version NOT IN"
     " (SELECT evaluation FROM groups WHERE evaluation IS NOT NULL AND state IN ('issued', 'generating'))"
@@ -142,37 +145,32 @@ class Store:
 
     def lease(self, train_version: int, group_ids: Iterable[int]) -> None:
         """These groups are the batch for `train_version`."""
-        now = self._clock()
-        self._writer.put(
-            *(s for i in group_ids for s in ((_LEASE, (train_version, now, i)), (_MOVED, (now, train_version, "", i)))),
-        )
+        now, listed = self._clock(), _listed(group_ids)
+        self._writer.put((_LEASE, (train_version, now, listed)), (_MOVED_ALL, (now, train_version, "", listed)))
 
     def commit(self, version: int, group_ids: Iterable[int]) -> None:
         """Step `version` trained these groups."""
-        now = self._clock()
-        statements: list[Statement] = [(_STEP, (version, now))]
-        for group_id in group_ids:
-            statements += [
-                (_STATE, ("trained", "", "", now, group_id)),
-                (_TRAINED, (group_id, version)),
-                (_MOVED, (now, version, "", group_id)),
-            ]
-        self._writer.put(*statements)
+        now, listed = self._clock(), _listed(group_ids)
+        self._writer.put(
+            (_STEP, (version, now)),
+            (_STATES, ("trained", now, listed)),
+            (_TRAINED, (listed, version)),
+            (_MOVED_ALL, (now, version, "", listed)),
+        )
 
     def undo(self, version: int, group_ids: Iterable[int], *, reason: str) -> None:
         """The learner stands at `version`: later steps are undone, these groups are ready again and stay planned for their batch.
 
         Finished evaluations of later versions are forgotten: those versions will be other weights.
         """
-        now = self._clock()
-        statements: list[Statement] = [
+        now, listed = self._clock(), _listed(group_ids)
+        self._writer.put(
             ("UPDATE steps SET undone_s=? WHERE version>? AND undone_s IS NULL", (now, version)),
             (f"UPDATE groups SET evaluation=NULL WHERE evaluation IN ({_CLOSED_EVALUATIONS})", (version,)),
             (f"DELETE FROM evaluations WHERE version IN ({_CLOSED_EVALUATIONS})", (version,)),
-        ]
-        for group_id in group_ids:
-            statements += [(_STATE, ("ready", "", "", now, group_id)), (_MOVED, (now, version, reason, group_id))]
-        self._writer.put(*statements)
+            (_STATES, ("ready", now, listed)),
+            (_MOVED_ALL, (now, version, reason, listed)),
+        )
 
     def start_evaluation(self, version: int, num_prompts: int) -> None:
         """Version `version` is being evaluated."""
@@ -282,7 +280,7 @@ class Store:
 
     def _move(self, group_id: int, state: GroupState, reason: str, message: str, *more: Statement) -> None:
         now = self._clock()
-        self._writer.put((_STATE, (state.value, reason, message, now, group_id)), (_MOVED, (now, None, reason, group_id)), *more)
+        self._writer.put((_STATE, (state.value, reason, message, now, group_id)), (_MOVED_ONE, (now, None, reason, group_id)), *more)
 
     async def close(self) -> None:
         """Commits what is queued and closes the file."""
@@ -296,6 +294,10 @@ class Store:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def _listed(group_ids: Iterable[int]) -> str:
+    return msgspec.json.encode(list(group_ids)).decode()
 
 
 def _open_group(row: Sequence[Any]) -> OpenGroup:

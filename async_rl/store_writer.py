@@ -1,5 +1,8 @@
 """Commits queued SQL in groups, on a thread of its own, so that the asyncio loop never waits for the disk.
 
+SQLite writes a change to its log first and moves it into the file later (a checkpoint, with two waits for the disk). That is done by a
+second thread beside the next commits; only if the log grows in spite of it, the writer does it itself.
+
 Invariants
 - `flush()` returns after the commit of all that was put before it; one transaction takes whatever is queued (group commit).
 - The statements of one `put` are in one transaction.
@@ -28,7 +31,9 @@ _Item = list[Statement] | asyncio.Future[None] | None
 
 _TRANSACTION_BYTES = 16 * 2**20  # trajectories of one transaction, so that a put behind many others still meets its latency
 _PAGE_BYTES = 16384  # fewer overflow pages per trajectory than with 4 KB
-_CHECKPOINT_PAGES = 256  # 4 MB of WAL: more makes the checkpoint inside a commit a pause that puts feel (130 ms at 64 MB)
+_MOVE_BYTES = 4 * 2**20  # of the log, after which it is moved into the file
+_COMMIT_BYTES = 4 * _PAGE_BYTES  # what a commit writes to the log besides trajectories, roughly
+_LONGEST_LOG_PAGES = 64 * 2**20 // _PAGE_BYTES
 _BUSY_MS = 30_000  # people who read with plain SQL may hold the file for a while
 
 
@@ -58,13 +63,17 @@ class Writer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._error: InfrastructureError | None = None
         self._failed = asyncio.Event()
+        self._mover = threading.Thread(target=self._move, name="store checkpoint", daemon=True)
+        self._is_due: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._unmoved_bytes = 0
+        self._is_log_long = False
 
     def create(self, tables: str, schema_version: int) -> None:
         """Makes the tables in a new file. Raises InfrastructureError if the file is of another schema, or no store."""
         try:
             self._connection.execute(f"PRAGMA page_size={_PAGE_BYTES}")
             self._connection.execute("PRAGMA journal_mode=WAL")
-            self._connection.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")
+            self._connection.execute("PRAGMA wal_autocheckpoint=0")
             found = self._connection.execute("PRAGMA user_version").fetchone()[0]
             if found == 0:
                 self._connection.executescript(f"BEGIN; {tables} PRAGMA user_version={schema_version}; COMMIT;")
@@ -80,6 +89,7 @@ class Writer:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, name="store writer", daemon=True)
         self._thread.start()
+        self._mover.start()
 
     def put(self, *statements: Statement) -> None:
         """Queues one change."""
@@ -105,6 +115,8 @@ class Writer:
         self._queue.put(None)
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
+            self._is_due.put(False)
+            await asyncio.to_thread(self._mover.join)
 
     def close_file(self) -> None:
         """Closes the file; after `finish` if it was started."""
@@ -140,7 +152,21 @@ class Writer:
                 break
             item = self._queue.get()
         self._connection.execute("COMMIT")
+        self._unmoved_bytes += size + _COMMIT_BYTES
+        if self._is_log_long:
+            self._is_log_long = False
+            self._connection.execute("PRAGMA wal_checkpoint(RESTART)")
+        elif self._unmoved_bytes >= _MOVE_BYTES:
+            self._unmoved_bytes = 0
+            self._is_due.put(True)
         return item is None
+
+    def _move(self) -> None:
+        """Moves the log into the file whenever it is due; waits for the queue; ends at False. What fails here the writer meets itself."""
+        with contextlib.suppress(sqlite3.Error, InfrastructureError), contextlib.closing(connect(self._path)) as connection:
+            while self._is_due.get():
+                _, num_pages, num_moved = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+                self._is_log_long = num_pages > _LONGEST_LOG_PAGES and num_moved < num_pages
 
     def _apply(self, statements: list[Statement]) -> int:
         """Executes one change; bytes of trajectories written."""

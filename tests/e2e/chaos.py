@@ -145,7 +145,9 @@ class Chaos:
         while time.monotonic() < started_s + wait_s or not condition():
             if self.run.process.poll() is not None:
                 return False
-            assert time.monotonic() < started_s + _MOST_WAIT_S, f"the run does not get on:\n{self.run.terminal}"
+            assert time.monotonic() < started_s + wait_s + _MOST_WAIT_S, (
+                f"the run does not get on:\n{self.run.terminal}\n{self.run.status()}"
+            )
             time.sleep(_LOOK_S)
         return True
 

@@ -94,6 +94,11 @@ class LiveRun:
             assert time.monotonic() < deadline_s, f"left running: {self.processes()}"
             time.sleep(_LOOK_S)
 
+    def status(self) -> str:
+        """What `async-rl status` says."""
+        done = subprocess.run([*_COMMAND, "status", str(self.run_dir)], capture_output=True, text=True, check=False, timeout=60)
+        return done.stdout
+
     def audit(self) -> dict[str, Any]:
         """What `async-rl ledger --audit` finds; its exit code says the same."""
         done = subprocess.run([*_COMMAND, "ledger", str(self.run_dir), "--audit", "--json"], capture_output=True, check=False, timeout=60)

@@ -1,6 +1,8 @@
 """What a run does when its processes die. The transformers engine stands in for vLLM: its start is quick, the paths are the same."""
 
+import contextlib
 import signal
+import sqlite3
 import time
 from collections.abc import Callable
 
@@ -23,15 +25,21 @@ QUICK = (
 def test_killed_generator_verifier_and_buffer_come_back_and_the_run_reaches_its_last_step(launch: Launch) -> None:
     run = launch(*QUICK, "num_steps=60")
     run.until(lambda: run.step >= 3, "step 3")
+    times_s: dict[str, float] = {}
     for process in ("generator-0", "verifier-0", "buffer"):
         killed_at, pid = run.step, run.pid_of(process)
         run.kill(process)
+        times_s[process] = time.time()
         run.until(lambda killed_at=killed_at: run.step >= killed_at + 6, f"six more steps after {process} was killed")
         assert run.pid_of(process) != pid
     assert run.wait() == 0, run.terminal
     assert [row["step"] for row in run.rows] == list(range(1, 61))
     assert max(row["staleness/max_versions"] for row in run.rows) <= 2
     assert run.processes() == []
+    assert run.audit()["problems"] == []
+    with contextlib.closing(sqlite3.connect(run.run_dir / "store.sqlite")) as store:
+        (came_back_s,) = store.execute("SELECT max(at_s) FROM transitions WHERE state='issued' AND reason='generator_lost'").fetchone()
+    assert came_back_s - times_s["generator-0"] < 2.0, "a killed generator's work goes back within two seconds"
 
 
 def test_nothing_is_left_running_after_the_supervisor_was_killed(launch: Launch) -> None:
