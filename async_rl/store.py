@@ -29,6 +29,9 @@ from async_rl.store_writer import Statement, Writer, connect
 from async_rl.summary import Summary
 from async_rl.types import NO_VERSION, Group, GroupState, Prompt, Purpose
 
+KEPT_SAMPLES = 16
+"""Of each evaluation, the first so many stay stored."""
+
 _PROMPT = "INSERT OR IGNORE INTO prompts VALUES (?, ?, ?, ?)"
 _ADMIT = (
     "INSERT INTO groups (group_id, purpose, prompt_id, position, evaluation, num_samples, state, attempt, generator, incarnation, version,"
@@ -56,6 +59,11 @@ _CLOSED_EVALUATIONS = (
     "SELECT version FROM evaluations WHERE version>? AND version NOT IN"
     " (SELECT evaluation FROM groups WHERE evaluation IS NOT NULL AND state IN ('issued', 'generating'))"
 )
+_SCORES = (
+    "SELECT evaluation, avg(pass_rate) FROM groups JOIN evaluations e ON evaluation=e.version"
+    " WHERE finished_s IS NOT NULL AND state='ready' GROUP BY evaluation"
+)
+_SERVED = "DELETE FROM blobs WHERE group_id IN (SELECT group_id FROM groups WHERE evaluation=? AND position>=?)"
 _FORGET = (
     "DELETE FROM blobs WHERE group_id IN"
     " (SELECT group_id FROM groups INDEXED BY groups_by_batch WHERE train_version>=? AND train_version<? AND state='trained')"
@@ -101,16 +109,8 @@ class Store:
         """A new group, in the state it has."""
         now = self._clock()
         evaluation = None if group.evaluation == NO_VERSION else group.evaluation
-        row = (
-            group.group_id,
-            group.purpose.value,
-            prompt.prompt_id,
-            group.index,
-            evaluation,
-            num_samples,
-            group.state.value,
-            group.attempt,
-        )
+        what = (group.group_id, group.purpose.value, prompt.prompt_id, group.index, evaluation, num_samples)
+        row = (*what, group.state.value, group.attempt)
         self._writer.put(
             (_PROMPT, (prompt.prompt_id, group.purpose.value, prompt.data_source, prompt.text)),
             (_ADMIT, (*row, group.generator, group.incarnation, group.version, now, now)),
@@ -177,10 +177,13 @@ class Store:
         self._writer.put(("INSERT INTO evaluations VALUES (?, ?, ?, NULL)", (version, num_prompts, self._clock())))
 
     def finish_evaluation(self, version: int) -> None:
-        """Its result was reported; its trajectories have served."""
+        """Its result was reported; its trajectories have served, but for a few that people may look at."""
         self._writer.put(
             ("UPDATE evaluations SET finished_s=? WHERE version=?", (self._clock(), version)),
-            ("DELETE FROM blobs WHERE group_id IN (SELECT group_id FROM groups WHERE evaluation=?)", (version,)),
+            (
+                "DELETE FROM blobs WHERE group_id IN (SELECT group_id FROM groups WHERE evaluation=? AND position>=?)",
+                (version, KEPT_SAMPLES),
+            ),
         )
 
     def forget_before(self, version: int) -> None:
@@ -241,12 +244,7 @@ class Store:
 
     def _evaluation_scores(self) -> dict[int, float]:
         with self._reading:
-            return dict(
-                self._reader.execute(
-                    "SELECT evaluation, avg(pass_rate) FROM groups JOIN evaluations e ON evaluation=e.version"
-                    " WHERE finished_s IS NOT NULL AND state='ready' GROUP BY evaluation"
-                ).fetchall()
-            )
+            return dict(self._reader.execute(_SCORES).fetchall())
 
     def _read_groups(self, group_ids: Sequence[int]) -> list[Group]:
         groups = []

@@ -1,6 +1,7 @@
 """The buffer: groups through put, acknowledgement, take and commit on this machine's disk, beside what plain SQLite writes there.
 
-Phases alternate, so that both see the same machine.  Each group has 8 trajectories; the service is called without sockets.
+Phases alternate, so that both see the same machine.  Each group has 8 trajectories; the service is called without sockets.  "in memory" is
+the same on a file system in memory, so without durability; "Ray" moves the same groups between two actors through its object store.
 """
 
 from __future__ import annotations
@@ -137,6 +138,60 @@ def _plain(path: Path, durability: str, payload: bytes, num_batches: int) -> flo
     return seconds
 
 
+async def _rate(path: Path, num_tokens: int, num_steps: int) -> float:
+    """Bytes per second from put to committed, at most."""
+    config = _config("normal")
+    async with Store(path, durability="normal", clock=time.time) as store:
+        loop = _Loop(BufferService(config, _Prompts(), store, clock=time.monotonic), num_tokens, 0)
+        for _ in range(num_steps):
+            await loop.step()
+        return loop.num_bytes / loop.busy_s
+
+
+async def _recovery(directory: Path, num_groups: int) -> None:
+    """How long a buffer takes to come back with so many stored groups."""
+    config = _config("normal")
+    replace = msgspec.structs.replace
+    config = replace(config, buffer=replace(config.buffer, groups_per_step=num_groups, max_staleness_versions=0))
+    path = directory / "recovery.sqlite"
+    async with Store(path, durability="normal", clock=time.time) as store:
+        service = BufferService(config, _Prompts(), store, clock=time.monotonic)
+        request = RequestWork(generator="g", incarnation="a", version=0, credit=num_groups, wait_s=0.0)
+        for ticket in (await service.request_work(request)).tickets:  # type: ignore[attr-defined]
+            await service.put_group(PutGroup(group=_group(ticket, 64)))
+    started = time.perf_counter()
+    async with Store(path, durability="normal", clock=time.time) as store:
+        BufferService(config, _Prompts(), store, clock=time.monotonic).recover()
+        figure(f"recovery with {num_groups} groups", time.perf_counter() - started, "s", goal="< 2")
+
+
+def _ray_rate(num_tokens: int, num_steps: int) -> float:
+    """Bytes per second through Ray's object store: one actor puts, another gets, each batch is acknowledged."""
+    import ray
+
+    class Source:
+        def __init__(self) -> None:
+            ticket = _ticket()
+            self._groups = [msgspec.to_builtins(_group(ticket, num_tokens), builtin_types=(np.ndarray,), enc_hook=lambda x: x)] * BATCH
+
+        def batch(self) -> list[object]:
+            return [ray.put(group) for group in self._groups]
+
+    class Sink:
+        def take(self, references: list[object]) -> int:
+            return len(ray.get(references))
+
+    source, sink = ray.remote(Source).remote(), ray.remote(Sink).remote()
+    ray.get(sink.take.remote(ray.get(source.batch.remote())))
+    started = time.perf_counter()
+    for _ in range(num_steps):
+        ray.get(sink.take.remote(ray.get(source.batch.remote())))
+    seconds = time.perf_counter() - started
+    ray.kill(source)
+    ray.kill(sink)
+    return 13 * GROUP_SIZE * num_tokens * BATCH * num_steps / seconds
+
+
 async def _measure(directory: Path, num_tokens: int, durability: str, num_steps: int) -> None:
     ratios, rates = [], []
     name = f"{num_tokens // 1000}k tokens, {durability}"
@@ -172,7 +227,11 @@ def _clear(directory: Path) -> None:
 
 def _payload(num_tokens: int) -> bytes:
     """One group as the store holds it."""
-    ticket = Ticket(
+    return codec.encode(_group(_ticket(), num_tokens))
+
+
+def _ticket() -> Ticket:
+    return Ticket(
         group_id=0,
         attempt=1,
         purpose=Purpose.TRAIN,
@@ -181,7 +240,6 @@ def _payload(num_tokens: int) -> bytes:
         sampling=Sampling(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=1, min_new_tokens=0),
         admitted_version=0,
     )
-    return codec.encode(_group(ticket, num_tokens))
 
 
 def main() -> None:
@@ -190,6 +248,23 @@ def main() -> None:
         for num_tokens, num_steps in ((1000, 20), (8000, 6)):
             for durability in ("normal", "full"):
                 asyncio.run(_measure(Path(directory), num_tokens, durability, num_steps))
+        asyncio.run(_recovery(Path(directory), 10_000))
+    with tempfile.TemporaryDirectory(prefix="bench-buffer-", dir="/dev/shm") as directory:
+        for num_tokens, num_steps in ((1000, 20), (8000, 6)):
+            rate = asyncio.run(_rate(Path(directory) / f"{num_tokens}.sqlite", num_tokens, num_steps))
+            figure(f"{num_tokens // 1000}k tokens, in memory: put to committed", rate / 1e6, "MB/s")
+    _measure_ray()
+
+
+def _measure_ray() -> None:
+    import ray
+
+    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=2**29, log_to_driver=False, logging_level="error")
+    try:
+        for num_tokens, num_steps in ((1000, 20), (8000, 6)):
+            figure(f"{num_tokens // 1000}k tokens, Ray's object store", _ray_rate(num_tokens, num_steps) / 1e6, "MB/s")
+    finally:
+        ray.shutdown()
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ Used by the supervisor; not safe for threads.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -41,6 +42,13 @@ class _RowHead(msgspec.Struct, frozen=True):
 
     step: int
     time_s: float
+
+
+class _Held(msgspec.Struct, frozen=True):
+    """A row that is not final yet, as it is kept on disk."""
+
+    time_s: float
+    scalars: dict[str, float | None]
 
 
 class _Row:
@@ -76,6 +84,7 @@ class Recorder:
         self._hold_s = hold_s
         self._clock = clock
         self._path = run_dir / "metrics.jsonl"
+        self._held_path = run_dir / "metrics.held.json"
         before = self._written()
         # A resumed run counts on where the run before it ended.
         self._started_s = clock() - (before[-1][1] if before else 0.0) if started_s is None else started_s
@@ -86,6 +95,7 @@ class Recorder:
         self._next_step = self._newest + 1 if before else 0 if is_evaluated(config, 0) else 1
         self._events = EventFile(run_dir / "tensorboard", describe=_meaning)
         self._jsonl = self._keep(before)
+        self._recall()
         self._describe_run()
 
     def record(
@@ -114,6 +124,7 @@ class Recorder:
         elif scalars:
             _LOG.warning("%s told numbers of step %d after its row was written; they are in TensorBoard only", source, step)
         self.flush()
+        self._remember()
 
     def flush(self) -> None:
         """Writes the rows that are final by now. `record` does so by itself; call it from time to time when nothing else comes."""
@@ -135,9 +146,9 @@ class Recorder:
         self._jsonl.close()
         self._jsonl = self._keep(kept)
         self._rows = {step: row for step, row in self._rows.items() if step <= version}
-        # What was held back of earlier steps is lost; the evaluation of this version may still come.
-        is_missing = is_evaluated(self._config, version) and not (kept and kept[-1][0] == version)
-        self._next_step = version if is_missing else version + 1
+        if is_evaluated(self._config, version) and not (kept and kept[-1][0] == version):
+            self._rows.setdefault(version, _Row(self._clock(), {_EVALUATION_PART}))
+        self._next_step = min([*self._rows, version + 1])
         self._newest = version
         self._events.restart(version + 1)
 
@@ -153,6 +164,22 @@ class Recorder:
         lines = self._path.read_bytes().split(b"\n")[:-1] if self._path.exists() else []
         rows = [(msgspec.json.decode(line, type=_RowHead), line) for line in lines]
         return [(row.step, row.time_s, line) for row, line in rows]
+
+    def _remember(self) -> None:
+        """What is held back survives a killed supervisor."""
+        held = {step: _Held(time_s=row.first_s - self._started_s, scalars=row.scalars) for step, row in self._rows.items()}
+        partial = self._held_path.with_name(self._held_path.name + ".partial")
+        partial.write_bytes(msgspec.json.encode(held))
+        partial.replace(self._held_path)
+
+    def _recall(self) -> None:
+        if not self._held_path.exists():
+            return
+        for step, held in msgspec.json.decode(self._held_path.read_bytes(), type=dict[int, _Held]).items():
+            if step >= self._next_step:
+                row = self._rows[step] = _Row(self._started_s + held.time_s, self._awaited(step))
+                row.add({name: math.nan if value is None else value for name, value in held.scalars.items()}, self._clock())
+                self._newest = max(self._newest, step)
 
     def close(self) -> None:
         """Writes every row that is left, and ends."""

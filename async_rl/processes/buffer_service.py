@@ -167,6 +167,8 @@ class BufferService:
         """Opens one group per held-out prompt; finished_evaluations gets the version when all are done."""
         if request.version not in self._evaluations and self._prompts.num_held_out > 0:
             self._evaluations[request.version] = self.desk.start_evaluation(request.version)
+        elif self._evaluations.get(request.version) == 0:  # a learner that came back to this version asks again: its numbers may be lost
+            self.finished_evaluations.put_nowait(request.version)
         return await self._confirm()
 
     async def evaluation_scores(self, _: GetEvaluationScores) -> Message:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from async_rl.store import Store
+from async_rl.store import KEPT_SAMPLES, Store
 from async_rl.summary import Summary
 from async_rl.types import Group, Prompt
 
@@ -51,7 +51,8 @@ async def report_of(store: Store, version: int, held_out: Sequence[Prompt], deco
     """The report of a complete evaluation, from the store."""
     rows = await store.evaluation_groups(version)
     samples = [summary for _, summary in rows if summary is not None]
-    shown = [(group_id, prompt) for (group_id, summary), prompt in zip(rows, held_out, strict=False) if summary is not None][:_NUM_SHOWN]
+    kept = zip(rows[:KEPT_SAMPLES], held_out, strict=False)
+    shown = [(group_id, prompt) for (group_id, summary), prompt in kept if summary is not None][:_NUM_SHOWN]
     groups = await store.read_groups([group_id for group_id, _ in shown])
     texts = [sample_text(prompt, group, decode) for (_, prompt), group in zip(shown, groups, strict=True)]
     return EvaluationReport(

@@ -175,6 +175,38 @@ def test_rows_of_a_history_that_was_given_up_are_replaced_and_tensorboard_forget
     assert restarts == [2]
 
 
+def test_the_evaluation_of_the_version_that_a_run_goes_on_from_holds_nothing_up(tmp_path: Path, config: RunConfig, clock: Clock) -> None:
+    """The learner's part of that row is lost with the supervisor that held it back."""
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step":0,"time_s":3.5}\n{"step":1,"time_s":9.5}\n')
+    recorder = Recorder(tmp_path, config, clock=clock)
+    recorder.start_from(2)
+    recorder.record(3, "learner-0", {"reward/mean": 0.7})
+    recorder.record(2, "buffer", {"eval/pass_at_1": 0.5})
+    recorder.close()
+    assert [r["step"] for r in rows(tmp_path)] == [0, 1, 2, 3]
+
+
+def test_rows_that_were_held_back_survive_a_killed_supervisor(tmp_path: Path, config: RunConfig, clock: Clock) -> None:
+    killed = Recorder(tmp_path, config, clock=clock)
+    killed.record(0, "buffer", {"eval/pass_at_1": 0.25})
+    for step in (1, 2, 3):
+        clock.now += 1
+        killed.record(step, "learner-0", {"reward/mean": step / 10})
+    assert [r["step"] for r in rows(tmp_path)] == [0, 1]
+    recorder = Recorder(tmp_path, config, clock=clock)
+    recorder.start_from(2)
+    recorder.record(2, "buffer", {"eval/pass_at_1": 0.5})
+    recorder.record(3, "learner-0", {"reward/mean": 0.9})
+    assert [(r["step"], r.get("reward/mean"), r.get("eval/pass_at_1")) for r in rows(tmp_path)] == [
+        (0, None, 0.25),
+        (1, 0.1, None),
+        (2, 0.2, 0.5),
+        (3, 0.9, None),
+    ]
+    recorder.close()
+    killed.close()
+
+
 def test_a_resumed_run_counts_time_on_and_repairs_a_torn_row(tmp_path: Path, config: RunConfig, clock: Clock) -> None:
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step":0,"time_s":3.5}\n{"step":1,"time_s":9.5}\n{"step":2,"ti')
     recorder = Recorder(tmp_path, config, clock=clock)
