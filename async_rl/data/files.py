@@ -1,47 +1,118 @@
-"""Rows of data files: jsonl line by line, parquet row group by row group, a json array at once.
+"""Rows of data files: jsonl line by line, parquet row group by row group, a json array at once; local, by pattern, or at an fsspec URL.
 
-Invariants: every row comes with a place ("file, row n", counted from 1); nothing is skipped, what cannot be read is a DataError.
-Used by prompts.py.
+Invariants: every row comes with a place ("file, row n", counted from 1); nothing is skipped, what cannot be read is a DataError; a remote
+file is copied once, under a lock, to the cache, and again only if it has changed there.
+Used by prompts.py and by `async-rl verify`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import logging
+import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import PurePosixPath
+from glob import glob, has_magic
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 import msgspec
 
+from async_rl.data.cache import cache_root, locked
 from async_rl.errors import DataError
 
 Row = dict[str, Any]
+Placed = tuple[str, Row | DataError]
+_log = logging.getLogger(__name__)
 
 
-def read_rows(file: str) -> Iterator[tuple[str, Row]]:
+def read_rows(file: str, *, cache_dir: str | None = None) -> Iterator[tuple[str, Row]]:
     """(place, row) of each row of `file`, a local path or any fsspec URL. Raises DataError."""
-    import fsspec
+    for place, row in read_placed(file, cache_dir=cache_dir):
+        if isinstance(row, DataError):
+            raise row
+        yield place, row
 
+
+def read_placed(file: str, *, cache_dir: str | None) -> Iterator[Placed]:
+    """As read_rows, but a row that cannot be read is its DataError, and the next one follows. Raises DataError for the file."""
     suffix = PurePosixPath(file).suffix.lower()
     reader = _READERS.get(suffix)
     if reader is None:
         raise DataError(f"{file}: unknown kind of file {suffix!r}; give one of {', '.join(_READERS)}")
-    try:
-        with fsspec.open(file, "rb") as handle:
+    with _readable(file):
+        local = _fetched(file, suffix, cache_root(cache_dir) / "data") if "://" in file else Path(file)
+        with local.open("rb") as handle:
             yield from reader(file, handle)
+
+
+def matching_files(patterns: list[str]) -> list[str]:
+    """The files that paths, URLs and patterns name, in the order given, those of one pattern by name. Raises DataError."""
+    files: list[str] = []
+    for pattern in patterns:
+        found = _matches(pattern) if has_magic(pattern) else [pattern]
+        if not found:
+            raise DataError(f"{pattern}: no file is named like that; correct data.train_files or data.val_files")
+        files += [file for file in found if file not in files]
+    return files
+
+
+def _matches(pattern: str) -> list[str]:
+    if "://" not in pattern:
+        return sorted(glob(pattern, recursive=True))
+    import fsspec
+
+    with _readable(pattern):
+        system, path = fsspec.core.url_to_fs(pattern)
+        return sorted(system.unstrip_protocol(name) for name in system.glob(path))
+    raise AssertionError("_readable raises what it catches")
+
+
+@contextlib.contextmanager
+def _readable(file: str) -> Iterator[None]:
+    try:
+        yield
     except FileNotFoundError as error:
         raise DataError(f"{file}: no such file; correct data.train_files or data.val_files") from error
     except (OSError, ImportError, ValueError) as error:
         raise DataError(f"{file}: cannot be read ({type(error).__name__}: {error})") from error
 
 
-def _jsonl(file: str, handle: BinaryIO) -> Iterator[tuple[str, Row]]:
+def _fetched(url: str, suffix: str, directory: Path) -> Path:
+    """The local copy of a remote file in the state it has now."""
+    import fsspec
+
+    system, path = fsspec.core.url_to_fs(url)
+    state = f"{url} {system.ukey(path)}"
+    target = directory / f"{hashlib.sha256(state.encode()).hexdigest()[:24]}{suffix}"
+    if target.exists():
+        return target
+    directory.mkdir(parents=True, exist_ok=True)
+    lock = target.with_suffix(".lock")
+    with locked(lock, lambda: _log.info("waiting for another process that copies %s (lock %s)", url, lock)):
+        if not target.exists():
+            with tempfile.TemporaryDirectory(dir=directory) as scratch:
+                copy = Path(scratch) / "copy"
+                system.get_file(path, str(copy))
+                copy.rename(target)
+    return target
+
+
+def _jsonl(file: str, handle: BinaryIO) -> Iterator[Placed]:
     for number, line in enumerate(handle, start=1):
         if line.strip():
             place = f"{file}, row {number}"
-            yield place, _object(place, _decode(place, line))
+            yield place, _line(place, line)
 
 
-def _json(file: str, handle: BinaryIO) -> Iterator[tuple[str, Row]]:
+def _line(place: str, line: bytes) -> Row | DataError:
+    try:
+        return _object(place, _decode(place, line))
+    except DataError as error:
+        return error
+
+
+def _json(file: str, handle: BinaryIO) -> Iterator[Placed]:
     rows = _decode(file, handle.read())
     if not isinstance(rows, list):
         raise DataError(
@@ -52,7 +123,7 @@ def _json(file: str, handle: BinaryIO) -> Iterator[tuple[str, Row]]:
         yield place, _object(place, row)
 
 
-def _parquet(file: str, handle: BinaryIO) -> Iterator[tuple[str, Row]]:
+def _parquet(file: str, handle: BinaryIO) -> Iterator[Placed]:
     import pyarrow.parquet as parquet
 
     number = 0
@@ -69,10 +140,10 @@ def _decode(place: str, data: bytes) -> Any:
         raise DataError(f"{place}: no valid JSON ({error})") from error
 
 
-def _object(place: str, row: Any) -> Row:
-    if not isinstance(row, dict):
-        raise DataError(f"{place}: a row must be an object with columns, this is a {type(row).__name__}")
-    return row
+def _object(place: str, row: Any) -> Row | DataError:
+    if isinstance(row, dict):
+        return row
+    return DataError(f"{place}: a row must be an object with columns, this is a {type(row).__name__}")
 
 
-_READERS: dict[str, Callable[[str, BinaryIO], Iterator[tuple[str, Row]]]] = {".jsonl": _jsonl, ".json": _json, ".parquet": _parquet}
+_READERS: dict[str, Callable[[str, BinaryIO], Iterator[Placed]]] = {".jsonl": _jsonl, ".json": _json, ".parquet": _parquet}

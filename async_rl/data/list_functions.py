@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from async_rl.config import ListFunctionsConfig
+from async_rl.config_data import ListFunctionsConfig
 from async_rl.data.concepts import FILTERS, MAPS, PROGRAM, REDUCTIONS, TEMPLATES, Concept
 from async_rl.types import CallTest, CodeProblem
 

@@ -10,18 +10,18 @@ Called once by the launcher, before any process starts.  torch is imported only 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import importlib
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
 from async_rl.config import RunConfig
+from async_rl.data.cache import cache_root, locked
 from async_rl.data.list_functions import fingerprint
 from async_rl.errors import ConfigError
 
@@ -55,11 +55,7 @@ def prepare_model(config: RunConfig, on_progress: Progress) -> Path:
 def cached_model_path(config: RunConfig) -> Path:
     """Where the embedded model of these settings is kept, whether it exists or not."""
     settings = msgspec.json.encode([FORMAT_VERSION, config.model.tiny_coder, config.data.list_functions, fingerprint()])
-    return _cache_root(config) / f"tiny_coder-{hashlib.sha256(settings).hexdigest()[:16]}"
-
-
-def _cache_root(config: RunConfig) -> Path:
-    return Path(config.cache_dir).expanduser().absolute() if config.cache_dir else Path.home() / ".cache" / "async_rl"
+    return cache_root(config.cache_dir) / f"tiny_coder-{hashlib.sha256(settings).hexdigest()[:16]}"
 
 
 def _embedded(config: RunConfig, on_progress: Progress) -> Path:
@@ -68,7 +64,8 @@ def _embedded(config: RunConfig, on_progress: Progress) -> Path:
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _lock(target.with_name(target.name + ".lock"), on_progress):
+        lock = target.with_name(target.name + ".lock")
+        with locked(lock, lambda: on_progress(0.0, f"waiting for another run that makes the model (lock {lock})")):
             if _missing_parts(target):
                 _build(target, config, on_progress)
     except OSError as error:
@@ -100,18 +97,6 @@ def _build(target: Path, config: RunConfig, on_progress: Progress) -> None:
         if target.exists():
             shutil.rmtree(target)
         made.rename(target)
-
-
-@contextlib.contextmanager
-def _lock(path: Path, on_progress: Progress) -> Iterator[None]:
-    """Hold an exclusive lock on `path`; it ends with its owner, so a killed build blocks nobody."""
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            on_progress(0.0, f"waiting for another run that makes the model (lock {path})")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _resolve(path: str, on_progress: Progress) -> Path:

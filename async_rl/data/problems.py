@@ -1,8 +1,9 @@
-"""From the columns of a row to the tests of a programming problem, in four layouts.
+"""From the columns of a row to the tests of a programming problem, in five layouts.
 
 - `tests` (with optional `setup`): our own, a list of {kind: stdin | call | assert, ...}, or the same as a JSON string.
 - `test_list` (with optional `test_imports`): assert statements, as in MBPP.  They name the function, so the prompt has to show them.
 - `test` and `entry_point`: a function check(candidate) and the name of what it is given, as in HumanEval.
+- `reward_model` {style, ground_truth}, as in verl: the ground truth is what `input_output` holds.
 - `input_output`: a JSON string or an object {inputs, outputs, fn_name?}, as in AReaL; with `fn_name` each line of an input is one argument.
 Invariant: a row without usable tests is a DataError that names its place.  Used by prompts.py.
 """
@@ -38,8 +39,17 @@ def read_problem(place: str, row: Row) -> tuple[CodeProblem, tuple[str, ...]]:
         problem, shown = CodeProblem(tests=[AssertTest(code=check)]), ()
     elif row.get("input_output") is not None:
         problem, shown = CodeProblem(tests=read_input_output(place, row["input_output"])), ()
+    elif isinstance(row.get("reward_model"), dict) and row["reward_model"].get("ground_truth") is not None:
+        truth = row["reward_model"]["ground_truth"]
+        problem, shown = CodeProblem(tests=read_input_output(f"{place}: reward_model.ground_truth", truth)), ()
     else:
         raise DataError(f"{place}: no tests among the columns {sorted(row)}; {_REMEDY}")
+    try:
+        msgspec.msgpack.encode(problem)
+    except OverflowError as error:
+        raise DataError(
+            f"{place}: a test holds an integer of more than 64 bits, which cannot travel; write it as an assert statement"
+        ) from error
     if not problem.tests:
         raise DataError(f"{place}: the list of tests is empty, so every program would pass; {_REMEDY}")
     return problem, shown

@@ -3,14 +3,16 @@
 Invariants
 - A prompt's token ids are those of its text, chat template and generation prompt included; none is longer than data.max_prompt_tokens.
 - Ids are unique within what is loaded; the same configuration gives the same prompts in the same order.
-Called by the buffer.
+- No row vanishes: each becomes a prompt or is among the rejected, with its place and the reason.
+Called by the buffer and by `async-rl data check`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -18,12 +20,14 @@ import numpy as np
 
 from async_rl.config import RunConfig
 from async_rl.data import list_functions
-from async_rl.data.files import Row, read_rows
+from async_rl.data.files import Row, matching_files, read_placed, read_rows
+from async_rl.data.fitting import filled, fitted
 from async_rl.data.problems import read_problem
 from async_rl.errors import DataError
 from async_rl.types import CodeProblem, Prompt
 
 _ID_COLUMNS = ("prompt_id", "id", "query_id", "task_id")
+_QUESTION = "question"
 _log = logging.getLogger(__name__)
 
 
@@ -39,10 +43,28 @@ class _Draft:
     problem: CodeProblem
 
 
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A row that becomes no prompt: why, with its place; over_long: only because of its length."""
+
+    reason: str
+    is_over_long: bool
+
+
+@dataclass(slots=True)
+class Examined:
+    """What files hold. lengths: tokens of every prompt that could be read, before anything is cut."""
+
+    prompts: list[Prompt] = field(default_factory=list)
+    rejected: list[Rejected] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    num_cut: int = 0
+
+
 def load_train_prompts(config: RunConfig, tokenizer: Any) -> Sequence[Prompt]:
     """What is trained on. Raises DataError where a file or a row cannot be used."""
     if config.data.train_files:
-        return _load_files(config.data.train_files, config, tokenizer)
+        return _checked(examine(config.data.train_files, config, tokenizer), config)
     specs, _ = list_functions.split(config.data.list_functions)
     return _embedded(specs, config, tokenizer)
 
@@ -50,7 +72,7 @@ def load_train_prompts(config: RunConfig, tokenizer: Any) -> Sequence[Prompt]:
 def load_eval_prompts(config: RunConfig, tokenizer: Any) -> Sequence[Prompt]:
     """The held-out prompts: any first n of the embedded task are a fair sample; empty where train_files come without val_files."""
     if config.data.train_files or config.data.val_files:
-        return _load_files(config.data.val_files, config, tokenizer) if config.data.val_files else []
+        return _checked(examine(config.data.val_files, config, tokenizer), config) if config.data.val_files else []
     _, specs = list_functions.split(config.data.list_functions)
     return _embedded(specs, config, tokenizer)
 
@@ -76,36 +98,86 @@ def _embedded(specs: Sequence[list_functions.Spec], config: RunConfig, tokenizer
             )
     if tokenizer.chat_template:
         drafts = [_with_template(draft, tokenizer) for draft in drafts]
-    return _encode(drafts, config, tokenizer)
+    examined = Examined()
+    _encode(drafts, config, tokenizer, examined)
+    return _checked(examined, config)
 
 
-def _load_files(files: Sequence[str], config: RunConfig, tokenizer: Any) -> list[Prompt]:
+def examine(patterns: Sequence[str], config: RunConfig, tokenizer: Any) -> Examined:
+    """Every row of the files, as a prompt or among the rejected. Raises DataError where a file cannot be read or there is no row."""
+    files = matching_files(patterns)
+    names = _names(files)
+    metadata = _metadata(config)
+    examined = Examined()
     drafts: dict[str, _Draft] = {}
     for file in files:
-        for draft in _read_drafts(file, config.data.prompt_key, tokenizer):
-            if (other := drafts.get(draft.prompt_id)) is not None:
-                raise DataError(f"{draft.place}: id {draft.prompt_id} is also that of {other.place}; give each row its own id")
-            drafts[draft.prompt_id] = draft
-    if not drafts:
-        raise DataError(f"{', '.join(files)}: no rows; give files with at least one prompt")
-    return _encode(list(drafts.values()), config, tokenizer)
+        for number, (place, row) in enumerate(read_placed(file, cache_dir=config.cache_dir), start=1):
+            try:
+                if isinstance(row, DataError):
+                    raise row
+                draft = _draft(place, number, names[file], row, config, tokenizer, metadata)
+                if (other := drafts.get(draft.prompt_id)) is not None:
+                    raise DataError(f"{place}: id {draft.prompt_id} is also that of {other.place}; give each row its own id")
+            except DataError as error:
+                examined.rejected.append(Rejected(str(error), is_over_long=False))
+            else:
+                drafts[draft.prompt_id] = draft
+    if not drafts and not examined.rejected:
+        raise DataError(f"{', '.join(patterns)}: no rows; give files with at least one prompt")
+    if drafts:
+        _encode(list(drafts.values()), config, tokenizer, examined)
+    return examined
 
 
-def _read_drafts(file: str, prompt_key: str, tokenizer: Any) -> Iterator[_Draft]:
-    stem = PurePosixPath(file).stem
-    for number, (place, row) in enumerate(read_rows(file), start=1):
-        problem, shown = read_problem(place, row)
-        messages = _messages(place, row, prompt_key, shown)
-        source = row.get("data_source")
-        name = next((str(row[column]) for column in _ID_COLUMNS if row.get(column) is not None), str(number))
-        yield _Draft(
-            place=place,
-            prompt_id=f"{stem}/{name}",
-            text=_render(place, messages, tokenizer, is_chat=isinstance(row[prompt_key], list)),
-            has_template=bool(tokenizer.chat_template),
-            data_source=source if isinstance(source, str) else "code",
-            problem=problem,
-        )
+def _names(files: Sequence[str]) -> dict[str, str]:
+    """What the ids of each file's rows begin with: its name, with that of its folder where two files have the same name."""
+    stems = Counter(PurePosixPath(file).stem for file in files)
+    return {
+        file: path.stem if stems[path.stem] == 1 else f"{path.parent.name}/{path.stem}"
+        for file, path in ((file, PurePosixPath(file)) for file in files)
+    }
+
+
+def _metadata(config: RunConfig) -> dict[str, Row]:
+    """Further columns by id, from data.metadata_file."""
+    file = config.data.metadata_file
+    if file is None:
+        return {}
+    columns = {_id(row, config): row for _, row in read_rows(file, cache_dir=config.cache_dir)}
+    if None in columns:
+        raise DataError(f"data.metadata_file={file}: a row without an id; set data.id_key to the column that holds it")
+    return {str(name): row for name, row in columns.items()}
+
+
+def _id(row: Row, config: RunConfig) -> str | None:
+    columns = _ID_COLUMNS if config.data.id_key is None else (config.data.id_key,)
+    return next((str(row[column]) for column in columns if row.get(column) is not None), None)
+
+
+def _draft(place: str, number: int, file_name: str, row: Row, config: RunConfig, tokenizer: Any, metadata: dict[str, Row]) -> _Draft:
+    name, prompt_key = _id(row, config), config.data.prompt_key
+    if name is None and config.data.id_key is not None:
+        raise DataError(f"{place}: no column {config.data.id_key!r}, only {sorted(row)}; set data.id_key to the one with the id")
+    if name is not None and len(name) > config.data.max_id_length:
+        limit = config.data.max_id_length
+        raise DataError(f"{place}: the id {name[:40]!r}... has {len(name)} characters, over data.max_id_length={limit}; raise it")
+    if config.data.metadata_file is not None:
+        if name not in metadata:
+            raise DataError(f"{place}: data.metadata_file={config.data.metadata_file} has no row with the id {name!r}; add it")
+        row = {**metadata[name], **row}
+    if row.get(prompt_key) is None and row.get(_QUESTION) is not None:
+        prompt_key = _QUESTION
+    problem, shown = read_problem(place, row)
+    messages = _messages(place, row, prompt_key, shown)
+    source = row.get("data_source")
+    return _Draft(
+        place=place,
+        prompt_id=f"{file_name}/{name if name is not None else number}",
+        text=_render(place, messages, tokenizer, is_chat=isinstance(row[prompt_key], list)),
+        has_template=bool(tokenizer.chat_template),
+        data_source=source if isinstance(source, str) else "code",
+        problem=problem,
+    )
 
 
 def _messages(place: str, row: Row, prompt_key: str, shown: Sequence[str]) -> list[dict[str, str]]:
@@ -138,34 +210,51 @@ def _render(place: str, messages: list[dict[str, str]], tokenizer: Any, *, is_ch
 
 def _with_template(draft: _Draft, tokenizer: Any) -> _Draft:
     text = _render(draft.place, [{"role": "user", "content": draft.text}], tokenizer, is_chat=False)
-    return _Draft(
-        place=draft.place, prompt_id=draft.prompt_id, text=text, has_template=True, data_source=draft.data_source, problem=draft.problem
-    )
+    return replace(draft, text=text, has_template=True)
 
 
-def _encode(drafts: Sequence[_Draft], config: RunConfig, tokenizer: Any) -> list[Prompt]:
-    """Tokenize all drafts; one over the limit is an error, or dropped and counted in the log, by data.truncation."""
-    limit = config.data.max_prompt_tokens
-    add_special = not drafts[0].has_template
-    rows = tokenizer([draft.text for draft in drafts], add_special_tokens=add_special, verbose=False)["input_ids"]
-    prompts = []
+def _encode(drafts: Sequence[_Draft], config: RunConfig, tokenizer: Any, examined: Examined) -> None:
+    """Tokenize all drafts; what becomes of one over the limit is said by data.truncation."""
+    data = config.data
+    rows = tokenizer([draft.text for draft in drafts], add_special_tokens=not drafts[0].has_template, verbose=False)["input_ids"]
     for draft, ids in zip(drafts, rows, strict=True):
-        if len(ids) > limit and config.data.truncation == "error":
-            raise DataError(
-                f"{draft.place}: {len(ids)} tokens are over data.max_prompt_tokens={limit}; raise it, or set data.truncation=drop"
+        examined.lengths.append(len(ids))
+        kept = fitted(ids, data.max_prompt_tokens, data.truncation)
+        if kept is None:
+            remedy = "raise it, or set data.truncation=drop"
+            reason = f"{draft.place}: {len(ids)} tokens are over data.max_prompt_tokens={data.max_prompt_tokens}; {remedy}"
+            examined.rejected.append(Rejected(reason, is_over_long=True))
+            continue
+        examined.num_cut += len(kept) < len(ids)
+        if data.fill_to_max_tokens:
+            kept = filled(kept, data.max_prompt_tokens)
+        examined.prompts.append(
+            Prompt(
+                prompt_id=draft.prompt_id,
+                text=draft.text if len(kept) == len(ids) else tokenizer.decode(kept),
+                token_ids=np.array(kept, dtype=np.int32),
+                data_source=draft.data_source,
+                problem=draft.problem,
             )
-        if len(ids) <= limit:
-            prompts.append(
-                Prompt(
-                    prompt_id=draft.prompt_id,
-                    text=draft.text,
-                    token_ids=np.array(ids, dtype=np.int32),
-                    data_source=draft.data_source,
-                    problem=draft.problem,
-                )
-            )
-    if len(prompts) < len(drafts):
-        _log.warning("dropped %d of %d prompts over data.max_prompt_tokens=%d", len(drafts) - len(prompts), len(drafts), limit)
-    if not prompts:
-        raise DataError(f"all {len(drafts)} prompts are over data.max_prompt_tokens={limit}; raise it")
-    return prompts
+        )
+
+
+def _checked(examined: Examined, config: RunConfig) -> list[Prompt]:
+    """The prompts. Raises DataError with the first rejected row unless the configuration leaves such rows out, which is then logged."""
+    data = config.data
+    refused = [r for r in examined.rejected if (data.truncation == "error" if r.is_over_long else data.bad_rows == "error")]
+    if refused:
+        more = f" (and {len(refused) - 1} more rows; async-rl data check lists them)" if len(refused) > 1 else ""
+        raise DataError(refused[0].reason + more)
+    total = len(examined.rejected) + len(examined.prompts)
+    counts = Counter(rejected.is_over_long for rejected in examined.rejected)
+    if counts[True]:
+        _log.warning("dropped %d of %d prompts over data.max_prompt_tokens=%d", counts[True], total, data.max_prompt_tokens)
+    if counts[False]:
+        first = next(rejected.reason for rejected in examined.rejected if not rejected.is_over_long)
+        _log.warning("dropped %d of %d rows that cannot be used, the first: %s", counts[False], total, first)
+    if examined.num_cut:
+        _log.warning("cut %d of %d prompts to data.max_prompt_tokens=%d", examined.num_cut, total, data.max_prompt_tokens)
+    if not examined.prompts:
+        raise DataError(f"all {total} prompts are over data.max_prompt_tokens={data.max_prompt_tokens} or cannot be used; raise it")
+    return examined.prompts

@@ -175,6 +175,7 @@ def test_val_files_are_the_held_out_prompts_and_without_them_there_are_none(toke
         ({"prompt": "p", "tests": []}, "row 1: the list of tests is empty"),
         ({"prompt": "p", "tests": [{"kind": "stdin", "input": 1, "output": ""}]}, "row 1: column tests is not as documented"),
         ({"prompt": "p", "tests": "[oops"}, "row 1: tests holds .*no JSON"),
+        ({"prompt": "p", "tests": [{"kind": "call", "function": "f", "args": [2**64], "expected": 1}]}, "row 1: .*more than 64 bits"),
         ({"prompt": "p", "test": "def check(c): pass"}, "row 1: entry_point must be a string"),
         ({"prompt": "p", "test_list": "assert x"}, "row 1: test_list must be a list of strings"),
         ({"prompt": "p", "input_output": {"inputs": ["1"], "outputs": []}}, "row 1: input_output has 1 inputs and 0 outputs"),

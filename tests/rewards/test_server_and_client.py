@@ -54,6 +54,16 @@ def test_verify_answers_in_the_documented_form() -> None:
     asyncio.run(run())
 
 
+def test_big_integers_travel_in_json() -> None:
+    async def run() -> None:
+        async with verifier() as (url, _), httpx.AsyncClient(base_url=url, headers=HEADERS) as http:
+            test = {"kind": "call", "function": "f", "args": [2**100], "expected": 2**200}
+            assert (await http.post("/verify", json=_body(tests=[test]))).json()["verdict"] == "pass"
+            assert (await http.post("/verify", json=_body(tests=[{**test, "expected": 2**200 + 1}]))).json()["verdict"] == "wrong_answer"
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(
     ("body", "path"),
     [
