@@ -28,6 +28,7 @@ FIXED = {
     "model.path": "the checkpoint is of that model",
     "model.tiny_coder": "the checkpoint is of that model",
     "generation.group_size": "the groups that are stored have that many samples",
+    "reward.placement": "the groups that are stored have scores of their steps, or have not",
     "buffer.groups_per_step": "the batches that are planned have that many groups",
     "buffer.over_age": "the audit judges the whole history by one rule",
     "learner.critic.enabled": "the checkpoint holds a critic, or does not",
@@ -64,6 +65,9 @@ def _refusals(run_dir: Path, before: RunConfig, after: RunConfig, changed: dict[
             f"buffer.max_staleness_versions={bound}: was {bound_before}, and groups admitted under that bound would be over age; "
             f"keep it at {bound_before} or above"
         )
+    estimator = before.algorithm.advantage
+    if after.algorithm.advantage == "remax" and estimator != "remax":
+        yield f"algorithm.advantage=remax: was {estimator}, and the groups that are stored have no greedy answer; keep {estimator}"
     saved = checkpoints.versions(run_dir)
     if saved and saved[-1] >= after.num_steps:
         yield f"num_steps={after.num_steps}: the run has finished step {saved[-1]}; give a larger num_steps to go on"

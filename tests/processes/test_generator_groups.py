@@ -1,0 +1,113 @@
+"""Facts about how a generator makes a group from samples, with a scripted engine and scorer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from async_rl.generation.engine import Completion
+from async_rl.launchers.compose import compose
+from async_rl.observability.activity import Activity
+from async_rl.processes.generator import Generator
+from async_rl.types import CodeProblem, Group, Prompt, Purpose, Sampling, Score, StepScore, Ticket
+
+
+class Letters:
+    """Decodes token k as k letters "a"."""
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        assert skip_special_tokens
+        return "a" * sum(int(i) for i in ids)
+
+
+class ScriptedEngine:
+    """Sample i has i + 1 tokens of value 2; a greedy one has a single token of value 9."""
+
+    version = 3
+
+    async def generate(
+        self, request_id: str, prompt_token_ids: Sequence[int], num_samples: int, sampling: Sampling
+    ) -> AsyncGenerator[Completion, None]:
+        for index in range(num_samples):
+            ids = [9] if sampling.temperature == 0 else [2] * (index + 1)
+            n = len(ids)
+            yield Completion(
+                index=index,
+                token_ids=np.array(ids, np.int32),
+                logprobs=np.zeros(n, np.float32),
+                versions=np.full(n, 3, np.int32),
+                is_truncated=False,
+            )
+
+
+class ScriptedScorer:
+    """The reward is the number of letters, at most 6; as steps: one per two letters."""
+
+    async def score(self, prompt: Prompt, text: str) -> Score:
+        return Score(reward=float(min(len(text), 6)), parts={}, verdicts=(), latency_s=0.0)
+
+    async def score_steps(self, prompt: Prompt, text: str, *, num_tokens: int, tokens_until: Callable[[int], int]) -> Score:
+        steps = tuple(StepScore(end_tokens=tokens_until(chars), reward=1.0) for chars in (1, 2, 3, 99))
+        return Score(reward=1.0, parts={}, verdicts=(), latency_s=0.0, steps=steps)
+
+
+def roll_out(monkeypatch: pytest.MonkeyPatch, *overrides: str, purpose: Purpose = Purpose.TRAIN) -> Group:
+    config = compose("grpo_code", ["generation.group_size=2", *overrides])
+    monkeypatch.setattr("async_rl.processes.generator.load_tokenizer", lambda _: Letters())
+    ticket = Ticket(
+        group_id=1,
+        attempt=1,
+        purpose=purpose,
+        prompt=Prompt(prompt_id="p", text="", token_ids=np.zeros(2, np.int32), data_source="code", problem=CodeProblem(tests=[])),
+        num_samples=(config.generation.generation_size or 2) if purpose is Purpose.TRAIN else 1,
+        sampling=Sampling(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=8, min_new_tokens=0),
+        admitted_version=3,
+    )
+
+    async def run() -> Group:
+        context: Any = SimpleNamespace(
+            config=config, model_path=None, token="t", name="generator-0", activity=Activity(), log=logging.getLogger(), peer=lambda _: None
+        )
+        generator = Generator(context, ScriptedEngine())  # type: ignore[arg-type]
+        generator._scorer = ScriptedScorer()  # type: ignore[assignment]
+        group = await generator._sample_and_score(ticket)
+        await generator._memo.close()
+        await generator._client.close()
+        return group
+
+    return asyncio.run(run())
+
+
+def test_all_samples_are_kept_where_no_more_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = roll_out(monkeypatch)
+    assert [t.score.reward for t in group.trajectories] == [2.0, 4.0]
+    assert group.baseline is None
+
+
+def test_of_more_samples_the_best_are_kept_and_of_equals_the_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = roll_out(monkeypatch, "generation.generation_size=5")
+    # rewards 2, 4, 6, 6, 6: the two longest of the three that are worth 6
+    assert [(t.score.reward, t.response_length) for t in group.trajectories] == [(6.0, 4), (6.0, 5)]
+
+
+def test_remax_adds_one_scored_greedy_answer_that_is_no_member_of_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = roll_out(monkeypatch, "algorithm=remax")
+    assert group.baseline is not None
+    assert group.baseline.token_ids.tolist() == [0, 0, 9]
+    assert group.baseline.score.reward == 6.0
+    assert len(group.trajectories) == 2
+    assert roll_out(monkeypatch, "algorithm=remax", purpose=Purpose.EVAL).baseline is None
+
+
+def test_a_step_ends_with_the_token_that_completes_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    knobs = ("reward.placement=steps", "reward.mode=fraction", "sandbox.stop_at_first_failure=false")
+    group = roll_out(monkeypatch, *knobs)
+    # two letters per token: characters 1 and 2 are token 1, character 3 is token 2; beyond the end stands for the last token
+    assert [s.end_tokens for s in group.trajectories[1].score.steps] == [1, 1, 2, 2]
+    assert all(not t.score.steps for t in roll_out(monkeypatch).trajectories)
