@@ -10,13 +10,14 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple
 
 import msgspec
 import typer
 
-from async_rl.errors import DataError, InfrastructureError
+from async_rl.errors import ConfigError, DataError, InfrastructureError
 from async_rl.launchers.verifier_command import VerifierSettings, verifier_config
 from async_rl.types import CodeProblem, Verdict
 
@@ -60,11 +61,11 @@ def verify(
     config = verifier_config(list(settings or []))
     num_workers = workers or len(this_machine().cores)
     columns = _REFERENCES if references else _COMPLETIONS
-    num_programs = sum(1 for _ in _items(file, columns, config))
+    num_programs = sum(len(programs) for _, _, programs in _rows(file, columns))
     if not num_programs:
         raise DataError(f"{file}: has no rows; nothing was scored")
     started = time.monotonic()
-    with open(output, "xb") if output else _Nowhere() as lines:
+    with _opened(output) as lines:
         results = asyncio.run(_score(_items(file, columns, config), num_programs, config, num_workers, lines))
     _report(results, time.monotonic() - started, references=references)
     failed = {result.verdict for result in results} - {Verdict.PASS}
@@ -72,33 +73,36 @@ def verify(
         raise typer.Exit(1)
 
 
-class _Nowhere:
-    """A file that keeps nothing."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        return None
+def _opened(output: Path | None) -> AbstractContextManager[BinaryIO | None]:
+    try:
+        return open(output, "xb") if output else nullcontext()
+    except OSError as error:
+        raise ConfigError(f"--output {output}: cannot be made ({error.strerror}); choose another") from error
 
 
-def _items(file: str, columns: tuple[str, ...], config: RunConfig) -> Iterator[_Item]:
-    """The programs of a file in order. Raises DataError if it cannot be read or has no such column."""
+def _rows(file: str, columns: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any], list[str]]]:
+    """(place, row, the texts with its programs) in order. Raises DataError if the file cannot be read or has no such column."""
     from async_rl.data.files import read_rows
-    from async_rl.data.problems import read_problem
-    from async_rl.rewards.extraction import extract_code
 
     for place, row in read_rows(file):
-        name = next((f"{row[key]}" for key in _IDS if row.get(key) is not None), place.rpartition(", ")[2])
         column = next((column for column in columns if row.get(column) is not None), None)
         if column is None:
             raise DataError(f"{place}: none of the columns {', '.join(columns)} among {', '.join(sorted(row))}; one must hold the program")
+        yield place, row, _programs(place, column, row[column])
+
+
+def _items(file: str, columns: tuple[str, ...], config: RunConfig) -> Iterator[_Item]:
+    from async_rl.data.problems import read_problem
+    from async_rl.rewards.extraction import extract_code
+
+    for place, row, programs in _rows(file, columns):
+        name = next((f"{row[key]}" for key in _IDS if row.get(key) is not None), place.rpartition(", ")[2])
         try:
             problem, _ = read_problem(place, row)
         except DataError as error:
-            yield _Item(name, None, str(error))
+            yield from (_Item(name, None, str(error)) for _ in programs)
             continue
-        for text in _programs(place, column, row[column]):
+        for text in programs:
             code = extract_code(text, config.reward.extraction)
             yield _Item(name, problem, _whole(row, text if code is None and columns is _REFERENCES else code or ""))
 

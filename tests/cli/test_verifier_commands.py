@@ -102,6 +102,14 @@ def test_completions_are_scored_and_summed_up(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_verdicts_are_never_written_over_a_file_that_exists(tmp_path: Path) -> None:
+    kept = tmp_path / "out.jsonl"
+    kept.write_text("mine")
+    result = verify(tmp_path, [{"id": "a", **SQUARE, "completion": "def f(x): return x * x"}], "--output", str(kept))
+    assert isinstance(result.exception, ConfigError)
+    assert kept.read_text() == "mine"
+
+
 def test_failing_references_are_listed_with_the_reason(tmp_path: Path) -> None:
     check = "def check(candidate):\n    assert candidate(2) == 4\n"
     rows: list[dict[str, Any]] = [
