@@ -1,9 +1,9 @@
-# make demo | test | check | bench | env, on a clean clone with nothing but Python 3.11.
+# make demo | test | check | docs | bench | env, on a clean clone with nothing but Python 3.11.
 # The environment is .venv, made from requirements/cpu.lock; it is made again when the lock changes and left alone otherwise.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check bench clean
+.PHONY: help env demo test check docs bench clean
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
@@ -44,6 +44,9 @@ check: env ## style and types; layers, documents and the other rules of tests/re
 	@rm -rf build/tree && mkdir -p build/tree/async_rl && ln -s $(CURDIR)/async_rl/* $(CURDIR)/{launchers,sandbox,conf} build/tree/async_rl/
 	@cd build/tree && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache -p async_rl
 	@$(BIN)/python -m pytest tests/repo
+
+docs: env ## the pages of docs/ that are made from code
+	@$(BIN)/python -m async_rl.launchers.reference docs
 
 bench: env ## the benchmarks, one table
 	@$(BIN)/python benchmarks/run.py
