@@ -1,0 +1,92 @@
+"""What `async-rl resume` accepts and refuses before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from async_rl.errors import ConfigError
+from async_rl.launchers import schema
+from async_rl.launchers.compose import compose, write_config
+from async_rl.launchers.control import leave_mark, living_pid
+from async_rl.launchers.resuming import FIXED, resumed_config, take_up
+from async_rl.launchers.runs import config_of
+from async_rl.processes.checkpoints import directory_of
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    directory = tmp_path / "mine"
+    directory.mkdir()
+    write_config(compose("grpo_code", ["run_name=mine", "num_steps=9"]), directory / "config.yaml")
+    return directory
+
+
+def test_what_is_fixed_is_a_setting_or_a_section() -> None:
+    assert [path for path in FIXED if path not in schema.settings() and path not in schema.sections()] == []
+
+
+def test_changes_are_told_with_both_values_and_nothing_else_is(run_dir: Path) -> None:
+    config, changed = resumed_config(run_dir, ["num_steps=20", "learner.optimizer.lr=1e-4", "buffer.durability=normal"])
+    before = config_of(run_dir)
+    assert (config.num_steps, config.learner.optimizer.lr) == (20, 1e-4)
+    assert sorted(changed) == [f"learner.optimizer.lr=0.0001 (was {before.learner.optimizer.lr})", "num_steps=20 (was 9)"]
+    assert resumed_config(run_dir, []) == (before, [])
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("seed=7", "seed=7: was 0, and the order of prompts follows from it"),
+        ("data.max_prompt_tokens=99", "data.max_prompt_tokens=99: was "),
+        ("buffer.max_staleness_versions=1", "was 2, and groups admitted under that bound would be over age"),
+        ("learner.optimizer.lrr=1", "did you mean learner.optimizer.lr"),
+        ("generation.temperature=-1", "generation.temperature=-1"),
+        ("algorithm=ppo", "algorithm is a section"),
+    ],
+)
+def test_what_the_history_does_not_allow_is_refused_with_the_reason(run_dir: Path, setting: str, expected: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resumed_config(run_dir, [setting])
+    assert expected in str(caught.value)
+
+
+def test_a_higher_staleness_bound_is_allowed(run_dir: Path) -> None:
+    assert resumed_config(run_dir, ["buffer.max_staleness_versions=4"])[0].buffer.max_staleness_versions == 4
+
+
+def test_a_run_that_has_finished_asks_for_more_steps(run_dir: Path) -> None:
+    directory_of(run_dir, 9).mkdir(parents=True)
+    with pytest.raises(ConfigError, match="num_steps=9: the run has finished step 9; give a larger num_steps"):
+        resumed_config(run_dir, [])
+    assert resumed_config(run_dir, ["num_steps=12"])[0].num_steps == 12
+
+
+def test_a_running_run_is_not_resumed(run_dir: Path) -> None:
+    leave_mark(run_dir)
+    with pytest.raises(ConfigError, match="run mine is running"):
+        resumed_config(run_dir, [])
+
+
+def test_taking_up_a_run_keeps_the_configuration_of_before(run_dir: Path) -> None:
+    (run_dir / "state.json").write_text("{}")
+    before = (run_dir / "config.yaml").read_text()
+    for number, steps in enumerate((20, 30), start=1):
+        config, _ = resumed_config(run_dir, [f"num_steps={steps}"])
+        (run_dir / "launched.json").unlink(missing_ok=True)
+        take_up(config, run_dir)
+        assert config_of(run_dir).num_steps == steps
+        assert (run_dir / f"config.{number}.yaml").is_file()
+        assert living_pid(run_dir) is not None
+        (run_dir / "launched.json").unlink()
+    assert (run_dir / "config.1.yaml").read_text() == before
+    assert not (run_dir / "state.json").exists()
+
+
+def test_a_directory_that_cannot_be_written_is_told(run_dir: Path) -> None:
+    config, _ = resumed_config(run_dir, ["num_steps=20"])
+    (run_dir / "config.partial").mkdir()
+    with pytest.raises(ConfigError, match=r"mine cannot be written .*make room or give permission"):
+        take_up(config, run_dir)
+    assert config_of(run_dir).num_steps == 9
