@@ -15,28 +15,8 @@ from msgspec import Meta
 
 from async_rl.config_algorithm import AlgorithmConfig
 from async_rl.config_base import Section
+from async_rl.config_data import DataConfig
 from async_rl.config_learner import LearnerConfig
-
-
-class ListFunctionsConfig(Section):
-    """The embedded task: natural-language specs of small list functions (filter x map x reduce)."""
-
-    held_out_fraction: Annotated[float, Meta(gt=0, lt=1, description="share of the specs kept for evaluation only")]
-    num_tests: Annotated[int, Meta(ge=1, le=64, description="hidden tests per spec")]
-    seed: Annotated[int, Meta(ge=0, description="seed of specs, split and hidden tests")]
-
-
-class DataConfig(Section):
-    """What is asked: the embedded task when `train_files` is empty, else the files."""
-
-    train_files: Annotated[list[str], Meta(description="jsonl, json or parquet files with prompts and tests; empty = the embedded task")]
-    val_files: Annotated[list[str], Meta(description="files for the held-out evaluation; empty with train_files set = no evaluation")]
-    prompt_key: Annotated[str, Meta(min_length=1, description="column with the prompt, a string or a chat list")]
-    max_prompt_tokens: Annotated[int, Meta(ge=1, description="tokens, chat template included")]
-    max_response_tokens: Annotated[int, Meta(ge=1, description="tokens generated at most per sample")]
-    truncation: Annotated[Literal["error", "drop"], Meta(description="what to do with a prompt over max_prompt_tokens")]
-    shuffle: Annotated[bool, Meta(description="shuffle the prompts anew in each epoch, by run.seed")]
-    list_functions: ListFunctionsConfig
 
 
 class TinyCoderConfig(Section):

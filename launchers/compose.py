@@ -129,7 +129,7 @@ def _register_user_file(conf: str) -> Path | None:
     return path.resolve().parent
 
 
-PATH_SETTINGS = ("output_dir", "cache_dir", "data.train_files", "data.val_files", "checkpoint.mirror")
+PATH_SETTINGS = ("output_dir", "cache_dir", "data.train_files", "data.val_files", "data.metadata_file", "checkpoint.mirror")
 
 
 def _amend(tree: dict[str, Any], path: str, *, is_list_of_strings: bool) -> None:

@@ -10,6 +10,7 @@ import os
 import shutil
 import socket
 from collections.abc import Iterator
+from glob import glob, has_magic
 from pathlib import Path
 
 import msgspec
@@ -52,7 +53,10 @@ def _file_problems(config: RunConfig) -> Iterator[str]:
             path = Path(file)
             if "://" in file:
                 continue
-            if not path.is_file():
+            if has_magic(file):
+                if not glob(file, recursive=True):
+                    yield f"data.{name}={file}: no file is named like that; correct the pattern"
+            elif not path.is_file():
                 yield f"data.{name}={file}: there is no such file; give the path of a .jsonl, .json or .parquet file"
             elif not os.access(path, os.R_OK):
                 yield f"data.{name}={file}: may not be read; change its permissions (chmod u+r)"

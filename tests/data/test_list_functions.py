@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from async_rl.config import ListFunctionsConfig
+from async_rl.config_data import ListFunctionsConfig
 from async_rl.data import list_functions
 from async_rl.data.concepts import FILTERS, MAPS, REDUCTIONS
 from async_rl.data.list_functions import HiddenTests, Spec

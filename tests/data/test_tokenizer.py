@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from async_rl.config import ListFunctionsConfig
+from async_rl.config_data import ListFunctionsConfig
 from async_rl.data import list_functions
 from async_rl.data.tokenizer import END, build_tokenizer, load_tokenizer
 

@@ -1,0 +1,28 @@
+"""Where things made or fetched once are kept, and the lock under which that happens.
+
+Invariant: a lock ends with its owner, so a killed process blocks nobody.  Used by prepare.py (models) and files.py (remote data).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+
+def cache_root(cache_dir: str | None) -> Path:
+    """The directory that cache_dir names."""
+    return Path(cache_dir).expanduser().absolute() if cache_dir else Path.home() / ".cache" / "async_rl"
+
+
+@contextlib.contextmanager
+def locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Hold an exclusive lock on `path`; on_wait is called once if somebody else has it."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_wait()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
