@@ -62,6 +62,9 @@ class AlgorithmConfig(Section):
     kl_controller: Annotated[Literal["fixed", "adaptive"], Meta(description="adaptive moves kl_coef towards kl_target")]
     kl_target: Annotated[float, Meta(gt=0, description="nats of KL per sequence that the adaptive controller aims at")]
     kl_horizon: Annotated[float, Meta(gt=0, description="sequences over which the adaptive controller corrects an error")]
+    ref_ema_eta: Annotated[
+        float, Meta(ge=0, lt=1, description="after a step the reference is eta x policy + (1 - eta) x reference; 0 = it stays fixed")
+    ]
     aggregation: Annotated[
         Literal["token_mean", "sequence_mean", "sequence_sum"],
         Meta(description="mean over trained tokens, over sequences of their token means, or over sequences of sums / aggregation_tokens"),

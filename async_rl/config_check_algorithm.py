@@ -113,6 +113,11 @@ def _kl(config: RunConfig) -> Iterator[str]:
             "algorithm.kl_controller=adaptive with algorithm.kl_coef=0: a coefficient of 0 stays 0; "
             "set algorithm.kl_coef=0.1, or algorithm.kl_controller=fixed"
         )
+    if algorithm.kl_coef == 0 and algorithm.ref_ema_eta:
+        yield (
+            f"algorithm.ref_ema_eta={algorithm.ref_ema_eta:g} with algorithm.kl_coef=0: there is no reference to move; "
+            "set algorithm.kl_coef=0.001, or algorithm.ref_ema_eta=0"
+        )
 
 
 def _lengths(config: RunConfig) -> Iterator[str]:

@@ -18,7 +18,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+    set_state_dict,
+)
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.stateful import Stateful
@@ -100,6 +106,21 @@ class Checkpointer:
             options = StateDictOptions()
             state[f"{name}.model"], state[f"{name}.optimizer"] = get_state_dict(model, optimizer.torch_optimizer, options=options)
         return state
+
+
+class ModelState:
+    """A model without an optimizer, as the checkpoint's `stateful`."""
+
+    def __init__(self, model: Policy) -> None:
+        self._model = model
+
+    def state_dict(self) -> dict[str, Any]:
+        """The parameters, sharded as they are."""
+        return get_model_state_dict(self._model)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Puts them back."""
+        set_model_state_dict(self._model, state_dict)
 
 
 def _causes(error: CheckpointException) -> str:

@@ -28,6 +28,7 @@ from async_rl.errors import ConfigError
 from async_rl.learner.attention import use_segments
 from async_rl.learner.fused import fuse
 from async_rl.learner.rows import rows_as_group
+from async_rl.learner.sharding import local, reshard
 
 _TOLERANCE = 1e-3
 """Nats between packed and plain log-probs in float32; kernels differ by about 1e-5, a wrong mask or head by far more."""
@@ -46,6 +47,11 @@ class States(NamedTuple):
 
     hidden: Tensor
     head: Tensor
+
+
+def chunk_rows(chunk_mb: float, vocab_size: int) -> int:
+    """How many rows of float32 logits fit into chunk_mb, at least one."""
+    return max(1, int(chunk_mb * 2**20 / (4 * vocab_size)))
 
 
 class Policy(nn.Module):
@@ -73,7 +79,7 @@ class Policy(nn.Module):
 
     def chunk_tokens(self, chunk_mb: float) -> int:
         """How many tokens' logits fit into chunk_mb."""
-        return max(1, int(chunk_mb * 2**20 / (4 * self.lm.config.get_text_config().vocab_size)))
+        return chunk_rows(chunk_mb, self.lm.config.get_text_config().vocab_size)
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Parameters under their Hugging Face names; tied ones once."""
@@ -173,3 +179,11 @@ def _disable_dropout(lm: PreTrainedModel) -> None:
 def frozen_copy(policy: Policy) -> Policy:
     """The reference: the same model, never trained."""
     return copy.deepcopy(policy).eval().requires_grad_(False)
+
+
+@torch.no_grad()
+def follow(reference: Policy, policy: Policy, *, share: float) -> None:
+    """reference <- share x policy + (1 - share) x reference, shard by shard."""
+    for mine, theirs in zip(reference.parameters(), policy.parameters(), strict=True):
+        local(mine).lerp_(local(theirs), share)
+    reshard(reference)

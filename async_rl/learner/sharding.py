@@ -111,6 +111,11 @@ def reshard(model: nn.Module) -> None:
         model.reshard()
 
 
+def local(x: Tensor) -> Tensor:
+    """This rank's part of a sharded tensor, or x itself."""
+    return x.to_local() if isinstance(x, DTensor) else x
+
+
 def full_tensor(x: Tensor) -> Tensor:
     """The whole of a sharded tensor (collective), or x itself."""
     return x.full_tensor() if isinstance(x, DTensor) else x

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+from torch.distributed.checkpoint.stateful import Stateful
 
 from async_rl.batching.batch import collate
 from async_rl.batching.packing import pack
@@ -25,9 +26,9 @@ from async_rl.batching.partition import passes
 from async_rl.codec import encode
 from async_rl.config import RunConfig
 from async_rl.errors import NonFiniteError
-from async_rl.learner.checkpoint import Checkpointer
+from async_rl.learner.checkpoint import Checkpointer, ModelState
 from async_rl.learner.metrics import step_histograms, step_scalars
-from async_rl.learner.models import Critic, Policy, frozen_copy, load_policy
+from async_rl.learner.models import Critic, Policy, follow, frozen_copy, load_policy
 from async_rl.learner.objective_state import ObjectiveState
 from async_rl.learner.optimizer import ModelOptimizer
 from async_rl.learner.rows import rows_as_group
@@ -94,7 +95,11 @@ class Trainer:
             )
             models["critic"] = (critic, critic_optimizer)
         state = ObjectiveState(config.algorithm)
-        self._checkpointer = Checkpointer(self._ranks, models, {"objective": state})
+        self._moving_reference = reference if config.algorithm.ref_ema_eta else None
+        stateful: dict[str, Stateful] = {"objective": state}
+        if self._moving_reference is not None:
+            stateful["reference"] = ModelState(self._moving_reference)
+        self._checkpointer = Checkpointer(self._ranks, models, stateful)
         self._updater = Updater(
             config,
             self._ranks,
@@ -117,6 +122,8 @@ class Trainer:
         except NonFiniteError as error:
             ids = ", ".join(str(group.group_id) for group in groups)
             raise NonFiniteError(f"step {version + 1}, groups {ids}: {error}; the batch is in {self._keep(groups, version)}") from error
+        if self._moving_reference is not None:
+            follow(self._moving_reference, self._policy, share=self._config.algorithm.ref_ema_eta)
         return StepResult(
             scalars=step_scalars(self._config, batch, record, version=version),
             histograms=step_histograms(batch, record, version=version),

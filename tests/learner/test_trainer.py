@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from learner_support import make_groups, make_model, make_trainer, spy_on_gradients
+from learner_support import make_config, make_groups, make_model, make_trainer, spy_on_gradients
 from transformers import AutoModelForCausalLM
 
 from async_rl.codec import decode
@@ -264,3 +264,36 @@ def test_bfloat16_compute_keeps_float32_masters_and_follows_float32(model_path: 
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def test_a_moving_reference_takes_on_a_share_of_the_policy_after_each_step_and_is_restored(model_path: Path, tmp_path: Path) -> None:
+    knobs = ("algorithm.ref_ema_eta=0.25", "algorithm.kl_coef=0.1", "learner.optimizer.lr=1e-2")
+    trainer = make_trainer(model_path, "ppo_code", *knobs)
+    reference = trainer._moving_reference
+    assert reference is not None
+    start = [t.clone() for t in trainer.full_tensors()]
+    expected = start
+    for version in range(2):
+        trainer.step(make_groups(version, version=version), version)
+        expected = [0.75 * r + 0.25 * p for r, p in zip(expected, trainer.full_tensors(), strict=True)]
+    for mine, wanted in zip(reference.parameters(), expected, strict=True):
+        torch.testing.assert_close(mine, wanted, rtol=1e-5, atol=1e-6)
+    trainer.save(tmp_path / "step_2", 2).result()
+    restored = make_trainer(model_path, "ppo_code", *knobs)
+    restored.load(tmp_path / "step_2")
+    first, second = (t.step(make_groups(2, version=2), 2).scalars["policy/kl_reference"] for t in (trainer, restored))
+    assert first == second > 0
+
+
+def test_a_reference_without_a_share_stays_where_it_was(model_path: Path) -> None:
+    knobs = ("algorithm.kl_coef=0.1", "learner.optimizer.lr=1e-2")
+    fixed, moving = (make_trainer(model_path, "ppo_code", *knobs, *more) for more in ([], ["algorithm.ref_ema_eta=0.9"]))
+    for trainer in (fixed, moving):
+        trainer.step(make_groups(), 0)
+    kl = [t.step(make_groups(1, version=1), 1).scalars["policy/kl_reference"] for t in (fixed, moving)]
+    assert kl[0] > 10 * kl[1] > 0
+
+
+def test_a_moving_reference_without_a_kl_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"algorithm\.ref_ema_eta=0\.5 with algorithm\.kl_coef=0"):
+        make_config("grpo_code", "algorithm.ref_ema_eta=0.5")

@@ -1,0 +1,84 @@
+"""Models of other makers: packed rows give their own log-probs, or they are refused with the reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from learner_support import make_groups, make_trainer
+from transformers import AutoModelForCausalLM
+
+from async_rl.errors import ConfigError
+from async_rl.learner.models import load_policy
+
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 50,
+    "max_position_embeddings": 128,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 1,
+}
+
+
+def save(path: Path, kind: str, **settings: Any) -> Path:
+    torch.manual_seed(3)
+    config = getattr(transformers, f"{kind}Config")(**{**SIZES, **settings})
+    model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(3)
+    model.save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("Llama", {}),
+        ("Qwen2", {}),
+        ("Mistral", {"sliding_window": None}),
+        ("Mistral", {"sliding_window": 4}),
+        ("Olmo2", {}),
+        ("Qwen3Moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8}),
+    ],
+)
+def test_packed_rows_give_the_models_own_logprobs_and_it_learns(tmp_path: Path, kind: str, settings: dict[str, Any]) -> None:
+    path = save(tmp_path / "model", kind, **settings)
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    trainer = make_trainer(path, "grpo_code")
+    rng = np.random.default_rng(0)
+    rows = [rng.integers(2, 50, length).astype(np.int32) for length in (5, 17, 23)]
+    for row, found in zip(rows, trainer.logprobs(rows), strict=True):
+        ids = torch.from_numpy(row.astype(np.int64))[None]
+        expected = torch.log_softmax(model(ids).logits[0, :-1], -1).gather(1, ids[0, 1:, None]).squeeze(1)
+        np.testing.assert_allclose(found[1:], expected.detach(), atol=1e-4)
+    assert trainer.step(make_groups(), 0).scalars["policy/grad_norm"] > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "reason"),
+    [
+        ("Gemma2", {"head_dim": 8, "sliding_window": 4}, "caps its logits"),
+        ("Phi", {"num_key_value_heads": 4}, "attention or output head"),
+    ],
+)
+def test_a_model_that_packed_rows_would_compute_wrongly_is_refused_with_the_reason(
+    tmp_path: Path, kind: str, settings: dict[str, Any], reason: str
+) -> None:
+    path = save(tmp_path / "model", kind, **settings)
+    if kind == "Phi":  # its output head has a bias, which is 0 until it was trained
+        model = AutoModelForCausalLM.from_pretrained(path)
+        torch.nn.init.normal_(model.lm_head.bias)
+        model.save_pretrained(path)
+    with pytest.raises(ConfigError, match=reason):
+        load_policy(path, trust_remote_code=False, gradient_checkpointing=False, is_fused=False)
