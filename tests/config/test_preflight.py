@@ -32,6 +32,11 @@ def test_a_check_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_package_or_a_checker_that_the_verifier_could_not_load_is_named_before_anything_starts(tmp_path: Path) -> None:
+    found = problems(tmp_path, "sandbox.packages=[numpy,no_such_package]", "sandbox.checker=math:nothing")
+    assert [line.split(":")[0] for line in found] == ["sandbox.packages=no_such_package", "sandbox.checker=math"]
+
+
 def test_files_that_are_missing_or_empty_are_named(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").touch()
     found = problems(
