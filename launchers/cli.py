@@ -10,22 +10,22 @@ import random
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import msgspec
 import typer
-from rich.console import Console
 
 from async_rl.config import RunConfig
 from async_rl.errors import AsyncRLError, ConfigError
 from async_rl.launchers import runs
-from async_rl.launchers.control import ask_status, ask_stop, leave_mark, living_pid, wait_for_end
+from async_rl.launchers.control import ask_stop, leave_mark, living_pid, wait_for_end
+from async_rl.launchers.options import OutputDir, Run, console, default_output_dir
+from async_rl.launchers.status_command import ended, status
 from async_rl.launchers.verifier_command import verifier
 from async_rl.launchers.verify_command import verify
 from async_rl.machine import this_machine
 from async_rl.topology import ProcessSpec, processes
 
-WIDTH_IF_NO_TERMINAL = 140
 EXIT_WRONG_SETTINGS = 2
 STOP_GRACE_S = 60.0  # beyond supervisor.stop_timeout_s: the last evaluation and the other processes' ends
 
@@ -35,10 +35,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-Run = Annotated[str | None, typer.Argument(metavar="[RUN]", help="name or directory of a run; default: the newest")]
-OutputDir = Annotated[Path | None, typer.Option("--output-dir", help="where runs are kept; default: output_dir of conf/")]
+app.command()(status)
 app.command()(verifier)
 app.command()(verify)
+app.add_typer(data, name="data")
 
 
 def main() -> NoReturn:
@@ -73,34 +73,12 @@ def launch(
     preflight(config, machine)
     config = named(config)
     specs = processes(config, machine)
-    console = _console()
+    terminal = console()
     if dry_run:
-        show_config(console, config)
-    show_plan(console, config, specs, machine, model_shape(config))
+        show_config(terminal, config)
+    show_plan(terminal, config, specs, machine, model_shape(config))
     if not dry_run:
         raise typer.Exit(_supervise(config, make_run_dir(config), specs))
-
-
-@app.command()
-def status(
-    run: Run = None, as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False, output_dir: OutputDir = None
-) -> None:
-    """Show what each process of a run does and what it waits for."""
-    run_dir = runs.find(run, output_dir or default_output_dir())
-    reply = ask_status(run_dir)
-    if reply is not None and not as_json:
-        from async_rl.monitoring.status import render
-
-        _console().print(render(reply))
-        return
-    remains = runs.remains(run_dir)
-    pid = living_pid(run_dir)
-    if not as_json:
-        typer.echo(_starting(remains, pid) if pid is not None else _ended(remains))
-        return
-    answer: dict[str, Any] = {"is_running": pid is not None or reply is not None, **msgspec.to_builtins(remains), "members": []}
-    answer.update(msgspec.to_builtins(reply) if reply is not None else {})
-    typer.echo(msgspec.json.encode({key: value for key, value in answer.items() if key != "type"}))
 
 
 @app.command()
@@ -113,14 +91,14 @@ def stop(
     run_dir = runs.find(run, output_dir or default_output_dir())
     pid = living_pid(run_dir)
     if pid is None:
-        typer.echo(_ended(runs.remains(run_dir)))
+        typer.echo(ended(runs.remains(run_dir)))
         return
     ask_stop(run_dir, pid, is_graceful=not now)
     typer.echo(f"run {run_dir.name} is ending" if now else f"run {run_dir.name} is stopping: it finishes its step and saves")
     if not wait_for_end(pid, timeout_s=runs.config_of(run_dir).supervisor.stop_timeout_s + STOP_GRACE_S):
         typer.echo(f"error: run {run_dir.name} (pid {pid}) has not ended; async-rl stop {run_dir.name} --now ends it at once", err=True)
         raise typer.Exit(1)
-    typer.echo(_ended(runs.remains(run_dir)))
+    typer.echo(ended(runs.remains(run_dir)))
 
 
 @app.command()
@@ -139,10 +117,10 @@ def resume(
     machine = this_machine()
     preflight(config, machine, is_new=False)
     specs = processes(config, machine)
-    console = _console()
-    show_plan(console, config, specs, machine, model_shape(config))
+    terminal = console()
+    show_plan(terminal, config, specs, machine, model_shape(config))
     for line in changed or ["no setting has changed"]:
-        console.print(f"resuming with {line}" if changed else f"resuming; {line}", markup=False, soft_wrap=True)
+        terminal.print(f"resuming with {line}" if changed else f"resuming; {line}", markup=False, soft_wrap=True)
     take_up(config, run_dir)
     raise typer.Exit(_supervise(config, run_dir, specs))
 
@@ -184,7 +162,7 @@ def ledger(
     if as_json:
         typer.echo(msgspec.json.encode(found))
     else:
-        show(_console(), found)
+        show(console(), found)
     if isinstance(found, Audit) and found.problems:
         raise typer.Exit(1)
 
@@ -222,34 +200,12 @@ def make_run_dir(config: RunConfig) -> Path:
     return run_dir
 
 
-def default_output_dir() -> Path:
-    """The output_dir of conf/."""
-    from async_rl.launchers.compose import compose, names
-
-    return Path(compose(names()[0]).output_dir)
-
-
 def _supervise(config: RunConfig, run_dir: Path, specs: list[ProcessSpec]) -> int:
     from async_rl.launchers.local import LocalLauncher
     from async_rl.processes.supervisor import run_supervised
 
     launchers = {"local": LocalLauncher}
     return run_supervised(config=config, run_dir=run_dir, specs=specs, launcher=launchers[config.launcher](run_dir))
-
-
-def _starting(remains: runs.Remains, pid: int) -> str:
-    return f"run {remains.run_name} is starting (pid {pid}): its processes do not answer yet; see {remains.run_dir}/logs"
-
-
-def _ended(remains: runs.Remains) -> str:
-    cause = f": {remains.cause}" if remains.cause else ""
-    outcome = remains.outcome or "was killed"
-    return f"run {remains.run_name} is not running ({outcome}); last step {remains.step} of {remains.num_steps}{cause}"
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=WIDTH_IF_NO_TERMINAL)
 
 
 if __name__ == "__main__":

@@ -171,15 +171,27 @@ def remains(run_dir: Path) -> Remains:
     )
 
 
+def history(run_dir: Path, metric: str) -> list[float]:
+    """The metric's values in metrics.jsonl, step by step; none before the first step that has it."""
+    rows = (_row(line) for line in _lines(run_dir / "metrics.jsonl"))
+    return [float(row[metric]) for row in rows if metric in row]
+
+
 def _last_row(path: Path) -> dict[str, Any]:
     """The last complete line of a jsonl file; empty if there is none."""
+    return next((row for line in reversed(_lines(path)) if (row := _row(line))), {})
+
+
+def _lines(path: Path) -> list[bytes]:
     try:
-        lines = path.read_bytes().splitlines()
+        return path.read_bytes().splitlines()
     except OSError:
+        return []
+
+
+def _row(line: bytes) -> dict[str, Any]:
+    """Empty for a line that was not written to its end."""
+    try:
+        return msgspec.json.decode(line, type=dict)
+    except msgspec.DecodeError:
         return {}
-    for line in reversed(lines):
-        try:
-            return msgspec.json.decode(line, type=dict)
-        except msgspec.DecodeError:
-            continue
-    return {}

@@ -1,18 +1,19 @@
-"""The answer of `async-rl status`: what each process of a run is, does, and waits for, as a rich table.
+"""The answer of `async-rl status`: the numbers, the flow from prompt to training, the bottleneck, and what each process does and waits for.
 
-Pure: from a StatusReply and the time to something rich can print.
+Pure: from a StatusReply, an earlier one and the time to something rich can print.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from async_rl.messages import Member, StatusReply
+from async_rl.monitoring.bottleneck import bottleneck, per_second
 
 _ROLE_ORDER = ("supervisor", "learner", "buffer", "generator", "verifier")
 _STYLES = {"waiting": "yellow", "blocked": "yellow", "starting": "cyan", "stopping": "cyan", "ended": "red"}
@@ -21,13 +22,23 @@ _NUMBERS = (
     ("held-out pass@1", "eval/pass_at_1", "{:.3f}"),
     ("staleness max", "staleness/max_versions", "{:.0f}"),
     ("generated tokens/s", "throughput/generated_tokens_per_s", "{:,.0f}"),
-    ("ready groups", "queue/ready", "{:.0f}"),
 )
+_FLOW = ("issued", "generating", "ready", "leased")
+_RATES = (
+    ("tokens_generated", "{:,.0f} tokens/s"),
+    ("samples_scored", "{:,.0f} samples/s"),
+    ("tokens_trained", "{:,.0f} tokens/s"),
+)
+_BARS = "▁▂▃▄▅▆▇█"
+_MOST_BARS = 60
 
 
-def render(reply: StatusReply, now_s: float | None = None) -> RenderableType:
-    """The whole answer. now_s: Unix time."""
+def render(
+    reply: StatusReply, now_s: float | None = None, *, before: StatusReply | None = None, rewards: Sequence[float] = ()
+) -> RenderableType:
+    """The whole answer. now_s: Unix time; before: an earlier answer, from which rates are taken; rewards: of the steps so far."""
     now_s = time.time() if now_s is None else now_s
+    past = before.members if before is not None else []
     head = Text.assemble(
         (reply.run_name, "bold"),
         f"  step {reply.step} of {reply.num_steps}, running for {duration(now_s - reply.started_s)}\n{reply.run_dir}",
@@ -37,24 +48,50 @@ def render(reply: StatusReply, now_s: float | None = None) -> RenderableType:
     numbers = [f"{title} {form.format(reply.metrics[name])}" for title, name, form in _NUMBERS if name in reply.metrics]
     if numbers:
         head.append("\n" + "  ".join(numbers))
+    if rewards:
+        head.append(f"\nreward {sparkline(rewards)} {min(rewards):.2f} to {max(rewards):.2f}")
+    if any(f"queue/{state}" in reply.metrics for state in _FLOW):
+        head.append(f"\n{_flow(reply)}")
     if reply.stalled:
         head.append(f"\n{reply.stalled}", style="bold red")
-    return Group(head, _processes(reply.members, now_s))
+    elif found := bottleneck(reply.members, past):
+        head.append(f"\nbottleneck: {found}", style="cyan")
+    return Group(head, _processes(reply, past, now_s))
 
 
-def _processes(members: Iterable[Member], now_s: float) -> Table:
+def sparkline(values: Sequence[float]) -> str:
+    """The newest values as bars between the lowest and the highest of all."""
+    low, high = min(values), max(values)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((value - low) * scale)] for value in values[-_MOST_BARS:])
+
+
+def _flow(reply: StatusReply) -> str:
+    """Groups in each state on their way from prompt to training, and how many attempts failed."""
+    states = " → ".join(f"{state} {reply.metrics.get(f'queue/{state}', 0):.0f}" for state in _FLOW)
+    failed = sum(number for name, number in reply.metrics.items() if name.startswith("failures/"))
+    return f"groups: prompt → {states} → trained in step {reply.step}" + (f"   failed {failed:.0f}" if failed else "")
+
+
+def _processes(reply: StatusReply, past: Sequence[Member], now_s: float) -> Table:
+    before = {member.name: member for member in past}
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for title, justify in (("process", "left"), ("pid", "right"), ("state", "left"), ("version", "right"), ("since", "right")):
+    columns = (("process", "left"), ("pid", "right"), ("state", "left"), ("version", "right"), ("since", "right"), ("at work", "right"))
+    for title, justify in (*columns, ("rate", "right")):
         table.add_column(title, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     table.add_column("waits for")
-    for member in sorted(members, key=lambda m: (_ROLE_ORDER.index(m.role), m.name)):
+    for member in sorted(reply.members, key=lambda m: (_ROLE_ORDER.index(m.role), m.name)):
+        rates = per_second(member, before.get(member.name))
+        again = reply.metrics.get(f"restarts/{member.name}", 0)
         table.add_row(
             member.name,
             str(member.pid),
             Text(member.state, style=_STYLES.get(member.state, "green")),
             str(member.version) if member.version >= 0 else "",
             duration(now_s - member.since_s) if member.since_s > 0 else "",
-            member.waits_for,
+            f"{rates['busy_s']:.0%}" if "busy_s" in rates else "",
+            ", ".join(form.format(rates[name]) for name, form in _RATES if name in rates),
+            member.waits_for + (f" (started again {again:.0f} times)" if again else ""),
         )
     return table
 

@@ -15,7 +15,7 @@ import msgspec
 import psutil
 import pytest
 
-from async_rl.launchers import cli
+from async_rl.launchers import cli, status_command
 from async_rl.launchers.compose import compose, write_config
 from async_rl.launchers.control import MARK, Mark, leave_mark, living_pid, wait_for_end
 from async_rl.messages import GetStatus, Member, Message, Ok, StatusReply, StopRun
@@ -196,3 +196,47 @@ def test_waiting_for_an_end_is_bounded() -> None:
 def test_an_unknown_run_exits_with_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(monkeypatch, "status", "nothing", "--output-dir", str(tmp_path)) == 2
     assert capsys.readouterr().err.startswith("error: nothing: neither a run in")
+
+
+def test_watching_follows_a_run_from_its_start_to_its_end(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def told(step: int, tokens: float) -> StatusReply:
+        generator = Member(
+            name="generator-0",
+            role="generator",
+            pid=7,
+            address="",
+            state="generating",
+            waits_for="",
+            since_s=0,
+            version=1,
+            counters={"busy_s": step, "tokens_generated": tokens},
+        )
+        return StatusReply(
+            run_name="mine",
+            run_dir=str(run_dir),
+            step=step,
+            num_steps=9,
+            started_s=0,
+            tensorboard_url="",
+            members=[generator],
+            metrics={"queue/ready": 3.0},
+        )
+
+    answers = iter([None, told(1, 100), told(2, 600), None])
+    lives = iter([7, 7, None, None])
+    monkeypatch.setattr(status_command, "ask_status", lambda _: next(answers))
+    monkeypatch.setattr(status_command, "living_pid", lambda _: next(lives))
+    monkeypatch.setattr(status_command, "_REDRAW_S", 0.0)
+    (run_dir / "metrics.jsonl").write_text(
+        '{"step": 0, "eval/pass_at_1": 0.1}\n{"step": 1, "reward/mean": 0.2}\n{"step": 2, "reward/mean": 0.6}\n{"st'
+    )
+    assert main(monkeypatch, "status", str(run_dir), "--watch") == 0
+    shown = capsys.readouterr().out
+    assert (
+        shown.index("run mine is starting (pid 7)") < shown.index("step 1 of 9") < shown.index("step 2 of 9") < shown.index("not running")
+    )
+    assert "500 tokens/s" in shown, "the rate is of the time between two pictures"
+    assert "reward ▁█ 0.20 to 0.60" in shown
+    assert "ready 3 → leased 0 → trained in step 2" in shown

@@ -1,0 +1,115 @@
+"""What `async-rl status` says beyond the table: rates, the bottleneck, the flow, the rewards."""
+
+from __future__ import annotations
+
+import io
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from async_rl.launchers.schema import settings
+from async_rl.messages import Member, StatusReply
+from async_rl.monitoring.bottleneck import bottleneck, per_second
+from async_rl.monitoring.status import render, sparkline
+from async_rl.types import Role
+
+
+def member(name: str, role: Role, *, pid: int = 7, state: str = "working", **counters: float) -> Member:
+    return Member(name=name, role=role, pid=pid, address="", state=state, waits_for="", since_s=0.0, version=1, counters=counters)
+
+
+def learner(busy_s: float, wait_s: float) -> Member:
+    return member("learner-0", "learner", busy_s=busy_s, wait_s=wait_s)
+
+
+def generator(busy_s: float, wait_s: float, blocked_s: float) -> Member:
+    return member("generator-0", "generator", busy_s=busy_s, wait_s=wait_s, blocked_s=blocked_s)
+
+
+def reply(members: list[Member], **metrics: float) -> StatusReply:
+    named = {name.replace("__", "/"): value for name, value in metrics.items()}
+    return StatusReply(run_name="r", run_dir="/r", step=3, num_steps=9, started_s=0, tensorboard_url="", members=members, metrics=named)
+
+
+def shown(answer: StatusReply, before: StatusReply | None = None, rewards: tuple[float, ...] = ()) -> str:
+    out = io.StringIO()
+    Console(file=out, width=200).print(render(answer, now_s=60.0, before=before, rewards=rewards))
+    return out.getvalue()
+
+
+def test_a_rate_is_per_second_of_the_process_between_the_two_moments() -> None:
+    before = member("g", "generator", busy_s=10, idle_s=0, tokens_generated=1000)
+    now = member("g", "generator", busy_s=13, idle_s=1, tokens_generated=1800)
+    assert per_second(now, before) == {"busy_s": 0.75, "idle_s": 0.25, "tokens_generated": 200.0}
+
+
+def test_a_process_that_was_started_again_is_measured_from_its_start() -> None:
+    before = member("g", "generator", pid=6, busy_s=100, tokens_generated=9000)
+    assert per_second(member("g", "generator", pid=7, busy_s=2, tokens_generated=50), before)["tokens_generated"] == 25.0
+
+
+def test_nothing_is_said_of_a_process_that_told_no_time() -> None:
+    assert per_second(member("g", "generator"), None) == {}
+    assert bottleneck([member("learner-0", "learner"), generator(1, 0, 0)]) == ""
+
+
+@pytest.mark.parametrize(
+    ("learner_s", "generator_s", "named"),
+    [
+        ((9, 1), (4, 0, 6), "the learner: at work 90% of the time, generators held back by admission 60%"),
+        ((2, 8), (10, 0, 0), "generation: the learner waits 80% of the time, generators write 100%"),
+        ((4, 6), (3, 0, 7), "admission: the learner waits 60% of the time, generators are held back 70%"),
+        ((4, 6), (3, 7, 0), "scoring: the learner waits 60% of the time, generators have only verdicts to wait for 70%"),
+    ],
+)
+def test_the_bottleneck_is_named_with_its_shares(learner_s: tuple[int, int], generator_s: tuple[int, int, int], named: str) -> None:
+    assert bottleneck([learner(*learner_s), generator(*generator_s)]).startswith(named)
+
+
+def test_the_bottleneck_is_of_the_time_between_the_moments_and_not_of_the_whole_run() -> None:
+    before = [learner(100, 0), generator(100, 0, 0)]
+    assert bottleneck([learner(100, 0), generator(110, 0, 0)]).startswith("the learner")
+    assert bottleneck([learner(101, 9), generator(110, 0, 0)], before).startswith("generation")
+
+
+def test_while_a_process_starts_no_bottleneck_is_guessed() -> None:
+    assert bottleneck([learner(1, 9), member("generator-1", "generator", state="starting")]) == "not all is up yet: generator-1"
+
+
+@pytest.mark.parametrize(("learner_s", "generator_s"), [((9, 1), (1, 0, 0)), ((1, 9), (9, 0, 0)), ((1, 9), (0, 0, 9)), ((1, 9), (0, 9, 0))])
+def test_every_relief_names_settings_that_exist(learner_s: tuple[int, int], generator_s: tuple[int, int, int]) -> None:
+    words = bottleneck([learner(*learner_s), generator(*generator_s)]).replace("(", " ").replace(")", " ").replace(",", " ").split()
+    named = [word for word in words if "." in word]
+    assert named
+    assert set(named) <= set(settings())
+
+
+def test_the_flow_counts_groups_in_each_state_and_failures() -> None:
+    text = shown(reply([], queue__issued=1, queue__generating=12, queue__ready=3, queue__leased=16, failures__over_age=2, failures__x=1))
+    assert "groups: prompt → issued 1 → generating 12 → ready 3 → leased 16 → trained in step 3   failed 3" in text
+
+
+def test_a_restart_stands_beside_the_process() -> None:
+    text = shown(reply([generator(1, 0, 0)], **{"restarts/generator-0": 2.0}))
+    assert "(started again 2 times)" in text
+
+
+def test_the_rate_column_has_tokens_of_generators_since_the_earlier_answer() -> None:
+    before = reply([member("generator-0", "generator", busy_s=10, tokens_generated=1000)])
+    now = reply([member("generator-0", "generator", busy_s=12, tokens_generated=6000)])
+    assert "2,500 tokens/s" in shown(now, before)
+    assert "500 tokens/s" in shown(now)
+
+
+def test_a_stalled_run_says_why_instead_of_a_bottleneck() -> None:
+    stalled = msgspec.structs.replace(reply([learner(9, 1), generator(1, 0, 0)]), stalled="no learner step for 70 s")
+    assert "no learner step for 70 s" in shown(stalled)
+    assert "bottleneck" not in shown(stalled)
+
+
+def test_a_sparkline_goes_from_the_lowest_to_the_highest_bar() -> None:
+    assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
+    assert sparkline([0.25, 0.25]) == "▁▁"
+    assert len(sparkline([float(i) for i in range(1000)])) == 60
+    assert "reward ▁█ 0.20 to 0.80" in shown(reply([]), rewards=(0.2, 0.8))
