@@ -38,7 +38,6 @@ app = typer.Typer(
 app.command()(status)
 app.command()(verifier)
 app.command()(verify)
-app.add_typer(data, name="data")
 
 
 def main() -> NoReturn:
