@@ -18,7 +18,7 @@ from async_rl.batching.batch import Batch
 from async_rl.batching.packing import Pass, pack
 from async_rl.batching.partition import cost_tokens, minibatches, passes
 from async_rl.config import RunConfig
-from async_rl.learner.models import Critic, Policy, PolicyOutput
+from async_rl.learner.models import Critic, Policy, PolicyOutput, States
 from async_rl.learner.objective import Evaluated
 from async_rl.learner.sharding import Ranks
 
@@ -121,6 +121,8 @@ class Evaluator:
         if self._is_kl_exact and self._reference is not None:
             with torch.no_grad():
                 states = self._reference.states(row)
+                if self._ranks.is_sharded:  # FSDP frees the head that the backward pass will need
+                    states = States(states.hidden, states.head.clone())
         output: PolicyOutput = self._policy(row, temperature=self._temperature, chunk_tokens=self._chunk_tokens, reference=states)
         return output
 

@@ -213,3 +213,27 @@ def test_the_critic_learns_returns_in_units_of_those_seen_so_far() -> None:
     # weight 0.5 counts as 1: mean 2 * 0.5 = 1, variance 5 * 0.5 - 1^2 = 1.5
     damped = observed("algorithm.value_norm=exp", "algorithm.value_norm_beta=0.5", "algorithm.value_norm_eps=1.0")
     assert damped == pytest.approx([0.0, 2 / 1.5**0.5, 5.0])
+
+
+def test_the_adaptive_coefficient_follows_the_kl_of_a_sequence() -> None:
+    def after(kl: float, *knobs: str) -> float:
+        state = ObjectiveState(make_config("grpo_code", "algorithm.kl_coef=0.1", *knobs).algorithm)
+        state.end_step(state.moments, kl=kl, num_sequences=1000)
+        return state.kl_coef
+
+    adaptive = "algorithm.kl_controller=adaptive"
+    assert after(60.0) == 0.1, "a fixed one stays"
+    assert after(60.0, adaptive) == pytest.approx(0.1 * (1 + 0.2 * 1000 / 10_000))
+    assert after(60.0, adaptive, "algorithm.kl_horizon=1000") == pytest.approx(0.1 * 1.2)
+    assert after(60.0, adaptive, "algorithm.kl_target=50") == pytest.approx(0.1 * 1.02)
+    assert after(60.0, adaptive, "algorithm.kl_target=100") == pytest.approx(0.1 * 0.98)
+
+
+def test_what_the_objective_remembers_comes_back() -> None:
+    knobs = ("algorithm.kl_controller=adaptive", "algorithm.value_norm=ma")
+    state, again = (ObjectiveState(make_config("ppo_code", *knobs).algorithm) for _ in range(2))
+    moments, _ = state.observe(torch.tensor([1.0, 3.0]), torch.tensor([True, True]))
+    state.end_step(moments, kl=60.0, num_sequences=1000)
+    again.load_state_dict(state.state_dict())
+    assert again.kl_coef == state.kl_coef != make_config("ppo_code").algorithm.kl_coef
+    assert again.units == ValueUnits(mean=2.0, std=1.0) == state.units

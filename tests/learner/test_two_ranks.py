@@ -13,7 +13,14 @@ from learner_support import make_groups, make_trainer, relative_difference, spy_
 
 ROW = np.array([3, 1, 4, 1, 5, 9], dtype=np.int32)
 STEPS = 3
-OVERRIDES = ("learner.minibatches=2", "algorithm.entropy_coef=0.01", "learner.optimizer.eps=1e-4", "learner.critic.optimizer.eps=1e-4")
+OVERRIDES = (
+    "learner.minibatches=2",
+    "algorithm.entropy_coef=0.01",
+    "algorithm.kl_coef=0.1",
+    "algorithm.kl_estimator=full",
+    "learner.optimizer.eps=1e-4",
+    "learner.critic.optimizer.eps=1e-4",
+)
 
 
 def train(rank: int, world_size: int, model_path: Path, out: Path, conf: str) -> None:
