@@ -19,6 +19,7 @@ from async_rl.config import RunConfig
 from async_rl.errors import AsyncRLError, ConfigError
 from async_rl.launchers import runs
 from async_rl.launchers.control import ask_stop, leave_mark, living_pid, wait_for_end
+from async_rl.launchers.data_command import data
 from async_rl.launchers.options import OutputDir, Run, console, default_output_dir
 from async_rl.launchers.status_command import ended, status
 from async_rl.launchers.verifier_command import verifier
@@ -38,6 +39,7 @@ app = typer.Typer(
 app.command()(status)
 app.command()(verifier)
 app.command()(verify)
+app.add_typer(data, name="data")
 
 
 def main() -> NoReturn:

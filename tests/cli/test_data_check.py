@@ -1,0 +1,71 @@
+"""Facts about `async-rl data check`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from async_rl.data import list_functions
+from async_rl.data.tokenizer import build_tokenizer
+from async_rl.errors import ConfigError
+from async_rl.launchers.cli import app
+
+TESTS = [{"kind": "stdin", "input": "1", "output": "2"}]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    build_tokenizer(list_functions.vocabulary_text(), 512).save_pretrained(directory)
+    (directory / "config.json").write_text("{}")
+    (directory / "model.safetensors").write_text("")
+    return directory
+
+
+def write(path: Path, *rows: dict[str, Any]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_what_a_run_would_use_and_leave_out_is_said_with_reasons(model: Path, tmp_path: Path) -> None:
+    file = write(
+        tmp_path / "x.jsonl",
+        {"prompt": "a b", "tests": TESTS},
+        {"prompt": "a", "test_list": ["assert f()"], "data_source": "mbpp"},
+        {"prompt": "a " * 90, "tests": TESTS},
+        {"prompt": "a"},
+    )
+    settings = [f"model.path={model}", "data.max_prompt_tokens=60"]
+    result = CliRunner().invoke(app, ["data", "check", file, *settings])
+    assert result.exit_code == 1
+    assert "4 rows, 2 prompts" in result.output
+    assert "(limit 60)" in result.output
+    assert "data_source code: 1 rows, reward code (stdin tests)" in result.output
+    assert "data_source mbpp: 1 rows, reward code (assert tests)" in result.output
+    assert "1 rows are refused (data.truncation=error):" in result.output
+    assert "x.jsonl, row 3: " in result.output
+    assert "1 rows are refused (data.bad_rows=error):" in result.output
+    assert "x.jsonl, row 4: no tests among the columns ['prompt']" in result.output
+
+    lenient = CliRunner().invoke(app, ["data", "check", file, *settings, "data.truncation=left", "data.bad_rows=drop"])
+    assert lenient.exit_code == 0
+    assert "1 prompts are cut to the limit (data.truncation=left)" in lenient.output
+    assert "1 rows are left out (data.bad_rows=drop):" in lenient.output
+
+
+def test_lengths_are_those_of_the_models_own_tokens(model: Path, tmp_path: Path) -> None:
+    file = write(tmp_path / "it's, [one].jsonl", *({"prompt": "[" * n, "tests": TESTS} for n in (1, 2, 3)))
+    tokenizer = build_tokenizer(list_functions.vocabulary_text(), 512)
+    lengths = [len(tokenizer("[" * n + "\n")["input_ids"]) for n in (1, 2, 3)]
+    result = CliRunner().invoke(app, ["data", "check", file.replace("[", "[[]"), f"model.path={model}"])
+    assert f"shortest {min(lengths)}, median {sorted(lengths)[1]}, 95% {max(lengths)}, longest {max(lengths)} " in result.output
+
+
+def test_without_a_model_it_is_said_what_to_give(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["data", "check", write(tmp_path / "x.jsonl")])
+    assert isinstance(result.exception, ConfigError)
+    assert "set model.path" in str(result.exception)
