@@ -20,7 +20,9 @@ from async_rl.errors import AsyncRLError, ConfigError
 from async_rl.launchers import runs
 from async_rl.launchers.control import ask_stop, leave_mark, living_pid, wait_for_end
 from async_rl.launchers.data_command import data
+from async_rl.launchers.logs_command import logs
 from async_rl.launchers.options import OutputDir, Run, console, default_output_dir
+from async_rl.launchers.rollouts_command import show_rollouts
 from async_rl.launchers.status_command import ended, status
 from async_rl.launchers.verifier_command import verifier
 from async_rl.launchers.verify_command import verify
@@ -37,6 +39,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(status)
+app.command()(logs)
+app.command("rollouts")(show_rollouts)
 app.command()(verifier)
 app.command()(verify)
 app.add_typer(data, name="data")

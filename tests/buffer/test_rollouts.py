@@ -1,0 +1,155 @@
+"""What `async-rl rollouts` reads from a run's store, and what it shows."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from buffer_support import make_config, make_group, opened, take, tickets
+from rich.console import Console
+from tokenizers import Tokenizer, models
+
+from async_rl.launchers import cli
+from async_rl.launchers.compose import write_config
+from async_rl.launchers.rollouts_command import choose
+from async_rl.messages import CommitStep, PutGroup
+from async_rl.monitoring.rollout_page import Colour, page
+from async_rl.processes.runtime import Control
+from async_rl.store_ledger import reading
+from async_rl.store_rollouts import Rollout, rollouts, stored_steps
+from async_rl.types import Group
+
+WORDS = [f"w{i} " for i in range(5)]
+
+
+async def make_history(path: Path) -> None:
+    """Two steps of two groups of two; the samples of group 1 failed; two groups more are ready."""
+    async with opened(path, make_config()) as service:
+        for version in range(2):
+            for ticket in await tickets(service, version):
+                await service.put_group(
+                    PutGroup(group=make_group(ticket, passes=ticket.group_id != 1, versions=[version, version, version + 1]))
+                )
+            batch = await take(service, version)
+            await service.commit_step(CommitStep(version=version + 1, group_ids=[g.group_id for g in batch.groups]))
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = tmp_path_factory.mktemp("run")
+    asyncio.run(make_history(run_dir))
+    write_config(make_config(), run_dir / "config.yaml")
+    core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token=WORDS[0]))
+    core.save(str(run_dir / "tokenizer.json"))
+    (run_dir / "control.json").write_bytes(msgspec.json.encode(Control(address="", pid=1, model_path=str(run_dir))))
+    return run_dir
+
+
+def stored(run_dir: Path, step: int | None = None, most: int = 99) -> list[Rollout]:
+    with reading(run_dir / "store.sqlite") as connection:
+        return rollouts(connection, step=step, most=most)
+
+
+def with_rewards(group: Group, *rewards: float) -> Group:
+    samples = [
+        msgspec.structs.replace(sample, score=msgspec.structs.replace(sample.score, reward=reward))
+        for sample, reward in zip(group.trajectories, rewards, strict=True)
+    ]
+    return msgspec.structs.replace(group, trajectories=samples)
+
+
+def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    monkeypatch.setattr(sys, "argv", ["async-rl", "rollouts", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert isinstance(caught.value.code, int)
+    out, err = capsys.readouterr()
+    return caught.value.code, out + err
+
+
+def test_a_step_has_the_groups_that_it_trained_with_their_prompts(run_dir: Path) -> None:
+    found = stored(run_dir, step=1)
+    assert [(r.group.group_id, r.step, r.prompt) for r in found] == [(r.group.group_id, 1, f"text of {r.group.prompt_id}") for r in found]
+    assert len(found) == 2
+    assert stored(run_dir, step=7) == []
+
+
+def test_without_a_step_the_newest_groups_come_first_trained_or_not(run_dir: Path) -> None:
+    ids = [r.group.group_id for r in stored(run_dir)]
+    assert ids == sorted(ids, reverse=True)
+    assert {r.step for r in stored(run_dir)} == {None, 1, 2}
+    assert [r.group.group_id for r in stored(run_dir, most=1)] == ids[:1]
+    with reading(run_dir / "store.sqlite") as connection:
+        assert stored_steps(connection) == (1, 2)
+
+
+def test_one_sample_of_each_group_is_chosen_by_its_reward(run_dir: Path) -> None:
+    first, second = stored(run_dir, step=1)
+    low = msgspec.structs.replace(first, group=with_rewards(first.group, 0.1, 0.3))
+    high = msgspec.structs.replace(second, group=with_rewards(second.group, 0.9, 0.7))
+    kinds = {"is_best": False, "is_worst": False, "is_failed": False}
+    assert choose([low, high], **kinds) == [(low, 0), (high, 0)]
+    assert choose([low, high], **kinds | {"is_best": True}) == [(high, 0), (low, 1)]
+    assert choose([low, high], **kinds | {"is_worst": True}) == [(low, 0), (high, 1)]
+
+
+def test_failed_leaves_those_that_passed_out(run_dir: Path) -> None:
+    chosen = choose(stored(run_dir), is_best=False, is_worst=False, is_failed=True)
+    assert [rollout.group.group_id for rollout, _ in chosen] == [1]
+
+
+@pytest.mark.parametrize(
+    ("colour", "expected"),
+    [
+        ("logprob", {"a": "", "b": "32", "c": "31"}),
+        ("version", {"a": "33", "b": "33", "c": "32"}),
+        ("advantage", dict.fromkeys("abc", "32")),
+    ],
+)
+def test_the_colour_of_a_token_tells_what_was_asked(run_dir: Path, colour: Colour, expected: dict[str, str]) -> None:
+    group = with_rewards(stored(run_dir)[0].group, 1.0, 0.0)
+    sample = msgspec.structs.replace(
+        group.trajectories[0],
+        behavior_logprobs=np.log(np.array([1, 1, 0.6, 0.95, 0.05], np.float32)),
+        versions=np.array([-1, -1, 2, 2, 3], np.int32),
+    )
+    group = msgspec.structs.replace(group, trajectories=[sample, group.trajectories[1]])
+    out = io.StringIO()
+    terminal = Console(file=out, force_terminal=True, width=200, color_system="standard", legacy_windows=False)
+    terminal.print(page(group, 0, prompt="p", step=None, pieces=["a", "b", "c"], colour=colour))
+    response = out.getvalue().splitlines()[2]
+    for letter, code in expected.items():
+        colours = {"32": "\x1b[32m", "33": "\x1b[33m", "31": "\x1b[31m", "": ""}
+        before = response[: response.rindex(letter)]
+        style = before[before.rfind("\x1b[") :] if "\x1b[" in before else ""
+        assert style.startswith(colours[code]) if code else style in ("", "\x1b[0m"), (letter, response)
+
+
+def test_the_command_shows_prompt_response_reward_and_verdicts(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, text = shown(monkeypatch, capsys, str(run_dir), "--failed", "--colour", "version")
+    assert code == 0
+    assert "text of t" in text
+    assert "w2" in text
+    assert "[1]" in text
+    assert "reward 0 (mean of its group 0.00); tests: wrong_answer" in text
+    assert "versions 0 to 1" in text
+
+
+def test_a_step_that_is_not_stored_is_told_with_those_that_are(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "no such rollout; steps 1 to 2 are stored" in shown(monkeypatch, capsys, str(run_dir), "--step", "9")[1]
+
+
+def test_settings_that_make_no_sense_are_refused(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert shown(monkeypatch, capsys, str(run_dir), "--best", "--worst")[0] == 2
+    assert "logprob, version, advantage" in shown(monkeypatch, capsys, str(run_dir), "--colour", "red")[1]
