@@ -1,0 +1,100 @@
+"""Random programs on random tests: the verifier's verdict is that of a slow, separate run that trusts the program."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rewards_support import Jail
+
+from async_rl.rewards.protocol import VerifyRequest
+from async_rl.types import AssertTest, CallTest, StdinTest
+
+ORACLE = """
+import io, json, sys
+code, tests = json.load(sys.stdin)
+def verdict(kind, given, expected):
+    try:
+        compiled = compile(code, "p", "exec")
+    except SyntaxError:
+        return "compile_error"
+    out, sys.stdout, sys.stdin = sys.stdout, io.StringIO(), io.StringIO(f"{given}\\n")
+    try:
+        space = {"__name__": "__main__" if kind == "stdin" else "p"}
+        exec(compiled, space)
+        got = sys.stdout.getvalue().strip() if kind == "stdin" else space["f"](given)
+    except BaseException:
+        return "runtime_error"
+    finally:
+        sys.stdout = out
+    same = got == expected if kind == "assert" else repr(got) == repr(expected)
+    return "pass" if same else "wrong_answer"
+print(json.dumps([verdict(*test) for test in tests]))
+"""
+ATOMS = ("x", "1", "2", "7", "-3", "0")
+FORMS = (
+    "({a} + {b})", "({a} * {b})", "({a} - {b})", "({a} // {b})", "({a} % {b})", "({a} / {b})", "({a} if x > 2 else {b})",
+    "max({a}, {b})", "[{a}, {b}][x % 3]", "len(str({a}))", "int('12'[int({a}) % 2])", "({a} > {b})", "sum(range(abs(int({a})) % 50))",
+)  # fmt: skip
+FRAMES = (
+    "def f(x):\n    return {e}\n",
+    "def f(x):\n    total = 0\n    for x in range(x):\n        total += {e}\n    return total\n",
+    "def g(x):\n    return {e}\nclass Solution:\n    def f(self, x):\n        return g(x)\nf = Solution().f\n",
+    "def f(x):\n    try:\n        return {e}\n    except ZeroDivisionError:\n        return 0\n",
+    "def f(x):\n    if x == 3: raise ValueError(x)\n    return {e}\n",
+    "def f(x):\n    return {e}\ndef broken(:\n",
+)
+
+
+def _expression(rng: random.Random, depth: int) -> str:
+    if depth == 0:
+        return rng.choice(ATOMS)
+    return rng.choice(FORMS).format(a=_expression(rng, depth - 1), b=_expression(rng, depth - 1))
+
+
+def _trusted(code: str, tests: list[tuple[str, int, Any]]) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", ORACLE], input=json.dumps([code, tests]), capture_output=True, text=True, check=True, timeout=60
+    )
+    answers: list[str] = json.loads(done.stdout)
+    return answers
+
+
+@pytest.mark.slow
+@given(seed=st.integers(0, 10**9), kind=st.sampled_from(["call", "stdin", "assert"]))
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_verdicts_equal_those_of_a_slow_trusted_run(jail: Jail, seed: int, kind: str) -> None:
+    rng = random.Random(seed)
+    code = rng.choice(FRAMES).format(e=_expression(rng, 3))
+    if kind == "stdin":
+        code += "print(f(int(input())))\n"
+    right = "def f(x):\n    return " + _expression(rng, 2)
+    expected: list[Any] = []
+    inputs = rng.sample(range(12), 5)
+    for argument in inputs:
+        space: dict[str, Any] = {}
+        exec(code if rng.random() < 0.5 and kind != "stdin" and "broken" not in code else right, space)
+        try:
+            value = space["f"](argument)
+        except (ArithmeticError, LookupError, ValueError, TypeError):
+            value = 5
+        expected.append(str(value) if kind == "stdin" else value)
+    tests = [(kind, argument, value) for argument, value in zip(inputs, expected, strict=True)]
+    made: list[Any] = [
+        CallTest(function="f", args=[argument], expected=value)
+        if kind == "call"
+        else StdinTest(input=f"{argument}\n", output=value)
+        if kind == "stdin"
+        else AssertTest(code=f"assert f({argument}) == {value!r}")
+        for _, argument, value in tests
+    ]
+
+    got = jail.verify(VerifyRequest(code=code, tests=made, stop_at_first_failure=False)).tests
+
+    assert [str(test.verdict) for test in got] == _trusted(code, tests), (code, tests, got)
