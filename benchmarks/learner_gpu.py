@@ -1,4 +1,4 @@
-"""Model FLOPs utilisation of the update on a GPU: a random-weight Qwen3 of 0.6B parameters in bfloat16, with and without packing and checkpointing.
+"""Model FLOPs utilisation of the update on a GPU: Qwen3-0.6B's shape in bfloat16, with and without packing and checkpointing.
 
 Utilisation = FLOPs the model needs for the trained and the prompt tokens (6 per parameter and token, attention besides; recomputation does
 not count) per second, over the rate of a large bfloat16 product measured in the same run.
@@ -53,7 +53,7 @@ def product_flops(device: torch.device) -> float:
 
 
 def needed_flops(groups: Sequence[Group], layers: int) -> float:
-    """6 per parameter and token (the vocabulary's only where a token is predicted); 12 x width per pair of tokens that attend, and layer."""
+    """6 per parameter and token (the vocabulary's where a token is predicted); 12 x width per layer and pair of tokens that attend."""
     width = SHAPE["num_attention_heads"] * SHAPE["head_dim"]
     kv_width = SHAPE["num_key_value_heads"] * SHAPE["head_dim"]
     per_layer = SHAPE["hidden_size"] * (2 * width + 2 * kv_width + 3 * SHAPE["intermediate_size"])

@@ -26,7 +26,8 @@ def export(run_dir: Path, config: RunConfig, target: Path, version: int | None) 
         raise ConfigError(f"{target} is not empty; name a directory that is, or one that does not exist yet")
     version = saved[-1] if version is None else version
     start_model = prepare_model(config, lambda *_: None)
-    trainer = Trainer(config, start_model, rank=0, world_size=1, device=torch.device("cpu"))
+    cpu = torch.device("cpu")
+    trainer = Trainer(config, start_model, rank=0, world_size=1, device=cpu, failed_batches=run_dir / "failed_batches")
     trainer.load(checkpoints.directory_of(run_dir, version))
     trainer.export_hf(target)
     for path in start_model.iterdir():

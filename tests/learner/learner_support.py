@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -87,6 +88,17 @@ def _trajectory(rng: np.random.Generator, prompt: np.ndarray, version: int, ages
         is_truncated=bool(rng.random() < 0.3),
         score=Score(reward=float(rng.integers(0, 2)), parts={}, verdicts=(), latency_s=0.0),
     )
+
+
+def equal_rewards(groups: Sequence[Group], *, every: int) -> list[Group]:
+    """The same groups, but every so-many-th has equal rewards, so that none of its advantages differs from 0."""
+
+    def level(t: Trajectory) -> Trajectory:
+        return msgspec.structs.replace(t, score=msgspec.structs.replace(t.score, reward=1.0))
+
+    return [
+        msgspec.structs.replace(g, trajectories=[level(t) for t in g.trajectories]) if i % every == 0 else g for i, g in enumerate(groups)
+    ]
 
 
 def make_trainer(model_path: Path, conf: str, *overrides: str, rank: int = 0, world_size: int = 1) -> Trainer:

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 import torch
-from learner_support import make_groups, make_trainer, relative_difference, spy_on_gradients
+from learner_support import equal_rewards, make_groups, make_trainer, relative_difference, spy_on_gradients
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from async_rl.learner.update import Updater
-from async_rl.types import Group, Trajectory
+from async_rl.types import Group
 
 
 def sequence_logprobs(model: torch.nn.Module, token_ids: np.ndarray, prompt_length: int) -> tuple[Tensor, Tensor]:
@@ -151,17 +150,6 @@ def _policy_gradient(model_path: Path, groups: Sequence[Group]) -> list[Tensor]:
             advantage = (t.score.reward - rewards.mean()) / (rewards.std(ddof=1) + 1e-6)
             (-advantage * sequence_logprobs(model, t.token_ids, t.prompt_length)[0].sum() / total).backward()
     return [p.grad for p in model.parameters() if p.grad is not None]
-
-
-def equal_rewards(groups: Sequence[Group], *, every: int) -> list[Group]:
-    """The same groups, but every so-many-th has equal rewards, so that none of its advantages differs from 0."""
-
-    def level(t: Trajectory) -> Trajectory:
-        return msgspec.structs.replace(t, score=msgspec.structs.replace(t.score, reward=1.0))
-
-    return [
-        msgspec.structs.replace(g, trajectories=[level(t) for t in g.trajectories]) if i % every == 0 else g for i, g in enumerate(groups)
-    ]
 
 
 @pytest.mark.parametrize("minibatches", [1, 2])

@@ -9,32 +9,36 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from learner_support import make_groups, make_trainer, relative_difference, spy_on_gradients
+from learner_support import equal_rewards, make_groups, make_trainer, relative_difference, spy_on_gradients
 
 ROW = np.array([3, 1, 4, 1, 5, 9], dtype=np.int32)
 STEPS = 3
-OVERRIDES = (
-    "learner.minibatches=2",
-    "algorithm.entropy_coef=0.01",
-    "algorithm.kl_coef=0.1",
-    "algorithm.kl_estimator=full",
-    "learner.optimizer.eps=1e-4",
-    "learner.critic.optimizer.eps=1e-4",
-)
+OVERRIDES = ("learner.minibatches=2", "learner.optimizer.eps=1e-4", "learner.critic.optimizer.eps=1e-4")
+EXACT_KL = ("algorithm.entropy_coef=0.01", "algorithm.kl_coef=0.1", "algorithm.kl_estimator=full")
+OBJECTIVES = {"ppo": ("ppo_code", EXACT_KL), "grpo": ("grpo_code", EXACT_KL), "grpo with silent groups": ("grpo_code", ())}
+MEMORY_KNOBS = {
+    "ppo": ("learner.gradient_checkpointing=true", "learner.min_shard_params=1000"),
+    "grpo": (),
+    "grpo with silent groups": ("learner.budget_tokens=30", "learner.logits_chunk_mb=0.001"),
+}
+"""What two ranks do otherwise than one, besides being two: it must not matter."""
 
 
-def train(rank: int, world_size: int, model_path: Path, out: Path, conf: str) -> None:
+def train(rank: int, world_size: int, model_path: Path, out: Path, case: str) -> None:
     """Trains, saves, trains one step more; rank 0 writes what it found. Runs in a process of its own."""
     torch.set_num_threads(1)
     if world_size > 1:
         dist.init_process_group("gloo", init_method=f"file://{out}/rendezvous", rank=rank, world_size=world_size)
-    trainer = make_trainer(model_path, conf, *OVERRIDES, f"learner.ranks={world_size}", rank=rank, world_size=world_size)
+    conf, objective = OBJECTIVES[case]
+    knobs = (*OVERRIDES, *objective, *(MEMORY_KNOBS[case] if world_size > 1 else ()), f"learner.ranks={world_size}")
+    trainer = make_trainer(model_path, conf, *knobs, rank=rank, world_size=world_size)
     gradients = spy_on_gradients(pytest.MonkeyPatch())
     results = []
     for version in range(STEPS):
         if version == STEPS - 1:
             written = trainer.save(out / "checkpoint", version)
-        results.append(trainer.step(make_groups(version, version=version, ages=(0,)), version).scalars)
+        groups = equal_rewards(make_groups(version, version=version, ages=(0,)), every=4)
+        results.append(trainer.step(groups, version).scalars)
     written.result()
     tensors = [t.clone() for t in trainer.full_tensors()]
     logprobs = trainer.logprobs([ROW])
@@ -42,13 +46,14 @@ def train(rank: int, world_size: int, model_path: Path, out: Path, conf: str) ->
     if rank == 0:
         torch.save({"tensors": tensors, "logprobs": logprobs[0], "scalars": results, "gradients": gradients}, out / "result.pt")
     if world_size > 1:
+        dist.barrier()
         dist.destroy_process_group()
 
 
-def run(world_size: int, model_path: Path, out: Path, conf: str) -> dict:
+def run(world_size: int, model_path: Path, out: Path, case: str) -> dict:
     out.mkdir()
     context = multiprocessing.get_context("spawn")
-    children = [context.Process(target=train, args=(rank, world_size, model_path, out, conf)) for rank in range(world_size)]
+    children = [context.Process(target=train, args=(rank, world_size, model_path, out, case)) for rank in range(world_size)]
     for child in children:
         child.start()
     for child in children:
@@ -58,10 +63,11 @@ def run(world_size: int, model_path: Path, out: Path, conf: str) -> dict:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("conf", ["ppo_code", "grpo_code"])
-def test_two_ranks_reach_the_weights_of_one(model_path: Path, tmp_path: Path, conf: str) -> None:
-    one = run(1, model_path, tmp_path / "one", conf)
-    two = run(2, model_path, tmp_path / "two", conf)
+@pytest.mark.parametrize("case", list(OBJECTIVES))
+def test_two_ranks_reach_the_weights_of_one(model_path: Path, tmp_path: Path, case: str) -> None:
+    conf, objective = OBJECTIVES[case]
+    one = run(1, model_path, tmp_path / "one", case)
+    two = run(2, model_path, tmp_path / "two", case)
     for name, gradients in one["gradients"].items():
         assert relative_difference(two["gradients"][name][0], gradients[0]) < 1e-6, "the first update starts from equal weights"
     for mine, theirs in zip(one["tensors"], two["tensors"], strict=True):
@@ -74,8 +80,8 @@ def test_two_ranks_reach_the_weights_of_one(model_path: Path, tmp_path: Path, co
     exported = make_trainer(tmp_path / "two" / "hf", conf)
     np.testing.assert_allclose(exported.logprobs([ROW])[0], two["logprobs"], atol=1e-6)
 
-    resumed = make_trainer(model_path, conf, *OVERRIDES)
+    resumed = make_trainer(model_path, conf, *OVERRIDES, *objective)
     assert resumed.load(tmp_path / "two" / "checkpoint") == STEPS - 1
-    resumed.step(make_groups(STEPS - 1, version=STEPS - 1), STEPS - 1)
+    resumed.step(equal_rewards(make_groups(STEPS - 1, version=STEPS - 1), every=4), STEPS - 1)
     for mine, theirs in zip(resumed.full_tensors(), two["tensors"], strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
