@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from dataclasses import dataclass
 
@@ -79,7 +80,10 @@ class Registry:
                 return (
                     f"was not heard of for {heartbeat_timeout_s:g} s" if entry.is_serving else f"was not ready after {start_timeout_s:g} s"
                 )
-            await asyncio.sleep(left_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    # From the moment it serves another limit holds.
+                    await (asyncio.sleep(left_s) if entry.is_serving else self.directory.changed(self.directory.epoch))
 
     @property
     def members(self) -> list[Member]:

@@ -117,6 +117,17 @@ def test_a_hung_generator_is_cut_off_at_the_deadline_and_comes_back(launch: Laun
     assert run.wait() == 0, run.terminal
 
 
+def test_a_generator_that_hangs_where_no_deadline_sees_it_is_found_by_its_silence(launch: Launch) -> None:
+    run = launch(*QUICK, "num_steps=40", "generators.count=2", "weights.deadline_s=500", "supervisor.heartbeat_timeout_s=3")
+    run.until(lambda: run.step >= 2, "step 2")
+    stopped = run.pid_of("generator-1")
+    run.kill("generator-1", signal.SIGSTOP)
+    run.until(lambda: _is_replaced(run, stopped), "the hung generator was replaced", timeout_s=30)
+    assert run.wait() == 0, run.terminal
+    assert "generator-1 was not heard of for 3 s" in (run.run_dir / "logs" / "supervisor.log").read_text()
+    assert run.audit()["problems"] == []
+
+
 def _is_replaced(run: LiveRun, pid: int) -> bool:
     try:
         return run.pid_of("generator-1") != pid

@@ -234,6 +234,19 @@ def test_a_silent_process_is_killed_and_started_again(tmp_path: Path) -> None:
     assert asyncio.run(main()) == (["generator-0"], -9)
 
 
+def test_silence_is_noticed_from_the_moment_a_process_serves_however_long_it_may_start() -> None:
+    async def main() -> str:
+        registry = Registry()
+        registry.add("g", "generator", 1)
+        listening = asyncio.create_task(registry.until_silent("g", start_timeout_s=600, heartbeat_timeout_s=0.1))
+        await asyncio.sleep(0)
+        registry.register(Register(name="g", role="generator", pid=1, address="tcp://x"))
+        async with asyncio.timeout(10):
+            return await listening
+
+    assert asyncio.run(main()) == "was not heard of for 0.1 s"
+
+
 def test_heartbeats_of_a_predecessor_are_ignored() -> None:
     registry = Registry()
     registry.register(Register(name="g", role="generator", pid=2, address="tcp://x"))
