@@ -252,6 +252,35 @@ _case("outside", "become root", ERROR, "import os\ndef f(x):\n    os.setuid(0); 
 _case("outside", "write to the interpreter", ERROR, "import os\ndef f(x):\n    open(os.__file__, 'a').write('x')")
 _case("outside", "write to /usr", ERROR, "def f(x):\n    open('/usr/bin/x', 'w')")
 
+_SYSCALL = "import ctypes\ndef f(x):\n    return ctypes.CDLL(None).syscall({arguments})"
+for _name, _arguments in (
+    ("read another process's memory", "310, 1, 0, 0, 0, 0, 0"),
+    ("write to another process's memory", "311, 1, 0, 0, 0, 0, 0"),
+    ("memfd_create", "319, b'x', 0"),
+    ("io_uring", "425, 8, 0"),
+    ("bpf", "321, 0, 0, 0"),
+    ("perf_event_open", "298, 0, 0, -1, -1, 0"),
+    ("userfaultfd", "323, 0"),
+    ("keyctl", "250, 0, -3"),
+    ("clone a process", "56, 17, 0, 0, 0, 0"),
+    ("vfork", "58"),
+    ("limits of pid 1", "302, 1, 7, 0, 0"),
+    ("pidfd of the parent", "434, 1, 0"),
+    ("open by handle", "304, 0, 0, 0"),
+    ("new seccomp filter", "317, 1, 0, 0"),
+    ("system clock", "227, 0, b'0' * 16"),
+    ("host name", "170, b'x', 1"),
+):
+    _case("outside", _name, WRONG, _SYSCALL.format(arguments=_arguments))
+_case("outside", "chmod of the scratch", ERROR, "import os\ndef f(x):\n    os.chmod('/tmp', 0o000)")
+_case(
+    "outside",
+    "link out of the scratch",
+    ERROR,
+    "import os\ndef f(x):\n    os.symlink('/etc/passwd', '/tmp/p')\n    return open('/tmp/p').read()",
+)
+_case("outside", "shared memory", ERROR, "def f(x):\n    open('/dev/shm/x', 'w').write('x')")
+
 # ---- source tricks
 _case("source", "syntax error", COMPILE, "def f(x:")
 _case("source", "null byte", COMPILE, "def f(x):\n    return 9\x00")
@@ -308,3 +337,12 @@ _honest(
     is_stdin=True,
 )
 _honest("stdin float format", "print('9.0000000000')", is_stdin=True)
+_honest(
+    "deep recursion on a larger stack",
+    "import sys, threading\nsys.setrecursionlimit(200000)\nthreading.stack_size(64 << 20)\nclass A(list):\n    def __repr__(self): return repr(self[0]) if self else '9'\n"
+    "def g(n): return 0 if n == 0 else 1 + g(n - 1)\ndef f(x):\n    r = []\n    t = threading.Thread(target=lambda: r.append(g(100000))); t.start(); t.join()\n    return 9 if r == [100000] else 0",
+)
+_honest("lambda, closure, generator", "def f(x):\n    return sum(1 for _ in filter(lambda i: i >= 0, (i for i in range(x * x))))")
+_honest("reads all lines", "import sys\nfor line in sys.stdin.readlines(): print(int(line) ** 2)", is_stdin=True)
+_honest("big power modulo", "def f(x):\n    return pow(7, 10**18, 10**9 + 7) and x * x")
+_honest("class Solution with state", "class Solution:\n    def __init__(self): self.k = 3\n    def f(self, x): return self.k * x")

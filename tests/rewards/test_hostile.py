@@ -1,24 +1,34 @@
 from __future__ import annotations
 
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
+from corpus_table import LEVELS, Host, can_become_other, other_user, request_of
 from hostile_programs import CASES, HONEST, Case
 from rewards_support import Jail
 
 from async_rl.rewards.protocol import VerifyRequest
 from async_rl.sandbox.pool import LANDLOCK
-from async_rl.types import CallTest, StdinTest, Verdict
+from async_rl.types import CallTest, Verdict
 
 
-def _request(case: Case) -> VerifyRequest:
-    test = StdinTest(input="3\n", output="9") if case.is_stdin else CallTest(function="f", args=[3], expected=9)
-    return VerifyRequest(code=case.code, tests=[test])
+@pytest.fixture(scope="session")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    made = Host(tmp_path_factory.mktemp("host"))
+    yield made
+    made.close()
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.family}: {case.name}")
-def test_hostile_program_gets_its_right_verdict(jail: Jail, case: Case) -> None:
-    response = jail.verify(_request(case))
+def test_hostile_program_gets_its_right_verdict(jail: Jail, host: Host, case: Case) -> None:
+    before = host.state()
+    response = jail.verify(request_of(case))
 
     assert response.verdict in case.right, response
+    assert host.state() == before
     # The cell is unharmed: an honest program passes in it, and nothing the hostile one wrote is left.
     after = jail.verify(
         VerifyRequest(code="import os\ndef f(x):\n    return os.listdir('.') or 9", tests=[CallTest(function="f", args=[3], expected=9)])
@@ -32,22 +42,40 @@ def test_hostile_program_gets_its_right_verdict(jail: Jail, case: Case) -> None:
 def test_honest_program_passes(jail: Jail, case: Case) -> None:
     if case.name == "scratch file" and jail.pool.level == LANDLOCK:
         pytest.skip("without namespaces there is no scratch to write to")
-    response = jail.verify(_request(case))
+    response = jail.verify(request_of(case))
 
     assert response.verdict is Verdict.PASS, response
 
 
 def test_corpus_has_teeth_against_a_naive_checker() -> None:
-    """exec plus == in one process accepts the liars that do not need to run for long or leave the process."""
-    fooled = 0
-    for case in CASES:
-        if case.family != "lying" or "patched" in case.name:
-            continue
-        namespace: dict[str, object] = {}
-        exec(case.code, namespace)
-        try:
-            fooled += bool(namespace["f"](3) == 9)  # type: ignore[operator]
-        except ValueError:
-            continue
+    """exec plus == in one process accepts the liars, and those who read the expected value from its frames."""
 
-    assert fooled >= 8
+    def naive(code: str, expected: int) -> bool:
+        namespace: dict[str, object] = {}
+        exec(code, namespace)
+        try:
+            return bool(namespace["f"](3) == expected)  # type: ignore[operator]
+        except ValueError:
+            return False
+
+    tried = [case for case in CASES if case.family in ("lying", "reading") and "patched" not in case.name and "/proc" not in case.code]
+    fooled = [case.name for case in tried if case.family == "lying" or "frames" in case.name if naive(case.code, 9)]
+
+    assert len(fooled) >= len(tried) // 3
+    assert "frames and gc" in fooled
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_verdict_is_right_as_another_user_too(level: int) -> None:
+    if not can_become_other():
+        pytest.skip("needs root, setpriv and a system Python 3.11 to become another user")
+    script = Path(__file__).with_name("corpus_table.py").resolve()
+    with other_user() as command:
+        done = subprocess.run([*command, str(script), str(level)], cwd="/", capture_output=True, text=True, timeout=250, check=False)
+    if "this machine has no level" in done.stderr:
+        pytest.skip(done.stderr.strip().splitlines()[-1])
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout)
+    assert [result for result in results if not result[3]] == []
+    assert len(results) >= len(CASES)

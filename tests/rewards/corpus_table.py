@@ -1,0 +1,136 @@
+"""Runs every hostile and honest program: `python tests/rewards/corpus_table.py` prints a table by family, level and user.
+
+`corpus_table.py LEVEL` runs them at one level as the present user and prints what happened as JSON; a host that changed ends it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+from hostile_programs import CASES, HONEST, Case
+from rewards_support import Jail
+from rich.console import Console
+from rich.table import Table
+
+from async_rl.rewards.protocol import VerifyRequest
+from async_rl.types import CallTest, StdinTest
+
+ROOT = Path(__file__).parents[2]
+SYSTEM_PYTHON = Path("/usr/bin/python3.11")
+OTHER = 65534
+LEVELS = {1: "namespaces", 2: "landlock"}
+
+
+def request_of(case: Case) -> VerifyRequest:
+    """The case as the verifier gets it."""
+    test = StdinTest(input="3\n", output="9") if case.is_stdin else CallTest(function="f", args=[3], expected=9)
+    return VerifyRequest(code=case.code, tests=[test])
+
+
+class Host:
+    """A file to spoil, a process to kill, and everything else about the host that a program must leave as it is."""
+
+    def __init__(self, directory: Path) -> None:
+        self._canary = directory / "canary"
+        self._canary.write_text("expected: 9")
+        self._victim = subprocess.Popen(["/bin/sleep", "3600"])
+
+    def state(self) -> dict[str, object]:
+        """What must be equal before and after."""
+        return {
+            "canary": (self._canary.read_text(), self._canary.stat().st_mtime_ns),
+            "victim": self._victim.poll(),
+            "mounts": Path("/proc/self/mounts").read_text(),
+            "host name": socket.gethostname(),
+            "shared memory": sorted(os.listdir("/dev/shm")),
+            "interpreter": Path(os.__file__).stat().st_mtime_ns,
+            "limits": [resource.getrlimit(which) for which in range(16)],
+            "environment": dict(os.environ),
+            "children": len(psutil.Process().children()),
+        }
+
+    def close(self) -> None:
+        """End the victim."""
+        self._victim.kill()
+        self._victim.wait()
+
+
+@contextlib.contextmanager
+def other_user() -> Iterator[list[str]]:
+    """The command that runs Python as another user, with the project as it is installed but readable by all."""
+    with tempfile.TemporaryDirectory(prefix="async_rl-corpus-", dir="/var/tmp") as name:
+        tree = Path(name)
+        tree.chmod(0o755)
+        (tree / "async_rl").mkdir(mode=0o755)
+        for part in (*(ROOT / "async_rl").glob("*"), *(ROOT / part for part in ("launchers", "sandbox", "conf"))):
+            (tree / "async_rl" / part.name).symlink_to(part)
+        packages = next(Path(path) for path in sys.path if path.endswith("site-packages"))
+        become = ["setpriv", f"--reuid={OTHER}", f"--regid={OTHER}", "--clear-groups", "--inh-caps=-all"]
+        yield [*become, "env", f"PYTHONPATH={tree}:{packages}", str(SYSTEM_PYTHON), "-B"]
+
+
+def can_become_other() -> bool:
+    """Whether `other_user` works here."""
+    return os.geteuid() == 0 and shutil.which("setpriv") is not None and SYSTEM_PYTHON.exists()
+
+
+def run_all(level: int) -> list[tuple[str, str, str, bool]]:
+    """(family, name, verdict, whether it is right) of each program. Raises if the host changed."""
+    results = []
+    jail = Jail(level)
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as directory:
+        host = Host(Path(directory))
+        try:
+            if jail.pool.level != level:
+                raise SystemExit(f"this machine has no level {level}: {jail.pool.reasons}")
+            before = host.state()
+            for case in (*CASES, *HONEST):
+                if case.name == "scratch file" and level != 1:
+                    continue  # without namespaces there is no scratch
+                verdict = jail.verify(request_of(case)).verdict
+                results.append((case.family, case.name, str(verdict), verdict in case.right))
+                assert (after := host.state()) == before, (case.name, after, before)
+            assert jail.pool.num_replaced == 0
+        finally:
+            host.close()
+            jail.close()
+    return results
+
+
+def _table() -> None:
+    columns: dict[str, list[tuple[str, str, str, bool]]] = {}
+    script = str(Path(__file__).resolve())
+    for level, name in LEVELS.items():
+        columns[f"{name}, uid {os.geteuid()}"] = json.loads(subprocess.check_output([sys.executable, script, str(level)]))
+        if can_become_other():
+            with other_user() as command:
+                columns[f"{name}, uid {OTHER}"] = json.loads(subprocess.check_output([*command, script, str(level)], cwd="/"))
+    table = Table("family", "programs", *columns, box=None)
+    for family in dict.fromkeys(case.family for case in (*CASES, *HONEST)):
+        right = [Counter(is_right for kind, _, _, is_right in results if kind == family) for results in columns.values()]
+        table.add_row(family, str(max(count.total() for count in right)), *(f"{count[True]} of {count.total()}" for count in right))
+    console = Console(highlight=False, width=140)
+    console.print(table)
+    for name, results in columns.items():
+        for family, case, verdict, is_right in results:
+            if not is_right:
+                console.print(f"{name}: {family}: {case} got {verdict}")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        sys.stdout.write(json.dumps(run_all(int(sys.argv[1]))) + "\n")
+    else:
+        _table()
