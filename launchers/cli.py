@@ -20,6 +20,7 @@ from async_rl.errors import AsyncRLError, ConfigError
 from async_rl.launchers import runs
 from async_rl.launchers.control import ask_stop, leave_mark, living_pid, wait_for_end
 from async_rl.launchers.data_command import data
+from async_rl.launchers.doctor_command import doctor
 from async_rl.launchers.logs_command import logs
 from async_rl.launchers.options import OutputDir, Run, console, default_output_dir
 from async_rl.launchers.rollouts_command import show_rollouts
@@ -41,6 +42,7 @@ app = typer.Typer(
 app.command()(status)
 app.command()(logs)
 app.command("rollouts")(show_rollouts)
+app.command()(doctor)
 app.command()(verifier)
 app.command()(verify)
 app.add_typer(data, name="data")

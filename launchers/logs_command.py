@@ -56,8 +56,8 @@ class _Files:
         self._read = dict.fromkeys(paths, 0)
 
     def new(self) -> list[str]:
-        """Whole entries added since the last call, by time; a line without time goes with the one before it."""
-        return sorted(itertools.chain.from_iterable(self._of(path) for path in self._read), key=lambda entry: entry[:23])
+        """Whole entries added since the last call, by time; those without one (what libraries print) come first."""
+        return sorted(itertools.chain.from_iterable(self._of(path) for path in self._read), key=_time_of)
 
     def _of(self, path: Path) -> Iterator[str]:
         with path.open("rb") as file:
@@ -87,6 +87,10 @@ def _paths(run_dir: Path, process: str | None, suffix: str) -> list[Path]:
         hint = f"did you mean {best}?" if best else "there are " + (", ".join(names) or "none yet")
         raise ConfigError(f"{process}: no process of run {run_dir.name} has a {suffix} file in {run_dir}/logs; {hint}")
     return found
+
+
+def _time_of(entry: str) -> str:
+    return entry[:23] if entry[:4].isdigit() else ""
 
 
 def _tell(entry: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from async_rl.observability.catalogue import FIRST_SCREEN, METRICS, MetricKind, MetricSpec
@@ -44,7 +45,7 @@ def _group(spec: MetricSpec) -> str:
     return spec.name.partition("/")[0]
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = [head, ("---",) * len(head), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 

@@ -21,6 +21,7 @@ def run_dir(tmp_path: Path) -> Path:
         "2026-11-20 19:30:02.000 ERROR   learner-0  two\n    Traceback\n    ValueError: 2\n"
         "2026-11-20 19:30:03.000 INFO    learner-0  three\n"
     )
+    (logs / "tensorboard.log").write_text("NOTE: zero\n")
     (logs / "learner-0.out").write_text("from a library\n")
     return tmp_path / "mine"
 
@@ -38,7 +39,7 @@ def test_entries_of_all_processes_are_in_order_of_time_and_tracebacks_stay_whole
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, out, _ = shown(monkeypatch, capsys, str(run_dir))
-    assert [line.split()[-1] for line in out.splitlines()] == ["one", "two", "Traceback", "2", "three", "four"]
+    assert [line.split()[-1] for line in out.splitlines()] == ["zero", "one", "two", "Traceback", "2", "three", "four"]
 
 
 def test_the_newest_entries_are_shown_and_a_traceback_counts_as_one_with_its_head(

