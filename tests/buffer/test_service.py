@@ -25,6 +25,7 @@ from async_rl.messages import (
 from async_rl.messages_history import ForgetBefore
 from async_rl.processes.buffer_service import BufferService
 from async_rl.processes.evaluation import report_of
+from async_rl.store import KEPT_SAMPLES
 from async_rl.types import Purpose
 
 
@@ -544,6 +545,31 @@ def test_an_evaluation_is_reported_from_the_store_when_its_last_sample_is_in(tmp
             assert "**e1**: reward 0 (wrong_answer)" in report.texts["samples/evaluation"]
         async with opened(tmp_path, make_config(max_attempts=1), prompts) as service:
             assert service.finished_evaluations.get_nowait() == 0
+
+    run(scenario())
+
+
+def test_a_learner_that_came_back_to_an_evaluated_version_gets_it_told_again_with_the_samples_that_are_kept(tmp_path: Path) -> None:
+    prompts = FakePrompts(num_held_out=KEPT_SAMPLES + 2)
+
+    async def scenario() -> None:
+        async with opened(tmp_path, make_config(), prompts) as service:
+            await service.start_evaluation(StartEvaluation(version=0))
+            for ticket in await tickets(service, 0, credit=20):
+                if ticket.purpose is Purpose.EVAL:
+                    await service.put_group(PutGroup(group=make_group(ticket)))
+            assert service.finished_evaluations.get_nowait() == 0
+            service._store.finish_evaluation(0)
+            await service._store.flush()
+            await service.start_evaluation(StartEvaluation(version=0))
+            assert service.finished_evaluations.get_nowait() == 0
+            held_out = [prompts.prompt(Purpose.EVAL, i) for i in range(prompts.num_held_out)]
+            report = await report_of(service._store, 0, held_out, decode=str)
+            assert report.scalars["eval/num_samples"] == KEPT_SAMPLES + 2
+            assert "text of e0" in report.texts["samples/evaluation"]
+            with pytest.raises(InfrastructureError, match="no longer holds the trajectories"):
+                await service._store.read_groups([KEPT_SAMPLES])
+            assert len(await service._store.read_groups([KEPT_SAMPLES - 1])) == 1
 
     run(scenario())
 
