@@ -184,6 +184,9 @@ class MonitoringConfig(Section):
 
     tensorboard: Annotated[bool, Meta(description="start TensorBoard with the run")]
     tensorboard_port: Annotated[int, Meta(ge=0, le=65535, description="0 = a free one")]
+    prometheus_port: Annotated[
+        Annotated[int, Meta(ge=0, le=65535)] | None, Meta(description="port of the endpoint for Prometheus; 0 = a free one, null = none")
+    ]
     live_line: Annotated[bool, Meta(description="one line of progress in the terminal")]
 
 

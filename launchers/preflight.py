@@ -115,6 +115,8 @@ def _network_problems(config: RunConfig) -> Iterator[str]:
     ports = [("network.control_port", config.network.control_port)]
     if config.monitoring.tensorboard:
         ports.append(("monitoring.tensorboard_port", config.monitoring.tensorboard_port))
+    if config.monitoring.prometheus_port is not None:
+        ports.append(("monitoring.prometheus_port", config.monitoring.prometheus_port))
     for path, port in ports:
         if port and (problem := _bind(host, port)):
             yield f"{path}={port}: cannot be used on {host} ({problem}); choose another port, or 0 for a free one"

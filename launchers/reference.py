@@ -1,4 +1,4 @@
-"""The pages of docs/ that are made from code: docs/metrics.md from the catalogue of metrics.
+"""What is made from code in docs/: metrics.md and the Grafana dashboard grafana.json, both from the catalogue of metrics.
 
     make docs
 
@@ -8,11 +8,15 @@ writes them; tests/repo/test_reference.py fails if they are not what this makes.
 from __future__ import annotations
 
 import itertools
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from async_rl.observability.catalogue import FIRST_SCREEN, METRICS, MetricKind, MetricSpec
+from async_rl.monitoring.prometheus import exported_name
+from async_rl.observability.catalogue import FIRST_SCREEN, METRICS, MetricKind, MetricSpec, describe
+
+_PANEL_WIDTH, _PANEL_HEIGHT = 12, 8  # of Grafana's grid, 24 wide
 
 _HEAD = """# Metrics
 
@@ -20,15 +24,46 @@ Made from `async_rl/observability/catalogue.py` by `make docs`; change it there.
 `metrics.jsonl`, which holds the scalars: one JSON object per learner step. A part in angle brackets stands for one name that is known only
 when the run is there.
 
+With `monitoring.prometheus_port` (0 = a free one, which is printed) a run answers Prometheus: `reward/mean` is `async_rl_reward_mean`,
+a part in angle brackets is a label (`async_rl_failures{reason="over_age"}`). [grafana.json](grafana.json) is a dashboard to import.
+
 ## The ten numbers to watch
 
-TensorBoard's first page, *Custom Scalars*.
+TensorBoard's first page, *Custom Scalars*, and the dashboard.
 """
 
 
 def pages() -> dict[str, str]:
     """The text of each page by its file name."""
-    return {"metrics.md": metrics_page()}
+    return {"metrics.md": metrics_page(), "grafana.json": dashboard()}
+
+
+def dashboard() -> str:
+    """A Grafana dashboard with the charts of TensorBoard's first page, for the endpoint of monitoring.prometheus_port."""
+    panels = []
+    for number, (title, names) in enumerate(FIRST_SCREEN):
+        targets = [{"refId": "ABCDEFG"[i], "expr": _expression(name), "legendFormat": name} for i, name in enumerate(names)]
+        place = {"x": _PANEL_WIDTH * (number % 2), "y": _PANEL_HEIGHT * (number // 2), "w": _PANEL_WIDTH, "h": _PANEL_HEIGHT}
+        source = {"type": "prometheus", "uid": "${source}"}
+        panels.append({"id": number + 1, "type": "timeseries", "title": title, "datasource": source, "gridPos": place, "targets": targets})
+    variable = {"name": "source", "label": "Prometheus", "type": "datasource", "query": "prometheus"}
+    page = {
+        "title": "async-rl: the ten numbers to watch",
+        "uid": "async-rl",
+        "schemaVersion": 39,
+        "refresh": "5s",
+        "time": {"from": "now-30m", "to": "now"},
+        "templating": {"list": [variable]},
+        "panels": panels,
+    }
+    return json.dumps(page, indent=1) + "\n"
+
+
+def _expression(name: str) -> str:
+    spec = describe(name)
+    assert spec is not None, f"{name} is not in the catalogue"
+    exported, labels = exported_name(name, spec)
+    return exported + ("{" + ",".join(f'{label}="{value}"' for label, value in labels.items()) + "}" if labels else "")
 
 
 def metrics_page() -> str:

@@ -50,11 +50,13 @@ class Console:
         self._drawn_s = -_PLAIN_EVERY_S
         self._plain = ""
 
-    def started(self, tensorboard_url: str) -> None:
+    def started(self, tensorboard_url: str, prometheus_url: str) -> None:
         """The run begins: where it is kept and where it can be watched."""
         self.note(f"run {self._run_dir.name}  in {_short(self._run_dir)}")
         if tensorboard_url:
             self.note(f"TensorBoard  {tensorboard_url}")
+        if prometheus_url:
+            self.note(f"Prometheus  {prometheus_url}")
 
     def preparing(self, fraction: float, text: str) -> None:
         """The start model is being made or found; fraction of it done."""

@@ -15,6 +15,7 @@ from typing import Self
 from async_rl.config import RunConfig
 from async_rl.messages import ReportMetrics
 from async_rl.monitoring.console import Console
+from async_rl.monitoring.prometheus import Endpoint
 from async_rl.monitoring.rates import Rates
 from async_rl.monitoring.recorder import Recorder, is_evaluated
 from async_rl.monitoring.tensorboard_process import TensorBoard
@@ -38,7 +39,7 @@ class Monitor:
         self._news = asyncio.Event()
         self.newest: dict[str, float] = {}
         self.step = 0
-        self.tensorboard_url = ""
+        self.tensorboard_url = self.prometheus_url = ""
         self.stalled = ""
 
     def __enter__(self) -> Self:
@@ -49,6 +50,12 @@ class Monitor:
             self._open.callback(board.close)
             self.tensorboard_url = board.url
             self._log.info("TensorBoard at %s", board.url)
+        if (port := self._config.monitoring.prometheus_port) is not None:
+            # Read on the endpoint's thread: copying a dict with plain keys is one step of the interpreter.
+            endpoint = Endpoint(self._config.network.host, port, lambda: (self.step, dict(self.newest)))
+            self._open.callback(endpoint.close)
+            self.prometheus_url = endpoint.url
+            self._log.info("Prometheus is answered at %s", endpoint.url)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -81,7 +81,7 @@ class Supervisor:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
         try:
             with self._monitor:
-                self._console.started(self._monitor.tensorboard_url)
+                self._console.started(self._monitor.tensorboard_url, self._monitor.prometheus_url)
                 await self._unless_stopped(self._live(keys))
         except RunFailed as failure:
             return self._end("failed", str(failure))

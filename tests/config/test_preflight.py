@@ -93,8 +93,10 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
         (control,) = problems(tmp_path, f"network.control_port={port}")
         (board,) = problems(tmp_path, f"monitoring.tensorboard_port={port}")
         assert problems(tmp_path, f"monitoring.tensorboard_port={port}", "monitoring.tensorboard=false") == []
+        (prometheus,) = problems(tmp_path, f"monitoring.prometheus_port={port}")
     assert control.startswith(f"network.control_port={port}: cannot be used on 127.0.0.1 (Address already in use); choose another port")
     assert board.startswith(f"monitoring.tensorboard_port={port}: cannot be used")
+    assert prometheus.startswith(f"monitoring.prometheus_port={port}: cannot be used")
     assert problems(tmp_path, f"network.control_port={port}") == []
 
 

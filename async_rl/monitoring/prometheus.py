@@ -1,0 +1,74 @@
+"""The newest numbers of a run for Prometheus: one small HTTP server on a thread of the supervisor.
+
+A metric of the catalogue is a gauge: `reward/mean` is `async_rl_reward_mean`, and what stands for a placeholder is a label, so
+`failures/over_age` is `async_rl_failures{reason="over_age"}`.  What the catalogue does not declare is left out.
+Read-only and without a password: it tells numbers, and binds where the run does (network.host).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Metric, start_http_server
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from async_rl.errors import InfrastructureError
+from async_rl.observability.catalogue import MetricSpec, describe
+
+_PREFIX = "async_rl_"
+STEP = _PREFIX + "step"
+
+
+class Endpoint:
+    """A server at `url`, until closed. newest: gives the step and the newest value of each metric; called from the server's thread."""
+
+    def __init__(self, host: str, port: int, newest: Callable[[], tuple[int, Mapping[str, float]]]) -> None:
+        registry = CollectorRegistry()
+        registry.register(_Newest(newest))
+        try:
+            self._server, self._thread = start_http_server(port, addr=host, registry=registry)
+        except OSError as error:
+            raise InfrastructureError(
+                f"Prometheus cannot be answered on {host}:{port} (monitoring.prometheus_port): {error.strerror}; "
+                "give another port, or 0 for a free one, or null for none"
+            ) from error
+        self.url = f"http://{host}:{self._server.server_address[1]}/metrics"
+
+    def close(self) -> None:
+        """Ends the server and its thread."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Newest(Collector):
+    def __init__(self, newest: Callable[[], tuple[int, Mapping[str, float]]]) -> None:
+        self._newest = newest
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        step, metrics = self._newest()
+        yield GaugeMetricFamily(STEP, "learner steps done", value=step)
+        families: dict[str, GaugeMetricFamily] = {}
+        for name, value in sorted(metrics.items()):
+            spec = describe(name)
+            if spec is not None:
+                exported, labels = exported_name(name, spec)
+                if exported not in families:
+                    families[exported] = GaugeMetricFamily(exported, f"{spec.meaning} ({spec.unit})", labels=list(labels))
+                families[exported].add_metric(list(labels.values()), value)
+        yield from families.values()
+
+
+def exported_name(name: str, spec: MetricSpec) -> tuple[str, dict[str, str]]:
+    """A metric's name in Prometheus, and its labels."""
+    placeholders = re.findall(r"<([a-z]+)>", spec.name)
+    pattern = re.sub(r"<[a-z]+>", "([^/]+)", spec.name)
+    found = re.fullmatch(pattern, name)
+    assert found is not None, f"{name} is not {spec.name}"
+    plain = re.sub(r"<[a-z]+>", "", spec.name)
+    return _PREFIX + re.sub(r"[/_]+", "_", plain).strip("_"), dict(zip(placeholders, found.groups(), strict=True))
