@@ -20,6 +20,7 @@ from async_rl.errors import AsyncRLError, ConfigError
 from async_rl.launchers import runs
 from async_rl.launchers.control import ask_stop, leave_mark, living_pid, wait_for_end
 from async_rl.launchers.data_command import data
+from async_rl.launchers.migrate_command import migrate
 from async_rl.launchers.doctor_command import doctor
 from async_rl.launchers.logs_command import logs
 from async_rl.launchers.options import OutputDir, Run, console, default_output_dir
@@ -46,6 +47,7 @@ app.command()(doctor)
 app.command()(verifier)
 app.command()(verify)
 app.add_typer(data, name="data")
+app.command()(migrate)
 
 
 def main() -> NoReturn:
