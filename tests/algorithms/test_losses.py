@@ -105,8 +105,8 @@ def test_gspo_has_the_value_and_the_gradient_of_the_sequence_objective(seed: int
             terms.append(-torch.minimum(ratio * advantage[s], ratio.clamp(0.9, 1.1) * advantage[s]))
     expected = torch.stack(terms).mean() if terms else (policy * 0).sum()
     (expected_gradient,) = torch.autograd.grad(expected, policy)
-    assert found.item() == pytest.approx(expected.item(), rel=1e-6, abs=1e-9)
-    np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-6, atol=1e-8)
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5, abs=1e-6)  # the shares of tokens are float32
+    np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("ratio", "factor"), [(1.0, 1.0), (0.5, 0.8), (3.0, 2.0)])
