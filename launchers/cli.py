@@ -20,10 +20,10 @@ from async_rl.errors import AsyncRLError, ConfigError
 from async_rl.launchers import runs
 from async_rl.launchers.control import ask_stop, leave_mark, living_pid, wait_for_end
 from async_rl.launchers.data_command import data
-from async_rl.launchers.migrate_command import migrate
 from async_rl.launchers.doctor_command import doctor
 from async_rl.launchers.logs_command import logs
-from async_rl.launchers.options import OutputDir, Run, console, default_output_dir
+from async_rl.launchers.migrate_command import migrate
+from async_rl.launchers.options import OutputDir, Run, complete_run, complete_setting, console, default_output_dir
 from async_rl.launchers.rollouts_command import show_rollouts
 from async_rl.launchers.status_command import ended, status
 from async_rl.launchers.verifier_command import verifier
@@ -37,7 +37,7 @@ STOP_GRACE_S = 60.0  # beyond supervisor.stop_timeout_s: the last evaluation and
 app = typer.Typer(
     help="Asynchronous reinforcement learning of language models.",
     no_args_is_help=True,
-    add_completion=False,
+    epilog="async-rl --install-completion makes the Tab key complete commands, runs, configurations and settings.",
     pretty_exceptions_enable=False,
 )
 app.command()(status)
@@ -66,12 +66,17 @@ def launch(
     settings: Annotated[
         list[str],
         typer.Argument(
-            metavar="conf=NAME [key=value ...]", help="a name from conf/ or a yaml file of yours, and settings that differ from it"
+            metavar="conf=NAME [key=value ...]",
+            help="a name from conf/ or a yaml file of yours, and settings that differ from it",
+            autocompletion=complete_setting,
         ),
     ],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="show configuration, processes and derived numbers; start nothing")] = False,
 ) -> None:
-    """Start a run and supervise it until it ends."""
+    """Start a run and supervise it until it ends.
+
+    Examples: async-rl launch conf=ppo_code; async-rl launch conf=grpo_code num_steps=200; async-rl launch conf=ppo_code --dry-run
+    """
     from async_rl.launchers.compose import compose
     from async_rl.launchers.plan import show_config, show_plan
     from async_rl.launchers.preflight import model_shape, preflight
@@ -96,7 +101,10 @@ def stop(
     now: Annotated[bool, typer.Option("--now", help="at once: the step in progress is lost")] = False,
     output_dir: OutputDir = None,
 ) -> None:
-    """Finish the step, save and end a run; returns once it has ended."""
+    """Finish the step, save and end a run; returns once it has ended.
+
+    Examples: async-rl stop; async-rl stop my-run --now
+    """
     run_dir = runs.find(run, output_dir or default_output_dir())
     pid = living_pid(run_dir)
     if pid is None:
@@ -112,11 +120,16 @@ def stop(
 
 @app.command()
 def resume(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="name or directory of a run that has ended or was killed")],
+    run: Annotated[
+        str, typer.Argument(metavar="RUN", help="name or directory of a run that has ended or was killed", autocompletion=complete_run)
+    ],
     settings: Annotated[list[str] | None, typer.Argument(metavar="[key=value ...]", help="settings that differ from here on")] = None,
     output_dir: OutputDir = None,
 ) -> None:
-    """Go on with a run where its last checkpoint and its ledger stand."""
+    """Go on with a run where its last checkpoint and its ledger stand.
+
+    Examples: async-rl resume my-run; async-rl resume my-run num_steps=400
+    """
     from async_rl.launchers.plan import show_plan
     from async_rl.launchers.preflight import model_shape, preflight
     from async_rl.launchers.resuming import resumed_config, take_up
@@ -136,12 +149,15 @@ def resume(
 
 @app.command()
 def export(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="name or directory of a run")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="name or directory of a run", autocompletion=complete_run)],
     directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="where the model is written")],
     step: Annotated[int | None, typer.Option(help="of which checkpoint; default: the newest")] = None,
     output_dir: OutputDir = None,
 ) -> None:
-    """Write the policy of a checkpoint as a Hugging Face model."""
+    """Write the policy of a checkpoint as a Hugging Face model.
+
+    Examples: async-rl export my-run model/; async-rl export my-run model/ --step 40
+    """
     from async_rl.launchers.exporting import export as export_model  # loads torch and the model
 
     run_dir = runs.find(run, output_dir or default_output_dir())
@@ -160,7 +176,10 @@ def ledger(
     as_json: Annotated[bool, typer.Option("--json", help="JSON")] = False,
     output_dir: OutputDir = None,
 ) -> None:
-    """Tell what became of every prompt of a run, also while it runs."""
+    """Tell what became of every prompt of a run, also while it runs.
+
+    Examples: async-rl ledger; async-rl ledger my-run --step 12; async-rl ledger my-run --audit
+    """
     from async_rl.launchers.ledger import Question, answer, show
     from async_rl.store_audit import Audit
 

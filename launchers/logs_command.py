@@ -17,14 +17,14 @@ import typer
 from async_rl.errors import ConfigError
 from async_rl.launchers import runs, schema
 from async_rl.launchers.control import living_pid
-from async_rl.launchers.options import OutputDir, default_output_dir
+from async_rl.launchers.options import OutputDir, Run, default_output_dir
 
 _LOOK_S = 0.3
 _LEVELS = {" WARNING ": "yellow", " ERROR ": "red", " CRITICAL ": "red"}
 
 
 def logs(
-    run: Annotated[str | None, typer.Argument(metavar="[RUN]", help="name or directory of a run, default: the newest")] = None,
+    run: Run = None,
     process: Annotated[str | None, typer.Argument(metavar="[PROCESS]", help="generator-0, learner-0, ...; default: all")] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="go on until the run has ended")] = False,
     output: Annotated[bool, typer.Option("--output", help="what libraries printed, in place of the log")] = False,

@@ -10,7 +10,26 @@ from rich.console import Console
 
 WIDTH_IF_NO_TERMINAL = 140
 
-Run = Annotated[str | None, typer.Argument(metavar="[RUN]", help="name or directory of a run; default: the newest")]
+
+def complete_run(incomplete: str) -> list[str]:
+    """Names of runs that begin so, the newest first."""
+    from async_rl.launchers.runs import all_runs
+
+    return [path.name for path in all_runs(default_output_dir()) if path.name.startswith(incomplete)]
+
+
+def complete_setting(incomplete: str) -> list[str]:
+    """`conf=` with each name of conf/, and each setting, that begin so."""
+    from async_rl.launchers.compose import names
+    from async_rl.launchers.schema import settings
+
+    offered = [f"conf={name}" for name in names()] + [f"{path}=" for path in settings()]
+    return [word for word in offered if word.startswith(incomplete)]
+
+
+Run = Annotated[
+    str | None, typer.Argument(metavar="[RUN]", help="name or directory of a run; default: the newest", autocompletion=complete_run)
+]
 OutputDir = Annotated[Path | None, typer.Option("--output-dir", help="where runs are kept; default: output_dir of conf/")]
 
 

@@ -36,7 +36,10 @@ def verifier(
     cells: Annotated[int | None, typer.Option(min=1, help="programs that run side by side; default: verifiers.cells")] = None,
     allow_unsafe: Annotated[bool, typer.Option("--allow-unsafe", help="run even where no jail works, if every program is trusted")] = False,
 ) -> None:
-    """Serve verdicts over HTTP until stopped, without any run."""
+    """Serve verdicts over HTTP until stopped, without any run.
+
+    Examples: async-rl verifier; async-rl verifier --port 8080 --cells 4 sandbox.timeout_s=5
+    """
     given = list(settings or [])
     given += [f"verifiers.cells={cells}"] if cells is not None else []
     given += ["sandbox.allow_unsafe=true"] if allow_unsafe else []

@@ -55,7 +55,10 @@ def verify(
     references: Annotated[bool, typer.Option("--references", help="check the rows' reference solutions and list those that fail")] = False,
     output: Annotated[Path | None, typer.Option(help="jsonl file for one line per program with all its tests")] = None,
 ) -> None:
-    """Score a file of completions, or check a data set's reference solutions."""
+    """Score a file of completions, or check a data set's reference solutions.
+
+    Examples: async-rl verify completions.jsonl --output results.jsonl; async-rl verify problems.jsonl --references
+    """
     from async_rl.machine import this_machine
 
     config = verifier_config(list(settings or []))

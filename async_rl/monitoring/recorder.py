@@ -48,7 +48,7 @@ class _Held(msgspec.Struct, frozen=True):
     """A row that is not final yet, as it is kept on disk."""
 
     time_s: float
-    scalars: dict[str, float | None]
+    scalars: Mapping[str, float | None]
 
 
 class _Row:

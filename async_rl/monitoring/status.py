@@ -91,7 +91,7 @@ def _processes(reply: StatusReply, past: Sequence[Member], now_s: float) -> Tabl
             duration(now_s - member.since_s) if member.since_s > 0 else "",
             f"{rates['busy_s']:.0%}" if "busy_s" in rates else "",
             ", ".join(form.format(rates[name]) for name, form in _RATES if name in rates),
-            member.waits_for + (f" (started again {again:.0f} times)" if again else ""),
+            member.waits_for + (f" (restarts: {again:.0f})" if again else ""),
         )
     return table
 

@@ -92,7 +92,7 @@ def test_the_flow_counts_groups_in_each_state_and_failures() -> None:
 
 def test_a_restart_stands_beside_the_process() -> None:
     text = shown(reply([generator(1, 0, 0)], **{"restarts/generator-0": 2.0}))
-    assert "(started again 2 times)" in text
+    assert "(restarts: 2)" in text
 
 
 def test_the_rate_column_has_tokens_of_generators_since_the_earlier_answer() -> None:
