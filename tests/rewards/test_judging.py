@@ -124,3 +124,11 @@ def test_no_cell_at_all_is_an_infrastructure_error_and_never_a_verdict() -> None
     with pytest.raises(InfrastructureError, match="no cell could run the program"):
         jail.verify(VerifyRequest(code="def f(x): return x", tests=_calls(0)))
     jail.close()
+
+
+def test_fifty_megabytes_of_output_pass_under_a_limit_that_allows_them(jail: Jail) -> None:
+    program = "import sys\nline = 'x' * 99 + '\\n'\nfor _ in range(500):\n    sys.stdout.write(line * 1000)"
+    test = StdinTest(input="", output=("x" * 99 + "\n") * 500_000)
+    wide = VerifyRequest(code=program, tests=[test], timeout_s=5, output_kb=50_000)
+    narrow = VerifyRequest(code=program, tests=[test], timeout_s=5, output_kb=40_000)
+    assert [str(jail.verify(request).verdict) for request in (wide, narrow)] == ["pass", "output_limit"]
