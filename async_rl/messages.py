@@ -104,7 +104,10 @@ class ReportFatal(Message):
 
 
 class StatusReply(Message):
-    """A snapshot for `async-rl status`. metrics is the newest value of every scalar; stalled says why no step comes, if none does."""
+    """A snapshot for `async-rl status`. metrics is the newest value of every scalar; stalled says why no step comes, if none does.
+
+    restarted_because: of each process that was started again, why the last time.
+    """
 
     run_name: str
     run_dir: str
@@ -115,6 +118,7 @@ class StatusReply(Message):
     members: list[Member]
     metrics: dict[str, float]
     stalled: str = ""
+    restarted_because: dict[str, str] = {}
 
 
 class GetStatus(Message):

@@ -59,6 +59,11 @@ def render(
     return Group(head, _processes(reply, past, now_s))
 
 
+def _restarts(reply: StatusReply, name: str) -> str:
+    number = reply.metrics.get(f"restarts/{name}", 0)
+    return f" (restarts: {number:.0f}; {reply.restarted_because.get(name, '').partition(chr(10))[0]})" if number else ""
+
+
 def sparkline(values: Sequence[float]) -> str:
     """The newest values as bars between the lowest and the highest of all."""
     low, high = min(values), max(values)
@@ -82,7 +87,6 @@ def _processes(reply: StatusReply, past: Sequence[Member], now_s: float) -> Tabl
     table.add_column("waits for")
     for member in sorted(reply.members, key=lambda m: (_ROLE_ORDER.index(m.role), m.name)):
         rates = per_second(member, before.get(member.name))
-        again = reply.metrics.get(f"restarts/{member.name}", 0)
         table.add_row(
             member.name,
             str(member.pid),
@@ -91,7 +95,7 @@ def _processes(reply: StatusReply, past: Sequence[Member], now_s: float) -> Tabl
             duration(now_s - member.since_s) if member.since_s > 0 else "",
             f"{rates['busy_s']:.0%}" if "busy_s" in rates else "",
             ", ".join(form.format(rates[name]) for name, form in _RATES if name in rates),
-            member.waits_for + (f" (restarts: {again:.0f})" if again else ""),
+            member.waits_for + _restarts(reply, member.name),
         )
     return table
 

@@ -68,7 +68,7 @@ class Fleet:
         launcher: Launcher,
         registry: Registry,
         config: SupervisorConfig,
-        on_lost: Callable[[ProcessSpec], Awaitable[None]],
+        on_lost: Callable[[ProcessSpec, str], Awaitable[None]],
         log: logging.Logger,
     ) -> None:
         self._specs = specs
@@ -127,7 +127,7 @@ class Fleet:
             self.num_restarts += 1
             self._log.warning("%s %s; starting %s again in %.1f s", spec.name, end.reason, " and ".join(s.name for s in specs), pause_s)
             for lost in specs:
-                await self._on_lost(lost)
+                await self._on_lost(lost, f"{spec.name} {end.reason}")
             await asyncio.sleep(pause_s)
 
     async def _live_together(self, specs: Sequence[ProcessSpec]) -> tuple[ProcessSpec, _End | None]:

@@ -41,6 +41,7 @@ class Monitor:
         self.step = 0
         self.tensorboard_url = self.prometheus_url = ""
         self.stalled = ""
+        self.restarted_because: dict[str, str] = {}
 
     def __enter__(self) -> Self:
         self._recorder = Recorder(self._run_dir, self._config)
@@ -94,9 +95,11 @@ class Monitor:
     def _show(self) -> None:
         self._console.progress(self.step, self.newest, self._registry.members, evaluated_step=max(self._evaluated, default=None))
 
-    def on_restart(self, name: str) -> None:
+    def on_restart(self, name: str, reason: str) -> None:
         """A process is being started again."""
         self._rates.restarted(name)
+        self.restarted_because[name] = reason
+        self._recorder.record(self.step, "supervisor", texts={"run/restarts": f"{name} is started again: {reason}"})
 
     async def until_evaluated(self, step: int, *, timeout_s: float) -> None:
         """Returns once the evaluation of `step` has come, if one is due; logs if it did not come in time."""

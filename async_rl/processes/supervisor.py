@@ -248,15 +248,16 @@ class Supervisor:
             members=self._registry.members,
             metrics=self._monitor.newest,
             stalled=self._monitor.stalled,
+            restarted_because=self._monitor.restarted_because,
         )
 
     async def _on_stop(self, message: StopRun) -> Message:
         (self._stop_asked if message.is_graceful else self._stop_now).set()
         return Ok()
 
-    async def _on_lost(self, spec: ProcessSpec) -> None:
+    async def _on_lost(self, spec: ProcessSpec, reason: str) -> None:
         """A process is gone: what it held goes back before it comes back."""
-        self._monitor.on_restart(spec.name)
+        self._monitor.on_restart(spec.name, reason)
         if spec.role == "learner":
             self._clear_rendezvous()
         if spec.role != "generator":

@@ -90,9 +90,10 @@ def test_the_flow_counts_groups_in_each_state_and_failures() -> None:
     assert "groups: prompt → issued 1 → generating 12 → ready 3 → leased 16 → trained in step 3   failed 3" in text
 
 
-def test_a_restart_stands_beside_the_process() -> None:
-    text = shown(reply([generator(1, 0, 0)], **{"restarts/generator-0": 2.0}))
-    assert "(restarts: 2)" in text
+def test_a_restart_stands_beside_the_process_with_the_first_line_of_its_cause() -> None:
+    answer = reply([generator(1, 0, 0)], **{"restarts/generator-0": 2.0})
+    answer = msgspec.structs.replace(answer, restarted_because={"generator-0": "generator-0 was ended by SIGKILL\nmore"})
+    assert "(restarts: 2; generator-0 was ended by SIGKILL)" in shown(answer)
 
 
 def test_the_rate_column_has_tokens_of_generators_since_the_earlier_answer() -> None:

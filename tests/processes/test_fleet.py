@@ -74,6 +74,7 @@ class World:
     def __init__(self, role: Role, tmp_path: Path, on_start: Callable[["World", Scripted], None], ranks: int = 1) -> None:
         self.registry = Registry()
         self.lost: list[str] = []
+        self.reasons: list[str] = []
         self.launcher = ScriptedLauncher(
             lambda _, process: asyncio.get_running_loop().call_soon(on_start, self, process) and None, tmp_path / "out"
         )
@@ -87,8 +88,9 @@ class World:
         )
         self.role: Role = role
 
-    async def _on_lost(self, lost: ProcessSpec) -> None:
+    async def _on_lost(self, lost: ProcessSpec, reason: str) -> None:
         self.lost.append(lost.name)
+        self.reasons.append(reason)
 
     def register(self, process: Scripted) -> None:
         self.registry.register(Register(name=f"{self.role}-0", role=self.role, pid=process.pid, address="tcp://x"))
@@ -111,11 +113,11 @@ def test_a_process_that_was_ready_is_started_again_until_the_limit(tmp_path: Pat
     async def main() -> tuple[str, int, list[str]]:
         world = World("generator", tmp_path, dies_when_ready)
         cause = await world.until_failed()
-        return cause, len(world.launcher.started), world.lost
+        return cause, len(world.launcher.started), world.reasons
 
-    cause, started, lost = asyncio.run(main())
+    cause, started, reasons = asyncio.run(main())
     assert started == 3
-    assert lost == ["generator-0", "generator-0"]
+    assert reasons == ["generator-0 was ended by SIGKILL"] * 2
     assert cause.startswith("generator-0 was ended by SIGKILL; it was started again 2 times")
     assert "supervisor.max_restarts" in cause
 
