@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import msgspec
+
 from async_rl.types import FloatArray, Group, IntArray, Role, Ticket, Value
 
 
@@ -118,7 +120,7 @@ class StatusReply(Message):
     members: list[Member]
     metrics: dict[str, float]
     stalled: str = ""
-    restarted_because: dict[str, str] = {}
+    restarted_because: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class GetStatus(Message):
