@@ -90,14 +90,26 @@ class AssertTest(Value, tag_field="kind", tag="assert"):
     code: str
 
 
-CodeTest = StdinTest | CallTest | AssertTest
+class AnswerTest(Value, tag_field="kind", tag="answer"):
+    """Compare a response in words with the answer that is wanted (rewards/answers.py says how each rule does); no program is run."""
+
+    rule: Literal["gsm8k", "math", "exact", "regex"]
+    expected: str
+
+
+CodeTest = StdinTest | CallTest | AssertTest | AnswerTest
 
 
 class CodeProblem(Value, tag_field="type", tag="code"):
-    """The hidden side of a programming prompt. `setup` is code of the tests' side (imports, helpers)."""
+    """The hidden side of a prompt. `setup` is code of the tests' side (imports, helpers)."""
 
     tests: list[CodeTest]
     setup: str = ""
+
+    @property
+    def wants_words(self) -> bool:
+        """Whether the whole response is judged and not a program in it."""
+        return isinstance(self.tests[0], AnswerTest)
 
 
 class Prompt(Value):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from async_rl.errors import ConfigError
+from async_rl.types import AnswerTest, CodeTest
 
 if TYPE_CHECKING:
     from async_rl.config import RunConfig
@@ -71,7 +72,7 @@ def _report(examined: Examined, config: RunConfig) -> bool:
         spread = f"shortest {ordered[0]}, median {middle}, 95% {late}, longest {last}"
         typer.echo(f"prompt tokens: {spread} (limit {settings.max_prompt_tokens})")
     for (source, kinds), count in Counter(_rewarded(examined)).most_common():
-        typer.echo(f"data_source {source}: {count} rows, reward code ({kinds} tests)")
+        typer.echo(f"data_source {source}: {count} rows, reward by {kinds}")
     if examined.num_cut:
         typer.echo(f"{examined.num_cut} prompts are cut to the limit (data.truncation={settings.truncation})")
     for rejected, setting, value in ((over_long, "truncation", settings.truncation), (bad, "bad_rows", settings.bad_rows)):
@@ -86,8 +87,9 @@ def _report(examined: Examined, config: RunConfig) -> bool:
 
 
 def _rewarded(examined: Examined) -> list[tuple[str, str]]:
-    """Data source and kinds of tests of each prompt."""
-    return [
-        (prompt.data_source, ", ".join(sorted({str(test.__struct_config__.tag) for test in prompt.problem.tests})))
-        for prompt in examined.prompts
-    ]
+    """Data source and what scores it, of each prompt."""
+    return [(prompt.data_source, ", ".join(sorted({_scorer(test) for test in prompt.problem.tests}))) for prompt in examined.prompts]
+
+
+def _scorer(test: CodeTest) -> str:
+    return f"{test.rule} answer" if isinstance(test, AnswerTest) else f"{test.__struct_config__.tag} tests"

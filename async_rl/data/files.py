@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import logging
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from glob import glob, has_magic
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
@@ -46,7 +46,7 @@ def read_placed(file: str, *, cache_dir: str | None) -> Iterator[Placed]:
             yield from reader(file, handle)
 
 
-def matching_files(patterns: list[str]) -> list[str]:
+def matching_files(patterns: Sequence[str]) -> list[str]:
     """The files that paths, URLs and patterns name, in the order given, those of one pattern by name. Raises DataError."""
     files: list[str] = []
     for pattern in patterns:

@@ -1,26 +1,38 @@
-"""From the columns of a row to the tests of a programming problem, in five layouts.
+"""From the columns of a row to the tests of a programming problem, in six layouts.
 
-- `tests` (with optional `setup`): our own, a list of {kind: stdin | call | assert, ...}, or the same as a JSON string.
+- `tests` (with optional `setup`): our own, a list of {kind: stdin | call | assert | answer, ...}, or the same as a JSON string.
 - `test_list` (with optional `test_imports`): assert statements, as in MBPP.  They name the function, so the prompt has to show them.
 - `test` and `entry_point`: a function check(candidate) and the name of what it is given, as in HumanEval.
-- `reward_model` {style, ground_truth}, as in verl: the ground truth is what `input_output` holds.
+- `reward_model` {style, ground_truth}, as in verl: by `data_source` an answer in words, or for code what `input_output` holds.
+- `answer` that ends with `#### number`, as in GSM8K.
 - `input_output`: a JSON string or an object {inputs, outputs, fn_name?}, as in AReaL; with `fn_name` each line of an input is one argument.
 Invariant: a row without usable tests is a DataError that names its place.  Used by prompts.py.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, Literal
 
 import msgspec
 
 from async_rl.data.files import Row
 from async_rl.errors import DataError
 from async_rl.io_pairs import read_input_output
-from async_rl.types import AssertTest, CodeProblem, CodeTest
+from async_rl.types import AnswerTest, AssertTest, CodeProblem, CodeTest
 
+_GSM8K_ANSWER = re.compile(r"####\s*-?[\d$.]")
+_RULES: dict[Any, Literal["gsm8k", "math"]] = {
+    "openai/gsm8k": "gsm8k",
+    "gsm8k": "gsm8k",
+    "lighteval/MATH": "math",
+    "DigitalLearningGmbH/MATH-lighteval": "math",
+    "HuggingFaceH4/MATH-500": "math",
+    "math": "math",
+}
+_CODE_SOURCES = ("code", "codecontests", "apps", "codeforces", "taco")
 _REMEDY = (
-    "give a column `tests` (list of {kind: stdin|call|assert, ...}), `test_list` (assert statements), `test` with `entry_point`, "
+    "give a column `tests` (list of {kind: stdin|call|assert|answer, ...}), `test_list` (assert statements), `test` with `entry_point`, "
     "or `input_output`"
 )
 
@@ -40,8 +52,9 @@ def read_problem(place: str, row: Row) -> tuple[CodeProblem, tuple[str, ...]]:
     elif row.get("input_output") is not None:
         problem, shown = CodeProblem(tests=read_input_output(place, row["input_output"])), ()
     elif isinstance(row.get("reward_model"), dict) and row["reward_model"].get("ground_truth") is not None:
-        truth = row["reward_model"]["ground_truth"]
-        problem, shown = CodeProblem(tests=read_input_output(f"{place}: reward_model.ground_truth", truth)), ()
+        problem, shown = CodeProblem(tests=_ground_truth(place, row)), ()
+    elif isinstance(row.get("answer"), str) and _GSM8K_ANSWER.search(row["answer"]):
+        problem, shown = CodeProblem(tests=[AnswerTest(rule="gsm8k", expected=row["answer"])]), ()
     else:
         raise DataError(f"{place}: no tests among the columns {sorted(row)}; {_REMEDY}")
     try:
@@ -53,6 +66,16 @@ def read_problem(place: str, row: Row) -> tuple[CodeProblem, tuple[str, ...]]:
     if not problem.tests:
         raise DataError(f"{place}: the list of tests is empty, so every program would pass; {_REMEDY}")
     return problem, shown
+
+
+def _ground_truth(place: str, row: Row) -> list[CodeTest]:
+    source, truth = row.get("data_source"), row["reward_model"]["ground_truth"]
+    if source in _RULES:
+        return [AnswerTest(rule=_RULES[source], expected=_text(place, "reward_model.ground_truth", truth))]
+    if source in _CODE_SOURCES:
+        return read_input_output(f"{place}: reward_model.ground_truth", truth)
+    known = ", ".join(sorted([*_RULES, *_CODE_SOURCES]))
+    raise DataError(f"{place}: data_source={source} is not known, so nobody can score it; known are {known}; or give a column `tests`")
 
 
 def _own_tests(place: str, value: Any) -> list[CodeTest]:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from async_rl.config import SandboxConfig
 from async_rl.errors import InfrastructureError
+from async_rl.rewards.answer_child import AnswerChild
 from async_rl.rewards.asserts import Assertion, take_apart
 from async_rl.rewards.comparison import Comparison, load_checker, shorten
 from async_rl.rewards.flavours import PackagedPool
@@ -24,7 +25,7 @@ from async_rl.rewards.protocol import TestResult, VerifyRequest, VerifyResponse
 from async_rl.sandbox.cell import CellFailed, Job, Outcome, job_request
 from async_rl.sandbox.pool import Pool
 from async_rl.sandbox.protocol import Mode, Request
-from async_rl.types import AssertTest, CallTest, CodeTest, StdinTest, Verdict
+from async_rl.types import AnswerTest, AssertTest, CallTest, CodeTest, StdinTest, Verdict
 
 _TRIES = 2
 _MAX_STREAMS = 64
@@ -65,6 +66,7 @@ class Judge:
 
     def __init__(self, pool: Pool, config: SandboxConfig, packaged: PackagedPool | None = None) -> None:
         self._pool, self._config, self._packaged = pool, config, packaged
+        self._answers = AnswerChild()
         self._comparison = Comparison(relative_tolerance=config.float_tolerance, checker=load_checker(config.checker))
 
     async def verify(self, request: VerifyRequest) -> VerifyResponse:
@@ -111,6 +113,8 @@ class Judge:
         return Printed(answer.verdict, outcome.outputs[0][: run.limits.output_bytes].decode(errors="replace"), answer.message, wall_s)
 
     async def _family(self, kind: str, tests: list[Any], run: _Run) -> list[TestResult]:
+        if kind == "answer":
+            return [await self._answer(test, run) for test in tests]
         if kind == "call":
             return await self._calls([_call_check(test, self._comparison) for test in tests], run, has_call_names=True)
         if kind == "stdin":
@@ -118,6 +122,16 @@ class Judge:
         if kind == "assert":
             return await self._calls([check for test in tests for check in _assert_checks(test)], run, has_call_names=False)
         return await self._judged_tests(tests, run)
+
+    async def _answer(self, test: AnswerTest, run: _Run) -> TestResult:
+        started = time.monotonic()
+        verdict = await self._answers.verdict(test, run.code, run.limits.cpu_s)
+        message = "" if verdict is Verdict.PASS else f"not {shorten(test.expected)} by rule {test.rule}"
+        return TestResult(verdict=verdict, cpu_s=0, wall_s=time.monotonic() - started, memory_mb=0, message=message)
+
+    async def close(self) -> None:
+        """End the process that compares answers."""
+        await self._answers.close()
 
     async def _judged_tests(self, tests: Sequence[AssertTest], run: _Run) -> list[TestResult]:
         """Each test in a judging child of its own, with a solver of its own."""
@@ -207,6 +221,8 @@ class _Check:
 
 
 def _kind(test: CodeTest) -> str:
+    if isinstance(test, AnswerTest):
+        return "answer"
     if isinstance(test, CallTest):
         return "call"
     if isinstance(test, StdinTest):

@@ -27,14 +27,15 @@ class CodeScorer:
 
     async def score(self, prompt: Prompt, response_text: str) -> Score:
         """Reward, parts and verdicts of one response. Raises InfrastructureError."""
-        return await self._judge(prompt, extract_code(response_text, self._reward.extraction))
+        words = prompt.problem.wants_words
+        return await self._judge(prompt, response_text if words else extract_code(response_text, self._reward.extraction))
 
     async def score_steps(self, prompt: Prompt, response_text: str, *, num_tokens: int, tokens_until: Callable[[int], int]) -> Score:
         """As `score`, with a score of each complete code block; the last one's is that of the response. Without a block it is one step.
 
         tokens_until: the number of tokens that so many characters need.
         """
-        blocks = complete_blocks(response_text)
+        blocks = [] if prompt.problem.wants_words else complete_blocks(response_text)
         if not blocks:
             score = await self.score(prompt, response_text)
             return msgspec.structs.replace(score, steps=(StepScore(end_tokens=num_tokens, reward=score.reward),))

@@ -40,9 +40,11 @@ async def open_service(verifiers: VerifiersConfig, sandbox: SandboxConfig, activ
             raise ConfigError(str(error)) from error
         packaged = PackagedPool(pool, verifiers.cells, sandbox.packages, allow_unsafe=sandbox.allow_unsafe)
         stack.push_async_callback(packaged.close)
+        judge = Judge(pool, sandbox, packaged)
+        stack.push_async_callback(judge.close)
         yield VerifierService(
             pool=pool,
-            judge=Judge(pool, sandbox, packaged),
+            judge=judge,
             queue_size=verifiers.queue_size,
             num_cells=verifiers.cells,
             queue_timeout_s=verifiers.timeout_s,

@@ -44,8 +44,8 @@ def test_what_a_run_would_use_and_leave_out_is_said_with_reasons(model: Path, tm
     assert result.exit_code == 1
     assert "4 rows, 2 prompts" in result.output
     assert "(limit 60)" in result.output
-    assert "data_source code: 1 rows, reward code (stdin tests)" in result.output
-    assert "data_source mbpp: 1 rows, reward code (assert tests)" in result.output
+    assert "data_source code: 1 rows, reward by stdin tests" in result.output
+    assert "data_source mbpp: 1 rows, reward by assert tests" in result.output
     assert "1 rows are refused (data.truncation=error):" in result.output
     assert "x.jsonl, row 3: " in result.output
     assert "1 rows are refused (data.bad_rows=error):" in result.output

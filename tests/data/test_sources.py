@@ -16,7 +16,7 @@ from async_rl.data.fitting import filled, fitted
 from async_rl.data.prompts import examine, load_train_prompts
 from async_rl.data.tokenizer import build_tokenizer
 from async_rl.errors import DataError
-from async_rl.types import Prompt, StdinTest
+from async_rl.types import AnswerTest, Prompt, StdinTest
 
 TESTS = [{"kind": "stdin", "input": "1", "output": "2"}]
 
@@ -179,3 +179,27 @@ def test_verl_rows_of_code_have_their_tests_in_the_ground_truth(tokenizer: Any, 
     }
     [prompt] = load(write(tmp_path / "x.jsonl", row), tokenizer)
     assert (prompt.data_source, prompt.problem.tests) == ("codecontests", [StdinTest(input="1", output="2")])
+
+
+def test_gsm8k_rows_of_either_layout_want_their_number(tokenizer: Any, tmp_path: Path) -> None:
+    plain = {"question": "How many?", "answer": "2+2 = 4\n#### 4"}
+    verl = {"prompt": "How many?", "data_source": "openai/gsm8k", "reward_model": {"style": "rule", "ground_truth": "4"}}
+    first, second = load(write(tmp_path / "x.jsonl", plain, verl), tokenizer)
+    assert first.problem.tests == [AnswerTest(rule="gsm8k", expected="2+2 = 4\n#### 4")]
+    assert second.problem.tests == [AnswerTest(rule="gsm8k", expected="4")]
+    assert (first.text, second.data_source) == ("How many?\n", "openai/gsm8k")
+
+
+def test_math_rows_want_their_expression_and_an_unknown_source_is_refused(tokenizer: Any, tmp_path: Path) -> None:
+    row = {"prompt": "?", "data_source": "lighteval/MATH", "reward_model": {"style": "rule", "ground_truth": "x"}}
+    [prompt] = load(write(tmp_path / "x.jsonl", row), tokenizer)
+    assert prompt.problem.tests == [AnswerTest(rule="math", expected="x")]
+    with pytest.raises(DataError, match=r"y.jsonl, row 1: data_source=mine is not known, so nobody can score it; known are .*openai/gsm8k"):
+        load(write(tmp_path / "y.jsonl", {**row, "data_source": "mine"}), tokenizer)
+
+
+def test_own_tests_may_name_an_answer_and_its_rule(tokenizer: Any, tmp_path: Path) -> None:
+    [prompt] = load(
+        write(tmp_path / "x.jsonl", {"prompt": "?", "tests": [{"kind": "answer", "rule": "exact", "expected": "a"}]}), tokenizer
+    )
+    assert prompt.problem.tests == [AnswerTest(rule="exact", expected="a")]
