@@ -40,11 +40,14 @@ def evaluation_scalars(samples: Sequence[Summary]) -> dict[str, float]:
 
 
 def sample_text(prompt: Prompt, group: Group, decode: Callable[[Sequence[int]], str]) -> str:
-    """One sample as Markdown: prompt, response, what the tests said."""
+    """One sample as Markdown: prompt, response, reward with its parts, what the tests said, which versions wrote it."""
     sample = group.trajectories[0]
     response = decode(sample.token_ids[sample.prompt_length :].tolist())
     verdicts = ", ".join(v.value for v in sample.score.verdicts) or "no test was run"
-    return f"**{prompt.prompt_id}**: reward {sample.score.reward:g} ({verdicts})\n\n{prompt.text}\n\n```\n{response}\n```"
+    versions = sorted(set(sample.versions[sample.prompt_length :].tolist()))
+    parts = "".join(f", {name} {value:g}" for name, value in sorted(sample.score.parts.items()))
+    head = f"**{prompt.prompt_id}**: reward {sample.score.reward:g}{parts} ({verdicts}), written by version {', '.join(map(str, versions))}"
+    return f"{head}\n\n{prompt.text}\n\n```\n{response}\n```"
 
 
 async def report_of(store: Store, version: int, held_out: Sequence[Prompt], decode: Callable[[Sequence[int]], str]) -> EvaluationReport:

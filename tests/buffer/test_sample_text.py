@@ -1,0 +1,27 @@
+"""What TensorBoard's text page says of one held-out sample."""
+
+from __future__ import annotations
+
+import msgspec
+from buffer_support import FakePrompts, make_group
+
+from async_rl.processes.evaluation import sample_text
+from async_rl.types import Purpose, Sampling, Ticket
+
+
+def test_a_sample_is_told_with_its_reward_parts_verdicts_and_versions() -> None:
+    prompt = FakePrompts().prompt(Purpose.EVAL, 0)
+    ticket = Ticket(
+        group_id=1,
+        attempt=1,
+        purpose=Purpose.EVAL,
+        prompt=prompt,
+        num_samples=1,
+        sampling=Sampling(temperature=1, top_p=1, top_k=-1, max_new_tokens=4, min_new_tokens=0),
+        admitted_version=4,
+    )
+    group = make_group(ticket, versions=[4, 4, 5])
+    score = msgspec.structs.replace(group.trajectories[0].score, parts={"tests_passed": 0.5, "compiles": 1.0})
+    group = msgspec.structs.replace(group, trajectories=[msgspec.structs.replace(group.trajectories[0], score=score)])
+    head = sample_text(prompt, group, lambda ids: f"{len(ids)} tokens").splitlines()[0]
+    assert head == "**e0**: reward 1, compiles 1, tests_passed 0.5 (pass), written by version 4, 5"
