@@ -94,6 +94,11 @@ def _sampling(config: RunConfig) -> Iterator[str]:
         yield f"generation.top_k={generation.top_k}: {reason}; set generation.top_k=-1"
     if generation.min_response_tokens > 0:
         yield f"generation.min_response_tokens={generation.min_response_tokens}: {reason}; set generation.min_response_tokens=0"
+    if config.evaluation.num_samples > 1 and config.evaluation.temperature == 0:
+        yield (
+            f"evaluation.num_samples={config.evaluation.num_samples} with evaluation.temperature=0: greedy samples of a prompt are all the "
+            "same; set evaluation.num_samples=1, or evaluation.temperature=1"
+        )
 
 
 def _engine(config: RunConfig) -> Iterator[str]:

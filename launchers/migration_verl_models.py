@@ -197,7 +197,11 @@ _ROLLOUT: dict[str, Rule] = {
     f"{_R}.val_kwargs.do_sample": lambda value, _: (
         Fate("defaulted", "evaluation.temperature decides") if value else Fate("translated", settings={"evaluation.temperature": 0.0})
     ),
-    f"{_R}.val_kwargs.n": only((1,), "one sample per prompt", "evaluation draws one sample per prompt"),
+    f"{_R}.val_kwargs.n": lambda value, source: (
+        Fate("translated", settings={"evaluation.num_samples": value})
+        if value == 1 or source.get(f"{_R}.val_kwargs.do_sample")
+        else Fate("refused", "greedy samples of a prompt are all the same")
+    ),
     f"{_R}.val_kwargs.top_k": only((-1,), "the full support", "evaluation draws from the full support"),
     f"{_R}.val_kwargs.top_p": only((1, 1.0), "the full support", "evaluation draws from the full support"),
     f"{_R}.multi_turn.enable": only((False,), "one turn", "rollouts have one turn"),

@@ -140,7 +140,10 @@ _LEARNER = [
 _EVALUATION = _declare(
     "eval",
     [
-        ("pass_at_1", "share", "held-out prompts whose one sample passes all tests"),
+        ("pass_at_1", "share", "held-out samples that pass all tests: the mean over prompts of the share of their samples (mean@k)"),
+        ("pass_at_1_error", "share", "half the width of the 95% confidence interval of pass_at_1, from the spread over prompts"),
+        ("pass_at_k", "share", "held-out prompts of which at least one of evaluation.num_samples samples passes"),
+        ("pass_at_k_error", "share", "half the width of the 95% confidence interval of pass_at_k"),
         ("reward_mean", "reward", "mean reward of the held-out samples"),
         ("num_samples", "samples", "held-out samples scored"),
         ("length_mean", "tokens", "mean length of the held-out responses"),

@@ -143,7 +143,8 @@ class Tasks:
         while True:
             version = await self._service.finished_evaluations.get()
             await self._store.flush()
-            report = await report_of(self._store, version, held_out, decode)
+            num_samples = self._context.config.evaluation.num_samples
+            report = await report_of(self._store, version, held_out, decode, num_samples=num_samples)
             if report.num_failed:
                 self._context.log.warning(
                     "evaluation of version %d: %d prompts have no sample and do not count", version, report.num_failed

@@ -6,6 +6,8 @@ Called by processes/buffer.py when the last group of an evaluation is in.
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +16,7 @@ from async_rl.summary import Summary
 from async_rl.types import Group, Prompt
 
 _NUM_SHOWN = 4
+_Z95 = 1.96
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,18 +28,31 @@ class EvaluationReport:
     num_failed: int
 
 
-def evaluation_scalars(samples: Sequence[Summary]) -> dict[str, float]:
-    """Means over the samples; only their number if there are none."""
-    num = len(samples)
+def evaluation_scalars(groups: Sequence[Summary], *, num_samples: int) -> dict[str, float]:
+    """Means over the prompts' groups, each of num_samples samples; only their number if there are none."""
+    num = len(groups)
     if num == 0:
         return {"eval/num_samples": 0.0}
+    first = [group.pass_rate for group in groups]
+    any_passes = [float(group.pass_rate > 0) for group in groups]
     return {
-        "eval/pass_at_1": sum(s.pass_rate for s in samples) / num,
-        "eval/reward_mean": sum(s.reward_mean for s in samples) / num,
-        "eval/num_samples": float(num),
-        "eval/length_mean": sum(s.response_length_mean for s in samples) / num,
-        "eval/truncated_share": sum(s.truncated_share for s in samples) / num,
+        "eval/pass_at_1": sum(first) / num,
+        "eval/pass_at_1_error": interval(first),
+        "eval/pass_at_k": sum(any_passes) / num,
+        "eval/pass_at_k_error": interval(any_passes),
+        "eval/reward_mean": sum(group.reward_mean for group in groups) / num,
+        "eval/num_samples": float(num * num_samples),
+        "eval/length_mean": sum(group.response_length_mean for group in groups) / num,
+        "eval/truncated_share": sum(group.truncated_share for group in groups) / num,
     }
+
+
+def interval(values: Sequence[float]) -> float:
+    """Half the width of the 95% confidence interval of the mean: 1.96 s / sqrt(n), s the unbiased spread; 0 for a single value.
+
+    One value per prompt: samples of one prompt are alike, so they must not count as independent.
+    """
+    return _Z95 * statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
 
 
 def sample_text(prompt: Prompt, group: Group, decode: Callable[[Sequence[int]], str]) -> str:
@@ -50,8 +66,10 @@ def sample_text(prompt: Prompt, group: Group, decode: Callable[[Sequence[int]], 
     return f"{head}\n\n{prompt.text}\n\n```\n{response}\n```"
 
 
-async def report_of(store: Store, version: int, held_out: Sequence[Prompt], decode: Callable[[Sequence[int]], str]) -> EvaluationReport:
-    """The report of a complete evaluation, from the store."""
+async def report_of(
+    store: Store, version: int, held_out: Sequence[Prompt], decode: Callable[[Sequence[int]], str], *, num_samples: int
+) -> EvaluationReport:
+    """The report of a complete evaluation, from the store. num_samples: of each prompt."""
     rows = await store.evaluation_groups(version)
     samples = [summary for _, summary in rows if summary is not None]
     kept = zip(rows[:KEPT_SAMPLES], held_out, strict=False)
@@ -59,7 +77,7 @@ async def report_of(store: Store, version: int, held_out: Sequence[Prompt], deco
     groups = await store.read_groups([group_id for group_id, _ in shown])
     texts = [sample_text(prompt, group, decode) for (_, prompt), group in zip(shown, groups, strict=True)]
     return EvaluationReport(
-        scalars=evaluation_scalars(samples),
+        scalars=evaluation_scalars(samples, num_samples=num_samples),
         texts={"samples/evaluation": "\n\n---\n\n".join(texts)} if texts else {},
         num_failed=len(rows) - len(samples),
     )

@@ -159,7 +159,7 @@ class Generator:
             data_source=ticket.prompt.data_source,
             generator=self._context.name,
             admitted_version=ticket.admitted_version,
-            trajectories=best_of(samples, count=self._config.generation.group_size),
+            trajectories=best_of(samples, count=self._config.generation.group_size) if ticket.purpose is Purpose.TRAIN else samples,
             generation_s=generation_s,
             baseline=answering.result() if answering is not None else None,
         )

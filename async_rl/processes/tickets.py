@@ -214,7 +214,7 @@ class TicketDesk:
 
     def num_samples(self, purpose: Purpose) -> int:
         """Samples of one group as it is put; of a training prompt more may be drawn."""
-        return self._config.generation.group_size if purpose is Purpose.TRAIN else 1
+        return self._config.generation.group_size if purpose is Purpose.TRAIN else self._config.evaluation.num_samples
 
     def _hand_out(self, name: str, waiter: _Waiter) -> bool:
         group = self.admission.hand_out(
@@ -241,7 +241,7 @@ class TicketDesk:
             attempt=group.attempt,
             purpose=group.purpose,
             prompt=self._prompts.prompt(group.purpose, group.index),
-            num_samples=num_drawn(generation) if is_training else 1,
+            num_samples=num_drawn(generation) if is_training else self._config.evaluation.num_samples,
             sampling=Sampling(
                 temperature=generation.temperature if is_training else self._config.evaluation.temperature,
                 top_p=generation.top_p if is_training else 1.0,

@@ -6,6 +6,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from buffer_support import Clock, FakePrompts, ask, make_config, make_group, opened, settle, take, tickets, within
 
@@ -533,9 +534,12 @@ def test_an_evaluation_is_reported_from_the_store_when_its_last_sample_is_in(tmp
             await service.put_group(PutGroup(group=make_group(given[0])))
             assert service.finished_evaluations.get_nowait() == 0
             held_out = [prompts.prompt(Purpose.EVAL, i) for i in range(4)]
-            report = await report_of(service._store, 0, held_out, decode=str)
+            report = await report_of(service._store, 0, held_out, decode=str, num_samples=1)
             assert report.scalars == {
                 "eval/pass_at_1": pytest.approx(2 / 3),
+                "eval/pass_at_1_error": pytest.approx(1.96 * (1 / 3) ** 0.5 / 3**0.5),
+                "eval/pass_at_k": pytest.approx(2 / 3),
+                "eval/pass_at_k_error": pytest.approx(1.96 * (1 / 3) ** 0.5 / 3**0.5),
                 "eval/reward_mean": pytest.approx(2 / 3),
                 "eval/num_samples": 3.0,
                 "eval/length_mean": pytest.approx(11 / 3),
@@ -545,6 +549,26 @@ def test_an_evaluation_is_reported_from_the_store_when_its_last_sample_is_in(tmp
             assert "**e1**: reward 0 (wrong_answer)" in report.texts["samples/evaluation"]
         async with opened(tmp_path, make_config(max_attempts=1), prompts) as service:
             assert service.finished_evaluations.get_nowait() == 0
+
+    run(scenario())
+
+
+def test_an_evaluation_draws_so_many_samples_of_each_prompt_as_are_asked_for(tmp_path: Path) -> None:
+    prompts = FakePrompts(num_held_out=2)
+    config = make_config()
+    config = msgspec.structs.replace(config, evaluation=msgspec.structs.replace(config.evaluation, num_samples=3))
+
+    async def scenario() -> None:
+        async with opened(tmp_path, config, prompts) as service:
+            await service.start_evaluation(StartEvaluation(version=0))
+            given = [t for t in await tickets(service, 0, credit=4) if t.purpose is Purpose.EVAL]
+            assert [t.num_samples for t in given] == [3, 3]
+            await service.put_group(PutGroup(group=make_group(given[0])))
+            await service.put_group(PutGroup(group=make_group(given[1], passes=False)))
+            held_out = [prompts.prompt(Purpose.EVAL, i) for i in range(2)]
+            report = await report_of(service._store, 0, held_out, decode=str, num_samples=3)
+            assert report.scalars["eval/num_samples"] == 6
+            assert report.scalars["eval/pass_at_1"] == report.scalars["eval/pass_at_k"] == 0.5
 
     run(scenario())
 
@@ -564,7 +588,7 @@ def test_a_learner_that_came_back_to_an_evaluated_version_gets_it_told_again_wit
             await service.start_evaluation(StartEvaluation(version=0))
             assert service.finished_evaluations.get_nowait() == 0
             held_out = [prompts.prompt(Purpose.EVAL, i) for i in range(prompts.num_held_out)]
-            report = await report_of(service._store, 0, held_out, decode=str)
+            report = await report_of(service._store, 0, held_out, decode=str, num_samples=1)
             assert report.scalars["eval/num_samples"] == KEPT_SAMPLES + 2
             assert "text of e0" in report.texts["samples/evaluation"]
             with pytest.raises(InfrastructureError, match="no longer holds the trajectories"):

@@ -147,6 +147,7 @@ VERL_KEYS: list[tuple[str, Any, Any]] = [
     (_R + "do_sample", False, "refused"),
     (_R + "ignore_eos", True, "refused"),
     (_R + "n", 5, {"generation.group_size": 5}),
+    (_R + "val_kwargs.n", 4, "refused"),
     (_R + "response_length", 3, "defaulted"),
     (_R + "dtype", "float32", {"model.dtype": "float32", "weights.probe_tolerance": 1e-3}),
     (_R + "dtype", "float16", "refused"),
@@ -281,6 +282,7 @@ def test_another_value_of_a_key_has_its_own_fate(tmp_path: Path, text: str, key:
         (VERL_TODAY, "data.filter_overlong_prompts", True, "data.truncation", "drop"),
         (VERL_TODAY, f"{_R}val_kwargs.temperature", 0.6, "evaluation.temperature", 0.0),
         (VERL_TODAY, f"{_R}val_kwargs", {"temperature": 0.6, "do_sample": True}, "evaluation.temperature", 0.6),
+        (VERL_TODAY, f"{_R}val_kwargs", {"n": 4, "do_sample": True}, "evaluation.num_samples", 4),
         (VERL_TODAY, f"{_A}optim.lr_warmup_steps_ratio", 0.05, "learner.optimizer.warmup_steps", 10),
     ],
 )

@@ -65,7 +65,7 @@ def roll_out(monkeypatch: pytest.MonkeyPatch, *overrides: str, purpose: Purpose 
         attempt=1,
         purpose=purpose,
         prompt=Prompt(prompt_id="p", text="", token_ids=np.zeros(2, np.int32), data_source="code", problem=CodeProblem(tests=[])),
-        num_samples=(config.generation.generation_size or 2) if purpose is Purpose.TRAIN else 1,
+        num_samples=(config.generation.generation_size or 2) if purpose is Purpose.TRAIN else config.evaluation.num_samples,
         sampling=Sampling(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=8, min_new_tokens=0),
         admitted_version=3,
     )
@@ -94,6 +94,11 @@ def test_of_more_samples_the_best_are_kept_and_of_equals_the_longer(monkeypatch:
     group = roll_out(monkeypatch, "generation.generation_size=5")
     # rewards 2, 4, 6, 6, 6: the two longest of the three that are worth 6
     assert [(t.score.reward, t.response_length) for t in group.trajectories] == [(6.0, 4), (6.0, 5)]
+
+
+def test_an_evaluation_keeps_every_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = roll_out(monkeypatch, "evaluation.num_samples=4", purpose=Purpose.EVAL)
+    assert [t.score.reward for t in group.trajectories] == [2.0, 4.0, 6.0, 6.0]
 
 
 def test_remax_adds_one_scored_greedy_answer_that_is_no_member_of_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
