@@ -21,6 +21,7 @@ from async_rl.launchers import runs
 from async_rl.launchers.control import ask_stop, leave_mark, living_pid, wait_for_end
 from async_rl.launchers.data_command import data
 from async_rl.launchers.doctor_command import doctor
+from async_rl.launchers.init_command import init
 from async_rl.launchers.logs_command import logs
 from async_rl.launchers.migrate_command import migrate
 from async_rl.launchers.options import OutputDir, Run, complete_run, complete_setting, console, default_output_dir
@@ -44,6 +45,7 @@ app.command()(status)
 app.command()(logs)
 app.command("rollouts")(show_rollouts)
 app.command()(doctor)
+app.command()(init)
 app.command()(verifier)
 app.command()(verify)
 app.add_typer(data, name="data")

@@ -15,7 +15,7 @@ from async_rl.launchers.options import complete_run, complete_setting
 
 GROUP = typer.main.get_command(app)
 COMMANDS = GROUP.commands  # type: ignore[attr-defined]
-WITH_EXAMPLES = ("launch", "status", "stop", "resume", "export", "ledger", "logs", "rollouts", "doctor", "verifier", "verify")
+WITH_EXAMPLES = ("launch", "status", "stop", "resume", "export", "ledger", "logs", "rollouts", "doctor", "init", "verifier", "verify")
 
 
 @pytest.mark.parametrize("name", WITH_EXAMPLES)
