@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from async_rl.launchers.migration import Fate, Rule, Settings, Source, choice, never, only, same, to, unless_null, when
-from async_rl.launchers.migration_verl_models import KL, MODEL_RULES, TOOLS, metadata
+from async_rl.launchers.migration_verl_models import KL, MODEL_RULES, TOOLS, metadata, with_critic
 
 _R = "actor_rollout_ref.rollout"
 _NO_REWARD_MODEL = "there is no reward model yet"
@@ -41,10 +41,10 @@ def _gpus(value: Any, source: Source) -> Fate:
 
 def _logger(value: Any, _: Source) -> Fate:
     names = [value] if isinstance(value, str) else list(value)
-    settings: Settings = {"monitoring.tensorboard": "tensorboard" in names}
-    others = [name for name in names if name not in ("console", "tensorboard")]
+    others = [str(name) for name in names if name not in ("console", "tensorboard")]
+    settings: Settings = {"monitoring.tensorboard": "tensorboard" in names or bool(others)}
     if others:
-        return Fate("refused", f"{', '.join(map(str, others))}: metrics go to the terminal, a file and TensorBoard only", settings)
+        return Fate("refused", f"{', '.join(others)}: there is TensorBoard in its place", settings)
     return Fate("translated", "the terminal is always told", settings)
 
 
@@ -125,7 +125,7 @@ _REWARD: dict[str, Rule] = {
 _ALGORITHM: dict[str, Rule] = {
     "algorithm._target_": metadata,
     "algorithm.gamma": to("algorithm.gamma"),
-    "algorithm.lam": to("algorithm.gae_lambda"),
+    "algorithm.lam": with_critic(to("algorithm.gae_lambda")),
     "algorithm.adv_estimator": _advantage,
     "algorithm.norm_adv_by_std_in_grpo": same("taken with adv_estimator"),
     "algorithm.use_kl_in_reward": _kl_in_reward,
@@ -153,7 +153,7 @@ _TRAINER: dict[str, Rule] = {
     "trainer.n_gpus_per_node": _gpus,
     "trainer.save_freq": to("checkpoint.every_steps", by=lambda value: max(value, 0)),
     "trainer.test_freq": to("evaluation.every_steps", by=lambda value: max(value, 0)),
-    "trainer.critic_warmup": to("learner.critic.warmup_steps"),
+    "trainer.critic_warmup": with_critic(to("learner.critic.warmup_steps")),
     "trainer.default_local_dir": to("output_dir"),
     "trainer.default_hdfs_dir": unless_null(to("checkpoint.mirror"), "no copies elsewhere"),
     "trainer.max_actor_ckpt_to_keep": unless_null(to("checkpoint.keep"), "the newest ones are kept (checkpoint.keep)"),

@@ -10,6 +10,7 @@ from typing import Any
 from async_rl.launchers.migration import Fate, Rule, Source, choice, never, only, same, to, unless_null, when
 
 _A, _R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+_ESTIMATOR = "algorithm.adv_estimator"
 _BUDGET = "a pass holds learner.budget_tokens tokens, whatever the number of sequences; gradients do not depend on it"
 TOOLS = "has no counterpart and changes no result"
 _REFERENCE = "the reference lies with the learner and is sharded as it is"
@@ -66,6 +67,12 @@ def _kl_loss(value: Any, source: Source) -> Fate:
     if not in_reward:
         return Fate("translated", "no KL anywhere", {"algorithm.kl_coef": 0.0})
     return Fate("defaulted", "the KL is in the reward")
+
+
+def with_critic(rule: Rule) -> Rule:
+    """The rule where there is a critic, which only gae asks for."""
+    reason = "without effect: algorithm.adv_estimator needs no critic"
+    return lambda value, source: rule(value, source) if source.get(_ESTIMATOR, "gae") == "gae" else Fate("defaulted", reason)
 
 
 def metadata(_: Any, source: Source) -> Fate:
@@ -225,7 +232,7 @@ _CRITIC: dict[str, Rule] = {
     "critic.shuffle": _as_actor(f"{_A}.shuffle"),
     "critic.loss_agg_mode": _as_actor(f"{_A}.loss_agg_mode"),
     "critic.grad_clip": to("learner.critic.optimizer.grad_clip"),
-    "critic.cliprange_value": to("algorithm.value_clip"),
+    "critic.cliprange_value": with_critic(to("algorithm.value_clip")),
     "critic.*": same(f"as the actor's: one learner holds both; {_BUDGET}"),
 }
 

@@ -139,6 +139,9 @@ actor_rollout_ref:
     max_num_seqs: 256
     load_format: dummy
     dtype: bfloat16
+critic: {strategy: fsdp2, enable: null, cliprange_value: 0.5, grad_clip: 1.0, loss_agg_mode: token-mean, ppo_epochs: 1, shuffle: false,
+         ppo_mini_batch_size: 64, forward_max_token_len_per_gpu: 32768, optim: {lr: 1e-5, warmup_style: constant, weight_decay: 0.01},
+         model: {path: org/name, lora_rank: 0, fsdp_config: {param_offload: false, fsdp_size: -1}}}
 reward_model: {enable: false, reward_manager: naive, sandbox_fusion: {url: null}}
 custom_reward_function: {path: null, name: compute_score}
 algorithm: {gamma: 1.0, lam: 1.0, adv_estimator: grpo, norm_adv_by_std_in_grpo: true, use_kl_in_reward: false, kl_penalty: kl,

@@ -181,6 +181,7 @@ VERL_KEYS: list[tuple[str, Any, Any]] = [
     ("trainer.project_name", "p", "defaulted"),
     ("trainer.experiment_name", "e", {"run_name": "e"}),
     ("trainer.logger", ["console", "tensorboard"], {"monitoring.tensorboard": True}),
+    ("trainer.logger", ["console", "wandb"], {"monitoring.tensorboard": True}),
     ("trainer.logger", ["console"], {"monitoring.tensorboard": False}),
     ("trainer.nnodes", 2, "refused"),
     (
@@ -288,6 +289,12 @@ def test_another_value_of_a_key_has_its_own_fate(tmp_path: Path, text: str, key:
 )
 def test_keys_that_decide_together_give_one_setting(tmp_path: Path, text: str, key: str, value: Any, path: str, expected: Any) -> None:
     assert migrated(tmp_path, text, key, value).settings[path] == expected
+
+
+def test_settings_of_a_critic_have_no_effect_where_the_advantage_needs_none(tmp_path: Path) -> None:
+    lines = migrated(tmp_path, VERL_FIRST, "algorithm.adv_estimator", "grpo").lines
+    fates = {line.key: line.fate.kind for line in lines}
+    assert {fates[key] for key in ("critic.cliprange_value", "algorithm.lam", "trainer.critic_warmup")} == {"defaulted"}
 
 
 def test_half_of_the_gpus_generate_and_half_train(tmp_path: Path) -> None:
