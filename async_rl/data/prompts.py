@@ -24,7 +24,7 @@ from async_rl.data.files import Row, matching_files, read_placed, read_rows
 from async_rl.data.fitting import filled, fitted
 from async_rl.data.problems import read_problem
 from async_rl.errors import DataError
-from async_rl.types import CodeProblem, Prompt
+from async_rl.types import AnswerTest, CodeProblem, Prompt
 
 _ID_COLUMNS = ("prompt_id", "id", "query_id", "task_id")
 _QUESTION = "question"
@@ -169,13 +169,13 @@ def _draft(place: str, number: int, file_name: str, row: Row, config: RunConfig,
         prompt_key = _QUESTION
     problem, shown = read_problem(place, row)
     messages = _messages(place, row, prompt_key, shown)
-    source = row.get("data_source")
+    source, first = row.get("data_source"), problem.tests[0]
     return _Draft(
         place=place,
         prompt_id=f"{file_name}/{name if name is not None else number}",
         text=_render(place, messages, tokenizer, is_chat=isinstance(row[prompt_key], list)),
         has_template=bool(tokenizer.chat_template),
-        data_source=source if isinstance(source, str) else "code",
+        data_source=source if isinstance(source, str) else first.rule if isinstance(first, AnswerTest) else "code",
         problem=problem,
     )
 

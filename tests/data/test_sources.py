@@ -187,7 +187,7 @@ def test_gsm8k_rows_of_either_layout_want_their_number(tokenizer: Any, tmp_path:
     first, second = load(write(tmp_path / "x.jsonl", plain, verl), tokenizer)
     assert first.problem.tests == [AnswerTest(rule="gsm8k", expected="2+2 = 4\n#### 4")]
     assert second.problem.tests == [AnswerTest(rule="gsm8k", expected="4")]
-    assert (first.text, second.data_source) == ("How many?\n", "openai/gsm8k")
+    assert (first.text, first.data_source, second.data_source) == ("How many?\n", "gsm8k", "openai/gsm8k")
 
 
 def test_math_rows_want_their_expression_and_an_unknown_source_is_refused(tokenizer: Any, tmp_path: Path) -> None:
