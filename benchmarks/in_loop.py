@@ -1,8 +1,8 @@
 """Tokens per second of a generator inside the running loop, against vLLM alone on the same prompts, core and concurrency.
 
-The loop trains, judges and pushes as always, with a learning rate so small that answers keep their length.  Phases alternate in one run:
+The loop trains, judges and pushes as always.  Phases alternate in one run:
 the loop works for some seconds, then every process of it is held still and vLLM's own offline engine answers the same prompts with the
-same weights on the generator's core.  Counted is the time in which the generator had work, pauses for new weights left out.
+weights the run began with on the generator's core.  Counted is the time in which the generator had work, pauses for new weights left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.live_run import LiveRun
 
 NUM_PROMPTS = 96
 LEFT_OUT = 3
-SETTINGS = ["learner.optimizer.lr=1e-12", "supervisor.heartbeat_timeout_s=600", "num_steps=2000"]
+SETTINGS = ["supervisor.heartbeat_timeout_s=600", "num_steps=2000"]
 
 
 def alone(run_dir: Path, core: int) -> None:
