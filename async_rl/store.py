@@ -161,13 +161,15 @@ class Store:
     def undo(self, version: int, group_ids: Iterable[int], *, reason: str) -> None:
         """The learner stands at `version`: later steps are undone, these groups are ready again and stay planned for their batch.
 
-        Finished evaluations of later versions are forgotten: those versions will be other weights.
+        Finished evaluations of later versions are forgotten: those versions will be other weights. What is being generated may be as old
+        as `version` from now on.
         """
         now, listed = self._clock(), _listed(group_ids)
         self._writer.put(
             ("UPDATE steps SET undone_s=? WHERE version>? AND undone_s IS NULL", (now, version)),
             (f"UPDATE groups SET evaluation=NULL WHERE evaluation IN ({_CLOSED_EVALUATIONS})", (version,)),
             (f"DELETE FROM evaluations WHERE version IN ({_CLOSED_EVALUATIONS})", (version,)),
+            ("UPDATE groups SET version=? WHERE state IN ('issued', 'generating') AND version>?", (version, version)),
             (_STATES, ("ready", now, listed)),
             (_MOVED_ALL, (now, version, reason, listed)),
         )

@@ -116,6 +116,8 @@ class TicketDesk:
         waiter = self._waiters[name] = _Waiter(request=request, version=request.version, group_size=num_drawn(self._config.generation))
         if request.held is not None:
             lost = [g for g in self.admission.held_by(name) if g.group_id not in request.held]
+            for group in lost[: request.credit]:  # given to weights that the learner may have left behind since
+                group.version = min(group.version, request.version)
             waiter.tickets.extend(map(self._ticket, lost[: request.credit]))
         self.serve()
         try:
@@ -152,7 +154,7 @@ class TicketDesk:
         num_prompts = self._prompts.num_held_out
         self._store.start_evaluation(version, num_prompts)
         for group in self.admission.start_evaluation(version, num_prompts):
-            self._store.admit(group, self._prompts.prompt(group.purpose, group.index), 1)
+            self._store.admit(group, self._prompts.prompt(group.purpose, group.index), self.num_samples(group.purpose))
         return num_prompts
 
     def close(self, group: OpenGroup) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from buffer_support import FakePrompts, make_config, make_group, opened, take, tickets, within
 
+from async_rl.config import RunConfig
 from async_rl.messages import Member, Members, PutGroup, StartEvaluation, TakeBatch
 from async_rl.observability.activity import Activity
 from async_rl.processes.buffer import Tasks
@@ -29,7 +30,8 @@ def member(name: str, pid: int) -> Member:
 class Surroundings:
     """What `Tasks` needs of a ProcessContext; reports are kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
         self.directory = Directory()
         self.activity = Activity()
         self.log = logging.getLogger("test")
@@ -43,8 +45,9 @@ class Surroundings:
 @asynccontextmanager
 async def working(tmp_path: Path, **kinds: Any) -> AsyncIterator[SimpleNamespace]:
     prompts = FakePrompts(num_held_out=2)
-    async with opened(tmp_path, make_config(**kinds), prompts) as service:
-        context = Surroundings()
+    config = make_config(**kinds)
+    async with opened(tmp_path, config, prompts) as service:
+        context = Surroundings(config)
         tasks = Tasks(context, service, service._store)  # type: ignore[arg-type]
         yield SimpleNamespace(service=service, context=context, tasks=tasks, prompts=prompts)
 

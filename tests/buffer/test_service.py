@@ -486,6 +486,35 @@ def test_a_learner_that_goes_back_trains_the_undone_batches_again(tmp_path: Path
     run(scenario())
 
 
+def test_what_is_generated_while_the_learner_goes_back_may_be_as_old_as_the_learner_also_after_a_restart(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with opened(tmp_path, make_config(max_staleness=1)) as service:
+            for version in range(2):
+                await put_all(service, version)
+                batch = await take(service, version)
+                await service.commit_step(CommitStep(version=version + 1, group_ids=[g.group_id for g in batch.groups]))
+            given = await tickets(service, 2)
+            assert {ticket.admitted_version for ticket in given} == {2}
+            await service.sync_version(SyncVersion(version=1))
+        async with opened(tmp_path, make_config(max_staleness=1)) as service:
+            again = await tickets(service, 1, held=[])
+            assert {t.group_id: t.admitted_version for t in again} == {t.group_id: 1 for t in given}
+
+    run(scenario())
+
+
+def test_a_ticket_that_got_lost_is_given_again_for_the_weights_that_the_generator_holds_now(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with opened(tmp_path, make_config(max_staleness=1)) as service:
+            await put_all(service, 0)
+            batch = await take(service, 0)
+            await service.commit_step(CommitStep(version=1, group_ids=[g.group_id for g in batch.groups]))
+            assert {ticket.admitted_version for ticket in await tickets(service, 1)} == {1}
+            assert {ticket.admitted_version for ticket in await tickets(service, 0, held=[])} == {0}
+
+    run(scenario())
+
+
 def test_a_parked_take_of_a_learner_that_restarted_leases_nothing(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with opened(tmp_path, make_config()) as service:

@@ -15,10 +15,10 @@ REQUEST = job_request(Mode.CALLS, 1, cpu_s=1, memory_bytes=128 << 20, output_byt
 def test_machine_without_a_jail_is_refused_with_the_reasons_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     start = Cell.start
 
-    async def refuse(level: int, readable: list[str]) -> Cell:
+    async def refuse(level: int, readable: list[str], packages: dict[str, str]) -> Cell:
         if level < NOTHING:
             raise CellFailed(f"level {level} is forbidden here")
-        return await start(level, readable)
+        return await start(level, readable, packages)
 
     monkeypatch.setattr(pool_module.Cell, "start", refuse)
 
