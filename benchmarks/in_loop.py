@@ -1,8 +1,8 @@
 """Tokens per second of a generator inside the running loop, against vLLM alone on the same prompts, core and concurrency.
 
-The loop trains, judges and pushes as always.  Phases alternate in one run:
-the loop works for some seconds, then every process of it is held still and vLLM's own offline engine answers the same prompts with the
-weights the run began with on the generator's core.  Counted is the time in which the generator had work, pauses for new weights left out.
+The loop trains, judges and pushes as always.  Phases alternate in one run: the loop works for some seconds, then every process of it is
+held still and vLLM's own offline engine answers the same prompts on the generator's core, with the weights that the run began with.
+Counted is the time in which the generator had work, pauses for new weights left out.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ class Generator:
         self._context = context
         self._config = context.config
         self._engine = engine
-        self._tokenizer = load_tokenizer(context.model_path)
+        self._tokenizer = load_tokenizer(context.model_path, trust_remote_code=context.config.model.trust_remote_code)
         self._client = VerifierClient(context.config, context.token)
         self._memo = VerdictMemo(self._client, size=context.config.verifiers.memo_programs)
         self._scorer = CodeScorer(context.config, self._memo)

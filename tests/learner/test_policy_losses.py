@@ -236,7 +236,7 @@ PPO = ("learner.minibatches=1", "algorithm.kl_coef=0.3", "algorithm.gamma=0.9", 
 def test_a_ppo_step_with_critic_reference_and_kl_in_the_reward_equals_the_oracle(
     model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, advantage: str
 ) -> None:
-    """The second step: by then policy, critic and reference differ. Policy and critic gradients are compared."""
+    """The second step: by then policy, critic and reference differ. The policy gradient is compared."""
     reference_path = make_model(tmp_path / "start", scale=2.0)
     groups = close_groups(reference_path)
     knobs = (*PPO, f"algorithm.advantage={advantage}", "learner.optimizer.lr=1e-2", "learner.critic.optimizer.lr=1e-2")

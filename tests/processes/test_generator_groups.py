@@ -59,7 +59,7 @@ class ScriptedScorer:
 
 def roll_out(monkeypatch: pytest.MonkeyPatch, *overrides: str, purpose: Purpose = Purpose.TRAIN) -> Group:
     config = compose("grpo_code", ["generation.group_size=2", *overrides])
-    monkeypatch.setattr("async_rl.processes.generator.load_tokenizer", lambda _: Letters())
+    monkeypatch.setattr("async_rl.processes.generator.load_tokenizer", lambda _, *, trust_remote_code: Letters())
     ticket = Ticket(
         group_id=1,
         attempt=1,
