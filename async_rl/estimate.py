@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from async_rl.config import ModelConfig, RunConfig
+from async_rl.config import RunConfig
+from async_rl.config_generation import ModelConfig
 from async_rl.types import Role
 
 # Resident memory of a process with its libraries and nothing else, measured on Linux x86-64 with the locked environment.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from async_rl.config import GenerationConfig
+from async_rl.config_generation import GenerationConfig
 from async_rl.types import Trajectory
 
 

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import msgspec
 
-from async_rl.config import RunConfig, SandboxConfig
+from async_rl.config import RunConfig
 from async_rl.config_check import machine_problems, raise_if_any
+from async_rl.config_rewards import SandboxConfig
 from async_rl.errors import ConfigError
 from async_rl.estimate import ModelShape, disk_mb, embedded_shape, fit_problems, shape_from_hf
 from async_rl.launchers.compose import is_local_model

@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from async_rl.config import TinyCoderConfig
 from async_rl.config_data import ListFunctionsConfig
+from async_rl.config_generation import TinyCoderConfig
 from async_rl.data import list_functions
 from async_rl.data.tokenizer import build_tokenizer
 

@@ -14,8 +14,9 @@ from async_rl.algorithms.advantages import gae, group_advantages, group_means, n
 from async_rl.algorithms.kl import kl_estimate
 from async_rl.algorithms.rewards import overlong_penalty, scaled, step_rewards
 from async_rl.batching.batch import Batch
-from async_rl.config import BufferConfig, RunConfig
+from async_rl.config import RunConfig
 from async_rl.config_algorithm import AlgorithmConfig
+from async_rl.config_running import BufferConfig
 from async_rl.errors import StalenessError
 
 

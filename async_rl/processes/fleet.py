@@ -19,7 +19,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
-from async_rl.config import SupervisorConfig
+from async_rl.config_running import SupervisorConfig
 from async_rl.errors import RunFailed
 from async_rl.processes.launching import Launcher, ProcessHandle
 from async_rl.processes.registry import Registry

@@ -13,7 +13,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from async_rl.config import SupervisorConfig
+from async_rl.config_running import SupervisorConfig
 from async_rl.errors import RunFailed
 from async_rl.monitoring.stall import Stall, sentence
 from async_rl.processes.registry import Registry

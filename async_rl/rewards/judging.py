@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, NamedTuple, TypeVar
 
-from async_rl.config import SandboxConfig
+from async_rl.config_rewards import SandboxConfig
 from async_rl.errors import InfrastructureError
 from async_rl.rewards.answer_child import AnswerChild
 from async_rl.rewards.asserts import Assertion, take_apart

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import uvicorn
 
-from async_rl.config import SandboxConfig, VerifiersConfig
+from async_rl.config_rewards import SandboxConfig, VerifiersConfig
 from async_rl.errors import ConfigError, Unavailable
 from async_rl.observability.activity import Activity
 from async_rl.rewards.flavours import PackagedPool

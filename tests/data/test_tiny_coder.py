@@ -12,8 +12,8 @@ import pytest
 import torch
 from data_support import make_config
 
-from async_rl.config import TinyCoderConfig
 from async_rl.config_data import ListFunctionsConfig
+from async_rl.config_generation import TinyCoderConfig
 from async_rl.data import list_functions, tiny_coder
 from async_rl.data.tokenizer import build_tokenizer
 

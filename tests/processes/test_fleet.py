@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from async_rl.config import SupervisorConfig
+from async_rl.config_running import SupervisorConfig
 from async_rl.messages import Heartbeat, Register
 from async_rl.processes.fleet import Fleet
 from async_rl.processes.registry import Registry

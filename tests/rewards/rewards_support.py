@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from async_rl.config import SandboxConfig
+from async_rl.config_rewards import SandboxConfig
 from async_rl.rewards.judging import Judge
 from async_rl.rewards.protocol import VerifyRequest, VerifyResponse
 from async_rl.sandbox.pool import Pool

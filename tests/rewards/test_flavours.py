@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from rewards_support import LIMITS
 
-from async_rl.config import SandboxConfig, VerifiersConfig
+from async_rl.config_rewards import SandboxConfig, VerifiersConfig
 from async_rl.errors import ConfigError
 from async_rl.observability.activity import Activity
 from async_rl.rewards.protocol import VerifyRequest

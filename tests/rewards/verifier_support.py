@@ -14,7 +14,8 @@ import uvicorn
 from rewards_support import LIMITS
 from starlette.types import ASGIApp
 
-from async_rl.config import RunConfig, VerifiersConfig
+from async_rl.config import RunConfig
+from async_rl.config_rewards import VerifiersConfig
 from async_rl.launchers.compose import compose_unchecked
 from async_rl.rewards.judging import Judge
 from async_rl.rewards.server import build_app

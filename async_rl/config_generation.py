@@ -1,0 +1,82 @@
+"""Settings of what generates: the model, how responses are sampled, the engine and the pool of generators.
+
+Part of the schema in `config.py`, whose invariants hold here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from async_rl.config_base import Section
+
+
+class TinyCoderConfig(Section):
+    """The embedded model: a small Qwen3 made and warm-started on first use."""
+
+    hidden_size: Annotated[int, Meta(ge=16, description="width")]
+    num_layers: Annotated[int, Meta(ge=1, description="decoder layers")]
+    num_heads: Annotated[int, Meta(ge=1, description="attention heads")]
+    warm_start_steps: Annotated[int, Meta(ge=0, description="supervised steps on the flawed corpus")]
+    warm_start_batch: Annotated[int, Meta(ge=1, description="sequences per supervised step")]
+    warm_start_lr: Annotated[float, Meta(gt=0, description="peak learning rate of the warm start")]
+    flaw_probability: Annotated[
+        float, Meta(ge=0, lt=1, description="how often the corpus gets a concept wrong, which leaves something to learn")
+    ]
+    flaw_spread: Annotated[
+        float, Meta(ge=0, le=1, description="concepts are wrong at flaw_probability * (1 -+ flaw_spread), evenly spaced")
+    ]
+    seed: Annotated[int, Meta(ge=0, description="seed of weights and corpus")]
+
+
+class ModelConfig(Section):
+    """The policy that is trained."""
+
+    path: Annotated[str | None, Meta(description="directory or hub name of a Hugging Face causal LM; null = the embedded tiny_coder")]
+    dtype: Annotated[Literal["float32", "bfloat16"], Meta(description="compute type of learner and generators; master weights are float32")]
+    trust_remote_code: Annotated[bool, Meta(description="let transformers run code that comes with the model")]
+    tiny_coder: TinyCoderConfig
+
+
+class VllmConfig(Section):
+    """Settings handed to vLLM."""
+
+    tensor_parallel_size: Annotated[int, Meta(ge=1, description="devices of one engine")]
+    max_num_seqs: Annotated[int, Meta(ge=1, description="sequences decoded together")]
+    max_num_batched_tokens: Annotated[int, Meta(ge=1, description="tokens of one engine step")]
+    kv_cache_mb: Annotated[
+        int, Meta(ge=0, description="MB of KV cache per engine on CPU, and on GPU where not 0; 0 = by gpu_memory_utilization")
+    ]
+    gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1, description="share of the GPU's memory for the engine")]
+    enforce_eager: Annotated[bool, Meta(description="no compilation, no CUDA graphs")]
+    load_format: Annotated[Literal["auto", "dummy"], Meta(description="dummy = random weights until the first push")]
+
+
+class GenerationConfig(Section):
+    """How responses are sampled, and by which engine."""
+
+    engine: Annotated[Literal["vllm", "hf"], Meta(description="vllm, or transformers generate for debugging")]
+    group_size: Annotated[int, Meta(ge=1, description="samples per prompt that are trained")]
+    generation_size: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="samples per prompt, of which the group_size best are kept; null = group_size")
+    ]
+    temperature: Annotated[float, Meta(gt=0, le=10, description="divides the logits, of the learner too")]
+    top_p: Annotated[float, Meta(gt=0, le=1, description="nucleus; below 1 is refused: the learner's support would differ")]
+    top_k: Annotated[int, Meta(ge=-1, description="-1 = all; else refused, as top_p")]
+    min_response_tokens: Annotated[
+        int, Meta(ge=0, description="tokens before end-of-sequence is allowed; above 0 is refused: it changes the support")
+    ]
+    max_concurrent_groups: Annotated[int, Meta(ge=1, description="groups in flight per generator")]
+    max_attempts: Annotated[int, Meta(ge=1, description="times a group is tried before it is dropped")]
+    timeout_s: Annotated[float, Meta(gt=0, description="longest time one group may take in a generator")]
+    vllm: VllmConfig
+
+
+class GeneratorsConfig(Section):
+    """The pool of generator processes."""
+
+    count: Annotated[int, Meta(ge=0, description="processes")]
+    cores: Annotated[list[int], Meta(description="CPU cores each may use, by number, dealt out in turn; empty = all")]
+    cores_each: Annotated[int, Meta(ge=0, description="cores per process taken from `cores`; 0 = each may use all of them")]
+    gpus_each: Annotated[float, Meta(ge=0, description="GPUs per process")]
