@@ -66,7 +66,10 @@ class MonitoringConfig(Section):
 class NetworkConfig(Section):
     """Where sockets bind."""
 
-    host: Annotated[str, Meta(min_length=1, description="address to bind and to announce; loopback unless told otherwise")]
+    host: Annotated[
+        str, Meta(min_length=1, description="the supervisor's address; auto = loopback with launcher=local, else the node's own")
+    ]
+    interface: Annotated[str | None, Meta(description="network interface that every node uses; null = the way to the supervisor")]
     control_port: Annotated[int, Meta(ge=0, le=65535, description="port of the supervisor's control socket; 0 = a free one")]
     call_timeout_s: Annotated[float, Meta(gt=0, description="deadline of an ordinary remote call")]
 

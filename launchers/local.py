@@ -15,6 +15,7 @@ from pathlib import Path
 
 from async_rl.errors import InfrastructureError
 from async_rl.topology import ProcessSpec
+from async_rl.wire.addresses import LOOPBACK
 
 
 class LocalProcess:
@@ -23,6 +24,10 @@ class LocalProcess:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self.pid = process.pid
+        self.why = ""
+
+    async def placed(self) -> None:
+        """It runs since it was made."""
 
     async def wait(self) -> int:
         """The exit code, after everything left in the child's session has been killed."""
@@ -51,6 +56,13 @@ class LocalLauncher:
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir.absolute()
+
+    async def open(self) -> str:
+        """Nothing to do; nobody else has to reach this machine."""
+        return LOOPBACK
+
+    async def close(self) -> None:
+        """Nothing to do: children end with their parent."""
 
     def output_of(self, name: str) -> Path:
         """The file with what the process and its libraries print."""

@@ -17,6 +17,7 @@ from async_rl.launchers.compose import to_yaml
 from async_rl.machine import Machine
 from async_rl.topology import ProcessSpec
 from async_rl.types import Role
+from async_rl.wire.addresses import AUTO, LOOPBACK
 
 FREE_PORT = "(free port)"
 
@@ -30,7 +31,7 @@ def show_config(console: Console, config: RunConfig) -> None:
 def show_plan(console: Console, config: RunConfig, specs: Sequence[ProcessSpec], machine: Machine, shape: ModelShape | None) -> None:
     """Print the process table and the derived numbers."""
     table = Table("process", "role", "place", "runs on", "address", "memory", title="processes", title_justify="left", box=SIMPLE)
-    host = config.network.host
+    host = _host(config)
     everywhere = f"cores {_numbers(machine.cores)}"
     rows: list[tuple[str, Role, str]] = [("supervisor", "supervisor", everywhere)]
     rows += [(spec.name, spec.role, _placement(spec, everywhere)) for spec in specs]
@@ -61,8 +62,12 @@ def _numbers(cores: Sequence[int]) -> str:
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
+def _host(config: RunConfig) -> str:
+    return LOOPBACK if config.launcher == "local" and config.network.host == AUTO else config.network.host
+
+
 def _address(config: RunConfig, role: Role) -> str:
-    host = config.network.host
+    host = _host(config)
     match role:
         case "supervisor":
             return f"tcp://{host}:{config.network.control_port or FREE_PORT}"

@@ -25,6 +25,7 @@ from async_rl.machine import Machine
 from async_rl.rewards.comparison import load_checker
 from async_rl.sandbox.cell import CellFailed
 from async_rl.sandbox.pool import package_paths
+from async_rl.wire.addresses import host_for_people
 
 
 def preflight(config: RunConfig, machine: Machine, *, is_new: bool = True) -> None:
@@ -109,7 +110,7 @@ def _nearest_existing(path: Path) -> Path:
 
 
 def _network_problems(config: RunConfig) -> Iterator[str]:
-    host = config.network.host
+    host = host_for_people(config.network)
     if problem := _bind(host, 0):
         yield f"network.host={host}: not an address of this machine ({problem}); set network.host to one, 127.0.0.1 for this machine alone"
         return

@@ -28,7 +28,7 @@ VerifierSettings = Annotated[
 
 def verifier(
     settings: VerifierSettings = None,
-    host: Annotated[str | None, typer.Option(help="address to bind; default: network.host of conf/, which is loopback")] = None,
+    host: Annotated[str | None, typer.Option(help="address to bind; default: loopback")] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="port to bind; 0 = a free one, which is printed")] = 0,
     token: Annotated[
         str | None, typer.Option(envvar="ASYNC_RL_TOKEN", help="what clients must send; default: a fresh one, which is printed")
@@ -44,11 +44,13 @@ def verifier(
     given += [f"verifiers.cells={cells}"] if cells is not None else []
     given += ["sandbox.allow_unsafe=true"] if allow_unsafe else []
     config = verifier_config(given)
+    from async_rl.wire.addresses import host_for_people
+
     if token == "":
         raise ConfigError("--token is empty; give one, or leave it out to have one made")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    asyncio.run(_serve(config, host or config.network.host, port, token))
+    asyncio.run(_serve(config, host or host_for_people(config.network), port, token))
 
 
 def verifier_config(settings: list[str]) -> RunConfig:

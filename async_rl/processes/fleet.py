@@ -162,18 +162,21 @@ class Fleet:
         handle = await self._launcher.start(spec)
         self._handles[spec.name] = handle
         self._registry.add(spec.name, spec.role, handle.pid)
+
+    async def _until_silent(self, spec: ProcessSpec, handle: ProcessHandle) -> str:
+        """As Registry.until_silent; the time of its start begins once it has a place."""
+        await handle.placed()
+        self._registry.place(spec.name, handle.pid)
         self._log.info("%s started, pid %d", spec.name, handle.pid)
+        return await self._registry.until_silent(
+            spec.name, start_timeout_s=self._config.start_timeout_s, heartbeat_timeout_s=self._config.heartbeat_timeout_s
+        )
 
     async def _live(self, spec: ProcessSpec) -> _End | None:
         """One life of a process that was started: returns how it ended, None for a learner that finished."""
         handle = self._handles[spec.name]
         ended = asyncio.create_task(handle.wait(), name=f"wait {spec.name}")
-        silent = asyncio.create_task(
-            self._registry.until_silent(
-                spec.name, start_timeout_s=self._config.start_timeout_s, heartbeat_timeout_s=self._config.heartbeat_timeout_s
-            ),
-            name=f"listen to {spec.name}",
-        )
+        silent = asyncio.create_task(self._until_silent(spec, handle), name=f"listen to {spec.name}")
         try:
             await asyncio.wait({ended, silent}, return_when=asyncio.FIRST_COMPLETED)
             reason = None if ended.done() or self._is_stopping else silent.result()
@@ -186,9 +189,9 @@ class Fleet:
             if self._registry.is_serving(spec.name):
                 self._was_ready.add(spec.name)
             self._registry.mark(spec.name, "ended")
-        return self._judge(spec, code, reason)
+        return self._judge(spec, code, reason, handle.why)
 
-    def _judge(self, spec: ProcessSpec, code: int, silence: str | None) -> _End | None:
+    def _judge(self, spec: ProcessSpec, code: int, silence: str | None, why: str) -> _End | None:
         if code == 0 and spec.role == "learner":
             self._learners_left.discard(spec.name)
             if not self._learners_left:
@@ -200,6 +203,8 @@ class Fleet:
             return _End(reason=f"was cut off by the learner: {self._expelled.pop(spec.name)}", is_own_failure=False)
         if spec.name in self._fatal:
             return _End(reason=f"failed: {self._fatal[spec.name]}", is_own_failure=True)
+        if why:
+            return _End(reason=why, is_own_failure=False)
         if code < 0:
             return _End(reason=f"was ended by {signal.Signals(-code).name}", is_own_failure=False)
         return _End(reason=f"exited with code {code}; its last output was:\n{self._tail(spec.name)}", is_own_failure=True)

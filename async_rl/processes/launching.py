@@ -1,6 +1,6 @@
 """What the supervisor knows of a launcher: it starts a process spec and gives a handle to wait on, end, or read.
 
-Implemented by `launchers/local.py` (child processes); other places (Ray, Slurm) plug in here.
+Implemented by `launchers/local.py` (child processes), `launchers/ray_launcher.py` (actors) and `launchers/slurm_launcher.py` (job steps).
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ class ProcessHandle(Protocol):
 
     @property
     def pid(self) -> int:
-        """Process id on the machine where it runs."""
+        """Process id on the machine where it runs; 0 until it has a place."""
+
+    @property
+    def why(self) -> str:
+        """Why it ended, where the launcher knows more than the exit code tells (its machine is gone); else empty."""
+
+    async def placed(self) -> None:
+        """Returns once it runs somewhere, or will not: until then it waits for resources, for as long as that takes."""
 
     async def wait(self) -> int:
         """The exit code once the process and all it left behind have ended; -N if signal N ended it."""
@@ -31,8 +38,14 @@ class ProcessHandle(Protocol):
 class Launcher(Protocol):
     """Starts processes."""
 
+    async def open(self) -> str:
+        """Gets ready. The address of this machine by which the machines where it starts processes reach it."""
+
+    async def close(self) -> None:
+        """Lets go of everything; nothing that it started runs on."""
+
     async def start(self, spec: ProcessSpec) -> ProcessHandle:
-        """Start one process of the run. Raises InfrastructureError if that cannot be done."""
+        """Start one process of the run, or ask for a place for it. Raises InfrastructureError if that cannot be done."""
 
     def output_of(self, name: str) -> Path:
         """Where the process's own output goes."""

@@ -20,6 +20,7 @@ from async_rl.monitoring.rates import Rates
 from async_rl.monitoring.recorder import Recorder, is_evaluated
 from async_rl.monitoring.tensorboard_process import TensorBoard
 from async_rl.processes.registry import Registry
+from async_rl.wire.addresses import host_for_people
 
 _LEARNER = "learner-0"
 
@@ -47,13 +48,13 @@ class Monitor:
         self._recorder = Recorder(self._run_dir, self._config)
         self._open.callback(self._recorder.close)
         if self._config.monitoring.tensorboard:
-            board = TensorBoard(self._run_dir, host=self._config.network.host, port=self._config.monitoring.tensorboard_port)
+            board = TensorBoard(self._run_dir, host=host_for_people(self._config.network), port=self._config.monitoring.tensorboard_port)
             self._open.callback(board.close)
             self.tensorboard_url = board.url
             self._log.info("TensorBoard at %s", board.url)
         if (port := self._config.monitoring.prometheus_port) is not None:
             # Read on the endpoint's thread: copying a dict with plain keys is one step of the interpreter.
-            endpoint = Endpoint(self._config.network.host, port, lambda: (self.step, dict(self.newest)))
+            endpoint = Endpoint(host_for_people(self._config.network), port, lambda: (self.step, dict(self.newest)))
             self._open.callback(endpoint.close)
             self.prometheus_url = endpoint.url
             self._log.info("Prometheus is answered at %s", endpoint.url)

@@ -28,8 +28,14 @@ class Registry:
         self._entries: dict[str, _Entry] = {}
 
     def add(self, name: str, role: Role, pid: int) -> None:
-        """A process was started; it does not serve yet."""
-        self._entries[name] = _Entry(_member(name, role, pid, "", "starting"), time.monotonic(), is_serving=False)
+        """A process was started, or waits for a place (pid 0); it does not serve yet."""
+        member = _member(name, role, pid, "", "starting", waits_for="" if pid else "resources")
+        self._entries[name] = _Entry(member, time.monotonic(), is_serving=False)
+
+    def place(self, name: str, pid: int) -> None:
+        """The process has a place and starts there. One that serves already was quicker than the launcher's word."""
+        if not self.is_serving(name):
+            self.add(name, self._entries[name].member.role, pid)
 
     def register(self, message: Register) -> None:
         """The process serves at its address from now on."""
@@ -95,5 +101,7 @@ class Registry:
         self.directory.update(Members(epoch=self.directory.epoch + 1, members=serving))
 
 
-def _member(name: str, role: Role, pid: int, address: str, state: str) -> Member:
-    return Member(name=name, role=role, pid=pid, address=address, state=state, waits_for="", since_s=time.time(), version=-1, counters={})
+def _member(name: str, role: Role, pid: int, address: str, state: str, *, waits_for: str = "") -> Member:
+    return Member(
+        name=name, role=role, pid=pid, address=address, state=state, waits_for=waits_for, since_s=time.time(), version=-1, counters={}
+    )

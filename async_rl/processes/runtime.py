@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import platform
 import signal
 import uuid
 from collections.abc import AsyncIterator, Mapping
@@ -27,6 +28,7 @@ from async_rl.messages import Drain, Heartbeat, Member, Message, Ok, Register, R
 from async_rl.observability.activity import Activity
 from async_rl.processes.directory import Connections, Directory, Incarnation, Peer
 from async_rl.types import Role
+from async_rl.wire.addresses import process_host
 from async_rl.wire.keys import Keys, load_keys
 from async_rl.wire.rpc import Handler, RpcClient, RpcServer
 
@@ -35,10 +37,11 @@ RENDEZVOUS_FILE = "rendezvous"
 
 
 class Control(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of `<run>/control.json`: where the supervisor answers, and the model that the run starts from."""
+    """The content of `<run>/control.json`: where the supervisor answers, its process on which machine, and the run's start model."""
 
     address: str
     pid: int
+    machine: str
     model_path: str
 
 
@@ -59,7 +62,7 @@ def load_control(run_dir: Path) -> Control:
 async def connect_control(run_dir: Path) -> AsyncIterator[RpcClient]:
     """A client of the run's supervisor. Raises Unavailable if its process is gone."""
     control = load_control(run_dir)
-    if not psutil.pid_exists(control.pid):
+    if control.machine == platform.node() and not psutil.pid_exists(control.pid):
         raise Unavailable(f"{run_dir.name} is not running: its supervisor (pid {control.pid}) is gone")
     async with RpcClient(control.address, load_keys(run_dir / "keys")) as client:
         yield client
@@ -77,6 +80,7 @@ class ProcessContext:
     config: RunConfig
     model_path: Path
     keys: Keys
+    host: str
     supervisor: RpcClient
     group: asyncio.TaskGroup
     connections: Connections
@@ -104,7 +108,7 @@ class ProcessContext:
 
     async def serve(self, handlers: Mapping[type[Message], Handler]) -> None:
         """Binds this process's server, answers `handlers` and Drain from now on, and registers the address."""
-        server = RpcServer(self.config.network.host, 0, self.keys, {Drain: self._drain, **handlers})
+        server = RpcServer(self.host, 0, self.keys, {Drain: self._drain, **handlers})
         self._servers.enter_context(server)
         self._own(server.serve(), "rpc server")
         await self.register(server.address)
@@ -175,6 +179,7 @@ async def open_context(
     """Reads the run's directory, connects to the supervisor, and owns the process's background tasks until the block ends."""
     control = load_control(run_dir)
     keys = load_keys(run_dir / "keys")
+    config = load_config(run_dir)
     async with RpcClient(control.address, keys) as supervisor, asyncio.TaskGroup() as group:
         context = ProcessContext(
             name=name,
@@ -182,9 +187,10 @@ async def open_context(
             rank=rank,
             cores=cores,
             run_dir=run_dir,
-            config=load_config(run_dir),
+            config=config,
             model_path=Path(control.model_path),
             keys=keys,
+            host=process_host(config.network, control.address),
             supervisor=supervisor,
             group=group,
             connections=Connections(keys),

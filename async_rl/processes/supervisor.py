@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import platform
 import signal
 import time
 from collections.abc import Coroutine
@@ -45,6 +46,7 @@ from async_rl.processes.registry import Registry
 from async_rl.processes.runtime import RENDEZVOUS_FILE, Control
 from async_rl.processes.watchdog import Watchdog
 from async_rl.topology import ProcessSpec
+from async_rl.wire.addresses import supervisor_host
 from async_rl.wire.keys import Keys, create_keys
 from async_rl.wire.rpc import Handler, RpcServer
 
@@ -112,9 +114,15 @@ class Supervisor:
         model_path = await self._prepare_model()
         if self._stop_asked.is_set() or model_path is None:
             return
+        try:
+            await self._with_children(keys, model_path, host=await self._launcher.open())
+        finally:
+            await self._launcher.close()
+
+    async def _with_children(self, keys: Keys, model_path: Path, *, host: str) -> None:
         network = self._config.network
-        with RpcServer(network.host, network.control_port, keys, self._handlers()) as server:
-            control = Control(address=server.address, pid=os.getpid(), model_path=str(model_path))
+        with RpcServer(supervisor_host(network, host), network.control_port, keys, self._handlers()) as server:
+            control = Control(address=server.address, pid=os.getpid(), machine=platform.node(), model_path=str(model_path))
             _write_private(self._run_dir / "control.json", msgspec.json.encode(control))
             self._clear_rendezvous()
             self._connections = Connections(keys)

@@ -23,5 +23,5 @@ async def run(context: ProcessContext) -> None:
     async with open_service(config.verifiers, config.sandbox, context.activity) as service:
         pool = service.pool
         context.log.info("jail at level %d with %d cells%s", pool.level, config.verifiers.cells, "".join(f"; {r}" for r in pool.reasons))
-        with listen(config.network.host, 0) as listener:
+        with listen(context.host, 0) as listener:
             await serve(service, listener, token=context.token, ready=ready, stopping=context.stopping, log=context.log)

@@ -46,7 +46,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_config(make_config(), run_dir / "config.yaml")
     core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token=WORDS[0]))
     core.save(str(run_dir / "tokenizer.json"))
-    (run_dir / "control.json").write_bytes(msgspec.json.encode(Control(address="", pid=1, model_path=str(run_dir))))
+    (run_dir / "control.json").write_bytes(msgspec.json.encode(Control(address="", pid=1, machine="", model_path=str(run_dir))))
     return run_dir
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import platform
 import subprocess
 import sys
 import threading
@@ -83,7 +84,7 @@ def control_socket(run_dir: Path, pid: int) -> Iterator[list[Message]]:
         nonlocal loop, task
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         with RpcServer("127.0.0.1", 0, keys, {GetStatus: status, StopRun: stop}) as server:
-            control = Control(address=server.address, pid=pid, model_path="")
+            control = Control(address=server.address, pid=pid, machine=platform.node(), model_path="")
             (run_dir / "control.json").write_bytes(msgspec.json.encode(control))
             ready.set()
             try:

@@ -29,7 +29,13 @@ class Scripted:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
+        self.why = ""
+        self.has_place = asyncio.Event()
+        self.has_place.set()
         self.code: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+    async def placed(self) -> None:
+        await self.has_place.wait()
 
     async def wait(self) -> int:
         return await asyncio.shield(self.code)
@@ -49,11 +55,21 @@ class ScriptedLauncher:
     def __init__(self, on_start: Callable[[ProcessSpec, Scripted], None], output: Path) -> None:
         self.started: list[Scripted] = []
         self.started_twice = asyncio.Event()
+        self.is_full = False
         self._on_start = on_start
         self._output = output
 
+    async def open(self) -> str:
+        return "127.0.0.1"
+
+    async def close(self) -> None:
+        pass
+
     async def start(self, spec: ProcessSpec) -> Scripted:
         process = Scripted(1000 + len(self.started))
+        if self.is_full:
+            process.pid = 0
+            process.has_place.clear()
         self.started.append(process)
         if len(self.started) == 2:
             self.started_twice.set()
@@ -103,6 +119,41 @@ class World:
         finally:
             self.fleet.kill_all()
             await running
+
+
+def test_waiting_for_a_place_is_not_counted_as_its_start_and_is_shown(tmp_path: Path) -> None:
+    async def main() -> tuple[list[tuple[str, str, int]], str]:
+        world = World("generator", tmp_path, lambda *_: None)
+        world.launcher.is_full = True
+        running = asyncio.create_task(world.fleet.run())
+        await asyncio.wait({running}, timeout=2 * LIMITS.start_timeout_s)
+        shown = [(m.state, m.waits_for, m.pid) for m in world.registry.members]
+        assert not world.fleet.failed.done()
+        world.launcher.started[0].pid = 1000
+        world.launcher.started[0].has_place.set()
+        async with asyncio.timeout(20):
+            cause = str(await world.fleet.failed)
+        world.fleet.kill_all()
+        await running
+        return shown, cause
+
+    shown, cause = asyncio.run(main())
+    assert shown == [("starting", "resources", 0)]
+    assert cause == "generator-0 was not ready after 0.5 s"
+
+
+def test_an_end_that_the_launcher_explains_is_told_in_its_words_and_comes_back(tmp_path: Path) -> None:
+    def its_node_dies(_: World, process: Scripted) -> None:
+        process.why = "was lost with its node 10.0.0.3"
+        process.end(-9)
+
+    async def main() -> tuple[str, list[str]]:
+        world = World("generator", tmp_path, its_node_dies)
+        return await world.until_failed(), world.reasons
+
+    cause, reasons = asyncio.run(main())
+    assert reasons == ["generator-0 was lost with its node 10.0.0.3"] * LIMITS.max_restarts
+    assert cause.startswith("generator-0 was lost with its node 10.0.0.3; it was started again 2 times")
 
 
 def test_a_process_that_was_ready_is_started_again_until_the_limit(tmp_path: Path) -> None:

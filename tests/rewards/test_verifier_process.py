@@ -26,9 +26,15 @@ def test_process_serves_then_drains_and_leaves_no_cell() -> None:
         async def register(address: str) -> None:
             registered.set_result(address)
 
-        config = SimpleNamespace(**vars(run_config()), network=SimpleNamespace(host="127.0.0.1"))
+        config = run_config()
         context = SimpleNamespace(
-            config=config, token=TOKEN, register=register, stopping=asyncio.Event(), activity=Activity(), log=logging.getLogger("verifier")
+            config=config,
+            host="127.0.0.1",
+            token=TOKEN,
+            register=register,
+            stopping=asyncio.Event(),
+            activity=Activity(),
+            log=logging.getLogger("verifier"),
         )
         process = asyncio.create_task(verifier.run(cast(ProcessContext, context)))
         url = await registered

@@ -1,0 +1,60 @@
+"""Facts about the address that a process binds and announces."""
+
+import socket
+
+import msgspec
+import psutil
+import pytest
+
+from async_rl.config_running import NetworkConfig
+from async_rl.errors import ConfigError, Unavailable
+from async_rl.launchers.compose import compose
+from async_rl.wire.addresses import host_for_people, host_of_interface, process_host, supervisor_host
+
+AUTOMATIC = compose("ppo_code").network
+
+
+def network(**settings: str) -> NetworkConfig:
+    return msgspec.structs.replace(AUTOMATIC, **settings)
+
+
+def own_address() -> tuple[str, str]:
+    """(interface, IPv4 address) of this machine other than loopback."""
+    for interface, addresses in psutil.net_if_addrs().items():
+        for address in addresses:
+            if address.family == socket.AF_INET and not address.address.startswith("127."):
+                return interface, address.address
+    pytest.skip("this machine has no address besides loopback")
+
+
+def test_a_supervisor_on_loopback_is_answered_from_loopback() -> None:
+    assert process_host(AUTOMATIC, "tcp://127.0.0.1:5000") == "127.0.0.1"
+    assert process_host(network(interface="eth-that-is-not"), "tcp://127.0.0.1:5000") == "127.0.0.1"
+
+
+def test_a_supervisor_elsewhere_is_answered_from_the_address_that_leads_there() -> None:
+    _, address = own_address()
+    assert process_host(AUTOMATIC, f"tcp://{address}:5000") == address
+
+
+def test_the_supervisor_takes_what_the_launcher_found_unless_told_otherwise() -> None:
+    interface, address = own_address()
+    assert supervisor_host(AUTOMATIC, "10.1.2.3") == "10.1.2.3"
+    assert supervisor_host(network(host="10.9.9.9"), "10.1.2.3") == "10.9.9.9"
+    assert supervisor_host(network(interface=interface), "10.1.2.3") == address
+    assert process_host(network(interface=interface), "tcp://10.1.2.3:5000") == address
+
+
+def test_what_has_no_password_stays_on_loopback_unless_an_address_is_given() -> None:
+    assert host_for_people(AUTOMATIC) == "127.0.0.1"
+    assert host_for_people(network(host="10.9.9.9")) == "10.9.9.9"
+
+
+def test_an_interface_that_is_not_there_is_named_with_those_that_are() -> None:
+    with pytest.raises(ConfigError, match=r"network.interface=nope: has no IPv4 address .*; give one of .*lo"):
+        host_of_interface("nope")
+
+
+def test_an_address_that_is_none_is_an_infrastructure_error() -> None:
+    with pytest.raises(Unavailable, match="no way from this machine"):
+        process_host(AUTOMATIC, "")
