@@ -15,6 +15,7 @@ from async_rl.generation.engine import Completion
 from async_rl.launchers.compose import compose
 from async_rl.observability.activity import Activity
 from async_rl.processes.generator import Generator
+from async_rl.processes.rollout import Rollouts
 from async_rl.types import CodeProblem, Group, Prompt, Purpose, Sampling, Score, StepScore, Ticket
 
 
@@ -59,7 +60,7 @@ class ScriptedScorer:
 
 def roll_out(monkeypatch: pytest.MonkeyPatch, *overrides: str, purpose: Purpose = Purpose.TRAIN) -> Group:
     config = compose("grpo_code", ["generation.group_size=2", *overrides])
-    monkeypatch.setattr("async_rl.processes.generator.load_tokenizer", lambda _, *, trust_remote_code: Letters())
+    monkeypatch.setattr("async_rl.processes.rollout.load_tokenizer", lambda _, *, trust_remote_code: Letters())
     ticket = Ticket(
         group_id=1,
         attempt=1,
@@ -74,11 +75,12 @@ def roll_out(monkeypatch: pytest.MonkeyPatch, *overrides: str, purpose: Purpose 
         context: Any = SimpleNamespace(
             config=config, model_path=None, token="t", name="generator-0", activity=Activity(), log=logging.getLogger(), peer=lambda _: None
         )
-        generator = Generator(context, ScriptedEngine())  # type: ignore[arg-type]
-        generator._scorer = ScriptedScorer()  # type: ignore[assignment]
-        group = await generator._sample_and_score(ticket)
-        await generator._memo.close()
-        await generator._client.close()
+        rollouts = Rollouts(context, ScriptedEngine())  # type: ignore[arg-type]
+        rollouts._scorer = ScriptedScorer()  # type: ignore[assignment]
+        told: list[str] = []
+        group = await rollouts.group(ticket, written=lambda: told.append("written"))
+        assert told == ["written"]
+        await rollouts.close()
         return group
 
     return asyncio.run(run())
@@ -116,3 +118,28 @@ def test_a_step_ends_with_the_token_that_completes_its_text(monkeypatch: pytest.
     # two letters per token: characters 1 and 2 are token 1, character 3 is token 2; beyond the end stands for the last token
     assert [s.end_tokens for s in group.trajectories[1].score.steps] == [1, 1, 2, 2]
     assert all(not t.score.steps for t in roll_out(monkeypatch).trajectories)
+
+
+@pytest.mark.parametrize(("algorithm", "room"), [("grpo", 2), ("remax", 2)])
+def test_room_counts_the_samples_that_are_being_written_and_remax_s_greedy_one(
+    monkeypatch: pytest.MonkeyPatch, algorithm: str, room: int
+) -> None:
+    monkeypatch.setattr("async_rl.processes.rollout.load_tokenizer", lambda _, *, trust_remote_code: Letters())
+    overrides = [f"algorithm={algorithm}", "generation.group_size=2", "generation.max_concurrent_groups=4"]
+    context: Any = SimpleNamespace(
+        config=compose("grpo_code", overrides), model_path=None, token="t", activity=Activity(), peer=lambda _: None
+    )
+
+    async def rooms() -> list[int]:
+        generator = Generator(context, ScriptedEngine())  # type: ignore[arg-type]
+        samples = 3 if algorithm == "remax" else 2
+        generator._writing = {1: samples, 2: samples}
+        found = [generator._room()]
+        generator._writing[3] = 1  # an evaluation's single sample takes a group's place once it is begun
+        found.append(generator._room())
+        generator._writing.clear()
+        found.append(generator._room())
+        await generator._rollouts.close()
+        return found
+
+    assert asyncio.run(rooms()) == [room, room - 1, 4]
