@@ -6,6 +6,7 @@ little-endian bytes.  Only the dtypes in `_DTYPES` are allowed, so no payload ca
 
 from __future__ import annotations
 
+import functools
 import struct
 from typing import Any, TypeVar
 
@@ -20,10 +21,14 @@ _DTYPES = (np.dtype("<i4"), np.dtype("<f4"), np.dtype("?"), np.dtype("<i8"), np.
 _KINDS = {dtype: kind for kind, dtype in enumerate(_DTYPES)}
 
 
+@functools.cache
+def _head(num_dimensions: int) -> struct.Struct:
+    return struct.Struct(f"<BB{num_dimensions}I")
+
+
 def _enc_hook(value: Any) -> msgspec.msgpack.Ext:
-    if isinstance(value, np.ndarray) and value.dtype in _KINDS:
-        head = struct.pack(f"<BB{value.ndim}I", _KINDS[value.dtype], value.ndim, *value.shape)
-        return msgspec.msgpack.Ext(_ARRAY, b"".join((head, np.ascontiguousarray(value).data)))
+    if isinstance(value, np.ndarray) and (kind := _KINDS.get(value.dtype)) is not None:
+        return msgspec.msgpack.Ext(_ARRAY, _head(value.ndim).pack(kind, value.ndim, *value.shape) + value.tobytes())
     raise ProtocolError(
         f"{type(value).__name__} cannot travel; allowed are messages, plain values and arrays of {[str(d) for d in _DTYPES]}"
     )

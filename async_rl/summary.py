@@ -6,7 +6,7 @@ Pure; the buffer computes it once per put.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -31,7 +31,7 @@ class Summary:
     @property
     def row(self) -> tuple[Any, ...]:
         """The values in the order of the fields."""
-        return astuple(self)
+        return tuple(getattr(self, name) for name in self.__slots__)
 
     @classmethod
     def of_row(cls, row: Sequence[Any]) -> Self:
@@ -61,7 +61,7 @@ def summarize(group: Group) -> Summary:
         num_tokens=group.num_tokens,
         num_trained_tokens=versions.size,
         reward_mean=sum(s.score.reward for s in samples) / len(samples),
-        pass_rate=sum(bool(s.score.verdicts) and all(v is Verdict.PASS for v in s.score.verdicts) for s in samples) / len(samples),
+        pass_rate=sum(0 < len(v) == v.count(Verdict.PASS) for v in (s.score.verdicts for s in samples)) / len(samples),
         response_length_mean=sum(s.response_length for s in samples) / len(samples),
         truncated_share=sum(s.is_truncated for s in samples) / len(samples),
     )

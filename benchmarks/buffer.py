@@ -27,7 +27,7 @@ from benchmarks.figures import figure
 
 GROUP_SIZE = 8
 BATCH = 16
-ROUNDS = 3
+ROUNDS = 5
 
 
 class _Prompts:
@@ -81,39 +81,51 @@ def _group(ticket: Ticket, num_tokens: int) -> Group:
 
 
 class _Loop:
-    """One service, and the groups of one batch after the other through it."""
+    """One service with batch after batch through it: while the learner takes and commits one, the generators put the next, as in a run."""
 
     def __init__(self, service: BufferService, num_tokens: int, version: int) -> None:
         self._service = service
         self._num_tokens = num_tokens
         self._version = version
+        self._group_bytes = 13 * GROUP_SIZE * num_tokens
         self.put_s: list[float] = []
         self.busy_s = 0.0
-        self.num_bytes = 0
         self.num_groups = 0
 
-    async def step(self, rate_bytes_s: float | None = None) -> None:
-        """A whole batch: all at once, or put by put at the given rate."""
+    @property
+    def bytes_s(self) -> float:
+        """Bytes of stored groups per second."""
+        return self._group_bytes * self.num_groups / self.busy_s
+
+    async def run(self, num_steps: int, rate_bytes_s: float | None = None) -> None:
+        """So many batches: each all at once, or put by put at the given rate. Only their way through the service is timed."""
+        await self._put_all(await self._make(), rate_bytes_s)
+        for step in range(num_steps):
+            groups = await self._make() if step < num_steps - 1 else []
+            started = time.perf_counter()
+            await asyncio.gather(self._train(), self._put_all(groups, rate_bytes_s))
+            if groups:
+                self.busy_s += time.perf_counter() - started
+                self.num_groups += len(groups)
+
+    async def _make(self) -> list[Group]:
         request = RequestWork(generator="g", incarnation="a", version=self._version, credit=BATCH, wait_s=0.0)
         tickets = (await self._service.request_work(request)).tickets  # type: ignore[attr-defined]
-        groups = [_group(t, self._num_tokens) for t in tickets]
-        size = 13 * GROUP_SIZE * self._num_tokens
-        started = time.perf_counter()
-        if rate_bytes_s is None:
-            await asyncio.gather(*(self._put(g) for g in groups))
-        else:
-            tasks = []
-            for i, group in enumerate(groups):
-                await asyncio.sleep(max(0.0, started + i * size / rate_bytes_s - time.perf_counter()))
-                tasks.append(asyncio.create_task(self._put(group)))
-            await asyncio.gather(*tasks)
+        return [_group(t, self._num_tokens) for t in tickets]
+
+    async def _train(self) -> None:
         batch = await self._service.take_batch(TakeBatch(train_version=self._version, wait_s=1.0))
         ids = [g.group_id for g in batch.groups]  # type: ignore[attr-defined]
         self._version += 1
         await self._service.commit_step(CommitStep(version=self._version, group_ids=ids))
-        self.busy_s += time.perf_counter() - started
-        self.num_bytes += size * len(groups)
-        self.num_groups += len(groups)
+
+    async def _put_all(self, groups: list[Group], rate_bytes_s: float | None) -> None:
+        started = time.perf_counter()
+        async with asyncio.TaskGroup() as tasks:
+            for i, group in enumerate(groups):
+                if rate_bytes_s is not None:
+                    await asyncio.sleep(max(0.0, started + i * self._group_bytes / rate_bytes_s - time.perf_counter()))
+                tasks.create_task(self._put(group))
 
     async def _put(self, group: Group) -> None:
         started = time.perf_counter()
@@ -143,9 +155,8 @@ async def _rate(path: Path, num_tokens: int, num_steps: int) -> float:
     config = _config("normal")
     async with Store(path, durability="normal", clock=time.time) as store:
         loop = _Loop(BufferService(config, _Prompts(), store, clock=time.monotonic), num_tokens, 0)
-        for _ in range(num_steps):
-            await loop.step()
-        return loop.num_bytes / loop.busy_s
+        await loop.run(num_steps)
+        return loop.bytes_s
 
 
 async def _recovery(directory: Path, num_groups: int) -> None:
@@ -201,12 +212,10 @@ async def _measure(directory: Path, num_tokens: int, durability: str, num_steps:
         async with Store(path.with_suffix(".sqlite"), durability=config.buffer.durability, clock=time.time) as store:
             service = BufferService(config, _Prompts(), store, clock=time.monotonic)
             loop = _Loop(service, num_tokens, 0)
-            for _ in range(num_steps):
-                await loop.step()
-            rate = loop.num_bytes / loop.busy_s
+            await loop.run(num_steps)
+            rate = loop.bytes_s
             paced = _Loop(service, num_tokens, num_steps)
-            for _ in range(num_steps):
-                await paced.step(rate / 2)
+            await paced.run(num_steps, rate / 2)
         payload = _payload(num_tokens)
         plain = len(payload) * num_steps * BATCH / _plain(path.with_suffix(".plain"), durability, payload, num_steps)
         rates.append((rate, loop.num_groups / loop.busy_s, plain, statistics.quantiles(paced.put_s, n=100)[98]))
@@ -245,12 +254,12 @@ def _ticket() -> Ticket:
 def main() -> None:
     """All sizes and both durabilities, on the disk that holds the runs."""
     with tempfile.TemporaryDirectory(prefix="bench-buffer-", dir=Path.cwd()) as directory:
-        for num_tokens, num_steps in ((1000, 20), (8000, 6)):
+        for num_tokens, num_steps in ((1000, 80), (8000, 10)):
             for durability in ("normal", "full"):
                 asyncio.run(_measure(Path(directory), num_tokens, durability, num_steps))
         asyncio.run(_recovery(Path(directory), 10_000))
     with tempfile.TemporaryDirectory(prefix="bench-buffer-", dir="/dev/shm") as directory:
-        for num_tokens, num_steps in ((1000, 20), (8000, 6)):
+        for num_tokens, num_steps in ((1000, 80), (8000, 10)):
             rate = asyncio.run(_rate(Path(directory) / f"{num_tokens}.sqlite", num_tokens, num_steps))
             figure(f"{num_tokens // 1000}k tokens, in memory: put to committed", rate / 1e6, "MB/s")
     _measure_ray()
@@ -261,7 +270,7 @@ def _measure_ray() -> None:
 
     ray.init(num_cpus=2, include_dashboard=False, object_store_memory=2**29, log_to_driver=False, logging_level="error")
     try:
-        for num_tokens, num_steps in ((1000, 20), (8000, 6)):
+        for num_tokens, num_steps in ((1000, 80), (8000, 10)):
             figure(f"{num_tokens // 1000}k tokens, Ray's object store", _ray_rate(num_tokens, num_steps) / 1e6, "MB/s")
     finally:
         ray.shutdown()
