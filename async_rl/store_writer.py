@@ -81,8 +81,9 @@ class Writer:
                 raise InfrastructureError(
                     f"{self._path} has store schema {found}, needed is {schema_version}; resume it with the version it began with"
                 )
+            self._connection.executescript(f"BEGIN IMMEDIATE; PRAGMA user_version={schema_version}; ROLLBACK;")  # may it be written?
         except sqlite3.Error as error:
-            raise InfrastructureError(f"{self._path} is not a usable store: {error}") from error
+            raise _unwritable(self._path, error) from error
 
     def start(self) -> None:
         """Begins to write; called on the loop that will flush."""
@@ -132,9 +133,7 @@ class Writer:
             except (sqlite3.Error, OSError) as error:
                 with contextlib.suppress(sqlite3.Error):
                     self._connection.execute("ROLLBACK")
-                self._fail(
-                    InfrastructureError(f"{self._path} cannot be written: {error}; make room or repair it, then resume the run"), flushes
-                )
+                self._fail(_unwritable(self._path, error), flushes)
                 return
             self._tell(flushes, None)
             item = None if is_last else self._queue.get()
@@ -198,3 +197,9 @@ class Writer:
                 future.set_exception(error) if error else future.set_result(None)
         if error:
             self._failed.set()
+
+
+def _unwritable(path: Path, error: sqlite3.Error | OSError) -> InfrastructureError:
+    locked = isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+    remedy = "end the program that holds it open for writing" if locked else "make room, give permission or repair it"
+    return InfrastructureError(f"{path} cannot be written: {error}; {remedy}, then resume the run")

@@ -46,12 +46,12 @@ _COUNTED = (DropReason.OVER_AGE, DropReason.UNTRAINABLE, DropReason.GENERATOR_LO
 async def run(context: ProcessContext) -> None:
     """The buffer from its recovery to its drain."""
     config = context.config
-    with context.activity("loading prompts"):
-        tokenizer = load_tokenizer(context.model_path, trust_remote_code=config.model.trust_remote_code)
-        prompts = await asyncio.to_thread(_load_prompts, context, tokenizer)
-        decode = functools.partial(tokenizer.decode, skip_special_tokens=True)
     path = context.run_dir / STORE_FILE
     async with Store(path, durability=config.buffer.durability, clock=time.time) as store:
+        with context.activity("loading prompts"):
+            tokenizer = load_tokenizer(context.model_path, trust_remote_code=config.model.trust_remote_code)
+            prompts = await asyncio.to_thread(_load_prompts, context, tokenizer)
+            decode = functools.partial(tokenizer.decode, skip_special_tokens=True)
         service = BufferService(config, prompts, store, clock=time.monotonic)
         service.recover()
         tasks = Tasks(context, service, store)

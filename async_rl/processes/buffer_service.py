@@ -1,7 +1,8 @@
 """The buffer's answers: what is stored, which batch is trained, what is evaluated. No sockets here.
 
 Invariants
-- Memory changes first, in one stretch without an await, and queues the same change for the store; the reply leaves after `store.flush()`.
+- Memory changes first, in one stretch without an await, and queues the same change for the store; the reply leaves after `store.flush()`,
+  and never if the store fails: that ends this process (buffer.py watches `Store.failed`), and the next one is asked again.
   So the store always holds a prefix of what memory decided, and nobody acts on a decision that a crash could take back.
 - Every request may come twice: lost tickets are given again, a known put or commit is just confirmed, a lease is repeated.
 - Parked requests wait for events that the change sets; nothing polls.
@@ -17,7 +18,7 @@ from dataclasses import replace
 
 from async_rl.admission import OpenGroup
 from async_rl.config import RunConfig
-from async_rl.errors import ConfigError, ProtocolError
+from async_rl.errors import ConfigError, InfrastructureError, ProtocolError
 from async_rl.messages import (
     Batch,
     CommitStep,
@@ -78,7 +79,7 @@ class BufferService:
     async def request_work(self, request: RequestWork) -> Message:
         """Tickets, at once or when admission frees some."""
         work = await self.desk.request_work(request)
-        await self._store.flush()
+        await self._stored()
         return work
 
     async def put_group(self, request: PutGroup) -> Message:
@@ -132,7 +133,7 @@ class BufferService:
         except TimeoutError:
             pass
         waits_for, self._take_reason = self._take_reason, ""
-        await self._store.flush()
+        await self._stored()
         return Batch(groups=await self._load(group_ids), waits_for="" if group_ids else waits_for)
 
     async def commit_step(self, request: CommitStep) -> Message:
@@ -144,7 +145,7 @@ class BufferService:
 
     async def sync_version(self, request: SyncVersion) -> Message:
         """The learner starts at this version: batches its checkpoint does not hold are ready again, trained steps beyond it are undone."""
-        await self._store.flush()
+        await self._stored()
         if request.version < self._store.forgotten_before:
             raise ProtocolError(
                 f"the learner starts at version {request.version}, but the trajectories of steps up to {self._store.forgotten_before} are "
@@ -210,8 +211,15 @@ class BufferService:
     async def _confirm(self) -> Message:
         """Lets everyone go on who may now, and answers once the change is stored."""
         self.desk.serve()
-        await self._store.flush()
+        await self._stored()
         return Ok()
+
+    async def _stored(self) -> None:
+        """Returns once all that was decided is stored; without an end if it cannot be."""
+        try:
+            await self._store.flush()
+        except InfrastructureError:
+            await asyncio.get_running_loop().create_future()
 
     def _wake(self) -> None:
         self._changed.set()

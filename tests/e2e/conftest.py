@@ -1,6 +1,6 @@
 """Runs for the end-to-end tests."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,8 +12,8 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., LiveRun]]:
     """Starts runs below tmp_path and ends what is left of them."""
     started: list[LiveRun] = []
 
-    def start(*settings: str, name: str = "run", resumes: bool = False) -> LiveRun:
-        started.append(LiveRun(tmp_path, *settings, name=name, resumes=resumes))
+    def start(*settings: str, name: str = "run", resumes: bool = False, prefix: Sequence[str] = ()) -> LiveRun:
+        started.append(LiveRun(tmp_path, *settings, name=name, resumes=resumes, prefix=prefix))
         return started[-1]
 
     yield start

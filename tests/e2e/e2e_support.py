@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ _LOOK_S = 0.1
 class LiveRun:
     """`async-rl launch`, or `async-rl resume`, in a process of its own, its output in a file."""
 
-    def __init__(self, output_dir: Path, *settings: str, name: str = "run", resumes: bool = False) -> None:
+    def __init__(self, output_dir: Path, *settings: str, name: str = "run", resumes: bool = False, prefix: Sequence[str] = ()) -> None:
         self.run_dir = output_dir / name
         self._output = output_dir / f"{name}.terminal"
         output_dir.mkdir(parents=True, exist_ok=True)
@@ -32,7 +32,7 @@ class LiveRun:
             arguments.append("monitoring.tensorboard=false")
         with self._output.open("wb") as sink:
             self.process = subprocess.Popen(
-                _COMMAND + arguments, stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True
+                [*prefix, *_COMMAND, *arguments], stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True
             )
 
     @property
