@@ -119,6 +119,9 @@ class Recorder:
             self._events.histogram(name, values, step)
         for name, text in texts.items():
             self._events.text(name, text, step)
+        if texts:
+            # They tell people what has just happened: not only with the next flush.
+            self._events.flush()
         if step >= self._next_step:
             self._rows.setdefault(step, _Row(now_s, self._awaited(step))).add(scalars, now_s)
         elif scalars:

@@ -16,7 +16,7 @@ from async_rl.messages import Member, StatusReply
 from async_rl.monitoring.bottleneck import bottleneck, per_second
 
 _ROLE_ORDER = ("supervisor", "learner", "buffer", "generator", "verifier")
-_STYLES = {"waiting": "yellow", "blocked": "yellow", "starting": "cyan", "stopping": "cyan", "ended": "red"}
+_STYLES = {"waiting": "yellow", "blocked": "yellow", "starting": "cyan", "stopping": "cyan", "ended": "red", "silent": "bold red"}
 _NUMBERS = (
     ("reward", "reward/mean", "{:.3f}"),
     ("held-out pass@1", "eval/pass_at_1", "{:.3f}"),
@@ -54,6 +54,8 @@ def render(
         head.append(f"\n{_flow(reply)}")
     if reply.stalled:
         head.append(f"\n{reply.stalled}", style="bold red")
+    elif silent := [member.name for member in reply.members if member.state == "silent"]:
+        head.append(f"\nnot heard of: {', '.join(silent)}", style="bold red")
     elif found := bottleneck(reply.members, past):
         head.append(f"\nbottleneck: {found}", style="cyan")
     return Group(head, _processes(reply, past, now_s))

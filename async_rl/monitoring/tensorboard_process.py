@@ -21,7 +21,8 @@ from async_rl.observability.logs import log_path
 _PR_SET_PDEATHSIG = 1
 _CLOSE_S = 3.0
 _NICENESS = 10
-_RELOAD_S = "5"
+_RELOAD_S = "1"
+"""What a person must see within 5 s has to be written first."""
 
 
 class TensorBoard:

@@ -195,6 +195,7 @@ _SUPERVISOR = [
 _TEXTS = [
     MetricSpec("run/config", "text", "the resolved configuration", MetricKind.TEXT),
     MetricSpec("run/stalled", "text", "who waits for what, written when no step came for supervisor.stall_warning_s", MetricKind.TEXT),
+    MetricSpec("run/silent", "text", "which process is not heard of, since when, and what its machine says of it", MetricKind.TEXT),
     MetricSpec("run/restarts", "text", "which process was started again, and why", MetricKind.TEXT),
     MetricSpec("samples/<page>", "text", "rollouts of the step: prompt, answer, verdicts", MetricKind.TEXT),
 ]

@@ -20,6 +20,7 @@ from async_rl.monitoring.rates import Rates
 from async_rl.monitoring.recorder import Recorder, is_evaluated
 from async_rl.monitoring.tensorboard_process import TensorBoard
 from async_rl.processes.registry import Registry
+from async_rl.processes.silence import Silence
 from async_rl.wire.addresses import host_for_people
 
 _LEARNER = "learner-0"
@@ -35,6 +36,7 @@ class Monitor:
         self._console = console
         self._log = log
         self._rates = Rates(time.monotonic())
+        self.silence = Silence(registry, config, self._on_silence)
         self._open = contextlib.ExitStack()
         self._evaluated: set[int] = set()
         self._news = asyncio.Event()
@@ -67,7 +69,12 @@ class Monitor:
         """A process has told what it does."""
         self._rates.observe(self._registry.members)
         self.newest.update(self._rates.now())
+        self.silence.look()
         self._show()
+
+    def _on_silence(self, sentence: str) -> None:
+        self._log.warning("%s", sentence)
+        self._recorder.record(self.step, "supervisor", texts={"run/silent": sentence})
 
     def on_stall(self, sentence: str) -> None:
         """The run stands still, for the reason given; or goes on, if it is empty."""

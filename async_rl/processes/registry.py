@@ -75,6 +75,10 @@ class Registry:
         """True from registration until `mark`."""
         return name in self._entries and self._entries[name].is_serving
 
+    def quiet_s(self, name: str) -> float:
+        """Seconds since the process was heard of."""
+        return time.monotonic() - self._entries[name].heard_s
+
     async def until_silent(self, name: str, *, start_timeout_s: float, heartbeat_timeout_s: float) -> str:
         """Returns, with the reason, once the process failed to serve within its start time or stopped beating."""
         started_s = time.monotonic()

@@ -253,7 +253,7 @@ class Supervisor:
             num_steps=self._config.num_steps,
             started_s=self._started_s,
             tensorboard_url=self._monitor.tensorboard_url,
-            members=self._registry.members,
+            members=self._monitor.silence.members(),
             metrics=self._monitor.newest,
             stalled=self._monitor.stalled,
             restarted_because=self._monitor.restarted_because,

@@ -99,6 +99,12 @@ class LiveRun:
         done = subprocess.run([*_COMMAND, "status", str(self.run_dir)], capture_output=True, text=True, check=False, timeout=60)
         return done.stdout
 
+    def told(self) -> dict[str, Any]:
+        """What `async-rl status --json` says."""
+        done = subprocess.run([*_COMMAND, "status", str(self.run_dir), "--json"], capture_output=True, check=True, timeout=60)
+        found: dict[str, Any] = msgspec.json.decode(done.stdout)
+        return found
+
     def audit(self) -> dict[str, Any]:
         """What `async-rl ledger --audit` finds; its exit code says the same."""
         done = subprocess.run([*_COMMAND, "ledger", str(self.run_dir), "--audit", "--json"], capture_output=True, check=False, timeout=60)

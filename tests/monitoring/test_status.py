@@ -77,6 +77,12 @@ def test_while_a_process_starts_no_bottleneck_is_guessed() -> None:
     assert bottleneck([learner(1, 9), member("generator-1", "generator", state="starting")]) == "not all is up yet: generator-1"
 
 
+def test_a_silent_process_is_named_before_any_bottleneck() -> None:
+    text = shown(reply([learner(1, 9), member("generator-0", "generator", state="silent", busy_s=9)]))
+    assert "not heard of: generator-0" in text
+    assert "bottleneck" not in text
+
+
 @pytest.mark.parametrize(("learner_s", "generator_s"), [((9, 1), (1, 0, 0)), ((1, 9), (9, 0, 0)), ((1, 9), (0, 0, 9)), ((1, 9), (0, 9, 0))])
 def test_every_relief_names_settings_that_exist(learner_s: tuple[int, int], generator_s: tuple[int, int, int]) -> None:
     words = bottleneck([learner(*learner_s), generator(*generator_s)]).replace("(", " ").replace(")", " ").replace(",", " ").split()

@@ -1,0 +1,77 @@
+"""A process that is stopped or killed shows in `async-rl status` and in TensorBoard at once, with its cause."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+
+import pytest
+from e2e_support import LiveRun
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+Launch = Callable[..., LiveRun]
+QUICK = (
+    "conf=grpo_code",
+    "generation.engine=hf",
+    "buffer.groups_per_step=4",
+    "generation.group_size=4",
+    "evaluation.every_steps=0",
+    "num_steps=100000",
+    "supervisor.max_restarts=9",
+    "monitoring.tensorboard=true",
+)
+VISIBLE_S = 20.0
+"""Five seconds are the aim on a machine of one's own; this one may be shared with other tests."""
+
+
+def texts(run: LiveRun, tag: str) -> str:
+    """All that TensorBoard serves under a text tag."""
+    found = re.search(r"TensorBoard  (http://[^/]+)/", run.terminal)
+    assert found, run.terminal
+    try:
+        with urllib.request.urlopen(f"{found[1]}/data/plugin/text/text?run=.&tag={tag}", timeout=10) as reply:
+            return str(json.loads(reply.read()))
+    except (urllib.error.URLError, ValueError):  # not up yet, or no such tag yet
+        return ""
+
+
+def seconds_until(run: LiveRun, condition: Callable[[], bool], what: str) -> float:
+    started_s = time.monotonic()
+    run.until(condition, what, timeout_s=VISIBLE_S)
+    return time.monotonic() - started_s
+
+
+def test_stopped_and_killed_processes_show_in_status_and_tensorboard_with_their_cause(launch: Launch) -> None:
+    run = launch(*QUICK)
+    run.until(lambda: run.step >= 1, "step 1")
+    run.until(lambda: bool(texts(run, "run/config")), "TensorBoard answers")
+    took_s: dict[str, float] = {}
+    for process in ("generator-0", "verifier-0", "buffer"):
+        pid = run.pid_of(process)
+        run.kill(process, signal.SIGSTOP)
+        took_s[f"{process} stopped, TensorBoard"] = seconds_until(
+            run, lambda process=process: f"{process} is silent" in texts(run, "run/silent"), f"{process} is silent in TensorBoard"
+        )
+        member = next(m for m in run.told()["members"] if m["name"] == process)
+        assert member["state"] == "silent"
+        assert f"stopped by a signal; kill -CONT {pid} lets it go on" in member["waits_for"]
+        run.kill(process, signal.SIGCONT)
+        run.until(lambda process=process: f"{process} is heard again" in texts(run, "run/silent"), f"{process} is heard again")
+        run.kill(process)
+        took_s[f"{process} killed, status"] = seconds_until(
+            run, lambda process=process: "SIGKILL" in run.told()["restarted_because"].get(process, ""), f"{process} killed in status"
+        )
+        took_s[f"{process} killed, TensorBoard"] = seconds_until(
+            run,
+            lambda process=process: f"{process} is started again: {process} was ended by SIGKILL" in texts(run, "run/restarts"),
+            f"{process} killed in TensorBoard",
+        )
+        at = run.step
+        run.until(lambda at=at: run.step >= at + 2, f"two more steps after {process} came back")
+    print(*(f"{what}: {seconds:.1f} s" for what, seconds in took_s.items()), sep="\n")
