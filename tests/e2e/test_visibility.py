@@ -27,7 +27,7 @@ QUICK = (
     "monitoring.tensorboard=true",
 )
 VISIBLE_S = 20.0
-"""Five seconds are the aim on a machine of one's own; this one may be shared with other tests. `--junitxml FILE` writes down what it took."""
+"""Five are the aim where the machine is quiet; this one may be shared. `--junitxml FILE` writes down what it took."""
 
 
 def texts(run: LiveRun, tag: str) -> str:
