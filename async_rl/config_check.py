@@ -77,6 +77,15 @@ def _data(config: RunConfig) -> Iterator[str]:
                 yield f"data.{name}={file}: is named twice; name each file once"
     for file in sorted(set(data.train_files) & set(data.val_files)):
         yield f"data.val_files={file}: is also in data.train_files, so nothing is held out; give a file that is not trained on"
+    above, below, clip = data.filter.above, data.filter.below, config.reward.clip
+    if above is not None and below is not None and above <= below:
+        yield f"data.filter.above={above:g} is not over data.filter.below={below:g}: every prompt would leave; raise it, or set one to null"
+    for name, bound, is_reached in (("above", above, above is None or above < clip), ("below", below, below is None or below > -clip)):
+        if bound is not None and not is_reached:
+            yield (
+                f"data.filter.{name}={bound:g}: no reward is {name} it, because reward.clip={clip:g}; bring it within -{clip:g}..{clip:g}, "
+                "or set it to null"
+            )
     model = config.model.tiny_coder
     if config.model.path is None and model.hidden_size % (2 * model.num_heads):
         yield (

@@ -20,6 +20,16 @@ class ListFunctionsConfig(Section):
     seed: Annotated[int, Meta(ge=0, description="seed of specs, split and hidden tests")]
 
 
+class ScoreFilterConfig(Section):
+    """Which prompts leave the training data at the start of an epoch, by the mean scaled reward of their newest group."""
+
+    above: Annotated[float | None, Meta(description="prompts whose mean reward is above it leave; null = none")]
+    below: Annotated[float | None, Meta(description="prompts whose mean reward is below it leave; null = none")]
+    max_share: Annotated[
+        float, Meta(gt=0, lt=1, description="share of the active prompts that leave at most at one time, farthest beyond their bound first")
+    ]
+
+
 class DataConfig(Section):
     """What is asked: the embedded task when `train_files` is empty, else the files."""
 
@@ -46,4 +56,5 @@ class DataConfig(Section):
     bad_rows: Annotated[Literal["error", "drop"], Meta(description="a row that cannot be used: refuse the file, or leave the row out")]
     fill_to_max_tokens: Annotated[bool, Meta(description="repeat each prompt up to max_prompt_tokens, for stress tests")]
     shuffle: Annotated[bool, Meta(description="shuffle the prompts anew in each epoch, by run.seed")]
+    filter: ScoreFilterConfig
     list_functions: ListFunctionsConfig

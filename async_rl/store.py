@@ -63,17 +63,24 @@ _SCORES = (
     "SELECT evaluation, avg(pass_rate) FROM groups JOIN evaluations e ON evaluation=e.version"
     " WHERE finished_s IS NOT NULL AND state='ready' GROUP BY evaluation"
 )
+_EVALUATION = (
+    "SELECT group_id, state, oldest_version, newest_version, num_tokens, num_trained_tokens, reward_mean, pass_rate,"
+    " response_length_mean, truncated_share FROM groups WHERE evaluation=? ORDER BY position"
+)
 _SERVED = "DELETE FROM blobs WHERE group_id IN (SELECT group_id FROM groups WHERE evaluation=? AND position>=?)"
 _FORGET = (
     "DELETE FROM blobs WHERE group_id IN"
     " (SELECT group_id FROM groups INDEXED BY groups_by_batch WHERE train_version>=? AND train_version<? AND state='trained')"
 )
+_LEAVE = "INSERT INTO left_prompts VALUES (?, ?, ?, ?, ?)"
+_LEFT = "SELECT position, json_group_array(prompt_index) FROM left_prompts GROUP BY position ORDER BY position"
+_REWARDS = "SELECT position, rewards FROM groups WHERE purpose='train' AND rewards IS NOT NULL ORDER BY group_id"
 _STORED = "SELECT group_id, oldest_version, newest_version, coalesce(train_version, -1) FROM groups"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """What a buffer that starts finds in the store. counts: training groups per (state, reason)."""
+    """What a buffer that starts finds. counts: training groups per (state, reason). left: prompts that left the data, by position."""
 
     learner_version: int
     next_group_id: int
@@ -84,6 +91,7 @@ class Recovered:
     leased: list[StoredGroup]
     counts: dict[tuple[str, str], int]
     evaluations: dict[int, bool]
+    left: list[tuple[int, list[int]]]
 
 
 class Store:
@@ -143,6 +151,11 @@ class Store:
             (_TRANSITION, (group.group_id, group.attempt, "ready", now, group.generator, summary.oldest_version, "")),
         )
 
+    def leave(self, position: int, leavers: Iterable[tuple[int, str, float]]) -> None:
+        """These training prompts, (index, id, mean reward), are issued no more from this position on."""
+        now = self._clock()
+        self._writer.put(*((_LEAVE, (index, prompt_id, position, score, now)) for index, prompt_id, score in leavers))
+
     def lease(self, train_version: int, group_ids: Iterable[int]) -> None:
         """These groups are the batch for `train_version`."""
         now, listed = self._clock(), _listed(group_ids)
@@ -182,10 +195,7 @@ class Store:
         """Its result was reported; its trajectories have served, but for a few that people may look at."""
         self._writer.put(
             ("UPDATE evaluations SET finished_s=? WHERE version=?", (self._clock(), version)),
-            (
-                "DELETE FROM blobs WHERE group_id IN (SELECT group_id FROM groups WHERE evaluation=? AND position>=?)",
-                (version, KEPT_SAMPLES),
-            ),
+            (_SERVED, (version, KEPT_SAMPLES)),
         )
 
     def forget_before(self, version: int) -> None:
@@ -226,7 +236,12 @@ class Store:
             leased=self._stored("groups_leased", "state='leased'"),
             counts={(state, reason): count for state, reason, count in counts},
             evaluations={version: bool(finished) for version, finished in evaluations},
+            left=[(position, msgspec.json.decode(indices)) for position, indices in self._reader.execute(_LEFT)],
         )
+
+    def rewards(self) -> list[tuple[int, list[float]]]:
+        """(position, reward of each sample) of every training group that came back. Called before anything is written."""
+        return [(position, msgspec.json.decode(rewards)) for position, rewards in self._reader.execute(_REWARDS)]
 
     async def trained_after(self, version: int) -> list[StoredGroup]:
         """Groups trained by steps after `version`, planned for the version they were trained on."""
@@ -238,45 +253,32 @@ class Store:
 
     async def evaluation_groups(self, version: int) -> list[tuple[int, Summary | None]]:
         """(group id, summary if complete) of every group of an evaluation, in the order of its prompts."""
-        return await asyncio.to_thread(self._evaluation_groups, version)
+        rows = await asyncio.to_thread(self._rows, _EVALUATION, version)
+        return [(row[0], Summary.of_row(row[2:]) if row[1] == "ready" else None) for row in rows]
 
     async def evaluation_scores(self) -> dict[int, float]:
         """Mean pass rate of each finished evaluation, by version."""
-        return await asyncio.to_thread(self._evaluation_scores)
-
-    def _evaluation_scores(self) -> dict[int, float]:
-        with self._reading:
-            return dict(self._reader.execute(_SCORES).fetchall())
+        return dict(await asyncio.to_thread(self._rows, _SCORES))
 
     def _read_groups(self, group_ids: Sequence[int]) -> list[Group]:
         groups = []
         for group_id in group_ids:
-            with self._reading:
-                row = self._reader.execute("SELECT payload FROM blobs WHERE group_id=?", (group_id,)).fetchone()
-            if row is None:
+            rows = self._rows("SELECT payload FROM blobs WHERE group_id=?", group_id)
+            if not rows:
                 raise InfrastructureError(f"{self._path} no longer holds the trajectories of group {group_id}")
-            groups.append(codec.decode(row[0], Group))
+            groups.append(codec.decode(rows[0][0], Group))
         return groups
 
-    def _evaluation_groups(self, version: int) -> list[tuple[int, Summary | None]]:
-        with self._reading:
-            rows = self._reader.execute(
-                "SELECT group_id, state, oldest_version, newest_version, num_tokens, num_trained_tokens, reward_mean, pass_rate,"
-                " response_length_mean, truncated_share FROM groups WHERE evaluation=? ORDER BY position",
-                (version,),
-            ).fetchall()
-        return [(row[0], Summary.of_row(row[2:]) if row[1] == "ready" else None) for row in rows]
-
     def _stored(self, index: str, where: str, *parameters: int) -> list[StoredGroup]:
+        rows = self._rows(f"{_STORED} INDEXED BY {index} WHERE {where} ORDER BY group_id", *parameters)
+        return [StoredGroup(group_id=i, oldest_version=old, newest_version=new, planned=planned) for i, old, new, planned in rows]
+
+    def _rows(self, query: str, *parameters: int) -> list[tuple[Any, ...]]:
         with self._reading:
-            rows = self._reader.execute(f"{_STORED} INDEXED BY {index} WHERE {where} ORDER BY group_id", parameters).fetchall()
-        return [
-            StoredGroup(group_id=i, oldest_version=oldest, newest_version=newest, planned=planned) for i, oldest, newest, planned in rows
-        ]
+            return self._reader.execute(query, parameters).fetchall()
 
     def _one(self, query: str) -> int:
-        value: int = self._reader.execute(query).fetchone()[0]
-        return value
+        return int(self._reader.execute(query).fetchone()[0])
 
     def _move(self, group_id: int, state: GroupState, reason: str, message: str, *more: Statement) -> None:
         now = self._clock()

@@ -63,6 +63,15 @@ class LedgerGroup(msgspec.Struct, frozen=True, kw_only=True):
     history: list[Transition]
 
 
+class LeftPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt that left the training data: its mean reward, and the first position that was issued without it."""
+
+    prompt_id: str
+    position: int
+    score: float
+    left_s: float
+
+
 class LedgerSummary(msgspec.Struct, frozen=True, kw_only=True):
     """The run in counts. dropped: training groups by reason; staleness: trained groups by age in versions."""
 
@@ -70,6 +79,7 @@ class LedgerSummary(msgspec.Struct, frozen=True, kw_only=True):
     num_undone_steps: int
     num_prompts: int
     next_position: int
+    num_left: int
     states: dict[str, int]
     dropped: dict[str, int]
     evaluation_states: dict[str, int]
@@ -113,6 +123,12 @@ class Ledger:
         """Every group of the prompt, oldest first."""
         return self._groups("prompt_id=?", prompt_id)
 
+    def left(self) -> tuple[LeftPrompt, ...]:
+        """The prompts that left the training data, in the order in which they left."""
+        names = ", ".join(LeftPrompt.__struct_fields__)
+        rows = self._connection.execute(f"SELECT {names} FROM left_prompts ORDER BY position, prompt_id")
+        return tuple(LeftPrompt(**dict(zip(LeftPrompt.__struct_fields__, row, strict=True))) for row in rows)
+
     def of_step(self, step: int) -> list[LedgerGroup]:
         """The groups that the surviving step trained."""
         return self._groups(
@@ -130,6 +146,7 @@ class Ledger:
             num_undone_steps=self._one("SELECT count(*) FROM steps WHERE undone_s IS NOT NULL"),
             num_prompts=self._one("SELECT count(*) FROM prompts WHERE purpose='train'"),
             next_position=self._one("SELECT coalesce(max(position), -1) + 1 FROM groups WHERE purpose='train'"),
+            num_left=self._one("SELECT count(*) FROM left_prompts"),
             states={s.value: 0 for s in GroupState} | self._counts("SELECT state, count(*) FROM groups WHERE purpose='train' GROUP BY 1"),
             dropped=self._counts("SELECT reason, count(*) FROM groups WHERE purpose='train' AND state='dropped' GROUP BY 1 ORDER BY 1"),
             evaluation_states=self._counts("SELECT state, count(*) FROM groups WHERE purpose='eval' GROUP BY 1 ORDER BY 1"),

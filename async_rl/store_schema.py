@@ -7,7 +7,7 @@ so its step is one more. Versions of tokens are NULL where unknown yet.
 STORE_FILE = "store.sqlite"
 """Its name in the run's directory."""
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 TABLES = """
 -- What is known of the whole run. forgotten_before: trajectories trained on older versions are deleted, the learner cannot go back there.
@@ -18,6 +18,12 @@ CREATE TABLE prompts (
     prompt_id TEXT NOT NULL, purpose TEXT NOT NULL, data_source TEXT NOT NULL, text TEXT NOT NULL,
     PRIMARY KEY (purpose, prompt_id)
 ) WITHOUT ROWID;
+
+-- Training prompts that left the data by their mean reward (data.filter), with the first position that is issued without them.
+CREATE TABLE left_prompts (
+    prompt_index INTEGER PRIMARY KEY, prompt_id TEXT NOT NULL, position INTEGER NOT NULL, score REAL NOT NULL, left_s REAL NOT NULL
+);
+CREATE INDEX left_prompts_by_id ON left_prompts (prompt_id);
 
 -- One row per group: its one state and what is known of it. All end in trained or dropped, evaluation groups in ready or dropped.
 CREATE TABLE groups (

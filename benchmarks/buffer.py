@@ -18,6 +18,7 @@ import numpy as np
 
 from async_rl import codec
 from async_rl.config import RunConfig
+from async_rl.data.order import PromptOrder
 from async_rl.launchers.compose import compose_unchecked
 from async_rl.messages import CommitStep, PutGroup, RequestWork, TakeBatch
 from async_rl.processes.buffer_service import BufferService
@@ -32,6 +33,7 @@ ROUNDS = 5
 
 class _Prompts:
     num_held_out = 0
+    order = PromptOrder(0, 1, shuffle=False)
 
     def prompt(self, purpose: Purpose, index: int) -> Prompt:
         return Prompt(

@@ -173,6 +173,7 @@ def ledger(
     prompt: Annotated[str | None, typer.Option(help="what became of this prompt")] = None,
     step: Annotated[int | None, typer.Option(help="the groups that this step trained")] = None,
     state: Annotated[str | None, typer.Option(help="the groups in this state")] = None,
+    left: Annotated[bool, typer.Option("--left", help="the prompts that left the data by their mean reward (data.filter)")] = False,
     summary: Annotated[bool, typer.Option("--summary", help="counts; what is shown if nothing else is asked")] = False,
     audit: Annotated[bool, typer.Option("--audit", help="check the whole history; exit code 0 only if it is clean")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON")] = False,
@@ -185,10 +186,10 @@ def ledger(
     from async_rl.launchers.ledger import Question, answer, show
     from async_rl.store_audit import Audit
 
-    if sum([prompt is not None, step is not None, state is not None, summary, audit]) > 1:
-        raise ConfigError("--prompt, --step, --state, --summary and --audit are different questions; ask one")
+    if sum([prompt is not None, step is not None, state is not None, left, summary, audit]) > 1:
+        raise ConfigError("--prompt, --step, --state, --left, --summary and --audit are different questions; ask one")
     run_dir = runs.find(run, output_dir or default_output_dir())
-    found = answer(run_dir, runs.config_of(run_dir), Question(prompt=prompt, step=step, state=state, is_audit=audit))
+    found = answer(run_dir, runs.config_of(run_dir), Question(prompt=prompt, step=step, state=state, is_left=left, is_audit=audit))
     if as_json:
         typer.echo(msgspec.json.encode(found))
     else:

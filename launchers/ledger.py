@@ -16,7 +16,7 @@ from rich.table import Table
 from async_rl.config import RunConfig
 from async_rl.errors import ConfigError
 from async_rl.store_audit import Audit, Promise, audit
-from async_rl.store_ledger import Ledger, LedgerGroup, LedgerSummary, Transition, reading
+from async_rl.store_ledger import Ledger, LedgerGroup, LedgerSummary, LeftPrompt, Transition, reading
 from async_rl.store_schema import STORE_FILE
 from async_rl.types import GroupState
 
@@ -29,10 +29,11 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str | None
     step: int | None
     state: str | None
+    is_left: bool
     is_audit: bool
 
 
-Answer = list[LedgerGroup] | LedgerSummary | Audit
+Answer = list[LedgerGroup] | tuple[LeftPrompt, ...] | LedgerSummary | Audit
 
 
 def answer(run_dir: Path, config: RunConfig, question: Question) -> Answer:
@@ -47,6 +48,8 @@ def answer(run_dir: Path, config: RunConfig, question: Question) -> Answer:
             if question.state not in tuple(GroupState):
                 raise ConfigError(f"--state {question.state}: a group is one of {', '.join(GroupState)}")
             return ledger.of_state(GroupState(question.state))
+        if question.is_left:
+            return ledger.left()
         return audit(connection, promise_of(config)) if question.is_audit else ledger.summary()
 
 
@@ -62,6 +65,8 @@ def show(console: Console, found: Answer) -> None:
         _show_audit(console, found)
     elif isinstance(found, LedgerSummary):
         _show_summary(console, found)
+    elif isinstance(found, tuple):
+        _show_left(console, found)
     else:
         _show_groups(console, found)
 
@@ -80,6 +85,7 @@ def _show_summary(console: Console, found: LedgerSummary) -> None:
     lines = [
         ("steps", f"{found.learner_version}{undone}"),
         ("prompts issued", f"{found.next_position} ({found.num_prompts} different ones)"),
+        ("left the data", f"{found.num_left} prompts" if found.num_left else ""),
         ("training groups", _listed(found.states)),
         ("dropped because of", _listed(found.dropped) or "nothing was dropped"),
         ("evaluation groups", _listed(found.evaluation_states)),
@@ -89,12 +95,20 @@ def _show_summary(console: Console, found: LedgerSummary) -> None:
     ]
     table = Table(box=None, show_header=False, pad_edge=False)
     for what, value in lines:
-        table.add_row(what, value)
+        if value:
+            table.add_row(what, value)
     console.print(table)
 
 
 def _listed(counts: dict[str, int]) -> str:
     return "  ".join(f"{name} {number}" for name, number in counts.items())
+
+
+def _show_left(console: Console, found: Sequence[LeftPrompt]) -> None:
+    table = Table("prompt", "mean reward", "absent from position", box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for left in found:
+        table.add_row(left.prompt_id, f"{left.score:.3g}", str(left.position))
+    console.print(table if found else "no prompt left the data")
 
 
 def _show_groups(console: Console, groups: Sequence[LedgerGroup]) -> None:

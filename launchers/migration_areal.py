@@ -52,6 +52,13 @@ def _dense(value: Any, source: Source) -> Fate:
     return Fate("translated", "a score per complete code block", {"reward.placement": placement})
 
 
+def _filter(value: Any, source: Source) -> Fate:
+    share = source.get("dataset_max_filter_percentage", 0)
+    if not share or value >= source.get("ppo.max_reward_clip", 20.0):
+        return Fate("translated", "no prompt leaves", {"data.filter.above": None})
+    return Fate("translated", settings={"data.filter.above": value, "data.filter.max_share": min(share, 0.99)})
+
+
 def _sequence(value: Any, source: Source) -> Fate:
     needed = source.get("dataset.max_prompt_len", 256) + source.get("ppo.gen.max_new_tokens", 256)
     if value < needed:
@@ -193,8 +200,8 @@ _TASK: dict[str, Rule] = {
     "use_dense_reward": _dense,
     "reward_delta": same("taken with use_dense_reward"),
     "check_verifier_status": only((False,), "a failed verifier is never a reward", "a failed verifier is an error here, never a reward"),
-    "dataset_filter_threshold": only((100, 100.0), "no prompt is dropped", "prompts are not dropped at the end of an epoch"),
-    "dataset_max_filter_percentage": only((0, 0.0), "no prompt is dropped", "prompts are not dropped at the end of an epoch"),
+    "dataset_filter_threshold": _filter,
+    "dataset_max_filter_percentage": same("taken with dataset_filter_threshold"),
 }
 
 _RUN: dict[str, Rule] = {

@@ -232,6 +232,8 @@ class BufferService:
         summary = summarize(group)
         self.desk.close(known)
         self._store.put(group, summary)
+        if known.purpose is Purpose.TRAIN:
+            self.desk.score_filter.note(known.index, [sample.score.reward for sample in group.trajectories])
         if known.purpose is Purpose.EVAL:
             self._count_evaluated(known)
         elif summary.oldest_version == NO_VERSION:

@@ -11,18 +11,23 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from async_rl.admission import Admission, Gate, OpenGroup
 from async_rl.config import RunConfig
+from async_rl.data.order import PromptOrder
+from async_rl.data.score_filter import ScoreFilter
 from async_rl.errors import ProtocolError
 from async_rl.messages import RequestWork, Work
 from async_rl.replay import Replay
 from async_rl.selection import num_drawn
 from async_rl.store import Recovered, Store
 from async_rl.types import DropReason, GroupState, Prompt, Purpose, Sampling, Ticket
+
+_log = logging.getLogger(__name__)
 
 
 class PromptSource(Protocol):
@@ -31,6 +36,10 @@ class PromptSource(Protocol):
     @property
     def num_held_out(self) -> int:
         """Prompts of one evaluation."""
+
+    @property
+    def order(self) -> PromptOrder:
+        """Which training prompt comes when."""
 
     def prompt(self, purpose: Purpose, index: int) -> Prompt:
         """The index-th prompt of the purpose's order."""
@@ -85,9 +94,11 @@ class TicketDesk:
         self._waiters: dict[str, _Waiter] = {}
         self._heard_s: dict[str, float] = {}
         self._handed_s: dict[int, float] = {}
+        self.score_filter = ScoreFilter(config, prompts.order)
 
     def recover(self, found: Recovered) -> None:
         """Open groups stay with the generators that had them; these may still put them. Raises ProtocolError if the data changed."""
+        self.score_filter.restore(found.left, self._store.rewards() if self.score_filter.is_on else [])
         for group in found.open:
             prompt_id = self._prompts.prompt(group.purpose, group.index).prompt_id
             if prompt_id != found.prompt_ids[group.group_id]:
@@ -228,6 +239,7 @@ class TicketDesk:
         if group is None:
             return False
         if group.attempt == 1 and group.purpose is Purpose.TRAIN:
+            self._filter_at(group.index)
             self._store.admit(group, self._prompts.prompt(group.purpose, group.index), self.num_samples(group.purpose))
         else:
             self._store.hand_out(group)
@@ -235,6 +247,21 @@ class TicketDesk:
         waiter.tickets.append(self._ticket(group))
         waiter.done.set()
         return True
+
+    def _filter_at(self, position: int) -> None:
+        """If an epoch begins here, prompts may leave first."""
+        leavers = self.score_filter.leavers_at(position)
+        if not leavers:
+            return
+        names = [self._prompts.prompt(Purpose.TRAIN, leaver.position).prompt_id for leaver in leavers]
+        self._store.leave(position, [(who.index, name, who.score) for who, name in zip(leavers, names, strict=True)])
+        _log.info(
+            "%d prompts left the training data by their mean reward (data.filter), the first %s with %.3g; %d remain",
+            len(leavers),
+            names[0],
+            leavers[0].score,
+            len(self._prompts.order.active),
+        )
 
     def _ticket(self, group: OpenGroup) -> Ticket:
         generation, is_training = self._config.generation, group.purpose is Purpose.TRAIN

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from async_rl.config import RunConfig
+from async_rl.data.order import PromptOrder
 from async_rl.launchers.compose import compose_unchecked
 from async_rl.messages import Batch, RequestWork, TakeBatch, Work
 from async_rl.processes.buffer_service import BufferService
@@ -69,9 +70,10 @@ class FakePrompts:
     def __init__(self, num_train: int = 5, num_held_out: int = 3) -> None:
         self.num_train = num_train
         self.num_held_out = num_held_out
+        self.order = PromptOrder(0, num_train, shuffle=False)
 
     def prompt(self, purpose: Purpose, index: int) -> Prompt:
-        name = f"t{index % self.num_train}" if purpose is Purpose.TRAIN else f"e{index}"
+        name = f"t{self.order.index(index)}" if purpose is Purpose.TRAIN else f"e{index}"
         return Prompt(
             prompt_id=name, text=f"text of {name}", token_ids=np.array([1, 2], np.int32), data_source="fake", problem=CodeProblem(tests=[])
         )

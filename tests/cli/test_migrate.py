@@ -250,8 +250,8 @@ AREAL_KEYS: list[tuple[str, Any, Any]] = [
     ("use_dense_reward", True, {"reward.placement": "step_deltas"}),
     ("reward_delta", False, "defaulted"),
     ("check_verifier_status", True, "refused"),
-    ("dataset_filter_threshold", 0.9, "refused"),
-    ("dataset_max_filter_percentage", 0.5, "refused"),
+    ("dataset_filter_threshold", 0.9, {"data.filter.above": None}),
+    ("dataset_max_filter_percentage", 0.5, "defaulted"),
     ("exp_ctrl.total_train_epochs", 3, "refused"),
     ("exp_ctrl.save_freq_secs", 600, {"checkpoint.every_minutes": 10.0}),
 ]
@@ -276,6 +276,7 @@ def test_another_value_of_a_key_has_its_own_fate(tmp_path: Path, text: str, key:
         (AREAL, "group_adv_norm", False, "algorithm.normalize_advantages", "batch"),
         (AREAL, "ppo.value_norm_type", "ma", "algorithm.value_norm", "ma"),
         (AREAL, "task", "code", "reward.fail_reward", -1.0),
+        (AREAL, "dataset_max_filter_percentage", 0.5, "data.filter.above", None),
         (VERL_TODAY, "algorithm.norm_adv_by_std_in_grpo", False, "algorithm.advantage", "dr_grpo"),
         (VERL_TODAY, f"{_A}use_kl_loss", False, "algorithm.kl_coef", 0.0),
         (VERL_TODAY, f"{_A}kl_loss_coef", 0.5, "algorithm.kl_coef", 0.5),
@@ -289,6 +290,14 @@ def test_another_value_of_a_key_has_its_own_fate(tmp_path: Path, text: str, key:
 )
 def test_keys_that_decide_together_give_one_setting(tmp_path: Path, text: str, key: str, value: Any, path: str, expected: Any) -> None:
     assert migrated(tmp_path, text, key, value).settings[path] == expected
+
+
+@pytest.mark.parametrize(("share", "above"), [(0.0, None), (0.25, 0.9)])
+def test_prompts_leave_by_their_score_where_a_share_of_them_may(tmp_path: Path, share: float, above: float | None) -> None:
+    source = AREAL.replace("dataset_max_filter_percentage: 0.0", f"dataset_max_filter_percentage: {share}")
+    settings = migrated(tmp_path, source, "dataset_filter_threshold", 0.9).settings
+    assert settings["data.filter.above"] == above
+    assert settings.get("data.filter.max_share") == (share or None)
 
 
 def test_settings_of_a_critic_have_no_effect_where_the_advantage_needs_none(tmp_path: Path) -> None:

@@ -1,0 +1,115 @@
+"""Prompts that leave: who, how many, and from when on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from async_rl.config import RunConfig
+from async_rl.data.order import PromptOrder
+from async_rl.data.score_filter import ScoreFilter
+from async_rl.launchers.compose import compose_unchecked
+
+BASE = compose_unchecked("grpo_code")
+
+
+def make_filter(order: PromptOrder, *, reward: dict[str, Any] | None = None, **settings: Any) -> ScoreFilter:
+    data = replace(BASE.data, filter=replace(BASE.data.filter, **settings))
+    config: RunConfig = replace(BASE, data=data, reward=replace(BASE.reward, **(reward or {})))
+    return ScoreFilter(config, order)
+
+
+def judged(rewards: list[list[float]], **settings: Any) -> list[int]:
+    """Who leaves after one epoch in which prompt i got rewards[i]."""
+    found = make_filter(PromptOrder(0, len(rewards), shuffle=False), **settings)
+    for position, values in enumerate(rewards):
+        found.note(position, values)
+    return [leaver.index for leaver in found.leavers_at(len(rewards))]
+
+
+REWARDS = [[0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [1.0, 0.8]]
+
+
+def test_prompts_above_the_bound_leave_highest_first() -> None:
+    assert judged(REWARDS, above=0.6, max_share=0.9) == [2, 3]
+    assert judged(REWARDS, above=0.95, max_share=0.9) == [2]
+    assert judged(REWARDS, above=1.0, max_share=0.9) == [], "at the bound is not above it"
+
+
+def test_prompts_below_the_bound_leave() -> None:
+    assert judged(REWARDS, below=0.3, max_share=0.9) == [0]
+    assert judged(REWARDS, below=0.6, max_share=0.9) == [0, 1]
+    assert judged(REWARDS, above=0.95, below=0.3, max_share=0.9) == [0, 2]
+
+
+def test_no_more_leave_than_the_share_rounded_down() -> None:
+    assert judged(REWARDS, above=0.4, max_share=0.25) == [2]
+    assert judged(REWARDS, above=0.4, max_share=0.5) == [2, 3]
+    assert judged(REWARDS, above=0.4, max_share=0.2) == []
+
+
+def test_without_a_bound_nobody_leaves() -> None:
+    assert judged(REWARDS, max_share=0.9) == []
+
+
+def test_the_reward_is_scaled_as_for_training_before_the_mean() -> None:
+    assert judged([[1.0, 1.0], [10.0, 0.0]], above=2.9, max_share=0.9, reward={"scale": 3.0, "clip": 5.0}) == [0]
+    assert judged([[1.0, 1.0], [0.5, 0.5]], above=0.4, max_share=0.9, reward={"bias": 0.5}) == [0]
+
+
+def test_the_newest_group_decides_in_whatever_order_they_come_back() -> None:
+    order = PromptOrder(0, 2, shuffle=False)
+    found = make_filter(order, above=0.5, max_share=0.9)
+    found.note(2, [0.0])
+    found.note(0, [1.0])
+    found.note(1, [1.0])
+    assert [leaver.index for leaver in found.leavers_at(4)] == [1]
+
+
+def test_prompts_leave_only_where_an_epoch_begins_and_once() -> None:
+    order = PromptOrder(0, 4, shuffle=False)
+    found = make_filter(order, above=0.5, max_share=0.3)
+    assert found.leavers_at(0) == []
+    for position in range(4):
+        found.note(position, [1.0])
+    assert [found.leavers_at(k) for k in (1, 2, 3, 5)] == [[], [], [], []]
+    (leaver,) = found.leavers_at(4)
+    assert (leaver.index, leaver.position, leaver.score) == (0, 0, 1.0)
+    assert found.leavers_at(4) == [], "this epoch's decision is made"
+    assert [order.index(k) for k in range(8)] == [0, 1, 2, 3, 1, 2, 3, 1]
+
+
+@given(
+    n=st.integers(1, 12), seed=st.integers(0, 5), shuffle=st.booleans(), shares=st.lists(st.floats(0.05, 0.95), max_size=5), data=st.data()
+)
+def test_every_epoch_holds_what_is_left_once_and_another_process_finds_the_same(
+    n: int, seed: int, shuffle: bool, shares: list[float], data: st.DataObject
+) -> None:
+    order = PromptOrder(seed, n, shuffle=shuffle)
+    active, position, left, seen = set(range(n)), 0, [], []
+    for share in shares:
+        seen += [order.index(k) for k in range(position, position + len(active))]
+        assert sorted(seen[position:]) == sorted(active)
+        position += len(active)
+        going = data.draw(st.permutations(sorted(active)))[: int(len(active) * share)]
+        assert order.may_lose_at(position)
+        if going:
+            order.remove(going, position)
+            left.append((position, going))
+            active -= set(going)
+    assert order.active.tolist() == sorted(active)
+    again = PromptOrder(seed, n, shuffle=shuffle)
+    make_filter(again).restore(left, [])
+    assert [again.index(k) for k in range(position)] == seen
+    assert [again.index(k) for k in range(position, position + 30)] == [order.index(k) for k in range(position, position + 30)]
+
+
+def test_nobody_leaves_in_the_middle_and_the_last_prompt_stays() -> None:
+    order = PromptOrder(0, 2)
+    for indices, position in (([0], 0), ([0], 3), ([0, 1], 2)):
+        with pytest.raises(ValueError, match="cannot leave"):
+            order.remove(indices, position)
