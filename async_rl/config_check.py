@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from async_rl.config import RunConfig
 from async_rl.config_check_algorithm import algorithm_problems
+from async_rl.config_check_reward import reward_problems
 from async_rl.config_learner import OptimizerConfig
 from async_rl.errors import ConfigError
 from async_rl.machine import Machine
@@ -37,7 +38,7 @@ def problems(config: RunConfig) -> Iterator[str]:
     yield from _batch(config)
     yield from _shards(config)
     yield from algorithm_problems(config)
-    yield from _reward(config)
+    yield from reward_problems(config)
     yield from _optimizers(config)
     yield from _weights(config)
     yield from _timeouts(config)
@@ -170,30 +171,6 @@ def _shards(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _reward(config: RunConfig) -> Iterator[str]:
-    reward = config.reward
-
-    def scaled(task_reward: float) -> float:
-        return max(-reward.clip, min(reward.clip, reward.scale * (task_reward - reward.bias))) + 0.0  # no -0 in messages
-
-    if reward.pass_reward <= reward.fail_reward:
-        yield (
-            f"reward.pass_reward={reward.pass_reward:g} is not above reward.fail_reward={reward.fail_reward:g}: the policy would "
-            "learn to fail; raise reward.pass_reward"
-        )
-    elif reward.mode == "fraction" and config.sandbox.stop_at_first_failure:
-        yield (
-            "reward.mode=fraction with sandbox.stop_at_first_failure=true: tests after the first failed one are not run and would count as "
-            "failed; set sandbox.stop_at_first_failure=false"
-        )
-    elif scaled(reward.pass_reward) <= scaled(reward.fail_reward):
-        yield (
-            f"reward.scale={reward.scale:g}, reward.bias={reward.bias:g} and reward.clip={reward.clip:g} turn a pass into "
-            f"{scaled(reward.pass_reward):g} and a fail into {scaled(reward.fail_reward):g}: a pass must be worth more; "
-            "set reward.scale above 0 and widen reward.clip"
-        )
-
-
 def _optimizers(config: RunConfig) -> Iterator[str]:
     pairs: tuple[tuple[str, OptimizerConfig], ...] = (
         ("learner.optimizer", config.learner.optimizer),
@@ -225,6 +202,7 @@ def _timeouts(config: RunConfig) -> Iterator[str]:
         ("supervisor.heartbeat_timeout_s", supervisor.heartbeat_timeout_s, "supervisor.heartbeat_s", supervisor.heartbeat_s),
         ("buffer.lease_timeout_s", config.buffer.lease_timeout_s, "supervisor.heartbeat_s", supervisor.heartbeat_s),
         ("verifiers.timeout_s", config.verifiers.timeout_s, "sandbox.timeout_s", config.sandbox.timeout_s),
+        ("verifiers.timeout_s", config.verifiers.timeout_s, "reward.timeout_s", config.reward.timeout_s),
         ("learner.take_timeout_s", config.learner.take_timeout_s, "supervisor.start_timeout_s", supervisor.start_timeout_s),
         ("supervisor.stall_timeout_s", supervisor.stall_timeout_s, "supervisor.stall_warning_s", supervisor.stall_warning_s),
     )
@@ -232,6 +210,7 @@ def _timeouts(config: RunConfig) -> Iterator[str]:
         "a process would be ended before it can be heard",
         "a generator would lose its tickets while it works",
         "a call would end before one test may",
+        "a call would end before a reward function may",
         "a restart of a generator would count as a stuck run",
         "the run would fail before it has warned",
     )

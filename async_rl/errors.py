@@ -6,6 +6,7 @@
     |- InfrastructureError    something around the policy failed (socket, jail, verifier, engine); retried, never a reward
     |  |- DeadlineExceeded    a remote call or a wait ran past its deadline
     |  |- Unavailable         the peer is gone, or not there yet
+    |- RewardError            a reward function that a user brought failed; its group goes back, or the run stops (reward.on_failure)
     |- ProtocolError          a peer sent what the schema does not allow
     |- WeightsError           a push failed or the engine holds weights that it should not
     |- EngineDead             a generation engine died or is not to be trusted; its generator ends and is started again
@@ -41,6 +42,10 @@ class DeadlineExceeded(InfrastructureError):
 
 class Unavailable(InfrastructureError):
     """The peer is gone, or not there yet."""
+
+
+class RewardError(AsyncRLError):
+    """A reward function raised, hung, ended its process or gave no score; never a score."""
 
 
 class ProtocolError(AsyncRLError):

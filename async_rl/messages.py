@@ -95,11 +95,12 @@ class ReportMetrics(Message):
 
 
 class ReportFatal(Message):
-    """The process is about to exit non-zero; text is its root cause with traceback."""
+    """The process is about to exit non-zero; text is its root cause with traceback. ends_run: it is not to be started again."""
 
     Reply: ClassVar[type] = Ok
     name: str
     text: str
+    ends_run: bool = False
 
 
 # ---- people -> supervisor

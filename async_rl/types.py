@@ -52,6 +52,7 @@ class DropReason(enum.StrEnum):
     OVER_AGE = "over_age"
     GENERATION_FAILED = "generation_failed"
     SCORING_FAILED = "scoring_failed"
+    REWARD_FAILED = "reward_failed"
     GENERATOR_LOST = "generator_lost"
     UNTRAINABLE = "untrainable"
 
@@ -101,15 +102,19 @@ CodeTest = StdinTest | CallTest | AssertTest | AnswerTest
 
 
 class CodeProblem(Value, tag_field="type", tag="code"):
-    """The hidden side of a prompt. `setup` is code of the tests' side (imports, helpers)."""
+    """The hidden side of a prompt. `setup` is code of the tests' side (imports, helpers).
+
+    row: the whole row as JSON where functions score it, else empty; tests may be empty only there.
+    """
 
     tests: list[CodeTest]
     setup: str = ""
+    row: str = ""
 
     @property
     def wants_words(self) -> bool:
-        """Whether the whole response is judged and not a program in it."""
-        return isinstance(self.tests[0], AnswerTest)
+        """Whether the response is judged as it is and no program in it."""
+        return all(isinstance(test, AnswerTest) for test in self.tests)
 
 
 class Prompt(Value):

@@ -17,12 +17,14 @@ import msgspec
 
 from async_rl.config import RunConfig
 from async_rl.config_check import machine_problems, raise_if_any
-from async_rl.config_rewards import SandboxConfig
+from async_rl.config_rewards import RewardConfig, SandboxConfig
 from async_rl.errors import ConfigError
 from async_rl.estimate import ModelShape, disk_mb, embedded_shape, fit_problems, shape_from_hf
 from async_rl.launchers.compose import is_local_model
 from async_rl.machine import Machine
+from async_rl.reward_terms import functions_of
 from async_rl.rewards.comparison import load_checker
+from async_rl.rewards.functions import check_functions
 from async_rl.sandbox.cell import CellFailed
 from async_rl.sandbox.pool import package_paths
 from async_rl.wire.addresses import host_for_people
@@ -48,13 +50,13 @@ def _problems(config: RunConfig, machine: Machine, *, is_new: bool) -> Iterator[
     yield from _file_problems(config)
     yield from _directory_problems(config, is_new=is_new)
     yield from _network_problems(config)
-    yield from _verifier_problems(config.sandbox)
+    yield from _verifier_problems(config.sandbox, config.reward)
     shape = model_shape(config)
     if shape is not None:
         yield from fit_problems(config, shape, memory_mb_available=machine.memory_mb)
 
 
-def _verifier_problems(sandbox: SandboxConfig) -> Iterator[str]:
+def _verifier_problems(sandbox: SandboxConfig, reward: RewardConfig) -> Iterator[str]:
     for package in sandbox.packages:
         try:
             package_paths(package)
@@ -64,6 +66,7 @@ def _verifier_problems(sandbox: SandboxConfig) -> Iterator[str]:
         load_checker(sandbox.checker)
     except ConfigError as error:
         yield str(error)
+    yield from check_functions(functions_of(reward), reward)
 
 
 def _file_problems(config: RunConfig) -> Iterator[str]:

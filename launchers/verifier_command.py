@@ -79,7 +79,7 @@ async def _serve(config: RunConfig, host: str, port: int, token: str | None) -> 
         loop.add_signal_handler(number, stop)
     secret = token or secrets.token_urlsafe(_TOKEN_BYTES)
     with listen(host, port) as listener:
-        async with open_service(config.verifiers, config.sandbox, Activity()) as service:
+        async with open_service(config.verifiers, config.sandbox, Activity(), config.reward) as service:
 
             async def ready(url: str) -> None:
                 level = service.pool.level

@@ -16,9 +16,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from async_rl.config_rewards import RewardConfig
 from async_rl.data.files import Row
 from async_rl.errors import DataError
 from async_rl.io_pairs import read_input_output
+from async_rl.reward_terms import functions_of, needs_tests
 from async_rl.types import AnswerTest, AssertTest, CodeProblem, CodeTest
 
 _GSM8K_ANSWER = re.compile(r"####\s*-?[\d$.]")
@@ -35,6 +37,15 @@ _REMEDY = (
     "give a column `tests` (list of {kind: stdin|call|assert|answer, ...}), `test_list` (assert statements), `test` with `entry_point`, "
     "or `input_output`"
 )
+
+
+def read_hidden(place: str, row: Row, reward: RewardConfig) -> tuple[CodeProblem, tuple[str, ...]]:
+    """As `read_problem`; where functions score the row it comes along, and needs no tests of its own if none of them asks for any."""
+    source = row.get("data_source")
+    if not functions_of(reward):
+        return read_problem(place, row)
+    problem, shown = read_problem(place, row) if needs_tests(reward, str(source)) else (CodeProblem(tests=[]), ())
+    return msgspec.structs.replace(problem, row=msgspec.json.encode(row, enc_hook=str).decode()), shown
 
 
 def read_problem(place: str, row: Row) -> tuple[CodeProblem, tuple[str, ...]]:

@@ -22,7 +22,7 @@ from async_rl.config import RunConfig
 from async_rl.data import list_functions
 from async_rl.data.files import Row, matching_files, read_placed, read_rows
 from async_rl.data.fitting import filled, fitted
-from async_rl.data.problems import read_problem
+from async_rl.data.problems import read_hidden
 from async_rl.errors import DataError
 from async_rl.types import AnswerTest, CodeProblem, Prompt
 
@@ -167,9 +167,9 @@ def _draft(place: str, number: int, file_name: str, row: Row, config: RunConfig,
         row = {**metadata[name], **row}
     if row.get(prompt_key) is None and row.get(_QUESTION) is not None:
         prompt_key = _QUESTION
-    problem, shown = read_problem(place, row)
+    problem, shown = read_hidden(place, row, config.reward)
     messages = _messages(place, row, prompt_key, shown)
-    source, first = row.get("data_source"), problem.tests[0]
+    source, first = row.get("data_source"), next(iter(problem.tests), None)
     return _Draft(
         place=place,
         prompt_id=f"{file_name}/{name if name is not None else number}",

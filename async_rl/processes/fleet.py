@@ -80,6 +80,7 @@ class Fleet:
         self._handles: dict[str, ProcessHandle] = {}
         self._fatal: dict[str, str] = {}
         self._expelled: dict[str, str] = {}
+        self._ends_run: set[str] = set()
         self._was_ready: set[str] = set()
         self._learners_left = {s.name for s in specs if s.role == "learner"}
         self._is_stopping = False
@@ -96,9 +97,11 @@ class Fleet:
             if learners := [spec for spec in self._specs if spec.role == "learner"]:
                 group.create_task(self._keep(learners), name="keep the learner")
 
-    def note_fatal(self, name: str, text: str) -> None:
-        """The process has told its root cause before it exits."""
+    def note_fatal(self, name: str, text: str, *, ends_run: bool = False) -> None:
+        """The process has told its root cause before it exits. ends_run: so it wants, and is not started again."""
         self._fatal[name] = text
+        if ends_run:
+            self._ends_run.add(name)
 
     def expel(self, name: str, pid: int, reason: str) -> None:
         """Ends a process that the learner cut off; it comes back as any lost one."""
@@ -114,7 +117,7 @@ class Fleet:
             spec, end = await self._live_together(specs)
             if self._is_stopping or end is None:
                 return
-            if end.is_own_failure and (spec.role == "learner" or spec.name not in self._was_ready):
+            if end.is_own_failure and (spec.role == "learner" or spec.name not in self._was_ready or spec.name in self._ends_run):
                 self._fail(f"{spec.name} {end.reason}")
                 return
             pause_s = restarts.next_pause_s()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import functools
 
-from async_rl.errors import EngineDead, InfrastructureError, root_cause
+from async_rl.errors import EngineDead, InfrastructureError, RewardError, root_cause
 from async_rl.generation.engine import Engine, build_engine, prepare_environment
 from async_rl.messages import FailGroup, LoadReport, LoadWeights, Logprobs, Message, Probe, PutGroup, RequestWork, Work
 from async_rl.processes.rollout import Rollouts, num_written
@@ -107,9 +107,10 @@ class Generator:
             await self._fail(ticket, DropReason.GENERATION_FAILED, f"not done after {limit_s:g} s (generation.timeout_s)")
         except Exception as error:  # a bad rollout is data: the group fails, is counted, its ticket returns
             cause = root_cause(error)
-            if isinstance(cause, EngineDead):
+            if isinstance(cause, EngineDead) or (isinstance(cause, RewardError) and self._config.reward.on_failure == "stop"):
                 raise
             reason = DropReason.SCORING_FAILED if isinstance(cause, InfrastructureError) else DropReason.GENERATION_FAILED
+            reason = DropReason.REWARD_FAILED if isinstance(cause, RewardError) else reason
             await self._fail(ticket, reason, f"{type(cause).__name__}: {cause}")
         else:
             await self._buffer.call(PutGroup(group=group), timeout_s=self._put_timeout_s)

@@ -18,7 +18,7 @@ import traceback
 from pathlib import Path
 from typing import get_args
 
-from async_rl.errors import AsyncRLError, root_cause
+from async_rl.errors import AsyncRLError, RewardError, root_cause
 from async_rl.messages import ReportFatal
 from async_rl.observability.logs import configure_logging
 from async_rl.processes.runtime import connect_control, open_context
@@ -51,9 +51,10 @@ async def _run(arguments: argparse.Namespace, cores: tuple[int, ...], log: loggi
         await role.run(context)
 
 
-async def _report(run_dir: Path, name: str, text: str) -> None:
+async def _report(run_dir: Path, name: str, error: Exception) -> None:
+    ends_run = isinstance(root_cause(error), RewardError)
     async with connect_control(run_dir) as supervisor:
-        await supervisor.call(ReportFatal(name=name, text=text), timeout_s=_REPORT_S)
+        await supervisor.call(ReportFatal(name=name, text=describe(error), ends_run=ends_run), timeout_s=_REPORT_S)
 
 
 def main() -> int:
@@ -76,7 +77,7 @@ def main() -> int:
     except Exception as error:  # the process boundary: every failure surfaces, none is swallowed
         log.error("fatal", exc_info=error)
         try:
-            asyncio.run(_report(arguments.run_dir, arguments.name, describe(error)))
+            asyncio.run(_report(arguments.run_dir, arguments.name, error))
         except AsyncRLError as unreachable:
             log.error("the supervisor could not be told: %s", unreachable)
         return 1

@@ -23,7 +23,8 @@ from async_rl.generation.engine import Completion, Engine
 from async_rl.processes.runtime import ProcessContext
 from async_rl.rewards.client import VerifierClient
 from async_rl.rewards.memo import VerdictMemo
-from async_rl.rewards.scoring import CodeScorer
+from async_rl.rewards.protocol import RewardSample
+from async_rl.rewards.scoring import Scorer
 from async_rl.selection import best_of
 from async_rl.types import NO_VERSION, Group, IntArray, Purpose, Sampling, Ticket, Trajectory
 
@@ -46,7 +47,7 @@ class Rollouts:
         self._tokenizer = load_tokenizer(context.model_path, trust_remote_code=context.config.model.trust_remote_code)
         self._client = VerifierClient(context.config, context.token)
         self._memo = VerdictMemo(self._client, size=context.config.verifiers.memo_programs)
-        self._scorer = CodeScorer(context.config, self._memo)
+        self._scorer = Scorer(context.config, self._memo, self._client.ask_functions)
 
     def update_verifiers(self, urls: Sequence[str]) -> None:
         """The verifiers there are now."""
@@ -119,7 +120,7 @@ class Rollouts:
         text = self._tokenizer.decode(done.token_ids.tolist(), skip_special_tokens=True)
         with self._context.activity.waiting("verdicts"):
             if self._config.reward.placement == "end":
-                score = await self._scorer.score(ticket.prompt, text)
+                score = await self._scorer.score(ticket.prompt, text, lambda: self._sample_of(ticket, done, text))
             else:
                 score = await self._scorer.score_steps(
                     ticket.prompt, text, num_tokens=len(done.token_ids), tokens_until=functools.partial(self._tokens_until, done.token_ids)
@@ -135,6 +136,24 @@ class Rollouts:
             versions=np.concatenate([np.full(num_prompt, NO_VERSION, np.int32), done.versions]).astype(np.int32),
             is_truncated=done.is_truncated,
             score=score,
+        )
+
+    def _sample_of(self, ticket: Ticket, done: Completion, text: str) -> RewardSample:
+        """What a reward function gets of it."""
+        problem = ticket.prompt.problem
+        return RewardSample(
+            prompt_id=ticket.prompt.prompt_id,
+            prompt=ticket.prompt.text,
+            response=text,
+            transcript=text,
+            token_ids=done.token_ids.tolist(),
+            is_written=[True] * len(done.token_ids),
+            data_source=ticket.prompt.data_source,
+            row=msgspec.json.decode(problem.row or "{}"),
+            tests=problem.tests,
+            setup=problem.setup,
+            is_truncated=done.is_truncated,
+            max_tokens=ticket.sampling.max_new_tokens,
         )
 
     def _tokens_until(self, token_ids: IntArray, num_chars: int) -> int:

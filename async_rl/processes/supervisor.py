@@ -237,7 +237,7 @@ class Supervisor:
 
     async def _on_fatal(self, message: ReportFatal) -> Message:
         self._log.error("%s failed: %s", message.name, message.text)
-        self._fleet.note_fatal(message.name, message.text)
+        self._fleet.note_fatal(message.name, message.text, ends_run=message.ends_run)
         return Ok()
 
     async def _on_expel(self, message: Expel) -> Message:

@@ -20,7 +20,7 @@ async def run(context: ProcessContext) -> None:
         await context.register(url)
         context.activity.rest("serving")
 
-    async with open_service(config.verifiers, config.sandbox, context.activity) as service:
+    async with open_service(config.verifiers, config.sandbox, context.activity, config.reward) as service:
         pool = service.pool
         context.log.info("jail at level %d with %d cells%s", pool.level, config.verifiers.cells, "".join(f"; {r}" for r in pool.reasons))
         with listen(context.host, 0) as listener:

@@ -20,8 +20,8 @@ import httpx
 import msgspec
 
 from async_rl.config import RunConfig
-from async_rl.errors import DeadlineExceeded, InfrastructureError, ProtocolError, Unavailable
-from async_rl.rewards.protocol import BatchLine, BatchRequest, ErrorReply, VerifyRequest, VerifyResponse
+from async_rl.errors import DeadlineExceeded, InfrastructureError, ProtocolError, RewardError, Unavailable
+from async_rl.rewards.protocol import BatchLine, BatchRequest, ErrorReply, RewardSample, VerifyRequest, VerifyResponse
 from async_rl.types import CodeProblem, Verdict
 
 _MAX_BATCH = 32
@@ -77,6 +77,13 @@ class VerifierClient:
         )
         return [test.verdict for test in response.tests]
 
+    async def ask_functions(self, functions: Sequence[str], sample: RewardSample) -> dict[str, dict[str, float]]:
+        """Of each function its parts. Raises RewardError if one failed, InfrastructureError when nobody could be asked."""
+        response = await self.verify_request(VerifyRequest(code="", tests=[], functions=list(functions), sample=sample))
+        if response.failure:
+            raise RewardError(response.failure)
+        return response.scores
+
     async def verify_request(self, request: VerifyRequest) -> VerifyResponse:
         """The whole answer for one program. Raises InfrastructureError, ProtocolError if the servers refuse the request itself."""
         started = time.monotonic()
@@ -99,7 +106,7 @@ class VerifierClient:
             server = await self._least_busy(avoided)
             try:
                 response = await server.submit(request)
-                if response.verdict is not Verdict.INFRASTRUCTURE_ERROR:
+                if response.verdict is not Verdict.INFRASTRUCTURE_ERROR or response.failure:
                     return response
                 problem = response.tests[0].message if response.tests else "no reason given"
                 attempts += 1

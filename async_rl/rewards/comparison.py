@@ -13,14 +13,14 @@ Used by `judging.py`.
 
 from __future__ import annotations
 
-import importlib
 import math
 import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from async_rl.errors import ConfigError, InfrastructureError
+from async_rl.errors import InfrastructureError
+from async_rl.named import load_function
 from async_rl.types import CallTest, StdinTest
 
 Checker = Callable[[Any, Any, Any], bool]
@@ -112,14 +112,7 @@ def load_checker(name: str | None) -> Checker | None:
     """The function that `sandbox.checker` names, as module:function. Raises ConfigError."""
     if name is None:
         return None
-    module, _, function = name.partition(":")
-    try:
-        checker = vars(importlib.import_module(module))[function]
-    except (ImportError, KeyError) as error:
-        raise ConfigError(f"sandbox.checker={name}: cannot be imported ({error}); name a function of a module that is installed") from error
-    if not callable(checker):
-        raise ConfigError(f"sandbox.checker={name}: is a {type(checker).__name__}; name a function (input, got, expected) -> bool")
-    return checker  # type: ignore[no-any-return]
+    return load_function("sandbox.checker", name)
 
 
 def _ask(checker: Checker, given: Any, got: Any, expected: Any) -> bool:

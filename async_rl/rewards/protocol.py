@@ -5,8 +5,9 @@ A limit left out is the server's own (its `sandbox` section); one given is taken
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta
 
 from async_rl.types import CodeTest, Value, Verdict
@@ -15,17 +16,48 @@ MAX_TIMEOUT_S = 300
 MIN_MEMORY_MB, MAX_MEMORY_MB = 16, 65536
 
 
+class RewardSample(Value):
+    """What a reward function gets of one sample.
+
+    response: what the policy wrote last, which is judged; transcript: everything after the prompt, of all turns and tools, special tokens
+    left out; token_ids of the same, is_written: which of them the policy wrote.  row: the row of the data file, {} for the embedded task;
+    tests: the row's own, if it has any.  is_truncated: cut by the length limit, of max_tokens.
+    """
+
+    prompt_id: str
+    prompt: str
+    response: str
+    transcript: str
+    token_ids: list[int]
+    is_written: list[bool]
+    data_source: str
+    row: dict[str, Any]
+    tests: list[CodeTest]
+    setup: str
+    is_truncated: bool
+    max_tokens: int
+
+
 class VerifyRequest(Value):
-    """One program and its tests. setup is code of the tests' side, never run with the program."""
+    """One program and its tests, or a sample for functions that the verifier's own configuration names.
+
+    setup is code of the tests' side, never run with the program.
+    """
 
     code: str
-    tests: Annotated[list[CodeTest], Meta(min_length=1, max_length=1000)]
+    tests: Annotated[list[CodeTest], Meta(max_length=1000)]
     language: Literal["python"] = "python"
     setup: str = ""
     timeout_s: Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)] | None = None
     memory_mb: Annotated[int, Meta(ge=MIN_MEMORY_MB, le=MAX_MEMORY_MB)] | None = None
     output_kb: Annotated[int, Meta(ge=1, le=262144)] | None = None
     stop_at_first_failure: bool | None = None
+    functions: list[str] = msgspec.field(default_factory=list)
+    sample: RewardSample | None = None
+
+    def __post_init__(self) -> None:
+        if not self.tests and self.sample is None:
+            raise ValueError("tests is empty, so every program would pass; give at least one - at `$.tests`")
 
 
 class TestResult(Value):
@@ -41,11 +73,16 @@ class TestResult(Value):
 
 
 class VerifyResponse(Value):
-    """The program's verdict (its first failure, or pass), one result per test run, and the level of the jail."""
+    """The program's verdict (its first failure, or pass), one result per test run, and the level of the jail.
+
+    scores: of each function its named parts, "score" among them; failure: why there are none.
+    """
 
     verdict: Verdict
     tests: list[TestResult]
     level: int
+    scores: dict[str, dict[str, float]] = msgspec.field(default_factory=dict)
+    failure: str = ""
 
 
 class BatchRequest(Value):

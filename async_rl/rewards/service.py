@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from async_rl.errors import InfrastructureError
+import msgspec
+
+from async_rl.errors import InfrastructureError, RewardError, root_cause
 from async_rl.observability.activity import Activity
 from async_rl.rewards.judging import Judge, Printed
-from async_rl.rewards.protocol import Health, VerifyRequest, VerifyResponse, infrastructure_response
+from async_rl.rewards.protocol import Health, RewardSample, VerifyRequest, VerifyResponse, infrastructure_response
+from async_rl.rewards.reward_child import RewardFunctions
 from async_rl.rewards.service_metrics import ServiceMetrics
 from async_rl.sandbox.pool import Pool
 from async_rl.types import Verdict
@@ -40,6 +43,7 @@ class VerifierService:
 
     pool: Pool
     judge: Judge
+    functions: RewardFunctions | None = None
     queue_size: int
     num_cells: int
     queue_timeout_s: float
@@ -75,8 +79,26 @@ class VerifierService:
             self._idle.set()
 
     async def verify(self, request: VerifyRequest) -> VerifyResponse:
-        """One admitted program. An infrastructure failure is a response of its own."""
+        """One admitted program or sample. An infrastructure failure is a response of its own, and so is that of a function."""
+        if request.sample is not None:
+            return await self._score(request.functions, request.sample)
         response = await self._judge(lambda: self.judge.verify(request), lambda error: infrastructure_response(str(error), self.pool.level))
+        self._count(response.verdict)
+        return response
+
+    async def _score(self, functions: Sequence[str], sample: RewardSample) -> VerifyResponse:
+        """What the functions say; they take no cell, so that slow ones hold up no program."""
+        started = time.monotonic()
+        response = VerifyResponse(verdict=Verdict.PASS, tests=[], level=self.pool.level)
+        try:
+            if self.functions is None:
+                raise RewardError("this verifier has no reward functions; start it with reward.fn or reward.fns")
+            with self.activity("scoring"):
+                response = msgspec.structs.replace(response, scores=await self.functions.score(functions, sample))
+        except* RewardError as errors:
+            response = msgspec.structs.replace(response, verdict=Verdict.INFRASTRUCTURE_ERROR, failure=str(root_cause(errors)))
+        finally:
+            self.metrics.observe_s(time.monotonic() - started)
         self._count(response.verdict)
         return response
 

@@ -16,11 +16,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import uvicorn
 
-from async_rl.config_rewards import SandboxConfig, VerifiersConfig
+from async_rl.config_rewards import RewardConfig, SandboxConfig, VerifiersConfig
 from async_rl.errors import ConfigError, Unavailable
 from async_rl.observability.activity import Activity
 from async_rl.rewards.flavours import PackagedPool
 from async_rl.rewards.judging import Judge
+from async_rl.rewards.reward_child import RewardFunctions
 from async_rl.rewards.server import build_app
 from async_rl.rewards.service import VerifierService
 from async_rl.sandbox.pool import Pool, Unsafe
@@ -31,8 +32,13 @@ _CLOSE_S = 5
 
 
 @contextlib.asynccontextmanager
-async def open_service(verifiers: VerifiersConfig, sandbox: SandboxConfig, activity: Activity) -> AsyncIterator[VerifierService]:
-    """A service with warm cells. Raises ConfigError if no jail works here, with the reason of each level."""
+async def open_service(
+    verifiers: VerifiersConfig, sandbox: SandboxConfig, activity: Activity, reward: RewardConfig | None = None
+) -> AsyncIterator[VerifierService]:
+    """A service with warm cells, and with the functions of `reward` if it is given.
+
+    Raises ConfigError if no jail works here, with the reason of each level, or if a function cannot be loaded.
+    """
     async with contextlib.AsyncExitStack() as stack:
         try:
             pool = await stack.enter_async_context(Pool(verifiers.cells, allow_unsafe=sandbox.allow_unsafe))
@@ -42,7 +48,12 @@ async def open_service(verifiers: VerifiersConfig, sandbox: SandboxConfig, activ
         stack.push_async_callback(packaged.close)
         judge = Judge(pool, sandbox, packaged)
         stack.push_async_callback(judge.close)
+        functions = None if reward is None else RewardFunctions(reward)
+        if functions is not None:
+            stack.push_async_callback(functions.close)
+            await functions.start()
         yield VerifierService(
+            functions=functions,
             pool=pool,
             judge=judge,
             queue_size=verifiers.queue_size,

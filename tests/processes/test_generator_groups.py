@@ -50,7 +50,7 @@ class ScriptedEngine:
 class ScriptedScorer:
     """The reward is the number of letters, at most 6; as steps: one per two letters."""
 
-    async def score(self, prompt: Prompt, text: str) -> Score:
+    async def score(self, prompt: Prompt, text: str, sample: object) -> Score:
         return Score(reward=float(min(len(text), 6)), parts={}, verdicts=(), latency_s=0.0)
 
     async def score_steps(self, prompt: Prompt, text: str, *, num_tokens: int, tokens_until: Callable[[int], int]) -> Score:

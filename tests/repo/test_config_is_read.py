@@ -25,6 +25,7 @@ NOT_A_USE = (
     "config_rewards.py",
     "config_running.py",
     "config_check_algorithm.py",
+    "config_check_reward.py",
     "estimate.py",
     "plan.py",
     "preflight.py",

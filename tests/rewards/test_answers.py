@@ -14,7 +14,7 @@ from async_rl.errors import InfrastructureError
 from async_rl.launchers.compose import compose
 from async_rl.rewards.answer_child import AnswerChild
 from async_rl.rewards.answers import boxed, is_right
-from async_rl.rewards.scoring import CodeScorer
+from async_rl.rewards.scoring import Scorer
 from async_rl.types import AnswerTest, CodeProblem, Prompt, Verdict
 
 
@@ -137,7 +137,7 @@ async def test_the_whole_response_is_scored_where_words_are_wanted(response: str
     config = compose("grpo_code", ["reward.pass_reward=2", "reward.fail_reward=-1", "reward.extraction=fenced"])
     problem = CodeProblem(tests=[AnswerTest(rule="gsm8k", expected="#### 7")])
     prompt = Prompt(prompt_id="p", text="?", token_ids=np.zeros(1, np.int32), data_source="gsm8k", problem=problem)
-    scorer = CodeScorer(config, ByRule())
+    scorer = Scorer(config, ByRule())
     assert (await scorer.score(prompt, response)).reward == reward
     steps = await scorer.score_steps(prompt, response, num_tokens=5, tokens_until=lambda _: 1)
     assert [(step.end_tokens, step.reward) for step in steps.steps] == [(5, reward)]

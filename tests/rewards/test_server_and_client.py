@@ -17,7 +17,7 @@ from verifier_support import TOKEN, run_config, serve, verifier
 
 from async_rl.errors import DeadlineExceeded, InfrastructureError, ProtocolError
 from async_rl.rewards.client import VerifierClient
-from async_rl.rewards.scoring import CodeScorer
+from async_rl.rewards.scoring import Scorer
 from async_rl.types import CallTest, CodeProblem, Prompt, Verdict
 
 GOOD, BAD = "def f(x):\n    return x * x\n", "def f(x):\n    return x\n"
@@ -202,7 +202,7 @@ def test_scorer_gives_rewards_by_mode() -> None:
                 config = run_config(mode=mode)
                 client = VerifierClient(config, TOKEN)
                 client.update_servers([url])
-                scorer = CodeScorer(config, client)
+                scorer = Scorer(config, client)
                 texts = [f"Here:\n```python\n{GOOD}```", BAD, "def f(", "```python\nx\n```"]
                 scores = await asyncio.gather(*(scorer.score(_prompt(), text) for text in texts))
                 assert [score.reward for score in scores] == pytest.approx(expected)
@@ -284,7 +284,7 @@ def test_infrastructure_error_is_retried_and_then_raised_never_scored() -> None:
             client = VerifierClient(config, TOKEN)
             client.update_servers([url])
             with pytest.raises(InfrastructureError, match="in 2 attempts"):
-                await CodeScorer(config, client).score(_prompt(), GOOD)
+                await Scorer(config, client).score(_prompt(), GOOD)
             client.update_servers([url, other])
             assert await client.verify(PROBLEM, GOOD) == [Verdict.PASS] * 3
             await client.close()

@@ -6,7 +6,7 @@ import numpy as np
 
 from async_rl.config import RunConfig
 from async_rl.launchers.compose import compose
-from async_rl.rewards.scoring import CodeScorer
+from async_rl.rewards.scoring import Scorer
 from async_rl.types import CallTest, CodeProblem, Prompt, Score, StepScore, Verdict
 
 TESTS = [CallTest(function="f", args=[i], expected=i) for i in range(4)]
@@ -28,7 +28,7 @@ def block(program: str) -> str:
 
 def score(response: str) -> Score:
     """One token per character."""
-    scorer = CodeScorer(CONFIG, CountsPasses())
+    scorer = Scorer(CONFIG, CountsPasses())
     return asyncio.run(scorer.score_steps(PROMPT, response, num_tokens=len(response) + 1, tokens_until=lambda chars: chars))
 
 

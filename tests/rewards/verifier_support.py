@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from collections.abc import AsyncIterator, Iterator
 from types import SimpleNamespace
@@ -17,6 +18,10 @@ from starlette.types import ASGIApp
 from async_rl.config import RunConfig
 from async_rl.config_rewards import VerifiersConfig
 from async_rl.launchers.compose import compose_unchecked
+from async_rl.observability.activity import Activity
+from async_rl.processes import verifier as verifier_main
+from async_rl.processes.runtime import ProcessContext
+from async_rl.rewards.client import VerifierClient
 from async_rl.rewards.judging import Judge
 from async_rl.rewards.server import build_app
 from async_rl.rewards.service import VerifierService
@@ -62,3 +67,29 @@ async def verifier(*, cells: int = 1, queue_size: int = 64, queue_timeout_s: flo
         )
         async with serve(build_app(service, TOKEN)) as url:
             yield url, service
+
+
+@contextlib.asynccontextmanager
+async def verifier_process(config: RunConfig) -> AsyncIterator[VerifierClient]:
+    """The verifier as a run starts it, with a client; ends it by its own drain. Raises what its start raises."""
+    registered: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def register(address: str) -> None:
+        registered.set_result(address)
+
+    log = logging.getLogger("verifier")
+    context = SimpleNamespace(
+        config=config, host="127.0.0.1", token=TOKEN, register=register, stopping=asyncio.Event(), activity=Activity(), log=log
+    )
+    process = asyncio.create_task(verifier_main.run(cast(ProcessContext, context)))
+    await asyncio.wait((process, registered), return_when=asyncio.FIRST_COMPLETED)
+    if process.done():
+        process.result()
+    client = VerifierClient(config, TOKEN)
+    client.update_servers([registered.result()])
+    try:
+        yield client
+    finally:
+        await client.close()
+        context.stopping.set()
+        await process

@@ -1,0 +1,57 @@
+"""Reward functions, good ones and bad ones, as a user might bring them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+
+from async_rl.rewards.protocol import RewardSample
+
+NOT_A_FUNCTION = 3
+
+
+def letters(sample: RewardSample) -> int:
+    print("what a function prints goes to its own log")  # noqa: T201
+    return len(sample.response)
+
+
+async def in_parts(sample: RewardSample) -> dict[str, float]:
+    await asyncio.sleep(0.01)
+    return {"short": 1.0 - len(sample.response) / 10, "wanted": float(sample.row["wanted"] in sample.response)}
+
+
+def with_score(sample: RewardSample) -> dict[str, float]:
+    return {"score": 0.25, "detail": 7.0}
+
+
+def sees(sample: RewardSample) -> float:
+    assert (sample.prompt_id, sample.prompt, sample.data_source) == ("p", "ask", "mine")
+    assert sample.row == {"wanted": "yes", "prompt": "ask"}
+    assert (sample.token_ids, sample.is_written, sample.max_tokens) == ([5, 6], [True, True], 9)
+    return 1.0
+
+
+def by_response(sample: RewardSample) -> object:
+    """What goes wrong is what the response says."""
+    what = sample.response
+    if what == "raise":
+        raise ZeroDivisionError("my mistake")
+    if what == "exit":
+        os._exit(7)
+    if what == "sys.exit":
+        sys.exit(9)
+    if what == "hang":
+        time.sleep(1000)
+    return {"nan": float("nan"), "text": "0.5", "none": None, "list": [1.0], "empty": {}, "parts": {"a": "b"}, "inf": 1e999}.get(what, 1.0)
+
+
+async def slow(sample: RewardSample) -> float:
+    await asyncio.sleep(0.3)
+    return 1.0
+
+
+def slow_too(sample: RewardSample) -> float:
+    time.sleep(0.3)
+    return 1.0

@@ -1,0 +1,175 @@
+"""Functions that users bring, through a real verifier process: what they get, what becomes of what they give, and how they fail."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+from verifier_support import verifier_process
+
+from async_rl.config import RunConfig
+from async_rl.config_check import problems
+from async_rl.errors import ConfigError, RewardError
+from async_rl.launchers.compose import compose, compose_unchecked
+from async_rl.rewards.client import VerifierClient
+from async_rl.rewards.functions import check_functions
+from async_rl.rewards.protocol import RewardSample
+
+HERE = Path(__file__).parent / "reward_functions_for_tests.py"
+SAMPLE = RewardSample(
+    prompt_id="p", prompt="ask", response="oh yes", transcript="oh yes", token_ids=[5, 6], is_written=[True, True], data_source="mine",
+    row={"wanted": "yes", "prompt": "ask"}, tests=[], setup="", is_truncated=False, max_tokens=9,
+)  # fmt: skip
+
+
+def name(function: str) -> str:
+    return f"{HERE}:{function}"
+
+
+def run_config(*functions: str, **settings: object) -> RunConfig:
+    config = compose("grpo_code", ["verifiers.cells=1", "sandbox.packages=[]"])
+    fns = [name(f) if ":" not in f and f not in ("xml_format", "length") else f for f in functions]
+    reward = msgspec.structs.replace(config.reward, fns=fns, weights=[1.0] * len(fns), **settings)
+    return msgspec.structs.replace(config, reward=reward)
+
+
+def with_verifier(config: RunConfig, test: Callable[[VerifierClient], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(60), verifier_process(config) as client:
+            await test(client)
+
+    before = set(psutil.Process().children(recursive=True))
+    asyncio.run(main())
+    assert set(psutil.Process().children(recursive=True)) <= before
+
+
+def saying(response: str) -> RewardSample:
+    return msgspec.structs.replace(SAMPLE, response=response)
+
+
+def test_functions_plain_and_async_give_a_score_or_parts() -> None:
+    async def test(client: VerifierClient) -> None:
+        names = [name(f) for f in ("letters", "in_parts", "with_score", "sees")]
+        scores = await client.ask_functions([*names, "xml_format", "length"], SAMPLE)
+        assert scores == {
+            name("letters"): {"score": 6.0},
+            name("in_parts"): {"score": pytest.approx(1.4), "short": pytest.approx(0.4), "wanted": 1.0},
+            name("with_score"): {"score": 0.25, "detail": 7.0},
+            name("sees"): {"score": 1.0},
+            "xml_format": {"score": 0.0},
+            "length": {"score": pytest.approx(2 / 9)},
+        }
+
+    with_verifier(run_config("letters", "in_parts", "with_score", "sees", "xml_format", "length"), test)
+
+
+@pytest.mark.parametrize(
+    ("response", "said"),
+    [
+        ("raise", "by_response raised ZeroDivisionError: my mistake"),
+        ("exit", "by_response ended its process with exit code 7"),
+        ("sys.exit", "by_response raised SystemExit: 9"),
+        ("nan", "by_response returned nan"),
+        ("inf", "by_response returned inf"),
+        ("text", "by_response returned '0.5'"),
+        ("none", "by_response returned None"),
+        ("list", "by_response returned [1.0]"),
+        ("empty", "by_response returned an empty dict"),
+        ("parts", "by_response returned {'a': 'b'}"),
+    ],
+)
+def test_a_function_that_fails_says_how_and_its_neighbours_get_their_scores(response: str, said: str) -> None:
+    async def test(client: VerifierClient) -> None:
+        others = [asyncio.create_task(client.ask_functions([name("by_response")], saying("good"))) for _ in range(3)]
+        with pytest.raises(RewardError) as failed:
+            await client.ask_functions([name("by_response")], saying(response))
+        assert said in str(failed.value)
+        assert [await other for other in others] == [{name("by_response"): {"score": 1.0}}] * 3
+        assert await client.ask_functions([name("by_response")], saying("good")) == {name("by_response"): {"score": 1.0}}
+
+    with_verifier(run_config("by_response"), test)
+
+
+def test_a_function_that_hangs_is_ended_after_its_deadline_and_the_calls_beside_it_are_asked_again() -> None:
+    async def test(client: VerifierClient) -> None:
+        hanging = asyncio.create_task(client.ask_functions([name("by_response")], saying("hang")))
+        for _ in range(3):  # these are in the process when it is ended, the last ones come after it
+            assert await client.ask_functions([name("slow")], SAMPLE) == {name("slow"): {"score": 1.0}}
+        with pytest.raises(RewardError, match=r"by_response gave no score within 0\.8 s \(reward\.timeout_s\)"):
+            await hanging
+
+    with_verifier(run_config("by_response", "slow", timeout_s=0.8), test)
+
+
+@pytest.mark.parametrize("function", ["slow", "slow_too"])
+def test_calls_run_side_by_side_up_to_reward_concurrency(function: str) -> None:
+    took = {}
+    for concurrency in (1, 8):
+
+        async def test(client: VerifierClient, concurrency: int = concurrency) -> None:
+            started = time.monotonic()
+            await asyncio.gather(*(client.ask_functions([name(function)], SAMPLE) for _ in range(4)))
+            took[concurrency] = time.monotonic() - started
+
+        with_verifier(run_config(function, concurrency=concurrency), test)
+    assert took[1] >= 4 * 0.3
+    assert took[8] < took[1] - 0.3
+
+
+def test_a_verifier_runs_the_functions_of_its_own_configuration_only() -> None:
+    async def test(client: VerifierClient) -> None:
+        with pytest.raises(RewardError, match=r"knows no function os:getcwd"):
+            await client.ask_functions(["os:getcwd"], SAMPLE)
+
+    with_verifier(run_config("letters"), test)
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("no.such.module:f", "cannot be imported (ModuleNotFoundError"),
+        ("/no/such/file.py:f", "cannot be imported (FileNotFoundError"),
+        (name("not_there"), "has no not_there"),
+        (name("NOT_A_FUNCTION"), "is a int"),
+    ],
+)
+def test_a_wrong_name_is_refused_before_anything_starts(function: str, said: str) -> None:
+    config = compose("grpo_code", [f"reward.fn={function}"])
+    (found,) = check_functions((function,), config.reward)
+    assert found.startswith(f"reward.fn={function}: ")
+    assert said in found
+
+
+def test_loading_that_takes_longer_than_reward_load_timeout_s_ends_the_verifier(tmp_path: Path) -> None:
+    (tmp_path / "heavy.py").write_text("import time\ntime.sleep(1)\n\ndef score(sample):\n    return 1\n")
+    heavy = f"{tmp_path}/heavy.py:score"
+
+    async def test(client: VerifierClient) -> None:
+        assert await client.ask_functions([heavy], SAMPLE) == {heavy: {"score": 1.0}}
+
+    with_verifier(run_config(heavy, load_timeout_s=30.0), test)
+    with pytest.raises(ConfigError, match=r"reward\.load_timeout_s=0\.2: the functions were not loaded by then"):
+        with_verifier(run_config(heavy, load_timeout_s=0.2), test)
+
+
+def found(*overrides: str) -> list[str]:
+    return list(problems(compose_unchecked("grpo_code", list(overrides))))
+
+
+def test_settings_that_contradict_each_other_are_refused() -> None:
+    assert found("reward.fns=[tests,length]", "reward.weights=[1,-0.1]") == []
+    assert "reward.weights=[1.0] has 1 values for the 2 of reward.fns" in found("reward.fns=[tests,length]", "reward.weights=[1]")[0]
+    assert "only one of them can decide" in found("reward.fn=length", "reward.fns=[tests]", "reward.weights=[1]")[0]
+    assert "neither package.module:function" in found("reward.fn=lenght")[0]
+    assert "two functions are called f" in found('reward.fns=["a:f","b:f"]', "reward.weights=[1,1]")[0]
+    assert "functions score whole responses" in "".join(found("reward.fn=length", "reward.placement=steps"))
+    assert "reward.model.path=null but reward.fn asks for reward_model" in found("reward.fn=reward_model")[0]
+    assert "nothing asks for it" in found("reward.remote.url=http://127.0.0.1:1")[0]
+    assert "reward.format_reward=2 is not from" in found("reward.format_reward=2")[0]
+    assert "a call would end before a reward function may" in found("reward.timeout_s=30")[0]

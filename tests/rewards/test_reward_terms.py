@@ -1,0 +1,125 @@
+"""How the parts of a reward become one: weights, sources, the form of an answer, tests of several kinds in one row."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from async_rl.data.problems import read_hidden
+from async_rl.errors import DataError
+from async_rl.launchers.compose import compose
+from async_rl.reward_terms import Term, functions_of, terms_of
+from async_rl.rewards.protocol import RewardSample
+from async_rl.rewards.scoring import Scorer
+from async_rl.types import AnswerTest, CallTest, CodeProblem, CodeTest, Prompt, Score, Verdict
+
+PROGRAM = "def f(x):\n    return x"
+CALL = CallTest(function="f", args=[1], expected=1)
+WORDS = AnswerTest(rule="regex", expected="right")
+
+
+class Verifier:
+    """A program passes if it defines f, words pass if they hold "right"."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, str]] = []
+
+    async def verify(self, problem: CodeProblem, code: str) -> list[Verdict]:
+        self.asked.append((len(problem.tests), code))
+        passes = [("right" if isinstance(test, AnswerTest) else "def f") in code for test in problem.tests]
+        return [Verdict.PASS if passed else Verdict.WRONG_ANSWER for passed in passes]
+
+
+async def ask(functions: Sequence[str], sample: RewardSample) -> dict[str, dict[str, float]]:
+    scores = {"my:style": {"score": 0.5, "tone": 2.0}, "length": {"score": 0.25}}
+    return {function: scores[function] for function in functions}
+
+
+def sample() -> RewardSample:
+    return RewardSample(
+        prompt_id="p", prompt="", response="", transcript="", token_ids=[], is_written=[], data_source="code", row={}, tests=[], setup="",
+        is_truncated=False, max_tokens=9,
+    )  # fmt: skip
+
+
+def score(text: str, *overrides: str, tests: Sequence[CodeTest] = (CALL,), source: str = "code", verifier: Verifier | None = None) -> Score:
+    prompt = Prompt(prompt_id="p", text="", token_ids=np.zeros(1, np.int32), data_source=source, problem=CodeProblem(tests=list(tests)))
+    scorer = Scorer(compose("grpo_code", list(overrides)), verifier or Verifier(), ask)
+    return asyncio.run(scorer.score(prompt, text, sample))
+
+
+def test_the_reward_is_the_weighted_sum_and_every_part_has_its_name() -> None:
+    found = score(PROGRAM, 'reward.fns=[tests,"my:style",length]', "reward.weights=[1,2,-1]")
+    assert found.reward == 1.0 + 2 * 0.5 - 0.25
+    assert found.parts == {"tests_passed": 1, "compiles": 1, "tests": 1, "style": 0.5, "style.tone": 2.0, "length": 0.25}
+    assert found.verdicts == (Verdict.PASS,)
+    assert score(PROGRAM, 'reward.fns=[tests,"my:style",length]', "reward.weights=[1,0,-1]").reward == 0.75
+
+
+def test_one_function_scores_alone_and_no_test_is_run() -> None:
+    verifier = Verifier()
+    found = score(PROGRAM, "reward.fn=my:style", verifier=verifier)
+    assert (found.reward, found.verdicts, verifier.asked) == (0.5, (Verdict.WRONG_ANSWER,), [])
+    # without tests a sample passes with reward.pass_reward
+    assert score(PROGRAM, "reward.fn=my:style", "reward.pass_reward=0.5").verdicts == (Verdict.PASS,)
+
+
+def test_a_data_source_may_have_a_function_of_its_own() -> None:
+    own = 'reward.by_source=["mine=my:style"]'
+    assert score(PROGRAM, own, source="mine").reward == 0.5
+    assert score(PROGRAM, own, source="other").reward == 1.0
+    reward = compose("grpo_code", [own]).reward
+    assert terms_of(reward, "mine") == (Term("my:style", 1.0),)
+    assert functions_of(reward) == ("my:style",)
+
+
+def test_a_row_of_answers_and_programs_asks_each_of_what_it_is_about() -> None:
+    verifier = Verifier()
+    text = f"this is right\n```python\n{PROGRAM}\n```\n"
+    assert score(text, tests=[WORDS, CALL], verifier=verifier).reward == 1.0
+    assert verifier.asked == [(1, PROGRAM + "\n"), (1, text)]
+    assert score(text, tests=[CALL, WORDS]).reward == 1.0
+    assert score(text.replace("right", "wrong"), tests=[CALL, WORDS]).reward == 0.0
+    assert score(text.replace("def f", "def g"), tests=[WORDS, CALL]).reward == 0.0
+
+
+GOOD_FORM = "<think>hm</think>\n<answer>{}</answer>"
+
+
+def test_the_form_changes_the_reward_of_wrong_answers_only() -> None:
+    ends = ("reward.fail_reward=-1", "reward.format_reward=-0.8")
+    rewards = [score(text, *ends, tests=[WORDS]).reward for text in (GOOD_FORM.format("right"), "right", GOOD_FORM.format("no"), "no")]
+    assert rewards == [1.0, 1.0, -0.8, -1.0]
+    assert score(GOOD_FORM.format("no"), "reward.fail_reward=-1", tests=[WORDS]).reward == -1.0
+    assert score("<answer>no</answer><think>hm</think>", *ends, tests=[WORDS]).reward == -1.0
+    assert score(GOOD_FORM.format("<answer>no</answer>"), *ends, tests=[WORDS]).reward == -1.0
+
+
+ROW = {"prompt": "say something", "wanted": "yes", "data_source": "mine"}
+
+
+def test_a_row_without_tests_is_used_where_functions_score_it_and_comes_along() -> None:
+    with pytest.raises(DataError, match="no tests among the columns"):
+        read_hidden("f row 0", ROW, compose("grpo_code").reward)
+    with pytest.raises(DataError, match="no tests among the columns"):
+        read_hidden("f row 0", ROW, compose("grpo_code", ["reward.fns=[tests,length]", "reward.weights=[1,1]"]).reward)
+    problem, shown = read_hidden("f row 0", ROW, compose("grpo_code", ["reward.fn=my:style"]).reward)
+    assert (problem.tests, shown, json.loads(problem.row)) == ([], (), ROW)
+    assert read_hidden("f row 0", ROW, compose("grpo_code", ['reward.by_source=["mine=my:style"]']).reward)[0].tests == []
+    with_tests = {**ROW, "tests": [msgspec.to_builtins(CALL)]}
+    assert read_hidden("f row 0", with_tests, compose("grpo_code").reward)[0].row == ""
+
+
+def test_a_function_of_a_file_is_found_wherever_the_command_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from async_rl.named import load_function
+
+    (tmp_path / "my_task.py").write_text("def score(sample):\n    return 3\n")
+    assert load_function("reward.fn", f"{tmp_path}/my_task.py:score")(None) == 3
+    monkeypatch.chdir(tmp_path)
+    assert load_function("reward.fn", "my_task:score")(None) == 3
