@@ -74,6 +74,11 @@ def names() -> list[str]:
     return sorted(path.stem for path in CONF_DIR.glob("*.yaml") if path.stem != "base")
 
 
+def as_written(conf: str) -> dict[str, Any]:
+    """What `conf` is composed of, with what is worked out on a machine left as it is written; for documents."""
+    return _tree(conf, (), resolve=False)
+
+
 def write_config(config: RunConfig, path: Path) -> None:
     """Write the resolved configuration; it must not exist yet, since it is written once."""
     with path.open("x") as file:
@@ -85,7 +90,7 @@ def to_yaml(config: RunConfig) -> str:
     return msgspec.yaml.encode(config).decode()
 
 
-def _tree(conf: str, overrides: Sequence[str]) -> dict[str, Any]:
+def _tree(conf: str, overrides: Sequence[str], *, resolve: bool = True) -> dict[str, Any]:
     OmegaConf.register_new_resolver("share_of_cores", share_of_cores, replace=True)
     OmegaConf.register_new_resolver("with_files", with_files, replace=True)
     directory = _register_user_file(conf)
@@ -99,7 +104,7 @@ def _tree(conf: str, overrides: Sequence[str]) -> dict[str, Any]:
     try:
         with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
             composed = hydra_compose(conf if directory is None else USER_CONFIG, overrides=checked)
-            tree = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+            tree = OmegaConf.to_container(composed, resolve=resolve, throw_on_missing=True)
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise ConfigError(f"conf={conf}: {str(error).replace(USER_CONFIG, conf)}") from error
     assert isinstance(tree, dict)

@@ -1,4 +1,4 @@
-"""What is made from code in docs/: metrics.md and the Grafana dashboard grafana.json, both from the catalogue of metrics.
+"""What is made from code in docs/: configuration.md from the schema; metrics.md and the Grafana dashboard grafana.json from the catalogue.
 
     make docs
 
@@ -10,9 +10,9 @@ from __future__ import annotations
 import itertools
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
+from async_rl.launchers.reference_settings import settings_page, table
 from async_rl.monitoring.prometheus import exported_name
 from async_rl.observability.catalogue import FIRST_SCREEN, METRICS, MetricKind, MetricSpec, describe
 
@@ -35,7 +35,7 @@ TensorBoard's first page, *Custom Scalars*, and the dashboard.
 
 def pages() -> dict[str, str]:
     """The text of each page by its file name."""
-    return {"metrics.md": metrics_page(), "grafana.json": dashboard()}
+    return {"configuration.md": settings_page(), "metrics.md": metrics_page(), "grafana.json": dashboard()}
 
 
 def dashboard() -> str:
@@ -68,21 +68,16 @@ def _expression(name: str) -> str:
 
 def metrics_page() -> str:
     """Every declared metric with its unit and meaning, by group."""
-    parts = [_HEAD, _table(("chart", "metrics"), [(title, ", ".join(f"`{n}`" for n in names)) for title, names in FIRST_SCREEN])]
+    parts = [_HEAD, table(("chart", "metrics"), [(title, ", ".join(f"`{n}`" for n in names)) for title, names in FIRST_SCREEN])]
     by_group = sorted(METRICS.values(), key=_group)
     for group, specs in itertools.groupby(by_group, key=_group):
         rows = [(f"`{s.name}`", s.unit if s.kind is not MetricKind.HISTOGRAM else f"histogram of {s.unit}", s.meaning) for s in specs]
-        parts += [f"\n## {group}\n", _table(("metric", "unit", "meaning"), rows)]
+        parts += [f"\n## {group}\n", table(("metric", "unit", "meaning"), rows)]
     return "\n".join(parts) + "\n"
 
 
 def _group(spec: MetricSpec) -> str:
     return spec.name.partition("/")[0]
-
-
-def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    lines = [head, ("---",) * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 def main() -> None:

@@ -6,6 +6,8 @@ import pytest
 from repository import ROOT
 
 from async_rl.launchers.reference import metrics_page, pages
+from async_rl.launchers.reference_settings import settings_page, span, unit
+from async_rl.launchers.schema import settings
 from async_rl.observability.catalogue import METRICS
 
 
@@ -19,3 +21,29 @@ def test_every_metric_stands_on_the_page_once_with_its_meaning() -> None:
     assert len(rows) == len(METRICS)
     for spec in METRICS.values():
         assert sum(line.startswith(f"| `{spec.name}` |") and spec.meaning in line.replace("\\|", "|") for line in rows) == 1, spec.name
+
+
+def test_every_setting_stands_on_the_page_once_with_its_unit_range_and_meaning() -> None:
+    rows = [line for line in settings_page().splitlines() if line.startswith("| `")]
+    for path, setting in settings().items():
+        (row,) = [row for row in rows if row.startswith(f"| `{path}` |")]
+        _, _, told_unit, told_range, _, meaning, _ = (cell.strip() for cell in row.replace("\\|", "/").split("|"))
+        assert (told_unit, told_range, meaning) == (
+            unit(setting),
+            span(setting.type).replace("|", "/"),
+            setting.description.replace("|", "/"),
+        )
+
+
+def test_ranges_are_told_in_words() -> None:
+    told = {path: (unit(setting), span(setting.type)) for path, setting in settings().items()}
+    assert told["monitoring.prometheus_port"] == ("port", "whole number >= 0 <= 65535 or null")
+    assert told["supervisor.heartbeat_s"] == ("s", "number > 0")
+    assert told["buffer.over_age"] == ("", "drop, mask")
+    assert told["run_name"] == ("", "text (not empty) or null")
+
+
+def test_where_configurations_differ_each_value_is_named() -> None:
+    row = next(line for line in settings_page().splitlines() if line.startswith("| `algorithm.advantage` |"))
+    assert "grpo_code: `grpo`" in row
+    assert "ppo_code: `gae`" in row
