@@ -15,6 +15,7 @@ from msgspec import Meta
 
 from async_rl.config_algorithm import AlgorithmConfig
 from async_rl.config_base import Section
+from async_rl.config_cluster import ClusterConfig, RayConfig, SlurmConfig
 from async_rl.config_data import DataConfig
 from async_rl.config_generation import GenerationConfig, GeneratorsConfig, ModelConfig
 from async_rl.config_learner import LearnerConfig
@@ -40,7 +41,7 @@ class RunConfig(Section):
     cache_dir: Annotated[str | None, Meta(description="where the embedded model is kept; null = ~/.cache/async_rl")]
     num_steps: Annotated[int, Meta(ge=1, description="learner steps")]
     seed: Annotated[int, Meta(ge=0, description="seed of order, sampling and initialisation")]
-    launcher: Annotated[Literal["local"], Meta(description="where processes run")]
+    launcher: Annotated[Literal["local", "ray", "slurm"], Meta(description="where processes run")]
     data: DataConfig
     model: ModelConfig
     generation: GenerationConfig
@@ -56,4 +57,7 @@ class RunConfig(Section):
     checkpoint: CheckpointConfig
     monitoring: MonitoringConfig
     network: NetworkConfig
+    cluster: ClusterConfig
+    ray: RayConfig
+    slurm: SlurmConfig
     supervisor: SupervisorConfig

@@ -220,7 +220,9 @@ def _timeouts(config: RunConfig) -> Iterator[str]:
 
 
 def machine_problems(config: RunConfig, machine: Machine) -> Iterator[str]:
-    """Cores and GPUs that the configuration asks for and the machine does not have."""
+    """Cores and GPUs that the configuration asks for and the machine does not have; a cluster has others, and may get more."""
+    if config.launcher != "local":
+        return
     pools = (("generators", config.generators.cores), ("verifiers", config.verifiers.cores), ("learner", config.learner.cores))
     for path, cores in pools:
         have = ", ".join(map(str, machine.cores))

@@ -232,11 +232,10 @@ def make_run_dir(config: RunConfig) -> Path:
 
 
 def _supervise(config: RunConfig, run_dir: Path, specs: list[ProcessSpec]) -> int:
-    from async_rl.launchers.local import LocalLauncher
+    from async_rl.launchers.choosing import make_launcher
     from async_rl.processes.supervisor import run_supervised
 
-    launchers = {"local": LocalLauncher}
-    return run_supervised(config=config, run_dir=run_dir, specs=specs, launcher=launchers[config.launcher](run_dir))
+    return run_supervised(config=config, run_dir=run_dir, specs=specs, launcher=make_launcher(config, run_dir))
 
 
 if __name__ == "__main__":

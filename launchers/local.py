@@ -18,6 +18,13 @@ from async_rl.topology import ProcessSpec
 from async_rl.wire.addresses import LOOPBACK
 
 
+def child_command(spec: ProcessSpec, run_dir: Path, *, parent_pid: int) -> list[str]:
+    """The command of the process. parent_pid: whose end is its own; 0 = whoever starts it."""
+    command = [sys.executable, "-m", "async_rl.processes.main"]
+    command += ["--name", spec.name, "--role", spec.role, "--rank", str(spec.rank), "--cores", ",".join(map(str, spec.cores))]
+    return [*command, "--run-dir", str(run_dir), "--parent-pid", str(parent_pid)]
+
+
 class LocalProcess:
     """A child process and its session."""
 
@@ -71,14 +78,11 @@ class LocalLauncher:
     async def start(self, spec: ProcessSpec) -> LocalProcess:
         """Start the process of `spec`. Raises InfrastructureError if the system refuses."""
         output = self.output_of(spec.name)
-        command = [sys.executable, "-m", "async_rl.processes.main"]
-        command += ["--name", spec.name, "--role", spec.role, "--rank", str(spec.rank), "--cores", ",".join(map(str, spec.cores))]
-        command += ["--run-dir", str(self._run_dir), "--parent-pid", str(os.getpid())]
         try:
             output.parent.mkdir(parents=True, exist_ok=True)
             with output.open("ab") as sink:
                 process = await asyncio.create_subprocess_exec(
-                    *command,
+                    *child_command(spec, self._run_dir, parent_pid=os.getpid()),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=sink,
                     stderr=sink,

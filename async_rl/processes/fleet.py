@@ -169,8 +169,9 @@ class Fleet:
     async def _until_silent(self, spec: ProcessSpec, handle: ProcessHandle) -> str:
         """As Registry.until_silent; the time of its start begins once it has a place."""
         await handle.placed()
-        self._registry.place(spec.name, handle.pid)
-        self._log.info("%s started, pid %d", spec.name, handle.pid)
+        if handle.pid:
+            self._registry.place(spec.name, handle.pid)
+            self._log.info("%s started, pid %d", spec.name, handle.pid)
         return await self._registry.until_silent(
             spec.name, start_timeout_s=self._config.start_timeout_s, heartbeat_timeout_s=self._config.heartbeat_timeout_s
         )

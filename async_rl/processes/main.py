@@ -29,9 +29,9 @@ _REPORT_S = 5.0
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Asks the kernel to kill this process when its parent ends; exits at once if that has happened already."""
+    """Asks the kernel to kill this process when its parent ends; exits at once if that has happened already. 0: whoever it is."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:
+    if parent_pid and os.getppid() != parent_pid:
         os._exit(1)
 
 
@@ -66,7 +66,11 @@ def main() -> int:
     parser.add_argument("--cores", default="", help="comma-separated core numbers; empty = all")
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--parent-pid", type=int, required=True)
+    parser.add_argument("--announce", action="store_true", help="the first line of output is the process id")
     arguments = parser.parse_args()
+    if arguments.announce:
+        sys.stdout.write(f"{os.getpid()}\n")
+        sys.stdout.flush()
     die_with_parent(arguments.parent_pid)
     cores = tuple(int(c) for c in arguments.cores.split(",") if c)
     if cores:

@@ -3,7 +3,7 @@
 Invariants
 - Only the supervisor's address is known at the start (`<run>/control.json`); everyone else is found through the directory.
 - A process dies with its parent, and ends by itself if the supervisor stops answering.
-- SIGTERM and Drain set `stopping`; `run(context)` then finishes what it holds and returns.
+- SIGTERM (or SIGUSR1) and Drain set `stopping`; `run(context)` then finishes what it holds and returns.
 """
 
 from __future__ import annotations
@@ -196,7 +196,8 @@ async def open_context(
             connections=Connections(keys),
             log=log,
         )
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, context.stopping.set)
+        for number in (signal.SIGTERM, signal.SIGUSR1):  # srun kills its task on SIGTERM, and passes SIGUSR1 on
+            asyncio.get_running_loop().add_signal_handler(number, context.stopping.set)
         context.start_services()
         try:
             yield context

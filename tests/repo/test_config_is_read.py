@@ -19,6 +19,7 @@ NOT_A_USE = (
     "config.py",
     "config_algorithm.py",
     "config_check.py",
+    "config_cluster.py",
     "config_data.py",
     "config_learner.py",
     "config_generation.py",

@@ -1,0 +1,32 @@
+"""What a process spec becomes where the cluster, not this machine, says on which cores and GPUs it runs.
+
+Used by both launchers of clusters, and by `--dry-run` to show it. Pure.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from async_rl.config import RunConfig
+from async_rl.topology import ProcessSpec
+
+
+def cluster_cpus(config: RunConfig, spec: ProcessSpec) -> int:
+    """CPUs that the process takes of its node."""
+    match spec.role:
+        case "buffer":
+            return config.cluster.buffer_cpus
+        case "verifier":
+            return config.cluster.verifier_cpus
+        case "generator":
+            return config.cluster.generator_cpus
+        case _:
+            return config.cluster.learner_cpus
+
+
+def on_cluster(config: RunConfig, spec: ProcessSpec) -> ProcessSpec:
+    """The spec without cores and GPUs of this machine: Ray and Slurm set what a process may use; threads follow from its CPUs."""
+    is_heavy = spec.role in ("generator", "learner")
+    env = {name: value for name, value in spec.env.items() if name != "CUDA_VISIBLE_DEVICES"}
+    env["OMP_NUM_THREADS"] = str(cluster_cpus(config, spec) if is_heavy else 1)
+    return dataclasses.replace(spec, cores=(), env=env)
