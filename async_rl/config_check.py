@@ -42,6 +42,7 @@ def problems(config: RunConfig) -> Iterator[str]:
     yield from _optimizers(config)
     yield from _weights(config)
     yield from _timeouts(config)
+    yield from _cluster(config)
 
 
 def _run(config: RunConfig) -> Iterator[str]:
@@ -217,6 +218,27 @@ def _timeouts(config: RunConfig) -> Iterator[str]:
     for (path, value, other, other_value), reason in zip(pairs, reasons, strict=True):
         if value <= other_value:
             yield f"{path}={value:g} is not above {other}={other_value:g}: {reason}; raise {path} or lower {other}"
+
+
+def _cluster(config: RunConfig) -> Iterator[str]:
+    """What launcher=ray and launcher=slurm cannot do."""
+    if config.launcher == "local":
+        return
+    is_one_machine = config.ray.address == "local" if config.launcher == "ray" else config.cluster.nodes == 1
+    if config.network.host.startswith("127.") and not is_one_machine:
+        yield f"network.host={config.network.host}: other machines cannot reach it; network.host=auto finds the node's own address"
+    if config.launcher == "ray" and config.learner.ranks > 1 and not config.cluster.shared_run_dir and "spread" in config.ray.learner:
+        yield (
+            f"ray.learner={config.ray.learner}: the learner's ranks stay beside the supervisor, where the checkpoints are, unless "
+            "cluster.shared_run_dir=true; set that, or ray.learner=strict_pack"
+        )
+    if config.launcher == "slurm":
+        for path, gpus in (("generators", config.generators.gpus_each), ("learner", config.learner.gpus_each)):
+            if gpus != int(gpus):
+                yield f"{path}.gpus_each={gpus:g}: Slurm gives whole GPUs to a step; set it to {max(1, round(gpus))}, or launcher=ray"
+        largest = max(config.cluster.buffer_cpus, config.cluster.verifier_cpus, config.cluster.generator_cpus, config.cluster.learner_cpus)
+        if 0 < config.slurm.cpus_per_node < largest:
+            yield f"slurm.cpus_per_node={config.slurm.cpus_per_node}: a process takes {largest} (cluster.*_cpus); raise it, 0 = whole nodes"
 
 
 def machine_problems(config: RunConfig, machine: Machine) -> Iterator[str]:

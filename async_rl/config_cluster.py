@@ -36,7 +36,7 @@ class RayConfig(Section):
     generators: Annotated[Literal["spread", "pack"], Meta(description="over as many nodes as there are, or on few")]
     learner: Annotated[
         Literal["strict_pack", "pack", "spread", "strict_spread"],
-        Meta(description="strategy of the placement group of the learner's ranks"),
+        Meta(description="the learner's ranks: strategy of their placement group"),
     ]
     generator_resource: Annotated[
         str | None, Meta(description="custom resource of which each generator takes 1 (ray start --resources); null = any node will do")

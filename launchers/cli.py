@@ -18,7 +18,7 @@ import typer
 from async_rl.config import RunConfig
 from async_rl.errors import AsyncRLError, ConfigError
 from async_rl.launchers import runs
-from async_rl.launchers.control import ask_stop, leave_mark, living_pid, wait_for_end
+from async_rl.launchers.control import ask_stop, leave_mark, living_pid, wait_for_run
 from async_rl.launchers.data_command import data
 from async_rl.launchers.doctor_command import doctor
 from async_rl.launchers.init_command import init
@@ -26,6 +26,7 @@ from async_rl.launchers.logs_command import logs
 from async_rl.launchers.migrate_command import migrate
 from async_rl.launchers.options import OutputDir, Run, complete_run, complete_setting, console, default_output_dir
 from async_rl.launchers.rollouts_command import show_rollouts
+from async_rl.launchers.slurm_launcher import is_inside_job, job_script, submit
 from async_rl.launchers.status_command import ended, status
 from async_rl.launchers.verifier_command import verifier
 from async_rl.launchers.verify_command import verify
@@ -93,6 +94,8 @@ def launch(
     if dry_run:
         show_config(terminal, config)
     show_plan(terminal, config, specs, machine, model_shape(config))
+    if dry_run and config.launcher == "slurm":
+        terminal.out(job_script(config, Path(config.output_dir) / str(config.run_name)), highlight=False)
     if not dry_run:
         raise typer.Exit(_supervise(config, make_run_dir(config), specs))
 
@@ -114,7 +117,7 @@ def stop(
         return
     ask_stop(run_dir, pid, is_graceful=not now)
     typer.echo(f"run {run_dir.name} is ending" if now else f"run {run_dir.name} is stopping: it finishes its step and saves")
-    if not wait_for_end(pid, timeout_s=runs.config_of(run_dir).supervisor.stop_timeout_s + STOP_GRACE_S):
+    if not wait_for_run(run_dir, pid, timeout_s=runs.config_of(run_dir).supervisor.stop_timeout_s + STOP_GRACE_S):
         typer.echo(f"error: run {run_dir.name} (pid {pid}) has not ended; async-rl stop {run_dir.name} --now ends it at once", err=True)
         raise typer.Exit(1)
     typer.echo(ended(runs.remains(run_dir)))
@@ -232,6 +235,11 @@ def make_run_dir(config: RunConfig) -> Path:
 
 
 def _supervise(config: RunConfig, run_dir: Path, specs: list[ProcessSpec]) -> int:
+    if config.launcher == "slurm" and not is_inside_job():
+        job = submit(config, run_dir)
+        name = run_dir.name
+        typer.echo(f"run {name} is job {job}: async-rl status {name}, async-rl logs {name} --follow, squeue --job {job}, scancel {job}")
+        return 0
     from async_rl.launchers.choosing import make_launcher
     from async_rl.processes.supervisor import run_supervised
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import platform
 import select
 import signal
+import time
 from pathlib import Path
 
 import msgspec
@@ -21,25 +23,37 @@ from async_rl.messages import GetStatus, Message, StatusReply, StopRun
 
 MARK = "launched.json"
 _CALL_S = 10.0
+_LOOK_S = 1.0
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which process launched the run."""
+    """Which process launched the run, on which machine."""
 
+    machine: str
     pid: int
     created_s: float
 
 
 def leave_mark(run_dir: Path) -> None:
     """Write down that this process is the run's."""
-    mark = Mark(pid=os.getpid(), created_s=psutil.Process().create_time())
+    mark = Mark(machine=platform.node(), pid=os.getpid(), created_s=psutil.Process().create_time())
     (run_dir / MARK).write_bytes(msgspec.json.encode(mark))
 
 
+def _load_mark(run_dir: Path) -> Mark:
+    return msgspec.json.decode((run_dir / MARK).read_bytes(), type=Mark)
+
+
+def _is_elsewhere(run_dir: Path) -> bool:
+    return _load_mark(run_dir).machine != platform.node()
+
+
 def living_pid(run_dir: Path) -> int | None:
-    """The process id of the run's supervisor if it lives, else None."""
+    """The process id of the run's supervisor if it lives, else None. On another machine it lives as long as it answers."""
     try:
-        mark = msgspec.json.decode((run_dir / MARK).read_bytes(), type=Mark)
+        mark = _load_mark(run_dir)
+        if mark.machine != platform.node():
+            return mark.pid if ask_status(run_dir) is not None else None
         process = psutil.Process(mark.pid)
         is_same = abs(process.create_time() - mark.created_s) < 1 and process.status() != psutil.STATUS_ZOMBIE
     except (OSError, msgspec.DecodeError, psutil.Error):
@@ -62,10 +76,22 @@ def ask_stop(run_dir: Path, pid: int, *, is_graceful: bool) -> None:
     try:
         asyncio.run(_call(run_dir, StopRun(is_graceful=is_graceful)))
     except InfrastructureError:
+        if _is_elsewhere(run_dir):
+            return
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
             if not is_graceful:
                 os.kill(pid, signal.SIGINT)
+
+
+def wait_for_run(run_dir: Path, pid: int, *, timeout_s: float) -> bool:
+    """Block until the run's supervisor has ended, wherever it is; False if it has not by then."""
+    if not _is_elsewhere(run_dir):
+        return wait_for_end(pid, timeout_s=timeout_s)
+    deadline_s = time.monotonic() + timeout_s
+    while living_pid(run_dir) is not None and time.monotonic() < deadline_s:
+        time.sleep(_LOOK_S)  # no word of an end comes from another machine
+    return living_pid(run_dir) is None
 
 
 def wait_for_end(pid: int, *, timeout_s: float) -> bool:

@@ -10,6 +10,7 @@ import asyncio
 import os
 import platform
 import resource
+import shutil
 import socket
 import statistics
 import sys
@@ -24,6 +25,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from async_rl.launchers.choosing import cannot_reach
 from async_rl.launchers.options import console, default_output_dir
 from async_rl.machine import Machine, this_machine
 
@@ -37,6 +39,8 @@ _BLOCKS = 64
 _SLOW_DISK_MB_S = 50.0
 _SLOW_SYNC_MS = 50.0  # a commit of the store waits for one with buffer.durability=full
 _SYNCS = 8
+_RAY_CLUSTER_FILE = Path("/tmp/ray/ray_current_cluster")
+"""Where `ray start` writes the address of the cluster that the machine has joined."""
 _STYLES = {"ok": "green", "weak": "yellow", "bad": "bold red"}
 
 
@@ -78,6 +82,8 @@ def examine(machine: Machine, directory: Path) -> Iterator[Finding]:
     yield _ports()
     yield _disk(directory)
     yield asyncio.run(_jail())
+    yield of_ray(_version("ray"), os.environ.get("RAY_ADDRESS") or _text(_RAY_CLUSTER_FILE))
+    yield of_slurm(shutil.which("sbatch"), shutil.which("srun"))
 
 
 def of_python(version: tuple[int, ...], system: str, machine: str) -> Finding:
@@ -149,6 +155,32 @@ def of_jail(level: int, reasons: list[str]) -> Finding:
     if level == 2:
         return Finding("jail", "weak", f"level 2: Landlock, seccomp and limits ({why})", "allow user namespaces for the strongest jail")
     return Finding("jail", "bad", why, "allow user namespaces; or sandbox.allow_unsafe=true, if every program is trusted")
+
+
+def of_ray(version: str | None, address: str) -> Finding:
+    """launcher=ray. address: HOST:PORT of the cluster that this machine belongs to, empty without one."""
+    if version is None:
+        return Finding("launcher=ray", "weak", "not installed", "pip install ray, if runs are to use a Ray cluster")
+    host, _, port = address.strip().rpartition(":")
+    if not port.isdigit():
+        return Finding("launcher=ray", "ok", f"Ray {version}; this machine is in no cluster: launcher=ray starts one of its own")
+    if problem := cannot_reach(host, int(port)):
+        remedy = "ray start --head, or ray start --address=HOST:PORT, again"
+        return Finding("launcher=ray", "weak", f"Ray {version}; the cluster at {address} does not answer ({problem})", remedy)
+    return Finding("launcher=ray", "ok", f"Ray {version}; in the cluster at {address}")
+
+
+def of_slurm(sbatch: str | None, srun: str | None) -> Finding:
+    """launcher=slurm. Paths of the commands, None where there is none."""
+    if sbatch is None:
+        return Finding("launcher=slurm", "ok", "no sbatch here: runs are not submitted from this machine")
+    if srun is None:
+        return Finding("launcher=slurm", "weak", f"{sbatch}, but no srun", "install Slurm's commands on this machine and the nodes")
+    return Finding("launcher=slurm", "ok", f"{sbatch}, {srun}")
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.is_file() else ""
 
 
 def _version(package: str) -> str | None:

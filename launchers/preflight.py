@@ -20,6 +20,7 @@ from async_rl.config_check import machine_problems, raise_if_any
 from async_rl.config_rewards import RewardConfig, SandboxConfig
 from async_rl.errors import ConfigError
 from async_rl.estimate import ModelShape, disk_mb, embedded_shape, fit_problems, shape_from_hf
+from async_rl.launchers.choosing import launcher_problems
 from async_rl.launchers.compose import is_local_model
 from async_rl.machine import Machine
 from async_rl.reward_terms import functions_of
@@ -50,9 +51,14 @@ def _problems(config: RunConfig, machine: Machine, *, is_new: bool) -> Iterator[
     yield from _file_problems(config)
     yield from _directory_problems(config, is_new=is_new)
     yield from _network_problems(config)
+<<<<<<< HEAD
     yield from _verifier_problems(config.sandbox, config.reward)
+=======
+    yield from launcher_problems(config)
+    yield from _verifier_problems(config.sandbox)
+>>>>>>> 5fe5cae (Ray and Slurm behind the launchers' interface; what they need is checked before a launch and by doctor)
     shape = model_shape(config)
-    if shape is not None:
+    if shape is not None and config.launcher == "local":
         yield from fit_problems(config, shape, memory_mb_available=machine.memory_mb)
 
 
@@ -114,6 +120,8 @@ def _nearest_existing(path: Path) -> Path:
 
 def _network_problems(config: RunConfig) -> Iterator[str]:
     host = host_for_people(config.network)
+    if config.launcher == "slurm":
+        return  # the job may start on any node, where these are looked at when they are bound
     if problem := _bind(host, 0):
         yield f"network.host={host}: not an address of this machine ({problem}); set network.host to one, 127.0.0.1 for this machine alone"
         return

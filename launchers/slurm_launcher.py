@@ -61,6 +61,17 @@ def submit(config: RunConfig, run_dir: Path) -> str:
     return done.stdout.strip().partition(";")[0]
 
 
+def refusal(config: RunConfig) -> str:
+    """Why Slurm would not take the job, in its own words; empty if it would."""
+    script = job_script(config, Path(config.output_dir) / str(config.run_name))
+    command = ["sbatch", "--test-only"]
+    try:
+        done = subprocess.run(command, input=script, capture_output=True, text=True, check=False, timeout=_SUBMIT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return " ".join(done.stderr.split()) if done.returncode else ""
+
+
 def _options(config: RunConfig, run_dir: Path) -> Iterator[str]:
     slurm, cluster = config.slurm, config.cluster
     yield f"--job-name={run_dir.name}"

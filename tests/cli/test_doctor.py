@@ -8,7 +8,19 @@ from pathlib import Path
 import pytest
 
 from async_rl.launchers import cli, doctor_command
-from async_rl.launchers.doctor_command import Finding, of_cores, of_disk, of_files, of_gpus, of_jail, of_memory, of_packages, of_python
+from async_rl.launchers.doctor_command import (
+    Finding,
+    of_cores,
+    of_disk,
+    of_files,
+    of_gpus,
+    of_jail,
+    of_memory,
+    of_packages,
+    of_python,
+    of_ray,
+    of_slurm,
+)
 
 INSTALLED: dict[str, str | None] = dict.fromkeys(("torch", "transformers", "msgspec", "pyzmq", "hydra-core", "tensorboard"), "1")
 
@@ -34,6 +46,12 @@ INSTALLED: dict[str, str | None] = dict.fromkeys(("torch", "transformers", "msgs
         (of_disk("/d", 9, 400.0, 2.0), "ok", "400 MB/s"),
         (of_disk("/d", 9, 40.0, 2.0), "weak", "40 MB/s"),
         (of_disk("/d", 9, 400.0, 70.0), "weak", "70.0 ms"),
+        (of_ray("2.60", ""), "ok", "one of its own"),
+        (of_ray("2.60", "127.0.0.1:1"), "weak", "127.0.0.1:1 does not answer"),
+        (of_ray(None, ""), "weak", "not installed"),
+        (of_slurm("/usr/bin/sbatch", "/usr/bin/srun"), "ok", "/usr/bin/sbatch"),
+        (of_slurm("/usr/bin/sbatch", None), "weak", "no srun"),
+        (of_slurm(None, None), "ok", "no sbatch"),
         (of_jail(1, []), "ok", "namespaces"),
         (of_jail(2, ["no user namespaces"]), "weak", "no user namespaces"),
         (of_jail(0, ["nothing works"]), "bad", "nothing works"),

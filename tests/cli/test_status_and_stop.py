@@ -18,7 +18,7 @@ import pytest
 
 from async_rl.launchers import cli, status_command
 from async_rl.launchers.compose import compose, write_config
-from async_rl.launchers.control import MARK, Mark, leave_mark, living_pid, wait_for_end
+from async_rl.launchers.control import MARK, Mark, leave_mark, living_pid, wait_for_end, wait_for_run
 from async_rl.messages import GetStatus, Member, Message, Ok, StatusReply, StopRun
 from async_rl.processes.runtime import Control
 from async_rl.wire.keys import create_keys
@@ -52,7 +52,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def mark(run_dir: Path, pid: int) -> None:
-    (run_dir / MARK).write_bytes(msgspec.json.encode(Mark(pid=pid, created_s=psutil.Process(pid).create_time())))
+    (run_dir / MARK).write_bytes(msgspec.json.encode(Mark(machine=platform.node(), pid=pid, created_s=psutil.Process(pid).create_time())))
 
 
 @contextmanager
@@ -181,11 +181,20 @@ def test_another_process_with_the_same_id_is_not_taken_for_the_run(run_dir: Path
     assert living_pid(run_dir) is None
     leave_mark(run_dir)
     assert living_pid(run_dir) == os.getpid()
-    (run_dir / MARK).write_bytes(msgspec.json.encode(Mark(pid=os.getpid(), created_s=time.time() - 10**6)))
+    (run_dir / MARK).write_bytes(msgspec.json.encode(Mark(machine=platform.node(), pid=os.getpid(), created_s=time.time() - 10**6)))
     assert living_pid(run_dir) is None
     with sleeper() as process:
         mark(run_dir, process.pid)
     assert living_pid(run_dir) is None
+
+
+def test_a_run_on_another_machine_lives_as_long_as_it_answers(run_dir: Path) -> None:
+    (run_dir / MARK).write_bytes(msgspec.json.encode(Mark(machine="elsewhere", pid=os.getpid(), created_s=psutil.Process().create_time())))
+    assert living_pid(run_dir) is None
+    assert wait_for_run(run_dir, os.getpid(), timeout_s=0.01)
+    with control_socket(run_dir, os.getpid()):
+        assert living_pid(run_dir) == os.getpid()
+        assert not wait_for_run(run_dir, os.getpid(), timeout_s=0.01)
 
 
 def test_waiting_for_an_end_is_bounded() -> None:

@@ -103,7 +103,7 @@ def test_a_wrong_key_is_told_with_the_nearest_right_one(override: str, expected:
         ("algorithm.clip_low=1", "algorithm.clip_low=1: must be a number < 1.0"),
         ("algorithm.clip_dual=0.5", "algorithm.clip_dual=0.5: must be a number > 1.0"),
         ("generation.engine=vlm", "generation.engine=vlm: must be one of vllm, hf; did you mean vllm?"),
-        ("launcher=slurm", "launcher=slurm: must be one of local"),
+        ("launcher=lsf", "launcher=lsf: must be one of local"),
         ("monitoring.tensorboard=1", "monitoring.tensorboard=1: must be true or false, not a whole number"),
         ("generators.cores=3", "generators.cores=3: must be a list, not a whole number"),
         ("generators.cores=[a]", "generators.cores=[a]: must be a whole number, not text"),

@@ -71,6 +71,11 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
         (["learner.take_timeout_s=100"], "is not above supervisor.start_timeout_s=180"),
         (["run_name=a/b"], "becomes a directory's name"),
         (["network.host=0.0.0.0"], "nobody can connect to it"),
+        (["launcher=ray", "network.host=127.0.0.1"], "other machines cannot reach it"),
+        (["launcher=slurm", "cluster.nodes=2", "network.host=127.0.0.1"], "other machines cannot reach it"),
+        (["launcher=ray", "learner.ranks=2", "ray.learner=spread"], "the learner's ranks stay beside the supervisor"),
+        (["launcher=slurm", "generators.gpus_each=0.5"], "Slurm gives whole GPUs to a step; set it to 1"),
+        (["launcher=slurm", "slurm.cpus_per_node=2", "cluster.learner_cpus=4"], "a process takes 4 (cluster.*_cpus)"),
         (["network.control_port=6006", "monitoring.tensorboard_port=6006"], "give them different ports"),
         (["data.train_files=/d/a.jsonl", "evaluation.every_steps=0"], "set model.path=<directory or hub name>"),
         (["data.val_files=/d/a.jsonl"], "data.train_files is empty"),
@@ -114,6 +119,9 @@ def test_a_combination_that_cannot_work_is_refused_with_its_remedy(overrides: li
         ["learner.ranks=2"],
         ["data.filter.above=0.9", "data.filter.below=-0.9"],
         ["num_steps=1"],
+        ["launcher=ray", "ray.address=local", "network.host=127.0.0.1"],
+        ["launcher=ray", "learner.ranks=2", "ray.learner=spread", "cluster.shared_run_dir=true"],
+        ["launcher=slurm", "network.host=127.0.0.1", "slurm.cpus_per_node=2"],
         [*FILES, "data.val_files=/d/b.parquet"],
         [*FILES, "evaluation.every_steps=0"],
     ],
@@ -135,6 +143,11 @@ def test_what_the_machine_lacks_is_refused(overrides: list[str], expected: str) 
     machine = Machine(cores=(0, 1, 2, 3), num_gpus=1, memory_mb=8000)
     (line,) = machine_problems(compose("ppo_code", overrides), machine)
     assert expected in line
+
+
+def test_what_this_machine_lacks_a_cluster_may_have() -> None:
+    config = compose("ppo_code", ["launcher=ray", "generators.count=2", "generators.gpus_each=1"])
+    assert list(machine_problems(config, Machine(cores=(0,), num_gpus=0, memory_mb=8000))) == []
 
 
 def test_the_default_fits_two_cores_without_gpu() -> None:

@@ -1,0 +1,115 @@
+"""A real Slurm of one node for one test: munged, slurmctld and slurmd with everything they write below one directory."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Self
+
+_COMMANDS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "sinfo")
+_READY_S = 60.0
+_CONFIG = """
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={control_port}
+SlurmdPort={node_port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={root}/munge.socket
+CryptoType=crypto/munge
+StateSaveLocation={root}/state
+SlurmdSpoolDir={root}/spool
+SlurmctldPidFile={root}/slurmctld.pid
+SlurmdPidFile={root}/slurmd.pid
+SlurmctldLogFile={root}/slurmctld.log
+SlurmdLogFile={root}/slurmd.log
+SwitchType=switch/none
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+SchedulerParameters=sched_interval=1
+KillWait=5
+SlurmdParameters=config_overrides
+ReturnToService=2
+NodeName={host} NodeAddr=127.0.0.1 CPUs=8 State=UNKNOWN
+PartitionName=short Nodes={host} Default=YES MaxTime=60 State=UP
+"""
+
+
+def missing() -> list[str]:
+    """What this machine lacks for it; empty if nothing."""
+    lacks = [command for command in _COMMANDS if shutil.which(command) is None]
+    return lacks if os.geteuid() == 0 else ["root", *lacks]
+
+
+class SlurmCluster:
+    """As a context manager: the daemons run within. `env` is what Slurm's commands need."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._daemons: list[subprocess.Popen[bytes]] = []
+        self.env = {"SLURM_CONF": str(root / "slurm.conf")}
+
+    def __enter__(self) -> Self:
+        root = self._root
+        for name in ("state", "spool"):
+            (root / name).mkdir(parents=True)
+        root.chmod(0o755)  # munged wants every directory above its socket closed to writers
+        key = root / "munge.key"
+        key.write_bytes(secrets.token_bytes(1024))
+        key.chmod(0o400)
+        host = socket.gethostname().partition(".")[0]
+        config = _CONFIG.format(root=root, host=host, control_port=_free_port(), node_port=_free_port())
+        (root / "slurm.conf").write_text(config)
+        files = {name: f"{root}/munge.{name}" for name in ("socket", "pid", "log", "seed")}
+        self._start(
+            *("munged", "--foreground", "--force", f"--key-file={key}", f"--socket={files['socket']}", f"--pid-file={files['pid']}"),
+            *(f"--log-file={files['log']}", f"--seed-file={files['seed']}"),
+        )
+        self._until(lambda: Path(files["socket"]).exists(), "munged")
+        self._start("slurmctld", "-D", "-c")
+        self._start("slurmd", "-D", "-c", "-N", host)
+        self._until(lambda: "idle" in self.run("sinfo", "--noheader", "--format=%T"), "an idle node")
+        return self
+
+    def run(self, *command: str) -> str:
+        """What one of Slurm's commands says."""
+        done = subprocess.run(command, env={**os.environ, **self.env}, capture_output=True, text=True, check=False, timeout=60)
+        return done.stdout
+
+    def _start(self, *command: str) -> None:
+        with (self._root / f"{command[0]}.out").open("wb") as sink:
+            self._daemons.append(subprocess.Popen(command, env={**os.environ, **self.env}, stdout=sink, stderr=sink))
+
+    def _until(self, condition: object, what: str) -> None:
+        assert callable(condition)
+        deadline_s = time.monotonic() + _READY_S
+        while not condition():
+            logs = "\n".join(path.read_text(errors="replace")[-2000:] for path in self._root.glob("*.[lo]*") if path.is_file())
+            assert time.monotonic() < deadline_s, f"no {what} within {_READY_S:g} s:\n{logs}"
+            time.sleep(0.1)
+
+    def __exit__(self, *_: object) -> None:
+        self.run("scancel", "--user=root", "--signal=KILL", "--full")
+        for daemon in reversed(self._daemons):
+            daemon.terminate()
+            try:
+                daemon.wait(15)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+
+
+def _free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])

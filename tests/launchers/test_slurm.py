@@ -1,0 +1,55 @@
+"""A short training as a job of a real Slurm on this machine."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from slurm_cluster import SlurmCluster, missing
+
+_ASYNC_RL = str(Path(sys.executable).with_name("async-rl"))
+_SHORT = ["num_steps=4", "generation.engine=hf", "buffer.groups_per_step=2", "evaluation.every_steps=0", "monitoring.tensorboard=false"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(280)
+@pytest.mark.skipif(bool(missing()), reason=f"no Slurm here; lacks {', '.join(missing())} (apt-get install slurmctld slurmd munge)")
+def test_a_run_is_submitted_trains_in_steps_of_its_job_and_ends_the_job(tmp_path: Path) -> None:
+    with SlurmCluster(tmp_path / "slurm") as slurm:
+        done = launch(slurm, tmp_path, "slurm.time=00:20:00")
+        assert done.returncode == 0, done.stdout + done.stderr
+        run_dir = tmp_path / "run"
+        job = done.stdout.rpartition("run run is job ")[2].partition(":")[0]
+        steps: set[str] = set()
+        deadline_s = time.monotonic() + 200
+        while slurm.run("squeue", "--noheader", f"--job={job}"):
+            steps |= set(slurm.run("squeue", "--steps", "--noheader", "--format=%j").split())
+            assert time.monotonic() < deadline_s, (run_dir / "logs" / "slurm.out").read_text()
+            time.sleep(0.3)
+        said = (run_dir / "logs" / "slurm.out").read_text()
+        assert msgspec.json.decode((run_dir / "state.json").read_bytes())["outcome"] == "finished", said
+        assert {"buffer", "verifier-0", "generator-0", "learner-0"} <= steps
+        assert "step 4 of 4" in said
+        audit = subprocess.run([_ASYNC_RL, "ledger", str(run_dir), "--audit"], capture_output=True, text=True, check=False, timeout=60)
+        assert audit.returncode == 0, audit.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(missing()), reason=f"no Slurm here; lacks {', '.join(missing())} (apt-get install slurmctld slurmd munge)")
+def test_a_job_that_slurm_would_refuse_is_refused_before_the_run_exists(tmp_path: Path) -> None:
+    with SlurmCluster(tmp_path / "slurm") as slurm:
+        done = launch(slurm, tmp_path, "slurm.partition=nowhere")
+        assert done.returncode == 2
+        assert "sbatch --test-only refuses the job" in done.stderr
+        assert "invalid partition" in done.stderr
+        assert not (tmp_path / "run").exists()
+
+
+def launch(slurm: SlurmCluster, output_dir: Path, *settings: str) -> "subprocess.CompletedProcess[str]":
+    """`async-rl launch launcher=slurm`, as a person on the login node."""
+    command = [_ASYNC_RL, "launch", "conf=ppo_code", "launcher=slurm", *_SHORT, f"output_dir={output_dir}", "run_name=run", *settings]
+    environment = {**os.environ, **slurm.env, "COLUMNS": "140"}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)

@@ -1,0 +1,162 @@
+"""Facts about launcher=slurm that need no Slurm: the script, the steps' commands, and what srun's signals and output mean."""
+
+import asyncio
+import signal
+import stat
+from pathlib import Path
+
+import pytest
+
+from async_rl.config import RunConfig
+from async_rl.errors import ConfigError
+from async_rl.launchers.compose import compose
+from async_rl.launchers.slurm_launcher import SlurmLauncher, job_script, submit
+from async_rl.machine import Machine
+from async_rl.topology import ProcessSpec, processes
+
+MACHINE = Machine(cores=(0, 1), num_gpus=0, memory_mb=8000)
+FAKE_SRUN = """#!/bin/bash
+echo "$@" > "$SRUN_SAID"
+while [[ $1 != */python* ]]; do shift; done
+trap 'kill -USR1 $task' USR1; trap 'kill -KILL $task' TERM
+printf '%s' "$PRETENDED" > "$SRUN_SAID.py"
+"$1" "$SRUN_SAID.py" & task=$!
+wait $task; while kill -0 $task 2>/dev/null; do wait $task; done
+wait $task; exit $?
+"""
+
+
+def settings(*overrides: str) -> RunConfig:
+    return compose("ppo_code", ["launcher=slurm", *overrides])
+
+
+def options(script: str) -> list[str]:
+    return [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH ")]
+
+
+def spec(config: RunConfig, name: str) -> ProcessSpec:
+    return next(spec for spec in processes(config, MACHINE) if spec.name == name)
+
+
+def test_the_script_asks_for_what_the_settings_say_and_becomes_the_supervisor() -> None:
+    said = [
+        *("cluster.nodes=3", "cluster.gpus_per_node=8", "slurm.partition=big", "slurm.account=us", "slurm.time=02:00:00"),
+        *("slurm.cpus_per_node=16", "slurm.stop_before_s=300", 'slurm.extra=["--constraint=fast","--qos=high"]'),
+    ]
+    script = job_script(settings(*said), Path("/runs/mine"))
+    assert options(script) == [
+        *("--job-name=mine", "--output=/runs/mine/logs/slurm.out", "--open-mode=append", "--nodes=3", "--ntasks-per-node=1"),
+        *("--cpus-per-task=16", "--gpus-per-node=8", "--time=02:00:00", "--partition=big", "--account=us", "--signal=B:TERM@300"),
+        *("--no-kill", "--constraint=fast", "--qos=high"),
+    ]
+    assert script.startswith("#!/bin/bash\n")
+    assert script.splitlines()[-1].startswith("exec ")
+    assert script.endswith(" -m async_rl.launchers.slurm_job /runs/mine\n")
+
+
+def test_what_is_left_open_is_left_to_slurm_and_nodes_are_whole() -> None:
+    said = options(job_script(settings("slurm.stop_before_s=0"), Path("/runs/mine")))
+    assert said == [
+        *("--job-name=mine", "--output=/runs/mine/logs/slurm.out", "--open-mode=append", "--nodes=1", "--ntasks-per-node=1"),
+        *("--exclusive", "--time=24:00:00", "--no-kill"),
+    ]
+
+
+def test_a_refusal_is_told_in_slurms_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program(tmp_path / "sbatch", "#!/bin/bash\necho 'sbatch: error: invalid partition' >&2; exit 1\n")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(ConfigError, match=r"sbatch refuses .*job.sh: sbatch: error: invalid partition"):
+        submit(settings(), tmp_path)
+    program(tmp_path / "sbatch", "#!/bin/bash\necho '17;cluster'\n")
+    assert submit(settings(), tmp_path) == "17"
+
+
+def program(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+@pytest.fixture
+def launcher_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type:
+    """A launcher whose srun runs a pretended process: PRETENDED is its code."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "logs").mkdir()
+    program(tmp_path / "bin" / "srun", FAKE_SRUN)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    monkeypatch.setenv("SRUN_SAID", str(tmp_path / "said"))
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    monkeypatch.setenv("SLURMD_NODENAME", "localhost")
+    return SlurmLauncher
+
+
+async def life(launcher: SlurmLauncher, config: RunConfig, name: str, act: str) -> tuple[int, int]:
+    """(process id, exit code) of one step; act: the handle's method that is called once it has a place."""
+    await launcher.open()
+    process = await launcher.start(spec(config, name))
+    await process.placed()
+    if act:
+        {"terminate": process.terminate, "kill": process.kill}[act]()
+    async with asyncio.timeout(20):
+        return process.pid, await process.wait()
+
+
+@pytest.mark.parametrize(
+    ("code", "act", "expected"),
+    [
+        ("raise SystemExit(3)", "", 3),
+        ("import signal, os; os.kill(os.getpid(), signal.SIGKILL)", "", -signal.SIGKILL),
+        ("import signal; signal.pause()", "kill", -signal.SIGKILL),
+    ],
+)
+def test_the_end_of_a_step_is_the_end_of_its_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher_of: type[SlurmLauncher], code: str, act: str, expected: int
+) -> None:
+    monkeypatch.setenv("PRETENDED", f"import os; print(os.getpid(), flush=True); {code}")
+    config = settings()
+    pid, ended = asyncio.run(life(launcher_of(tmp_path, config), config, "verifier-0", act))
+    assert pid > 0
+    assert ended == expected
+    assert str(pid) not in (tmp_path / "logs" / "verifier-0.out").read_text().splitlines()
+
+
+def test_a_step_is_asked_to_end_by_the_signal_that_srun_passes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher_of: type[SlurmLauncher]
+) -> None:
+    waits = "import os, signal; signal.signal(signal.SIGUSR1, lambda *_: os._exit(7)); print(os.getpid(), flush=True); signal.pause()"
+    monkeypatch.setenv("PRETENDED", waits)
+    config = settings()
+    assert asyncio.run(life(launcher_of(tmp_path, config), config, "verifier-0", "terminate"))[1] == 7
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name", "asks"),
+    [
+        ([], "buffer", {"--cpus-per-task=1", "--gres=none", "--nodelist=localhost"}),
+        (["cluster.buffer_cpus=3"], "buffer", {"--cpus-per-task=3"}),
+        (["cluster.verifier_cpus=5"], "verifier-0", {"--cpus-per-task=5"}),
+        (["cluster.generator_cpus=4", "generators.gpus_each=2"], "generator-0", {"--cpus-per-task=4", "--gpus-per-node=2"}),
+        (["cluster.learner_cpus=6"], "learner-0", {"--cpus-per-task=6", "--gres=none"}),
+    ],
+)
+def test_a_step_takes_what_its_role_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher_of: type[SlurmLauncher], overrides: list[str], name: str, asks: set[str]
+) -> None:
+    monkeypatch.setenv("PRETENDED", "import os; print(os.getpid(), flush=True)")
+    config = settings(*overrides)
+    asyncio.run(life(launcher_of(tmp_path, config), config, name, ""))
+    said = set((tmp_path / "said").read_text().split())
+    assert asks | {"--exact", "--nodes=1", "--ntasks=1"} <= said
+    assert ("--nodelist=localhost" in said) == (name == "buffer")
+
+
+def test_several_nodes_need_an_address_that_the_others_reach(tmp_path: Path, launcher_of: type[SlurmLauncher]) -> None:
+    assert asyncio.run(launcher_of(tmp_path, settings()).open()) == "127.0.0.1"
+    with pytest.raises(ConfigError, match=r"localhost is 127.0.0.1 to itself.*set network.interface"):
+        asyncio.run(launcher_of(tmp_path, settings("cluster.nodes=2")).open())
+    assert asyncio.run(launcher_of(tmp_path, settings("cluster.nodes=2", "network.host=10.0.0.1")).open()) == "127.0.0.1"
+
+
+def test_outside_a_job_nothing_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    with pytest.raises(ConfigError, match="this process is in no job"):
+        asyncio.run(SlurmLauncher(tmp_path, settings()).open())
