@@ -51,12 +51,8 @@ def _problems(config: RunConfig, machine: Machine, *, is_new: bool) -> Iterator[
     yield from _file_problems(config)
     yield from _directory_problems(config, is_new=is_new)
     yield from _network_problems(config)
-<<<<<<< HEAD
-    yield from _verifier_problems(config.sandbox, config.reward)
-=======
     yield from launcher_problems(config)
-    yield from _verifier_problems(config.sandbox)
->>>>>>> 5fe5cae (Ray and Slurm behind the launchers' interface; what they need is checked before a launch and by doctor)
+    yield from _verifier_problems(config.sandbox, config.reward)
     shape = model_shape(config)
     if shape is not None and config.launcher == "local":
         yield from fit_problems(config, shape, memory_mb_available=machine.memory_mb)
