@@ -25,28 +25,44 @@ def token_logprobs(hidden: Tensor, *, head: Tensor, targets: Tensor, temperature
 
 def chunk_logprobs(hidden: Tensor, head: Tensor, temperature: float) -> Tensor:
     """log softmax(hidden head^T / temperature): [C, H], [V, H] -> float32 [C, V]. Holds all its logits: give it few rows."""
-    logits = (hidden @ head.t()).float()
+    return _fill(_room(hidden, head, len(hidden)), _room(hidden, head, len(hidden)), hidden, head, temperature)
+
+
+def _room(hidden: Tensor, head: Tensor, num_rows: int) -> Tensor:
+    return torch.empty(min(num_rows, len(hidden)), len(head), dtype=torch.float32, device=hidden.device)
+
+
+def _fill(result: Tensor, scratch: Tensor, hidden: Tensor, head: Tensor, temperature: float) -> Tensor:
+    """Writes the log-probs of these rows into the first rows of `result`, which is returned in that size; the logits pass through scratch."""
+    result, scratch = result[: len(hidden)], scratch[: len(hidden)]
+    if hidden.dtype is torch.float32:
+        torch.mm(hidden, head.t(), out=scratch)
+    else:
+        scratch.copy_(hidden @ head.t())
     if temperature != 1.0:
-        logits /= temperature
-    return torch.log_softmax(logits, dim=-1)
+        scratch /= temperature
+    return torch.log_softmax(scratch, dim=-1, out=result)
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """With z the scaled logits, p their softmax, y the target: d logp_y / dz = 1_y - p and dH / dz = -p (log p + H)."""
+    """With z the scaled logits, p their softmax, y the target: d logp_y / dz = 1_y - p and dH / dz = -p (log p + H).
+
+    The two [C, V] matrices are used again for every chunk: new ones would leave gaps in memory, which cost as much again.
+    """
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, temperature: float, chunk_tokens: int) -> tuple[Tensor, Tensor]:
         logprobs = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         entropies = torch.empty_like(logprobs)
-        kept = None
+        matrix, scratch = _room(hidden, head, chunk_tokens), _room(hidden, head, chunk_tokens)
         for start in range(0, len(hidden), chunk_tokens):
             rows = slice(start, start + chunk_tokens)
-            distribution = chunk_logprobs(hidden[rows], head, temperature)
+            distribution = _fill(matrix, scratch, hidden[rows], head, temperature)
             logprobs[rows] = distribution.gather(1, targets[rows, None]).squeeze(1)
-            entropies[rows] = torch.linalg.vecdot(distribution.exp(), distribution).neg_()
-            kept = distribution if len(hidden) <= chunk_tokens else None
+            probs = torch.exp(distribution, out=scratch[: len(distribution)])
+            entropies[rows] = torch.linalg.vecdot(probs, distribution).neg_()
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(hidden, head, targets, entropies, kept)
+        ctx.save_for_backward(hidden, head, targets, entropies, matrix if len(hidden) <= chunk_tokens else None)
         ctx.temperature = temperature
         ctx.chunk_tokens = chunk_tokens
         return logprobs, entropies
@@ -59,19 +75,25 @@ class _TokenLogprobs(torch.autograd.Function):
             grad_logprobs = torch.zeros_like(entropies)
         grad_hidden = torch.empty_like(hidden)
         grad_head = torch.zeros(head.shape, dtype=torch.float32, device=head.device)
+        matrix, scratch = _room(hidden, head, ctx.chunk_tokens), _room(hidden, head, ctx.chunk_tokens)
         for start in range(0, len(hidden), ctx.chunk_tokens):
             rows = slice(start, start + ctx.chunk_tokens)
-            distribution = kept if kept is not None else chunk_logprobs(hidden[rows], head, ctx.temperature)
-            share = grad_logprobs[rows, None]
+            distribution = kept if kept is not None else _fill(matrix, scratch, hidden[rows], head, ctx.temperature)
+            size, share = len(distribution), grad_logprobs[rows, None]
+            grad_logits = torch.exp(distribution, out=scratch[:size])
             if grad_entropies is None:
-                grad_logits = distribution.exp().mul_(-share)
+                grad_logits.mul_(-share)
             else:
-                pull = grad_entropies[rows, None] * (distribution + entropies[rows, None])
-                grad_logits = distribution.exp().mul_(-share - pull)
+                pull = torch.add(distribution, entropies[rows, None], out=matrix[:size]).mul_(grad_entropies[rows, None])
+                grad_logits.mul_(pull.add_(share).neg_())
             grad_logits.scatter_add_(1, targets[rows, None], share)
             if ctx.temperature != 1.0:
                 grad_logits /= ctx.temperature
-            grad_logits = grad_logits.to(hidden.dtype)
-            torch.mm(grad_logits, head, out=grad_hidden[rows])
-            grad_head += grad_logits.t() @ hidden[rows]
+            if hidden.dtype is torch.float32:
+                torch.mm(grad_logits, head, out=grad_hidden[rows])
+                grad_head.addmm_(grad_logits.t(), hidden[rows])
+            else:
+                low = grad_logits.to(hidden.dtype)
+                torch.mm(low, head, out=grad_hidden[rows])
+                grad_head += low.t() @ hidden[rows]
         return grad_hidden, grad_head.to(head.dtype), None, None, None

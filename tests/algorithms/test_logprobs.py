@@ -56,8 +56,8 @@ def test_only_one_chunk_of_logits_exists_at_a_time(monkeypatch: pytest.MonkeyPat
     import async_rl.algorithms.logprobs as module
 
     sizes: list[int] = []
-    plain = module.chunk_logprobs
-    monkeypatch.setattr(module, "chunk_logprobs", lambda h, w, t: sizes.append(len(h)) or plain(h, w, t))
+    plain = module._fill
+    monkeypatch.setattr(module, "_fill", lambda a, b, h, w, t: sizes.append(len(h)) or plain(a, b, h, w, t))
     hidden = torch.randn(10, 4, requires_grad=True)
     logprobs, _ = token_logprobs(
         hidden, head=torch.randn(7, 4), targets=torch.zeros(10, dtype=torch.int64), temperature=1.0, chunk_tokens=4
