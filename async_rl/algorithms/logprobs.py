@@ -33,7 +33,7 @@ def _room(hidden: Tensor, head: Tensor, num_rows: int) -> Tensor:
 
 
 def _fill(result: Tensor, scratch: Tensor, hidden: Tensor, head: Tensor, temperature: float) -> Tensor:
-    """Writes the log-probs of these rows into the first rows of `result`, which is returned in that size; the logits pass through scratch."""
+    """Writes the log-probs of these rows into the first rows of `result`, returned in that size; logits pass through scratch."""
     result, scratch = result[: len(hidden)], scratch[: len(hidden)]
     if hidden.dtype is torch.float32:
         torch.mm(hidden, head.t(), out=scratch)
