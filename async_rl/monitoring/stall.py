@@ -5,7 +5,7 @@ Progress is a new learner version (or a learner that came up). Pure state, fed w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from async_rl.messages import Member
 from async_rl.monitoring.status import duration
@@ -14,6 +14,8 @@ _CHAIN = ("learner", "buffer", "generator", "verifier")
 """Each waits for the next."""
 _NEEDED = ("generator", "verifier")
 _MOST_TOLD = 8
+_AWAY = ("starting", "ended")
+_AT_REST = ("ready", "serving")
 
 
 class Stall:
@@ -30,18 +32,26 @@ class Stall:
             self._progress, self.since_s = progress, now_s
 
 
-def sentence(members: Sequence[Member], *, stalled_s: float, now_s: float) -> str:
-    """Who waits for what and since when, the learner first. now_s: Unix time, as in heartbeats."""
+def sentence(members: Sequence[Member], *, stalled_s: float, now_s: float, unheard_s: Mapping[str, float]) -> str:
+    """Who is silent, then who waits for what and since when, the learner first; who works is told if it is at one thing all the time.
+
+    now_s: Unix time, as in heartbeats.
+    """
     version = max((m.version for m in members if m.role == "learner"), default=-1)
     what = f"no learner step after version {version}" if version >= 0 else "the learner has not started"
-    serving = {m.role for m in members if m.state not in ("starting", "ended")}
+    serving = {m.role for m in members if m.state not in _AWAY}
     parts = [f"no {role} serves" for role in _NEEDED if role not in serving]
+    parts += [f"{name} was not heard of for {duration(silent_s)}" for name, silent_s in sorted(unheard_s.items())]
     for member in sorted(members, key=lambda m: (_CHAIN.index(m.role), m.name)):
+        if member.name in unheard_s:
+            continue
         since = duration(now_s - member.since_s)
         if member.waits_for:
             verb = "is held back by" if member.state == "blocked" else "waits for"
             parts.append(f"{member.name} {verb} {member.waits_for} ({since})")
-        elif member.state in ("starting", "ended") or member.role == "learner":
+        elif (
+            member.role == "learner" or member.state in _AWAY or (member.state not in _AT_REST and 2 * (now_s - member.since_s) > stalled_s)
+        ):
             parts.append(f"{member.name}: {member.state} ({since})")
     more = f"; and {len(parts) - _MOST_TOLD} more" if len(parts) > _MOST_TOLD else ""
     return f"{what} for {duration(stalled_s)}: {'; '.join(parts[:_MOST_TOLD])}{more}"

@@ -80,8 +80,8 @@ class Activity:
         self._wall = wall
         self._lock = threading.Lock()
         self._frame: contextvars.ContextVar[_Frame | None] = contextvars.ContextVar("activity", default=None)
-        self._busy: dict[_Frame, None] = {}
-        self._held: dict[_Frame, None] = {}
+        # The first kind that has one stands for the process: work, else a wait for what is upstream, else what holds it back.
+        self._frames: dict[_Kind, dict[_Frame, None]] = {kind: {} for kind in _Kind}
         self._seconds: dict[str, _Seconds] = {}
         self._values: dict[str, float] = {}
         self._rest_state = "starting"
@@ -177,26 +177,29 @@ class Activity:
 
     def _enter(self, frame: _Frame, now: float) -> None:
         frame.since = now
-        (self._busy if frame.kind is _Kind.BUSY else self._held)[frame] = None
+        self._frames[frame.kind][frame] = None
         seconds = self._seconds.setdefault(frame.key, _Seconds())
         if seconds.num_active == 0:
             seconds.since = now
         seconds.num_active += 1
 
     def _leave(self, frame: _Frame, now: float) -> None:
-        del (self._busy if frame.kind is _Kind.BUSY else self._held)[frame]
+        del self._frames[frame.kind][frame]
         seconds = self._seconds[frame.key]
         seconds.num_active -= 1
         if seconds.num_active == 0:
             seconds.total += now - seconds.since
 
     def _shown(self) -> _Frame | None:
-        """The block that stands for the process: insertion order is order of activation, so the first is the oldest."""
-        return next(iter(self._busy), None) or next(iter(self._held), None)
+        """The block that stands for the process: the oldest of its kind that says why, or of all; insertion order is that of activation."""
+        frames = self._frames[self._shown_kind()]
+        return min(frames, key=lambda frame: ":" not in frame.label, default=None)
+
+    def _shown_kind(self) -> _Kind:
+        return next((kind for kind, frames in self._frames.items() if frames), _Kind.IDLE)
 
     def _settle(self, now: float) -> None:
-        shown = self._shown()
-        kind = shown.kind if shown else _Kind.IDLE
+        kind = self._shown_kind()
         if kind is not self._kind:
             self._kind_seconds[self._kind] += now - self._kind_since
             self._kind, self._kind_since = kind, now

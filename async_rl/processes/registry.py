@@ -79,6 +79,11 @@ class Registry:
         """Seconds since the process was heard of."""
         return time.monotonic() - self._entries[name].heard_s
 
+    def unheard_s(self, least_s: float) -> dict[str, float]:
+        """Those that serve and were not heard of for at least so long: for how long."""
+        now_s = time.monotonic()
+        return {name: now_s - e.heard_s for name, e in self._entries.items() if e.is_serving and now_s - e.heard_s >= least_s}
+
     async def until_silent(self, name: str, *, start_timeout_s: float, heartbeat_timeout_s: float) -> str:
         """Returns, with the reason, once the process failed to serve within its start time or stopped beating."""
         started_s = time.monotonic()

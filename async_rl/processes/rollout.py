@@ -45,7 +45,7 @@ class Rollouts:
         self._config = context.config
         self._engine = engine
         self._tokenizer = load_tokenizer(context.model_path, trust_remote_code=context.config.model.trust_remote_code)
-        self._client = VerifierClient(context.config, context.token)
+        self._client = VerifierClient(context.config, context.token, context.activity)
         self._memo = VerdictMemo(self._client, size=context.config.verifiers.memo_programs)
         self._scorer = Scorer(context.config, self._memo, self._client.ask_functions)
 

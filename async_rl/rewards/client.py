@@ -21,6 +21,7 @@ import msgspec
 
 from async_rl.config import RunConfig
 from async_rl.errors import DeadlineExceeded, InfrastructureError, ProtocolError, RewardError, Unavailable
+from async_rl.observability.activity import Activity
 from async_rl.rewards.protocol import BatchLine, BatchRequest, ErrorReply, RewardSample, VerifyRequest, VerifyResponse
 from async_rl.types import CodeProblem, Verdict
 
@@ -36,9 +37,10 @@ _HEADERS = {"content-type": "application/msgpack"}
 
 
 class VerifierClient:
-    """One per generator process. Servers come and go by `update_servers`."""
+    """One per generator process. Servers come and go by `update_servers`. activity: told why nobody takes a program."""
 
-    def __init__(self, config: RunConfig, token: str) -> None:
+    def __init__(self, config: RunConfig, token: str, activity: Activity | None = None) -> None:
+        self._activity = activity or Activity()
         self._verifiers, self._sandbox = config.verifiers, config.sandbox
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         timeout = httpx.Timeout(self._verifiers.timeout_s, pool=None)
@@ -89,7 +91,8 @@ class VerifierClient:
         started = time.monotonic()
         try:
             async with asyncio.timeout(self._verifiers.timeout_s):
-                response = await self._try(request)
+                with contextlib.ExitStack() as told:
+                    response = await self._try(request, told)
         except TimeoutError as error:
             raise DeadlineExceeded(
                 f"no verdict within {self._verifiers.timeout_s:g} s from {len(self._servers)} verifiers; "
@@ -99,8 +102,10 @@ class VerifierClient:
         self._num_since_ordered += 1
         return response
 
-    async def _try(self, request: VerifyRequest) -> VerifyResponse:
+    async def _try(self, request: VerifyRequest, told: contextlib.ExitStack) -> VerifyResponse:
+        """The first answer that is a verdict. told: holds what the program waits for, once nobody took it."""
         attempts = 0
+        is_told = False
         avoided: _Server | None = None
         while True:
             server = await self._least_busy(avoided)
@@ -113,6 +118,9 @@ class VerifierClient:
                 await self._pause(_FIRST_PAUSE_S)
             except Unavailable as error:
                 problem = str(error)
+                if not is_told:
+                    is_told = True
+                    told.enter_context(self._activity.waiting(f"verdicts: {problem}"))
             except InfrastructureError as error:
                 problem = str(error)
                 attempts += 1

@@ -194,3 +194,21 @@ def test_the_four_conditions_of_a_process_add_up_to_its_age(activity: Activity, 
         clock.pass_by(4)
     counters = activity.snapshot().counters
     assert [counters[k] for k in ("idle_s", "busy_s", "blocked_s", "wait_s")] == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_a_wait_for_what_is_upstream_is_told_before_what_holds_back_and_one_that_says_why_before_others(
+    activity: Activity, clock: Clock
+) -> None:
+    async def scenario() -> None:
+        got = asyncio.Event()
+        shown = []
+        async with asyncio.TaskGroup() as group:
+            for block in (activity.blocked("admission: 8 of 8"), activity.waiting("verdicts"), activity.waiting("verdicts: it is full")):
+                entered = asyncio.Event()
+                group.create_task(_stay(block, entered, got))
+                await entered.wait()
+                shown.append(activity.snapshot()[:2])
+            got.set()
+        assert shown == [("blocked", "admission: 8 of 8"), ("waiting", "verdicts"), ("waiting", "verdicts: it is full")]
+
+    asyncio.run(scenario())

@@ -20,6 +20,24 @@ def beat(registry: Registry, watchdog: Watchdog, version: int) -> None:
     watchdog.on_heartbeat()
 
 
+def test_a_second_stall_is_told_as_soon_as_the_first_however_far_the_deadline_is() -> None:
+    async def main() -> None:
+        registry, told = Registry(), asyncio.Queue[str]()
+        registry.register(Register(name="learner-0", role="learner", pid=1, address="tcp://x"))
+        limits = msgspec.structs.replace(LIMITS, stall_warning_s=0.05, stall_timeout_s=1000.0)
+        watchdog = Watchdog(registry, limits, told.put_nowait)
+        beat(registry, watchdog, 1)
+        running = asyncio.create_task(watchdog.run())
+        async with asyncio.timeout(20):
+            for version in (1, 2, 3):
+                assert f"no learner step after version {version}" in await told.get()
+                beat(registry, watchdog, version + 1)
+                assert await told.get() == ""
+        running.cancel()
+
+    asyncio.run(main())
+
+
 def test_a_stall_is_told_once_and_taken_back_and_ends_the_run_with_the_sentence() -> None:
     async def main() -> list[str]:
         registry, told = Registry(), list[str]()

@@ -16,6 +16,7 @@ from starlette.routing import Route
 from verifier_support import TOKEN, run_config, serve, verifier
 
 from async_rl.errors import DeadlineExceeded, InfrastructureError, ProtocolError
+from async_rl.observability.activity import Activity
 from async_rl.rewards.client import VerifierClient
 from async_rl.rewards.scoring import Scorer
 from async_rl.types import CallTest, CodeProblem, Prompt, Verdict
@@ -239,6 +240,24 @@ def test_client_retries_elsewhere_and_gives_up_with_a_typed_error() -> None:
             with pytest.raises(DeadlineExceeded):
                 await hurried.verify(PROBLEM, GOOD)
             await hurried.close()
+
+    asyncio.run(run())
+
+
+def test_client_says_whom_it_waits_for_and_why_once_nobody_takes_a_program() -> None:
+    async def run() -> None:
+        activity = Activity()
+        async with verifier() as (good, _), serve(_refusing(429)) as full:
+            client = VerifierClient(run_config(), TOKEN, activity)
+            client.update_servers([full])
+            waiting = asyncio.create_task(client.verify(PROBLEM, GOOD))
+            await _until(lambda: client.num_retries > 1)
+            shown = activity.snapshot()
+            assert (shown.state, shown.waits_for) == ("waiting", f"verdicts: verifier {full} takes nothing now: no")
+            client.update_servers([good])
+            assert await waiting == [Verdict.PASS] * 3
+            assert activity.snapshot().waits_for == ""
+            await client.close()
 
     asyncio.run(run())
 

@@ -1,0 +1,102 @@
+"""A run that stands still names in its log, its status and TensorBoard who waits for what; at the deadline it ends with that sentence.
+
+One run, held up at one place after the other. "Data exhausted" is not among them: the order of prompts has no end (async_rl/data/order.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable
+
+import psutil
+import pytest
+from e2e_support import LiveRun
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+Launch = Callable[..., LiveRun]
+PATIENT = (
+    "conf=grpo_code",
+    "generation.engine=hf",
+    "buffer.groups_per_step=4",
+    "generation.group_size=4",
+    "evaluation.every_steps=0",
+    "verifiers.queue_size=1",
+    "verifiers.memo_programs=0",
+    "weights.deadline_s=300",
+    "supervisor.heartbeat_s=0.2",
+    "supervisor.heartbeat_timeout_s=300",
+    "supervisor.stall_warning_s=5",
+    "supervisor.stall_timeout_s=30",
+    "num_steps=100000",
+)
+
+
+def told(run: LiveRun) -> list[str]:
+    """The sentences in the log, oldest first."""
+    log = (run.run_dir / "logs" / "supervisor.log").read_text()
+    return [line.partition("no learner step")[2] for line in log.splitlines() if "WARNING" in line and "no learner step" in line]
+
+
+def said_while(run: LiveRun, held: list[psutil.Process], *expected: str) -> str:
+    """The sentence of a run in which these processes stand still, repeated by `async-rl status`; then they go on, and so does the run."""
+    before = len(told(run))
+    _signal(held, signal.SIGSTOP)
+    run.until(lambda: len(told(run)) > before, f"a sentence while {held} stand still")
+    sentence, status = told(run)[-1], " ".join(run.status().split())
+    _signal(held, signal.SIGCONT)
+    assert [part for part in expected if part not in sentence] == [], sentence
+    assert [part for part in expected if part not in status] == [], status
+    at = run.step
+    run.until(lambda: run.step > at + 1, "the run goes on")
+    return sentence
+
+
+def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):  # a judged program may just have ended
+            process.send_signal(number)
+
+
+def test_whoever_holds_a_run_up_is_named_and_past_the_deadline_the_run_ends_with_that_sentence(launch: Launch) -> None:
+    run = launch(*PATIENT)
+    run.until(lambda: run.step >= 2, "step 2")
+
+    verifier = psutil.Process(run.pid_of("verifier-0"))
+    sentences = [
+        said_while(run, [verifier], "verifier-0 was not heard of for", "generator-0 waits for verdicts", "learner-0 waits for a batch")
+    ]
+    full = "generator-0 waits for verdicts: verifier http"
+    sentences.append(said_while(run, verifier.children(recursive=True), full, "takes nothing now", "verifier-0: judging"))
+
+    run.kill("generator-0")
+    run.until(lambda: "generator-0 was ended by SIGKILL" in (run.run_dir / "logs" / "supervisor.log").read_text(), "its end was noticed")
+    run.until(lambda: any("generator-0" in p.info["cmdline"] for p in run.processes()), "its next life")
+    said_while(
+        run, [psutil.Process(run.pid_of("generator-0"))], "no generator serves", "generator-0: starting", "learner-0 waits for a batch"
+    )
+
+    run.kill("learner-0", signal.SIGSTOP)
+    assert run.wait(timeout_s=120) == 1
+    first, _, rest = run.terminal.partition("the run has failed at step")[2].partition("no learner step after version")
+    assert first.split()[1:] == ["of", "100000"], "the sentence is the first that is said of it"
+    sentence = " ".join(rest.split())
+    for part in (
+        "learner-0 was not heard of for",
+        "buffer is held back by admission",
+        "generator-0 is held back by admission: the learner is behind",
+        "(supervisor.stall_timeout_s=30)",
+    ):
+        assert part in sentence, run.terminal
+    assert run.processes() == []
+    assert run.audit()["problems"] == []
+
+    sentences.append(told(run)[-1])
+    events = EventAccumulator(str(run.run_dir / "tensorboard"))
+    events.Reload()
+    texts = [event.tensor_proto.string_val[0].decode() for event in events.Tensors("run/stalled")]
+    places = [texts.index("no learner step" + sentence) for sentence in sentences]
+    assert places == sorted(places)
+    assert all(texts[place + 1] == "the run goes on" for place in places[:-1])
