@@ -50,6 +50,8 @@ def _critic(config: RunConfig) -> Iterator[str]:
     if not critic.enabled:
         if critic.warmup_steps:
             yield f"learner.critic.warmup_steps={critic.warmup_steps} without a critic: set it to 0, or use algorithm=ppo"
+        if critic.backbone != "own":
+            yield f"learner.critic.backbone={critic.backbone} without a critic: set it to own, or use algorithm=ppo"
         if algorithm.value_clip is not None:
             yield f"algorithm.value_clip={algorithm.value_clip:g} without a critic: set it to null, or use algorithm=ppo"
         if algorithm.value_norm != "none":

@@ -26,11 +26,17 @@ class OptimizerConfig(Section):
 
 
 class CriticConfig(Section):
-    """The value model: a head on a backbone of its own, copied from the policy at the start."""
+    """The value model: a head on a backbone of its own, copied from the policy at the start, or on the policy's."""
 
     enabled: Annotated[bool, Meta(description="train a critic")]
+    backbone: Annotated[
+        Literal["own", "shared"],
+        Meta(description="own: a copy of the policy that trains by itself; shared: the policy's, trained on both losses, half the memory"),
+    ]
     optimizer: OptimizerConfig
-    warmup_steps: Annotated[int, Meta(ge=0, description="learner steps in which only the critic is trained")]
+    warmup_steps: Annotated[
+        int, Meta(ge=0, description="learner steps in which only the critic is trained; its head alone where the backbone is shared")
+    ]
 
 
 class LearnerConfig(Section):

@@ -13,6 +13,7 @@ from typing import Any
 
 from async_rl.config import RunConfig
 from async_rl.config_generation import ModelConfig
+from async_rl.config_learner import LearnerConfig
 from async_rl.types import Role
 
 # Resident memory of a process with its libraries and nothing else, measured on Linux x86-64 with the locked environment.
@@ -107,9 +108,14 @@ def memory_mb(config: RunConfig, role: Role, shape: ModelShape | None) -> int:
             return base + (_learner_mb(config, shape) if shape else 0)
 
 
+def _num_trained(learner: LearnerConfig) -> int:
+    """Models of the policy's size that are trained."""
+    return 2 if learner.critic.enabled and learner.critic.backbone == "own" else 1
+
+
 def _learner_mb(config: RunConfig, shape: ModelShape) -> int:
     learner, algorithm = config.learner, config.algorithm
-    per_parameter = TRAINED_BYTES * (2 if learner.critic.enabled else 1) + (FLOAT32_BYTES if algorithm.kl_coef > 0 else 0)
+    per_parameter = TRAINED_BYTES * _num_trained(learner) + (FLOAT32_BYTES if algorithm.kl_coef > 0 else 0)
     sharded = shape.num_parameters * per_parameter / learner.ranks
     # A push gathers the float32 weights and writes the published form beside them.
     pushed = shape.num_parameters * (FLOAT32_BYTES + _dtype_bytes(config))
@@ -133,7 +139,7 @@ def total_memory_mb(config: RunConfig, shape: ModelShape | None) -> int:
 
 def disk_mb(config: RunConfig, shape: ModelShape | None) -> int:
     """Disk that the run's directory needs until its end: checkpoints (one being written), the store, logs."""
-    trained = (2 if config.learner.critic.enabled else 1) * shape.num_parameters if shape else 0
+    trained = _num_trained(config.learner) * shape.num_parameters if shape else 0
     checkpoints = (config.checkpoint.keep + config.checkpoint.keep_best + 1) * trained * SAVED_BYTES
     sequences = config.num_steps * config.buffer.groups_per_step * config.generation.group_size
     return LOGS_MB + _mb(checkpoints + sequences * longest_sequence(config) * STORED_BYTES_PER_TOKEN)

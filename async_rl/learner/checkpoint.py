@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -30,7 +31,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.stateful import Stateful
 
 from async_rl.errors import DataError, InfrastructureError
-from async_rl.learner.models import Critic, Policy
+from async_rl.learner.models import Policy
 from async_rl.learner.optimizer import ModelOptimizer
 from async_rl.learner.sharding import Ranks
 
@@ -40,7 +41,7 @@ _FORMAT = 2
 class Checkpointer:
     """Saves and restores models, moments, random state, version, and the state of whatever else is `stateful`, by name."""
 
-    def __init__(self, ranks: Ranks, models: dict[str, tuple[Policy | Critic, ModelOptimizer]], stateful: Mapping[str, Stateful]) -> None:
+    def __init__(self, ranks: Ranks, models: dict[str, tuple[nn.Module, ModelOptimizer]], stateful: Mapping[str, Stateful]) -> None:
         self._ranks = ranks
         self._models = models
         self._stateful = stateful

@@ -18,7 +18,7 @@ from async_rl.batching.batch import Batch
 from async_rl.batching.packing import Pass, pack
 from async_rl.batching.partition import cost_tokens, minibatches, passes
 from async_rl.config import RunConfig
-from async_rl.learner.models import Critic, Policy, PolicyOutput, States
+from async_rl.learner.models import Critic, Policy, PolicyOutput, States, Values
 from async_rl.learner.objective import Evaluated
 from async_rl.learner.sharding import Ranks
 
@@ -59,6 +59,7 @@ class Evaluator:
         self._policy = policy
         self._reference = reference
         self._critic = critic
+        self._has_values = config.learner.critic.enabled
         self._is_kl_exact = config.algorithm.kl_estimator == "full"
         self._temperature = config.generation.temperature
         self._chunk_tokens = policy.chunk_tokens(config.learner.logits_chunk_mb)
@@ -79,7 +80,7 @@ class Evaluator:
             if not sequences:
                 return []
             shares = passes(batch, sequences, ranks=self._ranks.world_size, budget_tokens=budget)
-            return [pack(batch, members, device=device, with_ends=self._critic is not None) for members in shares[self._ranks.rank]]
+            return [pack(batch, members, device=device, with_ends=self._has_values) for members in shares[self._ranks.rank]]
 
         plan = []
         for sequences in minibatches(batch, count=self._config.learner.minibatches, rng=rng):
@@ -103,13 +104,12 @@ class Evaluator:
             if self._reference is not None and before.ref_logprobs is not None:
                 with torch.no_grad():
                     before.ref_logprobs[row.token_index] = self._ref_logprobs(self._reference, row)
-            if self._critic is not None and before.values is not None and before.bootstrap is not None:
+            if self._critic is not None:
                 with torch.set_grad_enabled(row in reuse):
-                    values, bootstrap = self._critic(row)
-                before.values[row.token_index] = values.detach()
-                before.bootstrap[row.sequences] = bootstrap
+                    values: Values = self._critic(row)
+                _note_values(before, row, values)
                 if row in reuse:
-                    kept.critic[row] = values
+                    kept.critic[row] = values.here
         if with_policy:
             self.share(before.proximal_logprobs, before.entropies, before.ref_kl)
         self.share(before.ref_logprobs, before.values, before.bootstrap)
@@ -146,14 +146,13 @@ class Evaluator:
         def tokens() -> Tensor:
             return torch.zeros(batch.num_tokens, device=self._ranks.device)
 
-        has_critic = self._critic is not None
         return Evaluated(
             proximal_logprobs=tokens(),
             entropies=tokens(),
             ref_logprobs=tokens() if self._reference is not None else None,
             ref_kl=tokens() if self._reference is not None and self._is_kl_exact else None,
-            values=tokens() if has_critic else None,
-            bootstrap=torch.zeros(batch.num_sequences, device=self._ranks.device) if has_critic else None,
+            values=tokens() if self._has_values else None,
+            bootstrap=torch.zeros(batch.num_sequences, device=self._ranks.device) if self._has_values else None,
         )
 
     def share(self, *tensors: Tensor | None) -> None:
@@ -169,3 +168,11 @@ def note(before: Evaluated, row: Pass, output: PolicyOutput) -> None:
     before.entropies[row.token_index] = output.entropies.detach()
     if before.ref_kl is not None and output.kl is not None:
         before.ref_kl[row.token_index] = output.kl.detach()
+    if output.values is not None:
+        _note_values(before, row, output.values)
+
+
+def _note_values(before: Evaluated, row: Pass, values: Values) -> None:
+    if before.values is not None and before.bootstrap is not None:
+        before.values[row.token_index] = values.here.detach()
+        before.bootstrap[row.sequences] = values.after

@@ -34,12 +34,23 @@ _TOLERANCE = 1e-3
 """Nats between packed and plain log-probs in float32; kernels differ by about 1e-5, a wrong mask or head by far more."""
 
 
+class Values(NamedTuple):
+    """Values before each response token, and after each sequence's last token: float32 [R'], float32 [S], the latter detached."""
+
+    here: Tensor
+    after: Tensor
+
+
 class PolicyOutput(NamedTuple):
-    """Of each response token of a pass, float32 [R']: log-prob, entropy of its distribution, exact KL to the reference where asked for."""
+    """Of each response token of a pass, float32 [R']: log-prob, entropy of its distribution, exact KL to the reference where asked for.
+
+    values: those of the critic's head on the policy's backbone, where it has one.
+    """
 
     logprobs: Tensor
     entropies: Tensor
     kl: Tensor | None
+    values: Values | None
 
 
 class States(NamedTuple):
@@ -55,22 +66,25 @@ def chunk_rows(chunk_mb: float, vocab_size: int) -> int:
 
 
 class Policy(nn.Module):
-    """A causal language model that scores packed rows."""
+    """A causal language model that scores packed rows, and values them if it is given a head for that."""
 
     def __init__(self, lm: PreTrainedModel) -> None:
         super().__init__()
         self.lm = lm
+        self.value_head: nn.Linear | None = None
 
     def forward(self, row: Pass, *, temperature: float, chunk_tokens: int, reference: States | None = None) -> PolicyOutput:
         """What the policy says of the row's response tokens; reference: the states of the model that the exact KL is taken to."""
-        hidden, head = self.states(row)
+        states = _hidden_states(self.lm.base_model, row)
+        hidden, head = states.index_select(0, row.predict_index), self.lm.get_output_embeddings().weight
+        values = _values(self.value_head, states, row) if self.value_head is not None and len(row.last_index) else None
         logprobs, entropies = token_logprobs(hidden, head=head, targets=row.target_ids, temperature=temperature, chunk_tokens=chunk_tokens)
         if reference is None:
-            return PolicyOutput(logprobs, entropies, None)
+            return PolicyOutput(logprobs, entropies, None, values)
         kl = full_kl(
             hidden, head=head, ref_hidden=reference.hidden, ref_head=reference.head, temperature=temperature, chunk_tokens=chunk_tokens
         )
-        return PolicyOutput(logprobs, entropies, kl)
+        return PolicyOutput(logprobs, entropies, kl, values)
 
     def states(self, row: Pass) -> States:
         """The states from which the logits of the row's response tokens follow."""
@@ -82,7 +96,7 @@ class Policy(nn.Module):
         return chunk_rows(chunk_mb, self.lm.config.get_text_config().vocab_size)
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Parameters under their Hugging Face names; tied ones once."""
+        """Parameters of the language model under their Hugging Face names; tied ones once."""
         yield from self.lm.named_parameters()
 
 
@@ -92,17 +106,26 @@ class Critic(nn.Module):
     def __init__(self, lm: PreTrainedModel) -> None:
         super().__init__()
         self.backbone = copy.deepcopy(lm.base_model)
-        self.head = nn.Linear(lm.config.get_text_config().hidden_size, 1)
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
+        self.head = value_head(lm)
 
-    def forward(self, row: Pass) -> tuple[Tensor, Tensor]:
-        """Values before each response token, and after each sequence's last token: float32 [R'], float32 [S], the latter detached."""
-        hidden = _hidden_states(self.backbone, row)
-        index = torch.cat([row.predict_index, row.last_index])
-        values = self.head(hidden.index_select(0, index)).squeeze(-1).float()
-        here, after = values.split([len(row.predict_index), len(row.last_index)])
-        return here.clone(), after.detach().clone()  # FSDP does not like views as results
+    def forward(self, row: Pass) -> Values:
+        """The values of a pass."""
+        return _values(self.head, _hidden_states(self.backbone, row), row)
+
+
+def value_head(lm: PreTrainedModel) -> nn.Linear:
+    """What makes values of the model's hidden states; 0 at first."""
+    head = nn.Linear(lm.config.get_text_config().hidden_size, 1)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
+
+
+def _values(head: nn.Linear, hidden: Tensor, row: Pass) -> Values:
+    index = torch.cat([row.predict_index, row.last_index])
+    values = head(hidden.index_select(0, index)).squeeze(-1).float()
+    here, after = values.split([len(row.predict_index), len(row.last_index)])
+    return Values(here.clone(), after.detach().clone())  # FSDP does not like views as results
 
 
 def _hidden_states(backbone: nn.Module, row: Pass) -> Tensor:
@@ -184,6 +207,6 @@ def frozen_copy(policy: Policy) -> Policy:
 @torch.no_grad()
 def follow(reference: Policy, policy: Policy, *, share: float) -> None:
     """reference <- share x policy + (1 - share) x reference, shard by shard."""
-    for mine, theirs in zip(reference.parameters(), policy.parameters(), strict=True):
+    for mine, theirs in zip(reference.lm.parameters(), policy.lm.parameters(), strict=True):
         local(mine).lerp_(local(theirs), share)
     reshard(reference)

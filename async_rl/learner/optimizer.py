@@ -6,6 +6,7 @@ Invariant: after an exception neither parameters nor moments have changed.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -19,14 +20,23 @@ from async_rl.learner.sharding import gradient_norm, reshard
 class ModelOptimizer:
     """Steps one model. `name` is how errors call it. Matrices decay, vectors (norms, biases) do not."""
 
-    def __init__(self, name: str, model: nn.Module, config: OptimizerConfig, *, num_steps: int, is_offloaded: bool) -> None:
-        """is_offloaded: the moments wait in host memory between steps."""
+    def __init__(
+        self,
+        name: str,
+        model: nn.Module,
+        config: OptimizerConfig,
+        *,
+        parameters: Iterable[nn.Parameter],
+        num_steps: int,
+        is_offloaded: bool,
+    ) -> None:
+        """parameters: those of the model that it trains; is_offloaded: the moments wait in host memory between steps."""
         self._name = name
         self._model = model
         self._is_offloaded = is_offloaded
         self._config = config
         self._num_steps = num_steps
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._parameters = [p for p in parameters if p.requires_grad]
         groups = [
             {"params": [p for p in self._parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
             {"params": [p for p in self._parameters if p.ndim < 2], "weight_decay": 0.0},
@@ -73,6 +83,11 @@ class ModelOptimizer:
             self._move_moments(torch.device("cpu"))
         reshard(self._model)
         return norm_value
+
+    def discard(self) -> None:
+        """Forgets the gradients: nothing is trained."""
+        self.torch_optimizer.zero_grad(set_to_none=True)
+        reshard(self._model)
 
     def _move_moments(self, device: torch.device) -> None:
         for state in self.torch_optimizer.state.values():

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.checkpoint.stateful import Stateful
 
 from async_rl.batching.batch import collate
@@ -25,10 +25,11 @@ from async_rl.batching.packing import pack
 from async_rl.batching.partition import passes
 from async_rl.codec import encode
 from async_rl.config import RunConfig
+from async_rl.config_learner import OptimizerConfig
 from async_rl.errors import NonFiniteError
 from async_rl.learner.checkpoint import Checkpointer, ModelState
 from async_rl.learner.metrics import step_histograms, step_scalars
-from async_rl.learner.models import Critic, Policy, follow, frozen_copy, load_policy
+from async_rl.learner.models import Critic, Policy, follow, frozen_copy, load_policy, value_head
 from async_rl.learner.objective_state import ObjectiveState
 from async_rl.learner.optimizer import ModelOptimizer
 from async_rl.learner.rows import rows_as_group
@@ -78,22 +79,20 @@ class Trainer:
             is_fused=device.type == "cpu" and self._dtype == torch.float32,
         )
         reference = frozen_copy(policy) if config.algorithm.kl_coef > 0 else None
-        critic = Critic(policy.lm) if learner.critic.enabled else None
+        critic = Critic(policy.lm) if learner.critic.enabled and learner.critic.backbone == "own" else None
+        if learner.critic.enabled and critic is None:
+            policy.value_head = value_head(policy.lm)
         blocks = policy.lm._no_split_modules or ()
         for model in (policy, reference, critic):
             if model is not None:
                 self._ranks.shard(model, blocks, methods=["states"] if isinstance(model, Policy) else [])
         self._policy = policy
         self._specs = [self._spec(name, tensor) for name, tensor in policy.named_weights()]
-        is_offloaded = learner.offload == "optimizer"
-        policy_optimizer = ModelOptimizer("policy", policy, learner.optimizer, num_steps=config.num_steps, is_offloaded=is_offloaded)
-        models: dict[str, tuple[Policy | Critic, ModelOptimizer]] = {"policy": (policy, policy_optimizer)}
-        critic_optimizer = None
-        if critic is not None:
-            critic_optimizer = ModelOptimizer(
-                "critic", critic, learner.critic.optimizer, num_steps=config.num_steps, is_offloaded=is_offloaded
-            )
-            models["critic"] = (critic, critic_optimizer)
+        policy_optimizer = self._optimizer("policy", policy, policy.lm, learner.optimizer)
+        models: dict[str, tuple[nn.Module, ModelOptimizer]] = {"policy": (policy, policy_optimizer)}
+        values = critic or policy.value_head
+        if values is not None:
+            models["critic"] = (values, self._optimizer("critic", critic or policy, values, learner.critic.optimizer))
         state = ObjectiveState(config.algorithm)
         self._moving_reference = reference if config.algorithm.ref_ema_eta else None
         stateful: dict[str, Stateful] = {"objective": state}
@@ -107,8 +106,19 @@ class Trainer:
             policy_optimizer=policy_optimizer,
             reference=reference,
             critic=critic,
-            critic_optimizer=critic_optimizer,
+            critic_optimizer=models["critic"][1] if "critic" in models else None,
             state=state,
+        )
+
+    def _optimizer(self, name: str, root: nn.Module, trained: nn.Module, settings: OptimizerConfig) -> ModelOptimizer:
+        """Of the parameters of `trained`, a part of the sharded `root`."""
+        return ModelOptimizer(
+            name,
+            root,
+            settings,
+            parameters=trained.parameters(),
+            num_steps=self._config.num_steps,
+            is_offloaded=self._config.learner.offload == "optimizer",
         )
 
     def step(self, groups: Sequence[Group], version: int) -> StepResult:

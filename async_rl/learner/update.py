@@ -20,7 +20,7 @@ from async_rl.batching.batch import Batch
 from async_rl.batching.packing import Pass
 from async_rl.config import RunConfig
 from async_rl.learner.evaluate import Evaluator, Kept, Minibatch, note
-from async_rl.learner.models import Critic, Policy
+from async_rl.learner.models import Critic, Policy, PolicyOutput
 from async_rl.learner.objective import Evaluated, Targets, ValueUnits, compute_targets, trained_mask
 from async_rl.learner.objective_state import ObjectiveState
 from async_rl.learner.optimizer import ModelOptimizer
@@ -93,16 +93,16 @@ class Updater:
         self._critic = critic
         self._critic_optimizer = critic_optimizer
         self._state = state
+        self._shares_backbone = critic is None and config.learner.critic.enabled
 
     def step(self, batch: Batch, version: int) -> StepRecord:
         """Trains on the batch. Raises StalenessError and NonFiniteError before any parameter changes."""
         learner = self._config.learner
         mask = trained_mask(batch, version=version, algorithm=self._algorithm, buffer=self._config.buffer)
-        trains_policy = self._critic is None or version >= learner.critic.warmup_steps
+        warmup_steps = learner.critic.warmup_steps if learner.critic.enabled else 0
+        trains_policy = version >= warmup_steps
         value_lr = self._critic_optimizer.set_step(version) if self._critic_optimizer else None
-        policy_lr = (
-            self._policy_optimizer.set_step(version - (learner.critic.warmup_steps if self._critic else 0)) if trains_policy else 0.0
-        )
+        policy_lr = self._policy_optimizer.set_step(version - warmup_steps) if trains_policy else 0.0
 
         started_s = time.perf_counter()
         pulls = self._pulls(batch, mask)
@@ -119,6 +119,10 @@ class Updater:
         targeted_s = time.perf_counter()
         for minibatch in updates:
             weights = self._weights(batch, mask, minibatch.sequences)
+            if self._shares_backbone:
+                self._update_both(step, minibatch.passes, weights, trains_policy=trains_policy)
+                step.totals.updates += 1
+                continue
             if trains_policy:
                 self._update_policy(step, minibatch, weights)
             if self._critic is not None:
@@ -143,13 +147,13 @@ class Updater:
 
     @property
     def _needs_policy_before(self) -> bool:
-        """Whether advantages depend on the policy's log-probs."""
+        """Whether advantages depend on what the policy's model says."""
         has_kl = self._reference is not None and self._algorithm.kl_placement == "reward"
-        return has_kl or self._algorithm.advantage == "vtrace"
+        return has_kl or self._algorithm.advantage == "vtrace" or self._shares_backbone
 
     def _pulls(self, batch: Batch, mask: Tensor) -> Tensor:
         """bool [B]: whether the loss of the sequence can have a gradient: where advantages are all of it, equal rewards have none."""
-        if self._critic is not None or self._reference is not None or self._algorithm.entropy_coef:
+        if self._config.learner.critic.enabled or self._reference is not None or self._algorithm.entropy_coef:
             return torch.ones(batch.num_sequences, dtype=torch.bool, device=mask.device)
         nothing = self._evaluator.nothing_yet(batch)
         advantages = compute_targets(batch, mask, nothing, config=self._config, kl_coef=0.0, units=self._state.units).advantages
@@ -176,42 +180,73 @@ class Updater:
                 output = step.kept.policy.pop(row, None) or self._evaluator.run_policy(row)
                 if step.kept.is_streaming:
                     note(step.before, row, output)
-                loss, counted = policy_pass_loss(
-                    self._algorithm,
-                    step.batch,
-                    row,
-                    output,
-                    weights=weights[row.token_index],
-                    before=step.before,
-                    targets=step.targets,
-                    kl_coef=self._state.kl_coef,
-                )
+                loss, counted = self._policy_loss(step, row, output, weights)
             if row not in minibatch.silent:
                 (loss * self._ranks.world_size).backward()  # type: ignore[no-untyped-call]
             sums += counted
+        self._apply_policy(step.totals, sums)
+
+    def _apply_policy(self, totals: Totals, sums: Tensor) -> None:
         found = PolicySums(*self._ranks.sum(sums).tolist())
-        totals = step.totals
         totals.policy_grad_norm += self._policy_optimizer.apply(found.loss)
         totals.policy = PolicySums(*(a + b for a, b in zip(totals.policy, found, strict=True)))
 
+    def _policy_loss(self, step: _Step, row: Pass, output: PolicyOutput, weights: Tensor) -> tuple[Tensor, Tensor]:
+        return policy_pass_loss(
+            self._algorithm,
+            step.batch,
+            row,
+            output,
+            weights=weights[row.token_index],
+            before=step.before,
+            targets=step.targets,
+            kl_coef=self._state.kl_coef,
+        )
+
     def _update_critic(self, step: _Step, rows: Sequence[Pass], weights: Tensor) -> None:
-        """One optimizer step of the critic."""
-        old_values, targets = step.before.values, step.value_targets
-        if self._critic is None or self._critic_optimizer is None or old_values is None or targets is None:
-            raise ValueError("a critic is trained on the returns of gae and vtrace only")
+        """One optimizer step of a critic with a backbone of its own."""
         total = torch.zeros((), device=self._ranks.device)
         for row in rows:
             values = step.kept.critic.pop(row, None)
-            if values is None:
-                values = self._critic(row)[0]
-            index = row.token_index
-            losses = value_loss(values, old_values=old_values[index], returns=targets[index], clip=self._algorithm.value_clip)
-            loss = torch.where(weights[index] > 0, losses * weights[index], 0.0).sum()
+            if values is None and self._critic is not None:
+                values = self._critic(row).here
+            loss = self._value_loss(step, row, values, weights)
             (loss * (self._algorithm.value_coef * self._ranks.world_size)).backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
-        loss_value = float(self._ranks.sum(total))
-        step.totals.value_grad_norm += self._critic_optimizer.apply(loss_value)
-        step.totals.value_loss += loss_value
+        self._apply_critic(step.totals, total)
+
+    def _update_both(self, step: _Step, rows: Sequence[Pass], weights: Tensor, *, trains_policy: bool) -> None:
+        """One optimizer step of the policy, on both losses, and of the critic's head on it; of the head alone during the warm-up."""
+        sums, total = torch.zeros(len(PolicySums._fields), device=self._ranks.device), torch.zeros((), device=self._ranks.device)
+        for row in rows:
+            output = step.kept.policy.pop(row, None) or self._evaluator.run_policy(row)
+            value = self._value_loss(step, row, output.values.here if output.values is not None else None, weights)
+            loss = self._algorithm.value_coef * value
+            if trains_policy:
+                policy, counted = self._policy_loss(step, row, output, weights)
+                loss, sums = loss + policy, sums + counted
+            (loss * self._ranks.world_size).backward()  # type: ignore[no-untyped-call]
+            total += value.detach()
+        if trains_policy:
+            self._apply_policy(step.totals, sums)
+        else:
+            self._policy_optimizer.discard()
+        self._apply_critic(step.totals, total)
+
+    def _apply_critic(self, totals: Totals, total: Tensor) -> None:
+        if self._critic_optimizer is None:
+            raise ValueError("there is no critic")
+        loss = float(self._ranks.sum(total))
+        totals.value_grad_norm += self._critic_optimizer.apply(loss)
+        totals.value_loss += loss
+
+    def _value_loss(self, step: _Step, row: Pass, values: Tensor | None, weights: Tensor) -> Tensor:
+        """The pass's part of the minibatch's value loss."""
+        old_values, targets, index = step.before.values, step.value_targets, row.token_index
+        if values is None or old_values is None or targets is None:
+            raise ValueError("a critic is trained on the returns of gae and vtrace only")
+        losses = value_loss(values, old_values=old_values[index], returns=targets[index], clip=self._algorithm.value_clip)
+        return torch.where(weights[index] > 0, losses * weights[index], 0.0).sum()
 
 
 def _kl_per_sequence(batch: Batch, before: Evaluated) -> float:

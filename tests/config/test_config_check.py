@@ -16,6 +16,7 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
         (["learner.critic.enabled=false"], "algorithm.advantage=gae without a critic"),
         (["algorithm.advantage=rloo"], "learner.critic.enabled=true with algorithm.advantage=rloo"),
         (["algorithm=grpo", "learner.critic.warmup_steps=3"], "learner.critic.warmup_steps=3 without a critic"),
+        (["algorithm=grpo", "learner.critic.backbone=shared"], "learner.critic.backbone=shared without a critic"),
         (["learner.critic.warmup_steps=3", "num_steps=3"], "is not below num_steps=3"),
         (["generation.top_p=0.9"], "set generation.top_p=1"),
         (["generation.top_k=20"], "set generation.top_k=-1"),

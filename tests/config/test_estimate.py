@@ -26,6 +26,19 @@ QWEN3_06B = {
 }
 
 
+def test_a_critic_on_the_policys_backbone_costs_no_second_model() -> None:
+    own, shared, none = (
+        memory_mb(compose(conf, overrides), "learner", shape_from_hf(QWEN3_06B))
+        for conf, overrides in (
+            ("ppo_code", ["algorithm.kl_coef=0"]),
+            ("ppo_code", ["algorithm.kl_coef=0", "learner.critic.backbone=shared"]),
+            ("grpo_code", []),
+        )
+    )
+    assert own > 1.3 * shared
+    assert shared == none
+
+
 def test_parameters_of_a_known_model_are_counted_to_a_percent() -> None:
     assert abs(shape_from_hf(QWEN3_06B).num_parameters / 596_049_920 - 1) < 0.01
 

@@ -15,9 +15,15 @@ ROW = np.array([3, 1, 4, 1, 5, 9], dtype=np.int32)
 STEPS = 3
 OVERRIDES = ("learner.minibatches=2", "learner.optimizer.eps=1e-4", "learner.critic.optimizer.eps=1e-4")
 EXACT_KL = ("algorithm.entropy_coef=0.01", "algorithm.kl_coef=0.1", "algorithm.kl_estimator=full")
-OBJECTIVES = {"ppo": ("ppo_code", EXACT_KL), "grpo": ("grpo_code", EXACT_KL), "grpo with silent groups": ("grpo_code", ())}
+OBJECTIVES = {
+    "ppo": ("ppo_code", EXACT_KL),
+    "ppo on one backbone": ("ppo_code", ("learner.critic.backbone=shared", "learner.critic.warmup_steps=1")),
+    "grpo": ("grpo_code", EXACT_KL),
+    "grpo with silent groups": ("grpo_code", ()),
+}
 MEMORY_KNOBS = {
     "ppo": ("learner.gradient_checkpointing=true", "learner.min_shard_params=1000"),
+    "ppo on one backbone": ("learner.budget_tokens=30",),
     "grpo": (),
     "grpo with silent groups": ("learner.budget_tokens=30", "learner.logits_chunk_mb=0.001"),
 }
