@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -27,10 +28,10 @@ QUICK = (
 )
 
 
-def tell(*arguments: str | Path, code: int = 0) -> str:
-    """What `async-rl` prints."""
-    done = subprocess.run([_COMMAND, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=120)
-    assert done.returncode == code, done.stdout + done.stderr
+def tell(*arguments: str | Path, code: int = 0, folder: Path | None = None) -> str:
+    """What `async-rl` prints, called in the folder."""
+    done = subprocess.run([_COMMAND, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=120, cwd=folder)
+    assert done.returncode == code, f"async-rl {' '.join(map(str, arguments))}\n{done.stdout}{done.stderr}"
     return done.stdout + done.stderr
 
 
@@ -56,7 +57,7 @@ class Shared:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
-    found = Shared(tmp_path_factory.mktemp("runs"))
+    found = Shared(tmp_path_factory.mktemp("shared") / "runs")
     yield found
     found.end()
 
@@ -149,3 +150,51 @@ def test_a_configuration_of_verl_is_translated_into_one_that_composes(tmp_path: 
 def test_the_doctor_looks_at_the_machine_it_is_on() -> None:
     told = tell("doctor")
     assert re.search(r"^ok +cores", told, re.MULTILINE), told
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+ELSEWHERE = ("launch", "stop", "resume", "export", "verifier", "init")
+"""Commands that start or end something: the tests above, and tests/cli, run them."""
+EXAMPLES = {
+    "ppo_trainer.yaml": "actor_rollout_ref:\n  rollout: {n: 4}\nalgorithm: {adv_estimator: grpo}\ntrainer: {total_training_steps: 7}\n",
+    "experiment.yaml": "group_size: 4\ndataset: {train_bs_n_seqs: 16}\n",
+    "completions.jsonl": '{"id": "a", "prompt": "", "tests": [{"kind": "call", "function": "f", "args": [2], "expected": 4}], '
+    '"completion": "def f(x): return 2 * x"}\n',
+}
+"""Files that the documents speak of."""
+
+
+def documented_commands(values: dict[str, str]) -> list[list[str]]:
+    """Every use of a command in docs/ that can be run here, with what the reader puts in for the words in capitals; each once."""
+    found: dict[tuple[str, ...], None] = {}
+    for path in sorted(DOCS.rglob("*.md")):
+        text = path.read_text()
+        blocks = re.findall(r"^```.*?\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+        lines = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
+        for line in (*lines, *re.findall(r"`(async-rl [^`\n]+)`", text)):
+            words = shlex.split(line.partition("  ")[0]) if line.startswith("async-rl ") else []
+            if len(words) > 1 and "..." not in line and words[1] not in ELSEWHERE and not {"--watch", "--follow"} & set(words):
+                found[tuple(values.get(word, word) for word in words[1:])] = None
+            if words[1:2] == ["launch"] and "--dry-run" in words and not any(".yaml" in word for word in words):
+                found[tuple(words[1:])] = None
+    return [list(words) for words in found]
+
+
+def test_commands_in_the_documents_run_as_they_stand_there(shared: Shared) -> None:
+    run = shared.alive()
+    folder = run.run_dir.parents[1]
+    tell("init", "my_task", folder=folder)
+    model = re.search(r'path: "(.+)"', (folder / "my_task" / "conf.yaml").read_text())
+    assert model
+    for name, text in EXAMPLES.items():
+        (folder / name).write_text(text)
+    (folder / "problems.jsonl").write_bytes((folder / "my_task" / "train.jsonl").read_bytes())
+    prompt = json.loads(tell("ledger", run.run_dir, "--step", "1", "--json"))[0]["prompt_id"]
+    values = {"RUN": "run", "my-run": "run", "PROCESS": "generator-0", "FILE": "problems.jsonl", "ID": prompt}
+    values["model.path=/models/mine"] = f"model.path={model[1]}"
+    commands = documented_commands(values)
+    assert {words[0] for words in commands} >= {"status", "rollouts", "logs", "ledger", "doctor", "verify", "data", "migrate", "launch"}
+    for words in commands:
+        if words[0] not in ("data", "migrate", "verify") or len(words) > 2:
+            (folder / "ppo_trainer.async_rl.yaml").unlink(missing_ok=True)
+            tell(*words, folder=folder)

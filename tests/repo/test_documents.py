@@ -85,6 +85,8 @@ def test_settings_in_launch_commands_are_settings_and_errors_are_the_real_ones(p
         if not words or any(w.startswith("conf=") and w.removeprefix("conf=").isupper() for w in words):
             continue
         conf, overrides = split_conf([w for w in words[2:] if not w.startswith("--")])
+        if conf.endswith(".yaml"):  # the reader's own file, which stands on one of these
+            conf = "grpo_code"
         if following.startswith("error: "):
             with pytest.raises(ConfigError) as caught:
                 compose_unchecked(conf, overrides)
