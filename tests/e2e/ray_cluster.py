@@ -1,0 +1,128 @@
+"""A Ray cluster whose nodes have addresses of their own: each in a network namespace of this machine, joined by a bridge."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Self
+
+_RAY = str(Path(sys.executable).with_name("ray"))
+_PORT = 6379
+_READY_S = 90.0
+_STORE_BYTES = 80_000_000  # the least that Ray takes; several nodes share this machine's memory
+
+
+def missing() -> list[str]:
+    """What this machine lacks for it; empty if nothing."""
+    lacks = [command for command in ("ip",) if shutil.which(command) is None]
+    if os.geteuid() != 0:
+        return ["root", *lacks]
+    name = f"arl-try-{os.getpid() % 10_000}"
+    if not lacks and subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode:
+        lacks.append("the right to make network namespaces")
+    subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False) if not lacks else None
+    return lacks
+
+
+class RayCluster:
+    """As a context manager; nodes are numbered from 1, the head, and have the address `address_of(number)`."""
+
+    def __init__(self) -> None:
+        self._id = os.getpid() % 10_000
+        self._subnet = f"10.{100 + os.getpid() % 100}.{os.getpid() // 100 % 200}"
+        self._bridge = f"arl{self._id}br"
+        self._nodes: dict[int, subprocess.Popen[bytes]] = {}
+        self._directory = Path(tempfile.mkdtemp(prefix="arl-ray-", dir="/tmp"))  # short: Ray puts socket paths below it
+        self.env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
+
+    @property
+    def head(self) -> str:
+        """What ray.address= takes."""
+        return f"{self.address_of(1)}:{_PORT}"
+
+    def address_of(self, node: int) -> str:
+        """The node's address."""
+        return f"{self._subnet}.{node}"
+
+    def inside(self, node: int) -> list[str]:
+        """What goes before a command that is to run on the node."""
+        return ["ip", "netns", "exec", self._namespace(node)]
+
+    def __enter__(self) -> Self:
+        _ip("link", "add", self._bridge, "type", "bridge")
+        _ip("addr", "add", f"{self._subnet}.254/24", "dev", self._bridge)
+        _ip("link", "set", self._bridge, "up")
+        return self
+
+    def add_node(self, node: int, *, cpus: int, generators: int) -> None:
+        """Starts a node that offers so many CPUs, and room for so many generators; returns once it has joined."""
+        namespace, link = self._namespace(node), f"arl{self._id}v{node}"
+        _ip("netns", "add", namespace)
+        self._nodes[node] = None  # type: ignore[assignment]
+        _ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", namespace)
+        _ip("link", "set", link, "master", self._bridge, "up")
+        _ip("-n", namespace, "addr", "add", f"{self.address_of(node)}/24", "dev", "eth0")
+        _ip("-n", namespace, "link", "set", "eth0", "up")
+        _ip("-n", namespace, "link", "set", "lo", "up")
+        command = [*self.inside(node), _RAY, "start", f"--node-ip-address={self.address_of(node)}", f"--num-cpus={cpus}", "--block"]
+        command += [f"--object-store-memory={_STORE_BYTES}", f'--resources={{"generator": {generators}}}', "--disable-usage-stats"]
+        own = ["--head", f"--port={_PORT}", "--include-dashboard=false", f"--temp-dir={self._directory}"]
+        command += own if node == 1 else [f"--address={self.head}"]
+        output = self._directory / f"node-{node}.txt"
+        with output.open("wb") as sink:
+            self._nodes[node] = subprocess.Popen(command, env={**os.environ, **self.env}, stdout=sink, stderr=sink, start_new_session=True)
+        deadline_s = time.monotonic() + _READY_S
+        while "Ray runtime started" not in output.read_text(errors="replace"):
+            assert self._nodes[node].poll() is None, output.read_text(errors="replace")
+            assert time.monotonic() < deadline_s, f"node {node} did not start:\n{output.read_text(errors='replace')}"
+            time.sleep(0.2)
+        if node == 1:
+            _until_answered(self.address_of(1), _PORT)
+
+    def kill_node(self, node: int) -> None:
+        """The machine goes down: everything that runs in its namespace, at once."""
+        for _ in range(20):  # what is killed may have started something meanwhile
+            said = subprocess.run(["ip", "netns", "pids", self._namespace(node)], capture_output=True, text=True, check=False).stdout
+            for pid in said.split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+            if not said:
+                break
+            time.sleep(0.1)
+        if (process := self._nodes.pop(node)) is not None:
+            process.wait(10)
+        _ip("netns", "del", self._namespace(node))
+
+    def __exit__(self, *_: object) -> None:
+        for node in sorted(self._nodes, reverse=True):
+            self.kill_node(node)
+        _ip("link", "del", self._bridge)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _namespace(self, node: int) -> str:
+        return f"arl{self._id}n{node}"
+
+
+def _until_answered(host: str, port: int) -> None:
+    deadline_s = time.monotonic() + _READY_S
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=2).close()
+            return
+        except OSError:
+            assert time.monotonic() < deadline_s, f"nobody answers at {host}:{port}"
+            time.sleep(0.2)
+
+
+def _ip(*arguments: str) -> None:
+    done = subprocess.run(["ip", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"ip {' '.join(arguments)}: {done.stderr}"

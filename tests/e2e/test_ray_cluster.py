@@ -1,0 +1,93 @@
+"""A run on a Ray cluster of three nodes with addresses of their own, which loses a node and gets another."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from e2e_support import LiveRun
+from ray_cluster import RayCluster, missing
+
+_ASYNC_RL = str(Path(sys.executable).with_name("async-rl"))
+SETTINGS = (
+    *("conf=ppo_code", "launcher=ray", "ray.generator_resource=generator", "cluster.verifier_cpus=1", "generators.count=2"),
+    *("num_steps=100000", "generation.engine=hf", "buffer.groups_per_step=2", "evaluation.every_steps=0", "checkpoint.every_minutes=0"),
+    *("supervisor.heartbeat_timeout_s=10", "buffer.lease_timeout_s=10", "supervisor.max_restarts=20"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(390)
+@pytest.mark.skipif(bool(missing()), reason=f"no network namespaces here; lacks {', '.join(missing())}")
+def test_a_run_survives_the_loss_of_a_node_and_uses_one_that_is_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with RayCluster() as cluster:
+        for name, value in cluster.env.items():
+            monkeypatch.setenv(name, value)
+        cluster.add_node(1, cpus=3, generators=0)
+        cluster.add_node(2, cpus=1, generators=1)
+        cluster.add_node(3, cpus=1, generators=1)
+        run = LiveRun(tmp_path, *SETTINGS, f"ray.address={cluster.head}", prefix=cluster.inside(1))
+        try:
+            follow(run, cluster)
+        finally:
+            run.end()
+
+
+def follow(run: LiveRun, cluster: RayCluster) -> None:
+    node = {cluster.address_of(number): number for number in range(1, 5)}
+    run.until(lambda: run.step >= 2 and len(places(run, node, "generator")) == 2, "training with both generators")
+    assert sorted(places(run, node, "generator").values()) == [2, 3]
+    assert set(places(run, node, "buffer").values()) == set(places(run, node, "learner").values()) == {1}
+    write_table(run, node, "three nodes")
+
+    (lost,) = (name for name, where in places(run, node, "generator").items() if where == 3)
+    cluster.kill_node(3)
+    run.until(lambda: member(run, lost)["waits_for"] == "resources", f"{lost} to wait for a place")
+    at_loss = run.step
+    run.until(lambda: run.step >= at_loss + 3, "three steps with one generator left")
+    assert member(run, lost)["state"] == "starting"
+    write_table(run, node, "node 3 is lost")
+
+    cluster.add_node(4, cpus=2, generators=2)
+    run.until(lambda: places(run, node, "generator").get(lost) == 4, f"{lost} on the new node")
+    at_join = run.step
+    run.until(lambda: run.step >= at_join + 2, "two steps with both again")
+    write_table(run, node, "node 4 is added")
+
+    subprocess.run([_ASYNC_RL, "stop", str(run.run_dir)], check=True, capture_output=True, timeout=120)
+    assert run.wait(timeout_s=120) == 0, run.terminal
+    assert run.audit()["problems"] == []
+    assert not (run.run_dir / "logs" / f"{lost}.log").read_text().startswith(" "), "its lines came back"
+    assert run.processes() == []
+
+
+def members(run: LiveRun) -> list[dict[str, Any]]:
+    """What `async-rl status --json` says of each process; empty while it does not answer."""
+    command = [_ASYNC_RL, "status", str(run.run_dir), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    return list(msgspec.json.decode(done.stdout).get("members", [])) if done.returncode == 0 else []
+
+
+def member(run: LiveRun, name: str) -> dict[str, Any]:
+    return next(found for found in members(run) if found["name"] == name)
+
+
+def places(run: LiveRun, node: dict[str, int], role: str) -> dict[str, int]:
+    """The node of each process of the role that serves."""
+    serving = [found for found in members(run) if found["role"] == role and found["address"]]
+    return {found["name"]: node[found["address"].rpartition("//")[2].rpartition(":")[0]] for found in serving}
+
+
+def write_table(run: LiveRun, node: dict[str, int], when: str) -> None:
+    """Which process is on which node, for whoever wants to look (RAY_TABLE names a file)."""
+    if (path := os.environ.get("RAY_TABLE")) is None:
+        return
+    rows = [f"{'process':<14}{'node':<6}{'address':<30}{'state':<22}waits for"]
+    for found in members(run):
+        where = node.get(found["address"].rpartition("//")[2].rpartition(":")[0], "-")
+        rows.append(f"{found['name']:<14}{where!s:<6}{found['address']:<30}{found['state']:<22}{found['waits_for']}")
+    with Path(path).open("a") as file:
+        file.write(f"-- step {run.step}: {when}\n" + "\n".join(rows) + "\n\n")
