@@ -20,6 +20,7 @@ from async_rl.config_data import DataConfig
 from async_rl.config_generation import GenerationConfig, GeneratorsConfig, ModelConfig
 from async_rl.config_learner import LearnerConfig
 from async_rl.config_rewards import RewardConfig, SandboxConfig, VerifiersConfig
+from async_rl.config_rollout import RolloutConfig
 from async_rl.config_running import (
     BufferConfig,
     CheckpointConfig,
@@ -48,6 +49,7 @@ class RunConfig(Section):
     generators: GeneratorsConfig
     verifiers: VerifiersConfig
     sandbox: SandboxConfig
+    rollout: RolloutConfig
     reward: RewardConfig
     buffer: BufferConfig
     algorithm: AlgorithmConfig

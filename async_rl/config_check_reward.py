@@ -18,6 +18,20 @@ def reward_problems(config: RunConfig) -> Iterator[str]:
     yield from _functions(config)
     yield from _ready(config)
     yield from _scale(config)
+    yield from _rollout(config)
+
+
+def _rollout(config: RunConfig) -> Iterator[str]:
+    rollout = config.rollout
+    if rollout.fn is None:
+        return
+    if not re.match(NAME, rollout.fn):
+        yield f"rollout.fn={rollout.fn}: is neither package.module:function nor file.py:function; correct it"
+    if config.reward.placement != "end":
+        yield (
+            f"reward.placement={config.reward.placement} with rollout.fn={rollout.fn}: the last turn is scored, not blocks of all turns; "
+            "set reward.placement=end"
+        )
 
 
 def _functions(config: RunConfig) -> Iterator[str]:

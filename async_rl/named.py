@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from async_rl.config_rollout import RolloutConfig
 from async_rl.errors import ConfigError
 
 NAME = r"^(?:[\w.]+|.+\.py):\w+$"
@@ -49,6 +51,16 @@ def load_function(setting: str, name: str) -> Callable[..., Any]:
     if not callable(found):
         raise ConfigError(f"{setting}={name}: is a {type(found).__name__}; name a function")
     return found  # type: ignore[no-any-return]
+
+
+def load_rollout(rollout: RolloutConfig) -> Callable[..., Awaitable[str | None]] | None:
+    """The function that leads the samples, if one is named. Raises ConfigError."""
+    if rollout.fn is None:
+        return None
+    function = load_function("rollout.fn", rollout.fn)
+    if not inspect.iscoroutinefunction(function):
+        raise ConfigError(f"rollout.fn={rollout.fn}: is no async function; define it with async def, so that no sample waits for another")
+    return function
 
 
 def short_name(name: str) -> str:

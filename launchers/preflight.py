@@ -18,11 +18,13 @@ import msgspec
 from async_rl.config import RunConfig
 from async_rl.config_check import machine_problems, raise_if_any
 from async_rl.config_rewards import RewardConfig, SandboxConfig
+from async_rl.config_rollout import RolloutConfig
 from async_rl.errors import ConfigError
 from async_rl.estimate import ModelShape, disk_mb, embedded_shape, fit_problems, shape_from_hf
 from async_rl.launchers.choosing import launcher_problems
 from async_rl.launchers.compose import is_local_model
 from async_rl.machine import Machine
+from async_rl.named import load_rollout
 from async_rl.reward_terms import functions_of
 from async_rl.rewards.comparison import load_checker
 from async_rl.rewards.functions import check_functions
@@ -53,6 +55,7 @@ def _problems(config: RunConfig, machine: Machine, *, is_new: bool) -> Iterator[
     yield from _network_problems(config)
     yield from launcher_problems(config)
     yield from _verifier_problems(config.sandbox, config.reward)
+    yield from _rollout_problems(config.rollout)
     shape = model_shape(config)
     if shape is not None and config.launcher == "local":
         yield from fit_problems(config, shape, memory_mb_available=machine.memory_mb)
@@ -69,6 +72,13 @@ def _verifier_problems(sandbox: SandboxConfig, reward: RewardConfig) -> Iterator
     except ConfigError as error:
         yield str(error)
     yield from check_functions(functions_of(reward), reward)
+
+
+def _rollout_problems(rollout: RolloutConfig) -> Iterator[str]:
+    try:
+        load_rollout(rollout)
+    except ConfigError as error:
+        yield str(error)
 
 
 def _file_problems(config: RunConfig) -> Iterator[str]:

@@ -15,7 +15,7 @@ import typer
 from async_rl.errors import ConfigError
 from async_rl.launchers import runs
 from async_rl.launchers.options import OutputDir, Run, console, default_output_dir
-from async_rl.monitoring.rollout_page import LEGEND, Colour, is_passed, page
+from async_rl.monitoring.rollout_page import LEGEND, TOLD, Colour, is_passed, page
 from async_rl.store_ledger import reading
 from async_rl.store_rollouts import Rollout, rollouts, stored_steps
 from async_rl.store_schema import STORE_FILE
@@ -52,7 +52,8 @@ def show_rollouts(
         terminal.print(f"no such rollout; {span} (those that no checkpoint can need again are deleted)")
         return
     decode = _decoder(run_dir)
-    terminal.print(f"colours: {LEGEND[colour]}\n", style="dim")
+    has_turns = any(not all(t.loss_mask[t.prompt_length :]) for rollout, _ in chosen for t in rollout.group.trajectories)
+    terminal.print(f"colours: {LEGEND[colour]}{f'; {TOLD}' if has_turns else ''}\n", style="dim")
     for rollout, index in chosen:
         pieces = _pieces(rollout.group.trajectories[index], decode)
         told: Colour = next(name for name in get_args(Colour) if name == colour)

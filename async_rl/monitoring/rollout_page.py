@@ -22,6 +22,7 @@ LEGEND = {
     "version": "a colour per policy version; the version stands where it changes",
     "advantage": "green: reward above the mean of its group, red: below, plain: equal",
 }
+TOLD = "\u27e8what the policy read and did not write\u27e9"
 _VERSION_STYLES = ("cyan", "magenta", "yellow", "green", "blue")
 _PROBABILITIES = ((0.9, "green"), (0.5, ""), (0.1, "yellow"), (0.0, "red"))
 
@@ -42,12 +43,18 @@ def is_passed(sample: Trajectory) -> bool:
 
 
 def _response(group: Group, sample: Trajectory, pieces: Sequence[str], colour: Colour) -> Text:
-    text, before = Text(), None
+    text, before, was_written = Text(), None, True
     versions = sample.versions[sample.prompt_length :].tolist()
     logprobs = sample.behavior_logprobs[sample.prompt_length :].tolist()
     above = sample.score.reward - _mean(group)
-    for piece, version, logprob in zip(pieces, versions, logprobs, strict=True):
-        if colour == "version":
+    written = sample.loss_mask[sample.prompt_length :].tolist()
+    for piece, version, logprob, is_written in zip(pieces, versions, logprobs, written, strict=True):
+        if is_written != was_written:
+            text.append("\u27e9" if is_written else "\u27e8", style="dim")
+            was_written = is_written
+        if not is_written:
+            text.append(piece, style="dim italic")
+        elif colour == "version":
             if version != before:
                 text.append(f"[{version}]", style="dim")
             text.append(piece, style=_VERSION_STYLES[version % len(_VERSION_STYLES)])

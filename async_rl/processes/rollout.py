@@ -20,6 +20,8 @@ from async_rl.config import RunConfig
 from async_rl.data.tokenizer import load_tokenizer
 from async_rl.errors import EngineDead, Unavailable, WeightsError
 from async_rl.generation.engine import Completion, Engine
+from async_rl.named import load_rollout
+from async_rl.processes.conversation import Conversation, RolloutEnded, Written, one_answer
 from async_rl.processes.runtime import ProcessContext
 from async_rl.rewards.client import VerifierClient
 from async_rl.rewards.memo import VerdictMemo
@@ -45,6 +47,7 @@ class Rollouts:
         self._config = context.config
         self._engine = engine
         self._tokenizer = load_tokenizer(context.model_path, trust_remote_code=context.config.model.trust_remote_code)
+        self._lead = load_rollout(context.config.rollout)
         self._client = VerifierClient(context.config, context.token, context.activity)
         self._memo = VerdictMemo(self._client, size=context.config.verifiers.memo_programs)
         self._scorer = Scorer(context.config, self._memo, self._client.ask_functions)
@@ -65,8 +68,8 @@ class Rollouts:
 
         async with asyncio.TaskGroup() as group:
 
-            def finished(index: int, done: Completion) -> None:
-                self._context.activity.count("tokens_generated", len(done.token_ids))
+            def finished(index: int, done: Written) -> None:
+                self._context.activity.count("tokens_generated", int(done.is_written.sum()))
                 scoring[index] = group.create_task(self._score(ticket, done), name=f"score {ticket.group_id}.{ticket.attempt}.{index}")
 
             with self._context.activity("generating"):
@@ -94,21 +97,50 @@ class Rollouts:
             baseline=None if greedy is None else greedy.result(),
         )
 
-    async def _write(self, ticket: Ticket, finished: Callable[[int, Completion], None]) -> None:
+    async def _write(self, ticket: Ticket, finished: Callable[[int, Written], None]) -> None:
+        if self._lead is not None:
+            async with asyncio.TaskGroup() as group:
+                for index in range(ticket.num_samples):
+                    group.create_task(self._converse(ticket, index, ticket.sampling, finished), name=f"sample {index}")
+            return
         async with contextlib.aclosing(self._sample(ticket, "", ticket.num_samples, ticket.sampling)) as completions:
             async for done in completions:
-                finished(done.index, done)
+                finished(done.index, self._one_answer(done))
 
-    async def _answer_greedily(self, ticket: Ticket, finished: Callable[[int, Completion], None]) -> None:
+    async def _answer_greedily(self, ticket: Ticket, finished: Callable[[int, Written], None]) -> None:
         """ReMax's baseline: the likeliest answer, scored like any other."""
         sampling = msgspec.structs.replace(ticket.sampling, temperature=0.0)
+        if self._lead is not None:
+            await self._converse(ticket, _GREEDY, sampling, finished)
+            return
         async with contextlib.aclosing(self._sample(ticket, ".greedy", 1, sampling)) as samples:
-            finished(_GREEDY, await anext(samples))
+            finished(_GREEDY, self._one_answer(await anext(samples)))
 
-    async def _sample(self, ticket: Ticket, suffix: str, num_samples: int, sampling: Sampling) -> AsyncGenerator[Completion, None]:
+    def _one_answer(self, done: Completion) -> Written:
+        return one_answer(done, self._tokenizer.decode(done.token_ids.tolist(), skip_special_tokens=True))
+
+    async def _converse(self, ticket: Ticket, index: int, sampling: Sampling, finished: Callable[[int, Written], None]) -> None:
+        """One sample, led by the user's function until it returns or nothing fits any more."""
+        assert self._lead is not None
+
+        async def write(token_ids: Sequence[int], turn: int, sampling: Sampling) -> Completion:
+            asked = self._sample(ticket, f".{index}.{turn}", 1, sampling, token_ids)
+            async with contextlib.aclosing(asked) as completions:
+                return await anext(completions)
+
+        max_turns = self._config.rollout.max_turns
+        talk = Conversation(ticket.prompt, sampling, max_turns=max_turns, write=write, tokenizer=self._tokenizer, client=self._client)
+        answer = None
+        with contextlib.suppress(RolloutEnded):
+            answer = await self._lead(talk)
+        finished(index, talk.result(answer))
+
+    async def _sample(
+        self, ticket: Ticket, suffix: str, num_samples: int, sampling: Sampling, token_ids: Sequence[int] | None = None
+    ) -> AsyncGenerator[Completion, None]:
         """The engine's completions; what only a new engine can mend is EngineDead."""
         request_id = f"{ticket.group_id}.{ticket.attempt}{suffix}"
-        completions = self._engine.generate(request_id, ticket.prompt.token_ids.tolist(), num_samples, sampling)
+        completions = self._engine.generate(request_id, token_ids or ticket.prompt.token_ids.tolist(), num_samples, sampling)
         try:
             async with contextlib.aclosing(completions):
                 async for done in completions:
@@ -116,38 +148,38 @@ class Rollouts:
         except (Unavailable, WeightsError) as error:
             raise EngineDead(str(error)) from error
 
-    async def _score(self, ticket: Ticket, done: Completion) -> Trajectory:
-        text = self._tokenizer.decode(done.token_ids.tolist(), skip_special_tokens=True)
+    async def _score(self, ticket: Ticket, done: Written) -> Trajectory:
+        text = done.answer
         with self._context.activity.waiting("verdicts"):
             if self._config.reward.placement == "end":
-                score = await self._scorer.score(ticket.prompt, text, lambda: self._sample_of(ticket, done, text))
+                score = await self._scorer.score(ticket.prompt, text, lambda: self._sample_of(ticket, done))
             else:
                 score = await self._scorer.score_steps(
                     ticket.prompt, text, num_tokens=len(done.token_ids), tokens_until=functools.partial(self._tokens_until, done.token_ids)
                 )
         self._context.activity.count("samples_scored", 1)
         prompt_ids = ticket.prompt.token_ids
-        num_prompt, num_new = len(prompt_ids), len(done.token_ids)
+        num_prompt = len(prompt_ids)
         return Trajectory(
             token_ids=np.concatenate([prompt_ids, done.token_ids]).astype(np.int32),
             prompt_length=num_prompt,
-            loss_mask=np.arange(num_prompt + num_new) >= num_prompt,
+            loss_mask=np.concatenate([np.zeros(num_prompt, np.bool_), done.is_written]),
             behavior_logprobs=np.concatenate([np.zeros(num_prompt, np.float32), done.logprobs]).astype(np.float32),
             versions=np.concatenate([np.full(num_prompt, NO_VERSION, np.int32), done.versions]).astype(np.int32),
             is_truncated=done.is_truncated,
             score=score,
         )
 
-    def _sample_of(self, ticket: Ticket, done: Completion, text: str) -> RewardSample:
+    def _sample_of(self, ticket: Ticket, done: Written) -> RewardSample:
         """What a reward function gets of it."""
         problem = ticket.prompt.problem
         return RewardSample(
             prompt_id=ticket.prompt.prompt_id,
             prompt=ticket.prompt.text,
-            response=text,
-            transcript=text,
+            response=done.answer,
+            transcript=done.transcript,
             token_ids=done.token_ids.tolist(),
-            is_written=[True] * len(done.token_ids),
+            is_written=done.is_written.tolist(),
             data_source=ticket.prompt.data_source,
             row=msgspec.json.decode(problem.row or "{}"),
             tests=problem.tests,

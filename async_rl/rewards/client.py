@@ -22,8 +22,8 @@ import msgspec
 from async_rl.config import RunConfig
 from async_rl.errors import DeadlineExceeded, InfrastructureError, ProtocolError, RewardError, Unavailable
 from async_rl.observability.activity import Activity
-from async_rl.rewards.protocol import BatchLine, BatchRequest, ErrorReply, RewardSample, VerifyRequest, VerifyResponse
-from async_rl.types import CodeProblem, Verdict
+from async_rl.rewards.protocol import BatchLine, BatchRequest, ErrorReply, RewardSample, TestResult, VerifyRequest, VerifyResponse
+from async_rl.types import CodeProblem, CodeTest, Verdict
 
 _MAX_BATCH = 32
 _MAX_STREAMS = 4
@@ -66,18 +66,23 @@ class VerifierClient:
 
     async def verify(self, problem: CodeProblem, code: str) -> list[Verdict]:
         """One verdict per test run. Raises InfrastructureError when nobody could judge the program."""
+        results = await self.test(code, problem.tests, problem.setup, stop_at_first_failure=self._sandbox.stop_at_first_failure)
+        return [result.verdict for result in results]
+
+    async def test(self, code: str, tests: Sequence[CodeTest], setup: str = "", *, stop_at_first_failure: bool = False) -> list[TestResult]:
+        """How each test ended, with its message. Raises InfrastructureError when nobody could judge the program."""
         response = await self.verify_request(
             VerifyRequest(
                 code=code,
-                tests=problem.tests,
-                setup=problem.setup,
+                tests=list(tests),
+                setup=setup,
                 timeout_s=self._sandbox.timeout_s,
                 memory_mb=self._sandbox.memory_mb,
                 output_kb=self._sandbox.output_kb,
-                stop_at_first_failure=self._sandbox.stop_at_first_failure,
+                stop_at_first_failure=stop_at_first_failure,
             )
         )
-        return [test.verdict for test in response.tests]
+        return response.tests
 
     async def ask_functions(self, functions: Sequence[str], sample: RewardSample) -> dict[str, dict[str, float]]:
         """Of each function its parts. Raises RewardError if one failed, InfrastructureError when nobody could be asked."""

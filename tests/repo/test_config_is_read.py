@@ -24,6 +24,7 @@ NOT_A_USE = (
     "config_learner.py",
     "config_generation.py",
     "config_rewards.py",
+    "config_rollout.py",
     "config_running.py",
     "config_check_algorithm.py",
     "config_check_reward.py",

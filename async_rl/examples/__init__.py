@@ -1,0 +1,1 @@
+"""Worked examples of what users bring: a rollout of two turns."""
