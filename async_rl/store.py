@@ -26,7 +26,7 @@ from async_rl.errors import InfrastructureError, Unavailable
 from async_rl.replay import StoredGroup
 from async_rl.store_schema import SCHEMA_VERSION, TABLES
 from async_rl.store_writer import Statement, Writer, connect
-from async_rl.summary import Summary
+from async_rl.summary import Summary, part_means
 from async_rl.types import NO_VERSION, Group, GroupState, Prompt, Purpose
 
 KEPT_SAMPLES = 16
@@ -43,7 +43,7 @@ _LISTED = "(SELECT value FROM json_each(?))"
 _STATES = f"UPDATE groups SET state=?, reason='', message='', changed_s=? WHERE group_id IN {_LISTED}"
 _READY = (
     "UPDATE groups SET state='ready', oldest_version=?, newest_version=?, num_tokens=?, num_trained_tokens=?, reward_mean=?, pass_rate=?,"
-    " response_length_mean=?, truncated_share=?, generation_s=?, rewards=?, changed_s=? WHERE group_id=?"
+    " response_length_mean=?, truncated_share=?, generation_s=?, rewards=?, parts=?, changed_s=? WHERE group_id=?"
 )
 _BLOB = "INSERT OR REPLACE INTO blobs VALUES (?, ?)"
 _LEASE = f"UPDATE groups SET state='leased', train_version=?, changed_s=? WHERE group_id IN {_LISTED}"
@@ -145,8 +145,9 @@ class Store:
         """The group is complete."""
         now = self._clock()
         rewards = msgspec.json.encode([sample.score.reward for sample in group.trajectories]).decode()
+        parts = msgspec.json.encode(part_means(group.trajectories)).decode()
         self._writer.put(
-            (_READY, (*summary.row, group.generation_s, rewards, now, group.group_id)),
+            (_READY, (*summary.row, group.generation_s, rewards, parts, now, group.group_id)),
             (_BLOB, group),
             (_TRANSITION, (group.group_id, group.attempt, "ready", now, group.generator, summary.oldest_version, "")),
         )

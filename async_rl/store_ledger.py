@@ -21,7 +21,7 @@ from async_rl.types import GroupState
 
 _COLUMNS = (
     "group_id, purpose, prompt_id, position, state, attempt, generator, oldest_version, newest_version, train_version,"
-    " num_tokens, num_trained_tokens, reward_mean, pass_rate, rewards, reason, message, admitted_s, changed_s"
+    " num_tokens, num_trained_tokens, reward_mean, pass_rate, rewards, parts, reason, message, admitted_s, changed_s"
 )
 _STEP_OF = "(SELECT version FROM trained JOIN steps USING (step_id) WHERE trained.group_id=groups.group_id AND undone_s IS NULL)"
 
@@ -55,6 +55,7 @@ class LedgerGroup(msgspec.Struct, frozen=True, kw_only=True):
     reward_mean: float | None
     pass_rate: float | None
     rewards: list[float]
+    parts: dict[str, float]
     reason: str
     message: str
     admitted_s: float
@@ -168,6 +169,7 @@ class Ledger:
             "SELECT at_s, state, attempt, generator, version, reason FROM transitions WHERE group_id=? ORDER BY transition_id", row[:1]
         )
         values["rewards"] = msgspec.json.decode(values["rewards"] or "[]")
+        values["parts"] = msgspec.json.decode(values["parts"] or "{}")
         return LedgerGroup(**values, history=[Transition(**dict(zip(Transition.__struct_fields__, r, strict=True))) for r in history])
 
     def _one(self, query: str) -> int:

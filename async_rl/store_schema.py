@@ -7,7 +7,7 @@ so its step is one more. Versions of tokens are NULL where unknown yet.
 STORE_FILE = "store.sqlite"
 """Its name in the run's directory."""
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 TABLES = """
 -- What is known of the whole run. forgotten_before: trajectories trained on older versions are deleted, the learner cannot go back there.
@@ -49,6 +49,7 @@ CREATE TABLE groups (
     truncated_share REAL,
     generation_s REAL,
     rewards TEXT,                       -- JSON list: the reward of each sample
+    parts TEXT,                         -- JSON object: the mean of each named part of the reward over the samples
     reason TEXT NOT NULL DEFAULT '',    -- why it was dropped, or came back last
     message TEXT NOT NULL DEFAULT '',
     admitted_s REAL NOT NULL,

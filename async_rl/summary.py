@@ -5,14 +5,14 @@ Pure; the buffer computes it once per put.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 
 from async_rl.errors import ProtocolError
-from async_rl.types import NO_VERSION, Group, Verdict
+from async_rl.types import NO_VERSION, Group, Trajectory, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +37,15 @@ class Summary:
     def of_row(cls, row: Sequence[Any]) -> Self:
         """The inverse of `row`."""
         return cls(**dict(zip(cls.__slots__, row, strict=True)))
+
+
+def part_means(samples: Iterable[Trajectory]) -> dict[str, float]:
+    """The mean of each named part of the reward over the samples that have it."""
+    values: dict[str, list[float]] = {}
+    for sample in samples:
+        for name, value in sample.score.parts.items():
+            values.setdefault(name, []).append(value)
+    return {name: sum(found) / len(found) for name, found in sorted(values.items())}
 
 
 def summarize(group: Group) -> Summary:

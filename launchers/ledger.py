@@ -115,7 +115,7 @@ def _show_groups(console: Console, groups: Sequence[LedgerGroup]) -> None:
     if not groups:
         console.print("no such group")
         return
-    columns = ("group", "prompt", "state", "attempt", "generator", "versions", "trained on", "step", "rewards", "history")
+    columns = ("group", "prompt", "state", "attempt", "generator", "versions", "trained on", "step", "rewards", "parts", "history")
     table = Table(*columns, box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for group in groups[-_MOST_SHOWN:]:
         versions = f"{group.oldest_version}..{group.newest_version}" if group.oldest_version is not None else ""
@@ -129,6 +129,7 @@ def _show_groups(console: Console, groups: Sequence[LedgerGroup]) -> None:
             "" if group.train_version is None else str(group.train_version),
             "" if group.step is None else str(group.step),
             " ".join(f"{reward:g}" for reward in group.rewards),
+            ", ".join(f"{name} {mean:.3g}" for name, mean in group.parts.items()),
             _history(group.history),
         )
     console.print(table)

@@ -35,6 +35,7 @@ from async_rl.learner.optimizer import ModelOptimizer
 from async_rl.learner.rows import rows_as_group
 from async_rl.learner.sharding import Ranks, full_tensor
 from async_rl.learner.update import Updater
+from async_rl.summary import part_means
 from async_rl.types import FloatArray, Group, IntArray
 
 TensorSpec = tuple[str, str, tuple[int, ...], int]
@@ -135,7 +136,7 @@ class Trainer:
         if self._moving_reference is not None:
             follow(self._moving_reference, self._policy, share=self._config.algorithm.ref_ema_eta)
         return StepResult(
-            scalars=step_scalars(self._config, batch, record, version=version),
+            scalars={**step_scalars(self._config, batch, record, version=version), **_part_scalars(groups)},
             histograms=step_histograms(batch, record, version=version),
         )
 
@@ -191,3 +192,9 @@ class Trainer:
         if self._ranks.rank == 0:
             self._policy.lm.save_pretrained(directory, state_dict=state)
         self._ranks.barrier()
+
+
+def _part_scalars(groups: Sequence[Group]) -> dict[str, float]:
+    """The mean of each named part of the reward over all samples of the step."""
+    means = part_means(sample for group in groups for sample in group.trajectories)
+    return {f"reward/part/{name}": value for name, value in means.items()}

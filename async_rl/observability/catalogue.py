@@ -43,6 +43,7 @@ _LEARNER = [
             ("std", "reward", "standard deviation of the task reward over the step's samples"),
             ("solve_all", "share", "groups in which every sample has the full reward: nothing to learn from"),
             ("baseline_mean", "reward", "mean task reward of the greedy answers that remax takes as baseline, before scaling"),
+            ("part/<name>", "1", "mean of one named part of the reward: of a function of the user's, of the row's tests, of the form"),
             ("solve_none", "share", "groups in which no sample has the full reward: nothing to learn from"),
         ],
     ),

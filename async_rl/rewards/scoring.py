@@ -8,6 +8,7 @@ Called by the generator for every finished sample.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
@@ -26,6 +27,9 @@ from async_rl.types import AnswerTest, CodeTest, Prompt, Score, StepScore, Verdi
 
 AskFunctions = Callable[[Sequence[str], RewardSample], Coroutine[Any, Any, dict[str, dict[str, float]]]]
 """Of each function its parts, "score" among them."""
+
+_SPECIAL = re.compile(r"[^\w.-]")
+"""What a metric's name cannot hold."""
 
 
 class Scorer:
@@ -58,7 +62,7 @@ class Scorer:
         for function, weight in terms:
             name = short_name(function)
             for part, value in asked.get(function, {}).items():
-                parts[name if part == "score" else f"{name}.{part}"] = value
+                parts[name if part == "score" else f"{name}.{_SPECIAL.sub('_', part)}"] = value
             reward += weight * parts[name]
         passed = Verdict.PASS if reward >= self._reward.pass_reward else Verdict.WRONG_ANSWER
         verdicts = (passed,) if judged is None else judged.verdicts

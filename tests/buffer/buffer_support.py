@@ -89,7 +89,12 @@ def make_trajectory(versions: Sequence[int], *, passes: bool = True, trained: bo
         behavior_logprobs=np.full(length, -0.5, np.float32),
         versions=np.array([NO_VERSION, NO_VERSION, *versions], np.int32),
         is_truncated=is_truncated,
-        score=Score(reward=1.0 if passes else 0.0, parts={}, verdicts=(Verdict.PASS if passes else Verdict.WRONG_ANSWER,), latency_s=0.01),
+        score=Score(
+            reward=1.0 if passes else 0.0,
+            parts={"style": 0.5 + passes},
+            verdicts=(Verdict.PASS if passes else Verdict.WRONG_ANSWER,),
+            latency_s=0.01,
+        ),
     )
 
 

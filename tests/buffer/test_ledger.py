@@ -52,6 +52,7 @@ def test_a_prompt_tells_its_groups_with_rewards_step_and_every_change(store: Pat
         first, again = Ledger(connection).of_prompt("t1")
         assert Ledger(connection).of_prompt("nobody") == []
     assert (first.group_id, first.state, first.step, first.rewards, first.pass_rate) == (1, "trained", 1, [0.0, 0.0], 0.0)
+    assert (first.parts, again.parts) == ({"style": 0.5}, {"style": 1.5})
     assert [change.state for change in first.history] == ["generating", "ready", "leased", "trained"]
     assert (first.generator, first.oldest_version, first.train_version) == ("generator-0", 0, 0)
     assert again.group_id == 6

@@ -86,7 +86,7 @@ def _trajectory(rng: np.random.Generator, prompt: np.ndarray, version: int, ages
         behavior_logprobs=np.where(is_response, -rng.uniform(0.1, 6, len(ids)), 0).astype(np.float32),
         versions=versions.astype(np.int32),
         is_truncated=bool(rng.random() < 0.3),
-        score=Score(reward=float(rng.integers(0, 2)), parts={}, verdicts=(), latency_s=0.0),
+        score=Score(reward=float(rng.integers(0, 2)), parts={"style": 0.25}, verdicts=(), latency_s=0.0),
     )
 
 

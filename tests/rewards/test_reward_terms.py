@@ -37,7 +37,7 @@ class Verifier:
 
 
 async def ask(functions: Sequence[str], sample: RewardSample) -> dict[str, dict[str, float]]:
-    scores = {"my:style": {"score": 0.5, "tone": 2.0}, "length": {"score": 0.25}}
+    scores = {"my:style": {"score": 0.5, "to/ne": 2.0}, "length": {"score": 0.25}}
     return {function: scores[function] for function in functions}
 
 
@@ -57,7 +57,7 @@ def score(text: str, *overrides: str, tests: Sequence[CodeTest] = (CALL,), sourc
 def test_the_reward_is_the_weighted_sum_and_every_part_has_its_name() -> None:
     found = score(PROGRAM, 'reward.fns=[tests,"my:style",length]', "reward.weights=[1,2,-1]")
     assert found.reward == 1.0 + 2 * 0.5 - 0.25
-    assert found.parts == {"tests_passed": 1, "compiles": 1, "tests": 1, "style": 0.5, "style.tone": 2.0, "length": 0.25}
+    assert found.parts == {"tests_passed": 1, "compiles": 1, "tests": 1, "style": 0.5, "style.to_ne": 2.0, "length": 0.25}
     assert found.verdicts == (Verdict.PASS,)
     assert score(PROGRAM, 'reward.fns=[tests,"my:style",length]', "reward.weights=[1,0,-1]").reward == 0.75
 
