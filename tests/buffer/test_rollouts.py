@@ -138,7 +138,7 @@ def test_the_command_shows_prompt_response_reward_and_verdicts(
     assert "text of t" in text
     assert "w2" in text
     assert "[1]" in text
-    assert "reward 0 (mean of its group 0.00); tests: wrong_answer" in text
+    assert "reward 0 (mean of its group 0.00), style 0.5; tests: wrong_answer" in text
     assert "versions 0 to 1" in text
 
 
