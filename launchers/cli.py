@@ -75,25 +75,31 @@ def launch(
         ),
     ],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="show configuration, processes and derived numbers; start nothing")] = False,
+    pretended: Annotated[
+        str | None, typer.Option("--machine", metavar="cores=N,gpus=N,memory_gb=N", help="with --dry-run: the plan on such a machine")
+    ] = None,
 ) -> None:
     """Start a run and supervise it until it ends.
 
     Examples: async-rl launch conf=ppo_code; async-rl launch conf=grpo_code num_steps=200; async-rl launch conf=ppo_code --dry-run
     """
-    from async_rl.launchers.compose import compose
+    from async_rl.launchers.compose import compose_for
+    from async_rl.launchers.hardware import pretended_machine
     from async_rl.launchers.plan import show_config, show_plan
     from async_rl.launchers.preflight import model_shape, preflight
 
     conf, overrides = split_conf(settings)
-    machine = this_machine()
-    config = compose(conf, overrides)
+    if pretended is not None and not dry_run:
+        raise ConfigError("--machine pretends, and so goes with --dry-run only")
+    machine = this_machine() if pretended is None else pretended_machine(pretended)
+    config, preset = compose_for(machine, conf, overrides)
     preflight(config, machine)
     config = named(config)
     specs = processes(config, machine)
     terminal = console()
     if dry_run:
         show_config(terminal, config)
-    show_plan(terminal, config, specs, machine, model_shape(config))
+    show_plan(terminal, config, specs, machine, model_shape(config), preset=preset)
     if dry_run and config.launcher == "slurm":
         terminal.out(job_script(config, Path(config.output_dir) / str(config.run_name)), highlight=False)
     if not dry_run:

@@ -17,7 +17,7 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
@@ -25,8 +25,9 @@ import async_rl.conf
 from async_rl.config import RunConfig
 from async_rl.config_check import check
 from async_rl.errors import ConfigError
-from async_rl.launchers import schema
+from async_rl.launchers import hardware, schema
 from async_rl.launchers.overrides import readable
+from async_rl.machine import Machine, this_machine
 
 CONF_DIR = Path(async_rl.conf.__file__).resolve().parent
 USER_CONFIG = "user_file"
@@ -38,9 +39,15 @@ def compose(conf: str, overrides: Sequence[str] = ()) -> RunConfig:
 
     Raises ConfigError for wrong keys, types, ranges and combinations, before anything starts.
     """
-    config = compose_unchecked(conf, overrides)
+    return compose_for(this_machine(), conf, overrides)[0]
+
+
+def compose_for(machine: Machine, conf: str, overrides: Sequence[str] = ()) -> tuple[RunConfig, str]:
+    """As `compose`, for this machine; also the preset of conf/hardware that was given or that fits it."""
+    tree, preset = _tree(conf, overrides, machine)
+    config = _validated(tree)
     check(config)
-    return config
+    return config, preset
 
 
 def recompose(path: Path, overrides: Sequence[str]) -> RunConfig:
@@ -58,7 +65,7 @@ def recompose(path: Path, overrides: Sequence[str]) -> RunConfig:
 
 def compose_unchecked(conf: str, overrides: Sequence[str] = ()) -> RunConfig:
     """As `compose`, without the checks that join several settings."""
-    return _validated(_tree(conf, overrides))
+    return _validated(_tree(conf, overrides, this_machine())[0])
 
 
 def _validated(tree: dict[str, Any]) -> RunConfig:
@@ -75,8 +82,8 @@ def names() -> list[str]:
 
 
 def as_written(conf: str) -> dict[str, Any]:
-    """What `conf` is composed of, with what is worked out on a machine left as it is written; for documents."""
-    return _tree(conf, (), resolve=False)
+    """What `conf` is composed of without GPUs, with what is worked out on a machine left as it is written; for documents."""
+    return _tree(conf, ["hardware=cpu"], this_machine(), resolve=False)[0]
 
 
 def write_config(config: RunConfig, path: Path) -> None:
@@ -90,25 +97,38 @@ def to_yaml(config: RunConfig) -> str:
     return msgspec.yaml.encode(config).decode()
 
 
-def _tree(conf: str, overrides: Sequence[str], *, resolve: bool = True) -> dict[str, Any]:
-    OmegaConf.register_new_resolver("share_of_cores", share_of_cores, replace=True)
+def _tree(conf: str, overrides: Sequence[str], machine: Machine, *, resolve: bool = True) -> tuple[dict[str, Any], str]:
     OmegaConf.register_new_resolver("with_files", with_files, replace=True)
     directory = _register_user_file(conf)
     if directory is None and conf not in names():
         best = schema.nearest(conf, among=names())
         hint = f"; did you mean {best}?" if best else ""
         raise ConfigError(f"conf={conf}: neither a name from conf/ ({', '.join(names())}) nor a yaml file{hint}")
+    for name, function in hardware.resolvers(machine, _launcher(directory, overrides)).items():
+        OmegaConf.register_new_resolver(name, function, replace=True)
     checked = readable(overrides, [CONF_DIR] if directory is None else [directory, CONF_DIR])
     if directory is not None:
         checked.append(f"hydra.searchpath=['file://{directory}']")
     try:
         with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-            composed = hydra_compose(conf if directory is None else USER_CONFIG, overrides=checked)
+            composed = hydra_compose(conf if directory is None else USER_CONFIG, overrides=checked, return_hydra_config=True)
+            preset = str(composed.hydra.runtime.choices.get("hardware", "none"))
+            with open_dict(composed):
+                del composed["hydra"]
             tree = OmegaConf.to_container(composed, resolve=resolve, throw_on_missing=True)
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise ConfigError(f"conf={conf}: {str(error).replace(USER_CONFIG, conf)}") from error
     assert isinstance(tree, dict)
-    return {str(key): value for key, value in tree.items()}
+    return {str(key): value for key, value in tree.items()}, preset
+
+
+def _launcher(directory: Path | None, overrides: Sequence[str]) -> str:
+    """The launcher that the overrides, else the user's file, ask for; what conf/ says without either."""
+    given = [override.removeprefix("launcher=") for override in overrides if override.startswith("launcher=")]
+    file = OmegaConf.load(CONF_DIR / "base.yaml")
+    if directory is not None:
+        file = OmegaConf.merge(file, ConfigStore.instance().load(f"{USER_CONFIG}.yaml").node)
+    return given[-1] if given else str(file["launcher"])
 
 
 def _register_user_file(conf: str) -> Path | None:
@@ -160,14 +180,6 @@ def is_local_model(model: str) -> bool:
 
 def _absolute(value: Any) -> Any:
     return os.path.abspath(os.path.expanduser(value)) if isinstance(value, str) and value and "://" not in value else value
-
-
-def share_of_cores(part: int, parts: int) -> list[int]:
-    """The part-th of `parts` equal shares of the cores this process may use; all of them where there are fewer than `parts`."""
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < parts:
-        return cores
-    return cores[part * len(cores) // parts : (part + 1) * len(cores) // parts]
 
 
 def with_files(with_them: Any, without: Any, *, _root_: DictConfig) -> Any:

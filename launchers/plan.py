@@ -13,7 +13,9 @@ from rich.table import Table
 
 from async_rl.config import RunConfig
 from async_rl.estimate import ModelShape, derived_numbers, memory_mb
+from async_rl.launchers.cluster import cluster_cpus
 from async_rl.launchers.compose import to_yaml
+from async_rl.launchers.hardware import described
 from async_rl.machine import Machine
 from async_rl.topology import ProcessSpec
 from async_rl.types import Role
@@ -28,23 +30,31 @@ def show_config(console: Console, config: RunConfig) -> None:
     console.out(to_yaml(config), highlight=False)
 
 
-def show_plan(console: Console, config: RunConfig, specs: Sequence[ProcessSpec], machine: Machine, shape: ModelShape | None) -> None:
-    """Print the process table and the derived numbers."""
+def show_plan(
+    console: Console, config: RunConfig, specs: Sequence[ProcessSpec], machine: Machine, shape: ModelShape | None, *, preset: str = ""
+) -> None:
+    """Print the process table and the derived numbers. preset: the file of conf/hardware that was chosen; empty if it no longer matters."""
     table = Table("process", "role", "place", "runs on", "address", "memory", title="processes", title_justify="left", box=SIMPLE)
     host = _host(config)
     everywhere = f"cores {_numbers(machine.cores)}"
     rows: list[tuple[str, Role, str]] = [("supervisor", "supervisor", everywhere)]
-    rows += [(spec.name, spec.role, _placement(spec, everywhere)) for spec in specs]
+    rows += [(spec.name, spec.role, _placement(config, spec, everywhere)) for spec in specs]
     for name, role, placement in rows:
         table.add_row(name, role, f"{config.launcher}, {host}", placement, _address(config, role), f"{memory_mb(config, role, shape)} MB")
     console.print(table)
     numbers = Table("what follows", "", box=SIMPLE, show_header=False, title="derived numbers", title_justify="left")
+    if preset:
+        numbers.add_row("hardware", f"{preset} ({described(machine)})")
     for what, how_much in derived_numbers(config, shape):
         numbers.add_row(what, how_much)
     console.print(numbers)
 
 
-def _placement(spec: ProcessSpec, everywhere: str) -> str:
+def _placement(config: RunConfig, spec: ProcessSpec, everywhere: str) -> str:
+    if config.launcher != "local":
+        cpus = cluster_cpus(config, spec)
+        gpus = f", {spec.gpus:g} GPU{'' if spec.gpus == 1 else 's'}" if spec.gpus else ""
+        return f"{cpus} CPU{'' if cpus == 1 else 's'}{gpus} of a node"
     cores = f"cores {_numbers(spec.cores)}" if len(spec.cores) > 1 else f"core {spec.cores[0]}" if spec.cores else everywhere
     if not spec.gpus:
         return cores
@@ -63,7 +73,9 @@ def _numbers(cores: Sequence[int]) -> str:
 
 
 def _host(config: RunConfig) -> str:
-    return LOOPBACK if config.launcher == "local" and config.network.host == AUTO else config.network.host
+    if config.network.host != AUTO:
+        return config.network.host
+    return LOOPBACK if config.launcher == "local" else "(its node)"
 
 
 def _address(config: RunConfig, role: Role) -> str:

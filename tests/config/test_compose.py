@@ -11,7 +11,7 @@ import pytest
 from async_rl.config import RunConfig
 from async_rl.errors import ConfigError
 from async_rl.launchers import compose as composing
-from async_rl.launchers.compose import CONF_DIR, compose, names, share_of_cores, to_yaml, write_config
+from async_rl.launchers.compose import CONF_DIR, compose, names, to_yaml, write_config
 from async_rl.launchers.schema import settings
 
 
@@ -191,7 +191,6 @@ def test_cores_are_shared_between_generation_and_learning(
     monkeypatch: pytest.MonkeyPatch, cores: set[int], generator: list[int], learner: list[int]
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: cores)
-    assert (share_of_cores(0, 2), share_of_cores(1, 2)) == (generator, learner)
     config = compose("ppo_code")
     assert (config.generators.cores, config.learner.cores) == (generator, learner)
 

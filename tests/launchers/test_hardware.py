@@ -1,0 +1,103 @@
+"""Facts about the presets of conf/hardware: which one a machine gets, and what is planned on it."""
+
+import re
+import sys
+
+import pytest
+
+from async_rl.config_check import machine_problems
+from async_rl.errors import ConfigError
+from async_rl.launchers import cli
+from async_rl.launchers.compose import CONF_DIR, compose_for
+from async_rl.launchers.hardware import generating, learning, preset_for, pretended_machine, share_of_cores
+from async_rl.machine import Machine
+from async_rl.topology import processes
+
+CPU = pretended_machine("cores=8,gpus=0,memory_gb=64")
+ONE = pretended_machine("cores=16,gpus=1,memory_gb=64")
+EIGHT = pretended_machine("cores=64,gpus=8,memory_gb=512")
+
+
+@pytest.mark.parametrize(
+    ("machine", "launcher", "preset"),
+    [(CPU, "local", "cpu"), (ONE, "local", "gpu"), (EIGHT, "local", "gpus"), (CPU, "ray", "cluster"), (EIGHT, "slurm", "cluster")],
+)
+def test_a_machine_gets_the_preset_that_fits_it(machine: Machine, launcher: str, preset: str) -> None:
+    assert preset_for(machine, launcher) == preset
+    config, chosen = compose_for(machine, "ppo_code", [f"launcher={launcher}"])
+    assert chosen == preset
+    assert list(machine_problems(config, machine)) == []
+
+
+def test_a_preset_that_is_given_wins() -> None:
+    assert compose_for(EIGHT, "ppo_code", ["hardware=cpu"])[1] == "cpu"
+    assert compose_for(EIGHT, "ppo_code", ["hardware=cpu"])[0].learner.gpus_each == 0
+
+
+def test_every_preset_can_be_the_choice_of_some_machine() -> None:
+    reached = {preset_for(machine, launcher) for machine in (CPU, ONE, EIGHT) for launcher in ("local", "ray")}
+    assert reached == {path.stem for path in (CONF_DIR / "hardware").glob("*.yaml")}
+
+
+def test_of_eight_gpus_six_generate_and_two_learn_each_on_its_own() -> None:
+    config, _ = compose_for(EIGHT, "ppo_code")
+    gpus = {spec.name: spec.env["CUDA_VISIBLE_DEVICES"] for spec in processes(config, EIGHT)}
+    assert {name: gpu for name, gpu in gpus.items() if gpu} == {
+        **{f"learner-{rank}": str(rank) for rank in range(2)},
+        **{f"generator-{rank}": str(rank + 2) for rank in range(6)},
+    }
+
+
+def test_one_gpu_is_shared_in_halves() -> None:
+    config, _ = compose_for(ONE, "ppo_code")
+    gpus = {spec.name: (spec.gpus, spec.env["CUDA_VISIBLE_DEVICES"]) for spec in processes(config, ONE)}
+    assert gpus == {"buffer": (0, ""), "verifier-0": (0, ""), "learner-0": (0.5, "0"), "generator-0": (0.5, "0")}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gpus_per_node", "learners", "generators"),
+    [(1, 0, 1, 1), (3, 0, 1, 2), (1, 1, 1, 1), (1, 2, 1, 1), (1, 4, 1, 3), (1, 8, 2, 6), (2, 8, 4, 12), (4, 8, 8, 24), (8, 8, 8, 56)],
+)
+def test_a_cluster_learns_on_one_node_and_generates_on_what_is_left(nodes: int, gpus_per_node: int, learners: int, generators: int) -> None:
+    assert (learning(nodes, gpus_per_node), generating(nodes, gpus_per_node)) == (learners, generators)
+    config, _ = compose_for(CPU, "ppo_code", ["launcher=ray", f"cluster.nodes={nodes}", f"cluster.gpus_per_node={gpus_per_node}"])
+    assert (config.learner.ranks, config.generators.count) == (learners, generators)
+    assert (config.learner.gpus_each, config.generators.gpus_each) == ((1, 1) if gpus_per_node else (0, 0))
+    assert (config.generators.cores, config.learner.cores, config.verifiers.cores) == ([], [], [])
+    assert config.generation.vllm.enforce_eager == (gpus_per_node == 0)
+
+
+def test_shares_of_cores_cover_them_without_overlap_and_are_all_of_too_few() -> None:
+    assert [share_of_cores((1, 2, 3, 4, 5), part, 2) for part in range(2)] == [[1, 2], [3, 4, 5]]
+    assert share_of_cores((7,), 1, 2) == [7]
+
+
+def test_the_plan_of_a_machine_that_one_does_not_sit_at(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    said = dry_run(monkeypatch, capsys, "--dry-run", "--machine", "cores=64,gpus=8,memory_gb=512")
+    assert re.search(r"hardware +gpus \(64 cores, 8 GPUs, 512 GB\)", said)
+    assert "GPU 7 (1)" in said
+    assert "generator-5" in said
+    assert "generator-6" not in said
+    said = dry_run(monkeypatch, capsys, "--dry-run", "--machine", "cores=4,gpus=0,memory_gb=16", "launcher=ray", "generators.gpus_each=1")
+    assert re.search(r"hardware +cluster \(4 cores, no GPUs, 16 GB\)", said)
+    assert "1 CPU, 1 GPU of a node" in said
+    assert "tcp://(its node):(free port)" in said
+
+
+def test_pretending_goes_with_a_dry_run_only(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match="write it as cores=64,gpus=8,memory_gb=512"):
+        pretended_machine("8 GPUs")
+    monkeypatch.setattr(sys, "argv", ["async-rl", "launch", "conf=ppo_code", "--machine", "cores=4,gpus=0,memory_gb=16"])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 2
+    assert "--dry-run only" in capsys.readouterr().err
+
+
+def dry_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    monkeypatch.setenv("COLUMNS", "180")
+    monkeypatch.setattr(sys, "argv", ["async-rl", "launch", "conf=ppo_code", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == 0
+    return capsys.readouterr().out
