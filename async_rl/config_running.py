@@ -60,6 +60,9 @@ class MonitoringConfig(Section):
     prometheus_port: Annotated[
         Annotated[int, Meta(ge=0, le=65535)] | None, Meta(description="port of the endpoint for Prometheus; 0 = a free one, null = none")
     ]
+    wandb: Annotated[
+        Annotated[str, Meta(min_length=1)] | None, Meta(description="project in Weights & Biases that gets the numbers too; null = none")
+    ]
     live_line: Annotated[bool, Meta(description="one line of progress in the terminal")]
 
 

@@ -33,7 +33,10 @@ def check(
         typer.Argument(metavar="FILE... [conf=NAME] [key=value ...]", help="files, globs or URLs, and the settings to read them with"),
     ],
 ) -> None:
-    """Say what data files hold, how long the prompts are, which reward each row gets, and what would be left out and why."""
+    """Say what data files hold, how long the prompts are, which reward each row gets, and what would be left out and why.
+
+    Examples: async-rl data check problems.jsonl model.path=/models/mine; async-rl data check my_task/train.jsonl conf=my_task/conf.yaml
+    """
     from async_rl.data.prompts import examine
     from async_rl.data.tokenizer import load_tokenizer
     from async_rl.launchers.compose import compose_unchecked, names

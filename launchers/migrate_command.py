@@ -23,7 +23,10 @@ def migrate(
     file: Annotated[Path, typer.Argument(help="verl's ppo_trainer.yaml, or an AReaL experiment configuration as yaml")],
     output: Annotated[Path | None, typer.Option(help="where ours is written; default: beside it, as NAME.async_rl.yaml")] = None,
 ) -> None:
-    """Translate a configuration of verl or AReaL, and say what becomes of every key."""
+    """Translate a configuration of verl or AReaL, and say what becomes of every key.
+
+    Examples: async-rl migrate ppo_trainer.yaml; async-rl migrate experiment.yaml --output ours.yaml
+    """
     from async_rl.launchers.compose import compose
 
     migration = read(file)

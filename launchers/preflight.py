@@ -6,6 +6,7 @@ Called by `async-rl launch`, with and without --dry-run.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import socket
@@ -54,6 +55,8 @@ def _problems(config: RunConfig, machine: Machine, *, is_new: bool) -> Iterator[
     yield from _directory_problems(config, is_new=is_new)
     yield from _network_problems(config)
     yield from launcher_problems(config)
+    if config.monitoring.wandb is not None and importlib.util.find_spec("wandb") is None:
+        yield f"monitoring.wandb={config.monitoring.wandb}: wandb is not installed; pip install wandb, or set monitoring.wandb=null"
     yield from _verifier_problems(config.sandbox, config.reward)
     yield from _rollout_problems(config.rollout)
     shape = model_shape(config)

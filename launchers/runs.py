@@ -148,6 +148,10 @@ def config_of(run_dir: Path) -> RunConfig:
     """The run's resolved configuration. Raises ConfigError if it cannot be read."""
     try:
         return msgspec.yaml.decode((run_dir / "config.yaml").read_bytes(), type=RunConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(
+            f"{run_dir}/config.yaml is of another version of async_rl ({error}); read this run with the version that made it"
+        ) from error
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigError(f"{run_dir}/config.yaml cannot be read: {error}") from error
 

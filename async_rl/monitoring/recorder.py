@@ -67,7 +67,10 @@ class _Row:
 
 
 class Recorder:
-    """Writes the metrics of one run. clock: seconds; started_s: the clock at the start of the run, now if None."""
+    """Writes the metrics of one run. clock: seconds; started_s: the clock at the start of the run, now if None.
+
+    on_row: gets the numbers of each row that is written.
+    """
 
     def __init__(
         self,
@@ -78,11 +81,13 @@ class Recorder:
         hold_s: float = _HOLD_S,
         clock: Callable[[], float] = time.monotonic,
         started_s: float | None = None,
+        on_row: Callable[[int, Mapping[str, float]], None] = lambda *_: None,
     ) -> None:
         self._config = config
         self._is_strict = is_strict
         self._hold_s = hold_s
         self._clock = clock
+        self._on_row = on_row
         self._path = run_dir / "metrics.jsonl"
         self._held_path = run_dir / "metrics.held.json"
         before = self._written()
@@ -212,6 +217,7 @@ class Recorder:
             self._jsonl.flush()
         except OSError as error:
             raise InfrastructureError(f"{self._path} cannot be written: {error}; make room, then async-rl resume the run") from error
+        self._on_row(step, row.scalars)
         self._next_step = step + 1
 
     def _check(self, name: str, kind: MetricKind, source: str) -> None:

@@ -19,6 +19,7 @@ from async_rl.monitoring.prometheus import Endpoint
 from async_rl.monitoring.rates import Rates
 from async_rl.monitoring.recorder import Recorder, is_evaluated
 from async_rl.monitoring.tensorboard_process import TensorBoard
+from async_rl.monitoring.wandb_run import WandbRun
 from async_rl.processes.registry import Registry
 from async_rl.processes.silence import Silence
 from async_rl.wire.addresses import host_for_people
@@ -47,7 +48,12 @@ class Monitor:
         self.restarted_because: dict[str, str] = {}
 
     def __enter__(self) -> Self:
-        self._recorder = Recorder(self._run_dir, self._config)
+        if (project := self._config.monitoring.wandb) is not None:
+            wandb = WandbRun(project, self._run_dir, self._config)
+            self._open.callback(wandb.close)
+            self._recorder = Recorder(self._run_dir, self._config, on_row=wandb.log)
+        else:
+            self._recorder = Recorder(self._run_dir, self._config)
         self._open.callback(self._recorder.close)
         if self._config.monitoring.tensorboard:
             board = TensorBoard(self._run_dir, host=host_for_people(self._config.network), port=self._config.monitoring.tensorboard_port)

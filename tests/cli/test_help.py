@@ -14,19 +14,30 @@ from async_rl.launchers.cli import app
 from async_rl.launchers.options import complete_run, complete_setting
 
 GROUP = typer.main.get_command(app)
-COMMANDS = GROUP.commands  # type: ignore[attr-defined]
-WITH_EXAMPLES = ("launch", "status", "stop", "resume", "export", "ledger", "logs", "rollouts", "doctor", "init", "verifier", "verify")
+COMMANDS = {
+    " ".join(path): command
+    for path, command in [
+        *(((name,), command) for name, command in GROUP.commands.items() if not hasattr(command, "commands")),  # type: ignore[attr-defined]
+        *(
+            ((group, name), command)
+            for group, inner in GROUP.commands.items()  # type: ignore[attr-defined]
+            if hasattr(inner, "commands")
+            for name, command in inner.commands.items()
+        ),
+    ]
+}
 
 
-@pytest.mark.parametrize("name", WITH_EXAMPLES)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_the_help_of_a_command_has_examples_with_options_that_it_has(name: str) -> None:
     command = COMMANDS[name]
     found = re.findall(r"Examples: (.*)", command.help)
     assert len(found) == 1
     known = {option for parameter in command.params for option in parameter.opts}
     for example in found[0].split(";"):
-        program, called, *words = shlex.split(example)
-        assert (program, called) == ("async-rl", name)
+        words = shlex.split(example)
+        depth = 1 + len(name.split())
+        assert words[:depth] == ["async-rl", *name.split()]
         assert {word for word in words if word.startswith("--")} <= known
 
 

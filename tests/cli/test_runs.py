@@ -76,5 +76,13 @@ def test_the_remains_of_a_failed_run_tell_its_cause(tmp_path: Path) -> None:
 def test_a_directory_whose_configuration_is_of_another_form_is_refused(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path, "mine")
     (run_dir / "config.yaml").write_text("seed: 1\n")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="is of another version of async_rl"):
+        remains(run_dir)
+
+
+def test_a_configuration_of_another_version_is_told_as_such_with_the_key(tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path, "old")
+    text = (run_dir / "config.yaml").read_text()
+    (run_dir / "config.yaml").write_text(text.replace("num_steps:", "num_epochs:"))
+    with pytest.raises(ConfigError, match=r"config\.yaml is of another version of async_rl \(.*num_.*\); read this run with the version"):
         remains(run_dir)

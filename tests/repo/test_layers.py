@@ -19,6 +19,7 @@ ADAPTERS = {
     "hydra": ("launchers/",),
     "omegaconf": ("launchers/",),
     "tensorboard": ("async_rl/monitoring/",),
+    "wandb": ("async_rl/monitoring/wandb_run.py",),
     "rich": ("async_rl/monitoring/", "launchers/"),
     "typer": ("launchers/",),
     "starlette": ("async_rl/rewards/",),
