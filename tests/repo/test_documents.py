@@ -84,7 +84,8 @@ def test_settings_in_launch_commands_are_settings_and_errors_are_the_real_ones(p
         words = shlex.split(line, comments=True) if line.startswith("async-rl launch") and "conf=" in line and "..." not in line else []
         if not words or any(w.startswith("conf=") and w.removeprefix("conf=").isupper() for w in words):
             continue
-        conf, overrides = split_conf([w for w in words[2:] if not w.startswith("--")])
+        given = [w for before, w in itertools.pairwise(words[1:]) if before != "--machine"]
+        conf, overrides = split_conf([w for w in given if not w.startswith("--")])
         if conf.endswith(".yaml"):  # the reader's own file, which stands on one of these
             conf = "grpo_code"
         if following.startswith("error: "):
