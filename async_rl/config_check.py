@@ -110,6 +110,11 @@ def _sampling(config: RunConfig) -> Iterator[str]:
             f"evaluation.num_samples={config.evaluation.num_samples} with evaluation.temperature=0: greedy samples of a prompt are all the "
             "same; set evaluation.num_samples=1, or evaluation.temperature=1"
         )
+    if config.evaluation.greedy and config.evaluation.temperature == 0:
+        yield (
+            "evaluation.greedy=true with evaluation.temperature=0: every sample is the greedy answer already; "
+            "set evaluation.greedy=false, or evaluation.temperature=1"
+        )
 
 
 def _engine(config: RunConfig) -> Iterator[str]:

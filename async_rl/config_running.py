@@ -38,8 +38,11 @@ class EvaluationConfig(Section):
 
     every_steps: Annotated[int, Meta(ge=0, description="learner steps between evaluations; 0 = never")]
     num_prompts: Annotated[int, Meta(ge=0, description="held-out prompts per evaluation, the first so many; 0 = all")]
-    num_samples: Annotated[int, Meta(ge=1, description="samples per held-out prompt; more than one gives pass@k and needs a temperature")]
+    num_samples: Annotated[
+        int, Meta(ge=1, description="samples per held-out prompt; more than one gives pass@k and maj@k, and needs a temperature")
+    ]
     temperature: Annotated[float, Meta(ge=0, description="0 = greedy")]
+    greedy: Annotated[bool, Meta(description="besides the samples one greedy answer per held-out prompt: eval/greedy_pass")]
 
 
 class CheckpointConfig(Section):

@@ -63,10 +63,8 @@ _SCORES = (
     "SELECT evaluation, avg(pass_rate) FROM groups JOIN evaluations e ON evaluation=e.version"
     " WHERE finished_s IS NOT NULL AND state='ready' GROUP BY evaluation"
 )
-_EVALUATION = (
-    "SELECT group_id, state, oldest_version, newest_version, num_tokens, num_trained_tokens, reward_mean, pass_rate,"
-    " response_length_mean, truncated_share FROM groups WHERE evaluation=? ORDER BY position"
-)
+_EVALUATION = "SELECT group_id, state FROM groups WHERE evaluation=? ORDER BY position"
+_FIGURES = "SELECT figures FROM evaluations WHERE version=? AND figures IS NOT NULL"
 _SERVED = "DELETE FROM blobs WHERE group_id IN (SELECT group_id FROM groups WHERE evaluation=? AND position>=?)"
 _FORGET = (
     "DELETE FROM blobs WHERE group_id IN"
@@ -190,12 +188,13 @@ class Store:
 
     def start_evaluation(self, version: int, num_prompts: int) -> None:
         """Version `version` is being evaluated."""
-        self._writer.put(("INSERT INTO evaluations VALUES (?, ?, ?, NULL)", (version, num_prompts, self._clock())))
+        self._writer.put(("INSERT INTO evaluations VALUES (?, ?, ?, NULL, NULL)", (version, num_prompts, self._clock())))
 
-    def finish_evaluation(self, version: int) -> None:
-        """Its result was reported; its trajectories have served, but for a few that people may look at."""
+    def finish_evaluation(self, version: int, figures: dict[str, float]) -> None:
+        """Its figures were reported; its trajectories have served, but for a few that people may look at."""
+        row = (self._clock(), msgspec.json.encode(figures).decode(), version)
         self._writer.put(
-            ("UPDATE evaluations SET finished_s=? WHERE version=?", (self._clock(), version)),
+            ("UPDATE evaluations SET finished_s=?, figures=? WHERE version=?", row),
             (_SERVED, (version, KEPT_SAMPLES)),
         )
 
@@ -252,10 +251,14 @@ class Store:
         """The trajectories of these groups, in this order. Raises InfrastructureError if some are not stored."""
         return await asyncio.to_thread(self._read_groups, group_ids)
 
-    async def evaluation_groups(self, version: int) -> list[tuple[int, Summary | None]]:
-        """(group id, summary if complete) of every group of an evaluation, in the order of its prompts."""
-        rows = await asyncio.to_thread(self._rows, _EVALUATION, version)
-        return [(row[0], Summary.of_row(row[2:]) if row[1] == "ready" else None) for row in rows]
+    async def evaluation_groups(self, version: int) -> list[tuple[int, bool]]:
+        """(group id, whether it is complete) of every group of an evaluation, in the order of its prompts."""
+        return [(group_id, state == "ready") for group_id, state in await asyncio.to_thread(self._rows, _EVALUATION, version)]
+
+    async def evaluation_figures(self, version: int) -> dict[str, float] | None:
+        """What was reported of a finished evaluation; None if it is not finished."""
+        rows = await asyncio.to_thread(self._rows, _FIGURES, version)
+        return msgspec.json.decode(rows[0][0]) if rows else None
 
     async def evaluation_scores(self) -> dict[int, float]:
         """Mean pass rate of each finished evaluation, by version."""

@@ -83,7 +83,8 @@ CREATE UNIQUE INDEX steps_current ON steps (version) WHERE undone_s IS NULL;
 CREATE TABLE trained (step_id INTEGER NOT NULL, group_id INTEGER NOT NULL, PRIMARY KEY (step_id, group_id)) WITHOUT ROWID;
 CREATE INDEX trained_by_group ON trained (group_id);
 
+-- figures: what was reported of it, as a JSON object of metrics, once it is finished.
 CREATE TABLE evaluations (
-    version INTEGER PRIMARY KEY, num_prompts INTEGER NOT NULL, started_s REAL NOT NULL, finished_s REAL
+    version INTEGER PRIMARY KEY, num_prompts INTEGER NOT NULL, started_s REAL NOT NULL, finished_s REAL, figures TEXT
 );
 """

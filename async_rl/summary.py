@@ -5,14 +5,14 @@ Pure; the buffer computes it once per put.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from async_rl.errors import ProtocolError
-from async_rl.types import NO_VERSION, Group, Trajectory, Verdict
+from async_rl.types import NO_VERSION, Group, Trajectory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,11 +32,6 @@ class Summary:
     def row(self) -> tuple[Any, ...]:
         """The values in the order of the fields."""
         return tuple(getattr(self, name) for name in self.__slots__)
-
-    @classmethod
-    def of_row(cls, row: Sequence[Any]) -> Self:
-        """The inverse of `row`."""
-        return cls(**dict(zip(cls.__slots__, row, strict=True)))
 
 
 def part_means(samples: Iterable[Trajectory]) -> dict[str, float]:
@@ -70,7 +65,7 @@ def summarize(group: Group) -> Summary:
         num_tokens=group.num_tokens,
         num_trained_tokens=versions.size,
         reward_mean=sum(s.score.reward for s in samples) / len(samples),
-        pass_rate=sum(0 < len(v) == v.count(Verdict.PASS) for v in (s.score.verdicts for s in samples)) / len(samples),
+        pass_rate=sum(s.score.is_passed for s in samples) / len(samples),
         response_length_mean=sum(s.response_length for s in samples) / len(samples),
         truncated_share=sum(s.is_truncated for s in samples) / len(samples),
     )

@@ -176,6 +176,11 @@ class Score(Value):
     latency_s: float
     steps: tuple[StepScore, ...] = ()
 
+    @property
+    def is_passed(self) -> bool:
+        """Whether tests were run and all of them passed."""
+        return 0 < len(self.verdicts) == self.verdicts.count(Verdict.PASS)
+
 
 class Trajectory(Value):
     """One sampled response with its prompt.
@@ -205,7 +210,7 @@ class Trajectory(Value):
 
 
 class Group(Value):
-    """The trajectories of one ticket: the unit of admission, storage and sampling. baseline: ReMax's greedy answer, never trained."""
+    """The trajectories of one ticket: the unit of admission, storage and sampling. baseline: the greedy answer of ReMax or of an evaluation."""
 
     group_id: int
     attempt: int

@@ -143,14 +143,13 @@ class Tasks:
         while True:
             version = await self._service.finished_evaluations.get()
             await self._store.flush()
-            num_samples = self._context.config.evaluation.num_samples
-            report = await report_of(self._store, version, held_out, decode, num_samples=num_samples)
+            report = await report_of(self._store, version, held_out, decode, extraction=self._context.config.reward.extraction)
             if report.num_failed:
                 self._context.log.warning(
                     "evaluation of version %d: %d prompts have no sample and do not count", version, report.num_failed
                 )
             await self._context.report(version, scalars=report.scalars, texts=report.texts)
-            self._store.finish_evaluation(version)
+            self._store.finish_evaluation(version, report.scalars)
             await self._store.flush()
 
     async def show_state(self) -> None:

@@ -31,12 +31,12 @@ from async_rl.selection import best_of
 from async_rl.types import NO_VERSION, Group, IntArray, Purpose, Sampling, Ticket, Trajectory
 
 _GREEDY = -1
-"""Index of ReMax's greedy answer, which is no member of the group."""
+"""Index of the greedy answer, which is no member of the group."""
 
 
 def num_written(config: RunConfig, purpose: Purpose, num_samples: int) -> int:
-    """Samples that the engine writes for a ticket of num_samples: ReMax adds a greedy answer to each training group."""
-    return num_samples + (purpose is Purpose.TRAIN and config.algorithm.advantage == "remax")
+    """Samples that the engine writes for a ticket of num_samples: ReMax adds a greedy answer to a training group, evaluation.greedy to others."""
+    return num_samples + (config.algorithm.advantage == "remax" if purpose is Purpose.TRAIN else config.evaluation.greedy)
 
 
 class Rollouts:
@@ -108,7 +108,7 @@ class Rollouts:
                 finished(done.index, self._one_answer(done))
 
     async def _answer_greedily(self, ticket: Ticket, finished: Callable[[int, Written], None]) -> None:
-        """ReMax's baseline: the likeliest answer, scored like any other."""
+        """ReMax's baseline, and the greedy part of an evaluation: the likeliest answer, scored like any other."""
         sampling = msgspec.structs.replace(ticket.sampling, temperature=0.0)
         if self._lead is not None:
             await self._converse(ticket, _GREEDY, sampling, finished)

@@ -2,7 +2,7 @@
 
 gsm8k: the number after the last `####`, or else the last number; math: the expression in the last \\boxed{}, equal as mathematics;
 exact: the last line that is not empty, spaces at its ends aside; regex: the pattern matches somewhere.
-Called by answer_child.py, in a process that may be ended: comparing expressions and searching patterns can take for ever.
+`is_right` is called by answer_child.py, in a process that may be ended: comparing expressions and searching patterns can take for ever.
 """
 
 from __future__ import annotations
@@ -27,6 +27,18 @@ def is_right(test: AnswerTest, response: str) -> bool:
     if test.rule == "regex":
         return re.search(test.expected, response) is not None
     return _is_equal_expression(test.expected, response)
+
+
+def answer_of(test: AnswerTest, response: str) -> str | None:
+    """The answer in the response as the rule reads it, in a form in which equal answers are mostly equal texts; None if there is none."""
+    if test.rule == "gsm8k":
+        number = _number(response)
+        return None if number is None else format(number.normalize(), "f")
+    if test.rule == "math":
+        content = boxed(response)
+        return None if content is None else "".join(content.split())
+    lines = [line.strip() for line in response.splitlines() if line.strip()]
+    return lines[-1] if lines else None
 
 
 def _number(text: str) -> Decimal | None:

@@ -563,13 +563,17 @@ def test_an_evaluation_is_reported_from_the_store_when_its_last_sample_is_in(tmp
             await service.put_group(PutGroup(group=make_group(given[0])))
             assert service.finished_evaluations.get_nowait() == 0
             held_out = [prompts.prompt(Purpose.EVAL, i) for i in range(4)]
-            report = await report_of(service._store, 0, held_out, decode=str, num_samples=1)
+            report = await report_of(service._store, 0, held_out, decode=str, extraction="auto")
             assert report.scalars == {
                 "eval/pass_at_1": pytest.approx(2 / 3),
                 "eval/pass_at_1_error": pytest.approx(1.96 * (1 / 3) ** 0.5 / 3**0.5),
                 "eval/pass_at_k": pytest.approx(2 / 3),
                 "eval/pass_at_k_error": pytest.approx(1.96 * (1 / 3) ** 0.5 / 3**0.5),
+                "eval/maj_at_k": pytest.approx(2 / 3),
+                "eval/maj_at_k_error": pytest.approx(1.96 * (1 / 3) ** 0.5 / 3**0.5),
                 "eval/reward_mean": pytest.approx(2 / 3),
+                "eval/reward_mean_error": pytest.approx(1.96 * (1 / 3) ** 0.5 / 3**0.5),
+                "eval/version_mean": 0.0,
                 "eval/num_samples": 3.0,
                 "eval/length_mean": pytest.approx(11 / 3),
                 "eval/truncated_share": pytest.approx(1 / 3),
@@ -595,7 +599,7 @@ def test_an_evaluation_draws_so_many_samples_of_each_prompt_as_are_asked_for(tmp
             await service.put_group(PutGroup(group=make_group(given[0])))
             await service.put_group(PutGroup(group=make_group(given[1], passes=False)))
             held_out = [prompts.prompt(Purpose.EVAL, i) for i in range(2)]
-            report = await report_of(service._store, 0, held_out, decode=str, num_samples=3)
+            report = await report_of(service._store, 0, held_out, decode=str, extraction="auto")
             assert report.scalars["eval/num_samples"] == 6
             assert report.scalars["eval/pass_at_1"] == report.scalars["eval/pass_at_k"] == 0.5
 
@@ -612,13 +616,13 @@ def test_a_learner_that_came_back_to_an_evaluated_version_gets_it_told_again_wit
                 if ticket.purpose is Purpose.EVAL:
                     await service.put_group(PutGroup(group=make_group(ticket)))
             assert service.finished_evaluations.get_nowait() == 0
-            service._store.finish_evaluation(0)
+            service._store.finish_evaluation(0, {"eval/num_samples": 18.0, "eval/pass_at_1": 0.25})
             await service._store.flush()
             await service.start_evaluation(StartEvaluation(version=0))
             assert service.finished_evaluations.get_nowait() == 0
             held_out = [prompts.prompt(Purpose.EVAL, i) for i in range(prompts.num_held_out)]
-            report = await report_of(service._store, 0, held_out, decode=str, num_samples=1)
-            assert report.scalars["eval/num_samples"] == KEPT_SAMPLES + 2
+            report = await report_of(service._store, 0, held_out, decode=str, extraction="auto")
+            assert report.scalars == {"eval/num_samples": 18.0, "eval/pass_at_1": 0.25}
             assert "text of e0" in report.texts["samples/evaluation"]
             with pytest.raises(InfrastructureError, match="no longer holds the trajectories"):
                 await service._store.read_groups([KEPT_SAMPLES])

@@ -103,6 +103,14 @@ def test_an_evaluation_keeps_every_sample(monkeypatch: pytest.MonkeyPatch) -> No
     assert [t.score.reward for t in group.trajectories] == [2.0, 4.0, 6.0, 6.0]
 
 
+def test_an_evaluation_adds_one_greedy_answer_to_its_samples_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_one, without = (roll_out(monkeypatch, f"evaluation.greedy={on}", purpose=Purpose.EVAL) for on in ("true", "false"))
+    assert with_one.baseline is not None
+    assert with_one.baseline.token_ids.tolist() == [0, 0, 9]
+    assert without.baseline is None
+    assert len(with_one.trajectories) == len(without.trajectories) == 1
+
+
 def test_remax_adds_one_scored_greedy_answer_that_is_no_member_of_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
     group = roll_out(monkeypatch, "algorithm=remax")
     assert group.baseline is not None

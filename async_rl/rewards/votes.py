@@ -1,0 +1,31 @@
+"""What a response votes for when the samples of a prompt decide by majority. Pure.
+
+Answers in words: the number (gsm8k), the content of the last box without spaces (math), the last line (exact, regex).
+Programs: the text without comments, layout and quoting style, so two programs agree only if they are written alike.
+Called by processes/evaluation.py.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import Literal
+
+from async_rl.rewards.answers import answer_of
+from async_rl.rewards.extraction import extract_code
+from async_rl.types import AnswerTest, CodeProblem
+
+
+def vote_of(problem: CodeProblem, response: str, extraction: Literal["auto", "fenced", "whole"]) -> str | None:
+    """The answer in a comparable form; None where the response gives none."""
+    first = next((test for test in problem.tests if isinstance(test, AnswerTest)), None)
+    if first is not None:
+        return answer_of(first, response)
+    if not problem.tests:
+        return response.strip() or None
+    code = extract_code(response, extraction)
+    if code is None or not code.strip():
+        return None
+    try:
+        return ast.unparse(ast.parse(code))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return code.strip()
