@@ -210,7 +210,7 @@ class Trajectory(Value):
 
 
 class Group(Value):
-    """The trajectories of one ticket: the unit of admission, storage and sampling. baseline: the greedy answer of ReMax or of an evaluation."""
+    """The trajectories of one ticket: the unit of admission, storage and sampling. baseline: the greedy answer."""
 
     group_id: int
     attempt: int

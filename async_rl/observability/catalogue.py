@@ -154,7 +154,7 @@ _EVALUATION = _declare(
         (
             "version_mean",
             "version",
-            "mean version of the weights that wrote the held-out tokens; the version evaluated is the metric's step",
+            "mean version of the weights that wrote the held-out tokens; the one evaluated is the metric's step",
         ),
         ("num_samples", "samples", "held-out samples scored"),
         ("length_mean", "tokens", "mean length of the held-out responses"),

@@ -35,7 +35,7 @@ _GREEDY = -1
 
 
 def num_written(config: RunConfig, purpose: Purpose, num_samples: int) -> int:
-    """Samples that the engine writes for a ticket of num_samples: ReMax adds a greedy answer to a training group, evaluation.greedy to others."""
+    """Samples that the engine writes for a ticket of num_samples; ReMax adds a greedy answer in training, evaluation.greedy elsewhere."""
     return num_samples + (config.algorithm.advantage == "remax" if purpose is Purpose.TRAIN else config.evaluation.greedy)
 
 
