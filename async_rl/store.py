@@ -11,21 +11,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal, Self
+from typing import Any, Literal, Self
 
 import msgspec
 
 from async_rl import codec
 from async_rl.admission import OpenGroup
-from async_rl.errors import InfrastructureError, Unavailable
+from async_rl.errors import InfrastructureError
 from async_rl.replay import StoredGroup
 from async_rl.store_schema import SCHEMA_VERSION, TABLES
-from async_rl.store_writer import Statement, Writer, connect
+from async_rl.store_writer import Statement, Writer, connect, hold_lock
 from async_rl.summary import Summary, part_means
 from async_rl.types import NO_VERSION, Group, GroupState, Prompt, Purpose
 
@@ -100,7 +99,7 @@ class Store:
         self._clock = clock
         self._reading = threading.Lock()
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_locked(path))
+            stack.enter_context(hold_lock(path))
             self._writer = Writer(path, durability=durability)
             stack.callback(self._writer.close_file)
             self._writer.create(TABLES, SCHEMA_VERSION)
@@ -142,10 +141,9 @@ class Store:
     def put(self, group: Group, summary: Summary) -> None:
         """The group is complete."""
         now = self._clock()
-        rewards = msgspec.json.encode([sample.score.reward for sample in group.trajectories]).decode()
-        parts = msgspec.json.encode(part_means(group.trajectories)).decode()
+        told = _json([sample.score.reward for sample in group.trajectories]), _json(part_means(group.trajectories))
         self._writer.put(
-            (_READY, (*summary.row, group.generation_s, rewards, parts, now, group.group_id)),
+            (_READY, (*summary.row, group.generation_s, *told, now, group.group_id)),
             (_BLOB, group),
             (_TRANSITION, (group.group_id, group.attempt, "ready", now, group.generator, summary.oldest_version, "")),
         )
@@ -192,9 +190,8 @@ class Store:
 
     def finish_evaluation(self, version: int, figures: dict[str, float]) -> None:
         """Its figures were reported; its trajectories have served, but for a few that people may look at."""
-        row = (self._clock(), msgspec.json.encode(figures).decode(), version)
         self._writer.put(
-            ("UPDATE evaluations SET finished_s=?, figures=? WHERE version=?", row),
+            ("UPDATE evaluations SET finished_s=?, figures=? WHERE version=?", (self._clock(), _json(figures), version)),
             (_SERVED, (version, KEPT_SAMPLES)),
         )
 
@@ -257,8 +254,7 @@ class Store:
 
     async def evaluation_figures(self, version: int) -> dict[str, float] | None:
         """What was reported of a finished evaluation; None if it is not finished."""
-        rows = await asyncio.to_thread(self._rows, _FIGURES, version)
-        return msgspec.json.decode(rows[0][0]) if rows else None
+        return next((msgspec.json.decode(figures) for (figures,) in await asyncio.to_thread(self._rows, _FIGURES, version)), None)
 
     async def evaluation_scores(self) -> dict[int, float]:
         """Mean pass rate of each finished evaluation, by version."""
@@ -303,7 +299,11 @@ class Store:
 
 
 def _listed(group_ids: Iterable[int]) -> str:
-    return msgspec.json.encode(list(group_ids)).decode()
+    return _json(list(group_ids))
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def _open_group(row: Sequence[Any]) -> OpenGroup:
@@ -319,14 +319,3 @@ def _open_group(row: Sequence[Any]) -> OpenGroup:
         version=version,
         evaluation=NO_VERSION if evaluation is None else evaluation,
     )
-
-
-def _locked(path: Path) -> IO[str]:
-    """Holds `<path>.lock` until closed or until the process dies."""
-    lock = path.with_name(path.name + ".lock").open("w")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        lock.close()
-        raise Unavailable(f"{path} is written by another process; end that buffer first") from error
-    return lock

@@ -7,7 +7,7 @@ so its step is one more. Versions of tokens are NULL where unknown yet.
 STORE_FILE = "store.sqlite"
 """Its name in the run's directory."""
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 
 TABLES = """
 -- What is known of the whole run. forgotten_before: trajectories trained on older versions are deleted, the learner cannot go back there.

@@ -14,14 +14,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import queue
 import sqlite3
 import threading
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 from async_rl import codec
-from async_rl.errors import InfrastructureError
+from async_rl.errors import InfrastructureError, Unavailable
 from async_rl.types import Group
 
 Statement = tuple[str, tuple[Any, ...] | Group]
@@ -203,3 +204,14 @@ def _unwritable(path: Path, error: sqlite3.Error | OSError) -> InfrastructureErr
     locked = isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
     remedy = "end the program that holds it open for writing" if locked else "make room, give permission or repair it"
     return InfrastructureError(f"{path} cannot be written: {error}; {remedy}, then resume the run")
+
+
+def hold_lock(path: Path) -> IO[str]:
+    """Holds `<path>.lock` until closed or until the process dies."""
+    lock = path.with_name(path.name + ".lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        raise Unavailable(f"{path} is written by another process; end that buffer first") from error
+    return lock

@@ -579,7 +579,7 @@ def test_an_evaluation_is_reported_from_the_store_when_its_last_sample_is_in(tmp
                 "eval/truncated_share": pytest.approx(1 / 3),
             }
             assert report.num_failed == 1
-            assert "**e1**: reward 0 (wrong_answer)" in report.texts["samples/evaluation"]
+            assert "**e1**: reward 0, style 0.5 (wrong_answer)" in report.texts["samples/evaluation"]
         async with opened(tmp_path, make_config(max_attempts=1), prompts) as service:
             assert service.finished_evaluations.get_nowait() == 0
 
