@@ -74,15 +74,15 @@ def evaluation_scalars(results: Sequence[PromptResult]) -> dict[str, float]:
     if not results:
         return {"eval/num_samples": 0.0}
     per_prompt = {
-        "pass_at_1": [statistics.fmean(r.passed) for r in results],
-        "pass_at_k": [float(any(r.passed)) for r in results],
-        "maj_at_k": [majority(r.passed, r.votes) for r in results],
-        "reward_mean": [statistics.fmean(r.rewards) for r in results],
+        ("pass_at_1", "pass_at_1_error"): [statistics.fmean(r.passed) for r in results],
+        ("pass_at_k", "pass_at_k_error"): [float(any(r.passed)) for r in results],
+        ("maj_at_k", "maj_at_k_error"): [majority(r.passed, r.votes) for r in results],
+        ("reward_mean", "reward_mean_error"): [statistics.fmean(r.rewards) for r in results],
     }
     if greedy := [float(r.greedy) for r in results if r.greedy is not None]:
-        per_prompt["greedy_pass"] = greedy
-    scalars = {f"eval/{name}": statistics.fmean(values) for name, values in per_prompt.items()}
-    scalars |= {f"eval/{name}_error": interval(values) for name, values in per_prompt.items()}
+        per_prompt["greedy_pass", "greedy_pass_error"] = greedy
+    scalars = {f"eval/{name}": statistics.fmean(values) for (name, _), values in per_prompt.items()}
+    scalars |= {f"eval/{error}": interval(values) for (_, error), values in per_prompt.items()}
     scalars["eval/num_samples"] = float(sum(len(r.passed) for r in results))
     scalars["eval/length_mean"] = statistics.fmean(statistics.fmean(r.lengths) for r in results)
     scalars["eval/truncated_share"] = statistics.fmean(statistics.fmean(r.truncated) for r in results)
