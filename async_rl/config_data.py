@@ -47,6 +47,9 @@ class DataConfig(Section):
         Meta(description="column with a row's id; null = the first of prompt_id, id, query_id, task_id, else the row's number"),
     ]
     max_id_length: Annotated[int, Meta(ge=1, description="characters; a row with a longer id is a bad row")]
+    max_rows_in_memory: Annotated[
+        int, Meta(ge=1000, description="rows; training files with more are read and checked row by row as they are asked for")
+    ]
     max_prompt_tokens: Annotated[int, Meta(ge=1, description="tokens, chat template included")]
     max_response_tokens: Annotated[int, Meta(ge=1, description="tokens generated at most per sample")]
     truncation: Annotated[

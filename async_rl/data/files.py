@@ -12,6 +12,7 @@ import hashlib
 import logging
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from glob import glob, has_magic
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
@@ -24,6 +25,14 @@ from async_rl.errors import DataError
 Row = dict[str, Any]
 Placed = tuple[str, Row | DataError]
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A row that becomes no prompt: why, with its place; over_long: only because of its length."""
+
+    reason: str
+    is_over_long: bool
 
 
 def read_rows(file: str, *, cache_dir: str | None = None) -> Iterator[tuple[str, Row]]:
@@ -40,10 +49,13 @@ def read_placed(file: str, *, cache_dir: str | None) -> Iterator[Placed]:
     reader = _READERS.get(suffix)
     if reader is None:
         raise DataError(f"{file}: unknown kind of file {suffix!r}; give one of {', '.join(_READERS)}")
-    with _readable(file):
-        local = _fetched(file, suffix, cache_root(cache_dir) / "data") if "://" in file else Path(file)
-        with local.open("rb") as handle:
-            yield from reader(file, handle)
+    with readable(file), local_copy(file, cache_dir).open("rb") as handle:
+        yield from reader(file, handle)
+
+
+def local_copy(file: str, cache_dir: str | None) -> Path:
+    """Where the file can be read: itself, or the copy of an fsspec URL."""
+    return _fetched(file, PurePosixPath(file).suffix.lower(), cache_root(cache_dir) / "data") if "://" in file else Path(file)
 
 
 def matching_files(patterns: Sequence[str]) -> list[str]:
@@ -62,14 +74,15 @@ def _matches(pattern: str) -> list[str]:
         return sorted(glob(pattern, recursive=True))
     import fsspec
 
-    with _readable(pattern):
+    with readable(pattern):
         system, path = fsspec.core.url_to_fs(pattern)
         return sorted(system.unstrip_protocol(name) for name in system.glob(path))
-    raise AssertionError("_readable raises what it catches")
+    raise AssertionError("readable raises what it catches")
 
 
 @contextlib.contextmanager
-def _readable(file: str) -> Iterator[None]:
+def readable(file: str) -> Iterator[None]:
+    """What goes wrong with a file inside is a DataError."""
     try:
         yield
     except FileNotFoundError as error:
@@ -102,10 +115,11 @@ def _jsonl(file: str, handle: BinaryIO) -> Iterator[Placed]:
     for number, line in enumerate(handle, start=1):
         if line.strip():
             place = f"{file}, row {number}"
-            yield place, _line(place, line)
+            yield place, line_row(place, line)
 
 
-def _line(place: str, line: bytes) -> Row | DataError:
+def line_row(place: str, line: bytes) -> Row | DataError:
+    """The row of one line of jsonl, or why it is none."""
     try:
         return _object(place, _decode(place, line))
     except DataError as error:

@@ -4,6 +4,7 @@ Invariants
 - A prompt's token ids are those of its text, chat template and generation prompt included; none is longer than data.max_prompt_tokens.
 - Ids are unique within what is loaded; the same configuration gives the same prompts in the same order.
 - No row vanishes: each becomes a prompt or is among the rejected, with its place and the reason.
+- Files of more than data.max_rows_in_memory rows are not held: streamed.py reads each row when it is asked for.
 Called by the buffer and by `async-rl data check`.
 """
 
@@ -11,23 +12,27 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from async_rl.config import RunConfig
 from async_rl.data import list_functions
-from async_rl.data.files import Row, matching_files, read_placed, read_rows
+from async_rl.data.files import Placed, Rejected, Row, matching_files, read_placed, read_rows
 from async_rl.data.fitting import filled, fitted
 from async_rl.data.problems import read_hidden
+from async_rl.data.streamed import StreamedPrompts
+from async_rl.data.tables import open_table
 from async_rl.errors import DataError
 from async_rl.types import AnswerTest, CodeProblem, Prompt
 
 _ID_COLUMNS = ("prompt_id", "id", "query_id", "task_id")
 _QUESTION = "question"
+_CHECKED_ROWS = 1000
+"""Rows of large files that are checked before the run begins."""
 _log = logging.getLogger(__name__)
 
 
@@ -43,14 +48,6 @@ class _Draft:
     problem: CodeProblem
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """A row that becomes no prompt: why, with its place; over_long: only because of its length."""
-
-    reason: str
-    is_over_long: bool
-
-
 @dataclass(slots=True)
 class Examined:
     """What files hold. lengths: tokens of every prompt that could be read, before anything is cut."""
@@ -61,10 +58,24 @@ class Examined:
     num_cut: int = 0
 
 
-def load_train_prompts(config: RunConfig, tokenizer: Any) -> Sequence[Prompt]:
-    """What is trained on. Raises DataError where a file or a row cannot be used."""
+class PromptList(Protocol):
+    """Prompts by number."""
+
+    def __len__(self) -> int:
+        """How many."""
+
+    def __getitem__(self, index: int, /) -> Prompt:
+        """The index-th, counted from 0."""
+
+
+def _raise(error: DataError) -> None:
+    raise error
+
+
+def load_train_prompts(config: RunConfig, tokenizer: Any, refused: Callable[[DataError], None] = _raise) -> PromptList:
+    """What is trained on. Raises DataError where a file or a row cannot be used; `refused` is told of a row found so only later on."""
     if config.data.train_files:
-        return _checked(examine(config.data.train_files, config, tokenizer), config)
+        return _streamed(config, tokenizer, refused) or _checked(examine(config.data.train_files, config, tokenizer), config)
     specs, _ = list_functions.split(config.data.list_functions)
     return _embedded(specs, config, tokenizer)
 
@@ -101,6 +112,35 @@ def _embedded(specs: Sequence[list_functions.Spec], config: RunConfig, tokenizer
     examined = Examined()
     _encode(drafts, config, tokenizer, examined)
     return _checked(examined, config)
+
+
+def _streamed(config: RunConfig, tokenizer: Any, refused: Callable[[DataError], None]) -> StreamedPrompts | None:
+    """Prompts that are read when they are asked for, the first ones checked now; None where the files are small enough to be held."""
+    files = matching_files(config.data.train_files)
+    tables = [open_table(file, config.cache_dir) for file in files]
+    num_rows = sum(map(len, tables))
+    if num_rows <= config.data.max_rows_in_memory:
+        return None
+    names, metadata = _names(files), _metadata(config)
+
+    def read(table: int, number: int, placed: Placed) -> Prompt | Rejected:
+        place, row = placed
+        try:
+            if isinstance(row, DataError):
+                raise row
+            draft = _draft(place, number, names[files[table]], row, config, tokenizer, metadata)
+        except DataError as error:
+            return Rejected(str(error), is_over_long=False)
+        return _encoded(
+            draft, tokenizer(draft.text, add_special_tokens=not draft.has_template, verbose=False)["input_ids"], config, tokenizer
+        )
+
+    prompts = StreamedPrompts(tables, read, is_refused=lambda rejected: _is_refused(rejected, config), refused=refused)
+    first = [found for found in map(prompts.read, range(_CHECKED_ROWS)) if isinstance(found, Rejected)]
+    if wrong := [rejected for rejected in first if _is_refused(rejected, config)]:
+        raise DataError(wrong[0].reason)
+    _log.info("%d rows are read as they are asked for; of the first %d, %d cannot be used", num_rows, _CHECKED_ROWS, len(first))
+    return prompts
 
 
 def examine(patterns: Sequence[str], config: RunConfig, tokenizer: Any) -> Examined:
@@ -214,35 +254,46 @@ def _with_template(draft: _Draft, tokenizer: Any) -> _Draft:
 
 
 def _encode(drafts: Sequence[_Draft], config: RunConfig, tokenizer: Any, examined: Examined) -> None:
-    """Tokenize all drafts; what becomes of one over the limit is said by data.truncation."""
-    data = config.data
+    """Tokenize all drafts at once."""
     rows = tokenizer([draft.text for draft in drafts], add_special_tokens=not drafts[0].has_template, verbose=False)["input_ids"]
     for draft, ids in zip(drafts, rows, strict=True):
         examined.lengths.append(len(ids))
-        kept = fitted(ids, data.max_prompt_tokens, data.truncation)
-        if kept is None:
-            remedy = "raise it, or set data.truncation=drop"
-            reason = f"{draft.place}: {len(ids)} tokens are over data.max_prompt_tokens={data.max_prompt_tokens}; {remedy}"
-            examined.rejected.append(Rejected(reason, is_over_long=True))
-            continue
-        examined.num_cut += len(kept) < len(ids)
-        if data.fill_to_max_tokens:
-            kept = filled(kept, data.max_prompt_tokens)
-        examined.prompts.append(
-            Prompt(
-                prompt_id=draft.prompt_id,
-                text=draft.text if len(kept) == len(ids) else tokenizer.decode(kept),
-                token_ids=np.array(kept, dtype=np.int32),
-                data_source=draft.data_source,
-                problem=draft.problem,
-            )
-        )
+        found = _encoded(draft, ids, config, tokenizer)
+        if isinstance(found, Rejected):
+            examined.rejected.append(found)
+        else:
+            examined.num_cut += len(ids) > config.data.max_prompt_tokens
+            examined.prompts.append(found)
+
+
+def _encoded(draft: _Draft, ids: Sequence[int], config: RunConfig, tokenizer: Any) -> Prompt | Rejected:
+    """The prompt of these tokens; what becomes of one over the limit is said by data.truncation."""
+    data = config.data
+    kept = fitted(ids, data.max_prompt_tokens, data.truncation)
+    if kept is None:
+        remedy = "raise it, or set data.truncation=drop"
+        reason = f"{draft.place}: {len(ids)} tokens are over data.max_prompt_tokens={data.max_prompt_tokens}; {remedy}"
+        return Rejected(reason, is_over_long=True)
+    if data.fill_to_max_tokens:
+        kept = filled(kept, data.max_prompt_tokens)
+    return Prompt(
+        prompt_id=draft.prompt_id,
+        text=draft.text if len(kept) == len(ids) else tokenizer.decode(kept),
+        token_ids=np.array(kept, dtype=np.int32),
+        data_source=draft.data_source,
+        problem=draft.problem,
+    )
+
+
+def _is_refused(rejected: Rejected, config: RunConfig) -> bool:
+    """Whether the configuration ends the run for such a row, rather than leave it out."""
+    return (config.data.truncation if rejected.is_over_long else config.data.bad_rows) == "error"
 
 
 def _checked(examined: Examined, config: RunConfig) -> list[Prompt]:
     """The prompts. Raises DataError with the first rejected row unless the configuration leaves such rows out, which is then logged."""
     data = config.data
-    refused = [r for r in examined.rejected if (data.truncation == "error" if r.is_over_long else data.bad_rows == "error")]
+    refused = [r for r in examined.rejected if _is_refused(r, config)]
     if refused:
         more = f" (and {len(refused) - 1} more rows; async-rl data check lists them)" if len(refused) > 1 else ""
         raise DataError(refused[0].reason + more)

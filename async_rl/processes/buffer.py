@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from async_rl.data.order import PromptOrder
-from async_rl.data.prompts import load_eval_prompts, load_train_prompts
+from async_rl.data.prompts import PromptList, load_eval_prompts, load_train_prompts
 from async_rl.data.tokenizer import load_tokenizer
 from async_rl.errors import DataError
 from async_rl.messages import (
@@ -50,7 +50,13 @@ async def run(context: ProcessContext) -> None:
     async with Store(path, durability=config.buffer.durability, clock=time.time) as store:
         with context.activity("loading prompts"):
             tokenizer = load_tokenizer(context.model_path, trust_remote_code=config.model.trust_remote_code)
-            prompts = await asyncio.to_thread(_load_prompts, context, tokenizer)
+            bad_row: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+            def refused(error: DataError) -> None:
+                if not bad_row.done():
+                    bad_row.set_exception(error)
+
+            prompts = await asyncio.to_thread(_load_prompts, context, tokenizer, refused)
             decode = functools.partial(tokenizer.decode, skip_special_tokens=True)
         service = BufferService(config, prompts, store, clock=time.monotonic)
         service.recover()
@@ -62,6 +68,7 @@ async def run(context: ProcessContext) -> None:
                 group.create_task(tasks.report_evaluations(prompts.held_out, decode), name="report evaluations"),
                 group.create_task(tasks.show_state(), name="show state"),
                 group.create_task(store.failed(), name="watch store"),
+                group.create_task(_raised(bad_row), name="watch rows"),
             ]
             await context.serve(
                 {
@@ -88,7 +95,7 @@ async def run(context: ProcessContext) -> None:
 class Prompts:
     """Training prompts in the order of the run, held-out prompts as they are."""
 
-    train: Sequence[Prompt]
+    train: PromptList
     order: PromptOrder
     held_out: Sequence[Prompt]
 
@@ -102,9 +109,14 @@ class Prompts:
         return self.train[self.order.index(index)] if purpose is Purpose.TRAIN else self.held_out[index]
 
 
-def _load_prompts(context: ProcessContext, tokenizer: Any) -> Prompts:
+async def _raised(bad_row: asyncio.Future[None]) -> None:
+    """Raises the DataError of a row that the configuration does not leave out, when one is met."""
+    await bad_row
+
+
+def _load_prompts(context: ProcessContext, tokenizer: Any, refused: Callable[[DataError], None]) -> Prompts:
     config = context.config
-    train = load_train_prompts(config, tokenizer)
+    train = load_train_prompts(config, tokenizer, refused)
     if not train:
         raise DataError(f"data.train_files={config.data.train_files} gives no prompt that can be used; see the log for what was left out")
     held_out = load_eval_prompts(config, tokenizer)

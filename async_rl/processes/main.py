@@ -18,7 +18,7 @@ import traceback
 from pathlib import Path
 from typing import get_args
 
-from async_rl.errors import AsyncRLError, RewardError, root_cause
+from async_rl.errors import AsyncRLError, DataError, RewardError, root_cause
 from async_rl.messages import ReportFatal
 from async_rl.observability.logs import configure_logging
 from async_rl.processes.runtime import connect_control, open_context
@@ -52,7 +52,7 @@ async def _run(arguments: argparse.Namespace, cores: tuple[int, ...], log: loggi
 
 
 async def _report(run_dir: Path, name: str, error: Exception) -> None:
-    ends_run = isinstance(root_cause(error), RewardError)
+    ends_run = isinstance(root_cause(error), RewardError | DataError)
     async with connect_control(run_dir) as supervisor:
         await supervisor.call(ReportFatal(name=name, text=describe(error), ends_run=ends_run), timeout_s=_REPORT_S)
 

@@ -1,0 +1,69 @@
+"""The prompts of training files too large to be held: each row is read, checked and tokenized when it is asked for.
+
+Invariants: prompt i is that of row i, in any process and after any restart; where row i cannot be used it is the prompt of the next
+row that can, and the row is told to `refused`, or counted and logged where the configuration leaves such rows out.
+Made by prompts.py for files with more than data.max_rows_in_memory rows.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import logging
+from collections.abc import Callable, Sequence
+
+from async_rl.data.files import Placed, Rejected
+from async_rl.data.tables import Table
+from async_rl.errors import DataError
+from async_rl.types import Prompt
+
+_NUM_KEPT = 4096
+"""Prompts kept: a group's is asked for several times within a few steps."""
+_log = logging.getLogger(__name__)
+
+
+class StreamedPrompts:
+    """See above. read: what becomes of (number of the table, number of the row counted from 1, row). is_refused: not to be left out."""
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        read: Callable[[int, int, Placed], Prompt | Rejected],
+        *,
+        is_refused: Callable[[Rejected], bool],
+        refused: Callable[[DataError], None],
+    ) -> None:
+        self._tables = tables
+        self._ends = [sum(len(table) for table in tables[: i + 1]) for i in range(len(tables))]
+        self._read, self._is_refused, self._refused = read, is_refused, refused
+        self._num_dropped = 0
+        self._usable = functools.lru_cache(maxsize=_NUM_KEPT)(self._usable_from)
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, index: int) -> Prompt:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return self._usable(index)
+
+    def read(self, index: int) -> Prompt | Rejected:
+        """What becomes of this very row."""
+        table = bisect.bisect_right(self._ends, index)
+        number = index - (self._ends[table - 1] if table else 0)
+        return self._read(table, number + 1, self._tables[table].row(number))
+
+    def _usable_from(self, index: int) -> Prompt:
+        for step in range(len(self)):
+            found = self.read((index + step) % len(self))
+            if isinstance(found, Prompt):
+                return found
+            if self._is_refused(found):
+                self._refused(DataError(found.reason))
+            else:
+                self._num_dropped += 1
+                if self._num_dropped.bit_count() == 1:  # the 1st, 2nd, 4th, 8th, ...
+                    _log.warning(
+                        "%d rows so far cannot be used, the next ones take their places; the last: %s", self._num_dropped, found.reason
+                    )
+        raise DataError(f"none of {len(self)} rows can be used; see the log for why")

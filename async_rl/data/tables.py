@@ -1,0 +1,131 @@
+"""Data files whose rows are found by their number, for training data that is not to be held in memory.
+
+jsonl: the place of each line is kept, 16 bytes a row.  parquet: copied once, batch by batch, to an uncompressed form in the cache that the
+kernel maps into memory and takes back as it likes.  json: one array cannot be read in parts, so its rows are held.
+Invariants: row n here is row n of files.read_placed, with the same place; what is kept grows by a few bytes per row, whatever is in it.
+Used by prompts.py.
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import hashlib
+import os
+import tempfile
+from array import array
+from pathlib import Path, PurePosixPath
+from typing import Any, Protocol
+
+from async_rl.data.cache import cache_root, locked
+from async_rl.data.files import Placed, line_row, local_copy, read_placed, readable
+
+_BATCH_ROWS = 1024
+
+
+class Table(Protocol):
+    """The rows of one file."""
+
+    def __len__(self) -> int:
+        """Their number."""
+
+    def row(self, index: int) -> Placed:
+        """The index-th, counted from 0, with its place."""
+
+
+def open_table(file: str, cache_dir: str | None) -> Table:
+    """The rows of a file as its ending says. Raises DataError where it cannot be read."""
+    suffix = PurePosixPath(file).suffix.lower()
+    if suffix not in (".jsonl", ".parquet"):
+        return _Held(list(read_placed(file, cache_dir=cache_dir)))
+    with readable(file):
+        local = local_copy(file, cache_dir)
+        return _Lines(file, local) if suffix == ".jsonl" else _Parquet(file, local, cache_root(cache_dir) / "data")
+    raise AssertionError("readable raises what it catches")
+
+
+class _Held:
+    def __init__(self, rows: list[Placed]) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def row(self, index: int) -> Placed:
+        return self._rows[index]
+
+
+class _Lines:
+    def __init__(self, file: str, local: Path) -> None:
+        self._file = file
+        self._local = local
+        self._starts, self._numbers = array("q"), array("q")
+        start = 0
+        with local.open("rb") as handle:
+            for number, line in enumerate(handle, start=1):
+                if line.strip():
+                    self._starts.append(start)
+                    self._numbers.append(number)
+                start += len(line)
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def row(self, index: int) -> Placed:
+        place = f"{self._file}, row {self._numbers[index]}"
+        with self._local.open("rb") as handle:
+            handle.seek(self._starts[index])
+            return place, line_row(place, handle.readline())
+
+
+class _Parquet:
+    def __init__(self, file: str, local: Path, directory: Path) -> None:
+        import pyarrow.parquet as parquet
+
+        self._file, self._local, self._directory = file, local, directory
+        with local.open("rb") as handle:
+            self._num_rows = int(parquet.ParquetFile(handle).metadata.num_rows)
+
+    def __len__(self) -> int:
+        return self._num_rows
+
+    def row(self, index: int) -> Placed:
+        reader, ends = self._batches
+        number = bisect.bisect_right(ends, index)
+        batch = reader.get_batch(number)
+        place = index - (ends[number] - batch.num_rows)
+        return f"{self._file}, row {index + 1}", batch.slice(place, 1).to_pylist()[0]
+
+    @functools.cached_property
+    def _batches(self) -> tuple[Any, list[int]]:
+        """The mapped copy, and the number of rows up to the end of each of its batches."""
+        import pyarrow as pa
+
+        with readable(self._file):
+            reader = pa.ipc.open_file(pa.memory_map(str(self._copy())))
+        ends, total = [], 0
+        for number in range(reader.num_record_batches):
+            total += reader.get_batch(number).num_rows
+            ends.append(total)
+        return reader, ends
+
+    def _copy(self) -> Path:
+        import pyarrow as pa
+        import pyarrow.parquet as parquet
+
+        state = self._local.stat()
+        name = hashlib.sha256(f"{self._local.absolute()} {state.st_size} {state.st_mtime_ns}".encode()).hexdigest()[:24]
+        target = self._directory / f"{name}.arrow"
+        if target.exists():
+            return target
+        self._directory.mkdir(parents=True, exist_ok=True)
+        with locked(target.with_suffix(".lock"), lambda: None):
+            if not target.exists():
+                with tempfile.TemporaryDirectory(dir=self._directory) as scratch, self._local.open("rb") as handle:
+                    source = parquet.ParquetFile(handle, pre_buffer=False)
+                    part = os.path.join(scratch, "part")
+                    with pa.OSFile(part, "wb") as sink, pa.ipc.new_file(sink, source.schema_arrow) as writer:
+                        for batch in source.iter_batches(batch_size=_BATCH_ROWS):
+                            writer.write_batch(batch)
+                    os.rename(part, target)
+        return target
