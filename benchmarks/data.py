@@ -16,12 +16,7 @@ from benchmarks.figures import figure
 
 NUM_ROWS = 1_000_000
 NUM_READ = 5_000
-PROMPT = (
-    "A shop sells {} boxes on Monday and {} boxes on Tuesday, each box holds {} pens. How many pens does it sell on both days together? " * 2
-)
-    "A shop sells {} boxes on Monday and {} boxes on Tuesday, each box holds {} pens. How many pens does it sell on both days together? "
-    * 2
-)
+PROMPT = "A shop sells {} boxes on Monday and {} boxes on Tuesday, each with {} pens. How many pens is that in all? " * 3
 
 
 def write(path: Path, num_rows: int) -> None:
@@ -33,7 +28,7 @@ def write(path: Path, num_rows: int) -> None:
     with parquet.ParquetWriter(path, schema) as writer:
         for start in range(0, num_rows, 50_000):
             numbers = range(start, min(start + 50_000, num_rows))
-            prompts = [PROMPT.format(*[n, n % 97, n % 89] * 2) for n in numbers]
+            prompts = [PROMPT.format(*[n, n % 97, n % 89] * 3) for n in numbers]
             columns = {"id": list(numbers), "prompt": prompts, "answer": [f"#### {(n + n % 97) * (n % 89)}" for n in numbers]}
             writer.write_table(pa.table(columns, schema))
 
