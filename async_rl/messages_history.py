@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from async_rl.messages import Message, Ok
+from async_rl.types import FloatArray
 
 
 class StartFrom(Message):
@@ -15,6 +16,14 @@ class StartFrom(Message):
 
     Reply: ClassVar[type] = Ok
     version: int
+
+
+class KeepAdvantages(Message):
+    """learner -> buffer: what the step made of each response token of these groups, all samples of a group in one row; for people."""
+
+    Reply: ClassVar[type] = Ok
+    group_ids: list[int]
+    rows: list[FloatArray]
 
 
 class EvaluationScores(Message):

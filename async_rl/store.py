@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import msgspec
+import numpy as np
 
 from async_rl import codec
 from async_rl.admission import OpenGroup
@@ -26,7 +27,7 @@ from async_rl.replay import StoredGroup
 from async_rl.store_schema import SCHEMA_VERSION, TABLES
 from async_rl.store_writer import Statement, Writer, connect, hold_lock
 from async_rl.summary import Summary, part_means
-from async_rl.types import NO_VERSION, Group, GroupState, Prompt, Purpose
+from async_rl.types import NO_VERSION, FloatArray, Group, GroupState, Prompt, Purpose
 
 KEPT_SAMPLES = 16
 """Of each evaluation, the first so many stay stored."""
@@ -69,6 +70,8 @@ _FORGET = (
     "DELETE FROM blobs WHERE group_id IN"
     " (SELECT group_id FROM groups INDEXED BY groups_by_batch WHERE train_version>=? AND train_version<? AND state='trained')"
 )
+_ADVANTAGES = "INSERT OR REPLACE INTO advantages SELECT group_id, ? FROM blobs WHERE group_id=?"
+_UNUSED = "DELETE FROM advantages WHERE group_id NOT IN (SELECT group_id FROM blobs)"
 _LEAVE = "INSERT INTO left_prompts VALUES (?, ?, ?, ?, ?)"
 _LEFT = "SELECT position, json_group_array(prompt_index) FROM left_prompts GROUP BY position ORDER BY position"
 _REWARDS = "SELECT position, rewards FROM groups WHERE purpose='train' AND rewards IS NOT NULL ORDER BY group_id"
@@ -168,6 +171,10 @@ class Store:
             (_MOVED_ALL, (now, version, "", listed)),
         )
 
+    def keep_advantages(self, advantages: Iterable[tuple[int, FloatArray]]) -> None:
+        """(group, advantage of each response token, sample after sample) of groups whose trajectories are stored; for people."""
+        self._writer.put(*((_ADVANTAGES, (values.astype(np.float16).tobytes(), group_id)) for group_id, values in advantages))
+
     def undo(self, version: int, group_ids: Iterable[int], *, reason: str) -> None:
         """The learner stands at `version`: later steps are undone, these groups are ready again and stay planned for their batch.
 
@@ -199,6 +206,7 @@ class Store:
         """Deletes the trajectories of groups trained by steps up to `version`; the learner can then no longer go back before it."""
         self._writer.put(
             (_FORGET, (self.forgotten_before, version)),
+            (_UNUSED, ()),
             ("INSERT OR REPLACE INTO meta VALUES ('forgotten_before', ?)", (version,)),
         )
         self.forgotten_before = version

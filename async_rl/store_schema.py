@@ -7,7 +7,7 @@ so its step is one more. Versions of tokens are NULL where unknown yet.
 STORE_FILE = "store.sqlite"
 """Its name in the run's directory."""
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 TABLES = """
 -- What is known of the whole run. forgotten_before: trajectories trained on older versions are deleted, the learner cannot go back there.
@@ -64,6 +64,9 @@ CREATE INDEX groups_by_evaluation ON groups (evaluation) WHERE evaluation IS NOT
 
 -- The trajectories, as MessagePack of types.Group (codec.py).
 CREATE TABLE blobs (group_id INTEGER PRIMARY KEY, payload BLOB NOT NULL);
+
+-- Of stored trajectories that a step with a critic has trained: the advantage of each response token, sample after sample, float16.
+CREATE TABLE advantages (group_id INTEGER PRIMARY KEY, payload BLOB NOT NULL);
 
 -- Every change of state, in order.
 CREATE TABLE transitions (

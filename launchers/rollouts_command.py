@@ -57,7 +57,10 @@ def show_rollouts(
     for rollout, index in chosen:
         pieces = _pieces(rollout.group.trajectories[index], decode)
         told: Colour = next(name for name in get_args(Colour) if name == colour)
-        terminal.print(page(rollout.group, index, prompt=rollout.prompt, step=rollout.step, pieces=pieces, colour=told))
+        shown = page(
+            rollout.group, index, prompt=rollout.prompt, step=rollout.step, pieces=pieces, colour=told, advantages=rollout.advantages
+        )
+        terminal.print(shown)
 
 
 def choose(stored: Sequence[Rollout], *, is_best: bool, is_worst: bool, is_failed: bool) -> list[tuple[Rollout, int]]:

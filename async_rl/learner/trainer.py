@@ -34,7 +34,7 @@ from async_rl.learner.objective_state import ObjectiveState
 from async_rl.learner.optimizer import ModelOptimizer
 from async_rl.learner.rows import rows_as_group
 from async_rl.learner.sharding import Ranks, full_tensor
-from async_rl.learner.update import Updater
+from async_rl.learner.update import StepRecord, Updater
 from async_rl.summary import part_means
 from async_rl.types import FloatArray, Group, IntArray
 
@@ -44,10 +44,11 @@ TensorSpec = tuple[str, str, tuple[int, ...], int]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What a step tells, under the names of the metric catalogue."""
+    """What a step tells: numbers under the names of the metric catalogue; with a critic, the advantages of each group's response tokens."""
 
     scalars: dict[str, float]
     histograms: dict[str, list[float]]
+    advantages: list[FloatArray]
 
 
 class Trainer:
@@ -138,7 +139,14 @@ class Trainer:
         return StepResult(
             scalars={**step_scalars(self._config, batch, record, version=version), **_part_scalars(groups)},
             histograms=step_histograms(batch, record, version=version),
+            advantages=self._advantages(groups, record) if self._config.learner.critic.enabled else [],
         )
+
+    @staticmethod
+    def _advantages(groups: Sequence[Group], record: StepRecord) -> list[FloatArray]:
+        """float32 [response tokens of all samples] of each group, as `collate` lays them."""
+        ends = np.cumsum([sum(sample.response_length for sample in group.trajectories) for group in groups])
+        return np.split(record.targets.advantages.float().cpu().numpy(), ends[:-1])
 
     def _keep(self, groups: Sequence[Group], version: int) -> Path:
         """Writes the batch down for inspection: `async_rl.codec.decode(path.read_bytes(), list[Group])`."""

@@ -10,31 +10,44 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
 from rich.console import Group as Lines
 from rich.console import RenderableType
 from rich.text import Text
 
-from async_rl.types import Group, Trajectory, Verdict
+from async_rl.types import FloatArray, Group, Trajectory, Verdict
 
 Colour = Literal["logprob", "version", "advantage"]
 LEGEND = {
     "logprob": "probability of the token when it was drawn: green over 90 %, plain over 50 %, yellow over 10 %, red below",
     "version": "a colour per policy version; the version stands where it changes",
-    "advantage": "green: reward above the mean of its group, red: below, plain: equal",
+    "advantage": "green: better than expected, red: worse, bold: by more than the group's standard deviation; of each token with a critic, "
+    "else of the whole sample: its reward against the mean of its group",
 }
 TOLD = "\u27e8what the policy read and did not write\u27e9"
 _VERSION_STYLES = ("cyan", "magenta", "yellow", "green", "blue")
 _PROBABILITIES = ((0.9, "green"), (0.5, ""), (0.1, "yellow"), (0.0, "red"))
 
 
-def page(group: Group, index: int, *, prompt: str, step: int | None, pieces: Sequence[str], colour: Colour) -> RenderableType:
-    """Sample `index` of the group. pieces: the text of each response token."""
+def page(
+    group: Group,
+    index: int,
+    *,
+    prompt: str,
+    step: int | None,
+    pieces: Sequence[str],
+    colour: Colour,
+    advantages: FloatArray | None = None,
+) -> RenderableType:
+    """Sample `index` of the group. pieces: the text of each response token; advantages: of all response tokens of the group."""
     sample = group.trajectories[index]
     versions = sample.versions[sample.loss_mask].tolist()
     span = f"versions {min(versions)} to {max(versions)}" if versions else "nothing trained"
     trained = "not trained yet" if step is None else f"step {step}"
     head = Text(f"group {group.group_id}, sample {index}  {group.prompt_id}  {trained}  {group.generator}  {span}", style="bold")
-    return Lines(head, Text(prompt.strip(), style="dim"), _response(group, sample, pieces, colour), _verdict(group, sample), Text())
+    return Lines(
+        head, Text(prompt.strip(), style="dim"), _response(group, index, pieces, colour, advantages), _verdict(group, sample), Text()
+    )
 
 
 def is_passed(sample: Trajectory) -> bool:
@@ -42,13 +55,13 @@ def is_passed(sample: Trajectory) -> bool:
     return bool(sample.score.verdicts) and all(verdict is Verdict.PASS for verdict in sample.score.verdicts)
 
 
-def _response(group: Group, sample: Trajectory, pieces: Sequence[str], colour: Colour) -> Text:
-    text, before, was_written = Text(), None, True
+def _response(group: Group, index: int, pieces: Sequence[str], colour: Colour, advantages: FloatArray | None) -> Text:
+    sample, text, before, was_written = group.trajectories[index], Text(), None, True
     versions = sample.versions[sample.prompt_length :].tolist()
     logprobs = sample.behavior_logprobs[sample.prompt_length :].tolist()
-    above = sample.score.reward - _mean(group)
+    values = _advantages(group, index, advantages)
     written = sample.loss_mask[sample.prompt_length :].tolist()
-    for piece, version, logprob, is_written in zip(pieces, versions, logprobs, written, strict=True):
+    for piece, version, logprob, value, is_written in zip(pieces, versions, logprobs, values, written, strict=True):
         if is_written != was_written:
             text.append("\u27e9" if is_written else "\u27e8", style="dim")
             was_written = is_written
@@ -62,8 +75,20 @@ def _response(group: Group, sample: Trajectory, pieces: Sequence[str], colour: C
         elif colour == "logprob":
             text.append(piece, style=next(style for least, style in _PROBABILITIES if math.exp(logprob) >= least))
         else:
-            text.append(piece, style="" if abs(above) < 1e-6 else "green" if above > 0 else "red")
+            bold = "bold " if abs(value) > 1 else ""
+            text.append(piece, style="" if abs(value) < 1e-6 else f"{bold}green" if value > 0 else f"{bold}red")
     return text
+
+
+def _advantages(group: Group, index: int, found: FloatArray | None) -> list[float]:
+    """Of each response token of the sample, in units of their spread over the group; its reward against the group's if none are found."""
+    lengths = [sample.response_length for sample in group.trajectories]
+    if found is None:
+        rewards = [sample.score.reward for sample in group.trajectories]
+        return [(rewards[index] - _mean(group)) / (float(np.std(rewards)) or 1.0)] * lengths[index]
+    start = sum(lengths[:index])
+    values: list[float] = (found[start : start + lengths[index]] / (float(found.std()) or 1.0)).tolist()
+    return values
 
 
 def _verdict(group: Group, sample: Trajectory) -> Text:

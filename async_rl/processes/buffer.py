@@ -31,7 +31,7 @@ from async_rl.messages import (
     SyncVersion,
     TakeBatch,
 )
-from async_rl.messages_history import ForgetBefore, GetEvaluationScores
+from async_rl.messages_history import ForgetBefore, GetEvaluationScores, KeepAdvantages
 from async_rl.processes.buffer_service import BufferService
 from async_rl.processes.evaluation import report_of
 from async_rl.processes.runtime import ProcessContext
@@ -83,6 +83,7 @@ async def run(context: ProcessContext) -> None:
                     StartEvaluation: service.start_evaluation,
                     GetEvaluationScores: service.evaluation_scores,
                     ForgetBefore: service.forget_before,
+                    KeepAdvantages: service.keep_advantages,
                 }
             )
             context.activity.rest("serving")

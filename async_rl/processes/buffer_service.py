@@ -33,7 +33,7 @@ from async_rl.messages import (
     SyncVersion,
     TakeBatch,
 )
-from async_rl.messages_history import EvaluationScores, ForgetBefore, GetEvaluationScores
+from async_rl.messages_history import EvaluationScores, ForgetBefore, GetEvaluationScores, KeepAdvantages
 from async_rl.processes.tickets import PromptSource, TicketDesk
 from async_rl.replay import Replay, StoredGroup, Unfinished
 from async_rl.store import Store
@@ -142,6 +142,11 @@ class BufferService:
         if trained:
             self._trained(request.version, [g.group_id for g in trained])
         return await self._confirm()
+
+    async def keep_advantages(self, request: KeepAdvantages) -> Message:
+        """Beside the trajectories, for `async-rl rollouts`."""
+        self._store.keep_advantages(zip(request.group_ids, request.rows, strict=True))
+        return Ok()
 
     async def sync_version(self, request: SyncVersion) -> Message:
         """The learner starts at this version: batches its checkpoint does not hold are ready again, trained steps beyond it are undone."""

@@ -17,7 +17,7 @@ import torch
 from async_rl.errors import DeadlineExceeded
 from async_rl.learner.trainer import Trainer
 from async_rl.messages import Batch, CommitStep, StartEvaluation, SyncVersion, TakeBatch
-from async_rl.messages_history import StartFrom
+from async_rl.messages_history import KeepAdvantages, StartFrom
 from async_rl.processes import checkpoints
 from async_rl.processes.mirror import Mirror
 from async_rl.processes.pushing import Pusher
@@ -119,6 +119,8 @@ class Learner:
         self._context.activity.count("tokens_trained", result.scalars["tokens/trained"])
         ids = [g.group_id for g in groups]
         await self._buffer.call(CommitStep(version=self._version, group_ids=ids), timeout_s=self._restart_s)
+        if result.advantages:
+            await self._buffer.call(KeepAdvantages(group_ids=ids, rows=result.advantages), timeout_s=self._restart_s)
         if self._version % self._config.weights.push_every_steps == 0 or self._version == self._config.num_steps:
             await self._publish(self._version)
         if self._saver.is_due(self._version):

@@ -18,6 +18,7 @@ from async_rl.launchers import cli
 from async_rl.launchers.compose import write_config
 from async_rl.launchers.rollouts_command import choose
 from async_rl.messages import CommitStep, PutGroup
+from async_rl.messages_history import KeepAdvantages
 from async_rl.monitoring.rollout_page import Colour, page
 from async_rl.processes.runtime import Control
 from async_rl.store_ledger import reading
@@ -36,7 +37,12 @@ async def make_history(path: Path) -> None:
                     PutGroup(group=make_group(ticket, passes=ticket.group_id != 1, versions=[version, version, version + 1]))
                 )
             batch = await take(service, version)
-            await service.commit_step(CommitStep(version=version + 1, group_ids=[g.group_id for g in batch.groups]))
+            ids = [g.group_id for g in batch.groups]
+            await service.commit_step(CommitStep(version=version + 1, group_ids=ids))
+            if version == 1:
+                sizes = [sum(sample.response_length for sample in group.trajectories) for group in batch.groups]
+                rows = [np.linspace(-1, 1, size, dtype=np.float32) for size in sizes]
+                await service.keep_advantages(KeepAdvantages(group_ids=[*ids, 999], rows=[*rows, rows[0]]))
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +83,27 @@ def test_a_step_has_the_groups_that_it_trained_with_their_prompts(run_dir: Path)
     assert [(r.group.group_id, r.step, r.prompt) for r in found] == [(r.group.group_id, 1, f"text of {r.group.prompt_id}") for r in found]
     assert len(found) == 2
     assert stored(run_dir, step=7) == []
+
+
+def test_advantages_are_kept_of_the_groups_that_are_stored(run_dir: Path) -> None:
+    assert [r.advantages for r in stored(run_dir, step=1)] == [None, None]
+    for rollout in stored(run_dir, step=2):
+        size = sum(sample.response_length for sample in rollout.group.trajectories)
+        assert rollout.advantages is not None
+        np.testing.assert_allclose(rollout.advantages, np.linspace(-1, 1, size), atol=1e-3)
+    with reading(run_dir / "store.sqlite") as connection:
+        assert connection.execute("SELECT count(*) FROM advantages").fetchone() == (2,)
+
+
+def test_with_a_critic_each_token_has_the_colour_of_its_own_advantage(run_dir: Path) -> None:
+    group = stored(run_dir)[0].group
+    first, second = (sample.response_length for sample in group.trajectories)
+    advantages = np.concatenate([np.full(first, 9.0), [-0.1, 0.0, 5.0], np.zeros(second - 3)]).astype(np.float32)
+    out = io.StringIO()
+    terminal = Console(file=out, force_terminal=True, width=200, color_system="standard", legacy_windows=False)
+    pieces = ["a", "b", "c"] + [""] * (second - 3)
+    terminal.print(page(group, 1, prompt="p", step=2, pieces=pieces, colour="advantage", advantages=advantages))
+    assert out.getvalue().splitlines()[2] == "\x1b[31ma\x1b[0mb\x1b[1;32mc\x1b[0m"
 
 
 def test_without_a_step_the_newest_groups_come_first_trained_or_not(run_dir: Path) -> None:

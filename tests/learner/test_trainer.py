@@ -43,6 +43,16 @@ def test_every_reported_number_is_declared_and_finite(model_path: Path, conf: st
     assert ("policy/kl_reference" in result.scalars) == (conf == "ppo_code")
 
 
+def test_with_a_critic_a_step_tells_the_advantages_of_each_groups_tokens(model_path: Path) -> None:
+    groups = make_groups()
+    assert make_trainer(model_path, "grpo_code").step(groups, 0).advantages == []
+    result = make_trainer(model_path, "ppo_code", "algorithm.normalize_advantages=none").step(groups, 0)
+    assert [len(row) for row in result.advantages] == [sum(t.response_length for t in group.trajectories) for group in groups]
+    trained = [np.concatenate([t.loss_mask[t.prompt_length :] for t in group.trajectories]) for group in groups]
+    told = np.concatenate([row[mask] for row, mask in zip(result.advantages, trained, strict=True)])
+    assert told.mean() == pytest.approx(result.scalars["advantage/mean"], abs=1e-5)
+
+
 def test_logprobs_are_those_of_the_model_itself(model_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
     rows = [np.array([3, 1, 4, 1, 5], dtype=np.int32), np.array([9], dtype=np.int32), np.array([2, 7], dtype=np.int32)]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from tensorboard.util import tensor_util
 
 from async_rl.config import RunConfig
 from async_rl.monitoring.recorder import Recorder, UndeclaredMetric, is_evaluated
+from async_rl.observability.catalogue import METRICS, MetricKind
 
 
 class Clock:
@@ -215,3 +217,24 @@ def test_a_resumed_run_counts_time_on_and_repairs_a_torn_row(tmp_path: Path, con
     recorder.record(1, "learner-0", {"reward/mean": 0.7})
     recorder.close()
     assert [(r["step"], r["time_s"]) for r in rows(tmp_path)] == [(0, 3.5), (1, 11.5)]
+
+
+def test_two_hours_of_the_quickest_run_add_less_than_200_mb_of_events_and_every_step_a_row(
+    tmp_path: Path, config: RunConfig, clock: Clock
+) -> None:
+    scalars = {re.sub(r"<(\w+)>", r"\1-0", spec.name): 0.5 for spec in METRICS.values() if spec.kind is MetricKind.SCALAR}
+    per_process = {name.replace("-0", f"-{i}"): 0.5 for name in scalars if "-0" in name for i in range(1, 5)}
+    config = msgspec.structs.replace(config, num_steps=10**6, evaluation=msgspec.structs.replace(config.evaluation, every_steps=0))
+    recorder = Recorder(tmp_path, config, clock=clock, is_strict=True)
+    sizes = []
+    for step in range(1, 401):
+        clock.now += 0.125
+        recorder.record(step, "learner-0", scalars | per_process, {"staleness/versions": [0.0, 1.0, 2.0] * 100})
+        if step in (200, 400):
+            recorder._events.flush()
+            sizes.append(sum(path.stat().st_size for path in (tmp_path / "tensorboard").iterdir()))
+    recorder.close()
+    assert len(rows(tmp_path)) == 400
+    assert (sizes[1] - sizes[0]) / 25 * 7200 < 200e6, "25 seconds of the clock lie between the two"
+    steps = sorted({e.step for e in events(tmp_path) for v in e.summary.value if v.tag == "reward/mean"})
+    assert steps == list(range(1, 401, 4))
