@@ -332,3 +332,83 @@ def test_the_directory_changes_only_when_someone_begins_or_ends_to_serve() -> No
     assert registry.directory.epoch == start + 2
     registry.mark("g", "ended")
     assert registry.directory.epoch == start + 2
+
+
+def test_processes_join_and_leave_while_the_others_go_on(tmp_path: Path) -> None:
+    async def main() -> tuple[list[str], list[str], list[str], list[str], int]:
+        world = World("generator", tmp_path, lambda *_: None)
+        running = asyncio.create_task(world.fleet.run())
+        await settle()
+        world.fleet.want([spec("generator", 0), spec("generator", 1), spec("generator", 2)])
+        await settle()
+        for rank, process in enumerate(world.launcher.started):
+            world.registry.register(Register(name=f"generator-{rank}", role="generator", pid=process.pid, address="tcp://x"))
+        before = [m.name for m in world.registry.directory.of_role("generator")]
+        world.fleet.want([spec("generator", 0)])
+        await settle()
+        after = [m.name for m in world.registry.members]
+        world.fleet.kill_all()
+        await running
+        return before, after, world.asked, world.left, world.fleet.num_restarts
+
+    before, after, asked, left, num_restarts = asyncio.run(main())
+    assert before == ["generator-0", "generator-1", "generator-2"]
+    assert after == ["generator-0"]
+    assert sorted(asked) == sorted(left) == ["generator-1", "generator-2"]
+    assert num_restarts == 0, "an end that was asked for is no loss"
+
+
+def test_a_leaving_process_takes_nothing_new_and_still_counts_as_living() -> None:
+    registry = Registry()
+    registry.add("generator-0", "generator", 7)
+    registry.register(Register(name="generator-0", role="generator", pid=7, address="tcp://x"))
+    registry.drain("generator-0")
+    registry.beat(Heartbeat(name="generator-0", pid=7, state="stopping", waits_for="", since_s=0, version=3, counters={}))
+    assert registry.directory.of_role("generator") == []
+    assert registry.directory.names("generator") == ["generator-0"]
+    assert [m.state for m in registry.members] == ["draining"]
+
+
+def test_a_process_that_is_wanted_again_while_it_leaves_comes_back(tmp_path: Path) -> None:
+    async def main() -> int:
+        world = World("generator", tmp_path, lambda *_: None)
+        running = asyncio.create_task(world.fleet.run())
+        await settle()
+        world.register(world.launcher.started[0])
+        world.fleet.want([])
+        world.fleet.want([spec("generator", 0)])
+        async with asyncio.timeout(20):
+            await world.launcher.started_twice.wait()
+        world.fleet.kill_all()
+        await running
+        return len(world.launcher.started)
+
+    assert asyncio.run(main()) == 2
+
+
+def test_one_that_cannot_start_does_not_end_the_run_where_another_serves(tmp_path: Path) -> None:
+    async def main() -> tuple[bool, list[tuple[str, str]]]:
+        world = World("generator", tmp_path, lambda *_: None)
+        running = asyncio.create_task(world.fleet.run())
+        await settle()
+        world.register(world.launcher.started[0])
+        world.fleet.want([spec("generator", 0), spec("generator", 1)])
+        await settle()
+        world.fleet.note_fatal("generator-1", "no memory")
+        world.launcher.started[1].end(1)
+        await settle()
+        states = [(m.name, m.state) for m in world.registry.members]
+        failed = world.fleet.failed.done()
+        world.fleet.kill_all()
+        await running
+        return failed, states
+
+    failed, states = asyncio.run(main())
+    assert not failed
+    assert states == [("generator-0", "ready"), ("generator-1", "given up")]
+
+
+async def settle() -> None:
+    """Lets everything that can go on do so."""
+    for _ in range(50):
+        await asyncio.sleep(0)
