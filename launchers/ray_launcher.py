@@ -195,9 +195,8 @@ class RayProcess:
     def _reason(self, error: RayError) -> str:
         if isinstance(error, RayTaskError):
             return f"could not be run on its node: {type(error.cause).__name__}: {error.cause}"
-        if "its node has died" in str(error):
-            return f"was lost with its node {self._node}"
-        return f"lost its actor on {self._node or 'no node yet'}: {str(error).strip().splitlines()[0]}"
+        where = f"on its node {self._node}" if self._node else "before it had a node"
+        return f"was lost {where}: {str(error).strip().splitlines()[0]}"
 
 
 class RayLauncher:
@@ -262,26 +261,16 @@ class RayLauncher:
             ) from error
 
     def _place(self, spec: ProcessSpec) -> dict[str, Any]:
-        """Options of the actor: what it takes and where. On a cluster of its own one machine has to do, however many CPUs it has."""
-        taken: dict[str, Any] = {"num_cpus": 0 if self._is_own else cluster_cpus(self._config, spec), "num_gpus": spec.gpus}
-        if spec.role == "learner" and any(taken.values()):
-            return {**taken, "scheduling_strategy": PlacementGroupSchedulingStrategy(self._learners(taken), spec.rank)}
-        if spec.role == "buffer":
-            return {**taken, "scheduling_strategy": NodeAffinitySchedulingStrategy(self._node_id, soft=False)}
-        resource = self._config.ray.generator_resource
-        if spec.role == "generator" and resource is not None:
-            taken["resources"] = {resource: 1}
-        return {**taken, "scheduling_strategy": "SPREAD" if self._config.ray.generators == "spread" else "DEFAULT"}
-
-    def _learners(self, taken: dict[str, Any]) -> Any:
-        """The placement group of the learner's ranks; it outlives their restarts."""
-        if self._group is None:
-            bundle = {"CPU": taken["num_cpus"], "GPU": taken["num_gpus"]}
-            if not self._config.cluster.shared_run_dir:
-                bundle[f"node:{self._host}"] = 0.001  # every node offers 1 of its address
-            bundles = [{name: amount for name, amount in bundle.items() if amount}] * self._config.learner.ranks
-            self._group = placement_group(bundles, strategy=self._config.ray.learner.upper())
-        return self._group
+        """Options of the actor: what it takes and where."""
+        options = actor_options(self._config, spec, is_own_cluster=self._is_own)
+        bundles = learner_bundles(self._config, spec, supervisor_host=self._host, is_own_cluster=self._is_own)
+        if spec.role == "learner" and bundles:
+            if self._group is None:
+                self._group = placement_group(bundles, strategy=self._config.ray.learner.upper())  # it outlives the ranks' restarts
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self._group, spec.rank)
+        elif spec.role == "buffer":
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(self._node_id, soft=False)
+        return options
 
     def _shipped_model(self) -> Any:
         """The embedded model's files, once for all actors; a model with a path is on every node, or comes from the hub."""
@@ -295,6 +284,26 @@ class RayLauncher:
     def _keep(self, file_name: str, data: bytes) -> None:
         with (self._run_dir / "logs" / file_name).open("ab") as file:
             file.write(data)
+
+
+def actor_options(config: RunConfig, spec: ProcessSpec, *, is_own_cluster: bool) -> dict[str, Any]:
+    """What a process takes of its node, and how nodes are chosen. A cluster of the run's own has to do, however many CPUs it has."""
+    resource = config.ray.generator_resource if spec.role == "generator" else None
+    return {
+        "num_cpus": 0 if is_own_cluster else cluster_cpus(config, spec),
+        "num_gpus": spec.gpus,
+        "resources": {resource: 1} if resource is not None else {},
+        "scheduling_strategy": "SPREAD" if config.ray.generators == "spread" else "DEFAULT",
+    }
+
+
+def learner_bundles(config: RunConfig, spec: ProcessSpec, *, supervisor_host: str, is_own_cluster: bool) -> list[dict[str, float]]:
+    """What each rank of the learner takes, on the supervisor's node unless the run's directory is on all; empty if it takes nothing."""
+    bundle = {"CPU": 0.0 if is_own_cluster else float(cluster_cpus(config, spec)), "GPU": spec.gpus}
+    if not config.cluster.shared_run_dir and not is_own_cluster:
+        bundle[f"node:{supervisor_host}"] = 0.001  # every node offers 1 of its address
+    bundle = {name: amount for name, amount in bundle.items() if amount}
+    return [bundle] * config.learner.ranks if bundle else []
 
 
 def _read_from(path: Path, offset: int) -> bytes:

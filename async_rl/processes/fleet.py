@@ -204,6 +204,7 @@ class Fleet:
 
     async def _start(self, spec: ProcessSpec) -> None:
         self._fatal.pop(spec.name, None)
+        self._expelled.pop(spec.name, None)  # of the life before, which had ended by itself meanwhile
         if spec.role == "learner":
             self._learners_left.add(spec.name)
         handle = await self._launcher.start(spec)

@@ -42,7 +42,13 @@ class RayCluster:
         self._bridge = f"arl{self._id}br"
         self._nodes: dict[int, subprocess.Popen[bytes]] = {}
         self._directory = Path(tempfile.mkdtemp(prefix="arl-ray-", dir="/tmp"))  # short: Ray puts socket paths below it
-        self.env = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
+        self.scratch = self._directory / "tmp"  # where actors unpack what was sent along
+        self.scratch.mkdir()
+        self.env = {"TMPDIR": str(self.scratch)} | {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
 
     @property
     def head(self) -> str:

@@ -1,6 +1,7 @@
 """A run on a Ray cluster of three nodes with addresses of their own, which loses a node and gets another."""
 
 import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +26,8 @@ SETTINGS = (
 def test_a_run_survives_the_loss_of_a_node_and_uses_one_that_is_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with RayCluster() as cluster:
         for name, value in cluster.env.items():
-            monkeypatch.setenv(name, value)
+            if name != "TMPDIR":
+                monkeypatch.setenv(name, value)
         cluster.add_node(1, cpus=3, generators=0)
         cluster.add_node(2, cpus=1, generators=1)
         cluster.add_node(3, cpus=1, generators=1)
@@ -42,6 +44,11 @@ def follow(run: LiveRun, cluster: RayCluster) -> None:
     assert sorted(places(run, node, "generator").values()) == [2, 3]
     assert set(places(run, node, "buffer").values()) == set(places(run, node, "learner").values()) == {1}
     write_table(run, node, "three nodes")
+    sent = list(cluster.scratch.glob("async_rl-run-*"))
+    assert len(sent) == 3, "two generators and a verifier have what they need with them"
+    assert {stat.S_IMODE(path.stat().st_mode) for path in sent} == {0o700}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in cluster.scratch.glob("*/keys/keys.json")} == {0o600}
+    assert any((run.run_dir / "logs").glob("generator-1.*")), "its log came back"
 
     (lost,) = (name for name, where in places(run, node, "generator").items() if where == 3)
     cluster.kill_node(3)
@@ -60,7 +67,9 @@ def follow(run: LiveRun, cluster: RayCluster) -> None:
     subprocess.run([_ASYNC_RL, "stop", str(run.run_dir)], check=True, capture_output=True, timeout=120)
     assert run.wait(timeout_s=120) == 0, run.terminal
     assert run.audit()["problems"] == []
-    assert not (run.run_dir / "logs" / f"{lost}.log").read_text().startswith(" "), "its lines came back"
+    assert "finished" in (run.run_dir / "logs" / "generator-1.log").read_text(), "its log came back to the end"
+    assert f"{lost} was lost on its node {cluster.address_of(3)}" in (run.run_dir / "logs" / "supervisor.log").read_text()
+    assert [path for path in cluster.scratch.glob("async_rl-run-*") if lost not in path.name] == []
     assert run.processes() == []
 
 
@@ -91,3 +100,15 @@ def write_table(run: LiveRun, node: dict[str, int], when: str) -> None:
         rows.append(f"{found['name']:<14}{where!s:<6}{found['address']:<30}{found['state']:<22}{found['waits_for']}")
     with Path(path).open("a") as file:
         file.write(f"-- step {run.step}: {when}\n" + "\n".join(rows) + "\n\n")
+
+
+@pytest.mark.slow
+def test_a_cluster_of_its_own_ends_with_the_run_even_by_kill_9(tmp_path: Path) -> None:
+    run = LiveRun(tmp_path, *SETTINGS, "ray.address=local", "ray.generator_resource=null", "generators.count=1")
+    try:
+        run.until(lambda: run.step >= 1, "a step")
+        assert {found["address"].split(":")[1] for found in members(run)} == {"//127.0.0.1"}
+        run.kill_all()
+        assert run.processes() == []
+    finally:
+        run.end()

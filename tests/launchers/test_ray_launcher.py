@@ -1,0 +1,54 @@
+"""Facts about launcher=ray that need no cluster: what an actor takes, and where it may go."""
+
+from typing import Any
+
+import pytest
+
+from async_rl.config import RunConfig
+from async_rl.launchers.compose import compose
+from async_rl.launchers.ray_launcher import actor_options, learner_bundles
+from async_rl.machine import Machine
+from async_rl.topology import ProcessSpec, processes
+
+MACHINE = Machine(cores=(0, 1), num_gpus=0, memory_mb=8000)
+
+
+def settings(*overrides: str) -> RunConfig:
+    return compose("ppo_code", ["launcher=ray", *overrides])
+
+
+def spec(config: RunConfig, name: str) -> ProcessSpec:
+    return next(spec for spec in processes(config, MACHINE) if spec.name == name)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name", "expected"),
+    [
+        ([], "generator-0", {"num_cpus": 1, "num_gpus": 0, "resources": {}, "scheduling_strategy": "SPREAD"}),
+        (["ray.generators=pack", "cluster.generator_cpus=4"], "generator-0", {"num_cpus": 4, "scheduling_strategy": "DEFAULT"}),
+        (["ray.generator_resource=a100", "generators.gpus_each=0.5"], "generator-0", {"num_gpus": 0.5, "resources": {"a100": 1}}),
+        (["ray.generator_resource=a100", "cluster.verifier_cpus=3"], "verifier-0", {"num_cpus": 3, "resources": {}}),
+        (["cluster.buffer_cpus=2"], "buffer", {"num_cpus": 2}),
+    ],
+)
+def test_an_actor_takes_what_its_role_takes(overrides: list[str], name: str, expected: dict[str, Any]) -> None:
+    config = settings(*overrides)
+    assert actor_options(config, spec(config, name), is_own_cluster=False).items() >= expected.items()
+    assert actor_options(config, spec(config, name), is_own_cluster=True)["num_cpus"] == 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "is_own", "expected"),
+    [
+        (["learner.ranks=2"], False, [{"CPU": 1.0, "node:10.0.0.1": 0.001}] * 2),
+        (["cluster.learner_cpus=8", "learner.gpus_each=1"], False, [{"CPU": 8.0, "GPU": 1.0, "node:10.0.0.1": 0.001}]),
+        (["cluster.shared_run_dir=true"], False, [{"CPU": 1.0}]),
+        (["learner.gpus_each=1"], True, [{"GPU": 1.0}]),
+        ([], True, []),
+    ],
+)
+def test_the_learner_stays_beside_the_supervisor_unless_files_are_shared(
+    overrides: list[str], is_own: bool, expected: list[dict[str, float]]
+) -> None:
+    config = settings(*overrides)
+    assert learner_bundles(config, spec(config, "learner-0"), supervisor_host="10.0.0.1", is_own_cluster=is_own) == expected
