@@ -16,6 +16,7 @@ import msgspec
 from async_rl.config import RunConfig
 from async_rl.errors import ConfigError
 from async_rl.launchers import schema
+from async_rl.launchers.slurm_launcher import SCRIPT_FILE
 
 ADJECTIVES = (
     *(
@@ -97,8 +98,13 @@ ANIMALS = (
 )
 
 
+_QUEUED = "its job has not started yet: squeue"
+
+
 class Remains(msgspec.Struct, frozen=True, kw_only=True):
-    """What the directory of a run tells once nobody answers for it. outcome: finished, stopped, failed, or empty if it was killed."""
+    """What the directory of a run tells once nobody answers for it. outcome: finished, stopped, failed, not
+    started by Slurm, or empty if it was killed.
+    """
 
     run_name: str
     run_dir: str
@@ -163,7 +169,9 @@ def remains(run_dir: Path) -> Remains:
     try:
         state = msgspec.json.decode((run_dir / "state.json").read_bytes(), type=_State)
     except (OSError, msgspec.DecodeError):
-        state = _State("")
+        # The supervisor in the job writes control.json early on.
+        is_queued = (run_dir / SCRIPT_FILE).is_file() and not (run_dir / "control.json").is_file()
+        state = _State(_QUEUED if is_queued else "")
     return Remains(
         run_name=run_dir.name,
         run_dir=str(run_dir),

@@ -113,6 +113,9 @@ def test_a_run_that_is_gone_is_told_from_its_files(
     (run_dir / "metrics.jsonl").write_text('{"step": 5, "reward/mean": 0.5}\n')
     assert main(monkeypatch, "status", str(run_dir)) == 0
     assert capsys.readouterr().out == "run mine is not running (was killed); last step 5 of 9\n"
+    (run_dir / "job.sh").touch()
+    assert main(monkeypatch, "status", str(run_dir)) == 0
+    assert "is not running (its job has not started yet: squeue)" in capsys.readouterr().out
     (run_dir / "state.json").write_text(json.dumps({"outcome": "finished", "step": 9, "cause": "", "ended_s": 0}))
     assert main(monkeypatch, "stop", str(run_dir)) == 0
     assert capsys.readouterr().out == "run mine is not running (finished); last step 5 of 9\n"
