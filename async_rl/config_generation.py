@@ -27,6 +27,9 @@ class TinyCoderConfig(Section):
     flaw_spread: Annotated[
         float, Meta(ge=0, le=1, description="concepts are wrong at flaw_probability * (1 -+ flaw_spread), evenly spaced")
     ]
+    retry_share: Annotated[
+        float, Meta(ge=0, le=1, description="share of the corpus in which a first program failed and the prompt is asked again (two turns)")
+    ]
     seed: Annotated[int, Meta(ge=0, description="seed of weights and corpus")]
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from async_rl.config_data import ListFunctionsConfig
 from async_rl.data.concepts import FILTERS, MAPS, PROGRAM, REDUCTIONS, TEMPLATES, Concept
+from async_rl.data.tokenizer import END
 from async_rl.types import CallTest, CodeProblem
 
 DATA_SOURCE = "list_functions"
@@ -128,12 +129,29 @@ def flawed_program(spec: Spec, rates: Sequence[Sequence[float]], rng: random.Ran
     return program(*parts)
 
 
-def corpus(specs: Sequence[Spec], rates: Sequence[Sequence[float]], seed: int) -> Iterator[tuple[str, str]]:
-    """Endless (prompt, program) pairs for the warm start, over all wordings of `specs`, in random order."""
+def corpus(specs: Sequence[Spec], rates: Sequence[Sequence[float]], seed: int, retry_share: float = 0.0) -> Iterator[tuple[str, str]]:
+    """Endless (prompt, program) pairs for the warm start, over all wordings of `specs`, in random order.
+
+    retry_share: of so many the prompt holds a first program, END, what came of it and the prompt again, as in examples/run_and_retry.py.
+    """
     rng = random.Random(f"corpus-{seed}")
     while True:
         spec = specs[rng.randrange(len(specs))]
-        yield wording(spec, rng.randrange(NUM_WORDINGS)), flawed_program(spec, rates, rng)
+        prompt, answer = wording(spec, rng.randrange(NUM_WORDINGS)), flawed_program(spec, rates, rng)
+        if retry_share and rng.random() < retry_share:
+            prompt += f"{flawed_program(spec, rates, rng)}{END}{second_prompt(_outcome(spec, specs, rng), prompt)}"
+        yield prompt, answer
+
+
+def second_prompt(outcome: str, prompt: str) -> str:
+    """What is told after a program that failed: what came of it, and the prompt again."""
+    return f"# {outcome}\n{prompt}"
+
+
+def _outcome(spec: Spec, specs: Sequence[Spec], rng: random.Random) -> str:
+    """What another program than the one that was asked for returns, and what was wanted."""
+    xs = [rng.randint(-12, 15) for _ in range(rng.randint(5, 11))]
+    return f"{specs[rng.randrange(len(specs))].run(xs)!r}, not {spec.run(xs)!r}"
 
 
 def vocabulary_text() -> Iterator[str]:

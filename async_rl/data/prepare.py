@@ -54,7 +54,10 @@ def prepare_model(config: RunConfig, on_progress: Progress) -> Path:
 
 def cached_model_path(config: RunConfig) -> Path:
     """Where the embedded model of these settings is kept, whether it exists or not."""
-    settings = msgspec.json.encode([FORMAT_VERSION, config.model.tiny_coder, config.data.list_functions, fingerprint()])
+    tiny_coder = msgspec.to_builtins(config.model.tiny_coder)
+    if config.model.tiny_coder.retry_share == 0:  # then the corpus is what it was before there was this setting
+        del tiny_coder["retry_share"]
+    settings = msgspec.json.encode([FORMAT_VERSION, tiny_coder, config.data.list_functions, fingerprint()])
     return cache_root(config.cache_dir) / f"tiny_coder-{hashlib.sha256(settings).hexdigest()[:16]}"
 
 

@@ -39,10 +39,13 @@ _REMEDY = (
 )
 
 
-def read_hidden(place: str, row: Row, reward: RewardConfig) -> tuple[CodeProblem, tuple[str, ...]]:
-    """As `read_problem`; where functions score the row it comes along, and needs no tests of its own if none of them asks for any."""
+def read_hidden(place: str, row: Row, reward: RewardConfig, *, has_rollout: bool = False) -> tuple[CodeProblem, tuple[str, ...]]:
+    """As `read_problem`; where functions score the row it comes along, and needs no tests of its own if none of them asks for any.
+
+    has_rollout: a function leads the rollouts, which gets the row too.
+    """
     source = row.get("data_source")
-    if not functions_of(reward):
+    if not functions_of(reward) and not has_rollout:
         return read_problem(place, row)
     problem, shown = read_problem(place, row) if needs_tests(reward, str(source)) else (CodeProblem(tests=[]), ())
     return msgspec.structs.replace(problem, row=msgspec.json.encode(row, enc_hook=str).decode()), shown

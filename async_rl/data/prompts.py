@@ -207,7 +207,7 @@ def _draft(place: str, number: int, file_name: str, row: Row, config: RunConfig,
         row = {**metadata[name], **row}
     if row.get(prompt_key) is None and row.get(_QUESTION) is not None:
         prompt_key = _QUESTION
-    problem, shown = read_hidden(place, row, config.reward)
+    problem, shown = read_hidden(place, row, config.reward, has_rollout=config.rollout.fn is not None)
     messages = _messages(place, row, prompt_key, shown)
     source, first = row.get("data_source"), next(iter(problem.tests), None)
     return _Draft(

@@ -173,7 +173,7 @@ def make_tiny_coder(directory: Path, config: TinyCoderConfig, task: ListFunction
     model = build_model(config, tokenizer)
     specs, _ = list_functions.split(task)
     rates = list_functions.flaw_rates(config.flaw_probability, config.flaw_spread)
-    data = batches(list_functions.corpus(specs, rates, config.seed), tokenizer, config.warm_start_batch)
+    data = batches(list_functions.corpus(specs, rates, config.seed, config.retry_share), tokenizer, config.warm_start_batch)
     warm_start(model, data, config, on_progress)
     tokenizer.save_pretrained(str(directory))
     _save(model, directory)

@@ -5,6 +5,7 @@ Named by `rollout.fn` in conf/grpo_code_retry.yaml; explained in docs/multi_turn
 
 from __future__ import annotations
 
+from async_rl.data.list_functions import second_prompt
 from async_rl.processes.conversation import Conversation
 from async_rl.types import Verdict
 
@@ -19,5 +20,5 @@ async def rollout(talk: Conversation) -> None:
     if all(result.verdict is Verdict.PASS for result in results):
         return
     outcome = results[0].message.rpartition(" gave ")[2] or results[0].verdict.value
-    talk.tell(f"# {outcome}\n{talk.prompt.text}")
+    talk.tell(second_prompt(outcome, talk.prompt.text))
     await talk.write()

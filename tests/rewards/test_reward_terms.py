@@ -112,6 +112,7 @@ def test_a_row_without_tests_is_used_where_functions_score_it_and_comes_along() 
     problem, shown = read_hidden("f row 0", ROW, compose("grpo_code", ["reward.fn=my:style"]).reward)
     assert (problem.tests, shown, json.loads(problem.row)) == ([], (), ROW)
     assert read_hidden("f row 0", ROW, compose("grpo_code", ['reward.by_source=["mine=my:style"]']).reward)[0].tests == []
+    assert read_hidden("f row 0", {**ROW, "tests": [msgspec.to_builtins(CALL)]}, compose("grpo_code").reward, has_rollout=True)[0].row != ""
     with_tests = {**ROW, "tests": [msgspec.to_builtins(CALL)]}
     assert read_hidden("f row 0", with_tests, compose("grpo_code").reward)[0].row == ""
 
