@@ -13,6 +13,7 @@ from async_rl.config_data import ListFunctionsConfig
 from async_rl.data import list_functions
 from async_rl.data.concepts import FILTERS, MAPS, REDUCTIONS
 from async_rl.data.list_functions import HiddenTests, Spec
+from async_rl.data.tokenizer import END
 from async_rl.types import CallTest, CodeProblem
 
 TASK = ListFunctionsConfig(held_out_fraction=0.1, num_tests=8, seed=0)
@@ -160,3 +161,20 @@ def test_flaws_differ_from_the_right_code_and_from_each_other() -> None:
     for concept in (*FILTERS, *MAPS, *REDUCTIONS):
         assert len({concept.code, *concept.flaws}) == 1 + len(concept.flaws)
         assert len(set(concept.phrases)) == 2
+
+
+def test_a_share_of_the_corpus_asks_again_after_a_failed_program_in_the_form_of_the_retry_example() -> None:
+    specs, _ = list_functions.split(TASK)
+    rates = list_functions.flaw_rates(0.4, 0.5)
+    plain = list(itertools.islice(list_functions.corpus(specs, rates, 0), 200))
+    assert list(itertools.islice(list_functions.corpus(specs, rates, 0, 0.0), 200)) == plain
+    pairs = list(itertools.islice(list_functions.corpus(specs, rates, 0, 0.5), 400))
+    again = [prompt for prompt, _ in pairs if END in prompt]
+    assert 150 < len(again) < 250
+    for prompt in again:
+        first, _, told = prompt.partition(END)
+        asked = first.splitlines(keepends=True)[0]
+        outcome, _, rest = told.removeprefix("# ").partition("\n")
+        assert rest == asked
+        assert ", not " in outcome
+        assert told == list_functions.second_prompt(outcome, asked)

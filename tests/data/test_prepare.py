@@ -51,12 +51,13 @@ def test_every_setting_of_model_and_task_has_its_own_cache_entry(small_config: R
         "model.tiny_coder.warm_start_lr=1e-3",
         "model.tiny_coder.flaw_probability=0.2",
         "model.tiny_coder.flaw_spread=0.1",
+        "model.tiny_coder.retry_share=0.5",
         "model.tiny_coder.seed=1",
         "data.list_functions.seed=1",
         "data.list_functions.held_out_fraction=0.2",
     ):
         paths.add(cached_model_path(make_config(f"cache_dir={small_config.cache_dir}", *SMALL_MODEL, override)))
-    assert len(paths) == 12
+    assert len(paths) == 13
 
 
 def test_the_seed_of_the_run_does_not_build_another_model(small_config: RunConfig) -> None:
