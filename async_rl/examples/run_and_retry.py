@@ -12,13 +12,16 @@ from async_rl.types import Verdict
 _SHOWN = slice(1, 2)
 """The test whose outcome the model gets to read; the first one calls with an empty list and tells little."""
 
+_MAX_TURN_TOKENS = 64
+"""A program needs at most 43; a turn that does not end would otherwise take the second one's room, and drown what is learnt in its tokens."""
+
 
 async def rollout(talk: Conversation) -> None:
     """Leads one sample: at most one second try, and only where the first program fails the test that is shown."""
-    program = await talk.write()
+    program = await talk.write(max_tokens=_MAX_TURN_TOKENS)
     results = await talk.test(program, talk.tests[_SHOWN])
     if all(result.verdict is Verdict.PASS for result in results):
         return
     outcome = results[0].message.rpartition(" gave ")[2] or results[0].verdict.value
     talk.tell(second_prompt(outcome, talk.prompt.text))
-    await talk.write()
+    await talk.write(max_tokens=_MAX_TURN_TOKENS)
