@@ -13,7 +13,7 @@ _SHOWN = slice(1, 2)
 """The test whose outcome the model gets to read; the first one calls with an empty list and tells little."""
 
 _MAX_TURN_TOKENS = 64
-"""A program needs at most 43; a turn that does not end would otherwise take the second one's room, and drown what is learnt in its tokens."""
+"""A program needs 43 at most; a turn without end would take the room of the second, and drown what is learnt in its tokens."""
 
 
 async def rollout(talk: Conversation) -> None:
