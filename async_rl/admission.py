@@ -57,7 +57,7 @@ class Gate:
 class OpenGroup:
     """One admitted, unfinished group.
 
-    index: which prompt of its purpose's order.  attempt: 0 before the first hand-out.  version: no token of this attempt is older; for an
+        index: which prompt of its purpose's order.  attempt: 0 before the first hand-out.  version: no token of this attempt is older; for an
     issued group the version of its last attempt.  evaluation: the version that an evaluation group is for.  num_spared: attempts that
     ended because a generator left as it was asked to; they do not count.
     """
