@@ -34,7 +34,6 @@ from async_rl.messages import (
 from async_rl.messages_history import ForgetBefore, GetEvaluationScores, KeepAdvantages
 from async_rl.messages_scaling import LeaveWork
 from async_rl.processes.buffer_service import BufferService
-from async_rl.processes.directory import DRAINING
 from async_rl.processes.evaluation import report_of
 from async_rl.processes.runtime import ProcessContext
 from async_rl.store import Store
@@ -140,17 +139,17 @@ class Tasks:
     async def watch_leases(self) -> None:
         """takes: nothing · waits for: the next deadline of a generator or a group · gives: their tickets back · woken by: the clock"""
         while True:
-            alive = self._context.directory.names("generator")
+            alive = [member.name for member in self._context.directory.of_role("generator")]
             await asyncio.sleep(self._service.expire(alive))
 
     async def follow_generators(self) -> None:
         """takes: the directory · waits for: its next change · gives: tickets of generators that left it · woken by: the supervisor"""
-        known: dict[str, bool] = {}
+        known: set[str] = set()
         while True:
             epoch = self._context.directory.epoch
-            now = {m.name: m.state == DRAINING for m in self._context.directory.members if m.role == "generator"}
-            for name in known.keys() - now.keys():
-                self._service.desk.lose(name, "", "it left the fleet", is_spared=known[name])
+            now = {member.name for member in self._context.directory.of_role("generator")}
+            for name in known - now:
+                self._service.desk.lose(name, "", "it left the fleet")
             known = now
             await self._context.directory.changed(epoch)
 

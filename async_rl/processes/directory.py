@@ -22,10 +22,6 @@ _JITTER_S = 0.1
 _WATCH_S = 20.0  # a supervisor that says nothing for this long is asked anew
 
 
-DRAINING = "draining"
-"""The state of a member that finishes what it holds and takes nothing new."""
-
-
 class Directory:
     """The members as last told by the supervisor. `follow()` keeps it current and wakes those who wait in `changed()`."""
 
@@ -51,12 +47,8 @@ class Directory:
             await self._changed.wait()
 
     def of_role(self, role: Role) -> list[Member]:
-        """Members that serve as `role` and go on doing so, by name."""
-        return sorted((m for m in self.members if m.role == role and m.state != DRAINING), key=lambda m: m.name)
-
-    def names(self, role: Role) -> list[str]:
-        """Everyone who serves as `role`, those who are about to leave included."""
-        return [m.name for m in self.members if m.role == role]
+        """Members that serve as `role`, by name."""
+        return sorted((m for m in self.members if m.role == role), key=lambda m: m.name)
 
     def find(self, who: str) -> Member | None:
         """The member called `who`, or the first of the role `who`."""

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 import msgspec
 
 from async_rl.messages import Heartbeat, Member, Members, Register
-from async_rl.processes.directory import DRAINING, Directory
+from async_rl.processes.directory import Directory
 from async_rl.types import Role
+
+DRAINING = "draining"
 
 
 @dataclass
@@ -23,7 +25,7 @@ class _Entry:
 
 
 class Registry:
-    """Members by name. The epoch of `directory` grows when a member begins or ends to serve, or to leave."""
+    """Members by name. The epoch of `directory` grows when a member begins or ends to serve; one that leaves is no longer in it."""
 
     def __init__(self) -> None:
         self.directory = Directory()
@@ -122,7 +124,7 @@ class Registry:
         return [entry.member for entry in self._entries.values()]
 
     def _publish(self) -> None:
-        serving = [entry.member for entry in self._entries.values() if entry.is_serving]
+        serving = [entry.member for entry in self._entries.values() if entry.is_serving and not entry.is_leaving]
         self.directory.update(Members(epoch=self.directory.epoch + 1, members=serving))
 
 

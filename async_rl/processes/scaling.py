@@ -18,8 +18,7 @@ from async_rl.config import RunConfig
 from async_rl.config_check import machine_problems, raise_if_any
 from async_rl.errors import ConfigError, InfrastructureError
 from async_rl.machine import Machine
-from async_rl.processes.directory import DRAINING
-from async_rl.processes.registry import Registry
+from async_rl.processes.registry import DRAINING, Registry
 from async_rl.topology import POOLS, ProcessSpec, pools, processes, scaled
 from async_rl.types import Pool
 

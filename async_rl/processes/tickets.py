@@ -173,11 +173,11 @@ class TicketDesk:
         self.admission.close(group.group_id)
         self._handed_s.pop(group.group_id, None)
 
-    def give_back(self, groups: Iterable[OpenGroup], reason: DropReason, message: str, *, is_spared: bool = False) -> None:
-        """These generating groups go out again, or are dropped after generation.max_attempts that were not spared."""
+    def give_back(self, groups: Iterable[OpenGroup], reason: DropReason, message: str) -> None:
+        """These generating groups go out again, or are dropped after generation.max_attempts."""
         for group in groups:
             self._handed_s.pop(group.group_id, None)
-            if self.admission.give_back(group.group_id, is_spared=is_spared):
+            if self.admission.give_back(group.group_id):
                 self._store.give_back(group.group_id, reason=reason, message=message)
             else:
                 self._dropped(group, reason, message)
@@ -186,14 +186,14 @@ class TicketDesk:
         """The generator lives."""
         self._heard_s[generator] = self._clock()
 
-    def lose(self, generator: str, incarnation: str, message: str, *, is_spared: bool = False) -> None:
-        """The generator (this incarnation, or any if empty) is gone; is_spared: it was asked to go."""
+    def lose(self, generator: str, incarnation: str, message: str) -> None:
+        """The generator (this incarnation, or any if empty) is gone."""
         held = [g for g in self.admission.held_by(generator) if incarnation in ("", g.incarnation)]
         parked = self._waiters.get(generator)
         if parked is not None and incarnation in ("", parked.request.incarnation):
             del self._waiters[generator]
             parked.done.set()
-        self.give_back(held, DropReason.GENERATOR_LOST, f"{generator}: {message}", is_spared=is_spared)
+        self.give_back(held, DropReason.GENERATOR_LOST, f"{generator}: {message}")
         self.serve()
 
     def leave(self, generator: str, incarnation: str, held: Iterable[int]) -> None:
@@ -204,7 +204,7 @@ class TicketDesk:
             parked.done.set()
         kept = set(held)
         lost = [g for g in self.admission.held_by(generator) if g.incarnation == incarnation and g.group_id not in kept]
-        self.give_back(lost, DropReason.GENERATOR_LOST, f"{generator} leaves", is_spared=True)
+        self.give_back(lost, DropReason.GENERATOR_LOST, f"{generator} leaves")
 
     def expire(self, alive: Iterable[str]) -> float:
         """Loses generators unheard of for buffer.lease_timeout_s and not `alive`, and groups out for far longer than generation.timeout_s.

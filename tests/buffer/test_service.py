@@ -24,7 +24,6 @@ from async_rl.messages import (
     Work,
 )
 from async_rl.messages_history import ForgetBefore
-from async_rl.messages_scaling import LeaveWork
 from async_rl.processes.buffer_service import BufferService
 from async_rl.processes.evaluation import report_of
 from async_rl.store import KEPT_SAMPLES
@@ -210,34 +209,6 @@ def test_results_of_an_older_attempt_change_nothing(tmp_path: Path) -> None:
             await service.put_group(PutGroup(group=make_group(first[0])))
             await fail(service, 1, attempt=1)
             assert service.queue() == {"issued": 0, "generating": 2, "ready": 0, "leased": 0}
-
-    run(scenario())
-
-
-def test_a_leaving_generator_keeps_what_it_holds_and_loses_what_never_reached_it(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with opened(tmp_path, make_config(max_staleness=0)) as service:
-            held, lost = await tickets(service, 0)
-            await service.leave_work(LeaveWork(generator="generator-0", incarnation="a", held=[held.group_id]))
-            assert service.queue() == {"issued": 1, "generating": 1, "ready": 0, "leased": 0}
-            await service.put_group(PutGroup(group=make_group(held)))
-            assert [t.group_id for t in await tickets(service, 0, generator="generator-1")] == [lost.group_id]
-            assert service.queue() == {"issued": 0, "generating": 1, "ready": 1, "leased": 0}
-
-    run(scenario())
-
-
-def test_attempts_that_ended_because_a_generator_was_asked_to_leave_do_not_use_a_group_up(tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with opened(tmp_path, make_config(max_staleness=0)) as service:
-            for attempt in range(1, 6):
-                assert [t.attempt for t in await tickets(service, 0)] == [attempt, attempt]
-                service.desk.lose("generator-0", "", "it left the fleet", is_spared=True)
-            assert not service.drops
-            for _ in range(service.desk._config.generation.max_attempts):
-                await tickets(service, 0)
-                service.desk.lose("generator-0", "", "its process ended")
-            assert service.drops == {"generator_lost": 2}
 
     run(scenario())
 
