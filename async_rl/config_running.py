@@ -86,7 +86,6 @@ class SupervisorConfig(Section):
     heartbeat_s: Annotated[float, Meta(gt=0, description="seconds between heartbeats")]
     heartbeat_timeout_s: Annotated[float, Meta(gt=0, description="a process unheard of for so long is ended and started again")]
     start_timeout_s: Annotated[float, Meta(gt=0, description="longest start of a process")]
-    drain_timeout_s: Annotated[float, Meta(ge=0, description="time a leaving process has to finish what it holds; the rest goes back")]
     stop_timeout_s: Annotated[float, Meta(gt=0, description="time to finish the step and save after a stop, before processes are killed")]
     max_restarts: Annotated[int, Meta(ge=0, description="restarts of one process within restart_window_s before the run fails")]
     restart_window_s: Annotated[float, Meta(gt=0, description="window of max_restarts")]

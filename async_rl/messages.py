@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import msgspec
 
-from async_rl.types import FloatArray, Group, IntArray, Pool, Role, Ticket, Value
+from async_rl.types import FloatArray, Group, IntArray, Role, Ticket, Value
 
 
 class Message(Value, tag_field="type", tag=True):
@@ -109,7 +109,7 @@ class ReportFatal(Message):
 class StatusReply(Message):
     """A snapshot for `async-rl status`. metrics is the newest value of every scalar; stalled says why no step comes, if none does.
 
-    restarted_because: of each process that was started again, why the last time.  pools: by name, generators and verifiers.
+    restarted_because: of each process that was started again, why the last time.
     """
 
     run_name: str
@@ -122,7 +122,6 @@ class StatusReply(Message):
     metrics: dict[str, float]
     stalled: str = ""
     restarted_because: dict[str, str] = msgspec.field(default_factory=dict)
-    pools: dict[str, Pool] = msgspec.field(default_factory=dict)
 
 
 class GetStatus(Message):
@@ -142,10 +141,9 @@ class StopRun(Message):
 
 
 class Drain(Message):
-    """Stop taking work, finish within grace_s what is held, hand back the rest, exit 0; learner: finish the step, save, exit 0."""
+    """Stop taking work; learner: finish the step, save, exit 0."""
 
     Reply: ClassVar[type] = Ok
-    grace_s: float = 0.0
 
 
 # ---- generator -> buffer

@@ -8,10 +8,8 @@ Used by the supervisor to start processes, and by `--dry-run` to show them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-
-import msgspec
 
 from async_rl.config import RunConfig
 from async_rl.machine import Machine
@@ -28,25 +26,6 @@ class ProcessSpec:
     cores: tuple[int, ...]
     gpus: float
     env: dict[str, str]
-
-
-POOLS: dict[Role, str] = {"generator": "generators", "verifier": "verifiers"}
-"""The roles of which there may be any number, which may change while the run is live, and what their pools are called."""
-
-
-def pools(config: RunConfig) -> dict[str, int]:
-    """How many processes each pool has."""
-    return {"generators": config.generators.count, "verifiers": config.verifiers.count}
-
-
-def scaled(config: RunConfig, counts: Mapping[str, int]) -> RunConfig:
-    """The configuration with these numbers of processes, by pool; pools that are not named keep theirs."""
-    replace, wanted = msgspec.structs.replace, pools(config) | dict(counts)
-    return replace(
-        config,
-        generators=replace(config.generators, count=wanted["generators"]),
-        verifiers=replace(config.verifiers, count=wanted["verifiers"]),
-    )
 
 
 def processes(config: RunConfig, machine: Machine) -> list[ProcessSpec]:

@@ -236,12 +236,3 @@ class Group(Value):
 
 
 Role = Literal["supervisor", "buffer", "generator", "verifier", "learner"]
-
-
-class Pool(Value):
-    """One pool of processes that may be scaled: how many are wanted, and in which part of their life those that exist are."""
-
-    wanted: int
-    starting: int
-    live: int
-    draining: int

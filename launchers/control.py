@@ -1,7 +1,7 @@
 """How the command line reaches a run that is already going: its control socket, or its process where that does not answer yet.
 
 Invariants: a process is only signalled if it is the one that launched the run (same id and same start time).
-Called by the command line's `launch` (leaves the mark), `status`, `scale` and `stop`.
+Called by the command line's `launch` (leaves the mark), `status` and `stop`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import psutil
 
 from async_rl.errors import InfrastructureError
 from async_rl.messages import GetStatus, Message, StatusReply, StopRun
-from async_rl.messages_scaling import ScaleRun
 
 MARK = "launched.json"
 _CALL_S = 10.0
@@ -83,11 +82,6 @@ def ask_stop(run_dir: Path, pid: int, *, is_graceful: bool) -> None:
             os.kill(pid, signal.SIGTERM)
             if not is_graceful:
                 os.kill(pid, signal.SIGINT)
-
-
-def ask_scale(run_dir: Path, counts: dict[str, int]) -> None:
-    """Tell the run how many processes of these pools are wanted. Raises ConfigError if it refuses, Unavailable if it does not answer."""
-    asyncio.run(_call(run_dir, ScaleRun(counts=counts)))
 
 
 def wait_for_run(run_dir: Path, pid: int, *, timeout_s: float) -> bool:

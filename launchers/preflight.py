@@ -49,13 +49,6 @@ def model_shape(config: RunConfig) -> ModelShape | None:
         return None
 
 
-def check_room(config: RunConfig, machine: Machine) -> None:
-    """Raise ConfigError if the processes of the run do not fit into this machine's memory; on a cluster that is not known."""
-    shape = model_shape(config)
-    if shape is not None and config.launcher == "local":
-        raise_if_any(fit_problems(config, shape, memory_mb_available=machine.memory_mb))
-
-
 def _problems(config: RunConfig, machine: Machine, *, is_new: bool) -> Iterator[str]:
     yield from machine_problems(config, machine)
     yield from _file_problems(config)

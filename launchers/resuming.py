@@ -19,8 +19,6 @@ from async_rl.launchers import runs, schema
 from async_rl.launchers.compose import recompose, to_yaml
 from async_rl.launchers.control import leave_mark, living_pid
 from async_rl.processes import checkpoints
-from async_rl.processes.scaling import SCALE_FILE
-from async_rl.topology import pools
 
 FIXED = {
     "run_name": "the run is its directory",
@@ -48,11 +46,6 @@ def resumed_config(run_dir: Path, overrides: Sequence[str]) -> tuple[RunConfig, 
     changed = changes(before, after)
     raise_if_any(_refusals(run_dir, before, after, changed))
     return after, [f"{path}={schema.show(new)} (was {schema.show(old)})" for path, (old, new) in changed.items()]
-
-
-def is_rescaled(changed: Sequence[str]) -> bool:
-    """Whether a number of processes was given anew, which then counts, not what `async-rl scale` asked for before."""
-    return any(line.startswith(("generators.count=", "verifiers.count=")) for line in changed)
 
 
 def changes(before: RunConfig, after: RunConfig) -> dict[str, tuple[object, object]]:
@@ -84,10 +77,7 @@ def take_up(config: RunConfig, run_dir: Path) -> None:
     """Makes the directory that of a running run again, with this configuration. Raises ConfigError if it cannot be written."""
     path = run_dir / "config.yaml"
     try:
-        before = runs.config_of(run_dir)
-        if pools(config) != pools(before):
-            (run_dir / SCALE_FILE).unlink(missing_ok=True)
-        if config != before:
+        if config != runs.config_of(run_dir):
             number = 1 + len(list(run_dir.glob("config.*.yaml")))
             os.link(path, run_dir / f"config.{number}.yaml")
             partial = run_dir / "config.partial"

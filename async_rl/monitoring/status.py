@@ -14,19 +14,9 @@ from rich.text import Text
 
 from async_rl.messages import Member, StatusReply
 from async_rl.monitoring.bottleneck import bottleneck, per_second
-from async_rl.types import Pool
 
 _ROLE_ORDER = ("supervisor", "learner", "buffer", "generator", "verifier")
-_STYLES = {
-    "waiting": "yellow",
-    "blocked": "yellow",
-    "starting": "cyan",
-    "stopping": "cyan",
-    "draining": "cyan",
-    "ended": "red",
-    "silent": "bold red",
-    "given up": "bold red",
-}
+_STYLES = {"waiting": "yellow", "blocked": "yellow", "starting": "cyan", "stopping": "cyan", "ended": "red", "silent": "bold red"}
 _NUMBERS = (
     ("reward", "reward/mean", "{:.3f}"),
     ("held-out pass@1", "eval/pass_at_1", "{:.3f}"),
@@ -62,8 +52,6 @@ def render(
         head.append(f"\nreward {sparkline(rewards)} {min(rewards):.2f} to {max(rewards):.2f}")
     if any(f"queue/{state}" in reply.metrics for state in _FLOW):
         head.append(f"\n{_flow(reply)}")
-    if reply.pools:
-        head.append("\n" + "   ".join(f"{name}: {_pool(pool)}" for name, pool in reply.pools.items()))
     if reply.stalled:
         head.append(f"\n{reply.stalled}", style="bold red")
     elif silent := [member.name for member in reply.members if member.state == "silent"]:
@@ -71,11 +59,6 @@ def render(
     elif found := bottleneck(reply.members, past):
         head.append(f"\nbottleneck: {found}", style="cyan")
     return Group(head, _processes(reply, past, now_s))
-
-
-def _pool(pool: Pool) -> str:
-    others = [f"{number} {what}" for number, what in ((pool.starting, "starting"), (pool.draining, "draining")) if number]
-    return ", ".join([f"{pool.wanted} wanted", f"{pool.live} live", *others])
 
 
 def _restarts(reply: StatusReply, name: str) -> str:

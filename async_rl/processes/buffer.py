@@ -32,7 +32,6 @@ from async_rl.messages import (
     TakeBatch,
 )
 from async_rl.messages_history import ForgetBefore, GetEvaluationScores, KeepAdvantages
-from async_rl.messages_scaling import LeaveWork
 from async_rl.processes.buffer_service import BufferService
 from async_rl.processes.evaluation import report_of
 from async_rl.processes.runtime import ProcessContext
@@ -78,7 +77,6 @@ async def run(context: ProcessContext) -> None:
                     FailGroup: service.fail_group,
                     LimitStaleness: service.limit_staleness,
                     ReleaseGenerator: service.release_generator,
-                    LeaveWork: service.leave_work,
                     TakeBatch: service.take_batch,
                     CommitStep: service.commit_step,
                     SyncVersion: service.sync_version,

@@ -34,7 +34,6 @@ from async_rl.messages import (
     TakeBatch,
 )
 from async_rl.messages_history import EvaluationScores, ForgetBefore, GetEvaluationScores, KeepAdvantages
-from async_rl.messages_scaling import LeaveWork
 from async_rl.processes.tickets import PromptSource, TicketDesk
 from async_rl.replay import Replay, StoredGroup, Unfinished
 from async_rl.store import Store
@@ -106,11 +105,6 @@ class BufferService:
     async def release_generator(self, request: ReleaseGenerator) -> Message:
         """The generator is gone: its unfinished groups go out again."""
         self.desk.lose(request.generator, request.incarnation, "its process ended")
-        return await self._confirm()
-
-    async def leave_work(self, request: LeaveWork) -> Message:
-        """The generator finishes what it holds and takes no more."""
-        self.desk.leave(request.generator, request.incarnation, request.held)
         return await self._confirm()
 
     async def limit_staleness(self, request: LimitStaleness) -> Message:

@@ -5,30 +5,28 @@ Rules
   times within the window.
 - The learner's ranks live and die together: if one is lost, all start again, from the last checkpoint.
 - A learner that exits 0 has finished. One that tells an error of its own (a loss that is not finite, a batch over age) ends the run.
-- A process that fails by itself before it was ever ready would fail again: the run ends with its root cause, or goes on without the process
-  where others of its role serve.
-- A generator or verifier that is no longer wanted leaves in order, and its end is no loss.
+- A process that fails by itself before it was ever ready would fail again: the run ends with its root cause.
 Used by the supervisor only.
 """
 
 from __future__ import annotations
 
 import asyncio
+import collections
 import dataclasses
 import logging
 import signal
+import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from async_rl.config_running import SupervisorConfig
 from async_rl.errors import RunFailed
-from async_rl.messages import Member
 from async_rl.processes.launching import Launcher, ProcessHandle
 from async_rl.processes.registry import Registry
-from async_rl.processes.restarts import Restarts
-from async_rl.topology import POOLS, ProcessSpec
-from async_rl.types import Role
+from async_rl.topology import ProcessSpec
 
-_LEAVE_S = 10.0
+_FIRST_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 10.0
 _LAST_LINES = 15
 _AFTERMATH_S = 2.0
 """A rank that loses its peer may tell its own error before the peer's end is noticed; so long is waited for the peer's."""
@@ -42,6 +40,24 @@ class _End:
     is_own_failure: bool
 
 
+class _Restarts:
+    """The restarts of one process, or of the learner's ranks together."""
+
+    def __init__(self, config: SupervisorConfig) -> None:
+        self._config = config
+        self._times_s: collections.deque[float] = collections.deque()
+
+    def next_pause_s(self) -> float | None:
+        """Seconds to wait before the next start; None if there were too many."""
+        now = time.monotonic()
+        self._times_s.append(now)
+        while now - self._times_s[0] > self._config.restart_window_s:
+            self._times_s.popleft()
+        if len(self._times_s) > self._config.max_restarts:
+            return None
+        return float(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (len(self._times_s) - 1)))
+
+
 class Fleet:
     """The children of one run."""
 
@@ -53,22 +69,15 @@ class Fleet:
         registry: Registry,
         config: SupervisorConfig,
         on_lost: Callable[[ProcessSpec, str], Awaitable[None]],
-        on_left: Callable[[ProcessSpec], Awaitable[None]],
-        ask_to_leave: Callable[[Member], Awaitable[bool]],
         log: logging.Logger,
     ) -> None:
-        self._specs = {spec.name: spec for spec in specs}
-        self._kept: dict[str, ProcessSpec] = {}
-        self._leaving: set[str] = set()
+        self._specs = specs
         self._launcher = launcher
         self._registry = registry
         self._config = config
         self._on_lost = on_lost
-        self._on_left = on_left
-        self._ask_to_leave = ask_to_leave
         self._log = log
         self._handles: dict[str, ProcessHandle] = {}
-        self._roles: dict[str, Role] = {}
         self._fatal: dict[str, str] = {}
         self._expelled: dict[str, str] = {}
         self._ends_run: set[str] = set()
@@ -82,37 +91,11 @@ class Fleet:
     async def run(self) -> None:
         """Keeps every process until `stop` was called and all have ended."""
         async with asyncio.TaskGroup() as group:
-            self._group = group
-            self.want(list(self._specs.values()))
-            if learners := [spec for spec in self._specs.values() if spec.role == "learner"]:
+            for spec in self._specs:
+                if spec.role != "learner":
+                    group.create_task(self._keep([spec]), name=f"keep {spec.name}")
+            if learners := [spec for spec in self._specs if spec.role == "learner"]:
                 group.create_task(self._keep(learners), name="keep the learner")
-
-    def want(self, specs: Sequence[ProcessSpec]) -> None:
-        """From now on these processes are wanted: new ones are started, those that are no longer among them leave in order."""
-        if self._is_stopping:
-            return
-        self._specs = {spec.name: spec for spec in specs}
-        for spec in specs:
-            if spec.role != "learner" and spec.name not in self._kept:
-                self._kept[spec.name] = spec
-                self._group.create_task(self._keep([spec]), name=f"keep {spec.name}")
-        for spec in [spec for name, spec in self._kept.items() if name not in self._specs and name not in self._leaving]:
-            self._leaving.add(spec.name)
-            self._group.create_task(self._let_go(spec), name=f"let go of {spec.name}")
-
-    async def _let_go(self, spec: ProcessSpec) -> None:
-        """Ends a process that is no longer wanted; one that serves first finishes what it holds, or hands it back."""
-        handle = self._handles.get(spec.name)
-        if handle is None:
-            return
-        if self._registry.is_serving(spec.name):
-            self._log.info("%s leaves: it has %g s for what it holds (supervisor.drain_timeout_s)", spec.name, self._config.drain_timeout_s)
-            if not await self._ask_to_leave(self._registry.drain(spec.name)):
-                handle.terminate()
-            ended = asyncio.create_task(handle.wait(), name=f"end of {spec.name}")
-            await asyncio.wait({ended}, timeout=self._config.drain_timeout_s + _LEAVE_S)
-            ended.cancel()
-        handle.kill()
 
     def note_fatal(self, name: str, text: str, *, ends_run: bool = False) -> None:
         """The process has told its root cause before it exits. ends_run: so it wants, and is not started again."""
@@ -123,31 +106,25 @@ class Fleet:
     def expel(self, name: str, pid: int, reason: str) -> None:
         """Ends a process that the learner cut off; it comes back as any lost one."""
         handle = self._handles.get(name)
-        if handle is not None and handle.pid == pid and name not in self._leaving:
+        if handle is not None and handle.pid == pid:
             self._expelled[name] = reason
             handle.kill()
 
     async def _keep(self, specs: Sequence[ProcessSpec]) -> None:
         """Keeps one process, or several that live and die together."""
-        restarts = Restarts(self._config)
+        restarts = _Restarts(self._config)
         while not self._is_stopping:
-            if specs[0].name in self._leaving and not self._returns(specs[0]):
-                return
             spec, end = await self._live_together(specs)
             if self._is_stopping or end is None:
                 return
-            if spec.name in self._leaving:
-                await self._on_left(spec)
-                continue
             if end.is_own_failure and (spec.role == "learner" or spec.name not in self._was_ready or spec.name in self._ends_run):
-                await self._give_up(spec, f"{spec.name} {end.reason}")
+                self._fail(f"{spec.name} {end.reason}")
                 return
             pause_s = restarts.next_pause_s()
             if pause_s is None:
-                await self._give_up(
-                    spec,
+                self._fail(
                     f"{spec.name} {end.reason}; it was started again {self._config.max_restarts} times within "
-                    f"{self._config.restart_window_s:g} s already (supervisor.max_restarts)",
+                    f"{self._config.restart_window_s:g} s already (supervisor.max_restarts)"
                 )
                 return
             self.num_restarts += 1
@@ -155,27 +132,6 @@ class Fleet:
             for lost in specs:
                 await self._on_lost(lost, f"{spec.name} {end.reason}")
             await asyncio.sleep(pause_s)
-
-    def _returns(self, spec: ProcessSpec) -> bool:
-        """The process has left; whether it is wanted again by now."""
-        self._leaving.discard(spec.name)
-        self._registry.remove(spec.name)
-        if spec.name in self._specs:
-            return True
-        self._log.info("%s has left", spec.name)
-        del self._kept[spec.name]
-        return False
-
-    async def _give_up(self, spec: ProcessSpec, cause: str) -> None:
-        """The process is not started again: the end of the run, unless others do the same work."""
-        others = (name for name, other in self._kept.items() if other.role == spec.role and name != spec.name)
-        if spec.role not in POOLS or spec.name in self._ends_run or not any(map(self._registry.is_serving, others)):
-            self._fail(cause)
-            return
-        self._log.error("%s; the run goes on without it, async-rl scale starts it again", cause)
-        del self._kept[spec.name]
-        self._registry.mark(spec.name, "given up")
-        await self._on_left(spec)
 
     async def _live_together(self, specs: Sequence[ProcessSpec]) -> tuple[ProcessSpec, _End | None]:
         """One life of all: who ended it and how, None if all have finished. A loss explains a peer's failure, not the other way round."""
@@ -208,7 +164,7 @@ class Fleet:
         if spec.role == "learner":
             self._learners_left.add(spec.name)
         handle = await self._launcher.start(spec)
-        self._handles[spec.name], self._roles[spec.name] = handle, spec.role
+        self._handles[spec.name] = handle
         self._registry.add(spec.name, spec.role, handle.pid)
 
     async def _until_silent(self, spec: ProcessSpec, handle: ProcessHandle) -> str:
@@ -275,16 +231,16 @@ class Fleet:
 
     def terminate(self, roles: Sequence[str]) -> None:
         """SIGTERM to every process of these roles."""
-        for name, handle in self._handles.items():
-            if self._roles[name] in roles:
-                handle.terminate()
+        for spec in self._specs:
+            if spec.role in roles and spec.name in self._handles:
+                self._handles[spec.name].terminate()
 
     async def all_ended(self, roles: Sequence[str], *, timeout_s: float) -> bool:
         """Waits until no process of these roles runs; False if some still do after timeout_s."""
         waits = [
-            asyncio.create_task(handle.wait(), name=f"end of {name}")
-            for name, handle in self._handles.items()
-            if self._roles[name] in roles
+            asyncio.create_task(self._handles[s.name].wait(), name=f"end of {s.name}")
+            for s in self._specs
+            if s.role in roles and s.name in self._handles
         ]
         if not waits:
             return True

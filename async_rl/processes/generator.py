@@ -14,7 +14,6 @@ import functools
 from async_rl.errors import EngineDead, InfrastructureError, RewardError, root_cause
 from async_rl.generation.engine import Engine, build_engine, prepare_environment
 from async_rl.messages import FailGroup, LoadReport, LoadWeights, Logprobs, Message, Probe, PutGroup, RequestWork, Work
-from async_rl.messages_scaling import LeaveWork
 from async_rl.processes.rollout import Rollouts, num_written
 from async_rl.processes.runtime import ProcessContext
 from async_rl.selection import num_drawn
@@ -51,24 +50,13 @@ class Generator:
         self._has_room = asyncio.Event()
 
     async def work(self) -> None:
-        """Keeps the engine full until told to stop; what it cannot finish within the grace given goes back to the buffer."""
+        """Keeps the engine full until told to stop; what is in flight then goes back to the buffer."""
         async with asyncio.TaskGroup() as group:
             following = group.create_task(self._follow_verifiers(), name="follow verifiers")
             asking = group.create_task(self._ask_for_work(group), name="ask for work")
             await self._context.stopping.wait()
-            asking.cancel()
-            await self._finish(self._context.grace_s)
-            for task in (following, *self._held):
+            for task in (following, asking, *self._held):
                 task.cancel()
-
-    async def _finish(self, grace_s: float) -> None:
-        """Goes on with the groups in flight for so long, while the others are told that no more are taken."""
-        if grace_s == 0 or not self._held:
-            return
-        held = sorted(ticket.group_id for ticket in self._held.values())
-        notice = LeaveWork(generator=self._context.name, incarnation=self._context.incarnation, held=held)
-        await self._buffer.call(notice, timeout_s=self._put_timeout_s)
-        await asyncio.wait(set(self._held), timeout=grace_s)
 
     async def _ask_for_work(self, group: asyncio.TaskGroup) -> None:
         with self._context.activity.waiting("first weights from the learner"):

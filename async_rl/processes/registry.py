@@ -7,13 +7,9 @@ import contextlib
 import time
 from dataclasses import dataclass
 
-import msgspec
-
 from async_rl.messages import Heartbeat, Member, Members, Register
 from async_rl.processes.directory import Directory
 from async_rl.types import Role
-
-DRAINING = "draining"
 
 
 @dataclass
@@ -21,11 +17,10 @@ class _Entry:
     member: Member
     heard_s: float  # monotonic
     is_serving: bool
-    is_leaving: bool = False
 
 
 class Registry:
-    """Members by name. The epoch of `directory` grows when a member begins or ends to serve; one that leaves is no longer in it."""
+    """Members by name. The epoch of `directory` grows when a member begins or ends to serve."""
 
     def __init__(self) -> None:
         self.directory = Directory()
@@ -61,25 +56,12 @@ class Registry:
             role=old.role,
             pid=old.pid,
             address=old.address,
-            state=DRAINING if entry.is_leaving else message.state if entry.is_serving else "starting",
+            state=message.state if entry.is_serving else "starting",
             waits_for=message.waits_for,
             since_s=message.since_s,
             version=message.version,
             counters=message.counters,
         )
-
-    def drain(self, name: str) -> Member:
-        """The process serves, and is to leave: nobody gives it work from now on. Itself as it was."""
-        entry = self._entries[name]
-        member, entry.is_leaving = entry.member, True
-        entry.member = msgspec.structs.replace(member, state=DRAINING)
-        self._publish()
-        return member
-
-    def remove(self, name: str) -> None:
-        """The process has ended and is not wanted back."""
-        self.mark(name, "ended")
-        self._entries.pop(name, None)
 
     def mark(self, name: str, state: str) -> None:
         """The process ended or is between two lives: it no longer serves, and `state` says why."""
@@ -124,7 +106,7 @@ class Registry:
         return [entry.member for entry in self._entries.values()]
 
     def _publish(self) -> None:
-        serving = [entry.member for entry in self._entries.values() if entry.is_serving and not entry.is_leaving]
+        serving = [entry.member for entry in self._entries.values() if entry.is_serving]
         self.directory.update(Members(epoch=self.directory.epoch + 1, members=serving))
 
 

@@ -90,7 +90,6 @@ class ProcessContext:
     activity: Activity = field(default_factory=Activity)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     version: int = -1
-    grace_s: float = 0.0
     _servers: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
@@ -134,8 +133,7 @@ class ProcessContext:
         )
         await self.supervisor.call(request, timeout_s=self.config.network.call_timeout_s)
 
-    async def _drain(self, request: Drain) -> Message:
-        self.grace_s = request.grace_s
+    async def _drain(self, _: Drain) -> Message:
         self.stopping.set()
         return Ok()
 

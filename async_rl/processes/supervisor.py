@@ -20,7 +20,6 @@ import msgspec
 
 from async_rl.config import RunConfig
 from async_rl.errors import AsyncRLError, RunFailed, root_cause
-from async_rl.machine import Machine
 from async_rl.messages import (
     Expel,
     GetStatus,
@@ -28,6 +27,7 @@ from async_rl.messages import (
     Message,
     Ok,
     Register,
+    ReleaseGenerator,
     ReportFatal,
     ReportMetrics,
     StatusReply,
@@ -35,18 +35,15 @@ from async_rl.messages import (
     WatchMembers,
 )
 from async_rl.messages_history import StartFrom
-from async_rl.messages_scaling import ScaleRun
 from async_rl.monitoring.console import Console
 from async_rl.observability.logs import configure_logging
-from async_rl.processes.directory import Connections
+from async_rl.processes.directory import Connections, Peer
 from async_rl.processes.fleet import Fleet
 from async_rl.processes.launching import Launcher
-from async_rl.processes.leaving import Leaving
 from async_rl.processes.monitor import Monitor
 from async_rl.processes.preparation import prepare
 from async_rl.processes.registry import Registry
 from async_rl.processes.runtime import RENDEZVOUS_FILE, Control
-from async_rl.processes.scaling import Scaling
 from async_rl.processes.watchdog import Watchdog
 from async_rl.topology import ProcessSpec
 from async_rl.wire.addresses import supervisor_host
@@ -57,21 +54,21 @@ _FINAL_EVALUATION_S = 60.0
 _CLOSE_S = 10.0
 
 
-def run_supervised(*, config: RunConfig, run_dir: Path, machine: Machine, launcher: Launcher) -> int:
+def run_supervised(*, config: RunConfig, run_dir: Path, specs: list[ProcessSpec], launcher: Launcher) -> int:
     """Runs `config` in `run_dir` to its end; the run's exit code. Nothing is left running afterwards."""
-    return asyncio.run(Supervisor(config=config, run_dir=run_dir, machine=machine, launcher=launcher).run())
+    return asyncio.run(Supervisor(config=config, run_dir=run_dir, specs=specs, launcher=launcher).run())
 
 
 class Supervisor:
     """The state of one run as its supervisor holds it."""
 
-    def __init__(self, *, config: RunConfig, run_dir: Path, machine: Machine, launcher: Launcher) -> None:
+    def __init__(self, *, config: RunConfig, run_dir: Path, specs: list[ProcessSpec], launcher: Launcher) -> None:
         self._config = config
         self._run_dir = run_dir.absolute()
+        self._specs = specs
         self._launcher = launcher
         self._log = configure_logging(self._run_dir, "supervisor")
         self._registry = Registry()
-        self._scaling = Scaling(config, self._run_dir, machine, self._log)
         self._console = Console(config, self._run_dir)
         self._monitor = Monitor(config, self._run_dir, self._registry, self._console, self._log)
         self._watchdog = Watchdog(self._registry, config.supervisor, self._on_stall)
@@ -129,15 +126,12 @@ class Supervisor:
             _write_private(self._run_dir / "control.json", msgspec.json.encode(control))
             self._clear_rendezvous()
             self._connections = Connections(keys)
-            self._leaving = Leaving(self._config, self._registry.directory, self._connections, self._log)
             self._fleet = Fleet(
-                self._scaling.specs(),
+                self._specs,
                 launcher=self._launcher,
                 registry=self._registry,
                 config=self._config.supervisor,
                 on_lost=self._on_lost,
-                on_left=self._leaving.release,
-                ask_to_leave=self._leaving.ask,
                 log=self._log,
             )
             serving = asyncio.create_task(server.serve(), name="control server")
@@ -206,7 +200,6 @@ class Supervisor:
             Expel: self._on_expel,
             GetStatus: self._on_status,
             StopRun: self._on_stop,
-            ScaleRun: self._on_scale,
         }
 
     async def _on_register(self, message: Register) -> Message:
@@ -264,13 +257,7 @@ class Supervisor:
             metrics=self._monitor.newest,
             stalled=self._monitor.stalled,
             restarted_because=self._monitor.restarted_because,
-            pools=self._scaling.state(self._registry),
         )
-
-    async def _on_scale(self, message: ScaleRun) -> Message:
-        self._scaling.ask(message.counts)
-        self._fleet.want(self._scaling.specs())
-        return Ok()
 
     async def _on_stop(self, message: StopRun) -> Message:
         (self._stop_asked if message.is_graceful else self._stop_now).set()
@@ -281,7 +268,13 @@ class Supervisor:
         self._monitor.on_restart(spec.name, reason)
         if spec.role == "learner":
             self._clear_rendezvous()
-        await self._leaving.release(spec)
+        if spec.role != "generator":
+            return
+        buffer = Peer("buffer", self._registry.directory, self._connections)
+        try:
+            await buffer.call(ReleaseGenerator(generator=spec.name, incarnation=""), timeout_s=self._config.network.call_timeout_s)
+        except AsyncRLError as error:
+            self._log.warning("the tickets of %s go back only after buffer.lease_timeout_s: %s", spec.name, error)
 
     def _clear_rendezvous(self) -> None:
         """The learner's ranks meet through a file, which holds the addresses of those who met there before."""

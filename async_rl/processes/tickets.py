@@ -196,16 +196,6 @@ class TicketDesk:
         self.give_back(held, DropReason.GENERATOR_LOST, f"{generator}: {message}")
         self.serve()
 
-    def leave(self, generator: str, incarnation: str, held: Iterable[int]) -> None:
-        """The generator takes no more tickets; what was handed to it and did not reach it goes out again."""
-        parked = self._waiters.get(generator)
-        if parked is not None and parked.request.incarnation == incarnation:
-            del self._waiters[generator]
-            parked.done.set()
-        kept = set(held)
-        lost = [g for g in self.admission.held_by(generator) if g.incarnation == incarnation and g.group_id not in kept]
-        self.give_back(lost, DropReason.GENERATOR_LOST, f"{generator} leaves")
-
     def expire(self, alive: Iterable[str]) -> float:
         """Loses generators unheard of for buffer.lease_timeout_s and not `alive`, and groups out for far longer than generation.timeout_s.
 

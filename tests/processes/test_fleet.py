@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from async_rl.config_running import SupervisorConfig
-from async_rl.messages import Heartbeat, Member, Register
+from async_rl.messages import Heartbeat, Register
 from async_rl.processes.fleet import Fleet
 from async_rl.processes.registry import Registry
 from async_rl.topology import ProcessSpec
@@ -16,7 +16,6 @@ LIMITS = SupervisorConfig(
     heartbeat_s=1,
     heartbeat_timeout_s=0.3,
     start_timeout_s=0.5,
-    drain_timeout_s=1,
     stop_timeout_s=5,
     max_restarts=2,
     restart_window_s=100,
@@ -91,8 +90,6 @@ class World:
     def __init__(self, role: Role, tmp_path: Path, on_start: Callable[["World", Scripted], None], ranks: int = 1) -> None:
         self.registry = Registry()
         self.lost: list[str] = []
-        self.left: list[str] = []
-        self.asked: list[str] = []
         self.reasons: list[str] = []
         self.launcher = ScriptedLauncher(
             lambda _, process: asyncio.get_running_loop().call_soon(on_start, self, process) and None, tmp_path / "out"
@@ -103,8 +100,6 @@ class World:
             registry=self.registry,
             config=LIMITS,
             on_lost=self._on_lost,
-            on_left=self._on_left,
-            ask_to_leave=self._ask_to_leave,
             log=logging.getLogger("test"),
         )
         self.role: Role = role
@@ -112,13 +107,6 @@ class World:
     async def _on_lost(self, lost: ProcessSpec, reason: str) -> None:
         self.lost.append(lost.name)
         self.reasons.append(reason)
-
-    async def _on_left(self, spec: ProcessSpec) -> None:
-        self.left.append(spec.name)
-
-    async def _ask_to_leave(self, member: Member) -> bool:
-        self.asked.append(member.name)
-        return False
 
     def register(self, process: Scripted) -> None:
         self.registry.register(Register(name=f"{self.role}-0", role=self.role, pid=process.pid, address="tcp://x"))
