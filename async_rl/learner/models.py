@@ -77,7 +77,7 @@ class Policy(nn.Module):
         """What the policy says of the row's response tokens; reference: the states of the model that the exact KL is taken to."""
         states = _hidden_states(self.lm.base_model, row)
         hidden, head = states.index_select(0, row.predict_index), self.lm.get_output_embeddings().weight
-        values = _values(self.value_head, states, row) if self.value_head is not None and len(row.last_index) else None
+        values = _values(self.value_head, states, row) if self.value_head is not None else None
         logprobs, entropies = token_logprobs(hidden, head=head, targets=row.target_ids, temperature=temperature, chunk_tokens=chunk_tokens)
         if reference is None:
             return PolicyOutput(logprobs, entropies, None, values)

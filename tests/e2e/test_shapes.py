@@ -1,9 +1,14 @@
-"""The same loop in other shapes: synchronous, more processes, PPO with a critic."""
+"""The same loop in other shapes: synchronous, more processes, PPO with a critic, rewards of steps."""
 
+import itertools
 from collections.abc import Callable
 
 import pytest
 from e2e_support import LiveRun
+
+from async_rl.store_ledger import reading
+from async_rl.store_rollouts import rollouts
+from async_rl.store_schema import STORE_FILE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -29,3 +34,21 @@ def test_ppo_with_critic_reports_its_value_model(launch: Launch) -> None:
     assert run.wait() == 0, run.terminal
     assert all(row["value/loss"] > 0 and "policy/kl_reference" in row for row in run.rows)
     assert run.rows[-1]["value/loss"] < run.rows[0]["value/loss"]
+
+
+@pytest.mark.parametrize(("conf", "placement"), [("grpo_code", "steps"), ("grpo_code", "step_deltas"), ("ppo_code", "step_deltas")])
+def test_scores_of_steps_travel_from_the_verifier_to_the_update(launch: Launch, conf: str, placement: str) -> None:
+    dense = ("reward.mode=fraction", "sandbox.stop_at_first_failure=false", "reward.fail_reward=-1", f"reward.placement={placement}")
+    run = launch(f"conf={conf}", *QUICK, *dense, "num_steps=500", "checkpoint.every_steps=500")
+    run.until(lambda: run.step >= 2, "the second step")
+    with reading(run.run_dir / STORE_FILE) as connection:
+        samples = [t for found in rollouts(connection, step=1, most=4) for t in found.group.trajectories]
+    assert len(samples) == 16
+    assert all(t.score.steps for t in samples)
+    if conf == "ppo_code":  # critic and KL are 0 before the first update, so the return of a token is the sum of the rewards ahead
+        ahead = []
+        for t in samples:
+            steps = [(-1.0, 0), *((step.reward, step.end_tokens) for step in t.score.steps)]
+            gains = [(now - before, end) for (before, _), (now, end) in itertools.pairwise(steps)]
+            ahead += [sum(gain for gain, end in gains if end > k) for k in range(t.response_length)]
+        assert run.rows[0]["value/return_mean"] == pytest.approx(sum(ahead) / len(ahead), abs=1e-4)

@@ -13,6 +13,8 @@ from learner_support import make_groups, make_trainer, relative_difference, spy_
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from async_rl.batching.batch import collate
+from async_rl.batching.packing import pack
 from async_rl.learner.sharding import full_tensor
 from async_rl.learner.trainer import Trainer
 from async_rl.types import Group
@@ -147,3 +149,12 @@ def test_a_shared_critic_comes_back_with_the_checkpoint_and_stays_out_of_the_exp
     assert not info["unexpected_keys"]
     state = dict(zip([n for n, *_ in trainer.tensor_specs()], trainer.full_tensors(), strict=True))
     assert all(torch.equal(p, full_tensor(state[n])) for n, p in exported.named_parameters())
+
+
+def test_a_rank_without_sequences_takes_part_in_the_gradient_of_a_shared_head(model_path: Path) -> None:
+    policy = make_trainer(model_path, "ppo_code", "learner.critic.backbone=shared")._policy
+    idle = pack(collate(make_groups(), device=torch.device("cpu")), [], device=torch.device("cpu"))
+    output = policy(idle, temperature=1.0, chunk_tokens=16)
+    (output.logprobs.sum() + output.values.here.sum()).backward()
+    assert policy.value_head is not None
+    assert [p.grad is not None and not p.grad.any() for p in policy.value_head.parameters()] == [True, True]

@@ -1,4 +1,7 @@
-"""What stock vLLM says of token rows under a model directory: python vllm_scores.py MODEL ROWS_JSON OUT. A process of its own, as vLLM changes its process."""
+"""What stock vLLM says of token rows under a model directory: python vllm_scores.py MODEL ROWS_JSON OUT.
+
+A process of its own, as vLLM changes its process for good.
+"""
 
 from __future__ import annotations
 
