@@ -195,6 +195,17 @@ def _weights(config: RunConfig) -> Iterator[str]:
             f"generators fall {weights.push_every_steps - 1} versions behind and admission would stop for ever; raise "
             f"buffer.max_staleness_versions to at least {weights.push_every_steps - 1}, or push more often"
         )
+    is_local_folder = weights.path is None and config.launcher == "ray" and not config.cluster.shared_run_dir
+    if weights.transfer == "filesystem" and is_local_folder:
+        yield (
+            "weights.transfer=filesystem with launcher=ray and cluster.shared_run_dir=false: other nodes cannot read the run's directory; "
+            "set weights.path to a URL that all nodes reach, or cluster.shared_run_dir=true"
+        )
+    if weights.transfer == "shared_memory" and weights.path is not None:
+        yield (
+            f"weights.path={weights.path} with weights.transfer=shared_memory: no file is ever written; leave weights.path out, or set "
+            "weights.transfer=auto"
+        )
     if config.model.dtype == "bfloat16" and weights.probe_tolerance < 0.1:
         yield (
             f"weights.probe_tolerance={weights.probe_tolerance:g} with model.dtype=bfloat16: rounding alone differs by more; "

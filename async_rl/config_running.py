@@ -27,6 +27,13 @@ class BufferConfig(Section):
 class WeightsConfig(Section):
     """How new weights reach the generators."""
 
+    transfer: Annotated[
+        Literal["auto", "shared_memory", "filesystem"],
+        Meta(
+            description="shared memory reaches generators on the learner's machine, a file those elsewhere; auto tries one after the other"
+        ),
+    ]
+    path: Annotated[str | None, Meta(description="fsspec URL of the directory for files of weights; null = in the run's directory")]
     push_every_steps: Annotated[int, Meta(ge=1, description="learner steps between pushes")]
     deadline_s: Annotated[float, Meta(gt=0, description="a generator that has not loaded a push by then leaves the fleet")]
     probe_every_pushes: Annotated[int, Meta(ge=0, description="pushes between log-prob probes; 0 = only before the first step")]

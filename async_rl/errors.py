@@ -9,6 +9,7 @@
     |- RewardError            a reward function that a user brought failed; its group goes back, or the run stops (reward.on_failure)
     |- ProtocolError          a peer sent what the schema does not allow
     |- WeightsError           a push failed or the engine holds weights that it should not
+    |  |- BlockUnreachable    the generator does not share the learner's memory; nothing was changed
     |- EngineDead             a generation engine died or is not to be trusted; its generator ends and is started again
     |- StalenessError         a batch would break the staleness bound
     |- NonFiniteError         a loss, a gradient or a log-prob is not finite
@@ -54,6 +55,10 @@ class ProtocolError(AsyncRLError):
 
 class WeightsError(AsyncRLError):
     """A weight push failed, or an engine holds weights that it should not hold."""
+
+
+class BlockUnreachable(WeightsError):
+    """The shared block cannot be opened from here; the engine is as it was."""
 
 
 class EngineDead(AsyncRLError):

@@ -289,10 +289,11 @@ class LoadReport(Message):
 
 
 class LoadWeights(Message):
-    """Load this version between two engine steps; requests in flight go on."""
+    """Load this version between two engine steps; requests in flight go on. url: the file to read instead of the shared block."""
 
     Reply: ClassVar[type] = LoadReport
     manifest: Manifest
+    url: str = ""
 
 
 class Logprobs(Message):

@@ -18,6 +18,7 @@ from async_rl.processes.rollout import Rollouts, num_written
 from async_rl.processes.runtime import ProcessContext
 from async_rl.selection import num_drawn
 from async_rl.types import NO_VERSION, DropReason, Purpose, Ticket
+from async_rl.weights.files import FileReader
 
 _PARK_S = 20.0
 
@@ -43,6 +44,7 @@ class Generator:
         self._config = context.config
         self._engine = engine
         self._rollouts = Rollouts(context, engine)
+        self._files = FileReader()
         self._buffer = context.peer("buffer")
         self._held: dict[asyncio.Task[None], Ticket] = {}
         self._writing: dict[int, int] = {}
@@ -136,7 +138,10 @@ class Generator:
     async def load_weights(self, request: LoadWeights) -> Message:
         """New weights between two engine steps; admission learns at once what this generator samples with now."""
         with self._context.activity("loading weights"):
-            report: LoadReport = await self._engine.load_weights(request.manifest)
+            manifest = request.manifest
+            if request.url:
+                manifest = await asyncio.to_thread(self._files.fetch, request.url, manifest)
+            report: LoadReport = await self._engine.load_weights(manifest)
         self._context.version = self._engine.version
         self._context.activity.gauge("weights/pause_s", report.pause_s)
         self._has_weights.set()
@@ -163,4 +168,5 @@ class Generator:
     async def close(self) -> None:
         """Ends the engine and the connections to the verifiers."""
         await self._engine.close()
+        self._files.close()
         await self._rollouts.close()

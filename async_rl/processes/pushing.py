@@ -1,6 +1,7 @@
 """Keeps every generator on the newest published weights: pushes new versions to all, the current one to late joiners.
 
-The shared block holds one version. `publish` overwrites it only while nobody reads it: a push still under way makes the learner wait.
+Who loads what, and who is cut off, is decided by `weights/membership.py`; here are the calls, the deadline and the probe.
+The shared block holds one version. `publish` overwrites it only while nobody loads, which a deadline bounds.
 A generator that misses the deadline is cut off (the supervisor starts it again) and gets the weights when it is back; the others go on.
 """
 
@@ -11,12 +12,14 @@ import time
 
 import numpy as np
 
-from async_rl.errors import AsyncRLError, InfrastructureError, WeightsError
-from async_rl.messages import Expel, Logprobs, Manifest, Member, Probe
+from async_rl.errors import AsyncRLError, ConfigError, DeadlineExceeded, WeightsError
+from async_rl.messages import Expel, LoadReport, Logprobs, Manifest, Member, Probe
 from async_rl.processes.ranks import TrainingPool
 from async_rl.processes.runtime import ProcessContext
 from async_rl.types import FloatArray, IntArray
-from async_rl.weights.push import push
+from async_rl.weights.files import WeightFiles
+from async_rl.weights.membership import Answer, Epoch, Life, WeightGroup
+from async_rl.weights.push import Caller, Route
 
 _PROBE_ROWS = 4
 _PROBE_TOKENS = 16
@@ -33,122 +36,152 @@ class Pusher:
         self._context = context
         self._config = context.config.weights
         self._ranks = ranks
-        self._block = asyncio.Lock()
+        self._group = WeightGroup()
         self._manifest: Manifest | None = None
+        self._files = WeightFiles(
+            f"{self._config.path}/{context.run_dir.name}" if self._config.path is not None else str(context.run_dir / "weights")
+        )
+        self._file: tuple[int, asyncio.Task[str]] | None = None  # of this version
+        self._routes: dict[Life, Route] = {}
         self._wake = asyncio.Event()
-        self._holds: dict[str, tuple[int, int]] = {}  # name -> (pid, version)
-        self._landed = asyncio.Condition()
-        self._num_pushes = 0
+        self._changed = asyncio.Condition()
+        self._num_published = 0
         self._rows: list[IntArray] = []
         self._expected: list[FloatArray] = []
+        self._measured = -1
         self._metrics: dict[str, float] = {}
 
     async def publish(self, version: int) -> None:
-        """Writes the weights into the block as soon as nobody reads it, and starts the push."""
-        async with self._block:
-            self._manifest = await self._ranks.publish(version)
-            if self._is_probe_due():
-                self._rows = self._rows or probe_rows(self._vocabulary())
-                self._expected = await self._ranks.logprobs(self._rows)
-            else:
-                self._expected = []
+        """Writes the weights into the block as soon as nobody loads, and starts the push."""
+        self._group.close()
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._group.is_free)
+        self._manifest = await self._ranks.publish(version)
+        if self._is_probe_due():
+            self._rows = self._rows or probe_rows(_vocabulary(self._manifest))
+            self._expected = await self._ranks.logprobs(self._rows)
+        else:
+            self._expected = []
+        self._num_published += 1
+        self._group.publish(version)
         self._wake.set()
 
     async def live(self, version: int) -> None:
         """Returns once at least one generator serves and all that serve hold `version` or a later one."""
-        async with self._landed:
-            await self._landed.wait_for(lambda: self._all_hold(version))
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._group.all_hold(version))
 
     async def run(self) -> None:
         """Pushes until cancelled. Raises WeightsError if a probe shows that a generator does not compute what the learner does."""
         directory = self._context.directory
-        while True:
-            epoch = directory.epoch
-            self._wake.clear()
-            if self._manifest is not None:
-                await self._push_to(self._behind())
-            async with self._landed:
-                self._landed.notify_all()
-            waits = {
-                asyncio.create_task(directory.changed(epoch), name="directory changed"),
-                asyncio.create_task(self._wake.wait(), name="version published"),
-            }
-            try:
-                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for wait in waits:
-                    wait.cancel()
-
-    async def _push_to(self, members: list[Member]) -> None:
-        if not members or self._manifest is None:
-            return
-        async with self._block:
-            manifest = self._manifest
-            started_s = time.monotonic()
-            callers = {m.name: self._context.incarnation_of(m) for m in members}
-            result = await push(manifest, callers, deadline_s=self._config.deadline_s)
-            self._metrics |= {
-                "weights/push_s": time.monotonic() - started_s,
-                "weights/pause_s": max((r.pause_s for r in result.reports.values()), default=0.0),
-            }
-            self._num_pushes += 1
-            for member in members:
-                if member.name in result.failures:
-                    await self._cut_off(member, result.failures[member.name])
-                else:
-                    self._holds[member.name] = (member.pid, manifest.version)
-            if self._expected:
-                await self._check([m for m in members if m.name in result.reports], manifest.version)
-
-    async def _check(self, members: list[Member], version: int) -> None:
-        """Compares the generators' log-probs of the probe rows with the learner's."""
-        for member in members:
-            client = self._context.incarnation_of(member)
-            try:
-                reply: Logprobs = await client.call(Probe(rows=self._rows), timeout_s=self._config.deadline_s)
-            except InfrastructureError as error:
-                await self._cut_off(member, f"did not answer the probe: {error}")
-                continue
-            if reply.version != version:
-                continue
-            worst = float(np.abs(np.concatenate(reply.rows) - np.concatenate(self._expected)).max())  # max() would pass over a NaN
-            self._metrics["weights/probe_abs_max"] = max(worst, self._metrics.get("weights/probe_abs_max", 0.0))
-            if not worst <= self._config.probe_tolerance:
-                raise WeightsError(
-                    f"{member.name} and the learner disagree by {worst:.3g} nats on version {version} "
-                    f"(weights.probe_tolerance={self._config.probe_tolerance:g}); {_CAUSES}"
-                )
-
-    async def _cut_off(self, member: Member, reason: str) -> None:
-        self._holds.pop(member.name, None)
-        self._context.activity.count("failures/generator_cut_off", 1)
-        request = Expel(name=member.name, pid=member.pid, reason=reason)
         try:
-            await self._context.supervisor.call(request, timeout_s=self._context.config.network.call_timeout_s)
+            async with asyncio.TaskGroup() as loads:
+                while True:
+                    seen = directory.epoch
+                    self._wake.clear()
+                    members = {(m.name, m.pid): m for m in directory.of_role("generator")}
+                    self._routes = {life: route for life, route in self._routes.items() if life in members}
+                    await self._cut_off(self._group.follow(members), "gave up a push that its others left")
+                    for life in self._group.behind():  # each loads for itself: an epoch of one
+                        epoch = self._group.begin([life])
+                        loads.create_task(self._load(members[life], epoch), name=f"push {epoch.version} to {life[0]}")
+                    async with self._changed:
+                        self._changed.notify_all()
+                    await self._change_of(seen)
+        finally:
+            self._files.close()
+
+    async def _change_of(self, seen: int) -> None:
+        """Returns once the directory is no longer the one seen, a version was published, or a load ended."""
+        waits = {
+            asyncio.create_task(self._context.directory.changed(seen), name="directory changed"),
+            asyncio.create_task(self._wake.wait(), name="version published"),
+        }
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def _load(self, member: Member, epoch: Epoch) -> None:
+        """One member of an epoch: loads, is probed if that is due, answers, or is cut off."""
+        life, deadline_s = (member.name, member.pid), self._config.deadline_s
+        caller, manifest = self._context.incarnation_of(member), self._manifest
+        assert manifest is not None, "an epoch begins after a version was published"
+        reason = ""
+        try:
+            async with asyncio.timeout(deadline_s):
+                started_s = time.monotonic()
+                route = self._routes.setdefault(life, Route(self._config.transfer, self._write_file))
+                report = await route.load(manifest, caller, timeout_s=2 * deadline_s)  # the deadline above ends it
+                self._note(report, time.monotonic() - started_s)
+                scores = await self._probe(caller)
+        except (TimeoutError, DeadlineExceeded):
+            reason = f"version {epoch.version} was not loaded within {deadline_s:g} s (weights.deadline_s)"
+            ended = self._group.expire(epoch.number)
+        except ConfigError:  # the file cannot be written: no generator is to blame
+            raise
         except AsyncRLError as error:
-            raise WeightsError(f"{member.name} missed a push ({reason}) and could not be cut off: {error}") from error
+            reason = f"{type(error).__name__}: {error}"
+            ended = self._group.answer(epoch.number, life, Answer.GAVE_UP)
+        else:
+            self._compare(member.name, scores, epoch.version)
+            ended = self._group.answer(epoch.number, life, Answer.LOADED)
+        await self._cut_off(ended, reason)
+        self._wake.set()
 
-    def _behind(self) -> list[Member]:
-        version = self._manifest.version if self._manifest is not None else -1
-        return [m for m in self._context.directory.of_role("generator") if self._holds.get(m.name) != (m.pid, version)]
+    async def _write_file(self, manifest: Manifest) -> str:
+        """The version's file, written once, when the first generator needs it."""
+        if self._file is None or self._file[0] != manifest.version:
+            self._file = manifest.version, asyncio.create_task(asyncio.to_thread(self._files.write, manifest), name="write weights")
+        return await asyncio.shield(self._file[1])
 
-    def _all_hold(self, version: int) -> bool:
-        members = self._context.directory.of_role("generator")
-        held = [self._holds.get(m.name, (0, -1)) for m in members]
-        return bool(members) and all(pid == m.pid and v >= version for m, (pid, v) in zip(members, held, strict=True))
+    async def _probe(self, caller: Caller) -> Logprobs | None:
+        if not self._expected:
+            return None
+        scores: Logprobs = await caller.call(Probe(rows=self._rows), timeout_s=2 * self._config.deadline_s)
+        return scores
+
+    def _compare(self, name: str, scores: Logprobs | None, version: int) -> None:
+        """Compares a generator's log-probs of the probe rows with the learner's."""
+        if scores is None or scores.version != version:
+            return
+        worst = float(np.abs(np.concatenate(scores.rows) - np.concatenate(self._expected)).max())  # max() would pass over a NaN
+        self._metrics["weights/probe_abs_max"] = max(worst, self._metrics.get("weights/probe_abs_max", 0.0))
+        if not worst <= self._config.probe_tolerance:
+            raise WeightsError(
+                f"{name} and the learner disagree by {worst:.3g} nats on version {version} "
+                f"(weights.probe_tolerance={self._config.probe_tolerance:g}); {_CAUSES}"
+            )
+
+    async def _cut_off(self, lives: set[Life], reason: str) -> None:
+        for name, pid in lives:
+            self._context.activity.count("failures/generator_cut_off", 1)
+            request = Expel(name=name, pid=pid, reason=reason)
+            try:
+                await self._context.supervisor.call(request, timeout_s=self._context.config.network.call_timeout_s)
+            except AsyncRLError as error:
+                raise WeightsError(f"{name} missed a push ({reason}) and could not be cut off: {error}") from error
+
+    def _note(self, report: LoadReport, push_s: float) -> None:
+        """Of the newest version, the slowest generator counts."""
+        if report.version != self._measured:
+            self._measured = report.version
+            self._metrics |= {"weights/push_s": 0.0, "weights/pause_s": 0.0}
+        for name, value in (("weights/push_s", push_s), ("weights/pause_s", report.pause_s)):
+            self._metrics[name] = max(self._metrics[name], value)
 
     def _is_probe_due(self) -> bool:
         every = self._config.probe_every_pushes
-        return self._num_pushes == 0 or (every > 0 and self._num_pushes % every == 0)
-
-    def _vocabulary(self) -> int:
-        if self._manifest is None:
-            raise WeightsError("nothing is published yet")
-        return next(int(t.shape[0]) for t in self._manifest.tensors if "embed" in t.name)
+        return self._num_published == 0 or (every > 0 and self._num_published % every == 0)
 
     def metrics(self) -> dict[str, float]:
         """Figures of the newest push."""
         return dict(self._metrics)
+
+
+def _vocabulary(manifest: Manifest) -> int:
+    return next(int(t.shape[0]) for t in manifest.tensors if "embed" in t.name)
 
 
 def probe_rows(vocabulary: int) -> list[IntArray]:

@@ -1,16 +1,14 @@
-"""One version to every generator at once, each with the same deadline; who fails is named, the others are not held up.
+"""One generator is asked to load one version, in the form that reaches it, and what comes of it.
 
-Called by the learner, which expels the failed ones.
+Called by processes/pushing.py, which cuts off those that fail.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from async_rl.errors import AsyncRLError
+from async_rl.errors import BlockUnreachable, WeightsError
 from async_rl.messages import LoadReport, LoadWeights, Manifest
 
 
@@ -21,36 +19,27 @@ class Caller(Protocol):
         """Sends the request; the reply, or an AsyncRLError."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PushResult:
-    """Who holds the version now, and why the others do not."""
+class Route:
+    """The way of the weights to one life of a generator: the shared block where that can be opened, else the file.
 
-    reports: dict[str, LoadReport]
-    failures: dict[str, str]
+    transfer: as weights.transfer.  Only an attempt shows whether the block can be opened: addresses do not tell who shares memory.
+    """
 
+    def __init__(self, transfer: str, file: Callable[[Manifest], Awaitable[str]]) -> None:
+        self._file = file
+        self._falls_back = transfer == "auto"
+        self.by_file = transfer == "filesystem"
 
-async def push(manifest: Manifest, generators: Mapping[str, Caller], deadline_s: float) -> PushResult:
-    """Sends LoadWeights to all generators side by side and waits for each, at most deadline_s in all."""
-    async with asyncio.TaskGroup() as group:
-        tasks = {
-            name: group.create_task(_push_one(manifest, caller, deadline_s), name=f"push {manifest.version} to {name}")
-            for name, caller in generators.items()
-        }
-    results = {name: task.result() for name, task in tasks.items()}
-    return PushResult(
-        reports={name: result for name, result in results.items() if isinstance(result, LoadReport)},
-        failures={name: result for name, result in results.items() if isinstance(result, str)},
-    )
-
-
-async def _push_one(manifest: Manifest, caller: Caller, deadline_s: float) -> LoadReport | str:
-    try:
-        async with asyncio.timeout(deadline_s):
-            report: LoadReport = await caller.call(LoadWeights(manifest=manifest), timeout_s=deadline_s)
-    except TimeoutError:
-        return f"DeadlineExceeded: version {manifest.version} was not loaded within {deadline_s:g} s (weights.deadline_s)"
-    except AsyncRLError as error:
-        return f"{type(error).__name__}: {error}"
-    if report.version != manifest.version:
-        return f"WeightsError: it loaded version {report.version} instead of {manifest.version}"
-    return report
+    async def load(self, manifest: Manifest, caller: Caller, *, timeout_s: float) -> LoadReport:
+        """Returns once the generator writes with the version. Raises what the call raises, WeightsError if another version was loaded."""
+        url = await self._file(manifest) if self.by_file else ""
+        try:
+            report: LoadReport = await caller.call(LoadWeights(manifest=manifest, url=url), timeout_s=timeout_s)
+        except BlockUnreachable:
+            if self.by_file or not self._falls_back:
+                raise
+            self.by_file = True
+            return await self.load(manifest, caller, timeout_s=timeout_s)
+        if report.version != manifest.version:
+            raise WeightsError(f"it loaded version {report.version} instead of {manifest.version}")
+        return report

@@ -17,11 +17,12 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from async_rl.errors import WeightsError
+from async_rl.errors import BlockUnreachable, WeightsError
 from async_rl.messages import Manifest, TensorEntry
 
 _HEADER = struct.Struct("<8sqq")
 _MAGIC = b"arlwts01"
+_NAME = "async_rl_weights"
 _ALIGN = 64
 Bytes = npt.NDArray[np.uint8]
 
@@ -48,7 +49,7 @@ class SharedTensors:
     def __init__(self, entries: list[TensorEntry], total_bytes: int) -> None:
         self._entries = entries
         self._total_bytes = total_bytes
-        self._fd = os.memfd_create("async_rl_weights", os.MFD_CLOEXEC)
+        self._fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
         try:
             os.ftruncate(self._fd, total_bytes)
             self._map = mmap.mmap(self._fd, total_bytes)
@@ -98,9 +99,12 @@ class SharedTensorsReader:
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
         try:
+            # On another host the path may lead to anything, and opening a pipe would wait for its writer.
+            if not (target := os.readlink(manifest.path)).startswith(f"/memfd:{_NAME}"):
+                raise BlockUnreachable(f"weights of version {manifest.version}: {manifest.path} is {target}, not a block of weights")
             fd = os.open(manifest.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise WeightsError(f"weights of version {manifest.version} cannot be mapped from {manifest.path}: {error}") from error
+            raise BlockUnreachable(f"weights of version {manifest.version} cannot be mapped from {manifest.path}: {error}") from error
         try:
             # Copy on write: torch takes only writable memory without complaint, and no reader may write into the shared pages.
             self._map = mmap.mmap(fd, manifest.total_bytes, access=mmap.ACCESS_COPY)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,46 +11,21 @@ import pytest
 
 from async_rl.errors import WeightsError
 from async_rl.launchers.compose import compose
-from async_rl.messages import Logprobs, Member, Probe
-from async_rl.observability.activity import Activity
+from async_rl.messages import Logprobs
 from async_rl.processes.pushing import Pusher, probe_rows
-
-MEMBER = Member(
-    name="generator-0",
-    role="generator",
-    pid=1,
-    address="a",
-    state="serving",
-    waits_for="",
-    since_s=0.0,
-    version=0,
-    counters={},
-)
 
 
 def check(difference: float, *overrides: str, version: int = 0) -> dict[str, float]:
     """Compares a generator that is `difference` off in one token of one row."""
     rows = probe_rows(50)
     expected = [np.zeros(len(row), np.float32) for row in rows]
-
-    class Client:
-        async def call(self, request: Probe, *, timeout_s: float) -> Logprobs:
-            assert request.rows is rows
-            answer = [row.copy() for row in expected]
-            answer[-1][-1] += difference
-            return Logprobs(version=version, rows=answer)
-
-    context: Any = SimpleNamespace(
-        config=compose("grpo_code", list(overrides)), activity=Activity(), incarnation_of=lambda _: Client(), directory=None
-    )
-
-    async def run() -> dict[str, float]:
-        pusher = Pusher(context, ranks=None)  # type: ignore[arg-type]
-        pusher._rows, pusher._expected = rows, expected
-        await pusher._check([MEMBER], 0)
-        return pusher.metrics()
-
-    return asyncio.run(run())
+    answer = [row.copy() for row in expected]
+    answer[-1][-1] += difference
+    context: Any = SimpleNamespace(config=compose("grpo_code", list(overrides)), run_dir=Path("/nowhere"))
+    pusher = Pusher(context, ranks=None)  # type: ignore[arg-type]
+    pusher._rows, pusher._expected = rows, expected
+    pusher._compare("generator-0", Logprobs(version=version, rows=answer), 0)
+    return pusher.metrics()
 
 
 def test_rounding_is_reported_and_passes() -> None:

@@ -1,73 +1,75 @@
-"""A push reaches every generator or says which it did not reach, and why; one that hangs does not hold up the others."""
+"""Each generator gets a version by the way that reaches it."""
 
 from __future__ import annotations
 
 import asyncio
 
-from async_rl.errors import Unavailable
+import pytest
+
+from async_rl.errors import BlockUnreachable, Unavailable, WeightsError
 from async_rl.messages import LoadReport, LoadWeights, Manifest
-from async_rl.weights.push import PushResult, push
+from async_rl.weights.push import Route
 
 MANIFEST = Manifest(version=3, path="/nowhere", tensors=[], total_bytes=0, checksum=0)
 
 
-class Loads:
-    """Loads at once; notes when others had finished."""
+class Generator:
+    """Loads what it is told, by the shared block only if it shares memory with the learner."""
 
-    def __init__(self, version: int = 3) -> None:
-        self._version = version
-
-    async def call(self, request: LoadWeights, timeout_s: float) -> LoadReport:
-        return LoadReport(version=self._version, load_s=0.2, pause_s=0.1)
-
-
-class Fails:
-    async def call(self, request: LoadWeights, timeout_s: float) -> LoadReport:
-        raise Unavailable("the generator is gone")
-
-
-class Hangs:
-    def __init__(self) -> None:
-        self.is_cancelled = False
+    def __init__(self, *, shares_memory: bool, loads: int = 3) -> None:
+        self.asked: list[str] = []
+        self._shares_memory = shares_memory
+        self._loads = loads
 
     async def call(self, request: LoadWeights, timeout_s: float) -> LoadReport:
-        try:
-            await asyncio.get_running_loop().create_future()
-        finally:
-            self.is_cancelled = True
-        raise AssertionError
+        self.asked.append(request.url)
+        if not request.url and not self._shares_memory:
+            raise BlockUnreachable("no such block here")
+        return LoadReport(version=self._loads, load_s=0.2, pause_s=0.1)
 
 
-def result_of(**generators: Loads | Fails | Hangs) -> PushResult:
-    return asyncio.run(push(MANIFEST, generators, deadline_s=0.05))
+async def write(manifest: Manifest) -> str:
+    return f"memory://version_{manifest.version}"
 
 
-def test_all_reports_come_back_by_name() -> None:
-    result = result_of(a=Loads(), b=Loads())
-    assert sorted(result.reports) == ["a", "b"]
-    assert result.reports["a"].pause_s == 0.1
-    assert result.failures == {}
+def asked(transfer: str, *, shares_memory: bool) -> list[str]:
+    """The URLs it was asked to load in two pushes; empty for the shared block."""
+    generator, route = Generator(shares_memory=shares_memory), Route(transfer, write)
+
+    async def run() -> None:
+        for _ in range(2):
+            await route.load(MANIFEST, generator, timeout_s=1)
+
+    asyncio.run(run())
+    return generator.asked
 
 
-def test_a_generator_that_fails_is_named_with_its_error() -> None:
-    result = result_of(a=Loads(), b=Fails())
-    assert list(result.reports) == ["a"]
-    assert result.failures == {"b": "Unavailable: the generator is gone"}
+def test_auto_takes_shared_memory_where_it_is_shared() -> None:
+    assert asked("auto", shares_memory=True) == ["", ""]
 
 
-def test_a_generator_that_hangs_is_cut_off_at_the_deadline() -> None:
-    hangs = Hangs()
-    result = result_of(a=Loads(), b=hangs)
-    assert list(result.reports) == ["a"]
-    assert result.failures["b"] == "DeadlineExceeded: version 3 was not loaded within 0.05 s (weights.deadline_s)"
-    assert hangs.is_cancelled
+def test_auto_takes_the_file_elsewhere_and_tries_the_block_once() -> None:
+    assert asked("auto", shares_memory=False) == ["", "memory://version_3", "memory://version_3"]
+
+
+def test_filesystem_is_used_even_where_memory_is_shared() -> None:
+    assert asked("filesystem", shares_memory=True) == ["memory://version_3"] * 2
+
+
+def test_shared_memory_does_not_fall_back() -> None:
+    with pytest.raises(BlockUnreachable):
+        asked("shared_memory", shares_memory=False)
 
 
 def test_a_generator_that_loaded_another_version_has_failed() -> None:
-    result = result_of(a=Loads(version=2))
-    assert result.reports == {}
-    assert result.failures == {"a": "WeightsError: it loaded version 2 instead of 3"}
+    with pytest.raises(WeightsError, match="it loaded version 2 instead of 3"):
+        asyncio.run(Route("auto", write).load(MANIFEST, Generator(shares_memory=True, loads=2), timeout_s=1))
 
 
-def test_a_push_to_nobody_is_done() -> None:
-    assert result_of() == PushResult(reports={}, failures={})
+def test_a_generator_that_is_gone_is_not_asked_again() -> None:
+    class Gone:
+        async def call(self, request: LoadWeights, timeout_s: float) -> LoadReport:
+            raise Unavailable("the generator is gone")
+
+    with pytest.raises(Unavailable):
+        asyncio.run(Route("auto", write).load(MANIFEST, Gone(), timeout_s=1))

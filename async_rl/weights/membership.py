@@ -1,0 +1,141 @@
+"""Which generator holds which version, and who loads together: the state machine behind every push. Pure: no clock, no socket.
+
+An epoch is one attempt of fixed members to load one version together: one member where each loads for itself (a shared block, a file),
+several where they share a communicator.  It ends when every member answered, left, or at the deadline.
+Invariants
+- Epochs are numbered and never reused; an answer to an epoch that ended, or of a life that is not in it, changes nothing.
+- Members join and leave between versions only: a joiner gets an epoch of its own, nobody who holds the version is asked again.
+- Who is silent at the deadline is cut off.  Who gave up an epoch that lost a member is tried again in another epoch; who gave up one that
+  lost nobody is cut off too, so each repetition has fewer members and pushing ends.
+- The version changes only while no epoch is open.  `close()` lets none begin, so a learner waits one deadline at most.
+Driven by processes/pushing.py, which owns the deadline and the calls.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from async_rl.errors import WeightsError
+from async_rl.types import NO_VERSION
+
+Life = tuple[str, int]
+"""One life of a generator: its name and its pid."""
+
+
+class Answer(enum.Enum):
+    """What a member says of an epoch. GAVE_UP: it is alive, and does not serve what it began to load."""
+
+    LOADED = enum.auto()
+    GAVE_UP = enum.auto()
+
+
+@dataclass(slots=True, kw_only=True)
+class Epoch:
+    """One attempt. `members` never change; `missing` are those without an answer that are still there."""
+
+    number: int
+    version: int
+    members: frozenset[Life]
+    missing: set[Life]
+    gave_up: set[Life] = field(default_factory=set)
+    has_lost: bool = False
+
+
+class WeightGroup:
+    """The generators of one learner process."""
+
+    def __init__(self) -> None:
+        self.version = NO_VERSION
+        self._num_epochs = 0
+        self._is_closed = True
+        self._present: set[Life] = set()
+        self._cut_off: set[Life] = set()
+        self._holds: dict[Life, int] = {}
+        self._open: dict[int, Epoch] = {}
+
+    @property
+    def is_free(self) -> bool:
+        """Nobody loads, so the version may change."""
+        return not self._open
+
+    def close(self) -> None:
+        """A version is about to come: no epoch begins before it is there."""
+        self._is_closed = True
+
+    def publish(self, version: int) -> None:
+        """The version that everyone shall hold from now on. Raises WeightsError while somebody loads."""
+        if self._open:
+            raise WeightsError(f"version {version} cannot be published while {len(self._open)} loads of version {self.version} are open")
+        self.version, self._is_closed = version, False
+
+    def follow(self, present: Collection[Life]) -> set[Life]:
+        """Who serves now. Returns lives to be cut off, because an epoch ended when the last of those it waited for left."""
+        present = set(present)
+        self._cut_off &= present
+        self._present = present - self._cut_off
+        self._holds = {life: version for life, version in self._holds.items() if life in self._present}
+        ended: set[Life] = set()
+        for epoch in list(self._open.values()):
+            if gone := epoch.missing - self._present:
+                epoch.missing -= gone
+                epoch.has_lost = True
+                ended |= self._end_if_complete(epoch)
+        return ended
+
+    def behind(self) -> set[Life]:
+        """Who should load the version and does not do so yet; nobody while a version is about to come."""
+        if self._is_closed:
+            return set()
+        loading = {life for epoch in self._open.values() for life in epoch.members}
+        return {life for life in self._present - loading if self._holds.get(life) != self.version}
+
+    def begin(self, members: Collection[Life]) -> Epoch:
+        """An epoch of some of those who are behind. Raises WeightsError for anybody else."""
+        if not members or (others := set(members) - self.behind()):
+            raise WeightsError(f"an epoch of {sorted(members)} cannot begin: {sorted(others) if members else 'nobody'} is not to load")
+        self._num_epochs += 1
+        epoch = Epoch(number=self._num_epochs, version=self.version, members=frozenset(members), missing=set(members))
+        self._open[epoch.number] = epoch
+        for life in members:
+            self._holds.pop(life, None)  # what it holds is not known until it answers
+        return epoch
+
+    def answer(self, number: int, life: Life, answer: Answer) -> set[Life]:
+        """A member of an epoch is done with it. Returns lives to be cut off."""
+        epoch = self._open.get(number)
+        if epoch is None or life not in epoch.missing:
+            return set()
+        epoch.missing.discard(life)
+        if answer is Answer.LOADED:
+            self._holds[life] = epoch.version
+        else:
+            epoch.gave_up.add(life)
+        return self._end_if_complete(epoch)
+
+    def expire(self, number: int) -> set[Life]:
+        """The deadline of an epoch has passed. Returns lives to be cut off: those that are silent."""
+        epoch = self._open.get(number)
+        if epoch is None:
+            return set()
+        silent, epoch.missing = epoch.missing, set()
+        epoch.has_lost |= bool(silent)
+        return self._cut(silent) | self._end_if_complete(epoch)
+
+    def all_hold(self, version: int) -> bool:
+        """At least one generator serves, and all that serve hold `version` or a later one."""
+        return bool(self._present) and all(self._holds.get(life, NO_VERSION) >= version for life in self._present)
+
+    def _end_if_complete(self, epoch: Epoch) -> set[Life]:
+        if epoch.missing:
+            return set()
+        del self._open[epoch.number]
+        return set() if epoch.has_lost else self._cut(epoch.gave_up & self._present)
+
+    def _cut(self, lives: set[Life]) -> set[Life]:
+        self._cut_off |= lives
+        self._present -= lives
+        for life in lives:
+            self._holds.pop(life, None)
+        return lives

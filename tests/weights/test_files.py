@@ -1,0 +1,112 @@
+"""A version that went through a file is the version that was published, wherever the file is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from async_rl.errors import BlockUnreachable, ConfigError, WeightsError
+from async_rl.generation.tensors import tensor_views
+from async_rl.messages import Manifest
+from async_rl.weights.files import FileReader, WeightFiles
+from async_rl.weights.publisher import WeightPublisher, tensor_spec
+from async_rl.wire.shared_tensors import SharedTensorsReader
+
+TENSORS = {
+    "a": torch.arange(6, dtype=torch.float32).reshape(2, 3),
+    "b": torch.tensor([1.5, -2.0, 3.0], dtype=torch.bfloat16),
+    "c": torch.tensor(3.0),
+}
+
+
+def publisher() -> WeightPublisher:
+    return WeightPublisher([tensor_spec(name, tensor) for name, tensor in TENSORS.items()])
+
+
+def read(manifest: Manifest) -> dict[str, torch.Tensor]:
+    with SharedTensorsReader(manifest) as reader:
+        reader.verify()
+        return {name: view.clone() for name, view in tensor_views(reader)}
+
+
+@pytest.mark.parametrize("place", ["folder", "memory"])
+def test_a_generator_reads_what_the_learner_wrote(place: str, tmp_path: Path) -> None:
+    files = WeightFiles(f"memory://{tmp_path.name}" if place == "memory" else str(tmp_path / "deep" / "weights"))
+    with publisher() as weights, FileReader() as reader:
+        for version in (1, 2):
+            announced = weights.write(version, [tensor + version for tensor in TENSORS.values()])
+            found = reader.fetch(files.write(announced), announced)
+            assert found.path != announced.path
+            assert found.version == version
+            tensors = read(found)
+            assert all(torch.equal(tensors[name], TENSORS[name] + version) for name in TENSORS)
+    files.close()
+
+
+def test_any_reader_of_safetensors_opens_the_file(tmp_path: Path) -> None:
+    files = WeightFiles(str(tmp_path))
+    with publisher() as weights:
+        url = files.write(weights.write(7, TENSORS.values()))
+    found = load_file(url.removeprefix("file://"))
+    assert all(torch.equal(found[name], TENSORS[name]) for name in TENSORS)
+
+
+def test_old_versions_and_the_last_one_are_deleted(tmp_path: Path) -> None:
+    files = WeightFiles(str(tmp_path))
+    with publisher() as weights:
+        for version in (1, 2):
+            files.write(weights.write(version, TENSORS.values()))
+        assert [path.name for path in tmp_path.iterdir()] == ["version_2.safetensors"]
+    files.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_whose_bytes_changed_is_refused(tmp_path: Path) -> None:
+    with publisher() as weights, FileReader() as reader:
+        announced = weights.write(1, TENSORS.values())
+        url = WeightFiles(str(tmp_path)).write(announced)
+        path = Path(url.removeprefix("file://"))
+        path.write_bytes(path.read_bytes()[:-1] + b"\x77")
+        with pytest.raises(WeightsError, match=r"checksum of .* announced"):
+            reader.fetch(url, announced)
+
+
+def test_a_file_cut_short_is_refused(tmp_path: Path) -> None:
+    with publisher() as weights, FileReader() as reader:
+        announced = weights.write(1, TENSORS.values())
+        url = WeightFiles(str(tmp_path)).write(announced)
+        path = Path(url.removeprefix("file://"))
+        path.write_bytes(path.read_bytes()[:-2])
+        with pytest.raises(WeightsError, match="has 2 bytes, 4 were announced"):
+            reader.fetch(url, announced)
+
+
+def test_a_file_of_another_version_is_refused(tmp_path: Path) -> None:
+    with publisher() as weights, FileReader() as reader:
+        url = WeightFiles(str(tmp_path)).write(weights.write(1, TENSORS.values()))
+        with pytest.raises(WeightsError, match="does not hold the version 2"):
+            reader.fetch(url, weights.write(2, TENSORS.values()))
+
+
+def test_a_place_that_cannot_be_written_is_named_with_its_setting(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with publisher() as weights, pytest.raises(ConfigError, match=r"cannot be written to .*file/weights.*weights\.path"):
+        WeightFiles(str(tmp_path / "file" / "weights")).write(weights.write(1, TENSORS.values()))
+
+
+def test_a_missing_file_names_the_setting(tmp_path: Path) -> None:
+    with publisher() as weights, FileReader() as reader, pytest.raises(WeightsError, match=r"cannot be read from .*\(weights.path\)"):
+        reader.fetch(str(tmp_path / "none"), weights.write(1, TENSORS.values()))
+
+
+def test_a_block_of_another_machine_is_unreachable_whatever_its_path_leads_to_here(tmp_path: Path) -> None:
+    with publisher() as weights:
+        manifest = weights.write(1, TENSORS.values())
+    (tmp_path / "link").symlink_to("/dev/zero")
+    for path in (str(tmp_path / "none"), str(tmp_path / "link")):
+        elsewhere = Manifest(version=1, path=path, tensors=manifest.tensors, total_bytes=manifest.total_bytes, checksum=manifest.checksum)
+        with pytest.raises(BlockUnreachable):
+            SharedTensorsReader(elsewhere)

@@ -1,0 +1,212 @@
+"""Facts about who loads which version together, over every interleaving of join, leave, die, hang, push and a new version."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from async_rl.errors import WeightsError
+from async_rl.weights.membership import Answer, Epoch, Life, WeightGroup
+
+A, B, C = ("a", 1), ("b", 2), ("c", 3)
+
+
+def group_of(*lives: Life, version: int = 1) -> WeightGroup:
+    group = WeightGroup()
+    group.follow(lives)
+    group.publish(version)
+    return group
+
+
+def test_a_hanging_member_is_cut_off_and_the_survivors_try_again_under_a_new_epoch() -> None:
+    group = group_of(A, B, C)
+    first = group.begin([A, B, C])
+    group.answer(first.number, A, Answer.GAVE_UP)
+    group.answer(first.number, B, Answer.GAVE_UP)
+    assert group.expire(first.number) == {C}
+    second = group.begin(group.behind())
+    assert second.members == {A, B}
+    assert second.number > first.number
+    group.answer(second.number, A, Answer.LOADED)
+    group.answer(second.number, B, Answer.LOADED)
+    assert group.all_hold(1)
+
+
+def test_a_member_that_dies_lets_the_survivors_try_again() -> None:
+    group = group_of(A, B)
+    first = group.begin([A, B])
+    group.answer(first.number, A, Answer.GAVE_UP)
+    assert group.follow([A]) == set()
+    assert group.behind() == {A}
+
+
+def test_who_gives_up_where_nobody_was_lost_is_cut_off_so_that_pushing_ends() -> None:
+    group = group_of(A, B)
+    epoch = group.begin([A, B])
+    group.answer(epoch.number, A, Answer.GAVE_UP)
+    assert group.answer(epoch.number, B, Answer.LOADED) == {A}
+    assert group.behind() == set()
+    assert group.all_hold(1)
+
+
+def test_an_answer_to_an_epoch_that_ended_is_ignored() -> None:
+    group = group_of(A)
+    epoch = group.begin([A])
+    assert group.expire(epoch.number) == {A}
+    assert group.answer(epoch.number, A, Answer.LOADED) == set()
+    assert not group.all_hold(1)
+
+
+def test_a_joiner_loads_alone() -> None:
+    group = group_of(A)
+    group.answer(group.begin([A]).number, A, Answer.LOADED)
+    group.follow([A, B])
+    assert group.behind() == {B}
+    with pytest.raises(WeightsError, match="is not to load"):
+        group.begin([A, B])
+
+
+def test_another_life_of_the_same_name_holds_nothing() -> None:
+    group = group_of(A)
+    group.answer(group.begin([A]).number, A, Answer.LOADED)
+    group.follow([("a", 9)])
+    assert group.behind() == {("a", 9)}
+
+
+def test_no_version_is_published_while_somebody_loads() -> None:
+    group = group_of(A)
+    group.begin([A])
+    with pytest.raises(WeightsError, match="version 2 cannot be published while 1 loads of version 1 are open"):
+        group.publish(2)
+
+
+class Fleet(RuleBasedStateMachine):
+    """Generators that load, give up, hang, die, leave and join around a learner that publishes; `block` is what readers would read."""
+
+    @initialize()
+    def start(self) -> None:
+        self.group = WeightGroup()
+        self.block = 0
+        self.group.publish(0)
+        self.num_lives = 0
+        self.present: set[Life] = set()  # as the directory shows it
+        self.expelled: set[Life] = set()
+        self.serves: dict[Life, int] = {}
+        self.loading: dict[int, tuple[Epoch, frozenset[Life]]] = {}
+        self.ended: list[tuple[Epoch, Life]] = []
+        self.wants_version = False
+        self.opened_since_wanted = 0
+
+    def _expel(self, lives: set[Life]) -> None:
+        assert not lives & self.expelled, "nobody is cut off twice"
+        self.expelled |= lives
+        for life in lives:
+            self.serves.pop(life, None)
+
+    def _forget_ended(self) -> None:
+        self.loading = {n: (e, m) for n, (e, m) in self.loading.items() if e.missing}
+
+    @rule()
+    def join(self) -> None:
+        self.num_lives += 1
+        self.present.add((f"g{self.num_lives % 3}", self.num_lives))
+        self._expel(self.group.follow(self.present))
+
+    @precondition(lambda self: self.present)
+    @rule(data=st.data())
+    def leave_or_die(self, data: st.DataObject) -> None:
+        life = data.draw(st.sampled_from(sorted(self.present)))
+        self.present.discard(life)
+        self.expelled.discard(life)
+        self.serves.pop(life, None)
+        self._expel(self.group.follow(self.present))
+        self._forget_ended()
+
+    @precondition(lambda self: self.group.behind())
+    @rule(data=st.data())
+    def begin(self, data: st.DataObject) -> None:
+        members = data.draw(st.sets(st.sampled_from(sorted(self.group.behind())), min_size=1))
+        epoch = self.group.begin(members)
+        assert epoch.number not in self.loading
+        self.loading[epoch.number] = epoch, frozenset(members)
+        self.opened_since_wanted += self.wants_version
+        for life in members:
+            self.serves.pop(life, None)  # the worst case: loading in place, so nothing is served meanwhile
+
+    @precondition(lambda self: self.loading)
+    @rule(data=st.data(), answer=st.sampled_from(Answer))
+    def answer(self, data: st.DataObject, answer: Answer) -> None:
+        epoch, _ = self.loading[data.draw(st.sampled_from(sorted(self.loading)))]
+        life = data.draw(st.sampled_from(sorted(epoch.missing)))
+        if answer is Answer.LOADED:
+            self.serves[life] = self.block  # what the block holds when the last byte was read
+            assert epoch.version == self.block, "the block changed under a reader"
+        self.ended.append((epoch, life))
+        self._expel(self.group.answer(epoch.number, life, answer))
+        self._forget_ended()
+
+    @precondition(lambda self: self.loading)
+    @rule(data=st.data())
+    def deadline(self, data: st.DataObject) -> None:
+        epoch, _ = self.loading[data.draw(st.sampled_from(sorted(self.loading)))]
+        self.ended.extend((epoch, life) for life in epoch.missing)
+        silent = set(epoch.missing)
+        cut = self.group.expire(epoch.number)
+        assert silent <= cut
+        self._expel(cut)
+        self._forget_ended()
+
+    @precondition(lambda self: self.ended)
+    @rule(data=st.data(), answer=st.sampled_from(Answer))
+    def stale_answer(self, data: st.DataObject, answer: Answer) -> None:
+        epoch, life = data.draw(st.sampled_from(self.ended))
+        behind, free = self.group.behind(), self.group.is_free
+        assert self.group.answer(epoch.number, life, answer) == set()
+        assert (self.group.behind(), self.group.is_free) == (behind, free)
+
+    @rule()
+    def want_version(self) -> None:
+        self.group.close()
+        self.wants_version, self.opened_since_wanted = True, 0
+
+    @precondition(lambda self: self.wants_version and self.group.is_free)
+    @rule()
+    def publish(self) -> None:
+        self.block += 1
+        self.group.publish(self.block)
+        self.wants_version = False
+
+    @invariant()
+    def members_of_an_epoch_are_fixed(self) -> None:
+        assert all(epoch.members == members for epoch, members in self.loading.values())
+
+    @invariant()
+    def nobody_who_loads_is_believed_to_hold_a_version(self) -> None:
+        held = {life for life in self.present - self.expelled if self.group._holds.get(life) is not None}
+        assert held == self.serves.keys()
+        assert all(self.group._holds[life] == version for life, version in self.serves.items())
+
+    @invariant()
+    def the_learner_waits_for_loads_that_had_begun_only(self) -> None:
+        assert self.opened_since_wanted == 0
+        assert self.group.is_free == (not self.loading)
+
+    def teardown(self) -> None:
+        """From anywhere: the open loads end by their deadlines, and then whoever is left reaches the newest version."""
+        for number in list(self.loading):
+            self._expel(self.group.expire(number))
+        assert self.group.is_free
+        self.block += 1
+        self.group.publish(self.block)
+        while behind := self.group.behind():
+            epoch = self.group.begin(behind)
+            for life in behind:
+                self._expel(self.group.answer(epoch.number, life, Answer.LOADED))
+        survivors = self.present - self.expelled
+        assert self.group.all_hold(self.block) == bool(survivors)
+
+
+Fleet.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+test_every_interleaving = Fleet.TestCase
