@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from async_rl.errors import RewardError
 from async_rl.generation.engine import Completion
 from async_rl.launchers.compose import compose
+from async_rl.messages import FailGroup
 from async_rl.observability.activity import Activity
 from async_rl.processes.generator import Generator
 from async_rl.processes.rollout import Rollouts
@@ -151,3 +153,38 @@ def test_room_counts_the_samples_that_are_being_written_and_remax_s_greedy_one(
         return found
 
     assert asyncio.run(rooms()) == [room, room - 1, 4]
+
+
+@pytest.mark.parametrize("on_failure", ["drop", "stop"])
+def test_a_reward_function_that_fails_gives_the_group_back_or_ends_the_generator(monkeypatch: pytest.MonkeyPatch, on_failure: str) -> None:
+    monkeypatch.setattr("async_rl.processes.rollout.load_tokenizer", lambda _, *, trust_remote_code: Letters())
+    told: list[FailGroup] = []
+
+    async def call(request: FailGroup, *, timeout_s: float) -> None:
+        told.append(request)
+
+    async def failing(ticket: Ticket, *, written: Callable[[], None]) -> Group:
+        raise ExceptionGroup("scoring", [RewardError("mine raised ValueError")])
+
+    context: Any = SimpleNamespace(
+        config=compose("grpo_code", [f"reward.on_failure={on_failure}"]), model_path=None, token="t", name="generator-0",
+        activity=Activity(), log=logging.getLogger("test"), peer=lambda _: SimpleNamespace(call=call),
+    )  # fmt: skip
+
+    async def run() -> None:
+        generator = Generator(context, ScriptedEngine())  # type: ignore[arg-type]
+        generator._rollouts.group = failing  # type: ignore[method-assign]
+        try:
+            await generator._roll_out(SimpleNamespace(group_id=7, attempt=2))  # type: ignore[arg-type]
+        finally:
+            await generator._rollouts.close()
+
+    if on_failure == "stop":
+        with pytest.raises(ExceptionGroup):
+            asyncio.run(run())
+        assert told == []
+    else:
+        asyncio.run(run())
+        assert [(f.group_id, f.attempt, f.reason, f.message) for f in told] == [
+            (7, 2, "reward_failed", "RewardError: mine raised ValueError")
+        ]
