@@ -48,8 +48,14 @@ def problems(config: RunConfig) -> Iterator[str]:
 def _run(config: RunConfig) -> Iterator[str]:
     if config.run_name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", config.run_name):
         yield f"run_name={config.run_name}: becomes a directory's name; use letters, digits, dots, dashes and underscores only"
-    if config.generators.count == 0:
-        yield "generators.count=0: nobody would generate and the learner would wait for ever; set generators.count to at least 1"
+    auto = config.generators.autoscale
+    if auto.enabled and auto.max < auto.min:
+        yield f"generators.autoscale.max={auto.max} is below generators.autoscale.min={auto.min}; raise max or lower min"
+    if auto.enabled and auto.interval_s <= 2 * config.supervisor.heartbeat_s:
+        yield (
+            f"generators.autoscale.interval_s={auto.interval_s:g} is not above twice "
+            f"supervisor.heartbeat_s={config.supervisor.heartbeat_s:g}: no shares of time could be told; raise it to 30"
+        )
     ports = config.network.control_port, config.monitoring.tensorboard_port
     if config.monitoring.tensorboard and ports[0] == ports[1] != 0:
         yield f"network.control_port={ports[0]} is also monitoring.tensorboard_port; give them different ports, or 0 for free ones"

@@ -76,10 +76,22 @@ class GenerationConfig(Section):
     vllm: VllmConfig
 
 
+class AutoscaleConfig(Section):
+    """How many generators there are while the run is live, if the run is to decide."""
+
+    enabled: Annotated[bool, Meta(description="add and remove generators until neither they nor the learner wait")]
+    min: Annotated[int, Meta(ge=1, description="fewest generators")]
+    max: Annotated[int, Meta(ge=1, description="most generators")]
+    tolerance: Annotated[float, Meta(gt=0, lt=1, description="share of time that learner or generators may wait before the number changes")]
+    interval_s: Annotated[float, Meta(gt=0, description="seconds between decisions, which is also the time that they look back on")]
+
+
 class GeneratorsConfig(Section):
     """The pool of generator processes."""
 
-    count: Annotated[int, Meta(ge=0, description="processes")]
+    count: Annotated[int, Meta(ge=0, description="processes at the start, until async-rl scale changes it; 0 = wait for that")]
     cores: Annotated[list[int], Meta(description="CPU cores each may use, by number, dealt out in turn; empty = all")]
     cores_each: Annotated[int, Meta(ge=0, description="cores per process taken from `cores`; 0 = each may use all of them")]
     gpus_each: Annotated[float, Meta(ge=0, description="GPUs per process")]
+    drain_timeout_s: Annotated[float, Meta(ge=0, description="time to finish its groups for one that leaves; then they go back")]
+    autoscale: AutoscaleConfig

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import msgspec
 
-from async_rl.types import FloatArray, Group, IntArray, Role, Ticket, Value
+from async_rl.types import FloatArray, Group, IntArray, PoolCount, Role, Ticket, Value
 
 
 class Message(Value, tag_field="type", tag=True):
@@ -122,6 +122,7 @@ class StatusReply(Message):
     metrics: dict[str, float]
     stalled: str = ""
     restarted_because: dict[str, str] = msgspec.field(default_factory=dict)
+    pools: list[PoolCount] = msgspec.field(default_factory=list)
 
 
 class GetStatus(Message):
@@ -135,15 +136,6 @@ class StopRun(Message):
 
     Reply: ClassVar[type] = Ok
     is_graceful: bool
-
-
-# ---- supervisor -> processes
-
-
-class Drain(Message):
-    """Stop taking work; learner: finish the step, save, exit 0."""
-
-    Reply: ClassVar[type] = Ok
 
 
 # ---- generator -> buffer

@@ -3,17 +3,21 @@
 Invariants
 - Cores and GPUs are dealt out in order of rank; the same configuration on the same machine gives the same specs.
 - The supervisor is the parent and has no spec.  Names are `buffer`, `generator-<rank>`, `verifier-<rank>`, `learner-<rank>`.
+- `joining` gives the next process of a pool at any time, from what is in use; `processes` is nothing but that, repeated.
 Used by the supervisor to start processes, and by `--dry-run` to show them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from async_rl.config import RunConfig
 from async_rl.machine import Machine
 from async_rl.types import Role
+
+_START_ORDER = ("buffer", "verifier", "learner", "generator")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,18 +32,53 @@ class ProcessSpec:
     env: dict[str, str]
 
 
-def processes(config: RunConfig, machine: Machine) -> list[ProcessSpec]:
-    """Every child of the supervisor, in order of start: the buffer and the verifiers first, for the others need them."""
+def pool_counts(config: RunConfig) -> dict[str, int]:
+    """The pools that `async-rl scale` changes, and how many processes of each the configuration asks for."""
+    return {"generators": config.generators.count, "verifiers": config.verifiers.count}
+
+
+def pool_of(name: str) -> str:
+    """The pool of the process called `name`; empty for buffer and learner, whose number does not change."""
+    role = name.partition("-")[0]
+    return f"{role}s" if role in ("generator", "verifier") else ""
+
+
+def processes(config: RunConfig, machine: Machine, wanted: Mapping[str, int] | None = None) -> list[ProcessSpec]:
+    """Every child of the supervisor, in order of start: the buffer and the verifiers first, for the others need them.
+
+    wanted: processes per pool, instead of those in the configuration.
+    """
     devices = _Devices(machine.num_gpus)
-    learners = [
+    specs = [_spec(0, machine, devices, "buffer", 0, (), name="buffer")]
+    specs += [
         _spec(config.learner.gpus_each, machine, devices, "learner", r, learner_cores(config, r)) for r in range(config.learner.ranks)
     ]
-    generators = [
-        _spec(config.generators.gpus_each, machine, devices, "generator", r, generator_cores(config, machine, r))
-        for r in range(config.generators.count)
-    ]
-    verifiers = [_spec(0, machine, devices, "verifier", r, tuple(config.verifiers.cores)) for r in range(config.verifiers.count)]
-    return [_spec(0, machine, devices, "buffer", 0, (), name="buffer"), *verifiers, *learners, *generators]
+    for pool, count in (wanted or pool_counts(config)).items():
+        for _ in range(count):
+            specs.append(joining(config, machine, pool, specs))
+    return sorted(specs, key=lambda spec: _START_ORDER.index(spec.role))
+
+
+def joining(config: RunConfig, machine: Machine, pool: str, in_use: Sequence[ProcessSpec]) -> ProcessSpec:
+    """The next process of a pool beside those in use: the lowest free rank, on GPUs that nobody has (`has_its_gpus` tells)."""
+    role: Role = "generator" if pool == "generators" else "verifier"
+    names = {spec.name for spec in in_use}
+    rank = next(rank for rank in itertools.count() if f"{role}-{rank}" not in names)
+    devices = _Devices(machine.num_gpus)
+    for spec in in_use:
+        devices.give(spec)
+    if role == "verifier":
+        return _spec(0, machine, devices, role, rank, tuple(config.verifiers.cores))
+    return _spec(config.generators.gpus_each, machine, devices, role, rank, generator_cores(config, machine, rank))
+
+
+def has_its_gpus(spec: ProcessSpec) -> bool:
+    """Whether the machine had as many free GPUs as the process takes."""
+    return len(_visible(spec)) == (max(1, round(spec.gpus)) if spec.gpus > 0 else 0)
+
+
+def _visible(spec: ProcessSpec) -> list[int]:
+    return [int(index) for index in spec.env.get("CUDA_VISIBLE_DEVICES", "").split(",") if index]
 
 
 def generator_cores(config: RunConfig, machine: Machine, rank: int) -> tuple[int, ...]:
@@ -64,6 +103,11 @@ class _Devices:
 
     def __init__(self, num_gpus: int) -> None:
         self._free = [1.0] * num_gpus
+
+    def give(self, spec: ProcessSpec) -> None:
+        """The process has what it was given before."""
+        for index in _visible(spec):
+            self._free[index] -= min(spec.gpus, 1.0)
 
     def take(self, gpus: float) -> list[int]:
         if gpus <= 0:

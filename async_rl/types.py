@@ -28,6 +28,16 @@ class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Base of everything that travels: immutable, by keyword, unknown fields refused."""
 
 
+class PoolCount(Value):
+    """How many processes of a pool there should be, and how many begin, serve, and finish what they have before they leave."""
+
+    pool: str
+    wanted: int
+    starting: int
+    live: int
+    draining: int
+
+
 class Purpose(enum.StrEnum):
     """What a group is for: training data, or an evaluation of the version that wrote it."""
 

@@ -26,12 +26,13 @@ from async_rl.launchers.logs_command import logs
 from async_rl.launchers.migrate_command import migrate
 from async_rl.launchers.options import OutputDir, Run, complete_run, complete_setting, console, default_output_dir
 from async_rl.launchers.rollouts_command import show_rollouts
+from async_rl.launchers.scale_command import scale
 from async_rl.launchers.slurm_launcher import is_inside_job, job_script, submit
 from async_rl.launchers.status_command import ended, status
 from async_rl.launchers.verifier_command import verifier
 from async_rl.launchers.verify_command import verify
 from async_rl.machine import this_machine
-from async_rl.topology import ProcessSpec, processes
+from async_rl.topology import processes
 
 EXIT_WRONG_SETTINGS = 2
 STOP_GRACE_S = 60.0  # beyond supervisor.stop_timeout_s: the last evaluation and the other processes' ends
@@ -43,6 +44,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(status)
+app.command()(scale)
 app.command()(logs)
 app.command("rollouts")(show_rollouts)
 app.command()(doctor)
@@ -103,7 +105,7 @@ def launch(
     if dry_run and config.launcher == "slurm":
         terminal.out(job_script(config, Path(config.output_dir) / str(config.run_name)), highlight=False)
     if not dry_run:
-        raise typer.Exit(_supervise(config, make_run_dir(config), specs))
+        raise typer.Exit(_supervise(config, make_run_dir(config)))
 
 
 @app.command()
@@ -143,19 +145,19 @@ def resume(
     """
     from async_rl.launchers.plan import show_plan
     from async_rl.launchers.preflight import model_shape, preflight
-    from async_rl.launchers.resuming import resumed_config, take_up
+    from async_rl.launchers.resuming import counts_after_resume, resumed_config, take_up
 
     run_dir = runs.find(run, output_dir or default_output_dir())
     config, changed = resumed_config(run_dir, settings or [])
     machine = this_machine()
     preflight(config, machine, is_new=False)
-    specs = processes(config, machine)
+    specs = processes(config, machine, counts_after_resume(run_dir, config))
     terminal = console()
     show_plan(terminal, config, specs, machine, model_shape(config))
     for line in changed or ["no setting has changed"]:
         terminal.print(f"resuming with {line}" if changed else f"resuming; {line}", markup=False, soft_wrap=True)
     take_up(config, run_dir)
-    raise typer.Exit(_supervise(config, run_dir, specs))
+    raise typer.Exit(_supervise(config, run_dir))
 
 
 @app.command()
@@ -240,7 +242,7 @@ def make_run_dir(config: RunConfig) -> Path:
     return run_dir
 
 
-def _supervise(config: RunConfig, run_dir: Path, specs: list[ProcessSpec]) -> int:
+def _supervise(config: RunConfig, run_dir: Path) -> int:
     if config.launcher == "slurm" and not is_inside_job():
         job = submit(config, run_dir)
         name = run_dir.name
@@ -249,7 +251,7 @@ def _supervise(config: RunConfig, run_dir: Path, specs: list[ProcessSpec]) -> in
     from async_rl.launchers.choosing import make_launcher
     from async_rl.processes.supervisor import run_supervised
 
-    return run_supervised(config=config, run_dir=run_dir, specs=specs, launcher=make_launcher(config, run_dir))
+    return run_supervised(config=config, run_dir=run_dir, launcher=make_launcher(config, run_dir))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """How the command line reaches a run that is already going: its control socket, or its process where that does not answer yet.
 
 Invariants: a process is only signalled if it is the one that launched the run (same id and same start time).
-Called by the command line's `launch` (leaves the mark), `status` and `stop`.
+Called by the command line's `launch` (leaves the mark), `status`, `scale` and `stop`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import psutil
 
 from async_rl.errors import InfrastructureError
 from async_rl.messages import GetStatus, Message, StatusReply, StopRun
+from async_rl.messages_scaling import Pools, Scale
+from async_rl.types import PoolCount
 
 MARK = "launched.json"
 _CALL_S = 10.0
@@ -69,6 +71,13 @@ def ask_status(run_dir: Path) -> StatusReply | None:
         return None
     assert isinstance(reply, StatusReply)
     return reply
+
+
+def ask_scale(run_dir: Path, wanted: dict[str, int]) -> list[PoolCount]:
+    """Tell the run how many processes of each pool it should have. Raises Unavailable if it does not answer, ConfigError if it refuses."""
+    reply = asyncio.run(_call(run_dir, Scale(wanted=wanted)))
+    assert isinstance(reply, Pools)
+    return reply.pools
 
 
 def ask_stop(run_dir: Path, pid: int, *, is_graceful: bool) -> None:

@@ -19,6 +19,8 @@ from async_rl.launchers import runs, schema
 from async_rl.launchers.compose import recompose, to_yaml
 from async_rl.launchers.control import leave_mark, living_pid
 from async_rl.processes import checkpoints
+from async_rl.processes.scaler import SCALE_FILE, wanted_counts
+from async_rl.topology import pool_counts
 
 FIXED = {
     "run_name": "the run is its directory",
@@ -73,10 +75,18 @@ def _refusals(run_dir: Path, before: RunConfig, after: RunConfig, changed: dict[
         yield f"num_steps={after.num_steps}: the run has finished step {saved[-1]}; give a larger num_steps to go on"
 
 
+def counts_after_resume(run_dir: Path, config: RunConfig) -> dict[str, int]:
+    """Processes per pool: as the run was scaled, unless a count is set anew."""
+    is_set = pool_counts(config) != pool_counts(runs.config_of(run_dir))
+    return pool_counts(config) if is_set else wanted_counts(config, run_dir)
+
+
 def take_up(config: RunConfig, run_dir: Path) -> None:
     """Makes the directory that of a running run again, with this configuration. Raises ConfigError if it cannot be written."""
     path = run_dir / "config.yaml"
     try:
+        if pool_counts(config) != pool_counts(runs.config_of(run_dir)):
+            (run_dir / SCALE_FILE).unlink(missing_ok=True)
         if config != runs.config_of(run_dir):
             number = 1 + len(list(run_dir.glob("config.*.yaml")))
             os.link(path, run_dir / f"config.{number}.yaml")

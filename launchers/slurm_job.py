@@ -11,9 +11,7 @@ from pathlib import Path
 from async_rl.launchers import runs
 from async_rl.launchers.choosing import make_launcher
 from async_rl.launchers.control import leave_mark
-from async_rl.machine import this_machine
 from async_rl.processes.supervisor import run_supervised
-from async_rl.topology import processes
 
 
 def main() -> int:
@@ -21,7 +19,7 @@ def main() -> int:
     run_dir = Path(sys.argv[1])
     config = runs.config_of(run_dir)
     leave_mark(run_dir)
-    return run_supervised(config=config, run_dir=run_dir, specs=processes(config, this_machine()), launcher=make_launcher(config, run_dir))
+    return run_supervised(config=config, run_dir=run_dir, launcher=make_launcher(config, run_dir))
 
 
 if __name__ == "__main__":

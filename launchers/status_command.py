@@ -79,20 +79,25 @@ def _watch(run_dir: Path) -> None:
 
 def _pictures(run_dir: Path) -> Iterator[RenderableType]:
     """One each second while the run lives."""
+    from async_rl.monitoring.bottleneck import bottleneck
+
     answers: collections.deque[StatusReply] = collections.deque(maxlen=_RATES_OVER)
+    last = ""
     while (reply := ask_status(run_dir)) is not None or living_pid(run_dir) is not None:
         if reply is None:
             yield _without_answer(run_dir)
         else:
-            yield _picture(reply, answers[0] if answers else None)
+            before = answers[0] if answers else None
+            yield _picture(reply, before, last)
+            last = bottleneck(reply.members, before.members if before is not None else (), last=last)
             answers.append(reply)
         time.sleep(_REDRAW_S)
 
 
-def _picture(reply: StatusReply, before: StatusReply | None) -> RenderableType:
+def _picture(reply: StatusReply, before: StatusReply | None, last: str = "") -> RenderableType:
     from async_rl.monitoring.status import render
 
-    return render(reply, before=before, rewards=runs.history(Path(reply.run_dir), "reward/mean"))
+    return render(reply, before=before, rewards=runs.history(Path(reply.run_dir), "reward/mean"), last=last)
 
 
 def _without_answer(run_dir: Path) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from async_rl.messages import Member
 from async_rl.observability.activity import GAUGE
+from async_rl.scaling import balanced
 from async_rl.types import Role
 
 _AGE = ("busy_s", "wait_s", "blocked_s", "idle_s")
@@ -20,6 +21,12 @@ _RELIEF = {
     "scoring": "more cells or verifiers (verifiers.cells, verifiers.count) on cores of their own relieve it; more generators do not",
 }
 
+_MARGIN = 0.1
+"""Of the time: a run in balance would change its bottleneck with every picture."""
+_TOLERATED = 0.1
+_WORTH_TELLING = 0.5
+"""Of a generator."""
+
 
 def per_second(now: Member, before: Member | None) -> dict[str, float]:
     """What each counter grew by in a second of the process's own time; empty if nothing is known yet."""
@@ -29,26 +36,54 @@ def per_second(now: Member, before: Member | None) -> dict[str, float]:
     return {name: value / age_s for name, value in grown.items()} if age_s > 0 else {}
 
 
-def bottleneck(members: Sequence[Member], before: Sequence[Member] = ()) -> str:
-    """One sentence on what the learner's steps wait for most, with the shares that say so; empty while that is not known."""
+def share(members: Sequence[Member], before: Sequence[Member], role: Role, condition: str) -> float | None:
+    """Mean share of time in a condition over the processes of a role that serve and stay; None while nothing is known."""
     past = {member.name: member for member in before}
+    serving = [m for m in members if m.role == role and m.state not in ("starting", "draining", "ended")]
+    found = [rates for m in serving if (rates := per_second(m, past.get(m.name)))]
+    return sum(rates.get(condition, 0.0) for rates in found) / len(found) if found else None
+
+
+def bottleneck(members: Sequence[Member], before: Sequence[Member] = (), *, last: str = "") -> str:
+    """One sentence on what the learner's steps wait for most, with the shares that say so; empty while that is not known.
+
+    last: the sentence of the picture before. What it names keeps its name until something else is worse by _MARGIN.
+    """
     starting = sorted(m.name for m in members if m.state == "starting")
     if starting:
         return f"not all is up yet: {', '.join(starting)}"
-
-    def share(role: Role, condition: str) -> float:
-        found = [rates for m in members if m.role == role and (rates := per_second(m, past.get(m.name)))]
-        return sum(rates.get(condition, 0.0) for rates in found) / len(found) if found else -1.0
-
-    at_work, waits = share("learner", "busy_s"), share("learner", "wait_s")
-    writing, held, unscored = share("generator", "busy_s"), share("generator", "blocked_s"), share("generator", "wait_s")
-    if at_work < 0 or writing < 0:
+    at_work, waits = share(members, before, "learner", "busy_s"), share(members, before, "learner", "wait_s")
+    writing, held = share(members, before, "generator", "busy_s"), share(members, before, "generator", "blocked_s")
+    unscored = share(members, before, "generator", "wait_s")
+    if at_work is None or waits is None or writing is None or held is None or unscored is None:
         return ""
-    if at_work >= waits:
+
+    def weight(name: str, of_time: float) -> float:
+        return of_time + (_MARGIN if last.startswith(f"{name}:") else 0.0)
+
+    was_upstream = _MARGIN if last.partition(":")[0] in ("admission", "scoring", "generation") else 0.0
+    if weight("the learner", at_work) >= waits + was_upstream:
         return f"the learner: at work {at_work:.0%} of the time, generators held back by admission {held:.0%}; {_RELIEF['learner']}"
     what = f"the learner waits {waits:.0%} of the time"
-    if held > max(writing, unscored):
-        return f"admission: {what}, generators are held back {held:.0%}; {_RELIEF['admission']}"
-    if unscored > writing:
-        return f"scoring: {what}, generators have only verdicts to wait for {unscored:.0%}; {_RELIEF['scoring']}"
-    return f"generation: {what}, generators write {writing:.0%}; {_RELIEF['generation']}"
+    shares = {"generation": writing, "admission": held, "scoring": unscored}
+    name = max(shares, key=lambda one: weight(one, shares[one]))
+    reasons = {
+        "generation": f"generators write {writing:.0%}",
+        "admission": f"generators are held back {held:.0%}",
+        "scoring": f"generators have only verdicts to wait for {unscored:.0%}",
+    }
+    return f"{name}: {what}, {reasons[name]}; {_RELIEF[name]}"
+
+
+def advice(members: Sequence[Member], before: Sequence[Member] = ()) -> str:
+    """How many generators more or fewer would balance the run, if that is what it lacks; else empty."""
+    waits, held = share(members, before, "learner", "wait_s"), share(members, before, "generator", "blocked_s")
+    unscored, writing = share(members, before, "generator", "wait_s"), share(members, before, "generator", "busy_s")
+    if waits is None or held is None or unscored is None or writing is None or any(m.state in ("starting", "draining") for m in members):
+        return ""
+    count = sum(m.role == "generator" and m.state != "ended" for m in members)
+    off = balanced(count, learner_waits=waits, held_back=held) - count
+    if max(waits, held) < _TOLERATED or abs(off) < _WORTH_TELLING or (off > 0 and unscored > writing):
+        return ""
+    who = f"learner waits {waits:.0%} of the time" if off > 0 else f"generators are held back {held:.0%} of the time"
+    return f"{who}: about {min(abs(off), 2.0 * count):.1f} generators {'more' if off > 0 else 'fewer'} would balance"

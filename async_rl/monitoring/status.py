@@ -13,10 +13,19 @@ from rich.table import Table
 from rich.text import Text
 
 from async_rl.messages import Member, StatusReply
-from async_rl.monitoring.bottleneck import bottleneck, per_second
+from async_rl.monitoring.bottleneck import advice, bottleneck, per_second
+from async_rl.types import PoolCount
 
 _ROLE_ORDER = ("supervisor", "learner", "buffer", "generator", "verifier")
-_STYLES = {"waiting": "yellow", "blocked": "yellow", "starting": "cyan", "stopping": "cyan", "ended": "red", "silent": "bold red"}
+_STYLES = {
+    "waiting": "yellow",
+    "blocked": "yellow",
+    "starting": "cyan",
+    "stopping": "cyan",
+    "draining": "cyan",
+    "ended": "red",
+    "silent": "bold red",
+}
 _NUMBERS = (
     ("reward", "reward/mean", "{:.3f}"),
     ("held-out pass@1", "eval/pass_at_1", "{:.3f}"),
@@ -34,9 +43,12 @@ _MOST_BARS = 60
 
 
 def render(
-    reply: StatusReply, now_s: float | None = None, *, before: StatusReply | None = None, rewards: Sequence[float] = ()
+    reply: StatusReply, now_s: float | None = None, *, before: StatusReply | None = None, rewards: Sequence[float] = (), last: str = ""
 ) -> RenderableType:
-    """The whole answer. now_s: Unix time; before: an earlier answer, from which rates are taken; rewards: of the steps so far."""
+    """The whole answer. now_s: Unix time; before: an earlier answer, from which rates are taken; rewards: of the steps so far.
+
+    last: the bottleneck's sentence in the picture before.
+    """
     now_s = time.time() if now_s is None else now_s
     past = before.members if before is not None else []
     head = Text.assemble(
@@ -52,13 +64,25 @@ def render(
         head.append(f"\nreward {sparkline(rewards)} {min(rewards):.2f} to {max(rewards):.2f}")
     if any(f"queue/{state}" in reply.metrics for state in _FLOW):
         head.append(f"\n{_flow(reply)}")
+    if reply.pools:
+        head.append(f"\n{'; '.join(_pool(pool) for pool in reply.pools)}")
     if reply.stalled:
         head.append(f"\n{reply.stalled}", style="bold red")
     elif silent := [member.name for member in reply.members if member.state == "silent"]:
         head.append(f"\nnot heard of: {', '.join(silent)}", style="bold red")
-    elif found := bottleneck(reply.members, past):
+    elif found := bottleneck(reply.members, past, last=last):
         head.append(f"\nbottleneck: {found}", style="cyan")
+        if balance := advice(reply.members, past):
+            head.append(f"\n{balance}", style="cyan")
     return Group(head, _processes(reply, past, now_s))
+
+
+def _pool(pool: PoolCount) -> str:
+    parts = [
+        f"{number} {what}" for what, number in (("live", pool.live), ("starting", pool.starting), ("draining", pool.draining)) if number
+    ]
+    remedy = f" (async-rl scale {pool.pool}=1 goes on)" if pool.wanted == 0 and pool.pool == "generators" else ""
+    return f"{pool.pool}: {pool.wanted} wanted, {', '.join(parts) or '0 live'}{remedy}"
 
 
 def _restarts(reply: StatusReply, name: str) -> str:

@@ -199,6 +199,13 @@ _SUPERVISOR = [
     ),
     *_declare("failures", [("<reason>", "1", "attempts or groups that failed for this reason, since the start of the run")]),
     *_declare("restarts", [("<process>", "1", "times the process was started again")]),
+    *_declare(
+        "scale",
+        [
+            ("<pool>_wanted", "1", "processes of the pool that there should be: set at launch, by async-rl scale or by the autoscaler"),
+            ("<pool>_live", "1", "processes of the pool that serve and stay"),
+        ],
+    ),
     *_declare("memory", [("<process>_mb", "MB", "resident memory of the process")]),
     *_declare("cpu", [("<process>", "cores", "CPU seconds per second of the process since the last step")]),
 ]

@@ -5,7 +5,9 @@ Rules
   times within the window.
 - The learner's ranks live and die together: if one is lost, all start again, from the last checkpoint.
 - A learner that exits 0 has finished. One that tells an error of its own (a loss that is not finite, a batch over age) ends the run.
-- A process that fails by itself before it was ever ready would fail again: the run ends with its root cause.
+- A process that fails by itself before it was ever ready would fail again: the run ends with its root cause.  One that was added to a
+  live run is given up instead: the run got on without it.
+- The end of a process that was let go is no loss; it is forgotten.
 Used by the supervisor only.
 """
 
@@ -69,19 +71,24 @@ class Fleet:
         registry: Registry,
         config: SupervisorConfig,
         on_lost: Callable[[ProcessSpec, str], Awaitable[None]],
+        on_left: Callable[[ProcessSpec, str], Awaitable[None]],
         log: logging.Logger,
     ) -> None:
-        self._specs = specs
+        self._specs = list(specs)
         self._launcher = launcher
         self._registry = registry
         self._config = config
         self._on_lost = on_lost
+        self._on_left = on_left
         self._log = log
         self._handles: dict[str, ProcessHandle] = {}
         self._fatal: dict[str, str] = {}
         self._expelled: dict[str, str] = {}
         self._ends_run: set[str] = set()
         self._was_ready: set[str] = set()
+        self._group: asyncio.TaskGroup | None = None
+        self._added: set[str] = set()
+        self._leaving: dict[str, asyncio.Event] = {}
         self._learners_left = {s.name for s in specs if s.role == "learner"}
         self._is_stopping = False
         self.learner_done = asyncio.Event()
@@ -91,11 +98,65 @@ class Fleet:
     async def run(self) -> None:
         """Keeps every process until `stop` was called and all have ended."""
         async with asyncio.TaskGroup() as group:
+            self._group = group
             for spec in self._specs:
                 if spec.role != "learner":
-                    group.create_task(self._keep([spec]), name=f"keep {spec.name}")
+                    group.create_task(self._keep_until_left(spec), name=f"keep {spec.name}")
             if learners := [spec for spec in self._specs if spec.role == "learner"]:
                 group.create_task(self._keep(learners), name="keep the learner")
+
+    @property
+    def specs(self) -> list[ProcessSpec]:
+        """Every process that is kept or has still to leave."""
+        return list(self._specs)
+
+    def is_leaving(self, name: str) -> bool:
+        """Whether the process was let go."""
+        return name in self._leaving
+
+    def add(self, spec: ProcessSpec) -> None:
+        """One more process, kept from now on. Its name must be free."""
+        if self._group is None or self._is_stopping:
+            return
+        self._specs.append(spec)
+        self._added.add(spec.name)
+        self._group.create_task(self._keep_until_left(spec), name=f"keep {spec.name}")
+
+    def let_go(self, name: str) -> None:
+        """The process is not started again once it ends; one that is not ready yet ends now. `until_left` tells when it is gone."""
+        self._leaving[name] = asyncio.Event()
+        if not self._registry.is_serving(name) and name in self._handles:
+            self._handles[name].terminate()
+        self._registry.drain(name)
+
+    async def until_left(self, name: str, *, timeout_s: float) -> bool:
+        """Waits until a process that was let go has left; False if it has not by then."""
+        if (left := self._leaving.get(name)) is not None:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await left.wait()
+            except TimeoutError:
+                return False
+        return True
+
+    def end(self, name: str, *, at_once: bool) -> None:
+        """SIGTERM, or SIGKILL, to one process."""
+        if (handle := self._handles.get(name)) is not None:
+            handle.kill() if at_once else handle.terminate()
+
+    async def _keep_until_left(self, spec: ProcessSpec) -> None:
+        why = await self._keep([spec])
+        left = self._leaving.pop(spec.name, None)
+        if (left is None and not why) or self._is_stopping:
+            return  # it fails the run, or ends with it
+        await self._on_left(spec, why)
+        self._specs.remove(spec)
+        self._handles.pop(spec.name, None)
+        for names in (self._added, self._was_ready):
+            names.discard(spec.name)
+        self._registry.forget(spec.name)
+        if left is not None:
+            left.set()
 
     def note_fatal(self, name: str, text: str, *, ends_run: bool = False) -> None:
         """The process has told its root cause before it exits. ends_run: so it wants, and is not started again."""
@@ -110,28 +171,31 @@ class Fleet:
             self._expelled[name] = reason
             handle.kill()
 
-    async def _keep(self, specs: Sequence[ProcessSpec]) -> None:
-        """Keeps one process, or several that live and die together."""
+    async def _keep(self, specs: Sequence[ProcessSpec]) -> str:
+        """Keeps one process, or several that live and die together. Why one that was added is given up; else empty."""
         restarts = _Restarts(self._config)
-        while not self._is_stopping:
+        while not self._is_stopping and not self.is_leaving(specs[0].name):
             spec, end = await self._live_together(specs)
-            if self._is_stopping or end is None:
-                return
+            if self._is_stopping or end is None or self.is_leaving(spec.name):
+                return ""
+            if end.is_own_failure and spec.name in self._added - self._was_ready:
+                return end.reason
             if end.is_own_failure and (spec.role == "learner" or spec.name not in self._was_ready or spec.name in self._ends_run):
                 self._fail(f"{spec.name} {end.reason}")
-                return
+                return ""
             pause_s = restarts.next_pause_s()
             if pause_s is None:
                 self._fail(
                     f"{spec.name} {end.reason}; it was started again {self._config.max_restarts} times within "
                     f"{self._config.restart_window_s:g} s already (supervisor.max_restarts)"
                 )
-                return
+                return ""
             self.num_restarts += 1
             self._log.warning("%s %s; starting %s again in %.1f s", spec.name, end.reason, " and ".join(s.name for s in specs), pause_s)
             for lost in specs:
                 await self._on_lost(lost, f"{spec.name} {end.reason}")
             await asyncio.sleep(pause_s)
+        return ""
 
     async def _live_together(self, specs: Sequence[ProcessSpec]) -> tuple[ProcessSpec, _End | None]:
         """One life of all: who ended it and how, None if all have finished. A loss explains a peer's failure, not the other way round."""
@@ -166,6 +230,8 @@ class Fleet:
         handle = await self._launcher.start(spec)
         self._handles[spec.name] = handle
         self._registry.add(spec.name, spec.role, handle.pid)
+        if self.is_leaving(spec.name):
+            handle.terminate()
 
     async def _until_silent(self, spec: ProcessSpec, handle: ProcessHandle) -> str:
         """As Registry.until_silent; the time of its start begins once it has a place."""

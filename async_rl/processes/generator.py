@@ -3,7 +3,7 @@
 takes: tickets from the buffer, as many as it has room for; weights from the learner
 waits for: the first weights; then admission, when it has room and the buffer gives nothing
 gives: complete groups to the buffer, or the ticket back with the reason
-woken by: a written group (room), new weights (admission may open), the buffer's answer
+woken by: a written group (room), new weights (admission may open), the buffer's answer, Drain (finishes what it holds, then ends)
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import functools
 
 from async_rl.errors import EngineDead, InfrastructureError, RewardError, root_cause
 from async_rl.generation.engine import Engine, build_engine, prepare_environment
-from async_rl.messages import FailGroup, LoadReport, LoadWeights, Logprobs, Message, Probe, PutGroup, RequestWork, Work
+from async_rl.messages import FailGroup, LoadReport, LoadWeights, Logprobs, Message, Ok, Probe, PutGroup, RequestWork, Work
+from async_rl.messages_scaling import Drain
 from async_rl.processes.rollout import Rollouts, num_written
 from async_rl.processes.runtime import ProcessContext
 from async_rl.selection import num_drawn
@@ -30,7 +31,7 @@ async def run(context: ProcessContext) -> None:
     await engine.start()
     generator = Generator(context, engine)
     try:
-        await context.serve({LoadWeights: generator.load_weights, Probe: generator.probe})
+        await context.serve({LoadWeights: generator.load_weights, Probe: generator.probe, Drain: generator.drain})
         await generator.work()
     finally:
         await generator.close()
@@ -50,23 +51,43 @@ class Generator:
         self._writing: dict[int, int] = {}
         self._has_weights = asyncio.Event()
         self._has_room = asyncio.Event()
+        self._draining = asyncio.Event()
 
     async def work(self) -> None:
-        """Keeps the engine full until told to stop; what is in flight then goes back to the buffer."""
+        """Keeps the engine full until told to stop or to drain; what is in flight after a stop goes back to the buffer."""
         async with asyncio.TaskGroup() as group:
             following = group.create_task(self._follow_verifiers(), name="follow verifiers")
             asking = group.create_task(self._ask_for_work(group), name="ask for work")
-            await self._context.stopping.wait()
-            for task in (following, asking, *self._held):
+            drained = group.create_task(self._finish(asking), name="drain")
+            stopping = group.create_task(self._context.stopping.wait(), name="stopping")
+            await asyncio.wait({drained, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (following, asking, drained, stopping, *self._held):
                 task.cancel()
+
+    async def drain(self, _: Drain) -> Message:
+        """Takes no more work from now on, and ends once the groups that it holds are done."""
+        self._draining.set()
+        return Ok()
+
+    async def _finish(self, asking: asyncio.Task[None]) -> None:
+        """Once told to drain: returns when no request for work is out and no group is held."""
+        await self._draining.wait()
+        self._has_room.set()
+        if self._has_weights.is_set():
+            await self._tell_version()  # the parked request is answered, so that no ticket comes after the last look
+        else:
+            asking.cancel()
+        while waits := {task for task in (asking, *self._held) if not task.done()}:
+            await asyncio.wait(waits)
 
     async def _ask_for_work(self, group: asyncio.TaskGroup) -> None:
         with self._context.activity.waiting("first weights from the learner"):
             await self._has_weights.wait()
-        while True:
-            while (room := self._room()) < 1:
+        while not self._draining.is_set():
+            if (room := self._room()) < 1:
                 self._has_room.clear()
                 await self._has_room.wait()
+                continue
             work = await self._request_work(room)
             for ticket in work.tickets:
                 task = group.create_task(self._roll_out(ticket), name=f"group {ticket.group_id}")
@@ -145,6 +166,11 @@ class Generator:
         self._context.version = self._engine.version
         self._context.activity.gauge("weights/pause_s", report.pause_s)
         self._has_weights.set()
+        self._context.group.create_task(self._tell_version(), name="tell version")
+        return report
+
+    async def _tell_version(self) -> None:
+        """Tells what the engine samples with now; the request for work that is parked comes back."""
         notice = RequestWork(
             generator=self._context.name,
             incarnation=self._context.incarnation,
@@ -153,10 +179,6 @@ class Generator:
             held=None,
             wait_s=0,
         )
-        self._context.group.create_task(self._tell_version(notice), name="tell version")
-        return report
-
-    async def _tell_version(self, notice: RequestWork) -> None:
         await self._buffer.call(notice, timeout_s=self._put_timeout_s)
 
     async def probe(self, request: Probe) -> Message:

@@ -99,6 +99,8 @@ class Monitor:
         if message.source == _LEARNER:
             self.step = max(self.step, message.step)
             scalars = scalars | self._rates.step(time.monotonic(), scalars)
+            for pool in self._registry.pools():
+                scalars |= {f"scale/{pool.pool}_wanted": pool.wanted, f"scale/{pool.pool}_live": pool.live}
         if "eval/pass_at_1" in scalars:
             self._evaluated.add(message.step)
         self._recorder.record(message.step, message.source, scalars, message.histograms, message.texts)

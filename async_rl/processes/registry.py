@@ -7,9 +7,12 @@ import contextlib
 import time
 from dataclasses import dataclass
 
+import msgspec
+
 from async_rl.messages import Heartbeat, Member, Members, Register
 from async_rl.processes.directory import Directory
-from async_rl.types import Role
+from async_rl.topology import pool_of
+from async_rl.types import PoolCount, Role
 
 
 @dataclass
@@ -17,20 +20,28 @@ class _Entry:
     member: Member
     heard_s: float  # monotonic
     is_serving: bool
+    is_draining: bool = False
+
+
+STARTING, DRAINING, _ENDED = "starting", "draining", "ended"
 
 
 class Registry:
-    """Members by name. The epoch of `directory` grows when a member begins or ends to serve."""
+    """Members by name. The epoch of `directory` grows when a member begins or ends to serve.
+
+    wanted: processes per pool that there should be, as the scaler says.
+    """
 
     def __init__(self) -> None:
         self.directory = Directory()
         self.directory.update(Members(epoch=0, members=[]))
         self._entries: dict[str, _Entry] = {}
+        self.wanted: dict[str, int] = {}
 
     def add(self, name: str, role: Role, pid: int) -> None:
         """A process was started, or waits for a place (pid 0); it does not serve yet."""
-        member = _member(name, role, pid, "", "starting", waits_for="" if pid else "resources")
-        self._entries[name] = _Entry(member, time.monotonic(), is_serving=False)
+        member = _member(name, role, pid, "", STARTING, waits_for="" if pid else "resources")
+        self._entries[name] = _Entry(member, time.monotonic(), is_serving=False, is_draining=self._is_draining(name))
 
     def place(self, name: str, pid: int) -> None:
         """The process has a place and starts there. One that serves already was quicker than the launcher's word."""
@@ -40,7 +51,10 @@ class Registry:
     def register(self, message: Register) -> None:
         """The process serves at its address from now on."""
         self._entries[message.name] = _Entry(
-            _member(message.name, message.role, message.pid, message.address, "ready"), time.monotonic(), is_serving=True
+            _member(message.name, message.role, message.pid, message.address, "ready"),
+            time.monotonic(),
+            is_serving=True,
+            is_draining=self._is_draining(message.name),
         )
         self._publish()
 
@@ -56,7 +70,7 @@ class Registry:
             role=old.role,
             pid=old.pid,
             address=old.address,
-            state=message.state if entry.is_serving else "starting",
+            state=DRAINING if entry.is_draining else message.state if entry.is_serving else STARTING,
             waits_for=message.waits_for,
             since_s=message.since_s,
             version=message.version,
@@ -70,6 +84,32 @@ class Registry:
             self._entries[name] = _Entry(_member(name, entry.member.role, entry.member.pid, "", state), time.monotonic(), is_serving=False)
             if entry.is_serving:
                 self._publish()
+
+    def drain(self, name: str) -> None:
+        """The process is to leave. A verifier is told to nobody any more; a generator gets weights for what it still writes."""
+        entry = self._entries.get(name)
+        if entry is not None:
+            entry.is_draining = True
+            entry.member = msgspec.structs.replace(entry.member, state=DRAINING, since_s=time.time())
+            self._publish()
+
+    def forget(self, name: str) -> None:
+        """The process has left for good."""
+        self._entries.pop(name, None)
+
+    def pools(self) -> list[PoolCount]:
+        """Each pool as it is now. One that has ended and will be started again counts as starting."""
+        found = []
+        for pool, wanted in self.wanted.items():
+            states = [member.state for member in self.members if pool_of(member.name) == pool]
+            draining = states.count(DRAINING)
+            starting = states.count(STARTING) + states.count(_ENDED)
+            live = len(states) - draining - starting
+            found.append(PoolCount(pool=pool, wanted=wanted, starting=starting, live=live, draining=draining))
+        return found
+
+    def _is_draining(self, name: str) -> bool:
+        return name in self._entries and self._entries[name].is_draining
 
     def is_serving(self, name: str) -> bool:
         """True from registration until `mark`."""
@@ -106,7 +146,8 @@ class Registry:
         return [entry.member for entry in self._entries.values()]
 
     def _publish(self) -> None:
-        serving = [entry.member for entry in self._entries.values() if entry.is_serving]
+        entries = [entry for entry in self._entries.values() if entry.is_serving]
+        serving = [entry.member for entry in entries if not (entry.is_draining and entry.member.role == "verifier")]
         self.directory.update(Members(epoch=self.directory.epoch + 1, members=serving))
 
 

@@ -3,7 +3,7 @@
 Invariants
 - Only the supervisor's address is known at the start (`<run>/control.json`); everyone else is found through the directory.
 - A process dies with its parent, and ends by itself if the supervisor stops answering.
-- SIGTERM (or SIGUSR1) and Drain set `stopping`; `run(context)` then finishes what it holds and returns.
+- SIGTERM (or SIGUSR1) sets `stopping`; `run(context)` then finishes what it holds and returns.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import psutil
 
 from async_rl.config import RunConfig
 from async_rl.errors import Unavailable
-from async_rl.messages import Drain, Heartbeat, Member, Message, Ok, Register, ReportMetrics
+from async_rl.messages import Heartbeat, Member, Message, Register, ReportMetrics
 from async_rl.observability.activity import Activity
 from async_rl.processes.directory import Connections, Directory, Incarnation, Peer
 from async_rl.types import Role
@@ -107,8 +107,8 @@ class ProcessContext:
         return Incarnation(member, self.directory, self.connections)
 
     async def serve(self, handlers: Mapping[type[Message], Handler]) -> None:
-        """Binds this process's server, answers `handlers` and Drain from now on, and registers the address."""
-        server = RpcServer(self.host, 0, self.keys, {Drain: self._drain, **handlers})
+        """Binds this process's server, answers `handlers` from now on, and registers the address."""
+        server = RpcServer(self.host, 0, self.keys, handlers)
         self._servers.enter_context(server)
         self._own(server.serve(), "rpc server")
         await self.register(server.address)
@@ -132,10 +132,6 @@ class ProcessContext:
             source=self.name, step=step, scalars=dict(scalars or {}), histograms=dict(histograms or {}), texts=dict(texts or {})
         )
         await self.supervisor.call(request, timeout_s=self.config.network.call_timeout_s)
-
-    async def _drain(self, _: Drain) -> Message:
-        self.stopping.set()
-        return Ok()
 
     def _own(self, coroutine: object, name: str) -> None:
         self._tasks.append(self.group.create_task(coroutine, name=name))  # type: ignore[arg-type]

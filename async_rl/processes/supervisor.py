@@ -20,6 +20,7 @@ import msgspec
 
 from async_rl.config import RunConfig
 from async_rl.errors import AsyncRLError, RunFailed, root_cause
+from async_rl.machine import this_machine
 from async_rl.messages import (
     Expel,
     GetStatus,
@@ -35,6 +36,7 @@ from async_rl.messages import (
     WatchMembers,
 )
 from async_rl.messages_history import StartFrom
+from async_rl.messages_scaling import Pools, Scale
 from async_rl.monitoring.console import Console
 from async_rl.observability.logs import configure_logging
 from async_rl.processes.directory import Connections, Peer
@@ -44,28 +46,28 @@ from async_rl.processes.monitor import Monitor
 from async_rl.processes.preparation import prepare
 from async_rl.processes.registry import Registry
 from async_rl.processes.runtime import RENDEZVOUS_FILE, Control
+from async_rl.processes.scaler import Scaler, wanted_counts
 from async_rl.processes.watchdog import Watchdog
-from async_rl.topology import ProcessSpec
+from async_rl.topology import ProcessSpec, processes
 from async_rl.wire.addresses import supervisor_host
-from async_rl.wire.keys import Keys, create_keys
+from async_rl.wire.keys import Keys, create_keys, write_private
 from async_rl.wire.rpc import Handler, RpcServer
 
 _FINAL_EVALUATION_S = 60.0
 _CLOSE_S = 10.0
 
 
-def run_supervised(*, config: RunConfig, run_dir: Path, specs: list[ProcessSpec], launcher: Launcher) -> int:
+def run_supervised(*, config: RunConfig, run_dir: Path, launcher: Launcher) -> int:
     """Runs `config` in `run_dir` to its end; the run's exit code. Nothing is left running afterwards."""
-    return asyncio.run(Supervisor(config=config, run_dir=run_dir, specs=specs, launcher=launcher).run())
+    return asyncio.run(Supervisor(config=config, run_dir=run_dir, launcher=launcher).run())
 
 
 class Supervisor:
     """The state of one run as its supervisor holds it."""
 
-    def __init__(self, *, config: RunConfig, run_dir: Path, specs: list[ProcessSpec], launcher: Launcher) -> None:
+    def __init__(self, *, config: RunConfig, run_dir: Path, launcher: Launcher) -> None:
         self._config = config
         self._run_dir = run_dir.absolute()
-        self._specs = specs
         self._launcher = launcher
         self._log = configure_logging(self._run_dir, "supervisor")
         self._registry = Registry()
@@ -123,15 +125,26 @@ class Supervisor:
         network = self._config.network
         with RpcServer(supervisor_host(network, host), network.control_port, keys, self._handlers()) as server:
             control = Control(address=server.address, pid=os.getpid(), machine=platform.node(), model_path=str(model_path))
-            _write_private(self._run_dir / "control.json", msgspec.json.encode(control))
+            write_private(self._run_dir / "control.json", msgspec.json.encode(control))
             self._clear_rendezvous()
             self._connections = Connections(keys)
+            machine, self._registry.wanted = this_machine(), wanted_counts(self._config, self._run_dir)
             self._fleet = Fleet(
-                self._specs,
+                processes(self._config, machine, self._registry.wanted),
                 launcher=self._launcher,
                 registry=self._registry,
                 config=self._config.supervisor,
                 on_lost=self._on_lost,
+                on_left=self._on_left,
+                log=self._log,
+            )
+            self._scaler = Scaler(
+                self._config,
+                self._run_dir,
+                machine=machine,
+                fleet=self._fleet,
+                registry=self._registry,
+                connect=self._connections,
                 log=self._log,
             )
             serving = asyncio.create_task(server.serve(), name="control server")
@@ -162,16 +175,17 @@ class Supervisor:
         done = asyncio.create_task(self._fleet.learner_done.wait(), name="learner done")
         asked = asyncio.create_task(self._stop_asked.wait(), name="stop asked")
         watching = asyncio.create_task(self._watchdog.run(), name="watchdog")
+        scaling = asyncio.create_task(self._scaler.run(), name="scaler")
         try:
-            ends: set[asyncio.Future[Any]] = {done, asked, self._fleet.failed, serving, keeping, watching}
+            ends: set[asyncio.Future[Any]] = {done, asked, self._fleet.failed, serving, keeping, watching, scaling}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if self._fleet.failed.done():
                 raise self._fleet.failed.result()
-            for broken in (serving, keeping, watching):
+            for broken in (serving, keeping, watching, scaling):
                 if broken.done() and not done.done():
                     broken.result()
         finally:
-            for task in (done, asked, watching):
+            for task in (done, asked, watching, scaling):
                 task.cancel()
 
     async def _leave(self, keeping: asyncio.Task[None]) -> None:
@@ -200,6 +214,7 @@ class Supervisor:
             Expel: self._on_expel,
             GetStatus: self._on_status,
             StopRun: self._on_stop,
+            Scale: self._on_scale,
         }
 
     async def _on_register(self, message: Register) -> Message:
@@ -257,7 +272,12 @@ class Supervisor:
             metrics=self._monitor.newest,
             stalled=self._monitor.stalled,
             restarted_because=self._monitor.restarted_because,
+            pools=self._registry.pools(),
         )
+
+    async def _on_scale(self, message: Scale) -> Message:
+        self._scaler.scale(message.wanted, "as asked by async-rl scale")
+        return Pools(pools=self._registry.pools())
 
     async def _on_stop(self, message: StopRun) -> Message:
         (self._stop_asked if message.is_graceful else self._stop_now).set()
@@ -268,6 +288,15 @@ class Supervisor:
         self._monitor.on_restart(spec.name, reason)
         if spec.role == "learner":
             self._clear_rendezvous()
+        await self._release(spec)
+
+    async def _on_left(self, spec: ProcessSpec, why: str) -> None:
+        """A process is gone for good, as was wanted or for the reason told."""
+        await self._release(spec)
+        if why:
+            self._scaler.given_up(spec, why)
+
+    async def _release(self, spec: ProcessSpec) -> None:
         if spec.role != "generator":
             return
         buffer = Peer("buffer", self._registry.directory, self._connections)
@@ -299,10 +328,3 @@ class Supervisor:
             self._log.error("%s cannot be written: %s", self._run_dir / "state.json", error)
         self._console.end(outcome, cause, step)
         return 1 if cause else 0
-
-
-def _write_private(path: Path, data: bytes) -> None:
-    path.unlink(missing_ok=True)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        file.write(data)

@@ -38,12 +38,16 @@ def create_keys(directory: Path) -> Keys:
         token=secrets.token_urlsafe(32),
     )
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path = directory / "keys.json"
+    write_private(directory / "keys.json", msgspec.json.encode(keys))
+    return keys
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Writes a file anew, readable by its owner only from the first byte on."""
     path.unlink(missing_ok=True)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(fd, "wb") as file:
-        file.write(msgspec.json.encode(keys))
-    return keys
+        file.write(data)
 
 
 def load_keys(directory: Path) -> Keys:

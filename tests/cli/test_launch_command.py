@@ -22,7 +22,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
     """What `launch` would supervise; nothing is started."""
     configs: list[RunConfig] = []
 
-    def supervise(config: RunConfig, run_dir: Path, specs: object) -> int:
+    def supervise(config: RunConfig, run_dir: Path) -> int:
         assert msgspec.yaml.decode((run_dir / "config.yaml").read_bytes(), type=RunConfig) == config
         configs.append(config)
         return 0

@@ -26,7 +26,8 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
         (["generation.vllm.max_num_batched_tokens=64"], "is below max_num_seqs=256"),
         (["generation.vllm.tensor_parallel_size=2"], "set generators.gpus_each=2"),
         (["generation.vllm.kv_cache_mb=0"], "the size of the KV cache is unknown"),
-        (["generators.count=0"], "set generators.count to at least 1"),
+        (["generators.autoscale.enabled=true", "generators.autoscale.min=3", "generators.autoscale.max=2"], "raise max or lower min"),
+        (["generators.autoscale.enabled=true", "generators.autoscale.interval_s=2"], "no shares of time could be told; raise it to 30"),
         (["learner.minibatches=3"], "set learner.minibatches to one of 1, 2, 4, 8, 16"),
         (["learner.minibatches=8", "learner.ranks=3"], "a minibatch has 2 groups"),
         (

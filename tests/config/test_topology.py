@@ -2,7 +2,7 @@
 
 from async_rl.launchers.compose import compose
 from async_rl.machine import Machine, this_machine
-from async_rl.topology import ProcessSpec, processes
+from async_rl.topology import ProcessSpec, has_its_gpus, joining, pool_counts, processes
 
 TWO_CORES = Machine(cores=(0, 1), num_gpus=0, memory_mb=8000)
 PINNED = ("generators.cores=[0]", "learner.cores=[1]")
@@ -63,3 +63,24 @@ def test_this_machine_has_at_least_one_core_and_some_memory() -> None:
     machine = this_machine()
     assert machine.cores
     assert machine.memory_mb > 256
+
+
+def test_a_joining_process_takes_the_lowest_free_rank_and_the_gpus_that_nobody_has() -> None:
+    machine = Machine(cores=(0, 1), num_gpus=4, memory_mb=8000)
+    config = compose("ppo_code", ["generators.count=3", "generators.gpus_each=1", "learner.gpus_each=1"])
+    start = processes(config, machine)
+    staying = [spec for spec in start if spec.name != "generator-1"]
+    joins = joining(config, machine, "generators", staying)
+    assert (joins.name, joins.env["CUDA_VISIBLE_DEVICES"], has_its_gpus(joins)) == ("generator-1", "2", True)
+    assert joins == next(spec for spec in start if spec.name == "generator-1")
+    beyond = joining(config, machine, "generators", start)
+    assert (beyond.name, beyond.env["CUDA_VISIBLE_DEVICES"], has_its_gpus(beyond)) == ("generator-3", "", False)
+    assert joining(config, machine, "verifiers", start).name == "verifier-1"
+
+
+def test_wanted_counts_stand_in_for_those_of_the_configuration() -> None:
+    machine = Machine(cores=(0, 1), num_gpus=0, memory_mb=8000)
+    config = compose("ppo_code", ["generators.count=3"])
+    assert pool_counts(config) == {"generators": 3, "verifiers": 1}
+    names = [spec.name for spec in processes(config, machine, {"generators": 0, "verifiers": 2})]
+    assert names == ["buffer", "verifier-0", "verifier-1", "learner-0"]

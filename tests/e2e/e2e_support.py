@@ -18,6 +18,11 @@ _COMMAND = [str(Path(sys.executable).with_name("async-rl"))]
 _LOOK_S = 0.1
 
 
+def async_rl(*words: str) -> subprocess.CompletedProcess[str]:
+    """What a person gets who runs `async-rl` with these words in another terminal."""
+    return subprocess.run([*_COMMAND, *words], capture_output=True, text=True, check=False, timeout=120)
+
+
 class LiveRun:
     """`async-rl launch`, or `async-rl resume`, in a process of its own, its output in a file."""
 

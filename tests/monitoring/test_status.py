@@ -10,9 +10,9 @@ from rich.console import Console
 
 from async_rl.launchers.schema import settings
 from async_rl.messages import Member, StatusReply
-from async_rl.monitoring.bottleneck import bottleneck, per_second
+from async_rl.monitoring.bottleneck import advice, bottleneck, per_second
 from async_rl.monitoring.status import render, sparkline
-from async_rl.types import Role
+from async_rl.types import PoolCount, Role
 
 
 def member(name: str, role: Role, *, pid: int = 7, state: str = "working", **counters: float) -> Member:
@@ -120,3 +120,33 @@ def test_a_sparkline_goes_from_the_lowest_to_the_highest_bar() -> None:
     assert sparkline([0.25, 0.25]) == "▁▁"
     assert len(sparkline([float(i) for i in range(1000)])) == 60
     assert "reward ▁█ 0.20 to 0.80" in shown(reply([]), rewards=(0.2, 0.8))
+
+
+def test_a_run_in_balance_keeps_the_name_of_its_bottleneck() -> None:
+    """Half the learner's time each way: what was named stays until something else is worse by a tenth."""
+    a_little_work, a_little_wait = [learner(52, 48), generator(60, 0, 40)], [learner(48, 52), generator(60, 0, 40)]
+    assert bottleneck(a_little_wait).startswith("generation")
+    assert bottleneck(a_little_wait, last="the learner: at work").startswith("the learner")
+    assert bottleneck(a_little_work, last="generation: the learner waits").startswith("generation")
+    assert bottleneck([learner(40, 60), generator(60, 0, 40)], last="the learner: at work").startswith("generation")
+    assert bottleneck([learner(20, 80), generator(45, 0, 50)], last="generation: the learner waits").startswith("generation")
+
+
+def test_status_advises_how_many_generators_would_balance() -> None:
+    assert advice([learner(66, 34), generator(100, 0, 0)]) == "learner waits 34% of the time: about 0.5 generators more would balance"
+    second = member("generator-1", "generator", busy_s=25, wait_s=0, blocked_s=75)
+    held = [learner(100, 0), generator(25, 0, 75), second]
+    assert advice(held) == "generators are held back 75% of the time: about 1.5 generators fewer would balance"
+
+
+def test_no_advice_is_given_in_balance_or_while_verdicts_are_what_is_missing() -> None:
+    assert advice([learner(95, 5), generator(95, 0, 5)]) == ""
+    assert advice([learner(50, 50), generator(20, 80, 0)]) == ""
+    assert advice([learner(50, 50), generator(100, 0, 0), member("generator-1", "generator", state="draining")]) == ""
+
+
+def test_status_shows_each_pool_and_what_brings_generators_back() -> None:
+    counts = {"verifiers": (1, 0, 1, 0), "generators": (0, 0, 0, 2)}
+    pools = [PoolCount(pool=p, wanted=w, starting=s, live=n, draining=d) for p, (w, s, n, d) in counts.items()]
+    text = shown(msgspec.structs.replace(reply([]), pools=pools))
+    assert "verifiers: 1 wanted, 1 live; generators: 0 wanted, 2 draining (async-rl scale generators=1 goes on)" in text

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from async_rl.errors import DeadlineExceeded, ProtocolError, StalenessError, Unavailable
-from async_rl.messages import CommitStep, Drain, GetStatus, Message, Ok, RequestWork, Work
+from async_rl.messages import CommitStep, GetStatus, Message, Ok, RequestWork, Work
+from async_rl.messages_scaling import Drain, Pools, Scale
 from async_rl.wire.keys import Keys, create_keys, load_keys
 from async_rl.wire.rpc import RpcClient, RpcServer
 
@@ -141,4 +142,4 @@ def test_an_unexpected_exception_in_a_handler_ends_the_server(keys: Keys) -> Non
 
 
 def test_every_request_names_its_reply() -> None:
-    assert (CommitStep.Reply, Drain.Reply, RequestWork.Reply) == (Ok, Ok, Work)
+    assert (CommitStep.Reply, Drain.Reply, RequestWork.Reply, Scale.Reply) == (Ok, Ok, Work, Pools)

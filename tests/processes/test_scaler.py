@@ -1,0 +1,144 @@
+"""From wanted counts to processes that come and go, with a fleet of scripted processes."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from test_fleet import LIMITS, Scripted, ScriptedLauncher
+
+from async_rl.config import RunConfig
+from async_rl.errors import ConfigError
+from async_rl.launchers.compose import compose
+from async_rl.machine import Machine
+from async_rl.messages import Heartbeat, Register
+from async_rl.processes.directory import Connections
+from async_rl.processes.fleet import Fleet
+from async_rl.processes.registry import Registry
+from async_rl.processes.scaler import SCALE_FILE, Scaler, wanted_counts
+from async_rl.topology import ProcessSpec, processes
+from async_rl.wire.keys import create_keys
+
+MACHINE = Machine(cores=(0, 1), num_gpus=0, memory_mb=8000)
+
+
+class ScaledRun:
+    """A supervisor without sockets: processes serve as soon as they are started, and end when asked."""
+
+    def __init__(self, config: RunConfig, run_dir: Path, machine: Machine = MACHINE) -> None:
+        self.registry = Registry()
+        self.registry.wanted = wanted_counts(config, run_dir)
+        self.launcher = ScriptedLauncher(self.serve, run_dir / "out")
+        log = logging.getLogger("test")
+        self.fleet = Fleet(
+            processes(config, machine, self.registry.wanted),
+            launcher=self.launcher,
+            registry=self.registry,
+            config=LIMITS,
+            on_lost=self.told,
+            on_left=self.told,
+            log=log,
+        )
+        connect = Connections(create_keys(run_dir / "keys"))
+        self.scaler = Scaler(config, run_dir, machine=machine, fleet=self.fleet, registry=self.registry, connect=connect, log=log)
+
+    async def told(self, _: ProcessSpec, __: str) -> None:
+        pass
+
+    def serve(self, spec: ProcessSpec, process: Scripted) -> None:
+        message = Register(name=spec.name, role=spec.role, pid=process.pid, address="")
+        asyncio.get_running_loop().call_soon(self.registry.register, message)
+
+    async def until(self, *names: str) -> None:
+        async with asyncio.timeout(10):
+            while sorted(m.name for m in self.registry.members if m.address == "" and m.state == "ready") != sorted(names):
+                await self.registry.directory.changed(self.registry.directory.epoch)
+
+    def tell(self, name: str, **counters: float) -> None:
+        pid = next(m.pid for m in self.registry.members if m.name == name)
+        self.registry.beat(Heartbeat(name=name, pid=pid, state="ready", waits_for="", since_s=0, version=0, counters=counters))
+
+
+def with_run(config: RunConfig, run_dir: Path, act: Callable[[ScaledRun], Awaitable[None]], machine: Machine = MACHINE) -> None:
+    async def main() -> None:
+        run = ScaledRun(config, run_dir, machine)
+        tasks = [asyncio.create_task(run.fleet.run()), asyncio.create_task(run.scaler.run())]
+        try:
+            await act(run)
+        finally:
+            run.fleet.kill_all()
+            tasks[1].cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_processes_come_and_go_until_there_are_as_many_as_wanted_and_a_later_life_of_the_run_has_as_many(tmp_path: Path) -> None:
+    config = compose("grpo_code", [])
+
+    async def act(run: ScaledRun) -> None:
+        await run.until("buffer", "learner-0", "verifier-0", "generator-0")
+        run.scaler.scale({"verifiers": 3}, "test")
+        await run.until("buffer", "learner-0", "verifier-0", "verifier-1", "verifier-2", "generator-0")
+        run.scaler.scale({"verifiers": 1}, "test")
+        await run.until("buffer", "learner-0", "verifier-0", "generator-0")
+        run.scaler.scale({"generators": 2}, "test")
+        await run.until("buffer", "learner-0", "verifier-0", "generator-0", "generator-1")
+
+    with_run(config, tmp_path, act)
+    assert wanted_counts(config, tmp_path) == {"generators": 2, "verifiers": 1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted", "remedy"),
+    [
+        ([], {"generator": 3}, "generator=3: there is no such pool; this run has generators, verifiers"),
+        ([], {"verifiers": 0}, "keep at least 1"),
+        ([], {"generators": 20_000}, "give a number from 0 to 10000"),
+        (["generators.gpus_each=1"], {"generators": 2}, "need 2 GPUs, this machine has 1"),
+        (["generators.autoscale.enabled=true"], {"generators": 2}, "resume the run with generators.autoscale.enabled=false"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_remedy_and_changes_nothing(
+    tmp_path: Path, settings: list[str], wanted: dict[str, int], remedy: str
+) -> None:
+    async def act(run: ScaledRun) -> None:
+        before = dict(run.registry.wanted)
+        with pytest.raises(ConfigError, match=remedy):
+            run.scaler.scale(wanted, "test")
+        assert run.registry.wanted == before
+        assert not (tmp_path / SCALE_FILE).exists()
+
+    with_run(compose("grpo_code", settings), tmp_path, act, Machine(cores=(0, 1), num_gpus=1, memory_mb=8000))
+
+
+def test_one_that_cannot_be_started_is_no_longer_wanted(tmp_path: Path) -> None:
+    async def act(run: ScaledRun) -> None:
+        await run.until("buffer", "learner-0", "verifier-0", "generator-0")
+        run.scaler.scale({"generators": 2}, "test")
+        spec = next(spec for spec in run.fleet.specs if spec.name == "generator-1")
+        run.scaler.given_up(spec, "failed: OutOfMemory")
+        assert run.registry.wanted["generators"] == 1
+
+    with_run(compose("grpo_code", []), tmp_path, act)
+
+
+def test_the_autoscaler_adds_a_generator_for_a_learner_that_waits(tmp_path: Path) -> None:
+    config = compose(
+        "grpo_code", ["generators.autoscale.enabled=true", "generators.autoscale.interval_s=0.05", "supervisor.heartbeat_s=0.01"]
+    )
+
+    async def act(run: ScaledRun) -> None:
+        await run.until("buffer", "learner-0", "verifier-0", "generator-0")
+        told_s = 0.0
+        async with asyncio.timeout(10):
+            while run.registry.wanted["generators"] == 1:
+                told_s += 1.0
+                run.tell("learner-0", busy_s=told_s, wait_s=told_s)
+                run.tell("generator-0", busy_s=2 * told_s, blocked_s=0.0)
+                await asyncio.sleep(0.01)
+        await run.until("buffer", "learner-0", "verifier-0", "generator-0", "generator-1")
+
+    with_run(config, tmp_path, act)
+    assert wanted_counts(config, tmp_path)["generators"] == 2
