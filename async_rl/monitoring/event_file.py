@@ -5,6 +5,7 @@ The only file that imports tensorboard.  Used by the recorder.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -54,12 +55,17 @@ class EventFile:
         self._add(hparams_pb(dict(settings)), 0)
 
     def first_screen(self, title: str, charts: Sequence[tuple[str, Sequence[str]]]) -> None:
-        """The layout of the custom-scalars page: title and scalar names of each chart."""
+        """The layout of the custom-scalars page: title and scalar names of each chart. TensorBoard searches for patterns: give it whole names."""
         layout = layout_pb2.Layout(
             category=[
                 layout_pb2.Category(
                     title=title,
-                    chart=[layout_pb2.Chart(title=name, multiline=layout_pb2.MultilineChartContent(tag=tags)) for name, tags in charts],
+                    chart=[
+                        layout_pb2.Chart(
+                            title=name, multiline=layout_pb2.MultilineChartContent(tag=[f"^{re.escape(tag)}$" for tag in tags])
+                        )
+                        for name, tags in charts
+                    ],
                 )
             ]
         )

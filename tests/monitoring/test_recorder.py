@@ -154,6 +154,8 @@ def test_tensorboard_gets_scalars_histograms_texts_settings_and_the_first_screen
     assert b"num_steps: 4" in tensor_util.make_ndarray(values[0, "run/config"].tensor).item()
     layout = layout_pb2.Layout.FromString(tensor_util.make_ndarray(values[0, "custom_scalars__config__"].tensor).item())
     assert len(layout.category[0].chart) == 10
+    patterns = list(layout.category[0].chart[1].multiline.tag)
+    assert [name for name in ("eval/pass_at_1", "eval/pass_at_1_error") if any(re.search(p, name) for p in patterns)] == ["eval/pass_at_1"]
     hparams = values[0, "_hparams_/session_start_info"].metadata.plugin_data.content
     assert b"learner.optimizer.lr" in hparams
 
