@@ -55,7 +55,7 @@ class EventFile:
         self._add(hparams_pb(dict(settings)), 0)
 
     def first_screen(self, title: str, charts: Sequence[tuple[str, Sequence[str]]]) -> None:
-        """The layout of the custom-scalars page: title and scalar names of each chart. TensorBoard searches for patterns: give it whole names."""
+        """The layout of the custom-scalars page: title and scalar names of each chart, which TensorBoard takes for patterns."""
         layout = layout_pb2.Layout(
             category=[
                 layout_pb2.Category(
