@@ -21,10 +21,11 @@ Colour = Literal["logprob", "version", "advantage"]
 LEGEND = {
     "logprob": "probability of the token when it was drawn: green over 90 %, plain over 50 %, yellow over 10 %, red below",
     "version": "a colour per policy version; the version stands where it changes",
-    "advantage": "green: better than expected, red: worse, bold: by more than the group's standard deviation; of each token with a critic, "
+    "advantage": "green: better than expected, red: worse, bold: by far more than is usual in the group; of each token with a critic, "
     "else of the whole sample: its reward against the mean of its group",
 }
 TOLD = "\u27e8what the policy read and did not write\u27e9"
+_MUCH = 1.5
 _VERSION_STYLES = ("cyan", "magenta", "yellow", "green", "blue")
 _PROBABILITIES = ((0.9, "green"), (0.5, ""), (0.1, "yellow"), (0.0, "red"))
 
@@ -75,19 +76,19 @@ def _response(group: Group, index: int, pieces: Sequence[str], colour: Colour, a
         elif colour == "logprob":
             text.append(piece, style=next(style for least, style in _PROBABILITIES if math.exp(logprob) >= least))
         else:
-            bold = "bold " if abs(value) > 1 else ""
+            bold = "bold " if abs(value) > _MUCH else ""
             text.append(piece, style="" if abs(value) < 1e-6 else f"{bold}green" if value > 0 else f"{bold}red")
     return text
 
 
 def _advantages(group: Group, index: int, found: FloatArray | None) -> list[float]:
-    """Of each response token of the sample, in units of their spread over the group; its reward against the group's if none are found."""
+    """Of each response token of the sample, in units of their root mean square in the group; from its reward if none are found."""
     lengths = [sample.response_length for sample in group.trajectories]
     if found is None:
         rewards = [sample.score.reward for sample in group.trajectories]
         return [(rewards[index] - _mean(group)) / (float(np.std(rewards)) or 1.0)] * lengths[index]
     start = sum(lengths[:index])
-    values: list[float] = (found[start : start + lengths[index]] / (float(found.std()) or 1.0)).tolist()
+    values: list[float] = (found[start : start + lengths[index]] / (float(np.sqrt(np.mean(found**2))) or 1.0)).tolist()
     return values
 
 

@@ -98,7 +98,7 @@ def test_advantages_are_kept_of_the_groups_that_are_stored(run_dir: Path) -> Non
 def test_with_a_critic_each_token_has_the_colour_of_its_own_advantage(run_dir: Path) -> None:
     group = stored(run_dir)[0].group
     first, second = (sample.response_length for sample in group.trajectories)
-    advantages = np.concatenate([np.full(first, 9.0), [-0.1, 0.0, 5.0], np.zeros(second - 3)]).astype(np.float32)
+    advantages = np.concatenate([np.full(first, 1.0), [-0.1, 0.0, 5.0], np.zeros(second - 3)]).astype(np.float32)
     out = io.StringIO()
     terminal = Console(file=out, force_terminal=True, width=200, color_system="standard", legacy_windows=False)
     pieces = ["a", "b", "c"] + [""] * (second - 3)
