@@ -153,8 +153,8 @@ def test_the_doctor_looks_at_the_machine_it_is_on() -> None:
 
 
 DOCS = Path(__file__).parents[2] / "docs"
-ELSEWHERE = ("launch", "stop", "resume", "export", "verifier", "init")
-"""Commands that start or end something: the tests above, and tests/cli, run them."""
+ELSEWHERE = ("launch", "stop", "resume", "export", "verifier", "init", "scale", "eval")
+"""Commands that start or end something: tests of their own run them."""
 EXAMPLES = {
     "ppo_trainer.yaml": "actor_rollout_ref:\n  rollout: {n: 4}\nalgorithm: {adv_estimator: grpo}\ntrainer: {total_training_steps: 7}\n",
     "experiment.yaml": "group_size: 4\ndataset: {train_bs_n_seqs: 16}\n",
@@ -175,7 +175,7 @@ def documented_commands(values: dict[str, str]) -> list[list[str]]:
             words = shlex.split(line.partition("  ")[0]) if line.startswith("async-rl ") else []
             if len(words) > 1 and "..." not in line and words[1] not in ELSEWHERE and not {"--watch", "--follow"} & set(words):
                 found[tuple(values.get(word, word) for word in words[1:])] = None
-            if words[1:2] == ["launch"] and "--dry-run" in words and not any(".yaml" in word for word in words):
+            if words[1:2] == ["launch"] and "--dry-run" in words and not any(".yaml" in w or w.startswith("launcher=") for w in words):
                 found[tuple(words[1:])] = None
     return [list(words) for words in found]
 
