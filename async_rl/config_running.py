@@ -58,7 +58,9 @@ class CheckpointConfig(Section):
     every_steps: Annotated[int, Meta(ge=0, description="learner steps between checkpoints; 0 = not by steps; one is written at the end")]
     every_minutes: Annotated[float, Meta(ge=0, description="minutes after which the next step is saved, whatever its number; 0 = never")]
     keep: Annotated[int, Meta(ge=1, description="checkpoints kept, the newest")]
-    mirror: Annotated[str | None, Meta(description="fsspec URL of a directory that gets a copy of each checkpoint kept; null = none")]
+    mirror: Annotated[
+        str | None, Meta(description="fsspec URL of a directory that gets a copy of each checkpoint kept and of the ledger; null = none")
+    ]
     keep_best: Annotated[int, Meta(ge=0, description="older checkpoints kept besides, those of the best held-out pass rate")]
 
 

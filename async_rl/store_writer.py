@@ -53,6 +53,16 @@ def connect(path: Path, *, durability: Literal["normal", "full"] = "normal") -> 
     return connection
 
 
+def snapshot(path: Path, target: Path) -> None:
+    """Copies the store as it is at one moment, also while it is written. Raises InfrastructureError if it cannot."""
+    target.unlink(missing_ok=True)
+    try:
+        with contextlib.closing(connect(path)) as source, contextlib.closing(sqlite3.connect(target)) as copy:
+            source.backup(copy)
+    except sqlite3.Error as error:
+        raise InfrastructureError(f"{path} cannot be copied to {target}: {error}; make room or give permission") from error
+
+
 class Writer:
     """The one writing connection with its queue and thread."""
 

@@ -1,8 +1,8 @@
 """How long a checkpoint holds the learner up, beside a step and beside a bare copy of the same state to host memory.
 
 Run: `OMP_NUM_THREADS=1 python -m benchmarks.checkpoint [--rounds N]`.
-Two random models: the embedded one's shape, and one of about 350 MB. Steps, copies (to memory that is new) and checkpoints alternate; the writing, which goes on
-beside the next steps, is told too: how long until the checkpoint has its name, and what it costs the steps beside it.
+Two random models: the embedded one's shape, and one of about 350 MB. Steps, copies (to memory that is new) and checkpoints alternate; the
+writing, which goes on beside the next steps, is told too: how long until the checkpoint has its name, and what it costs the step beside it.
 """
 
 from __future__ import annotations

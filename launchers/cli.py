@@ -134,20 +134,26 @@ def stop(
 @app.command()
 def resume(
     run: Annotated[
-        str, typer.Argument(metavar="RUN", help="name or directory of a run that has ended or was killed", autocompletion=complete_run)
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help="name or directory of a run that has ended or was killed, or the URL of its copy: <checkpoint.mirror>/<name>",
+            autocompletion=complete_run,
+        ),
     ],
     settings: Annotated[list[str] | None, typer.Argument(metavar="[key=value ...]", help="settings that differ from here on")] = None,
     output_dir: OutputDir = None,
 ) -> None:
     """Go on with a run where its last checkpoint and its ledger stand.
 
-    Examples: async-rl resume my-run; async-rl resume my-run num_steps=400
+    Examples: async-rl resume my-run; async-rl resume my-run num_steps=400; async-rl resume s3://bucket/copies/my-run
     """
     from async_rl.launchers.plan import show_plan
     from async_rl.launchers.preflight import model_shape, preflight
-    from async_rl.launchers.resuming import counts_after_resume, resumed_config, take_up
+    from async_rl.launchers.resuming import fetch, is_copy, counts_after_resume, resumed_config, take_up
 
-    run_dir = runs.find(run, output_dir or default_output_dir())
+    directory = output_dir or default_output_dir()
+    run_dir = fetch(run, directory) if is_copy(run) else runs.find(run, directory)
     config, changed = resumed_config(run_dir, settings or [])
     machine = this_machine()
     preflight(config, machine, is_new=False)

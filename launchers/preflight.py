@@ -20,12 +20,13 @@ from async_rl.config import RunConfig
 from async_rl.config_check import machine_problems, raise_if_any
 from async_rl.config_rewards import RewardConfig, SandboxConfig
 from async_rl.config_rollout import RolloutConfig
-from async_rl.errors import ConfigError
+from async_rl.errors import ConfigError, InfrastructureError
 from async_rl.estimate import ModelShape, disk_mb, embedded_shape, fit_problems, shape_from_hf
 from async_rl.launchers.choosing import launcher_problems
 from async_rl.launchers.compose import is_local_model
 from async_rl.machine import Machine
 from async_rl.named import load_rollout
+from async_rl.processes.mirror import Mirror
 from async_rl.reward_terms import functions_of
 from async_rl.rewards.comparison import load_checker
 from async_rl.rewards.functions import check_functions
@@ -53,6 +54,8 @@ def _problems(config: RunConfig, machine: Machine, *, is_new: bool) -> Iterator[
     yield from machine_problems(config, machine)
     yield from _file_problems(config)
     yield from _directory_problems(config, is_new=is_new)
+    if is_new:
+        yield from _mirror_problems(config)
     yield from _network_problems(config)
     yield from launcher_problems(config)
     if config.monitoring.wandb is not None and importlib.util.find_spec("wandb") is None:
@@ -121,6 +124,15 @@ def _directory_problems(config: RunConfig, *, is_new: bool) -> Iterator[str]:
             f"output_dir={config.output_dir}: {free_mb} MB are free there, the run needs about {needed_mb} MB; free some, set output_dir "
             "to another disk, or lower checkpoint.keep"
         )
+
+
+def _mirror_problems(config: RunConfig) -> Iterator[str]:
+    mirror, name = config.checkpoint.mirror, config.run_name
+    try:
+        if mirror is not None and Mirror(mirror, Path(name or "run")).versions() and name is not None:
+            yield f"checkpoint.mirror={mirror}: holds a run {name} already; choose another run_name, or async-rl resume {mirror}/{name}"
+    except InfrastructureError as error:
+        yield str(error)
 
 
 def _nearest_existing(path: Path) -> Path:

@@ -19,6 +19,7 @@ from async_rl.launchers import runs, schema
 from async_rl.launchers.compose import recompose, to_yaml
 from async_rl.launchers.control import leave_mark, living_pid
 from async_rl.processes import checkpoints
+from async_rl.processes.mirror import Mirror
 from async_rl.processes.scaler import SCALE_FILE, wanted_counts
 from async_rl.topology import pool_counts
 
@@ -75,6 +76,7 @@ def _refusals(run_dir: Path, before: RunConfig, after: RunConfig, changed: dict[
         yield f"num_steps={after.num_steps}: the run has finished step {saved[-1]}; give a larger num_steps to go on"
 
 
+from async_rl.processes.mirror import Mirror
 def counts_after_resume(run_dir: Path, config: RunConfig) -> dict[str, int]:
     """Processes per pool: as the run was scaled, unless a count is set anew."""
     is_set = pool_counts(config) != pool_counts(runs.config_of(run_dir))

@@ -9,6 +9,7 @@ Invariants
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -36,6 +38,7 @@ from async_rl.learner.optimizer import ModelOptimizer
 from async_rl.learner.sharding import Ranks
 
 _FORMAT = 2
+_CUDA_RANDOM = "random.cuda"
 
 
 class Checkpointer:
@@ -80,6 +83,8 @@ class Checkpointer:
             raise DataError(f"{directory} is not a checkpoint; give a directory such as checkpoints/step_000020 of a run")
         state: dict[str, Any] = {**self._state(), "version": torch.zeros(2, dtype=torch.int64)}
         try:
+            if _CUDA_RANDOM in state and not _holds(directory, _CUDA_RANDOM):
+                del state[_CUDA_RANDOM]  # it was written on a machine without one
             load(state, checkpoint_id=directory, process_group=self._group)
         except CheckpointException as error:
             raise DataError(
@@ -99,10 +104,13 @@ class Checkpointer:
         for name, part in self._stateful.items():
             part.load_state_dict(state[name])
         torch.set_rng_state(state["random"])
+        if _CUDA_RANDOM in state:
+            torch.cuda.set_rng_state(state[_CUDA_RANDOM])
         return int(version)
 
     def _state(self) -> dict[str, Any]:
         state: dict[str, Any] = {"random": torch.get_rng_state(), **{name: part.state_dict() for name, part in self._stateful.items()}}
+        state |= _gpu_random()
         for name, (model, optimizer) in self._models.items():
             options = StateDictOptions()
             state[f"{name}.model"], state[f"{name}.optimizer"] = get_state_dict(model, optimizer.torch_optimizer, options=options)
@@ -122,6 +130,18 @@ class ModelState:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Puts them back."""
         set_model_state_dict(self._model, state_dict)
+
+
+def _gpu_random() -> dict[str, torch.Tensor]:
+    return {_CUDA_RANDOM: torch.cuda.get_rng_state()} if torch.cuda.is_available() else {}
+
+
+def _holds(directory: Path, name: str) -> bool:
+    """Whether the checkpoint has this part; True if that cannot be told, so that reading it says why."""
+    try:
+        return name in FileSystemReader(directory).read_metadata().state_dict_metadata
+    except (OSError, EOFError, pickle.UnpicklingError):
+        return True
 
 
 def _causes(error: CheckpointException) -> str:

@@ -19,7 +19,6 @@ from async_rl.learner.trainer import Trainer
 from async_rl.messages import Batch, CommitStep, StartEvaluation, SyncVersion, TakeBatch
 from async_rl.messages_history import KeepAdvantages, StartFrom
 from async_rl.processes import checkpoints
-from async_rl.processes.mirror import Mirror
 from async_rl.processes.pushing import Pusher
 from async_rl.processes.ranks import TrainingPool, join_process_group
 from async_rl.processes.runtime import ProcessContext
@@ -100,8 +99,6 @@ class Learner:
 
     async def _go_on(self) -> None:
         """Takes up the newest checkpoint, if there is one, and tells those who count along."""
-        if (mirror := self._config.checkpoint.mirror) is not None:
-            await asyncio.to_thread(Mirror(mirror, self._context.run_dir).fetch_newest)
         if (checkpoint := checkpoints.newest(self._context.run_dir)) is not None:
             with self._context.activity("loading the checkpoint"):
                 self._version = await self._ranks.load(checkpoint)

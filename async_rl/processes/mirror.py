@@ -1,8 +1,8 @@
-"""Copies of the checkpoints at another place, given by any fsspec URL (s3://, gs://, hdfs://, a directory elsewhere).
+"""Copies of a run at another place, given by any fsspec URL (s3://, gs://, hdfs://, a directory elsewhere), from which it can be resumed.
 
-A copy of version v is `<url>/<run>/step_<v>` with a file `step_<v>.complete` beside it, which is written last and deleted first: object
-stores know no rename. What the local folder no longer keeps is deleted there too.
-Used by the learner's Saver and, where the local folder was lost, by the learner at its start.
+In `<url>/<run>/`: the checkpoints `step_<v>` that the local folder keeps, the ledger `ledger_<v>.sqlite` of the newest of them, and in
+`files/` the configurations and metrics.jsonl. A file `step_<v>.complete` is written last and deleted first: object stores know no rename.
+Used by the learner's Saver, `async-rl launch` (the place must be free) and `async-rl resume URL`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,14 @@ from pathlib import Path
 
 import fsspec
 
-from async_rl.errors import InfrastructureError
+from async_rl.errors import ConfigError, InfrastructureError
 from async_rl.processes import checkpoints
+from async_rl.store_schema import STORE_FILE
+from async_rl.store_writer import snapshot
 
 _DONE = ".complete"
+_RECORDS = ("config*.yaml", "metrics.jsonl")
+_FILES = "files/"  # beside the checkpoints they would make the copy look like a run
 
 
 class Mirror:
@@ -36,41 +40,77 @@ class Mirror:
         try:
             there = self.versions()
             self._fs.makedirs(self._root, exist_ok=True)
-            for version in sorted(set(kept) - set(there)):
+            missing = sorted(set(kept) - set(there))
+            for version in missing:
                 directory = checkpoints.directory_of(self._run_dir, version)
                 for path in sorted(p for p in directory.rglob("*") if p.is_file()):
-                    target = f"{self._root}/{directory.name}/{path.relative_to(directory)}"
-                    self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
-                    self._fs.put_file(str(path), target)
-                self._fs.pipe_file(f"{self._root}/{directory.name}{_DONE}", b"complete")
+                    self._put(path, f"{directory.name}/{path.relative_to(directory)}")
+            if missing:
+                self._put_records(missing[-1])
+            for version in missing:
+                self._fs.pipe_file(f"{self._root}/{_name(version)}{_DONE}", b"complete")
             for version in set(there) - set(kept):
-                name = checkpoints.directory_of(self._run_dir, version).name
-                self._fs.rm_file(f"{self._root}/{name}{_DONE}")
-                self._fs.rm(f"{self._root}/{name}", recursive=True)
+                self._fs.rm_file(f"{self._root}/{_name(version)}{_DONE}")
+                self._fs.rm(f"{self._root}/{_name(version)}", recursive=True)
+            for name in self._names() if missing else ():
+                if name.startswith("ledger_") and name != _ledger(missing[-1]):
+                    self._fs.rm_file(f"{self._root}/{name}")
         except OSError as error:
             raise InfrastructureError(f"checkpoint.mirror={self._url} cannot be written: {error}") from error
 
     def versions(self) -> list[int]:
         """Versions of the complete copies, oldest first."""
-        if not self._fs.exists(self._root):
-            return []
-        names = (path.rpartition("/")[2] for path in self._fs.ls(self._root, detail=False, refresh=True))
-        return sorted(int(name.removeprefix("step_").removesuffix(_DONE)) for name in names if name.endswith(_DONE))
+        return sorted(int(name.removeprefix("step_").removesuffix(_DONE)) for name in self._names() if name.endswith(_DONE))
 
-    def fetch_newest(self) -> None:
-        """Brings the newest copy to the local folder, if that has no checkpoint at all."""
+    def fetch(self) -> None:
+        """Makes the run's directory, which must not exist yet, from the newest copy. Raises ConfigError if there is none."""
+        if self._run_dir.exists():
+            raise ConfigError(f"{self._run_dir} exists already; resume it by its name, or move it away to take the copy of {self._url}")
         try:
             there = self.versions()
-            if checkpoints.versions(self._run_dir) or not there:
-                return
-            directory = checkpoints.directory_of(self._run_dir, there[-1])
-            partial = directory.with_name(directory.name + ".partial")
+            if not there:
+                raise ConfigError(f"{self._url}/{self._run_dir.name} holds no complete copy of a run; give <checkpoint.mirror>/<run name>")
+            partial = self._run_dir.with_name(self._run_dir.name + ".partial")
             shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
-            for path in self._fs.find(f"{self._root}/{directory.name}"):
-                target = partial / path.partition(f"/{directory.name}/")[2]
-                target.parent.mkdir(parents=True, exist_ok=True)
-                self._fs.get_file(path, str(target))
-            partial.rename(directory)
+            for path in self._fs.find(self._root):
+                name = path.strip("/").removeprefix(self._root.strip("/") + "/")
+                if name.startswith(f"{_name(there[-1])}/"):
+                    self._get(path, partial / "checkpoints" / name)
+                elif name == _ledger(there[-1]):
+                    self._get(path, partial / STORE_FILE)
+                elif name.startswith(_FILES):
+                    self._get(path, partial / name.removeprefix(_FILES))
+            partial.rename(self._run_dir)
         except OSError as error:
-            raise InfrastructureError(f"checkpoint.mirror={self._url} cannot be read: {error}") from error
+            raise InfrastructureError(f"{self._url}/{self._run_dir.name} cannot be brought to {self._run_dir}: {error}") from error
+
+    def _names(self) -> list[str]:
+        if not self._fs.exists(self._root):
+            return []
+        return [path.rstrip("/").rpartition("/")[2] for path in self._fs.ls(self._root, detail=False, refresh=True)]
+
+    def _put_records(self, version: int) -> None:
+        """The ledger as it is now, which is that of the version or later, and what tells of the run."""
+        copy = self._run_dir / "ledger.partial"
+        snapshot(self._run_dir / STORE_FILE, copy)
+        self._put(copy, _ledger(version))
+        copy.unlink()
+        for path in (path for pattern in _RECORDS for path in self._run_dir.glob(pattern)):
+            self._put(path, _FILES + path.name)
+
+    def _put(self, path: Path, name: str) -> None:
+        target = f"{self._root}/{name}"
+        self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
+        self._fs.put_file(str(path), target)
+
+    def _get(self, path: str, target: Path) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        self._fs.get_file(path, str(target))
+
+
+def _name(version: int) -> str:
+    return checkpoints.directory_of(Path(), version).name
+
+
+def _ledger(version: int) -> str:
+    return f"ledger_{version:06d}.sqlite"

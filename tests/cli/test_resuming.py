@@ -10,9 +10,10 @@ from async_rl.errors import ConfigError
 from async_rl.launchers import schema
 from async_rl.launchers.compose import compose, write_config
 from async_rl.launchers.control import leave_mark, living_pid
-from async_rl.launchers.resuming import FIXED, resumed_config, take_up
+from async_rl.launchers.resuming import FIXED, changes, fetch, is_copy, resumed_config, take_up
 from async_rl.launchers.runs import config_of
 from async_rl.processes.checkpoints import directory_of
+from async_rl.processes.mirror import Mirror
 
 
 @pytest.fixture
@@ -90,3 +91,18 @@ def test_a_directory_that_cannot_be_written_is_told(run_dir: Path) -> None:
     with pytest.raises(ConfigError, match=r"mine cannot be written .*make room or give permission"):
         take_up(config, run_dir)
     assert config_of(run_dir).num_steps == 9
+
+
+def test_a_url_or_a_directory_of_copies_is_no_run_and_is_brought_here(tmp_path: Path, run_dir: Path) -> None:
+    copy = tmp_path / "copies" / "mine"
+    copy.mkdir(parents=True)
+    mark = copy / "step_000005.complete"
+    mark.touch()
+    assert [is_copy(str(run_dir)), is_copy("mine"), is_copy(str(copy)), is_copy("s3://bucket/mine")] == [False, False, True, True]
+    mark.unlink()
+    (run_dir / "store.sqlite").touch()
+    directory_of(run_dir, 5).mkdir(parents=True)
+    Mirror(str(tmp_path / "copies"), run_dir).update()
+    there = fetch(str(copy), tmp_path / "there")
+    assert (there, config_of(there).output_dir) == (tmp_path / "there" / "mine", str(tmp_path / "there"))
+    assert changes(config_of(run_dir), config_of(there)).keys() == {"output_dir"}

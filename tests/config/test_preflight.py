@@ -112,3 +112,16 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
     secret.chmod(0)
     (line,) = problems(tmp_path, "model.path=owner/name", f"data.train_files={secret}", "evaluation.every_steps=0")
     assert "may not be read" in line
+
+
+def test_a_mirror_that_holds_a_run_of_that_name_or_cannot_be_used_is_named(tmp_path: Path) -> None:
+    place = tmp_path / "copies"
+    (place / "mine").mkdir(parents=True)
+    mine = ("run_name=mine", f"checkpoint.mirror={place}")
+    assert problems(tmp_path, *mine) == []
+    (place / "mine" / "step_000005.complete").touch()
+    (held,) = problems(tmp_path, *mine)
+    assert held.startswith(f"checkpoint.mirror={place}: holds a run mine already; choose another run_name, or async-rl resume {place}/mine")
+    assert problems(tmp_path, "run_name=other", f"checkpoint.mirror={place}") == []
+    (unknown,) = problems(tmp_path, "checkpoint.mirror=nowhere://x")
+    assert unknown.startswith("checkpoint.mirror=nowhere://x cannot be used")

@@ -24,15 +24,17 @@ def async_rl(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 class LiveRun:
-    """`async-rl launch`, or `async-rl resume`, in a process of its own, its output in a file."""
+    """`async-rl launch`, or `async-rl resume`, in a process of its own, its output in a file. copy: what is resumed instead."""
 
-    def __init__(self, output_dir: Path, *settings: str, name: str = "run", resumes: bool = False, prefix: Sequence[str] = ()) -> None:
+    def __init__(
+        self, output_dir: Path, *settings: str, name: str = "run", resumes: bool = False, prefix: Sequence[str] = (), copy: str = ""
+    ) -> None:
         self.run_dir = output_dir / name
         self._output = output_dir / f"{name}.terminal"
         output_dir.mkdir(parents=True, exist_ok=True)
         arguments = ["launch", *settings, f"output_dir={output_dir}", f"run_name={name}"]
         if resumes:
-            arguments = ["resume", str(self.run_dir), *settings]
+            arguments = ["resume", copy or str(self.run_dir), *settings, *(["--output-dir", str(output_dir)] if copy else [])]
         elif not any(setting.startswith("monitoring.tensorboard=") for setting in settings):
             arguments.append("monitoring.tensorboard=false")
         with self._output.open("wb") as sink:

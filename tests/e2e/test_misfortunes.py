@@ -1,7 +1,7 @@
 """What stands in the way of a run that goes on: each is told in one clear sentence, and nothing that the run had is lost.
 
-A store that others hold, ports that are taken, permissions that are missing, a checkpoint that cannot be read or is of another model.
-All happen to copies of one run that has ended; at the end one of them goes on.
+A store that others hold, ports that are taken, permissions that are missing, a checkpoint that cannot be read or is of another model, a
+machine that is gone with all that was on it. All happen to copies of one run that has ended.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ BOUND = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.getui
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The directory of a run of four steps, with checkpoints of two and four."""
-    run = LiveRun(tmp_path_factory.mktemp("ended"), *QUICK, "num_steps=4")
+    """The directory of a run of four steps, with checkpoints of two and four, also in `copies` beside it."""
+    directory = tmp_path_factory.mktemp("ended")
+    run = LiveRun(directory, *QUICK, "num_steps=4", f"checkpoint.mirror={directory}/copies")
     try:
         assert run.wait() == 0, run.terminal
         yield run.run_dir
@@ -142,11 +143,25 @@ def test_a_damaged_checkpoint_is_refused_and_without_it_the_run_goes_on_from_the
     run = launch("num_steps=6", resumes=True)
     ends_with(run, 1, "step_000004 cannot be read", "move it away to go on from the one before")
     newest.rename(run_dir / "damaged")
-    run = launch(resumes=True)
+    run = launch("checkpoint.mirror=null", resumes=True)
     assert run.wait() == 0, run.terminal
     found = run.audit()
     assert (found["problems"], found["num_steps"], found["num_undone_steps"]) == ([], 6, 2)
     assert [row["step"] for row in run.rows] == list(range(1, 7))
+
+
+def test_a_run_whose_machine_is_gone_is_resumed_from_its_mirror_alone(tmp_path: Path, ended: Path) -> None:
+    copies = shutil.copytree(ended.parent / "copies", tmp_path / "copies")
+    there = LiveRun(tmp_path / "there", "num_steps=6", f"checkpoint.mirror={copies}", resumes=True, copy=f"file://{copies}/run")
+    try:
+        assert there.wait() == 0, there.terminal
+    finally:
+        there.end()
+    found = there.audit()
+    assert (found["problems"], found["num_steps"], found["num_undone_steps"]) == ([], 6, 0)
+    assert [row["step"] for row in there.rows] == list(range(1, 7))
+    assert checkpoints(there.run_dir) == ["step_000004", "step_000006"]
+    assert (copies / "run" / "step_000006.complete").is_file()
 
 
 def _widened(path: Path) -> Path:

@@ -226,6 +226,25 @@ def test_what_is_trained_while_a_checkpoint_is_written_does_not_reach_it(model_p
     assert not equal(before, weights_of(trainer))
 
 
+@pytest.mark.parametrize(("written_with", "read_with"), [(True, True), (True, False), (False, True)])
+def test_the_random_state_of_a_gpu_is_restored_where_both_machines_have_one(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written_with: bool, read_with: bool
+) -> None:
+    restored: list[list[int]] = []
+
+    def gpu(fill: int, *, is_there: bool) -> None:
+        state = {"random.cuda": torch.full((16,), fill, dtype=torch.uint8)}
+        monkeypatch.setattr("async_rl.learner.checkpoint._gpu_random", lambda: state if is_there else {})
+
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state: restored.append(state.tolist()))
+    trainer = make_trainer(model_path, "grpo_code")
+    gpu(7, is_there=written_with)
+    trainer.save(tmp_path / "step_1", 1).result()
+    gpu(0, is_there=read_with)
+    assert trainer.load(tmp_path / "step_1") == 1
+    assert restored == ([[7] * 16] if written_with and read_with else [])
+
+
 def test_a_checkpoint_of_another_model_is_refused_by_the_tensor_that_differs(model_path: Path, tmp_path: Path) -> None:
     make_trainer(model_path, "grpo_code").save(tmp_path / "step_1", 1).result()
     other = make_trainer(make_model(tmp_path / "wider", hidden=48), "grpo_code")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import sqlite3
 from pathlib import Path
 
 import pytest
 
-from async_rl.errors import InfrastructureError
+from async_rl.errors import ConfigError, InfrastructureError
 from async_rl.processes.checkpoints import directory_of, versions
 from async_rl.processes.mirror import Mirror
+from async_rl.store_schema import STORE_FILE
 
 
 def make(run_dir: Path, version: int) -> None:
@@ -19,45 +22,63 @@ def make(run_dir: Path, version: int) -> None:
     (directory / "inner" / "0.distcp").write_bytes(bytes([version]) * 1000)
 
 
+def record(run_dir: Path, version: int) -> None:
+    """The ledger and the records that a run has beside its checkpoints, after so many steps."""
+    with contextlib.closing(sqlite3.connect(run_dir / STORE_FILE)) as store:
+        store.execute("PRAGMA journal_mode=WAL")
+        store.execute("CREATE TABLE IF NOT EXISTS steps (version INTEGER)")
+        store.execute("INSERT INTO steps VALUES (?)", (version,))
+        store.commit()
+    (run_dir / "config.yaml").write_text("name: mine\n")
+    (run_dir / "metrics.jsonl").write_text(f"to {version}\n")
+
+
+def steps(run_dir: Path) -> list[int]:
+    with contextlib.closing(sqlite3.connect(run_dir / STORE_FILE)) as store:
+        return [version for (version,) in store.execute("SELECT version FROM steps")]
+
+
 @pytest.mark.parametrize("kind", ["memory", "file"])
-def test_copies_follow_the_local_folder_and_bring_it_back(tmp_path: Path, kind: str) -> None:
+def test_copies_follow_the_run_and_bring_the_newest_of_it_back(tmp_path: Path, kind: str) -> None:
     url = "memory://mirror" if kind == "memory" else f"file://{tmp_path}/elsewhere"
     run_dir = tmp_path / f"run-{kind}"
     mirror = Mirror(url, run_dir)
     for version in (5, 10):
         make(run_dir, version)
+        record(run_dir, version)
         mirror.update()
     assert mirror.versions() == [5, 10]
     shutil.rmtree(directory_of(run_dir, 5))
     make(run_dir, 15)
+    record(run_dir, 16)
     mirror.update()
     assert mirror.versions() == [10, 15]
-    shutil.rmtree(run_dir / "checkpoints")
-    Mirror(url, run_dir).fetch_newest()
-    assert versions(run_dir) == [15]
-    assert (directory_of(run_dir, 15) / "inner" / "0.distcp").read_bytes() == bytes([15]) * 1000
-    assert (directory_of(run_dir, 15) / ".metadata").read_text() == "of 15"
+    back = tmp_path / "other machine" / run_dir.name
+    Mirror(url, back).fetch()
+    assert versions(back) == [15]
+    assert (directory_of(back, 15) / "inner" / "0.distcp").read_bytes() == bytes([15]) * 1000
+    assert (directory_of(back, 15) / ".metadata").read_text() == "of 15"
+    assert steps(back) == [5, 10, 16]
+    assert (back / "metrics.jsonl").read_text() == "to 16\n"
+    assert sorted(path.name for path in back.iterdir()) == ["checkpoints", "config.yaml", "metrics.jsonl", STORE_FILE]
+    with pytest.raises(ConfigError, match="exists already"):
+        mirror.fetch()
 
 
 def test_a_copy_that_was_not_finished_is_not_brought_back(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    make(run_dir, 5)
     mirror = Mirror(str(tmp_path / "elsewhere"), run_dir)
-    mirror.update()
-    (tmp_path / "elsewhere" / "run" / "step_000005.complete").unlink()
-    shutil.rmtree(run_dir / "checkpoints")
-    mirror.fetch_newest()
-    assert versions(run_dir) == []
-
-
-def test_what_is_there_locally_is_not_replaced(tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    make(run_dir, 5)
-    mirror = Mirror(str(tmp_path / "elsewhere"), run_dir)
-    mirror.update()
-    (directory_of(run_dir, 5) / ".metadata").write_text("mine")
-    mirror.fetch_newest()
-    assert (directory_of(run_dir, 5) / ".metadata").read_text() == "mine"
+    for version in (5, 10):
+        make(run_dir, version)
+        record(run_dir, version)
+        mirror.update()
+    there = tmp_path / "elsewhere" / "run"
+    assert sorted(path.name for path in there.glob("ledger_*")) == ["ledger_000010.sqlite"]
+    for version in (10, 5):
+        (there / f"step_{version:06d}.complete").unlink()
+    with pytest.raises(ConfigError, match="holds no complete copy"):
+        Mirror(str(tmp_path / "elsewhere"), tmp_path / "back" / "run").fetch()
+    assert not (tmp_path / "back").exists()
 
 
 def test_a_place_that_cannot_be_used_is_named(tmp_path: Path) -> None:
