@@ -9,7 +9,6 @@ Invariants
 from __future__ import annotations
 
 import os
-import pickle
 import shutil
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -20,7 +19,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -83,9 +81,7 @@ class Checkpointer:
             raise DataError(f"{directory} is not a checkpoint; give a directory such as checkpoints/step_000020 of a run")
         state: dict[str, Any] = {**self._state(), "version": torch.zeros(2, dtype=torch.int64)}
         try:
-            if _CUDA_RANDOM in state and not _holds(directory, _CUDA_RANDOM):
-                del state[_CUDA_RANDOM]  # it was written on a machine without one
-            load(state, checkpoint_id=directory, process_group=self._group)
+            self._read(state, directory)
         except CheckpointException as error:
             raise DataError(
                 f"checkpoint {directory} cannot be read, or is of another model or configuration: {_causes(error)}; "
@@ -107,6 +103,15 @@ class Checkpointer:
         if _CUDA_RANDOM in state:
             torch.cuda.set_rng_state(state[_CUDA_RANDOM])
         return int(version)
+
+    def _read(self, state: dict[str, Any], directory: Path) -> None:
+        try:
+            load(state, checkpoint_id=directory, process_group=self._group)
+        except CheckpointException as error:
+            if f"Missing key in checkpoint state_dict: {_CUDA_RANDOM}" not in _causes(error):
+                raise
+            del state[_CUDA_RANDOM]  # it was written on a machine without a GPU
+            load(state, checkpoint_id=directory, process_group=self._group)
 
     def _state(self) -> dict[str, Any]:
         state: dict[str, Any] = {"random": torch.get_rng_state(), **{name: part.state_dict() for name, part in self._stateful.items()}}
@@ -134,14 +139,6 @@ class ModelState:
 
 def _gpu_random() -> dict[str, torch.Tensor]:
     return {_CUDA_RANDOM: torch.cuda.get_rng_state()} if torch.cuda.is_available() else {}
-
-
-def _holds(directory: Path, name: str) -> bool:
-    """Whether the checkpoint has this part; True if that cannot be told, so that reading it says why."""
-    try:
-        return name in FileSystemReader(directory).read_metadata().state_dict_metadata
-    except (OSError, EOFError, pickle.UnpicklingError):
-        return True
 
 
 def _causes(error: CheckpointException) -> str:
