@@ -1,7 +1,8 @@
 """Copies of a run at another place, given by any fsspec URL (s3://, gs://, hdfs://, a directory elsewhere), from which it can be resumed.
 
 In `<url>/<run>/`: the checkpoints `step_<v>` that the local folder keeps, the ledger `ledger_<v>.sqlite` of the newest of them, and in
-`files/` the configurations, metrics.jsonl and how the run was scaled. A file `step_<v>.complete` is written last and deleted first: object stores know no rename.
+`files/` the configurations, metrics.jsonl and how the run was scaled. A file `step_<v>.complete` is written last and deleted first:
+object stores know no rename.
 Used by the learner's Saver, `async-rl launch` (the place must be free) and `async-rl resume URL`.
 """
 
