@@ -1,8 +1,7 @@
 """Copies of a run at another place, given by any fsspec URL (s3://, gs://, hdfs://, a directory elsewhere), from which it can be resumed.
 
 In `<url>/<run>/`: the checkpoints `step_<v>` that the local folder keeps, the ledger `ledger_<v>.sqlite` of the newest of them, and in
-`files/` the configurations, metrics.jsonl and how the run was scaled. A file `step_<v>.complete` is written last and deleted first:
-object stores know no rename.
+`files/` the configurations and metrics.jsonl. A file `step_<v>.complete` is written last and deleted first: object stores know no rename.
 Used by the learner's Saver, `async-rl launch` (the place must be free) and `async-rl resume URL`.
 """
 
@@ -15,12 +14,11 @@ import fsspec
 
 from async_rl.errors import ConfigError, InfrastructureError
 from async_rl.processes import checkpoints
-from async_rl.processes.scaling import SCALE_FILE
 from async_rl.store_schema import STORE_FILE
 from async_rl.store_writer import snapshot
 
 _DONE = ".complete"
-_RECORDS = ("config*.yaml", "metrics.jsonl", SCALE_FILE)
+_RECORDS = ("config*.yaml", "metrics.jsonl")
 _FILES = "files/"  # beside the checkpoints they would make the copy look like a run
 
 
