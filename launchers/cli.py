@@ -150,7 +150,7 @@ def resume(
     """
     from async_rl.launchers.plan import show_plan
     from async_rl.launchers.preflight import model_shape, preflight
-    from async_rl.launchers.resuming import fetch, is_copy, counts_after_resume, resumed_config, take_up
+    from async_rl.launchers.resuming import counts_after_resume, fetch, is_copy, resumed_config, take_up
 
     directory = output_dir or default_output_dir()
     run_dir = fetch(run, directory) if is_copy(run) else runs.find(run, directory)

@@ -76,11 +76,25 @@ def _refusals(run_dir: Path, before: RunConfig, after: RunConfig, changed: dict[
         yield f"num_steps={after.num_steps}: the run has finished step {saved[-1]}; give a larger num_steps to go on"
 
 
-from async_rl.processes.mirror import Mirror
 def counts_after_resume(run_dir: Path, config: RunConfig) -> dict[str, int]:
     """Processes per pool: as the run was scaled, unless a count is set anew."""
     is_set = pool_counts(config) != pool_counts(runs.config_of(run_dir))
     return pool_counts(config) if is_set else wanted_counts(config, run_dir)
+
+
+def is_copy(run: str) -> bool:
+    """Whether this names the copy of a run at its mirror: a URL, or a directory that holds checkpoints and is no run."""
+    return "://" in run or (any(Path(run).glob("step_*.complete")) and not (Path(run) / "config.yaml").exists())
+
+
+def fetch(url: str, output_dir: Path) -> Path:
+    """Brings a run from its copy at `<checkpoint.mirror>/<name>` to `output_dir`, where it is at home from now on; its directory."""
+    place, _, name = url.rstrip("/").rpartition("/")
+    run_dir = (output_dir / name).absolute()
+    Mirror(place, run_dir).fetch()
+    config = msgspec.structs.replace(runs.config_of(run_dir), output_dir=str(run_dir.parent))
+    (run_dir / "config.yaml").write_text(to_yaml(config))
+    return run_dir
 
 
 def take_up(config: RunConfig, run_dir: Path) -> None:

@@ -14,11 +14,12 @@ import fsspec
 
 from async_rl.errors import ConfigError, InfrastructureError
 from async_rl.processes import checkpoints
+from async_rl.processes.scaler import SCALE_FILE
 from async_rl.store_schema import STORE_FILE
 from async_rl.store_writer import snapshot
 
 _DONE = ".complete"
-_RECORDS = ("config*.yaml", "metrics.jsonl")
+_RECORDS = ("config*.yaml", "metrics.jsonl", SCALE_FILE)
 _FILES = "files/"  # beside the checkpoints they would make the copy look like a run
 
 
