@@ -40,7 +40,7 @@ class RunConfig(Section):
     ]
     output_dir: Annotated[str, Meta(min_length=1, description="where runs are kept")]
     cache_dir: Annotated[str | None, Meta(description="where the embedded model is kept; null = ~/.cache/async_rl")]
-    num_steps: Annotated[int, Meta(ge=1, description="learner steps")]
+    num_steps: Annotated[int, Meta(ge=1, description="learner steps; null at launch = those of data.epochs")]
     seed: Annotated[int, Meta(ge=0, description="seed of order, sampling and initialisation")]
     launcher: Annotated[Literal["local", "ray", "slurm"], Meta(description="where processes run")]
     data: DataConfig

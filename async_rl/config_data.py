@@ -41,6 +41,13 @@ class DataConfig(Section):
         Annotated[str, Meta(min_length=1)] | None,
         Meta(description="file with further columns of the rows, found by id (AReaL's code metadata); null = the rows hold everything"),
     ]
+    epochs: Annotated[
+        Annotated[float, Meta(gt=0)] | None, Meta(description="passes over the training rows, from which num_steps=null is counted")
+    ]
+    tokenizer: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        Meta(description="directory of a tokenizer to use; null = the model's own"),
+    ]
     prompt_key: Annotated[str, Meta(min_length=1, description="column with the prompt, a string or a chat list; without it `question`")]
     id_key: Annotated[
         Annotated[str, Meta(min_length=1)] | None,

@@ -40,7 +40,7 @@ def alone(run_dir: Path, core: int) -> None:
     from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt
 
-    held = load_train_prompts(config, load_tokenizer(model))
+    held = load_train_prompts(config, load_tokenizer(config, model))
     prompts = [held[i] for i in range(min(20 * NUM_PROMPTS, len(held)))]
     vllm = config.generation.vllm
     llm = LLM(

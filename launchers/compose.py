@@ -71,9 +71,15 @@ def compose_unchecked(conf: str, overrides: Sequence[str] = ()) -> RunConfig:
 def _validated(tree: dict[str, Any]) -> RunConfig:
     for path, setting in schema.settings().items():
         _amend(tree, path, is_list_of_strings=setting.is_list_of_strings)
-    if problems := schema.problems(tree):
+    by_epochs = tree.get("num_steps", 0) is None
+    if problems := schema.problems({**tree, "num_steps": 1} if by_epochs else tree):
         raise ConfigError("\n".join(problems))
-    return msgspec.convert(tree, RunConfig)
+    if not by_epochs:
+        return msgspec.convert(tree, RunConfig)
+    from async_rl.data.epochs import steps_of_epochs
+
+    config = msgspec.convert({**tree, "num_steps": 1}, RunConfig)
+    return msgspec.structs.replace(config, num_steps=steps_of_epochs(config))
 
 
 def names() -> list[str]:
@@ -154,7 +160,15 @@ def _register_user_file(conf: str) -> Path | None:
     return path.resolve().parent
 
 
-PATH_SETTINGS = ("output_dir", "cache_dir", "data.train_files", "data.val_files", "data.metadata_file", "checkpoint.mirror")
+PATH_SETTINGS = (
+    "output_dir",
+    "cache_dir",
+    "data.train_files",
+    "data.val_files",
+    "data.metadata_file",
+    "data.tokenizer",
+    "checkpoint.mirror",
+)
 
 
 def _amend(tree: dict[str, Any], path: str, *, is_list_of_strings: bool) -> None:
@@ -183,5 +197,5 @@ def _absolute(value: Any) -> Any:
 
 
 def with_files(with_them: Any, without: Any, *, _root_: DictConfig) -> Any:
-    """The first value where the run trains on files of the user's, the second on the embedded task."""
-    return with_them if _root_.data.train_files else without
+    """The first value where the run trains or is evaluated on files of the user's, the second on the embedded task."""
+    return with_them if _root_.data.train_files or _root_.data.val_files else without

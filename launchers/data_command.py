@@ -52,7 +52,7 @@ def check(
     from async_rl.data.prepare import prepare_model
 
     path = prepare_model(config, lambda _, text: typer.echo(text, err=True))
-    tokenizer = load_tokenizer(path, trust_remote_code=config.model.trust_remote_code)
+    tokenizer = load_tokenizer(config, path)
     if _report(examine(config.data.train_files, config, tokenizer), config):
         raise typer.Exit(1)
 

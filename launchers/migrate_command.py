@@ -45,7 +45,7 @@ def migrate(
                 "  " + "  ".join(part for part in (f"{line.key}={line.value}", f"-> {ours}" if ours else "", line.fate.reason) if part)
             )
     typer.echo(f"written: {target}; see what it would do with: async-rl launch conf={target} --dry-run")
-    compose(str(target))
+    compose(str(target), ["num_steps=1"] if "num_steps" in migration.settings else [])  # its files need not be here to be counted
 
 
 def read(file: Path) -> Migration:

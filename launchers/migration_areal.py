@@ -210,8 +210,10 @@ _RUN: dict[str, Rule] = {
     "n_nodes": only((1,), "one machine", "processes run on one machine"),
     "n_gpus_per_node": same(_CALLS),
     "allocation_mode": same(_CALLS),
-    "exp_ctrl.total_train_epochs": lambda value, source: Fate(
-        "refused", f"set num_steps to {value} x rows / {source.get('dataset.train_bs_n_seqs', 256)}: the length is told in steps"
+    "exp_ctrl.total_train_epochs": lambda value, source: (
+        Fate("defaulted", "exp_ctrl.benchmark_steps is given")
+        if isinstance(source.get("exp_ctrl.benchmark_steps"), int)
+        else Fate("translated", settings={"num_steps": None, "data.epochs": value})
     ),
     "exp_ctrl.benchmark_steps": unless_null(to("num_steps"), "total_train_epochs decides"),
     "exp_ctrl.save_freq_steps": unless_null(to("checkpoint.every_steps"), "not by steps"),

@@ -77,7 +77,7 @@ def _kl_coef(value: Any, _: Source) -> Fate:
 
 
 _DATA: dict[str, Rule] = {
-    "data.tokenizer": only((None,), "the model's own", "prompts are made with the tokenizer in model.path; put this one there"),
+    "data.tokenizer": unless_null(to("data.tokenizer"), "the model's own"),
     "data.train_files": to("data.train_files", by=lambda value: [value] if isinstance(value, str) else list(value)),
     "data.val_files": to("data.val_files", by=lambda value: [value] if isinstance(value, str) else list(value or [])),
     "data.prompt_key": to("data.prompt_key"),
@@ -143,7 +143,7 @@ _TRAINER: dict[str, Rule] = {
     "trainer.total_epochs": lambda value, source: (
         Fate("defaulted", "trainer.total_training_steps is given")
         if isinstance(source.get("trainer.total_training_steps"), int)
-        else Fate("refused", f"set num_steps to {value} x rows / {source.get('data.train_batch_size', 1024)}: the length is told in steps")
+        else Fate("translated", settings={"num_steps": None, "data.epochs": value})
     ),
     "trainer.total_training_steps": unless_null(to("num_steps"), "trainer.total_epochs decides"),
     "trainer.project_name": same("names nothing here: runs lie in output_dir"),
@@ -158,7 +158,7 @@ _TRAINER: dict[str, Rule] = {
     "trainer.default_hdfs_dir": unless_null(to("checkpoint.mirror"), "no copies elsewhere"),
     "trainer.max_actor_ckpt_to_keep": unless_null(to("checkpoint.keep"), "the newest ones are kept (checkpoint.keep)"),
     "trainer.device": only(("cuda",), "GPUs", "CUDA GPUs or the CPU"),
-    "trainer.val_only": only((False,), "a run trains", "a run trains; there is no evaluation without training"),
+    "trainer.val_only": only((False,), "a run trains", "async-rl eval MODEL conf=FILE evaluates without training"),
     "trainer.resume_mode": only(("auto", "disable"), "async-rl resume RUN goes on with a run", "async-rl resume RUN goes on with a run"),
     "trainer.*": same(TOOLS),
 }

@@ -102,6 +102,8 @@ def _file_problems(config: RunConfig) -> Iterator[str]:
                 yield f"data.{name}={file}: may not be read; change its permissions (chmod u+r)"
             elif path.stat().st_size == 0:
                 yield f"data.{name}={file}: is empty; give a file with at least one prompt"
+    if config.data.tokenizer is not None and not Path(config.data.tokenizer).is_dir():
+        yield f"data.tokenizer={config.data.tokenizer}: there is no such directory; give one with a tokenizer, or null for the model's own"
     model = config.model.path
     if model is not None and is_local_model(model):
         if not Path(model).is_dir():

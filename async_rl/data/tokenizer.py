@@ -11,6 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from async_rl.config import RunConfig
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -42,8 +44,9 @@ def build_tokenizer(texts: Iterable[str], max_length: int) -> PreTrainedTokenize
     )
 
 
-def load_tokenizer(model_path: Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer that lies in a model's directory."""
+def load_tokenizer(config: RunConfig, model_path: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a run: that of the model's directory, or the one that data.tokenizer names."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(str(model_path), trust_remote_code=trust_remote_code, local_files_only=True)
+    directory = config.data.tokenizer or str(model_path)
+    return AutoTokenizer.from_pretrained(directory, trust_remote_code=config.model.trust_remote_code, local_files_only=True)

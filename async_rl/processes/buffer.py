@@ -49,7 +49,7 @@ async def run(context: ProcessContext) -> None:
     path = context.run_dir / STORE_FILE
     async with Store(path, durability=config.buffer.durability, clock=time.time) as store:
         with context.activity("loading prompts"):
-            tokenizer = load_tokenizer(context.model_path, trust_remote_code=config.model.trust_remote_code)
+            tokenizer = load_tokenizer(config, context.model_path)
             bad_row: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
             def refused(error: DataError) -> None:

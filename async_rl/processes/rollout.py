@@ -46,7 +46,7 @@ class Rollouts:
         self._context = context
         self._config = context.config
         self._engine = engine
-        self._tokenizer = load_tokenizer(context.model_path, trust_remote_code=context.config.model.trust_remote_code)
+        self._tokenizer = load_tokenizer(context.config, context.model_path)
         self._lead = load_rollout(context.config.rollout)
         self._client = VerifierClient(context.config, context.token, context.activity)
         self._memo = VerdictMemo(self._client, size=context.config.verifiers.memo_programs)

@@ -49,7 +49,7 @@ def test_every_key_is_mentioned_once_and_the_result_is_accepted(tmp_path: Path, 
 
     ours = tmp_path / "ours.yaml"
     ours.write_text(to_yaml(migration))
-    compose(str(ours))
+    compose(str(ours), ["num_steps=1"])
 
 
 @pytest.mark.parametrize("name", SOURCES)
@@ -77,7 +77,7 @@ def test_the_command_writes_a_file_that_it_does_not_overwrite_and_lists_the_keys
     assert "data.max_prompt_length=512  -> data.max_prompt_tokens=512" in result.output
     assert "trainer.nnodes=1  one machine" in result.output
     assert "refused: " in result.output
-    assert compose(str(tmp_path / "ppo_trainer.async_rl.yaml")).buffer.groups_per_step == 1024
+    assert compose(str(tmp_path / "ppo_trainer.async_rl.yaml"), ["num_steps=1"]).buffer.groups_per_step == 1024
     again = CliRunner().invoke(app, ["migrate", str(source)])
     assert isinstance(again.exception, ConfigError)
     assert "--output" in str(again.exception)
@@ -98,7 +98,7 @@ def test_a_key_that_nobody_knows_is_refused(tmp_path: Path) -> None:
 _A, _R, _F = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.fsdp_config."
 # Key, its other value, and what that becomes: settings of ours, or "defaulted", or "refused".
 VERL_KEYS: list[tuple[str, Any, Any]] = [
-    ("data.tokenizer", "other", "refused"),
+    ("data.tokenizer", "other", {"data.tokenizer": "other"}),
     ("data.train_files", ["a.parquet", "hdfs://x/b.parquet"], {"data.train_files": ["a.parquet", "hdfs://x/b.parquet"]}),
     ("data.val_files", "v.jsonl", {"data.val_files": ["v.jsonl"]}),
     ("data.prompt_key", "question", {"data.prompt_key": "question"}),
@@ -177,7 +177,7 @@ VERL_KEYS: list[tuple[str, Any, Any]] = [
     ("algorithm.kl_penalty", "full", {"algorithm.kl_estimator": "full"}),
     ("algorithm.kl_ctrl.type", "adaptive", {"algorithm.kl_controller": "adaptive"}),
     ("algorithm.kl_ctrl.kl_coef", 0.2, {"algorithm.kl_coef": 0.2, "algorithm.kl_placement": "reward"}),
-    ("trainer.total_epochs", 2, "refused"),
+    ("trainer.total_epochs", 2, {"num_steps": None, "data.epochs": 2}),
     ("trainer.project_name", "p", "defaulted"),
     ("trainer.experiment_name", "e", {"run_name": "e"}),
     ("trainer.logger", ["console", "tensorboard"], {"monitoring.tensorboard": True}),
@@ -252,7 +252,7 @@ AREAL_KEYS: list[tuple[str, Any, Any]] = [
     ("check_verifier_status", True, "refused"),
     ("dataset_filter_threshold", 0.9, {"data.filter.above": None}),
     ("dataset_max_filter_percentage", 0.5, "defaulted"),
-    ("exp_ctrl.total_train_epochs", 3, "refused"),
+    ("exp_ctrl.total_train_epochs", 3, {"num_steps": None, "data.epochs": 3}),
     ("exp_ctrl.save_freq_secs", 600, {"checkpoint.every_minutes": 10.0}),
 ]
 

@@ -11,7 +11,7 @@ import pytest
 from async_rl.config import RunConfig
 from async_rl.errors import ConfigError
 from async_rl.launchers import compose as composing
-from async_rl.launchers.compose import CONF_DIR, compose, names, to_yaml, write_config
+from async_rl.launchers.compose import CONF_DIR, compose, names, recompose, to_yaml, write_config
 from async_rl.launchers.schema import settings
 
 
@@ -235,3 +235,27 @@ def _leaves(file: Path) -> dict[str, Any]:
 
 def test_the_yaml_is_in_the_order_of_the_schema() -> None:
     assert list(msgspec.yaml.decode(to_yaml(compose("ppo_code")))) == [field.name for field in msgspec.structs.fields(RunConfig)]
+
+
+def test_the_number_of_steps_follows_from_the_epochs_and_the_rows_of_all_files(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("{}\n" * 30)
+    (tmp_path / "b.jsonl").write_text("{}\n\n" * 3)
+    given = ["num_steps=null", "model.path=owner/name", "evaluation.every_steps=0", f"data.train_files={tmp_path}/*.jsonl"]
+    steps = {
+        (epochs, groups): compose("ppo_code", [*given, f"data.epochs={epochs}", f"buffer.groups_per_step={groups}"]).num_steps
+        for epochs in (1, 2.5)
+        for groups in (8, 16)
+    }
+    assert steps == {(1, 8): 5, (1, 16): 3, (2.5, 8): 11, (2.5, 16): 6}  # 33 rows
+    assert compose("ppo_code", ["num_steps=null", "data.epochs=1"]).num_steps == 855  # 13,680 prompts of the embedded task
+    with pytest.raises(ConfigError, match="nothing says how long"):
+        compose("ppo_code", ["num_steps=null"])
+    with pytest.raises(ConfigError, match="no such file"):
+        compose("ppo_code", ["num_steps=null", "data.epochs=1", "model.path=m", "data.train_files=gone.jsonl", "evaluation.every_steps=0"])
+
+
+def test_a_resumed_run_keeps_the_number_of_steps_that_was_counted(tmp_path: Path) -> None:
+    config = compose("ppo_code", ["num_steps=null", "data.epochs=1"])
+    write_config(config, tmp_path / "config.yaml")
+    assert recompose(tmp_path / "config.yaml", []).num_steps == 855
+    assert recompose(tmp_path / "config.yaml", ["num_steps=7"]).num_steps == 7

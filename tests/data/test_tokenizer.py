@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from data_support import make_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -47,7 +48,16 @@ def test_the_same_text_gives_the_same_tokenizer(tokenizer: Any) -> None:
 
 def test_a_saved_tokenizer_loads_with_its_end_token_and_no_chat_template(tokenizer: Any, tmp_path: Path) -> None:
     tokenizer.save_pretrained(str(tmp_path))
-    loaded = load_tokenizer(tmp_path)
+    loaded = load_tokenizer(make_config(), tmp_path)
     assert loaded.eos_token == END
     assert loaded.chat_template is None
     assert loaded("def f(xs):\n    ys")["input_ids"] == tokenizer("def f(xs):\n    ys")["input_ids"]
+
+
+def test_another_tokenizer_can_be_named(tokenizer: Any, tmp_path: Path) -> None:
+    for name, text in (("model", list_functions.vocabulary_text()), ("other", ["a b c"])):
+        build_tokenizer(text, 512).save_pretrained(str(tmp_path / name))
+    own = load_tokenizer(make_config(), tmp_path / "model")
+    other = load_tokenizer(make_config(f"data.tokenizer={tmp_path / 'other'}"), tmp_path / "model")
+    assert own.get_vocab() == tokenizer.get_vocab()
+    assert len(other.get_vocab()) < len(own.get_vocab())

@@ -62,7 +62,7 @@ class ScriptedScorer:
 
 def roll_out(monkeypatch: pytest.MonkeyPatch, *overrides: str, purpose: Purpose = Purpose.TRAIN) -> Group:
     config = compose("grpo_code", ["generation.group_size=2", *overrides])
-    monkeypatch.setattr("async_rl.processes.rollout.load_tokenizer", lambda _, *, trust_remote_code: Letters())
+    monkeypatch.setattr("async_rl.processes.rollout.load_tokenizer", lambda *_: Letters())
     ticket = Ticket(
         group_id=1,
         attempt=1,
@@ -134,7 +134,7 @@ def test_a_step_ends_with_the_token_that_completes_its_text(monkeypatch: pytest.
 def test_room_counts_the_samples_that_are_being_written_and_remax_s_greedy_one(
     monkeypatch: pytest.MonkeyPatch, algorithm: str, room: int
 ) -> None:
-    monkeypatch.setattr("async_rl.processes.rollout.load_tokenizer", lambda _, *, trust_remote_code: Letters())
+    monkeypatch.setattr("async_rl.processes.rollout.load_tokenizer", lambda *_: Letters())
     overrides = [f"algorithm={algorithm}", "generation.group_size=2", "generation.max_concurrent_groups=4"]
     context: Any = SimpleNamespace(
         config=compose("grpo_code", overrides), model_path=None, token="t", activity=Activity(), peer=lambda _: None
