@@ -21,6 +21,7 @@ from async_rl.launchers import runs
 from async_rl.launchers.control import ask_stop, leave_mark, living_pid, wait_for_run
 from async_rl.launchers.data_command import data
 from async_rl.launchers.doctor_command import doctor
+from async_rl.launchers.eval_command import evaluate
 from async_rl.launchers.init_command import init
 from async_rl.launchers.logs_command import logs
 from async_rl.launchers.migrate_command import migrate
@@ -53,6 +54,7 @@ app.command()(verifier)
 app.command()(verify)
 app.add_typer(data, name="data")
 app.command()(migrate)
+app.command("eval")(evaluate)
 
 
 def main() -> NoReturn:

@@ -12,6 +12,8 @@ import contextlib
 import functools
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
+from pathlib import Path
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -21,8 +23,8 @@ from async_rl.data.tokenizer import load_tokenizer
 from async_rl.errors import EngineDead, Unavailable, WeightsError
 from async_rl.generation.engine import Completion, Engine
 from async_rl.named import load_rollout
+from async_rl.observability.activity import Activity
 from async_rl.processes.conversation import Conversation, RolloutEnded, Written, one_answer
-from async_rl.processes.runtime import ProcessContext
 from async_rl.rewards.client import VerifierClient
 from async_rl.rewards.memo import VerdictMemo
 from async_rl.rewards.protocol import RewardSample
@@ -39,10 +41,34 @@ def num_written(config: RunConfig, purpose: Purpose, num_samples: int) -> int:
     return num_samples + (config.algorithm.advantage == "remax" if purpose is Purpose.TRAIN else config.evaluation.greedy)
 
 
+class Surroundings(Protocol):
+    """What rollouts need of the process that they are made in."""
+
+    @property
+    def config(self) -> RunConfig:
+        """The run's configuration."""
+
+    @property
+    def model_path(self) -> Path:
+        """Where the model's tokenizer lies."""
+
+    @property
+    def name(self) -> str:
+        """Who makes them."""
+
+    @property
+    def token(self) -> str:
+        """Bearer token of the verifiers."""
+
+    @property
+    def activity(self) -> Activity:
+        """Where time and counts are told."""
+
+
 class Rollouts:
     """Makes groups with one engine and the verifiers there are."""
 
-    def __init__(self, context: ProcessContext, engine: Engine) -> None:
+    def __init__(self, context: Surroundings, engine: Engine) -> None:
         self._context = context
         self._config = context.config
         self._engine = engine

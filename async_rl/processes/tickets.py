@@ -23,9 +23,9 @@ from async_rl.data.score_filter import ScoreFilter
 from async_rl.errors import ProtocolError
 from async_rl.messages import RequestWork, Work
 from async_rl.replay import Replay
-from async_rl.selection import num_drawn
+from async_rl.selection import num_drawn, sampling_of
 from async_rl.store import Recovered, Store
-from async_rl.types import DropReason, GroupState, Prompt, Purpose, Sampling, Ticket
+from async_rl.types import DropReason, GroupState, Prompt, Purpose, Ticket
 
 _log = logging.getLogger(__name__)
 
@@ -271,12 +271,6 @@ class TicketDesk:
             purpose=group.purpose,
             prompt=self._prompts.prompt(group.purpose, group.index),
             num_samples=num_drawn(generation) if is_training else self._config.evaluation.num_samples,
-            sampling=Sampling(
-                temperature=generation.temperature if is_training else self._config.evaluation.temperature,
-                top_p=generation.top_p if is_training else 1.0,
-                top_k=generation.top_k if is_training else -1,
-                max_new_tokens=self._config.data.max_response_tokens,
-                min_new_tokens=generation.min_response_tokens if is_training else 0,
-            ),
+            sampling=sampling_of(self._config, group.purpose),
             admitted_version=group.version,
         )

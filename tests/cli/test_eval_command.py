@@ -1,0 +1,43 @@
+"""Facts about `async-rl eval` that need no engine: which checkpoint is meant, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from async_rl.errors import ConfigError
+from async_rl.launchers.compose import compose, write_config
+from async_rl.launchers.eval_command import _composed, _export, _run_of
+
+
+def make_run(tmp_path: Path, *steps: int) -> Path:
+    run_dir = tmp_path / "runs" / "mine"
+    for step in steps:
+        (run_dir / "checkpoints" / f"step_{step:06d}").mkdir(parents=True)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    write_config(compose("grpo_code"), run_dir / "config.yaml")
+    return run_dir
+
+
+def test_a_run_a_checkpoint_and_a_model_are_told_apart(tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path, 2, 4)
+    output_dir = tmp_path / "runs"
+    assert _run_of("mine", output_dir) == (run_dir, None)
+    assert _run_of(str(run_dir), output_dir) == (run_dir, None)
+    assert _run_of(str(run_dir / "checkpoints" / "step_000002"), output_dir) == (run_dir, 2)
+    assert _run_of("owner/name", output_dir) == (None, None)
+
+
+def test_a_checkpoint_that_is_not_there_is_told_with_those_that_are(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no checkpoint of step 3; there are \[2, 4\]"):
+        _export(make_run(tmp_path, 2, 4), 3, tmp_path / "model")
+
+
+def test_a_model_needs_a_configuration_and_held_out_files_without_files_to_train_on_are_enough(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="give conf=<file or one of"):
+        _composed(None, [])
+    config = _composed("ppo_math", ["model.path=owner/name", f"data.val_files={tmp_path}/a.jsonl"])
+    assert (config.evaluation.num_prompts, config.data.max_response_tokens) == (0, 1024)
+    with pytest.raises(ConfigError, match="greedy answer already"):
+        _composed("ppo_math", ["model.path=owner/name", "evaluation.num_samples=1", "evaluation.temperature=0"])
