@@ -12,7 +12,6 @@ from async_rl.launchers.migration import Fate, Rule, Source, choice, never, only
 _TOOLS = "has no counterpart and changes no result"
 _CALLS = "generators and learner have GPUs of their own: generators.*, learner.ranks, generation.vllm.tensor_parallel_size"
 _BUDGET = "a pass holds learner.budget_tokens tokens, whatever the number of sequences; gradients do not depend on it"
-_NO_REWARD_MODEL = "rewards come from the tests; there is no reward model yet"
 _SUPPORT = "log-probs would be of another support than the learner's"
 _FULL_TOP_K = 1_000_000
 IMPLIED = {"task": "code", "group_size": 1, "ppo.disable_value": False, "ppo.adv_norm": True, "ppo.value_norm": True}
@@ -187,16 +186,18 @@ _TASK: dict[str, Rule] = {
     "generation_size": to("generation.generation_size"),
     "mask_no_eos_with_zero": to("algorithm.zero_truncated_reward"),
     "mask_too_long": to("algorithm.mask_truncated"),
-    "rm_output_scaling": unless_null(never(_NO_REWARD_MODEL), "no reward model"),
+    "rm_output_scaling": unless_null(to("reward.model.scale"), "1"),
     "ref_ema_eta": to("algorithm.ref_ema_eta", by=lambda value: value or 0.0),
     "group_adv_norm": same("taken with ppo.adv_norm"),
     "rw_type": only(("sparse", "dense", None), "use_dense_reward decides", "sparse or dense"),
     "task": lambda value, _: (
         Fate("translated", "a pass is +1, a fail -1", {"reward.pass_reward": 1.0, "reward.fail_reward": -1.0})
-        if value == "code"
-        else Fate("refused", "only the code task is carried over")
+        if value in ("code", "math")
+        else Fate("refused", "code or math")
     ),
-    "check_xml_format": only((False,), "the format is not scored", "the format is not scored yet"),
+    "check_xml_format": lambda value, _: (
+        Fate("translated", settings={"reward.format_reward": -0.8}) if value else Fate("defaulted", "the form of the answer is not scored")
+    ),
     "use_dense_reward": _dense,
     "reward_delta": same("taken with use_dense_reward"),
     "check_verifier_status": only((False,), "a failed verifier is never a reward", "a failed verifier is an error here, never a reward"),

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from async_rl.launchers.migration import Fate, Rule, Settings, Source, choice, never, only, same, to, unless_null, when
+from async_rl.launchers.migration import Fate, Rule, Settings, Source, choice, only, same, to, unless_null, when
 from async_rl.launchers.migration_verl_models import KL, MODEL_RULES, TOOLS, metadata, with_critic
 
 _R = "actor_rollout_ref.rollout"
-_NO_REWARD_MODEL = "there is no reward model yet"
 _ADVANTAGES = {
     "gae": "gae",
     "grpo": "grpo",
@@ -76,6 +75,10 @@ def _kl_coef(value: Any, _: Source) -> Fate:
     return Fate("translated", settings={"algorithm.kl_coef": value, "algorithm.kl_placement": "reward"})
 
 
+def _of_reward_model(rule: Rule) -> Rule:
+    return when("reward_model.enable", True, rule, "without effect: reward_model.enable=false")
+
+
 _DATA: dict[str, Rule] = {
     "data.tokenizer": unless_null(to("data.tokenizer"), "the model's own"),
     "data.train_files": to("data.train_files", by=lambda value: [value] if isinstance(value, str) else list(value)),
@@ -88,8 +91,8 @@ _DATA: dict[str, Rule] = {
     "data.max_response_length": to("data.max_response_tokens"),
     "data.train_batch_size": to("buffer.groups_per_step"),
     "data.val_batch_size": same("every row is evaluated, in no batches"),
-    "data.return_raw_input_ids": only((False,), "no reward model reads them", _NO_REWARD_MODEL),
-    "data.return_raw_chat": only((False,), "no reward model reads it", _NO_REWARD_MODEL),
+    "data.return_raw_input_ids": same("what a reward model reads is always kept"),
+    "data.return_raw_chat": same("what a reward model reads is always kept"),
     "data.return_full_prompt": same("the prompt's text is always kept"),
     "data.truncation": _unless("data.filter_overlong_prompts", _TRUNCATION),
     "data.filter_overlong_prompts": lambda value, _: (
@@ -114,10 +117,16 @@ for _name in (
     _DATA[f"data.{_name}"] = same(TOOLS)
 
 _REWARD: dict[str, Rule] = {
-    "reward_model.enable": only((False,), "rewards come from rules and tests", _NO_REWARD_MODEL),
+    "reward_model.enable": lambda value, _: (
+        Fate("translated", settings={"reward.fn": "reward_model"}) if value else Fate("defaulted", "rewards come from rules and tests")
+    ),
+    "reward_model.model.path": _of_reward_model(to("reward.model.path")),
+    "reward_model.model.input_tokenizer": _of_reward_model(same("the reward model's own tokenizer and template")),
+    "reward_model.micro_batch_size": _of_reward_model(unless_null(to("reward.model.batch_size"), "reward.model.batch_size")),
+    "reward_model.max_length": _of_reward_model(unless_null(to("reward.model.max_tokens"), "reward.model.max_tokens")),
     "reward_model.sandbox_fusion.url": only((None,), "our own verifiers run the programs", "our own verifiers run the programs"),
     "reward_model.reward_manager": only(("naive",), "each response is scored by itself", "each response is scored by itself"),
-    "reward_model.*": when("reward_model.enable", True, never(_NO_REWARD_MODEL), "without effect: reward_model.enable=false"),
+    "reward_model.*": _of_reward_model(same("the verifier loads and places the reward model (reward.model)")),
     "custom_reward_function.path": only((None,), "rewards by data_source", "a function of one's own is not carried over"),
     "custom_reward_function.*": same("without effect unless its path is set"),
 }

@@ -110,8 +110,8 @@ VERL_KEYS: list[tuple[str, Any, Any]] = [
     ("data.truncation", "sideways", "refused"),
     ("data.train_batch_size", 512, {"buffer.groups_per_step": 512}),
     ("data.val_batch_size", 1, "defaulted"),
-    ("data.return_raw_input_ids", True, "refused"),
-    ("data.return_raw_chat", True, "refused"),
+    ("data.return_raw_input_ids", True, "defaulted"),
+    ("data.return_raw_chat", True, "defaulted"),
     ("actor_rollout_ref.hybrid_engine", False, "defaulted"),
     ("actor_rollout_ref.hybrid_engine", True, "refused"),
     ("actor_rollout_ref.model.path", "a/b", {"model.path": "a/b"}),
@@ -164,7 +164,7 @@ VERL_KEYS: list[tuple[str, Any, Any]] = [
     ("critic.ppo_mini_batch_size", 1, "refused"),
     ("critic.grad_clip", 2.0, {"learner.critic.optimizer.grad_clip": 2.0}),
     ("critic.cliprange_value", 0.1, {"algorithm.value_clip": 0.1}),
-    ("reward_model.enable", True, "refused"),
+    ("reward_model.enable", True, {"reward.fn": "reward_model"}),
     ("reward_model.micro_batch_size", 1, "defaulted"),
     ("reward_model.max_length", 1, "defaulted"),
     ("reward_model.model.path", "m", "defaulted"),
@@ -242,11 +242,12 @@ AREAL_KEYS: list[tuple[str, Any, Any]] = [
     ("generation_size", 16, {"generation.generation_size": 16}),
     ("mask_no_eos_with_zero", True, {"algorithm.zero_truncated_reward": True}),
     ("mask_too_long", True, {"algorithm.mask_truncated": True}),
-    ("rm_output_scaling", 2.0, "refused"),
+    ("rm_output_scaling", 2.0, {"reward.model.scale": 2.0}),
     ("ref_ema_eta", 0.1, {"algorithm.ref_ema_eta": 0.1}),
     ("rw_type", "dense", "defaulted"),
-    ("task", "math", "refused"),
-    ("check_xml_format", True, "refused"),
+    ("task", "math", {"reward.pass_reward": 1.0, "reward.fail_reward": -1.0}),
+    ("task", "chess", "refused"),
+    ("check_xml_format", True, {"reward.format_reward": -0.8}),
     ("use_dense_reward", True, {"reward.placement": "step_deltas"}),
     ("reward_delta", False, "defaulted"),
     ("check_verifier_status", True, "refused"),
@@ -311,3 +312,12 @@ def test_half_of_the_gpus_generate_and_half_train(tmp_path: Path) -> None:
     generating = settings["generators.count"] * settings["generators.gpus_each"]
     assert math.isclose(generating, 4)
     assert settings["learner.ranks"] * settings["learner.gpus_each"] == 4
+
+
+def test_the_settings_of_a_reward_model_are_carried_over_where_it_is_enabled(tmp_path: Path) -> None:
+    model = {"path": "/rm", "input_tokenizer": "/policy"}
+    for enabled in (True, False):
+        value = {"enable": enabled, "model": model, "micro_batch_size": 4, "max_length": 512}
+        settings = migrated(tmp_path, VERL_FIRST, "reward_model", value).settings
+        wanted = {"reward.fn": "reward_model", "reward.model.path": "/rm", "reward.model.batch_size": 4, "reward.model.max_tokens": 512}
+        assert {path: settings.get(path) for path in wanted} == (wanted if enabled else dict.fromkeys(wanted))
