@@ -28,6 +28,7 @@ from async_rl.rewards.serving import listen, open_service, serve
 from async_rl.selection import sampling_of
 from async_rl.types import Group, Prompt, Purpose, Ticket
 from async_rl.weights.of_directory import published
+from async_rl.wire.addresses import LOOPBACK
 
 _log = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ async def evaluate(config: RunConfig, model_path: Path, *, version: int, on_done
 
     async with AsyncExitStack() as stack:
         service = await stack.enter_async_context(open_service(config.verifiers, config.sandbox, alone.activity, config.reward))
-        listener = stack.enter_context(listen("127.0.0.1", 0))
+        listener = stack.enter_context(listen(LOOPBACK, 0))
         group = await stack.enter_async_context(asyncio.TaskGroup())
         group.create_task(serve(service, listener, token=alone.token, ready=ready, stopping=stopping, log=_log), name="verifier")
         stack.callback(stopping.set)
