@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from async_rl.config import ModelConfig
+from async_rl.config_generation import ModelConfig
 from async_rl.messages import Manifest
 from async_rl.weights.publisher import WeightPublisher, tensor_spec
 
