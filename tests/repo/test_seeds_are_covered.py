@@ -67,7 +67,7 @@ COVERED = {
     "experiment_name": "cli/test_runs.py::test_a_run_is_found_by_name_and_by_directory",
     "nnodes, n_gpus_per_node": "config/test_topology.py::test_gpus_are_dealt_out_whole_or_in_shares_and_hidden_from_the_others",
     "save_freq": "processes/test_checkpoints.py::test_the_newest_and_the_best_of_the_older_ones_are_kept",
-    "default_hdfs_dir": "processes/test_mirror.py::test_copies_follow_the_local_folder_and_bring_it_back",
+    "default_hdfs_dir": "processes/test_mirror.py::test_copies_follow_the_run_and_bring_the_newest_of_it_back",
     "checkpoints hold everything": "learner/test_trainer.py::test_a_restored_run_goes_on_bit_for_bit",
     # every key, through the translation
     "keys of both systems": "cli/test_migrate.py::test_every_key_is_mentioned_once_and_the_result_is_accepted",
