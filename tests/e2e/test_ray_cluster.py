@@ -60,9 +60,12 @@ def follow(run: LiveRun, cluster: RayCluster) -> None:
 
     cluster.add_node(4, cpus=2, generators=2)
     run.until(lambda: places(run, node, "generator").get(lost) == 4, f"{lost} on the new node")
-    at_join = run.step
-    run.until(lambda: run.step >= at_join + 2, "two steps with both again")
     write_table(run, node, "node 4 is added")
+    subprocess.run([_ASYNC_RL, "scale", str(run.run_dir), "generators=3"], check=True, capture_output=True, timeout=60)
+    run.until(lambda: sorted(places(run, node, "generator").values()) == [2, 4, 4], "a third generator, on the new node")
+    at_join = run.step
+    run.until(lambda: run.step >= at_join + 2, "two steps with all three")
+    write_table(run, node, "scale generators=3")
 
     subprocess.run([_ASYNC_RL, "stop", str(run.run_dir)], check=True, capture_output=True, timeout=120)
     assert run.wait(timeout_s=120) == 0, run.terminal
