@@ -58,7 +58,8 @@ class OpenGroup:
     """One admitted, unfinished group.
 
     index: which prompt of its purpose's order.  attempt: 0 before the first hand-out.  version: no token of this attempt is older; for an
-    issued group the version of its last attempt.  evaluation: the version that an evaluation group is for.
+    issued group the version of its last attempt.  evaluation: the version that an evaluation group is for.  num_spared: attempts that
+    ended because a generator left as it was asked to; they do not count.
     """
 
     group_id: int
@@ -70,6 +71,7 @@ class OpenGroup:
     incarnation: str = ""
     version: int = NO_VERSION
     evaluation: int = NO_VERSION
+    num_spared: int = 0
 
 
 class Admission:
@@ -152,10 +154,11 @@ class Admission:
             self._add(group)
         return groups
 
-    def give_back(self, group_id: int) -> bool:
+    def give_back(self, group_id: int, *, is_spared: bool = False) -> bool:
         """A generating group's attempt ended without a result: True if it waits to be issued again, False if it is closed for good."""
         group = self.open[group_id]
-        if group.attempt >= self._max_attempts:
+        group.num_spared += is_spared
+        if group.attempt - group.num_spared >= self._max_attempts:
             self.close(group_id)
             return False
         group.state = GroupState.ISSUED

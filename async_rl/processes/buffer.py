@@ -34,6 +34,7 @@ from async_rl.messages import (
 from async_rl.messages_history import ForgetBefore, GetEvaluationScores, KeepAdvantages
 from async_rl.processes.buffer_service import BufferService
 from async_rl.processes.evaluation import report_of
+from async_rl.processes.registry import DRAINING
 from async_rl.processes.runtime import ProcessContext
 from async_rl.store import Store
 from async_rl.store_schema import STORE_FILE
@@ -142,12 +143,12 @@ class Tasks:
 
     async def follow_generators(self) -> None:
         """takes: the directory · waits for: its next change · gives: tickets of generators that left it · woken by: the supervisor"""
-        known: set[str] = set()
+        known: dict[str, bool] = {}
         while True:
             epoch = self._context.directory.epoch
-            now = {member.name for member in self._context.directory.of_role("generator")}
-            for name in known - now:
-                self._service.desk.lose(name, "", "it left the fleet")
+            now = {member.name: member.state == DRAINING for member in self._context.directory.of_role("generator")}
+            for name in known.keys() - now.keys():
+                self._service.desk.lose(name, "", "it left the fleet", is_spared=known[name])
             known = now
             await self._context.directory.changed(epoch)
 

@@ -296,10 +296,10 @@ class Fleet:
         self._is_stopping = True
 
     def terminate(self, roles: Sequence[str]) -> None:
-        """SIGTERM to every process of these roles."""
+        """SIGTERM to every process of these roles that serves; one that still starts holds nothing and may not hear it for long."""
         for spec in self._specs:
-            if spec.role in roles and spec.name in self._handles:
-                self._handles[spec.name].terminate()
+            if spec.role in roles and (handle := self._handles.get(spec.name)) is not None:
+                (handle.terminate if self._registry.is_serving(spec.name) or spec.role == "learner" else handle.kill)()
 
     async def all_ended(self, roles: Sequence[str], *, timeout_s: float) -> bool:
         """Waits until no process of these roles runs; False if some still do after timeout_s."""

@@ -10,8 +10,9 @@ Used by the supervisor.
 from __future__ import annotations
 
 import asyncio
+import difflib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -100,7 +101,9 @@ class Scaler:
     def _refusals(self, wanted: Mapping[str, int]) -> list[str]:
         pools = pool_counts(self._config)
         found = [
-            f"{pool}={count}: there is no such pool; this run has {', '.join(pools)}" for pool, count in wanted.items() if pool not in pools
+            f"{pool}={count}: there is no such pool; {_nearest(pool, pools)}this run has {', '.join(pools)}"
+            for pool, count in wanted.items()
+            if pool not in pools
         ]
         found += [f"{pool}={count}: give a number from 0 to {_MOST}" for pool, count in wanted.items() if not 0 <= count <= _MOST]
         if wanted.get("verifiers") == 0:
@@ -174,3 +177,7 @@ class Scaler:
                     self._reconcile()
                     members = []
             before = members
+
+
+def _nearest(name: str, pools: Iterable[str]) -> str:
+    return "".join(f"did you mean {pool}? " for pool in difflib.get_close_matches(name, list(pools), 1))

@@ -95,7 +95,7 @@ class Supervisor:
             return self._end(
                 "failed", f"{self._run_dir} cannot be used ({error}); make room or give permission, then async-rl resume the run"
             )
-        return self._end("stopped" if self._stop_asked.is_set() else "finished", "")
+        return self._end("stopped" if self._stop_asked.is_set() or self._stop_now.is_set() else "finished", "")
 
     async def _unless_stopped(self, life: Coroutine[Any, Any, None]) -> None:
         """Runs the coroutine; a second Ctrl-C cancels it, and its `finally` ends the children at once."""

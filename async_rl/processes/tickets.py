@@ -173,11 +173,11 @@ class TicketDesk:
         self.admission.close(group.group_id)
         self._handed_s.pop(group.group_id, None)
 
-    def give_back(self, groups: Iterable[OpenGroup], reason: DropReason, message: str) -> None:
-        """These generating groups go out again, or are dropped after generation.max_attempts."""
+    def give_back(self, groups: Iterable[OpenGroup], reason: DropReason, message: str, *, is_spared: bool = False) -> None:
+        """These generating groups go out again, or are dropped after generation.max_attempts that were not spared."""
         for group in groups:
             self._handed_s.pop(group.group_id, None)
-            if self.admission.give_back(group.group_id):
+            if self.admission.give_back(group.group_id, is_spared=is_spared):
                 self._store.give_back(group.group_id, reason=reason, message=message)
             else:
                 self._dropped(group, reason, message)
@@ -186,14 +186,14 @@ class TicketDesk:
         """The generator lives."""
         self._heard_s[generator] = self._clock()
 
-    def lose(self, generator: str, incarnation: str, message: str) -> None:
-        """The generator (this incarnation, or any if empty) is gone."""
+    def lose(self, generator: str, incarnation: str, message: str, *, is_spared: bool = False) -> None:
+        """The generator (this incarnation, or any if empty) is gone; is_spared: it was asked to go."""
         held = [g for g in self.admission.held_by(generator) if incarnation in ("", g.incarnation)]
         parked = self._waiters.get(generator)
         if parked is not None and incarnation in ("", parked.request.incarnation):
             del self._waiters[generator]
             parked.done.set()
-        self.give_back(held, DropReason.GENERATOR_LOST, f"{generator}: {message}")
+        self.give_back(held, DropReason.GENERATOR_LOST, f"{generator}: {message}", is_spared=is_spared)
         self.serve()
 
     def expire(self, alive: Iterable[str]) -> float:

@@ -213,6 +213,21 @@ def test_results_of_an_older_attempt_change_nothing(tmp_path: Path) -> None:
     run(scenario())
 
 
+def test_attempts_that_ended_because_a_generator_was_asked_to_leave_do_not_use_a_group_up(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with opened(tmp_path, make_config(max_staleness=0)) as service:
+            for attempt in range(1, 6):
+                assert [t.attempt for t in await tickets(service, 0)] == [attempt, attempt]
+                service.desk.lose("generator-0", "", "it left the fleet", is_spared=True)
+            assert not service.drops
+            for _ in range(service.desk._config.generation.max_attempts):
+                await tickets(service, 0)
+                service.desk.lose("generator-0", "", "its process ended")
+            assert service.drops == {"generator_lost": 2}
+
+    run(scenario())
+
+
 def test_a_lost_group_that_still_arrives_before_it_is_issued_again_is_kept(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with opened(tmp_path, make_config(max_staleness=0)) as service:
