@@ -108,7 +108,7 @@ class Judge:
 def roll_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, *overrides: str) -> tuple[Group, Judge, Parrot]:
     (tmp_path / "writes.py").write_text(WRITES)
     config = compose("grpo_code", ["generation.group_size=2", f"rollout.fn={tmp_path}/writes.py:{function}", *overrides])
-    monkeypatch.setattr("async_rl.processes.rollout.load_tokenizer", lambda _, *, trust_remote_code: Alphabet())
+    monkeypatch.setattr("async_rl.processes.rollout.load_tokenizer", lambda *_: Alphabet())
     problem = CodeProblem(tests=[], row='{"wanted": 3}')
     ticket = Ticket(
         group_id=1, attempt=1, purpose=Purpose.TRAIN, num_samples=2, admitted_version=3,

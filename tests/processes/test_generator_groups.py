@@ -157,7 +157,7 @@ def test_room_counts_the_samples_that_are_being_written_and_remax_s_greedy_one(
 
 @pytest.mark.parametrize("on_failure", ["drop", "stop"])
 def test_a_reward_function_that_fails_gives_the_group_back_or_ends_the_generator(monkeypatch: pytest.MonkeyPatch, on_failure: str) -> None:
-    monkeypatch.setattr("async_rl.processes.rollout.load_tokenizer", lambda _, *, trust_remote_code: Letters())
+    monkeypatch.setattr("async_rl.processes.rollout.load_tokenizer", lambda *_: Letters())
     told: list[FailGroup] = []
 
     async def call(request: FailGroup, *, timeout_s: float) -> None:

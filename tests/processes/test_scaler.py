@@ -93,7 +93,7 @@ def test_processes_come_and_go_until_there_are_as_many_as_wanted_and_a_later_lif
 @pytest.mark.parametrize(
     ("settings", "wanted", "remedy"),
     [
-        ([], {"generator": 3}, "generator=3: there is no such pool; did you mean generators? this run has generators, verifiers"),
+        ([], {"generator": 3}, "generator=3: there is no such pool; did you mean generators. this run has generators, verifiers"),
         ([], {"verifiers": 0}, "keep at least 1"),
         ([], {"generators": 20_000}, "give a number from 0 to 10000"),
         (["generators.gpus_each=1"], {"generators": 2}, "need 2 GPUs, this machine has 1"),
