@@ -86,6 +86,7 @@ class Admission:
         self._stored_before = stored_before
         self.num_training = 0
         self._waiting: dict[Purpose, list[int]] = {Purpose.EVAL: [], Purpose.TRAIN: []}
+        self._held: dict[str, set[int]] = {}
 
     def restore(self, groups: list[OpenGroup], *, next_group_id: int, next_index: int) -> None:
         """Takes over what the store knows of open groups."""
@@ -114,7 +115,15 @@ class Admission:
 
     def held_by(self, generator: str) -> list[OpenGroup]:
         """What this generator works on."""
-        return [group for group in self.open.values() if group.generator == generator and group.state is GroupState.GENERATING]
+        return [self.open[group_id] for group_id in sorted(self._held.get(generator, ()))]
+
+    def num_held(self, generator: str) -> int:
+        """How many groups it works on."""
+        return len(self._held.get(generator, ()))
+
+    def holders(self) -> set[str]:
+        """Generators that work on something."""
+        return set(self._held)
 
     def refusal(self, generator_version: int, learner_version: int) -> str:
         """Why nothing can be handed to a generator at this version; empty if something can."""
@@ -143,6 +152,7 @@ class Admission:
         group.state = GroupState.GENERATING
         group.attempt += 1
         group.generator, group.incarnation = generator, incarnation
+        self._hold(group)
         group.version = min(version, learner_version)
         return group
 
@@ -158,6 +168,7 @@ class Admission:
         """A generating group's attempt ended without a result: True if it waits to be issued again, False if it is closed for good."""
         group = self.open[group_id]
         group.num_spared += is_spared
+        self._let_go(group)
         if group.attempt - group.num_spared >= self._max_attempts:
             self.close(group_id)
             return False
@@ -169,6 +180,7 @@ class Admission:
     def close(self, group_id: int) -> OpenGroup:
         """The group is finished or dropped; it is open no more."""
         group = self.open.pop(group_id)
+        self._let_go(group)
         if group.state is GroupState.ISSUED:
             self._waiting[group.purpose].remove(group_id)
         if group.purpose is Purpose.TRAIN:
@@ -180,8 +192,19 @@ class Admission:
         for group in self.open.values():
             group.version = min(group.version, learner_version)
 
+    def _hold(self, group: OpenGroup) -> None:
+        self._held.setdefault(group.generator, set()).add(group.group_id)
+
+    def _let_go(self, group: OpenGroup) -> None:
+        held = self._held.get(group.generator, set())
+        held.discard(group.group_id)
+        if not held:
+            self._held.pop(group.generator, None)
+
     def _add(self, group: OpenGroup) -> None:
         self.open[group.group_id] = group
+        if group.state is GroupState.GENERATING:
+            self._hold(group)
         if group.purpose is Purpose.TRAIN:
             self.num_training += 1
         if group.state is GroupState.ISSUED:

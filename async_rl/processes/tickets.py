@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import heapq
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -148,16 +149,19 @@ class TicketDesk:
 
         A generator that is refused for its old weights loads newer ones in a moment: its share is kept for it.
         """
-        load = {name: len(self.admission.held_by(name)) for name, waiter in self._waiters.items() if waiter.credit > 0}
-        num_kept = collections.Counter[str]()
-        while load and num_kept.total() < self.admission.num_free:
-            name = min(load, key=load.__getitem__)
-            waiter = self._waiters[name]
-            if not self._hand_out(name, waiter):
-                num_kept[name] += 1
-            load[name] += 1
-            if waiter.credit <= num_kept[name] * waiter.group_size:
-                del load[name]
+        if self.admission.num_free > 0:
+            num_kept = collections.Counter[str]()
+            loads = [(self.admission.num_held(name), i, name) for i, (name, w) in enumerate(self._waiters.items()) if w.credit > 0]
+            heapq.heapify(loads)
+            while loads and num_kept.total() < self.admission.num_free:
+                load, i, name = loads[0]
+                waiter = self._waiters[name]
+                if not self._hand_out(name, waiter):
+                    num_kept[name] += 1
+                if waiter.credit <= num_kept[name] * waiter.group_size:
+                    heapq.heappop(loads)
+                else:
+                    heapq.heapreplace(loads, (load + 1, i, name))
         self._changed()
 
     def start_evaluation(self, version: int) -> int:
@@ -216,7 +220,7 @@ class TicketDesk:
 
     def holders(self) -> set[str]:
         """Generators that work on something."""
-        return {group.generator for group in self.admission.open.values() if group.state is GroupState.GENERATING}
+        return self.admission.holders()
 
     def refusal(self) -> str:
         """Why a parked generator gets nothing; empty if none is parked."""

@@ -125,9 +125,11 @@ def _raise(failure: Failure, address: str) -> None:
 class RpcClient:
     """Calls one server. Use as an async context manager; calls may overlap."""
 
-    def __init__(self, address: str, keys: Keys) -> None:
+    def __init__(self, address: str, keys: Keys, *, context: zmq.asyncio.Context | None = None) -> None:
+        """context: one that many clients of a process share and that outlives them; None = one of its own."""
         self.address = address
-        self._context = zmq.asyncio.Context()
+        self._is_own = context is None
+        self._context = context or zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
         _configure(self._socket)
         self._socket.curve_serverkey = keys.server_public.encode()
@@ -177,7 +179,8 @@ class RpcClient:
             if not future.done():
                 future.set_exception(Unavailable(f"the connection to {self.address} was closed"))
         self._socket.close()
-        self._context.term()
+        if self._is_own:
+            self._context.term()
 
     async def __aenter__(self) -> Self:
         self.start()

@@ -27,6 +27,7 @@ CONFIG = TinyCoderConfig(
     warm_start_lr=3e-3,
     flaw_probability=0.3,
     flaw_spread=0.5,
+    retry_share=0.0,
     seed=0,
 )
 

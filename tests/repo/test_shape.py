@@ -56,3 +56,8 @@ def code_lines(path: Path) -> int:
 
 def test_the_readme_fits_on_two_screens() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= MAX_README_LINES
+
+
+def test_no_two_test_files_share_a_name() -> None:
+    found = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(name for name in set(found) if found.count(name) > 1) == [], "pytest would collect only one of them"

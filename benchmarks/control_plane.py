@@ -1,0 +1,207 @@
+"""The buffer under 1, 16, 128 and 1,024 simulated generators: real sockets, the real service, the real store; only the model is missing.
+
+All of them together ask for work and put groups at the same rate whatever their number: each holds one group for as long as that takes.
+A learner takes and commits what is ready.  The buffer runs in a process of its own, whose CPU time is compared; at the end the ledger is
+audited.
+
+Run: `python -m benchmarks.control_plane [--generators N ...]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import numpy as np
+import psutil
+import zmq
+import zmq.asyncio
+
+from async_rl.messages import CommitStep, PutGroup, RequestWork, TakeBatch
+from async_rl.observability.activity import Activity
+from async_rl.processes.buffer import Tasks
+from async_rl.processes.buffer_service import BufferService
+from async_rl.store import Store
+from async_rl.store_audit import Promise, audit
+from async_rl.store_ledger import reading
+from async_rl.types import Group, Ticket
+from async_rl.wire.keys import create_keys, load_keys
+from async_rl.wire.rpc import RpcClient, RpcServer
+from benchmarks.buffer import _config, _group, _Prompts, _ticket
+from benchmarks.figures import figure
+
+GROUPS_PER_S = 150
+TOKENS = 256
+SECONDS = 12.0
+WARM_UP_S = 3.0
+SMALLEST_BATCH = 16
+
+
+def batch_of(num_generators: int) -> int:
+    """Groups per step: admission lets three times as many be active, so that it holds nobody back."""
+    return max(SMALLEST_BATCH, num_generators)
+
+
+def config_of(num_generators: int) -> Any:
+    """The run's settings."""
+    config = _config("normal")
+    return msgspec.structs.replace(config, buffer=msgspec.structs.replace(config.buffer, groups_per_step=batch_of(num_generators)))
+
+
+async def serve(directory: Path, num_generators: int) -> None:
+    """The buffer's side, until SIGTERM."""
+    stopping = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
+    async with Store(directory / "store.sqlite", durability="normal", clock=time.time) as store:
+        service = BufferService(config_of(num_generators), _Prompts(), store, clock=time.monotonic)
+        context: Any = SimpleNamespace(activity=Activity(), version=0)
+        handlers = {
+            RequestWork: service.request_work,
+            PutGroup: service.put_group,
+            TakeBatch: service.take_batch,
+            CommitStep: service.commit_step,
+        }
+        with RpcServer("127.0.0.1", 0, load_keys(directory), handlers) as server:
+            tasks = [asyncio.create_task(server.serve()), asyncio.create_task(Tasks(context, service, store).show_state())]
+            (directory / "address").write_text(server.address)
+            await stopping.wait()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+@contextlib.contextmanager
+def buffer_process(directory: Path, num_generators: int) -> Iterator[psutil.Process]:
+    """A buffer that serves; ended with the block."""
+    create_keys(directory)
+    command = [sys.executable, "-m", "benchmarks.control_plane", "--serve", str(directory), "--generators", str(num_generators)]
+    with subprocess.Popen(command) as process:
+        try:
+            while not (directory / "address").exists() or not (directory / "address").read_text():
+                assert process.poll() is None
+                time.sleep(0.05)
+            yield psutil.Process(process.pid)
+        finally:
+            process.terminate()
+            process.wait()
+
+
+class Load:
+    """Generators and a learner at one buffer."""
+
+    def __init__(self, directory: Path, num_generators: int) -> None:
+        self._address = (directory / "address").read_text()
+        self._keys = load_keys(directory)
+        self._num_generators = num_generators
+        self._context = zmq.asyncio.Context()
+        self._context.set(zmq.MAX_SOCKETS, 2 * num_generators + 64)
+        self._template = _group(_ticket(), TOKENS)
+        self.version = 0
+        self.num_put = 0
+        self.latencies_s: list[float] = []
+
+    async def run(self, process: psutil.Process) -> tuple[float, float, float]:
+        """(CPU seconds of the buffer, groups put, seconds) after the warm-up."""
+        tasks = [asyncio.create_task(self._generate(i)) for i in range(self._num_generators)]
+        tasks.append(asyncio.create_task(self._learn()))
+        await asyncio.sleep(WARM_UP_S + self._num_generators / 250)
+        self.latencies_s.clear()
+        cpu_s, num_put, started = sum(process.cpu_times()[:2]), self.num_put, time.monotonic()
+        await asyncio.sleep(SECONDS)
+        result = sum(process.cpu_times()[:2]) - cpu_s, self.num_put - num_put, time.monotonic() - started
+        for task in tasks:
+            task.cancel()
+        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+            if not isinstance(outcome, asyncio.CancelledError):
+                raise RuntimeError("a simulated process ended by itself") from (outcome if isinstance(outcome, BaseException) else None)
+        self._context.term()
+        return result
+
+    async def _generate(self, index: int) -> None:
+        period_s = self._num_generators / GROUPS_PER_S
+        await asyncio.sleep(WARM_UP_S * index / self._num_generators)
+        due_s = time.monotonic()
+        async with RpcClient(self._address, self._keys, context=self._context) as buffer:
+            while True:
+                request = RequestWork(generator=f"generator-{index}", incarnation="a", version=self.version, credit=1, held=[], wait_s=20.0)
+                asked = time.perf_counter()
+                tickets = (await buffer.call(request, timeout_s=60)).tickets
+                self.latencies_s.append(time.perf_counter() - asked)
+                due_s = max(due_s + period_s, time.monotonic() - period_s)
+                await asyncio.sleep(max(0.0, due_s - time.monotonic()))
+                for ticket in tickets:
+                    await buffer.call(PutGroup(group=self._written(ticket)), timeout_s=60)
+                    self.num_put += 1
+
+    def _written(self, ticket: Ticket) -> Group:
+        versions = np.full_like(self._template.trajectories[0].versions, ticket.admitted_version)
+        samples = [msgspec.structs.replace(t, versions=versions) for t in self._template.trajectories]
+        return msgspec.structs.replace(
+            self._template,
+            group_id=ticket.group_id,
+            attempt=ticket.attempt,
+            prompt_id=ticket.prompt.prompt_id,
+            admitted_version=ticket.admitted_version,
+            trajectories=samples,
+        )
+
+    async def _learn(self) -> None:
+        async with RpcClient(self._address, self._keys, context=self._context) as buffer:
+            while True:
+                batch = await buffer.call(TakeBatch(train_version=self.version, wait_s=20.0), timeout_s=60)
+                if batch.groups:
+                    ids = [group.group_id for group in batch.groups]
+                    await buffer.call(CommitStep(version=self.version + 1, group_ids=ids), timeout_s=60)
+                    self.version += 1
+
+
+def measure(num_generators: int) -> float:
+    """CPU milliseconds of the buffer per group."""
+    with tempfile.TemporaryDirectory(prefix="bench-control-", dir=Path.cwd()) as name:
+        directory = Path(name)
+        with buffer_process(directory, num_generators) as process:
+            load = Load(directory, num_generators)
+            cpu_s, num_put, seconds = asyncio.run(load.run(process))
+        promise = Promise(groups_per_step=batch_of(num_generators), max_staleness_versions=2, over_age="drop")
+        with reading(directory / "store.sqlite") as connection:
+            found = audit(connection, promise)
+    per_group_ms = 1e3 * cpu_s / num_put
+    who = f"{num_generators} generator{'s' if num_generators > 1 else ''}"
+    figure(f"{who}: groups put", num_put / seconds, "1/s")
+    figure(f"{who}: buffer CPU per group", per_group_ms, "ms")
+    figure(f"{who}: admission latency p99", 1e3 * float(np.quantile(load.latencies_s, 0.99)), "ms", goal="< 100")
+    figure(f"{who}: problems in the ledger's audit, {found.num_groups} groups", len(found.problems), "", goal="0")
+    for problem in found.problems:
+        print(f"  {problem}")
+    return per_group_ms
+
+
+def main() -> None:
+    """Every size, and how much dearer a group is with the most generators than with 16."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--generators", type=int, nargs="*", default=[1, 16, 128, 1024])
+    parser.add_argument("--serve", type=Path)
+    arguments = parser.parse_args()
+    if arguments.serve is not None:
+        asyncio.run(serve(arguments.serve, arguments.generators[0]))
+        return
+    per_group_ms = {number: measure(number) for number in arguments.generators}
+    if 16 in per_group_ms and max(per_group_ms) > 16:
+        figure(
+            f"CPU per group, {max(per_group_ms)} generators over 16", per_group_ms[max(per_group_ms)] / per_group_ms[16], "x", goal="<= 1.2"
+        )
+
+
+if __name__ == "__main__":
+    main()
