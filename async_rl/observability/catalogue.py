@@ -131,7 +131,7 @@ _LEARNER = [
     *_declare(
         "weights",
         [
-            ("push_s", "s", "newest push: from the first byte sent to the last generator's acknowledgement"),
+            ("push_s", "s", "newest push: the slowest generator's load, from the request to its acknowledgement"),
             ("pause_s", "s", "newest push: longest time a generator stood still"),
             ("probe_abs_max", "nats", "largest difference of learner and generator on the probe tokens so far"),
         ],

@@ -155,7 +155,8 @@ class Pusher:
             )
 
     async def _cut_off(self, lives: set[Life], reason: str) -> None:
-        for name, pid in lives:
+        """Has the supervisor end those that still serve; one that has gone by itself needs no more."""
+        for name, pid in lives & {(m.name, m.pid) for m in self._context.directory.of_role("generator")}:
             self._context.activity.count("failures/generator_cut_off", 1)
             request = Expel(name=name, pid=pid, reason=reason)
             try:

@@ -106,3 +106,9 @@ def test_settings_in_running_text_are_settings(path: Path) -> None:
 def test_metrics_are_declared(path: Path) -> None:
     named = {s for s in spans(path) if re.fullmatch(r"[a-z_]+/[a-z0-9_<>/-]+", s) and s.split("/")[0] in GROUPS}
     assert sorted(n for n in named if n not in METRICS and describe(n) is None) == []
+
+
+def test_the_index_lists_every_document() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    pages = [path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md") if "decisions" not in path.parts]
+    assert [page for page in pages if page != "README.md" and f"]({page})" not in index] == []
