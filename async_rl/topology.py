@@ -20,6 +20,10 @@ from async_rl.types import Role
 _START_ORDER = ("buffer", "verifier", "learner", "generator")
 
 
+SCALE_FILE = "scale.json"
+"""In the run's directory: how many processes of each pool were asked for last, if that was not the configuration."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
     """One process of a run. cores: CPU core numbers, empty = all of the machine's; gpus: how many, 0.5 = half of one."""

@@ -20,8 +20,8 @@ from async_rl.launchers.compose import recompose, to_yaml
 from async_rl.launchers.control import leave_mark, living_pid
 from async_rl.processes import checkpoints
 from async_rl.processes.mirror import Mirror
-from async_rl.processes.scaler import SCALE_FILE, wanted_counts
-from async_rl.topology import pool_counts
+from async_rl.processes.scaler import wanted_counts
+from async_rl.topology import SCALE_FILE, pool_counts
 
 FIXED = {
     "run_name": "the run is its directory",

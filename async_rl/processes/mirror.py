@@ -14,9 +14,9 @@ import fsspec
 
 from async_rl.errors import ConfigError, InfrastructureError
 from async_rl.processes import checkpoints
-from async_rl.processes.scaler import SCALE_FILE
 from async_rl.store_schema import STORE_FILE
 from async_rl.store_writer import snapshot
+from async_rl.topology import SCALE_FILE
 
 _DONE = ".complete"
 _RECORDS = ("config*.yaml", "metrics.jsonl", SCALE_FILE)

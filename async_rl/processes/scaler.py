@@ -28,9 +28,8 @@ from async_rl.processes.directory import Connections, Incarnation
 from async_rl.processes.fleet import Fleet
 from async_rl.processes.registry import Registry
 from async_rl.scaling import decide
-from async_rl.topology import ProcessSpec, has_its_gpus, joining, pool_counts, pool_of
+from async_rl.topology import SCALE_FILE, ProcessSpec, has_its_gpus, joining, pool_counts, pool_of
 
-SCALE_FILE = "scale.json"
 _CLOSE_S = 5.0
 _MOST = 10_000
 

@@ -42,7 +42,7 @@ def test_the_help_of_a_command_has_examples_with_options_that_it_has(name: str) 
 
 
 def test_settings_and_configurations_are_completed() -> None:
-    assert complete_setting("conf=p") == ["conf=ppo_code"]
+    assert complete_setting("conf=p") == ["conf=ppo_code", "conf=ppo_math"]
     assert complete_setting("buffer.max_st") == ["buffer.max_staleness_versions="]
     assert complete_setting("nothing") == []
 

@@ -16,8 +16,8 @@ from async_rl.messages import Heartbeat, Register
 from async_rl.processes.directory import Connections
 from async_rl.processes.fleet import Fleet
 from async_rl.processes.registry import Registry
-from async_rl.processes.scaler import SCALE_FILE, Scaler, wanted_counts
-from async_rl.topology import ProcessSpec, processes
+from async_rl.processes.scaler import Scaler, wanted_counts
+from async_rl.topology import SCALE_FILE, ProcessSpec, processes
 from async_rl.wire.keys import create_keys
 
 MACHINE = Machine(cores=(0, 1), num_gpus=0, memory_mb=8000)
