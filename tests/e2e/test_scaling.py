@@ -46,7 +46,8 @@ def test_generators_and_verifiers_come_and_go_while_the_learner_keeps_stepping(l
         at = run.step
         run.until(lambda at=at: run.step >= at + 4, "four more steps")
     wrong = scaled(run, "generator=2")
-    assert (wrong.returncode, wrong.stderr) == (2, "error: generator=2: there is no such pool; did you mean generators? this run has generators, verifiers\n")
+    refusal = "error: generator=2: there is no such pool; did you mean generators? this run has generators, verifiers\n"
+    assert (wrong.returncode, wrong.stderr) == (2, refusal)
     assert run.pid_of("learner-0") == learner
     assert async_rl("stop", str(run.run_dir)).returncode == 0
     assert run.wait() == 0, run.terminal
