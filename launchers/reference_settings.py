@@ -9,7 +9,7 @@ import itertools
 import re
 import types
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 from omegaconf import OmegaConf
@@ -68,7 +68,7 @@ def unit(setting: Setting) -> str:
 
 def span(annotation: Any) -> str:
     """What a value may be, in words: `whole number >= 1 or null`."""
-    if hasattr(annotation, "__metadata__"):
+    if get_origin(annotation) is Annotated:
         inner, *metas = get_args(annotation)
         return " ".join([span(inner), *(bound for meta in metas for bound in _bounds(meta))])
     if get_origin(annotation) is Literal:

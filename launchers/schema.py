@@ -12,7 +12,7 @@ import re
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import msgspec
 
@@ -31,7 +31,7 @@ class Setting:
     @property
     def plain_type(self) -> Any:
         """The type without its metadata."""
-        return get_args(self.type)[0] if hasattr(self.type, "__metadata__") else self.type
+        return get_args(self.type)[0] if get_origin(self.type) is Annotated else self.type
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -51,7 +51,7 @@ class Setting:
 
 def _alternatives(annotation: Any) -> tuple[Any, ...]:
     """The members of a union, metadata taken off; a type by itself is its only alternative."""
-    if hasattr(annotation, "__metadata__"):
+    if get_origin(annotation) is Annotated:
         return _alternatives(get_args(annotation)[0])
     if get_origin(annotation) in (Union, types.UnionType):
         return tuple(plain for member in get_args(annotation) for plain in _alternatives(member))

@@ -23,6 +23,16 @@ def async_rl(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*_COMMAND, *words], capture_output=True, text=True, check=False, timeout=120)
 
 
+SMALL = (
+    "conf=grpo_code",
+    "generation.engine=hf",
+    "buffer.groups_per_step=4",
+    "generation.group_size=4",
+    "evaluation.every_steps=0",
+)
+"""A run whose steps take a second: the transformers engine stands in for vLLM, whose start adds nothing to these facts."""
+
+
 class LiveRun:
     """`async-rl launch`, or `async-rl resume`, in a process of its own, its output in a file. copy: what is resumed instead."""
 

@@ -9,17 +9,13 @@ import resource
 from collections.abc import Callable
 
 import pytest
-from e2e_support import LiveRun
+from e2e_support import SMALL, LiveRun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 Launch = Callable[..., LiveRun]
 QUICK = (
-    "conf=grpo_code",
-    "generation.engine=hf",
-    "buffer.groups_per_step=4",
-    "generation.group_size=4",
-    "evaluation.every_steps=0",
+    *SMALL,
     "supervisor.heartbeat_s=0.2",
 )
 NO_ROOM = (65_536, resource.RLIM_INFINITY)

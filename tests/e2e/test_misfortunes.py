@@ -17,18 +17,14 @@ from typing import Any
 
 import pytest
 import torch
-from e2e_support import LiveRun
+from e2e_support import SMALL, LiveRun
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save, torch_save_to_dcp
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 Launch = Callable[..., LiveRun]
 QUICK = (
-    "conf=grpo_code",
-    "generation.engine=hf",
-    "buffer.groups_per_step=4",
-    "generation.group_size=4",
-    "evaluation.every_steps=0",
+    *SMALL,
     "checkpoint.every_steps=2",
     "supervisor.heartbeat_s=0.2",
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from e2e_support import LiveRun
+from e2e_support import SMALL, LiveRun
 from safetensors.torch import load_file
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -17,11 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 Launch = Callable[..., LiveRun]
 _COMMAND = str(Path(sys.executable).with_name("async-rl"))
 QUICK = (
-    "conf=grpo_code",
-    "generation.engine=hf",
-    "buffer.groups_per_step=4",
-    "generation.group_size=4",
-    "evaluation.every_steps=0",
+    *SMALL,
     "checkpoint.every_steps=4",
 )
 

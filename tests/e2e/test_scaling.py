@@ -8,17 +8,13 @@ import subprocess
 from collections.abc import Callable
 
 import pytest
-from e2e_support import LiveRun, async_rl, shared_memory
+from e2e_support import SMALL, LiveRun, async_rl, shared_memory
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 Launch = Callable[..., LiveRun]
 QUICK = (
-    "conf=grpo_code",
-    "generation.engine=hf",
-    "buffer.groups_per_step=4",
-    "generation.group_size=4",
-    "evaluation.every_steps=0",
+    *SMALL,
     "supervisor.heartbeat_s=0.2",
 )
 

@@ -11,18 +11,14 @@ from collections.abc import Callable
 
 import psutil
 import pytest
-from e2e_support import LiveRun
+from e2e_support import SMALL, LiveRun
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 Launch = Callable[..., LiveRun]
 PATIENT = (
-    "conf=grpo_code",
-    "generation.engine=hf",
-    "buffer.groups_per_step=4",
-    "generation.group_size=4",
-    "evaluation.every_steps=0",
+    *SMALL,
     "verifiers.queue_size=1",
     "verifiers.memo_programs=0",
     "weights.deadline_s=300",

@@ -11,17 +11,13 @@ import urllib.request
 from collections.abc import Callable
 
 import pytest
-from e2e_support import LiveRun
+from e2e_support import SMALL, LiveRun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 Launch = Callable[..., LiveRun]
 QUICK = (
-    "conf=grpo_code",
-    "generation.engine=hf",
-    "buffer.groups_per_step=4",
-    "generation.group_size=4",
-    "evaluation.every_steps=0",
+    *SMALL,
     "num_steps=100000",
     "supervisor.max_restarts=9",
     "monitoring.tensorboard=true",
