@@ -29,8 +29,8 @@ def test_a_run_survives_the_loss_of_a_node_and_uses_one_that_is_added(tmp_path: 
             if name != "TMPDIR":
                 monkeypatch.setenv(name, value)
         cluster.add_node(1, cpus=3, generators=0)
-        cluster.add_node(2, cpus=1, generators=1)
-        cluster.add_node(3, cpus=1, generators=1)
+        cluster.add_node(2, cpus=2, generators=1)  # one for a verifier, wherever Ray puts it
+        cluster.add_node(3, cpus=2, generators=1)
         run = LiveRun(tmp_path, *SETTINGS, f"ray.address={cluster.head}", prefix=cluster.inside(1))
         try:
             follow(run, cluster)
