@@ -171,6 +171,11 @@ def _batch(config: RunConfig) -> Iterator[str]:
 
 def _shards(config: RunConfig) -> Iterator[str]:
     learner = config.learner
+    if learner.gpus_each > 1 or (learner.ranks > 1 and 0 < learner.gpus_each < 1):
+        yield (
+            f"learner.gpus_each={learner.gpus_each:g} with learner.ranks={learner.ranks}: a rank computes on one GPU, and NCCL wants one of its "
+            "own for each; set learner.gpus_each=1 (less only with learner.ranks=1), and learner.ranks to the number of GPUs"
+        )
     if learner.offload != "none" and learner.gpus_each == 0:
         yield (
             f"learner.offload={learner.offload} with learner.gpus_each=0: the learner lives in host memory already; "
@@ -284,6 +289,7 @@ def machine_problems(config: RunConfig, machine: Machine) -> Iterator[str]:
     if wanted > machine.num_gpus:
         yield (
             f"generators.gpus_each={config.generators.gpus_each:g} x {config.generators.count} and learner.gpus_each="
-            f"{config.learner.gpus_each:g} x {config.learner.ranks} need {wanted:g} GPUs, this machine has {machine.num_gpus}; "
-            "lower them, 0 = run on the CPU"
+            f"{config.learner.gpus_each:g} x {config.learner.ranks} need {wanted:g} GPUs, this machine has {machine.num_gpus}"
+            + (f" and {machine.unusable_gpus} that CPU builds of torch or vLLM cannot use" if machine.unusable_gpus else "")
+            + "; lower them, 0 = run on the CPU"
         )

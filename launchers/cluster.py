@@ -28,5 +28,7 @@ def on_cluster(config: RunConfig, spec: ProcessSpec) -> ProcessSpec:
     """The spec without cores and GPUs of this machine: Ray and Slurm set what a process may use; threads follow from its CPUs."""
     is_heavy = spec.role in ("generator", "learner")
     env = {name: value for name, value in spec.env.items() if name != "CUDA_VISIBLE_DEVICES"}
+    if spec.gpus == 0:
+        env["CUDA_VISIBLE_DEVICES"] = ""  # neither hides those of the node from a process that asked for none
     env["OMP_NUM_THREADS"] = str(cluster_cpus(config, spec) if is_heavy else 1)
     return dataclasses.replace(spec, cores=(), env=env)

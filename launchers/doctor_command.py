@@ -76,7 +76,7 @@ def examine(machine: Machine, directory: Path) -> Iterator[Finding]:
     yield of_packages({name: _version(name) for name in (*_PACKAGES, *_ENGINES)})
     yield of_cores(len(machine.cores))
     yield of_memory(machine.memory_mb)
-    yield of_gpus(machine.num_gpus, _nccl())
+    yield of_gpus(machine, _nccl())
     yield of_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     yield _shared_memory()
     yield _ports()
@@ -123,13 +123,16 @@ def of_memory(memory_mb: int) -> Finding:
     return Finding("memory", "ok", f"{memory_mb} MB")
 
 
-def of_gpus(num: int, nccl: str | None) -> Finding:
+def of_gpus(machine: Machine, nccl: str | None) -> Finding:
     """GPUs and what they talk through."""
-    if num == 0:
+    if machine.unusable_gpus:
+        found = f"{machine.unusable_gpus}, but torch or vLLM is a CPU build: runs use the CPU"
+        return Finding("GPUs", "weak", found, "in an environment of its own: pip install .[gpu]")
+    if machine.num_gpus == 0:
         return Finding("GPUs", "ok", "none: runs use the CPU")
     if nccl is None:
-        return Finding("GPUs", "bad", f"{num}, but no NCCL", "install the CUDA build: pip install .[gpu]")
-    return Finding("GPUs", "ok", f"{num}, NCCL {nccl}")
+        return Finding("GPUs", "bad", f"{machine.num_gpus}, but no NCCL", "install the CUDA build: pip install .[gpu]")
+    return Finding("GPUs", "ok", f"{machine.num_gpus}, NCCL {nccl}")
 
 
 def of_files(num: int) -> Finding:

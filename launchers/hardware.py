@@ -24,7 +24,9 @@ def preset_for(machine: Machine, launcher: str) -> str:
 
 def described(machine: Machine) -> str:
     """The machine in words."""
-    return f"{len(machine.cores)} cores, {machine.num_gpus or 'no'} GPU{'' if machine.num_gpus == 1 else 's'}, {machine.memory_mb >> 10} GB"
+    unusable = f" ({machine.unusable_gpus} unused: torch or vLLM is a CPU build)" if machine.unusable_gpus else ""
+    gpus = f"{machine.num_gpus or 'no'} GPU{'' if machine.num_gpus == 1 else 's'}{unusable}"
+    return f"{len(machine.cores)} cores, {gpus}, {machine.memory_mb >> 10} GB"
 
 
 def pretended_machine(text: str) -> Machine:

@@ -11,9 +11,11 @@ import contextlib
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from async_rl.errors import InfrastructureError
+from async_rl.machine import gpu_names
 from async_rl.topology import ProcessSpec
 from async_rl.wire.addresses import LOOPBACK
 
@@ -23,6 +25,15 @@ def child_command(spec: ProcessSpec, run_dir: Path, *, parent_pid: int) -> list[
     command = [sys.executable, "-m", "async_rl.processes.main"]
     command += ["--name", spec.name, "--role", spec.role, "--rank", str(spec.rank), "--cores", ",".join(map(str, spec.cores))]
     return [*command, "--run-dir", str(run_dir), "--parent-pid", str(parent_pid)]
+
+
+def child_env(spec: ProcessSpec, own: Mapping[str, str]) -> dict[str, str]:
+    """The environment of the process: `own`, and what the spec asks for, its n-th GPU being the n-th that `own` lets us use."""
+    env = {**own, **spec.env}
+    if asked := spec.env.get("CUDA_VISIBLE_DEVICES"):
+        names = gpu_names(own)
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(names[int(index)] for index in asked.split(","))
+    return env
 
 
 class LocalProcess:
@@ -87,7 +98,7 @@ class LocalLauncher:
                     stdout=sink,
                     stderr=sink,
                     start_new_session=True,
-                    env={**os.environ, **spec.env},
+                    env=child_env(spec, os.environ),
                 )
         except OSError as error:
             raise InfrastructureError(f"{spec.name} could not be started: {error}") from error

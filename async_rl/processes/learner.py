@@ -20,7 +20,7 @@ from async_rl.messages import Batch, CommitStep, StartEvaluation, SyncVersion, T
 from async_rl.messages_history import KeepAdvantages, StartFrom
 from async_rl.processes import checkpoints
 from async_rl.processes.pushing import Pusher
-from async_rl.processes.ranks import TrainingPool, join_process_group
+from async_rl.processes.ranks import TrainingPool, join_process_group, learner_device
 from async_rl.processes.runtime import ProcessContext
 from async_rl.processes.saving import Saver
 from async_rl.types import Group
@@ -31,12 +31,13 @@ _TAKE_WAIT_S = 10.0
 async def run(context: ProcessContext) -> None:
     """One rank of the learner from its start to its last step."""
     world_size = context.config.learner.ranks
-    device = torch.device("cuda", context.rank) if torch.cuda.is_available() else torch.device("cpu")
+    device = learner_device(context.config.learner.gpus_each)
 
     def make_trainer() -> Trainer:
         torch.set_num_threads(max(1, len(context.cores)))
         if world_size > 1:
-            join_process_group(context.run_dir, context.rank, world_size, timeout_s=2 * context.config.learner.take_timeout_s)
+            timeout_s = 2 * context.config.learner.take_timeout_s
+            join_process_group(context.run_dir, context.rank, world_size, device=device, timeout_s=timeout_s)
         failed = context.run_dir / "failed_batches"
         return Trainer(context.config, context.model_path, rank=context.rank, world_size=world_size, device=device, failed_batches=failed)
 

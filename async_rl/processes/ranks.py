@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from async_rl.codec import decode, encode
+from async_rl.errors import ConfigError
 from async_rl.learner.trainer import StepResult, Trainer
 from async_rl.messages import Manifest
 from async_rl.processes.runtime import RENDEZVOUS_FILE
@@ -39,9 +40,21 @@ class Operation(enum.IntEnum):
     STOP = 5
 
 
-def join_process_group(run_dir: Path, rank: int, world_size: int, *, timeout_s: float) -> None:
+def learner_device(gpus: float) -> torch.device:
+    """Where a rank computes: the one GPU that it was given and sees as the first, or the CPU. Raises ConfigError if torch cannot use GPUs."""
+    if gpus == 0:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            f"learner.gpus_each={gpus:g} but torch {torch.__version__} finds no CUDA GPU here: install its CUDA build (pip install .[gpu]), "
+            "mend the driver (nvidia-smi), or set learner.gpus_each=0"
+        )
+    return torch.device("cuda", 0)
+
+
+def join_process_group(run_dir: Path, rank: int, world_size: int, *, device: torch.device, timeout_s: float) -> None:
     """Joins this rank's process group; ranks meet through a file of the run, so no port is opened for it."""
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"  # offloaded gradients, and what is announced, are on the host
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"  # offloaded gradients, and what is announced, are on the host
     store = dist.FileStore(str(run_dir / RENDEZVOUS_FILE), world_size)  # type: ignore[attr-defined]
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_s))
 

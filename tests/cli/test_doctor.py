@@ -21,8 +21,13 @@ from async_rl.launchers.doctor_command import (
     of_ray,
     of_slurm,
 )
+from async_rl.machine import Machine
 
 INSTALLED: dict[str, str | None] = dict.fromkeys(("torch", "transformers", "msgspec", "pyzmq", "hydra-core", "tensorboard"), "1")
+
+
+def machine_with(gpus: int, *, unusable: int = 0) -> Machine:
+    return Machine(cores=(0, 1), num_gpus=gpus, memory_mb=8000, unusable_gpus=unusable)
 
 
 @pytest.mark.parametrize(
@@ -38,9 +43,10 @@ INSTALLED: dict[str, str | None] = dict.fromkeys(("torch", "transformers", "msgs
         (of_cores(1), "weak", "1"),
         (of_memory(4096), "ok", "4096 MB"),
         (of_memory(4095), "weak", "4095 MB"),
-        (of_gpus(0, None), "ok", "none"),
-        (of_gpus(8, "2.28"), "ok", "NCCL 2.28"),
-        (of_gpus(8, None), "bad", "no NCCL"),
+        (of_gpus(machine_with(0), None), "ok", "none"),
+        (of_gpus(machine_with(0, unusable=1), None), "weak", "1, but torch or vLLM is a CPU build"),
+        (of_gpus(machine_with(8), "2.28"), "ok", "NCCL 2.28"),
+        (of_gpus(machine_with(8), None), "bad", "no NCCL"),
         (of_files(-1), "ok", "no limit"),
         (of_files(256), "weak", "256"),
         (of_disk("/d", 9, 400.0, 2.0), "ok", "400 MB/s"),

@@ -87,6 +87,8 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
         ([*FILES, "data.val_files=/d/a.jsonl"], "is also in data.train_files"),
         ([*FILES, "data.val_files=/d/b.csv"], "name a .jsonl, .json or .parquet file"),
         (["model.path=owner/name", "data.train_files=[/d/a.jsonl,/d/a.jsonl]", "evaluation.every_steps=0"], "is named twice"),
+        (["learner.gpus_each=2"], "a rank computes on one GPU"),
+        (["learner.gpus_each=0.5", "learner.ranks=2"], "NCCL wants one of its own for each"),
         (["learner.offload=optimizer"], "the learner lives in host memory already"),
         (["learner.shuffle=false", "learner.minibatches=1"], "set learner.shuffle=true"),
         (["evaluation.num_samples=4", "evaluation.temperature=0"], "set evaluation.num_samples=1"),

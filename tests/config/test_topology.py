@@ -53,9 +53,9 @@ def test_a_process_has_as_many_threads_as_cores() -> None:
 
 def test_gpus_are_dealt_out_whole_or_in_shares_and_hidden_from_the_others() -> None:
     machine = Machine(cores=(0, 1), num_gpus=4, memory_mb=8000)
-    run = specs("generators.count=2", "generators.gpus_each=0.5", "learner.gpus_each=2", machine=machine)
+    run = specs("generators.count=2", "generators.gpus_each=0.5", "learner.gpus_each=1", "learner.ranks=2", machine=machine)
     visible = {name: spec.env["CUDA_VISIBLE_DEVICES"] for name, spec in run.items()}
-    assert visible == {"buffer": "", "verifier-0": "", "learner-0": "0,1", "generator-0": "2", "generator-1": "2"}
+    assert visible == {"buffer": "", "verifier-0": "", "learner-0": "0", "learner-1": "1", "generator-0": "2", "generator-1": "2"}
     assert "CUDA_VISIBLE_DEVICES" not in specs()["learner-0"].env
 
 
