@@ -18,8 +18,8 @@ from pathlib import Path
 class Machine:
     """What processes can be placed on.
 
-    cores: numbers of the CPU cores this process may use; memory_mb: RAM, or the container's limit; num_gpus: GPUs that the installed packages
-    can use; unusable_gpus: those that are there, but the packages are CPU builds.
+    cores: numbers of the CPU cores this process may use; memory_mb: RAM, or the container's limit; num_gpus: GPUs that the installed
+    packages can use; unusable_gpus: those that are there, but the packages are CPU builds.
     """
 
     cores: tuple[int, ...]

@@ -41,13 +41,13 @@ class Operation(enum.IntEnum):
 
 
 def learner_device(gpus: float) -> torch.device:
-    """Where a rank computes: the one GPU that it was given and sees as the first, or the CPU. Raises ConfigError if torch cannot use GPUs."""
+    """Where a rank computes: the one GPU it was given and sees as the first, or the CPU. Raises ConfigError if torch cannot use GPUs."""
     if gpus == 0:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ConfigError(
-            f"learner.gpus_each={gpus:g} but torch {torch.__version__} finds no CUDA GPU here: install its CUDA build (pip install .[gpu]), "
-            "mend the driver (nvidia-smi), or set learner.gpus_each=0"
+            f"learner.gpus_each={gpus:g} but torch {torch.__version__} finds no CUDA GPU here: install its CUDA build "
+            "(pip install .[gpu]), mend the driver (nvidia-smi), or set learner.gpus_each=0"
         )
     return torch.device("cuda", 0)
 
