@@ -173,8 +173,8 @@ def _shards(config: RunConfig) -> Iterator[str]:
     learner = config.learner
     if learner.gpus_each > 1 or (learner.ranks > 1 and 0 < learner.gpus_each < 1):
         yield (
-            f"learner.gpus_each={learner.gpus_each:g} with learner.ranks={learner.ranks}: a rank computes on one GPU, and NCCL wants one of "
-            "its own for each; set learner.gpus_each=1 (less only with learner.ranks=1), and learner.ranks to the number of GPUs"
+            f"learner.gpus_each={learner.gpus_each:g} with learner.ranks={learner.ranks}: a rank computes on one GPU, and NCCL wants one "
+            "of its own for each; set learner.gpus_each=1 (less only with learner.ranks=1), and learner.ranks to the number of GPUs"
         )
     if learner.offload != "none" and learner.gpus_each == 0:
         yield (
