@@ -111,6 +111,15 @@ def _sampling(config: RunConfig) -> Iterator[str]:
         yield f"generation.top_k={generation.top_k}: {reason}; set generation.top_k=-1"
     if generation.min_response_tokens > 0:
         yield f"generation.min_response_tokens={generation.min_response_tokens}: {reason}; set generation.min_response_tokens=0"
+    for name, is_set in (
+        ("mask_truncated", config.algorithm.mask_truncated),
+        ("zero_truncated_reward", config.algorithm.zero_truncated_reward),
+    ):
+        if generation.ignore_eos and is_set:
+            yield (
+                f"generation.ignore_eos=true with algorithm.{name}=true: every sample is written to the limit and counts as truncated, so "
+                f"nothing would be learned; set algorithm.{name}=false"
+            )
     if config.evaluation.num_samples > 1 and config.evaluation.temperature == 0:
         yield (
             f"evaluation.num_samples={config.evaluation.num_samples} with evaluation.temperature=0: greedy samples of a prompt are all the "

@@ -39,6 +39,14 @@ class ModelConfig(Section):
     path: Annotated[str | None, Meta(description="directory or hub name of a Hugging Face causal LM; null = the embedded tiny_coder")]
     dtype: Annotated[Literal["float32", "bfloat16"], Meta(description="compute type of learner and generators; master weights are float32")]
     trust_remote_code: Annotated[bool, Meta(description="let transformers run code that comes with the model")]
+    external_lib: Annotated[
+        Annotated[str, Meta(pattern=r"^[\w.]+$")] | None,
+        Meta(description="module imported before the model is made, which may register its architecture; null = none"),
+    ]
+    override_config: Annotated[
+        list[Annotated[str, Meta(pattern=r"^\w+=.+$")]],
+        Meta(description="field=value in place of what the model's config.json says, the value as JSON"),
+    ]
     tiny_coder: TinyCoderConfig
 
 
@@ -70,6 +78,7 @@ class GenerationConfig(Section):
     min_response_tokens: Annotated[
         int, Meta(ge=0, description="tokens before end-of-sequence is allowed; above 0 is refused: it changes the support")
     ]
+    ignore_eos: Annotated[bool, Meta(description="write on after an end token, up to data.max_response_tokens; for stress tests")]
     max_concurrent_groups: Annotated[int, Meta(ge=1, description="groups in flight per generator")]
     max_attempts: Annotated[int, Meta(ge=1, description="times a group is tried before it is dropped")]
     timeout_s: Annotated[float, Meta(gt=0, description="longest time one group may take in a generator")]

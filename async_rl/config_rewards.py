@@ -84,6 +84,10 @@ class RewardConfig(Section):
     on_failure: Annotated[
         Literal["drop", "stop"], Meta(description="a function that fails: try the group again and drop it at last, or stop the run")
     ]
+    stop_if_all_fail: Annotated[
+        bool,
+        Meta(description="stop the run before a step of which no sample has more than fail_reward: what scores may be broken"),
+    ]
     timeout_s: Annotated[float, Meta(gt=0, description="longest time that one call of a function may take")]
     load_timeout_s: Annotated[float, Meta(gt=0, description="longest time that importing the functions and loading their models may take")]
     concurrency: Annotated[int, Meta(ge=1, description="calls side by side in each verifier; 1 for functions that are not thread-safe")]

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from async_rl.config_generation import ModelConfig
 from async_rl.config_rollout import RolloutConfig
 from async_rl.errors import ConfigError
 
@@ -61,6 +62,19 @@ def load_rollout(rollout: RolloutConfig) -> Callable[..., Awaitable[str | None]]
     if not inspect.iscoroutinefunction(function):
         raise ConfigError(f"rollout.fn={rollout.fn}: is no async function; define it with async def, so that no sample waits for another")
     return function
+
+
+def import_external(model: ModelConfig) -> None:
+    """Imports model.external_lib, if one is named, before a model is made or a tokenizer read. Raises ConfigError."""
+    if model.external_lib is None:
+        return
+    try:
+        _module(model.external_lib)
+    except _FAILURES as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(
+            f"model.external_lib={model.external_lib}: cannot be imported ({reason}); name one that is installed or stands in {Path.cwd()}"
+        ) from error
 
 
 def short_name(name: str) -> str:

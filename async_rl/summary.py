@@ -43,6 +43,12 @@ def part_means(samples: Iterable[Trajectory]) -> dict[str, float]:
     return {name: sum(found) / len(found) for name, found in sorted(values.items())}
 
 
+def failed_share(groups: Iterable[Group], fail_reward: float) -> float:
+    """The share of samples with no more than the reward of a failure."""
+    has_failed = [sample.score.reward <= fail_reward for group in groups for sample in group.trajectories]
+    return sum(has_failed) / max(len(has_failed), 1)
+
+
 def summarize(group: Group) -> Summary:
     """The numbers of a complete group. Raises ProtocolError if its arrays do not fit together or hold values that cannot be."""
     if not group.trajectories:

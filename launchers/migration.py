@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import Any, Literal
 
 Settings = dict[str, Any]
@@ -85,6 +86,25 @@ def unless_null(rule: Rule, reason: str) -> Rule:
 def when(key: str, value: Any, rule: Rule, reason: str) -> Rule:
     """The rule where another key has that value; without effect elsewhere."""
     return lambda own, source: rule(own, source) if source.get(key) == value else Fate("defaulted", reason)
+
+
+def to_wandb(project: Any) -> Fate:
+    """The numbers go to Weights & Biases too, where that is installed."""
+    if find_spec("wandb") is None:
+        return Fate("refused", f"wandb is not installed here; pip install wandb and set monitoring.wandb={project}")
+    return Fate("translated", settings={"monitoring.wandb": str(project)})
+
+
+def several_machines(gpus: str) -> Rule:
+    """The number of machines: more than one are a Ray cluster of machines with so many GPUs each. gpus: the key that says how many."""
+
+    def rule(value: Any, source: Source) -> Fate:
+        if value == 1:
+            return Fate("defaulted", "one machine")
+        settings = {"launcher": "ray", "cluster.nodes": value, "cluster.gpus_per_node": source.get(gpus, 8)}
+        return Fate("translated", f"ray start on {value} machines", settings)
+
+    return rule
 
 
 def flat(tree: Any, prefix: str = "") -> dict[str, Any]:

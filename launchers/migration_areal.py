@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from async_rl.launchers.migration import Fate, Rule, Source, choice, never, only, same, to, unless_null, when
+from async_rl.launchers.migration import Fate, Rule, Source, choice, never, only, same, several_machines, to, to_wandb, unless_null, when
 
 _TOOLS = "has no counterpart and changes no result"
 _CALLS = "generators and learner have GPUs of their own: generators.*, learner.ranks, generation.vllm.tensor_parallel_size"
@@ -200,7 +200,7 @@ _TASK: dict[str, Rule] = {
     ),
     "use_dense_reward": _dense,
     "reward_delta": same("taken with use_dense_reward"),
-    "check_verifier_status": only((False,), "a failed verifier is never a reward", "a failed verifier is an error here, never a reward"),
+    "check_verifier_status": to("reward.stop_if_all_fail"),
     "dataset_filter_threshold": _filter,
     "dataset_max_filter_percentage": same("taken with dataset_filter_threshold"),
 }
@@ -208,7 +208,7 @@ _TASK: dict[str, Rule] = {
 _RUN: dict[str, Rule] = {
     "experiment_name": to("run_name"),
     "seed": to("seed"),
-    "n_nodes": only((1,), "one machine", "processes run on one machine"),
+    "n_nodes": several_machines("n_gpus_per_node"),
     "n_gpus_per_node": same(_CALLS),
     "allocation_mode": same(_CALLS),
     "exp_ctrl.total_train_epochs": lambda value, source: (
@@ -224,7 +224,11 @@ _RUN: dict[str, Rule] = {
     "exp_ctrl.eval_freq_steps": unless_null(never("no held-out files are named; set data.val_files and evaluation.every_steps"), "off"),
     "exp_ctrl.*": unless_null(never("told in learner steps here: checkpoint.every_steps, evaluation.every_steps"), "off"),
     "recover_mode": same("a run is resumed by async-rl resume RUN"),
-    "wandb.mode": only(("disabled", "offline", None), "metrics go to the terminal, a file and TensorBoard", "there is no wandb"),
+    "wandb.mode": lambda value, source: (
+        to_wandb(source.get("wandb.project") or source.get("experiment_name", "areal"))
+        if value == "online"
+        else Fate("defaulted", "metrics go to the terminal, a file and TensorBoard")
+    ),
     **{f"{name}.*": same(_TOOLS) for name in ("wandb", "swanlab", "tensorboard", "auto_eval_config")},
     **{
         name: same(_TOOLS)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from async_rl.launchers.migration import Fate, Rule, Settings, Source, choice, only, same, to, unless_null, when
+from async_rl.launchers.migration import Fate, Rule, Settings, Source, choice, only, same, several_machines, to, to_wandb, unless_null, when
 from async_rl.launchers.migration_verl_models import KL, MODEL_RULES, TOOLS, metadata, with_critic
 
 _R = "actor_rollout_ref.rollout"
@@ -30,6 +30,7 @@ def base(source: Source) -> str:
 
 def _gpus(value: Any, source: Source) -> Fate:
     width = source.get(f"{_R}.tensor_model_parallel_size", 1)
+    value *= source.get("trainer.nnodes", 1)
     if value < 2:
         return Fate("refused", f"generation and training need GPUs of their own, {value} cannot be shared; give at least 2")
     learner = max(1, value // 2)
@@ -38,12 +39,15 @@ def _gpus(value: Any, source: Source) -> Fate:
     return Fate("translated", "half for generation, half for training", settings)
 
 
-def _logger(value: Any, _: Source) -> Fate:
+def _logger(value: Any, source: Source) -> Fate:
     names = [value] if isinstance(value, str) else list(value)
-    others = [str(name) for name in names if name not in ("console", "tensorboard")]
-    settings: Settings = {"monitoring.tensorboard": "tensorboard" in names or bool(others)}
-    if others:
-        return Fate("refused", f"{', '.join(others)}: there is TensorBoard in its place", settings)
+    names = ["wandb" if name == "tracking" else str(name) for name in names]
+    others = [name for name in names if name not in ("console", "tensorboard", "wandb")]
+    wandb = to_wandb(source.get("trainer.project_name", "verl_examples")) if "wandb" in names else Fate("translated")
+    reasons = [wandb.reason, f"{', '.join(others)}: there is TensorBoard in its place" if others else ""]
+    settings: Settings = {"monitoring.tensorboard": "tensorboard" in names or any(reasons), **wandb.settings}
+    if any(reasons):
+        return Fate("refused", "; ".join(filter(None, reasons)), settings)
     return Fate("translated", "the terminal is always told", settings)
 
 
@@ -155,10 +159,10 @@ _TRAINER: dict[str, Rule] = {
         else Fate("translated", settings={"num_steps": None, "data.epochs": value})
     ),
     "trainer.total_training_steps": unless_null(to("num_steps"), "trainer.total_epochs decides"),
-    "trainer.project_name": same("names nothing here: runs lie in output_dir"),
+    "trainer.project_name": same("the project in wandb, taken with trainer.logger; runs lie in output_dir"),
     "trainer.experiment_name": to("run_name"),
     "trainer.logger": _logger,
-    "trainer.nnodes": only((1,), "one machine", "processes run on one machine"),
+    "trainer.nnodes": several_machines("trainer.n_gpus_per_node"),
     "trainer.n_gpus_per_node": _gpus,
     "trainer.save_freq": to("checkpoint.every_steps", by=lambda value: max(value, 0)),
     "trainer.test_freq": to("evaluation.every_steps", by=lambda value: max(value, 0)),

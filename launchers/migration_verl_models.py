@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from async_rl.launchers.migration import Fate, Rule, Source, choice, never, only, same, to, unless_null, when
+import msgspec
+
+from async_rl.launchers.migration import Fate, Rule, Source, choice, only, same, to, unless_null, when
 
 _A, _R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _ESTIMATOR = "algorithm.adv_estimator"
@@ -19,6 +21,16 @@ _NO_LORA = "all weights are trained"
 KL = {
     "kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3", "full": "full",
 }  # fmt: skip
+
+
+_OVERRIDES = "actor_rollout_ref.model.override_config."
+
+
+def _override(_: Any, source: Source) -> Fate:
+    """Every field at once, since one setting of ours holds them all."""
+    fields = {key.removeprefix(_OVERRIDES): value for key, value in source.items() if key.startswith(_OVERRIDES)}
+    listed = [f"{name}={msgspec.json.encode(value).decode()}" for name, value in fields.items()]
+    return Fate("translated", settings={"model.override_config": listed})
 
 
 def _minibatches(value: Any, source: Source) -> Fate:
@@ -105,9 +117,9 @@ _MODEL: dict[str, Rule] = {
     "actor_rollout_ref.nccl_timeout": same("weights travel through shared memory; weights.deadline_s bounds it"),
     "actor_rollout_ref.model.path": to("model.path"),
     "actor_rollout_ref.model.custom_chat_template": only((None,), "the tokenizer's own", "put the template into the model's tokenizer"),
-    "actor_rollout_ref.model.external_lib": only((None,), "nothing is imported", "no package is imported before the model is made"),
-    "actor_rollout_ref.model.override_config": only(({}, None), "nothing is overridden", "change config.json in model.path"),
-    "actor_rollout_ref.model.override_config.*": never("change config.json in model.path"),
+    "actor_rollout_ref.model.external_lib": unless_null(to("model.external_lib"), "nothing is imported"),
+    "actor_rollout_ref.model.override_config": only(({}, None), "nothing is overridden", "a mapping"),
+    "actor_rollout_ref.model.override_config.*": _override,
     "actor_rollout_ref.model.enable_gradient_checkpointing": to("learner.gradient_checkpointing"),
     "actor_rollout_ref.model.enable_activation_offload": only((False,), "activations stay", "set learner.gradient_checkpointing=true"),
     "actor_rollout_ref.model.lora_rank": only((0,), _NO_LORA, _NO_LORA),
@@ -178,7 +190,7 @@ _ROLLOUT: dict[str, Rule] = {
     f"{_R}.top_k": only((-1, 0), "the full support", "log-probs would be of another support than the learner's; set -1"),
     f"{_R}.top_p": only((1, 1.0), "the full support", "log-probs would be of another support than the learner's; set 1"),
     f"{_R}.do_sample": only((True,), "training samples", "training needs samples; evaluation.temperature=0 is greedy evaluation"),
-    f"{_R}.ignore_eos": only((False,), "a response ends at its end token", "a response ends at its end token"),
+    f"{_R}.ignore_eos": to("generation.ignore_eos"),
     f"{_R}.n": to("generation.group_size"),
     f"{_R}.prompt_length": same("data.max_prompt_tokens"),
     f"{_R}.response_length": same("data.max_response_tokens"),

@@ -24,6 +24,7 @@ from async_rl.config import RunConfig
 from async_rl.data.cache import cache_root, locked
 from async_rl.data.list_functions import fingerprint
 from async_rl.errors import ConfigError
+from async_rl.named import import_external
 
 FORMAT_VERSION = 1
 """Raise it when the making of the embedded model changes in a way that no setting shows."""
@@ -43,13 +44,46 @@ def prepare_model(config: RunConfig, on_progress: Progress) -> Path:
     Raises ConfigError where model.path or cache_dir cannot be used.
     """
     if config.model.path is not None:
-        return _resolve(config.model.path, on_progress)
+        return _overridden(_resolve(config.model.path, on_progress), config)
     if config.data.train_files:
         raise ConfigError(
             f"data.train_files={config.data.train_files} is set while model.path=null: the embedded model knows only the embedded task; "
             "set model.path to a Hugging Face model, or leave data.train_files empty"
         )
-    return _embedded(config, on_progress)
+    return _overridden(_embedded(config, on_progress), config)
+
+
+def _overridden(directory: Path, config: RunConfig) -> Path:
+    """The directory, or one in the cache that differs from it in the fields that model.override_config names."""
+    if not config.model.override_config:
+        return directory
+    from transformers import AutoConfig
+
+    import_external(config.model)
+    text = (directory / "config.json").read_bytes()
+    fields = msgspec.json.decode(text, type=dict)
+    known = fields.keys() | AutoConfig.from_pretrained(directory, trust_remote_code=config.model.trust_remote_code).to_dict()
+    for field, _, value in (override.partition("=") for override in config.model.override_config):
+        if field not in known:
+            raise ConfigError(f"model.override_config={field}={value}: {directory} has no such field; it has {', '.join(sorted(known))}")
+        try:
+            fields[field] = msgspec.json.decode(value)
+        except msgspec.DecodeError as error:
+            raise ConfigError(f'model.override_config={field}={value}: no JSON ({error}); quote text: {field}="x"') from error
+    key = hashlib.sha256(b"\n".join([bytes(directory), text, msgspec.json.encode(config.model.override_config)])).hexdigest()[:16]
+    target = cache_root(config.cache_dir) / f"overridden-{key}"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not target.is_dir():
+        with tempfile.TemporaryDirectory(suffix=_SCRATCH_SUFFIX, dir=target.parent) as scratch:
+            made = Path(scratch) / "model"
+            made.mkdir()
+            for file in directory.iterdir():
+                if file.name != "config.json":
+                    (made / file.name).symlink_to(file)
+            (made / "config.json").write_bytes(msgspec.json.encode(fields))
+            with contextlib.suppress(FileExistsError):  # another run was faster
+                made.rename(target)
+    return target
 
 
 def cached_model_path(config: RunConfig) -> Path:

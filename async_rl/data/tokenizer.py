@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from async_rl.config import RunConfig
+from async_rl.named import import_external
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -48,5 +49,6 @@ def load_tokenizer(config: RunConfig, model_path: Path) -> PreTrainedTokenizerBa
     """The tokenizer of a run: that of the model's directory, or the one that data.tokenizer names."""
     from transformers import AutoTokenizer
 
+    import_external(config.model)
     directory = config.data.tokenizer or str(model_path)
     return AutoTokenizer.from_pretrained(directory, trust_remote_code=config.model.trust_remote_code, local_files_only=True)

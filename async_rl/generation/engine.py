@@ -19,6 +19,7 @@ from async_rl.config import RunConfig
 from async_rl.errors import ConfigError, WeightsError
 from async_rl.generation.environment import prepare_environment
 from async_rl.messages import LoadReport, Manifest
+from async_rl.named import import_external
 from async_rl.types import NO_VERSION, FloatArray, IntArray, Sampling
 
 __all__ = ["Completion", "Engine", "ModelFacts", "build_engine", "prepare_environment", "read_model_facts", "require_version"]
@@ -115,6 +116,7 @@ def build_engine(config: RunConfig, model_path: Path, *, rank: int = 0) -> Engin
 
     Imports it here and not above: vLLM alone takes seconds, and must find the environment of `prepare_environment`.
     """
+    import_external(config.model)
     if config.generation.engine == "vllm":
         from async_rl.generation.vllm_engine import VllmEngine
 

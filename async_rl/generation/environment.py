@@ -13,6 +13,8 @@ from collections.abc import Sequence
 
 from async_rl.config import RunConfig
 
+EXTERNAL_LIB = "ASYNC_RL_EXTERNAL_LIB"
+"""model.external_lib, for the worker processes that vLLM starts."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -43,6 +45,8 @@ def prepare_environment(config: RunConfig, cores: Sequence[int]) -> None:
             # Workers of a tensor parallel engine inherit the cores of this process.
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         }
+    if config.model.external_lib is not None:
+        variables[EXTERNAL_LIB] = config.model.external_lib
     if config.generation.vllm.enforce_eager:
         # Eager mode alone leaves the counter of log-prob ranks to torch.compile, which takes seconds in the first request.
         variables["TORCHDYNAMO_DISABLE"] = "1"

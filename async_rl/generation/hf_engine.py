@@ -28,6 +28,9 @@ from async_rl.messages import LoadReport, Manifest
 from async_rl.types import NO_VERSION, FloatArray, IntArray, Sampling
 from async_rl.wire.shared_tensors import SharedTensorsReader
 
+_NO_TOKEN = (1 << 31) - 1
+"""An id that no vocabulary has: without one, transformers takes the end tokens that the model names."""
+
 
 class HfEngine:
     """`generate` of transformers behind the `Engine` interface."""
@@ -37,6 +40,7 @@ class HfEngine:
         self._path = model_path
         self._seed = seed
         self._facts = read_model_facts(model_path)
+        self._end_token_ids = () if config.generation.ignore_eos else self._facts.end_token_ids
         self._device = torch.device("cuda" if uses_gpu(config) else "cpu")
         self._version = NO_VERSION
         self._turn = Turn()
@@ -148,7 +152,7 @@ class HfEngine:
             **({"top_k": 0} if is_sampled else {}),
             max_new_tokens=sampling.max_new_tokens,
             min_new_tokens=sampling.min_new_tokens or None,
-            eos_token_id=list(self._facts.end_token_ids),
+            eos_token_id=list(self._end_token_ids) or [_NO_TOKEN],
             pad_token_id=pad,
         )
         with self._turn.held(), torch.no_grad():
@@ -172,7 +176,7 @@ class HfEngine:
     @property
     def end_token_ids(self) -> tuple[int, ...]:
         """The tokens that end a sample."""
-        return self._facts.end_token_ids
+        return self._end_token_ids
 
     async def load_weights(self, manifest: Manifest) -> LoadReport:
         """Copies and verifies the block beside the batch, then changes the tensors between two tokens."""

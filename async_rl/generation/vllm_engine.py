@@ -47,8 +47,9 @@ class VllmEngine:
 
     def __init__(self, config: RunConfig, model_path: Path, *, seed: int) -> None:
         self._config = config
-        self._facts = read_model_facts(model_path)
-        self._args = _engine_args(config, model_path, self._facts, seed)
+        facts = read_model_facts(model_path)
+        self._end_token_ids = () if config.generation.ignore_eos else facts.end_token_ids
+        self._args = _engine_args(config, model_path, facts, seed)
         self._version = NO_VERSION
         self._num_loads = 0  # a learner that went back trains the same version again, to other weights
         self._is_dirty = False
@@ -97,7 +98,8 @@ class VllmEngine:
             top_k=sampling.top_k,
             max_tokens=sampling.max_new_tokens,
             min_tokens=sampling.min_new_tokens,
-            stop_token_ids=list(self._facts.end_token_ids),
+            stop_token_ids=list(self._end_token_ids),
+            ignore_eos=self._config.generation.ignore_eos,
             logprobs=0,
             flat_logprobs=True,
             detokenize=False,
@@ -151,7 +153,7 @@ class VllmEngine:
             token_ids=token_ids,
             logprobs=written_logprobs(sample.logprobs.logprobs),
             versions=versions,
-            is_truncated=int(token_ids[-1]) not in self._facts.end_token_ids,
+            is_truncated=int(token_ids[-1]) not in self._end_token_ids,
         )
 
     async def load_weights(self, manifest: Manifest) -> LoadReport:

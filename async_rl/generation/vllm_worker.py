@@ -9,7 +9,9 @@ Named to vLLM by `parallel_config.worker_extension_cls`; called through `collect
 from __future__ import annotations
 
 import copy
+import importlib
 import multiprocessing
+import os
 from pathlib import Path
 
 import torch
@@ -22,7 +24,7 @@ from vllm.utils.torch_utils import set_default_torch_dtype
 
 from async_rl.codec import decode
 from async_rl.errors import WeightsError
-from async_rl.generation.environment import die_with_parent
+from async_rl.generation.environment import EXTERNAL_LIB, die_with_parent
 from async_rl.generation.tensors import tensor_views
 from async_rl.messages import Manifest
 from async_rl.wire.shared_tensors import SharedTensorsReader
@@ -30,6 +32,8 @@ from async_rl.wire.shared_tensors import SharedTensorsReader
 if multiprocessing.parent_process() is not None:
     # A worker process that vLLM started; one that survives its engine would hold the memory of a model.
     die_with_parent()
+    if external_lib := os.environ.get(EXTERNAL_LIB):
+        importlib.import_module(external_lib)
 
 
 class SharedWeightsExtension:

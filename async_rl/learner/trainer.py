@@ -26,7 +26,7 @@ from async_rl.batching.partition import passes
 from async_rl.codec import encode
 from async_rl.config import RunConfig
 from async_rl.config_learner import OptimizerConfig
-from async_rl.errors import NonFiniteError
+from async_rl.errors import NonFiniteError, RewardError
 from async_rl.learner.checkpoint import Checkpointer, ModelState
 from async_rl.learner.metrics import step_histograms, step_scalars
 from async_rl.learner.models import Critic, Policy, follow, frozen_copy, load_policy, value_head
@@ -35,7 +35,8 @@ from async_rl.learner.optimizer import ModelOptimizer
 from async_rl.learner.rows import rows_as_group
 from async_rl.learner.sharding import Ranks, full_tensor
 from async_rl.learner.update import StepRecord, Updater
-from async_rl.summary import part_means
+from async_rl.named import import_external
+from async_rl.summary import failed_share, part_means
 from async_rl.types import FloatArray, Group, IntArray
 
 TensorSpec = tuple[str, str, tuple[int, ...], int]
@@ -74,6 +75,7 @@ class Trainer:
             offload=learner.offload,
         )
         self._failed_batches = failed_batches
+        import_external(config.model)
         policy = load_policy(
             model_path,
             trust_remote_code=config.model.trust_remote_code,
@@ -126,8 +128,17 @@ class Trainer:
     def step(self, groups: Sequence[Group], version: int) -> StepResult:
         """Trains on the groups: version -> version + 1.
 
-        Raises StalenessError if a token breaks the bound, NonFiniteError if loss or gradient is not finite.
+        Raises StalenessError if a token breaks the bound, NonFiniteError if loss or gradient is not finite, RewardError if every sample
+        failed and reward.stop_if_all_fail is set.
         """
+        reward = self._config.reward
+        failed = failed_share(groups, reward.fail_reward)
+        if failed == 1 and reward.stop_if_all_fail:
+            raise RewardError(
+                f"step {version + 1}: none of its {sum(len(group.trajectories) for group in groups)} samples has a reward above "
+                f"reward.fail_reward={reward.fail_reward:g}: what scores them is broken, or no prompt can be solved; read some with "
+                "async-rl rollouts RUN, or set reward.stop_if_all_fail=false"
+            )
         batch = collate(groups, device=self._ranks.device)
         try:
             record = self._updater.step(batch, version)
@@ -137,7 +148,11 @@ class Trainer:
         if self._moving_reference is not None:
             follow(self._moving_reference, self._policy, share=self._config.algorithm.ref_ema_eta)
         return StepResult(
-            scalars={**step_scalars(self._config, batch, record, version=version), **_part_scalars(groups)},
+            scalars={
+                **step_scalars(self._config, batch, record, version=version),
+                **_part_scalars(groups),
+                "reward/failed_share": failed,
+            },
             histograms=step_histograms(batch, record, version=version),
             advantages=self._advantages(groups, record) if self._config.learner.critic.enabled else [],
         )

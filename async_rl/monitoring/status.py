@@ -40,6 +40,7 @@ _RATES = (
 )
 _BARS = "▁▂▃▄▅▆▇█"
 _MOST_BARS = 60
+NOTHING_REWARDED = "no sample has more than reward.fail_reward: what scores may be broken, or nothing can be solved; see async-rl rollouts"
 
 
 def render(
@@ -66,6 +67,8 @@ def render(
         head.append(f"\n{_flow(reply)}")
     if reply.pools:
         head.append(f"\n{'; '.join(_pool(pool) for pool in reply.pools)}")
+    if reply.metrics.get("reward/failed_share") == 1:
+        head.append(f"\nlast step: {NOTHING_REWARDED}", style="bold red")
     if reply.stalled:
         head.append(f"\n{reply.stalled}", style="bold red")
     elif silent := [member.name for member in reply.members if member.state == "silent"]:

@@ -41,6 +41,7 @@ _LEARNER = [
         [
             ("mean", "reward", "mean task reward of the step's samples, before scaling"),
             ("std", "reward", "standard deviation of the task reward over the step's samples"),
+            ("failed_share", "share", "samples with no more than reward.fail_reward; 1 raises an alarm: what scores may be broken"),
             ("solve_all", "share", "groups in which every sample has the full reward: nothing to learn from"),
             ("baseline_mean", "reward", "mean task reward of the greedy answers that remax takes as baseline, before scaling"),
             ("part/<name>", "1", "mean of one named part of the reward: of a function of the user's, of the row's tests, of the form"),
@@ -214,6 +215,7 @@ _TEXTS = [
     MetricSpec("run/config", "text", "the resolved configuration", MetricKind.TEXT),
     MetricSpec("run/stalled", "text", "who waits for what, written when no step came for supervisor.stall_warning_s", MetricKind.TEXT),
     MetricSpec("run/silent", "text", "which process is not heard of, since when, and what its machine says of it", MetricKind.TEXT),
+    MetricSpec("run/alarm", "text", "that no sample of a step was rewarded, at the first such step in a row", MetricKind.TEXT),
     MetricSpec("run/restarts", "text", "which process was started again, and why", MetricKind.TEXT),
     MetricSpec("samples/<page>", "text", "rollouts of the step: prompt, answer, verdicts", MetricKind.TEXT),
 ]

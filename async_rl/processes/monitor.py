@@ -18,6 +18,7 @@ from async_rl.monitoring.console import Console
 from async_rl.monitoring.prometheus import Endpoint
 from async_rl.monitoring.rates import Rates
 from async_rl.monitoring.recorder import Recorder, is_evaluated
+from async_rl.monitoring.status import NOTHING_REWARDED
 from async_rl.monitoring.tensorboard_process import TensorBoard
 from async_rl.monitoring.wandb_run import WandbRun
 from async_rl.processes.registry import Registry
@@ -101,12 +102,21 @@ class Monitor:
             scalars = scalars | self._rates.step(time.monotonic(), scalars)
             for pool in self._registry.pools():
                 scalars |= {f"scale/{pool.pool}_wanted": pool.wanted, f"scale/{pool.pool}_live": pool.live}
+        if (failed := scalars.get("reward/failed_share")) is not None:
+            self._on_failed_share(message.step, failed)
         if "eval/pass_at_1" in scalars:
             self._evaluated.add(message.step)
         self._recorder.record(message.step, message.source, scalars, message.histograms, message.texts)
         self.newest.update(scalars)
         self._show()
         self._news.set()
+
+    def _on_failed_share(self, step: int, share: float) -> None:
+        """Alarm at the first step of which no sample is rewarded, and again only after one that was."""
+        if share == 1 and self.newest.get("reward/failed_share") != 1:
+            sentence = f"step {step}: {NOTHING_REWARDED}"
+            self._log.warning("%s", sentence)
+            self._recorder.record(step, "supervisor", texts={"run/alarm": sentence})
 
     def _show(self) -> None:
         self._console.progress(self.step, self.newest, self._registry.members, evaluated_step=max(self._evaluated, default=None))

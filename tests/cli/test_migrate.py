@@ -115,8 +115,8 @@ VERL_KEYS: list[tuple[str, Any, Any]] = [
     ("actor_rollout_ref.hybrid_engine", False, "defaulted"),
     ("actor_rollout_ref.hybrid_engine", True, "refused"),
     ("actor_rollout_ref.model.path", "a/b", {"model.path": "a/b"}),
-    ("actor_rollout_ref.model.external_lib", "my.package", "refused"),
-    ("actor_rollout_ref.model.override_config", {"dropout": 0.1}, "refused"),
+    ("actor_rollout_ref.model.external_lib", "my.package", {"model.external_lib": "my.package"}),
+    ("actor_rollout_ref.model.override_config", {"dropout": 0.1}, {"model.override_config": ["dropout=0.1"]}),
     ("actor_rollout_ref.model.enable_gradient_checkpointing", True, {"learner.gradient_checkpointing": True}),
     (_A + "strategy", "megatron", "defaulted"),
     (_A + "ppo_mini_batch_size", 128, {"learner.minibatches": 8}),
@@ -145,7 +145,7 @@ VERL_KEYS: list[tuple[str, Any, Any]] = [
     (_R + "top_k", 50, "refused"),
     (_R + "top_p", 0.9, "refused"),
     (_R + "do_sample", False, "refused"),
-    (_R + "ignore_eos", True, "refused"),
+    (_R + "ignore_eos", True, {"generation.ignore_eos": True}),
     (_R + "n", 5, {"generation.group_size": 5}),
     (_R + "val_kwargs.n", 4, "refused"),
     (_R + "response_length", 3, "defaulted"),
@@ -183,7 +183,7 @@ VERL_KEYS: list[tuple[str, Any, Any]] = [
     ("trainer.logger", ["console", "tensorboard"], {"monitoring.tensorboard": True}),
     ("trainer.logger", ["console", "wandb"], {"monitoring.tensorboard": True}),
     ("trainer.logger", ["console"], {"monitoring.tensorboard": False}),
-    ("trainer.nnodes", 2, "refused"),
+    ("trainer.nnodes", 2, {"launcher": "ray", "cluster.nodes": 2, "cluster.gpus_per_node": 8}),
     (
         "trainer.n_gpus_per_node",
         4,
@@ -250,7 +250,10 @@ AREAL_KEYS: list[tuple[str, Any, Any]] = [
     ("check_xml_format", True, {"reward.format_reward": -0.8}),
     ("use_dense_reward", True, {"reward.placement": "step_deltas"}),
     ("reward_delta", False, "defaulted"),
-    ("check_verifier_status", True, "refused"),
+    ("check_verifier_status", True, {"reward.stop_if_all_fail": True}),
+    ("check_verifier_status", False, {"reward.stop_if_all_fail": False}),
+    ("n_nodes", 2, {"launcher": "ray", "cluster.nodes": 2, "cluster.gpus_per_node": 8}),
+    ("wandb.mode", "disabled", "defaulted"),
     ("dataset_filter_threshold", 0.9, {"data.filter.above": None}),
     ("dataset_max_filter_percentage", 0.5, "defaulted"),
     ("exp_ctrl.total_train_epochs", 3, {"num_steps": None, "data.epochs": 3}),
@@ -299,6 +302,17 @@ def test_prompts_leave_by_their_score_where_a_share_of_them_may(tmp_path: Path, 
     settings = migrated(tmp_path, source, "dataset_filter_threshold", 0.9).settings
     assert settings["data.filter.above"] == above
     assert settings.get("data.filter.max_share") == (share or None)
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_numbers_go_to_wandb_where_it_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_installed: bool) -> None:
+    monkeypatch.setattr("async_rl.launchers.migration.find_spec", lambda name: object() if is_installed else None)
+    of_verl = migrated(tmp_path, VERL_FIRST, "trainer.logger", ["console", "wandb"])
+    [line] = [line for line in of_verl.lines if line.key == "trainer.logger"]
+    of_areal = migrated(tmp_path, AREAL, "wandb", {"mode": "online", "project": "mine"})
+    found = (line.fate.kind, of_verl.settings.get("monitoring.wandb"), of_areal.settings.get("monitoring.wandb"))
+    assert found == (("translated", "verl_examples", "mine") if is_installed else ("refused", None, None))
+    assert of_verl.settings["monitoring.tensorboard"] is not is_installed
 
 
 def test_settings_of_a_critic_have_no_effect_where_the_advantage_needs_none(tmp_path: Path) -> None:

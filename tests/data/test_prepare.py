@@ -134,6 +134,29 @@ def test_a_model_directory_is_taken_as_it_is(tmp_path: Path) -> None:
     assert prepare_model(make_config(f"model.path={directory}"), silent) == directory
 
 
+def test_fields_of_the_models_configuration_are_overridden_in_a_directory_of_its_own(tmp_path: Path) -> None:
+    directory = fake_model(tmp_path / "model")
+    (directory / "config.json").write_text('{"model_type": "qwen3", "rope_theta": 10000.0, "hidden_size": 64}')
+    cache = f"cache_dir={tmp_path / 'cache'}"
+
+    def fields(*overrides: str) -> dict[str, object]:
+        settings = ",".join(f"'{override}'" for override in overrides)
+        path = prepare_model(make_config(f"model.path={directory}", cache, f"model.override_config=[{settings}]"), silent)
+        assert (path / "model.safetensors").read_text() == "{}"
+        found: dict[str, object] = msgspec.json.decode((path / "config.json").read_bytes())
+        return found
+
+    plain = {"model_type": "qwen3", "rope_theta": 10000.0, "hidden_size": 64}
+    assert fields() == plain
+    assert fields("attention_dropout=0.1", "rope_theta=5e5") == plain | {"attention_dropout": 0.1, "rope_theta": 500000.0}
+    assert fields("attention_dropout=0.2") == plain | {"attention_dropout": 0.2}
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+    with pytest.raises(ConfigError, match=r"model\.override_config=hiden_size=3: .* has no such field; it has .*hidden_size"):
+        fields("hiden_size=3")
+    with pytest.raises(ConfigError, match=r"model\.override_config=hidden_size=big: no JSON .* quote text"):
+        fields("hidden_size=big")
+
+
 @pytest.mark.parametrize(
     ("absent", "named"), [("config.json", "config.json"), ("tokenizer.json", "tokenizer"), ("model.safetensors", "safetensors")]
 )

@@ -12,11 +12,11 @@ from learner_support import make_config, make_groups, make_model, make_trainer, 
 from transformers import AutoModelForCausalLM
 
 from async_rl.codec import decode
-from async_rl.errors import ConfigError, DataError, InfrastructureError, NonFiniteError, StalenessError
+from async_rl.errors import ConfigError, DataError, InfrastructureError, NonFiniteError, RewardError, StalenessError
 from async_rl.learner.models import load_policy
 from async_rl.learner.trainer import Trainer
 from async_rl.observability.catalogue import describe
-from async_rl.types import Group, Trajectory
+from async_rl.types import Group, Score, Trajectory
 
 CPU = torch.device("cpu")
 
@@ -41,6 +41,24 @@ def test_every_reported_number_is_declared_and_finite(model_path: Path, conf: st
     assert all(math.isfinite(value) for value in result.scalars.values())
     assert ("value/loss" in result.scalars) == (conf == "ppo_code")
     assert ("policy/kl_reference" in result.scalars) == (conf == "ppo_code")
+
+
+@pytest.mark.parametrize(("rewards", "share"), [((0.0, 0.0), 1.0), ((0.0, 0.1), 0.5)])
+def test_a_step_of_which_no_sample_is_rewarded_stops_the_run_where_that_is_asked_for(
+    model_path: Path, rewards: tuple[float, float], share: float
+) -> None:
+    groups = [
+        change(g, score=Score(reward=r, parts={}, verdicts=(), latency_s=0.0)) for g, r in zip(make_groups(), 2 * rewards, strict=True)
+    ]
+    assert make_trainer(model_path, "grpo_code").step(groups, 0).scalars["reward/failed_share"] == share
+    asking = make_trainer(model_path, "grpo_code", "reward.stop_if_all_fail=true")
+    if share < 1:
+        assert asking.step(groups, 0).scalars["reward/failed_share"] == share
+        return
+    before = weights_of(asking)
+    with pytest.raises(RewardError, match=r"step 1: none of its 16 samples has a reward above reward\.fail_reward=0"):
+        asking.step(groups, 0)
+    assert equal(weights_of(asking), before)
 
 
 def test_with_a_critic_a_step_tells_the_advantages_of_each_groups_tokens(model_path: Path) -> None:

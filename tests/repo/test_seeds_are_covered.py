@@ -38,7 +38,18 @@ COVERED = {
     "the active set survives a resume": "data/test_score_filter.py::"
     "test_every_epoch_holds_what_is_left_once_and_another_process_finds_the_same",
     "bad rows": "data/test_sources.py::test_bad_rows_are_refused_with_their_number_or_left_out_and_counted",
-    # rollout: best of n, sampling
+    "return_raw_input_ids, return_raw_chat": "rewards/test_reward_model_and_remote.py::"
+    "test_the_reward_model_reads_prompt_and_response_in_its_own_template",
+    # rollout: engine, best of n, sampling
+    "rollout.name": "generation/test_engines.py::test_logprobs_are_those_of_the_tempered_distribution",
+    "ignore_eos": "generation/test_ignore_eos.py::test_an_end_token_ends_a_sample_unless_it_is_ignored",
+    "do_sample": "cli/test_migrate.py::test_another_value_of_a_key_has_its_own_fate",
+    "free_cache_engine": "cli/test_migrate.py::test_another_value_of_a_key_has_its_own_fate",
+    "hybrid_engine": "cli/test_migrate.py::test_another_value_of_a_key_has_its_own_fate",
+    "load_format and the other engine settings": "generation/test_engine_settings.py::test_a_setting_reaches_vllm",
+    "max_seq_len_to_capture": "config/test_estimate.py::test_what_cannot_fit_is_refused_with_both_numbers",
+    "external_lib": "learner/test_own_architectures.py::test_the_named_module_is_imported_before_a_model_is_made",
+    "override_config": "data/test_prepare.py::test_fields_of_the_models_configuration_are_overridden_in_a_directory_of_its_own",
     "group_size, generation_size": "processes/test_generator_groups.py::test_of_more_samples_the_best_are_kept_and_of_equals_the_longer",
     "temperature of generator and learner": "learner/test_trainer.py::test_temperature_divides_the_learners_logits",
     "temperature 0, greedy": "generation/test_engines.py::test_temperature_0_takes_the_likeliest_token",
@@ -57,6 +68,9 @@ COVERED = {
     "check_xml_format": "rewards/test_reward_terms.py::test_the_form_changes_the_reward_of_wrong_answers_only",
     "score mapping": "rewards/test_server_and_client.py::test_scorer_gives_rewards_by_mode",
     "reward_output_scaling, bias, max_reward_clip": "data/test_score_filter.py::test_the_reward_is_scaled_as_for_training_before_the_mean",
+    "check_verifier_status": "learner/test_trainer.py::test_a_step_of_which_no_sample_is_rewarded_stops_the_run_where_that_is_asked_for",
+    "check_verifier_status as an alarm": "monitoring/test_alarm.py::"
+    "test_the_first_step_without_a_reward_raises_it_and_again_only_after_one_with",
     "mask_no_eos_with_zero": "learner/test_objective.py::test_the_reward_of_a_truncated_sample_is_0_after_scaling_and_its_kl_stays",
     "mask_too_long": "learner/test_objective.py::test_truncated_samples_are_left_out_of_loss_and_statistics_when_masked",
     "rule and model scores with weights": "rewards/test_reward_terms.py::test_the_reward_is_the_weighted_sum_and_every_part_has_its_name",
@@ -64,6 +78,10 @@ COVERED = {
     "infrastructure failures": "rewards/test_wire_forms.py::test_infrastructure_failure_is_retried_by_every_client_and_never_an_answer",
     # run
     "total_epochs": "config/test_compose.py::test_the_number_of_steps_follows_from_the_epochs_and_the_rows_of_all_files",
+    "project_name, logger: wandb": "cli/test_migrate.py::test_numbers_go_to_wandb_where_it_is_installed",
+    "logger: tensorboard": "monitoring/test_tensorboard_process.py::test_tensorboard_serves_the_run_on_loopback_and_leaves_nothing_behind",
+    "default_local_dir": "cli/test_migrate.py::test_another_value_of_a_key_has_its_own_fate",
+    "test_freq": "monitoring/test_recorder.py::test_evaluations_are_due_at_zero_at_every_nth_and_at_the_last_step",
     "experiment_name": "cli/test_runs.py::test_a_run_is_found_by_name_and_by_directory",
     "nnodes, n_gpus_per_node": "config/test_topology.py::test_gpus_are_dealt_out_whole_or_in_shares_and_hidden_from_the_others",
     "save_freq": "processes/test_checkpoints.py::test_the_newest_and_the_best_of_the_older_ones_are_kept",

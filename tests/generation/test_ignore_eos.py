@@ -1,0 +1,46 @@
+"""generation.ignore_eos: samples end at an end token, or all are written to the limit with the log-probs of what was drawn."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+from generation_support import END_TOKENS, make_model, weights_of, worst_difference
+
+from async_rl.generation.engine import Completion, build_engine
+from async_rl.launchers.compose import compose
+from async_rl.types import Sampling
+from async_rl.weights.publisher import WeightPublisher, tensor_spec
+
+PROMPT = list(range(10, 40))
+
+
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_an_end_token_ends_a_sample_unless_it_is_ignored(tmp_path: Path, ignore_eos: bool) -> None:
+    model = make_model(tmp_path, is_tied=True)
+    weights = weights_of(model, 0)
+    sampling = Sampling(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=60, min_new_tokens=0)
+
+    async def written() -> list[Completion]:
+        config = compose("grpo_code", ["generation.engine=hf", f"generation.ignore_eos={str(ignore_eos).lower()}"])
+        engine = build_engine(config, tmp_path)
+        await engine.start()
+        try:
+            with WeightPublisher([tensor_spec(name, tensor) for name, tensor in weights.items()]) as publisher:
+                await engine.load_weights(publisher.write(0, weights.values()))
+                return [done async for done in engine.generate("r", PROMPT, 16, sampling)]
+        finally:
+            await engine.close()
+
+    samples = asyncio.run(written())
+    inner = [np.isin(sample.token_ids[:-1], END_TOKENS).any() for sample in samples]
+    if not ignore_eos:
+        assert not any(inner)
+        assert {sample.is_truncated for sample in samples} >= {False}
+        return
+    assert any(inner)
+    assert all(sample.is_truncated and len(sample.token_ids) == 60 for sample in samples)
+    told = [{name: getattr(sample, name).tolist() for name in ("token_ids", "logprobs", "versions")} for sample in samples[:4]]
+    assert worst_difference(model, {"prompt": PROMPT, "temperature": 1.0, "samples": told}) < 1e-4

@@ -1,0 +1,63 @@
+"""An architecture that transformers does not know: the module of model.external_lib registers it, for learner and generators."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from learner_support import make_config, make_model
+
+from async_rl.errors import ConfigError
+from async_rl.generation.engine import build_engine
+from async_rl.learner.trainer import Trainer
+from async_rl.named import import_external
+
+MODULE = "architecture_of_a_user"
+REGISTERS = """
+from transformers import AutoConfig, AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+class Config(Qwen3Config):
+    model_type = "of_a_user"
+
+class Model(Qwen3ForCausalLM):
+    config_class = Config
+
+AutoConfig.register("of_a_user", Config, exist_ok=True)
+AutoModelForCausalLM.register(Config, Model, exist_ok=True)
+"""
+
+
+@pytest.fixture
+def own_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / f"{MODULE}.py").write_text(REGISTERS)
+    path = make_model(tmp_path / "model")
+    config = path / "config.json"
+    config.write_text(config.read_text().replace('"qwen3"', '"of_a_user"').replace("Qwen3ForCausalLM", "Model"))
+    (path / "generation_config.json").write_text('{"eos_token_id": 1}')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield path
+    sys.modules.pop(MODULE, None)
+
+
+def learner(path: Path, *overrides: str) -> Trainer:
+    config = make_config("grpo_code", *overrides)
+    return Trainer(config, path, rank=0, world_size=1, device=torch.device("cpu"), failed_batches=path / "failed")
+
+
+def test_the_named_module_is_imported_before_a_model_is_made(own_model: Path) -> None:
+    with pytest.raises(ConfigError, match="of_a_user"):
+        learner(own_model)
+    lib = f"model.external_lib={MODULE}"
+    assert sum(t.numel() for t in learner(own_model, lib).full_tensors()) > 0
+    del sys.modules[MODULE]
+    build_engine(make_config("grpo_code", "generation.engine=hf", lib), own_model)
+    assert MODULE in sys.modules
+
+
+def test_a_module_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"model\.external_lib=no_such_lib: cannot be imported \(ModuleNotFoundError"):
+        import_external(make_config("grpo_code", "model.external_lib=no_such_lib").model)

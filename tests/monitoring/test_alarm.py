@@ -1,0 +1,43 @@
+"""The alarm of a step of which no sample was rewarded: what scores may be broken."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console as RichConsole
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from async_rl.config import RunConfig
+from async_rl.messages import ReportMetrics, StatusReply
+from async_rl.monitoring.console import Console
+from async_rl.monitoring.status import render
+from async_rl.observability.logs import configure_logging, log_path
+from async_rl.processes.monitor import Monitor
+from async_rl.processes.registry import Registry
+
+
+def test_the_first_step_without_a_reward_raises_it_and_again_only_after_one_with(config: RunConfig, tmp_path: Path) -> None:
+    config = msgspec.structs.replace(config, monitoring=msgspec.structs.replace(config.monitoring, tensorboard=False))
+    log = configure_logging(tmp_path, "supervisor")
+    with Monitor(config, tmp_path, Registry(), Console(config, tmp_path), log) as monitor:
+        for step, share in enumerate((0.5, 1.0, 1.0, 0.99, 1.0), 1):
+            told = {"reward/failed_share": share}
+            monitor.on_metrics(ReportMetrics(source="learner-0", step=step, scalars=told, histograms={}, texts={}))
+    warned = [line for line in log_path(tmp_path, "supervisor").read_text().splitlines() if "no sample has more than" in line]
+    assert ["step 2:" in warned[0], "step 5:" in warned[1], len(warned)] == [True, True, 2]
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Tensors("run/alarm")] == [2, 5]
+
+
+@pytest.mark.parametrize(("share", "is_told"), [(1.0, True), (0.99, False)])
+def test_status_tells_it_as_long_as_it_is_so(share: float, is_told: bool) -> None:
+    reply = StatusReply(
+        run_name="r", run_dir="/r", step=3, num_steps=9, started_s=0, tensorboard_url="", members=[], metrics={"reward/failed_share": share}
+    )
+    out = io.StringIO()
+    RichConsole(file=out, width=200).print(render(reply, now_s=60.0))
+    assert ("last step: no sample has more than reward.fail_reward" in out.getvalue()) == is_told
