@@ -1,4 +1,4 @@
-"""The process that hosts an engine: its cores, its environment variables, and its death with its parent.
+"""The process that hosts an engine: its cores, its priority, its environment variables, and its death with its parent.
 
 vLLM, torch and OpenMP read these variables once, when they are imported or first used; set them before.
 Called by the generator process before `build_engine`, and by the workers that vLLM itself starts.
@@ -6,16 +6,23 @@ Called by the generator process before `build_engine`, and by the workers that v
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from async_rl.config import RunConfig
+
+T = TypeVar("T")
 
 EXTERNAL_LIB = "ASYNC_RL_EXTERNAL_LIB"
 """model.external_lib, for the worker processes that vLLM starts."""
 _PR_SET_PDEATHSIG = 1
+_GENTLE_NICENESS = 5
+"""Beside one that is busy on the same core: a quarter of it, which brings an engine up in half a minute."""
 
 
 def uses_gpu(config: RunConfig) -> bool:
@@ -60,3 +67,15 @@ def die_with_parent() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+
+
+async def gently(work: Callable[[], T]) -> T:
+    """Runs it in a thread whose priority is lower, so that those at work on the same cores are held up less; the thread ends with it.
+
+    Linux keeps a priority per thread and lets nobody but root raise one again; the process, and what it starts later, keep theirs.
+    """
+    thread = ThreadPoolExecutor(1, initializer=os.setpriority, initargs=(os.PRIO_PROCESS, 0, _GENTLE_NICENESS))
+    try:
+        return await asyncio.get_running_loop().run_in_executor(thread, work)
+    finally:
+        thread.shutdown(wait=False)

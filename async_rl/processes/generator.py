@@ -13,6 +13,7 @@ import functools
 
 from async_rl.errors import EngineDead, InfrastructureError, RewardError, root_cause
 from async_rl.generation.engine import Engine, build_engine, prepare_environment
+from async_rl.generation.environment import gently
 from async_rl.messages import FailGroup, LoadReport, LoadWeights, Logprobs, Message, Ok, Probe, PutGroup, RequestWork, Work
 from async_rl.messages_scaling import Drain
 from async_rl.processes.rollout import Rollouts, num_written
@@ -27,14 +28,22 @@ _PARK_S = 20.0
 async def run(context: ProcessContext) -> None:
     """One generator from its start to its drain."""
     prepare_environment(context.config, context.cores)
-    engine = await asyncio.to_thread(build_engine, context.config, context.model_path, rank=context.rank)
-    await engine.start()
+    engine = await bring_up(context)
     generator = Generator(context, engine)
     try:
         await context.serve({LoadWeights: generator.load_weights, Probe: generator.probe, Drain: generator.drain})
         await generator.work()
     finally:
         await generator.close()
+
+
+async def bring_up(context: ProcessContext) -> Engine:
+    """The engine, started. Importing it is most of the work, done gently where others write already."""
+    await context.directory.changed(-1)  # the first list of who serves
+    build = functools.partial(build_engine, context.config, context.model_path, rank=context.rank)
+    engine = await (gently(build) if context.directory.of_role("generator") else asyncio.to_thread(build))
+    await engine.start()
+    return engine
 
 
 class Generator:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from async_rl.errors import RewardError
 from async_rl.generation.engine import Completion
 from async_rl.launchers.compose import compose
-from async_rl.messages import FailGroup
+from async_rl.messages import FailGroup, Member, Members
 from async_rl.observability.activity import Activity
-from async_rl.processes.generator import Generator
+from async_rl.processes.directory import Directory
+from async_rl.processes.generator import Generator, bring_up
 from async_rl.processes.rollout import Rollouts
 from async_rl.types import CodeProblem, Group, Prompt, Purpose, Sampling, Score, StepScore, Ticket
 
@@ -188,3 +191,27 @@ def test_a_reward_function_that_fails_gives_the_group_back_or_ends_the_generator
         assert [(f.group_id, f.attempt, f.reason, f.message) for f in told] == [
             (7, 2, "reward_failed", "RewardError: mine raised ValueError")
         ]
+
+
+def test_an_engine_is_brought_up_gently_where_another_generator_writes_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    niceness: list[int] = []
+
+    class Built:
+        async def start(self) -> None:
+            pass
+
+    def build(*_: object, rank: int) -> Built:
+        niceness.append(os.getpriority(os.PRIO_PROCESS, 0))
+        return Built()
+
+    monkeypatch.setattr("async_rl.processes.generator.build_engine", build)
+
+    async def run() -> None:
+        other = Member(name="x", role="generator", pid=1, address="a", state="", waits_for="", since_s=0, version=0, counters={})
+        for members in ([], [msgspec.structs.replace(other, role="learner")], [other]):
+            directory = Directory()
+            directory.update(Members(epoch=0, members=members))
+            await bring_up(SimpleNamespace(config=None, model_path=None, rank=1, directory=directory))  # type: ignore[arg-type]
+
+    asyncio.run(run())
+    assert niceness[0] == niceness[1] < niceness[2]
