@@ -2,11 +2,13 @@
 
 Invariants: any text comes back exactly from its tokens (all 256 bytes are in the vocabulary); the same text gives the same tokenizer;
 the end-of-sequence and padding tokens are never produced by encoding plain text.
-Called by tiny_coder.py, which saves it beside the weights.
+Called by tiny_coder.py, which saves it beside the weights, and by whoever needs the tokenizer of a run.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,3 +54,13 @@ def load_tokenizer(config: RunConfig, model_path: Path) -> PreTrainedTokenizerBa
     import_external(config.model)
     directory = config.data.tokenizer or str(model_path)
     return AutoTokenizer.from_pretrained(directory, trust_remote_code=config.model.trust_remote_code, local_files_only=True)
+
+
+def spare_torch(config: RunConfig) -> None:
+    """For a process that needs a tokenizer and no model: `import torch` fails from now on, as if it were not installed.
+
+    transformers would load it along, which takes two thirds of the time and 260 MB. A tokenizer that brings its own code may need it.
+    """
+    if not config.model.trust_remote_code:
+        sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
+        os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # that there is no torch

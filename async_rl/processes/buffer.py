@@ -18,7 +18,7 @@ from typing import Any
 
 from async_rl.data.order import PromptOrder
 from async_rl.data.prompts import PromptList, load_eval_prompts, load_train_prompts
-from async_rl.data.tokenizer import load_tokenizer
+from async_rl.data.tokenizer import load_tokenizer, spare_torch
 from async_rl.errors import DataError
 from async_rl.messages import (
     CommitStep,
@@ -50,6 +50,7 @@ async def run(context: ProcessContext) -> None:
     path = context.run_dir / STORE_FILE
     async with Store(path, durability=config.buffer.durability, clock=time.time) as store:
         with context.activity("loading prompts"):
+            spare_torch(config)
             tokenizer = load_tokenizer(config, context.model_path)
             bad_row: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

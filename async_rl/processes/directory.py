@@ -76,7 +76,7 @@ class Incarnation:
     async def call(self, request: Message, *, timeout_s: float) -> Any:
         """As RpcClient.call. Raises Unavailable as soon as the process no longer serves at its address."""
         member = self._member
-        call = asyncio.create_task(self._connect(member.address).call(request, timeout_s=timeout_s), name=f"call {member.name}")
+        call = asyncio.create_task(self._call(request, timeout_s), name=f"call {member.name}")
         gone = asyncio.create_task(self._gone(), name=f"watch {member.name}")
         try:
             await asyncio.wait({call, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -87,6 +87,10 @@ class Incarnation:
             for task in (call, gone):
                 task.cancel()
             await asyncio.gather(call, gone, return_exceptions=True)
+
+    async def _call(self, request: Message, timeout_s: float) -> Any:
+        """In one stretch from the client to its pending call: one that nobody calls may be closed at any moment."""
+        return await self._connect(self._member.address).call(request, timeout_s=timeout_s)
 
     async def _gone(self) -> None:
         while True:
@@ -124,11 +128,13 @@ class Peer:
 
 
 class Connections:
-    """RpcClients by address, opened on first use and closed together."""
+    """RpcClients by address, opened on first use and closed together. directory: whoever left it is not kept connected."""
 
-    def __init__(self, keys: Keys) -> None:
+    def __init__(self, keys: Keys, directory: Directory) -> None:
         self._keys = keys
+        self._directory = directory
         self._clients: dict[str, RpcClient] = {}
+        self._closing: set[asyncio.Task[None]] = set()
 
     def __call__(self, address: str) -> RpcClient:
         """The client of this address."""
@@ -136,12 +142,19 @@ class Connections:
             raise Unavailable(f"{address!r} is not a ZeroMQ address")
         client = self._clients.get(address)
         if client is None:
+            self._forget_who_left()
             client = self._clients[address] = RpcClient(address, self._keys)
             client.start()
         return client
 
+    def _forget_who_left(self) -> None:
+        served = {member.address for member in self._directory.members}
+        for address in [a for a, client in self._clients.items() if a not in served and not client.is_busy]:
+            closing = asyncio.create_task(self._clients.pop(address).close(linger_ms=0), name=f"close {address}")
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+
     async def close(self) -> None:
         """Closes all of them."""
-        for client in self._clients.values():
-            await client.close()
+        await asyncio.gather(*self._closing, *(client.close() for client in self._clients.values()))
         self._clients.clear()

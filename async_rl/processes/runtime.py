@@ -84,9 +84,9 @@ class ProcessContext:
     supervisor: RpcClient
     group: asyncio.TaskGroup
     connections: Connections
+    directory: Directory
     log: logging.Logger
     incarnation: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
-    directory: Directory = field(default_factory=Directory)
     activity: Activity = field(default_factory=Activity)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     version: int = -1
@@ -176,6 +176,7 @@ async def open_context(
     control = load_control(run_dir)
     keys = load_keys(run_dir / "keys")
     config = load_config(run_dir)
+    directory = Directory()
     async with RpcClient(control.address, keys) as supervisor, asyncio.TaskGroup() as group:
         context = ProcessContext(
             name=name,
@@ -189,7 +190,8 @@ async def open_context(
             host=process_host(config.network, control.address),
             supervisor=supervisor,
             group=group,
-            connections=Connections(keys),
+            connections=Connections(keys, directory),
+            directory=directory,
             log=log,
         )
         for number in (signal.SIGTERM, signal.SIGUSR1):  # srun kills its task on SIGTERM, and passes SIGUSR1 on

@@ -127,7 +127,7 @@ class Supervisor:
             control = Control(address=server.address, pid=os.getpid(), machine=platform.node(), model_path=str(model_path))
             write_private(self._run_dir / "control.json", msgspec.json.encode(control))
             self._clear_rendezvous()
-            self._connections = Connections(keys)
+            self._connections = Connections(keys, self._registry.directory)
             machine, self._registry.wanted = this_machine(), wanted_counts(self._config, self._run_dir)
             self._fleet = Fleet(
                 processes(self._config, machine, self._registry.wanted),

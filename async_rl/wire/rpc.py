@@ -159,6 +159,11 @@ class RpcClient:
             _raise(reply, self.address)
         return reply
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a call waits for its reply."""
+        return bool(self._pending)
+
     async def _receive(self) -> None:
         while True:
             frames = await self._socket.recv_multipart()
@@ -170,15 +175,15 @@ class RpcClient:
         """Begins to read replies, in a task that `close` ends."""
         self._receiver = asyncio.create_task(self._receive(), name=f"replies of {self.address}")
 
-    async def close(self) -> None:
-        """Ends the reader and fails the calls that still wait."""
+    async def close(self, *, linger_ms: int = _LINGER_MS) -> None:
+        """Ends the reader and fails the calls that still wait. linger_ms: how long requests that are not sent yet may still leave."""
         if self._receiver is not None:
             self._receiver.cancel()
             await asyncio.wait([self._receiver])
         for future in self._pending.values():
             if not future.done():
                 future.set_exception(Unavailable(f"the connection to {self.address} was closed"))
-        self._socket.close()
+        self._socket.close(linger=linger_ms)
         if self._is_own:
             self._context.term()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from async_rl.config_data import ListFunctionsConfig
 from async_rl.data import list_functions
-from async_rl.data.tokenizer import END, build_tokenizer, load_tokenizer
+from async_rl.data.tokenizer import END, build_tokenizer, load_tokenizer, spare_torch
 
 
 @pytest.fixture(scope="module")
@@ -61,3 +63,32 @@ def test_another_tokenizer_can_be_named(tokenizer: Any, tmp_path: Path) -> None:
     other = load_tokenizer(make_config(f"data.tokenizer={tmp_path / 'other'}"), tmp_path / "model")
     assert own.get_vocab() == tokenizer.get_vocab()
     assert len(other.get_vocab()) < len(own.get_vocab())
+
+
+def test_a_process_that_spares_torch_gets_the_same_tokens_and_texts(tokenizer: Any, tmp_path: Path) -> None:
+    tokenizer.chat_template = "{{ messages[0]['content'] }} ->"
+    tokenizer.save_pretrained(str(tmp_path))
+    program = """
+import sys
+from pathlib import Path
+from async_rl.data.tokenizer import load_tokenizer, spare_torch
+from async_rl.launchers.compose import compose_unchecked
+config = compose_unchecked("grpo_code")
+spare_torch(config)
+tokenizer = load_tokenizer(config, Path(sys.argv[1]))
+text = tokenizer.apply_chat_template([{"role": "user", "content": "def f(xs):"}], tokenize=False)
+print(sys.modules["torch"], tokenizer(text)["input_ids"])
+"""
+
+    command = [sys.executable, "-W", "ignore", "-c", program, str(tmp_path)]
+    told = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    assert told.strip() == f"None {tokenizer('def f(xs): ->')['input_ids']}"
+
+
+def test_torch_is_not_spared_where_a_tokenizer_brings_its_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setenv("TRANSFORMERS_NO_ADVISORY_WARNINGS", "")
+    spare_torch(make_config("model.trust_remote_code=true"))
+    assert "torch" not in sys.modules
+    spare_torch(make_config())
+    assert sys.modules["torch"] is None

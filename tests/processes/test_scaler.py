@@ -40,7 +40,7 @@ class ScaledRun:
             on_left=self.told,
             log=log,
         )
-        connect = Connections(create_keys(run_dir / "keys"))
+        connect = Connections(create_keys(run_dir / "keys"), self.registry.directory)
         self.scaler = Scaler(config, run_dir, machine=machine, fleet=self.fleet, registry=self.registry, connect=connect, log=log)
 
     async def told(self, _: ProcessSpec, __: str) -> None:

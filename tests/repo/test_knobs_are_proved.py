@@ -74,7 +74,8 @@ SETTINGS = {
     "learner.critic.enabled": f"{_CONFIG}test_a_combination_that_cannot_work_is_refused_with_its_remedy",
     "learner.critic.backbone": f"{_CRITIC}test_a_shared_backbone_gets_the_gradient_of_the_values_too",
     "learner.critic.warmup_steps": f"{_CRITIC}test_during_the_warm_up_only_the_head_on_a_shared_backbone_learns",
-    "learner.take_timeout_s": f"{_CONFIG}test_a_combination_that_cannot_work_is_refused_with_its_remedy",
+    "learner.take_timeout_s": "processes/test_taking.py::"
+    "test_a_batch_that_comes_later_than_the_timeout_ends_the_run_with_what_the_buffer_waits_for",
 }
 """Setting -> test. Those of the critic's optimizer are those of the policy's: one class."""
 
