@@ -1,4 +1,4 @@
-"""The machine that a run starts on: cores, GPUs, memory. Read once at launch; the planning itself stays pure.
+"""The machine that a run starts on: cores, GPUs, memory. Read at launch, free memory when processes are to join; planning stays pure.
 
 Used by `config_check.py` and `topology.py` as a value, filled in by `this_machine()` at launch.
 """
@@ -12,6 +12,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,17 @@ def are_packages_for_gpus() -> bool:
         text = Path(torch.origin).with_name("version.py").read_text() if torch is not None and torch.origin else ""
         return re.search(r"^cuda\b.*= *['\"]", text, re.MULTILINE) is not None
     return False
+
+
+def free_memory_mb() -> int:
+    """RAM that processes could still take, within the container's limit; what only caches files counts as free."""
+    free = psutil.virtual_memory().available
+    cgroup = Path("/sys/fs/cgroup")
+    limit, current = cgroup / "memory.max", cgroup / "memory.current"
+    if limit.is_file() and (text := limit.read_text().strip()).isdigit():
+        cached = re.search(r"^inactive_file (\d+)$", (cgroup / "memory.stat").read_text(), re.MULTILINE)
+        free = min(free, int(text) - int(current.read_text()) + (int(cached[1]) if cached else 0))
+    return int(free) // 2**20
 
 
 def _memory_mb() -> int:

@@ -18,10 +18,14 @@ class Pools(Message):
 
 
 class Scale(Message):
-    """people -> supervisor: so many processes of these pools from now on; pools that are not named stay as they are."""
+    """people -> supervisor: so many processes of these pools from now on; pools that are not named stay as they are.
+
+    is_forced: even if memory does not seem to suffice.
+    """
 
     Reply: ClassVar[type] = Pools
     wanted: dict[str, int]
+    is_forced: bool
 
 
 class Drain(Message):

@@ -73,9 +73,9 @@ def ask_status(run_dir: Path) -> StatusReply | None:
     return reply
 
 
-def ask_scale(run_dir: Path, wanted: dict[str, int]) -> list[PoolCount]:
+def ask_scale(run_dir: Path, wanted: dict[str, int], *, is_forced: bool) -> list[PoolCount]:
     """Tell the run how many processes of each pool it should have. Raises Unavailable if it does not answer, ConfigError if it refuses."""
-    reply = asyncio.run(_call(run_dir, Scale(wanted=wanted)))
+    reply = asyncio.run(_call(run_dir, Scale(wanted=wanted, is_forced=is_forced)))
     assert isinstance(reply, Pools)
     return reply.pools
 

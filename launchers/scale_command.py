@@ -26,6 +26,7 @@ def scale(
             autocompletion=complete_run,
         ),
     ],
+    is_forced: Annotated[bool, typer.Option("--force", help="even if this machine's memory does not seem to suffice")] = False,
     output_dir: OutputDir = None,
 ) -> None:
     """Change how many generators or verifiers a live run has.
@@ -37,7 +38,7 @@ def scale(
     run_dir = runs.find(run, output_dir or default_output_dir())
     if living_pid(run_dir) is None:
         raise ConfigError(f"{ended(runs.remains(run_dir))}; async-rl resume {run_dir.name} goes on with it")
-    for pool in ask_scale(run_dir, wanted):
+    for pool in ask_scale(run_dir, wanted, is_forced=is_forced):
         state = f"live {pool.live}, starting {pool.starting}, draining {pool.draining}"
         typer.echo(f"{pool.pool}: wanted {pool.wanted}; now {state}")
 

@@ -86,6 +86,8 @@ class Monitor:
     def on_stall(self, sentence: str) -> None:
         """The run stands still, for the reason given; or goes on, if it is empty."""
         self.stalled = sentence
+        if sentence:
+            self._log.warning("%s", sentence)
         self._recorder.record(self.step, "supervisor", texts={"run/stalled": sentence or "the run goes on"})
 
     def start_from(self, version: int) -> None:

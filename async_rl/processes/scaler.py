@@ -26,6 +26,7 @@ from async_rl.messages_scaling import Drain
 from async_rl.monitoring.bottleneck import share
 from async_rl.processes.directory import Connections, Incarnation
 from async_rl.processes.fleet import Fleet
+from async_rl.processes.headroom import Headroom
 from async_rl.processes.registry import Registry
 from async_rl.scaling import decide
 from async_rl.topology import SCALE_FILE, ProcessSpec, has_its_gpus, joining, pool_counts, pool_of
@@ -57,10 +58,12 @@ class Scaler:
         fleet: Fleet,
         registry: Registry,
         connect: Connections,
+        headroom: Headroom,
         log: logging.Logger,
     ) -> None:
         self._config = config
         self._run_dir = run_dir
+        self._headroom = headroom
         self._machine = machine
         self._fleet = fleet
         self._registry = registry
@@ -75,9 +78,14 @@ class Scaler:
             self._reconcile()
             await self._autoscale()
 
-    def scale(self, wanted: Mapping[str, int], reason: str) -> None:
-        """So many processes of these pools from now on. Raises ConfigError, and changes nothing, if that cannot be."""
+    def scale(self, wanted: Mapping[str, int], reason: str, *, is_forced: bool) -> None:
+        """So many processes of these pools from now on. Raises ConfigError, and changes nothing, if that cannot be.
+
+        is_forced: whether or not memory seems to suffice.
+        """
         raise_if_any(self._refusals(wanted))
+        if not is_forced:
+            raise_if_any(self._headroom.problems(self._registry.pools(), wanted))
         changed = {pool: count for pool, count in wanted.items() if count != self._registry.wanted[pool]}
         for pool, count in changed.items():
             self._log.info("%s=%d (was %d): %s", pool, count, self._registry.wanted[pool], reason)
@@ -170,7 +178,10 @@ class Scaler:
             is_outside = not auto.min <= pool.wanted <= auto.max
             if is_outside or (before and waits is not None and held is not None):
                 decision = decide(pool.wanted, learner_waits=waits or 0.0, held_back=held or 0.0, config=auto)
-                if decision.wanted != pool.wanted:
+                problems = self._headroom.problems(self._registry.pools(), {"generators": decision.wanted})
+                if problems:
+                    self._log.warning("%s; not added: %s", decision.reason, problems[0])
+                elif decision.wanted != pool.wanted:
                     self._log.info("generators=%d (was %d): %s", decision.wanted, pool.wanted, decision.reason)
                     self._want({"generators": decision.wanted})
                     self._reconcile()

@@ -20,7 +20,7 @@ import msgspec
 
 from async_rl.config import RunConfig
 from async_rl.errors import AsyncRLError, RunFailed, root_cause
-from async_rl.machine import this_machine
+from async_rl.machine import free_memory_mb, this_machine
 from async_rl.messages import (
     Expel,
     GetStatus,
@@ -41,6 +41,7 @@ from async_rl.monitoring.console import Console
 from async_rl.observability.logs import configure_logging
 from async_rl.processes.directory import Connections, Peer
 from async_rl.processes.fleet import Fleet
+from async_rl.processes.headroom import Headroom
 from async_rl.processes.launching import Launcher
 from async_rl.processes.monitor import Monitor
 from async_rl.processes.preparation import prepare
@@ -73,7 +74,7 @@ class Supervisor:
         self._registry = Registry()
         self._console = Console(config, self._run_dir)
         self._monitor = Monitor(config, self._run_dir, self._registry, self._console, self._log)
-        self._watchdog = Watchdog(self._registry, config.supervisor, self._on_stall)
+        self._watchdog = Watchdog(self._registry, config.supervisor, self._monitor.on_stall)
         self._started_s = time.time()
         self._stop_asked = asyncio.Event()
         self._stop_now = asyncio.Event()
@@ -145,6 +146,7 @@ class Supervisor:
                 fleet=self._fleet,
                 registry=self._registry,
                 connect=self._connections,
+                headroom=Headroom(self._config, model_path, free_memory_mb),
                 log=self._log,
             )
             serving = asyncio.create_task(server.serve(), name="control server")
@@ -245,11 +247,6 @@ class Supervisor:
         self._monitor.start_from(message.version)
         return Ok()
 
-    def _on_stall(self, sentence: str) -> None:
-        self._monitor.on_stall(sentence)
-        if sentence:
-            self._log.warning("%s", sentence)
-
     async def _on_fatal(self, message: ReportFatal) -> Message:
         self._log.error("%s failed: %s", message.name, message.text)
         self._fleet.note_fatal(message.name, message.text, ends_run=message.ends_run)
@@ -276,7 +273,7 @@ class Supervisor:
         )
 
     async def _on_scale(self, message: Scale) -> Message:
-        self._scaler.scale(message.wanted, "as asked by async-rl scale")
+        self._scaler.scale(message.wanted, "as asked by async-rl scale", is_forced=message.is_forced)
         return Pools(pools=self._registry.pools())
 
     async def _on_stop(self, message: StopRun) -> Message:

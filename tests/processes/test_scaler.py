@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -10,14 +11,17 @@ from test_fleet import LIMITS, Scripted, ScriptedLauncher
 
 from async_rl.config import RunConfig
 from async_rl.errors import ConfigError
+from async_rl.estimate import memory_mb
 from async_rl.launchers.compose import compose
 from async_rl.machine import Machine
 from async_rl.messages import Heartbeat, Register
 from async_rl.processes.directory import Connections
 from async_rl.processes.fleet import Fleet
+from async_rl.processes.headroom import Headroom
 from async_rl.processes.registry import Registry
 from async_rl.processes.scaler import Scaler, wanted_counts
 from async_rl.topology import SCALE_FILE, ProcessSpec, processes
+from async_rl.types import PoolCount
 from async_rl.wire.keys import create_keys
 
 MACHINE = Machine(cores=(0, 1), num_gpus=0, memory_mb=8000)
@@ -27,6 +31,7 @@ class ScaledRun:
     """A supervisor without sockets: processes serve as soon as they are started, and end when asked."""
 
     def __init__(self, config: RunConfig, run_dir: Path, machine: Machine = MACHINE) -> None:
+        self.free_mb = 100_000
         self.registry = Registry()
         self.registry.wanted = wanted_counts(config, run_dir)
         self.launcher = ScriptedLauncher(self.serve, run_dir / "out")
@@ -41,7 +46,10 @@ class ScaledRun:
             log=log,
         )
         connect = Connections(create_keys(run_dir / "keys"), self.registry.directory)
-        self.scaler = Scaler(config, run_dir, machine=machine, fleet=self.fleet, registry=self.registry, connect=connect, log=log)
+        headroom = Headroom(config, run_dir, lambda: self.free_mb)
+        self.scaler = Scaler(
+            config, run_dir, machine=machine, fleet=self.fleet, registry=self.registry, connect=connect, headroom=headroom, log=log
+        )
 
     async def told(self, _: ProcessSpec, __: str) -> None:
         pass
@@ -79,11 +87,11 @@ def test_processes_come_and_go_until_there_are_as_many_as_wanted_and_a_later_lif
 
     async def act(run: ScaledRun) -> None:
         await run.until("buffer", "learner-0", "verifier-0", "generator-0")
-        run.scaler.scale({"verifiers": 3}, "test")
+        run.scaler.scale({"verifiers": 3}, "test", is_forced=False)
         await run.until("buffer", "learner-0", "verifier-0", "verifier-1", "verifier-2", "generator-0")
-        run.scaler.scale({"verifiers": 1}, "test")
+        run.scaler.scale({"verifiers": 1}, "test", is_forced=False)
         await run.until("buffer", "learner-0", "verifier-0", "generator-0")
-        run.scaler.scale({"generators": 2}, "test")
+        run.scaler.scale({"generators": 2}, "test", is_forced=False)
         await run.until("buffer", "learner-0", "verifier-0", "generator-0", "generator-1")
 
     with_run(config, tmp_path, act)
@@ -106,7 +114,7 @@ def test_what_cannot_be_is_refused_with_its_remedy_and_changes_nothing(
     async def act(run: ScaledRun) -> None:
         before = dict(run.registry.wanted)
         with pytest.raises(ConfigError, match=remedy):
-            run.scaler.scale(wanted, "test")
+            run.scaler.scale(wanted, "test", is_forced=False)
         assert run.registry.wanted == before
         assert not (tmp_path / SCALE_FILE).exists()
 
@@ -116,7 +124,7 @@ def test_what_cannot_be_is_refused_with_its_remedy_and_changes_nothing(
 def test_one_that_cannot_be_started_is_no_longer_wanted(tmp_path: Path) -> None:
     async def act(run: ScaledRun) -> None:
         await run.until("buffer", "learner-0", "verifier-0", "generator-0")
-        run.scaler.scale({"generators": 2}, "test")
+        run.scaler.scale({"generators": 2}, "test", is_forced=False)
         spec = next(spec for spec in run.fleet.specs if spec.name == "generator-1")
         run.scaler.given_up(spec, "failed: OutOfMemory")
         assert run.registry.wanted["generators"] == 1
@@ -142,3 +150,54 @@ def test_the_autoscaler_adds_a_generator_for_a_learner_that_waits(tmp_path: Path
 
     with_run(config, tmp_path, act)
     assert wanted_counts(config, tmp_path)["generators"] == 2
+
+
+def test_more_than_memory_holds_is_refused_with_the_figures_unless_it_is_forced_and_fewer_are_never_refused(tmp_path: Path) -> None:
+    config = compose("grpo_code", ["verifiers.count=2"])
+    each_mb = memory_mb(config, "generator", None)
+
+    async def act(run: ScaledRun) -> None:
+        await run.until("buffer", "learner-0", "verifier-0", "verifier-1", "generator-0")
+        run.free_mb = 2 * each_mb - 1
+        told = (
+            f"generators=3: needs about {2 * each_mb} MB more (2 of generators at {each_mb} MB), {run.free_mb} MB are free on this machine"
+        )
+        with pytest.raises(ConfigError, match=re.escape(told) + ".*--force"):
+            run.scaler.scale({"generators": 3}, "test", is_forced=False)
+        assert run.registry.wanted["generators"] == 1
+        run.free_mb = 0
+        run.scaler.scale({"verifiers": 1}, "test", is_forced=False)
+        run.scaler.scale({"generators": 3}, "test", is_forced=True)
+        assert run.registry.wanted == {"generators": 3, "verifiers": 1}
+
+    with_run(config, tmp_path, act)
+
+
+def test_one_that_still_starts_has_not_taken_its_memory_yet(tmp_path: Path) -> None:
+    config = compose("grpo_code", [])
+    each_mb = memory_mb(config, "generator", None)
+    pools = [PoolCount(pool="generators", wanted=3, live=1, starting=2, draining=0)]
+    assert Headroom(config, tmp_path, lambda: 3 * each_mb).problems(pools, {"generators": 4}) == []
+    assert Headroom(config, tmp_path, lambda: 3 * each_mb - 1).problems(pools, {"generators": 4}) != []
+    on_cluster = compose("grpo_code", ["launcher=ray"])
+    assert Headroom(on_cluster, tmp_path, lambda: 0).problems(pools, {"generators": 4}) == []
+
+
+def test_the_autoscaler_adds_nobody_where_memory_does_not_suffice_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = compose(
+        "grpo_code", ["generators.autoscale.enabled=true", "generators.autoscale.interval_s=0.05", "supervisor.heartbeat_s=0.01"]
+    )
+
+    async def act(run: ScaledRun) -> None:
+        await run.until("buffer", "learner-0", "verifier-0", "generator-0")
+        run.free_mb, told_s = 10, 0.0
+        async with asyncio.timeout(10):
+            while "not added" not in caplog.text:
+                told_s += 1.0
+                run.tell("learner-0", busy_s=told_s, wait_s=told_s)
+                run.tell("generator-0", busy_s=2 * told_s, blocked_s=0.0)
+                await asyncio.sleep(0.01)
+        assert run.registry.wanted["generators"] == 1
+
+    with_run(config, tmp_path, act)
+    assert "10 MB are free" in caplog.text
