@@ -21,6 +21,9 @@ class BufferConfig(Section):
     durability: Annotated[
         Literal["normal", "full"], Meta(description="SQLite synchronous level: survives a process's death, or the machine's too")
     ]
+    keep_steps: Annotated[
+        int, Meta(ge=0, description="newest steps whose trajectories stay stored for async-rl rollouts, though no checkpoint needs them")
+    ]
     lease_timeout_s: Annotated[float, Meta(gt=0, description="a generator unheard of for so long loses its tickets")]
 
 

@@ -36,8 +36,11 @@ _FAILURES = (
 )
 
 
-def load_function(setting: str, name: str) -> Callable[..., Any]:
-    """The function `name`, which stands in `setting`. Raises ConfigError where there is no such module or function."""
+def load_function(setting: str, name: str, *takes: str) -> Callable[..., Any]:
+    """The function `name`, which stands in `setting` and is called with what `takes` names.
+
+    Raises ConfigError where there is no such module or function, or it cannot be called so.
+    """
     place, _, function = name.rpartition(":")
     try:
         found = vars(_module(place))[function]
@@ -51,6 +54,13 @@ def load_function(setting: str, name: str) -> Callable[..., Any]:
         ) from error
     if not callable(found):
         raise ConfigError(f"{setting}={name}: is a {type(found).__name__}; name a function")
+    try:
+        inspect.signature(found).bind(*takes)
+    except TypeError as error:
+        call = f"{function}({', '.join(takes)})"
+        raise ConfigError(f"{setting}={name}: is called as {call}, which it does not allow ({error}); define it so") from error
+    except ValueError:  # written in C: Python cannot tell
+        pass
     return found  # type: ignore[no-any-return]
 
 
@@ -58,7 +68,7 @@ def load_rollout(rollout: RolloutConfig) -> Callable[..., Awaitable[str | None]]
     """The function that leads the samples, if one is named. Raises ConfigError."""
     if rollout.fn is None:
         return None
-    function = load_function("rollout.fn", rollout.fn)
+    function = load_function("rollout.fn", rollout.fn, "talk")
     if not inspect.iscoroutinefunction(function):
         raise ConfigError(f"rollout.fn={rollout.fn}: is no async function; define it with async def, so that no sample waits for another")
     return function

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from async_rl.errors import ConfigError
+from async_rl.reward_terms import TESTS, functions_of, terms_of
 from async_rl.types import AnswerTest, CodeTest
 
 if TYPE_CHECKING:
     from async_rl.config import RunConfig
+    from async_rl.config_rewards import RewardConfig
     from async_rl.data.prompts import Examined
 
 _NUM_SHOWN = 10
@@ -49,8 +51,13 @@ def check(
     config = compose_unchecked(conf, [f"data.train_files={_listed(files)}", *overrides])
     if config.model.path is None:
         raise ConfigError("model.path is not set; prompts are measured in its tokens: set model.path to a model's directory or hub name")
+    from async_rl.config_check import raise_if_any
+    from async_rl.config_check_reward import reward_problems
     from async_rl.data.prepare import prepare_model
+    from async_rl.rewards.functions import check_functions
 
+    raise_if_any(reward_problems(config))
+    raise_if_any(check_functions(functions_of(config.reward), config.reward))
     path = prepare_model(config, lambda _, text: typer.echo(text, err=True))
     tokenizer = load_tokenizer(config, path)
     if _report(examine(config.data.train_files, config, tokenizer), config):
@@ -74,7 +81,7 @@ def _report(examined: Examined, config: RunConfig) -> bool:
         middle, late, last = ordered[len(ordered) // 2], ordered[int(0.95 * len(ordered))], ordered[-1]
         spread = f"shortest {ordered[0]}, median {middle}, 95% {late}, longest {last}"
         typer.echo(f"prompt tokens: {spread} (limit {settings.max_prompt_tokens})")
-    for (source, kinds), count in Counter(_rewarded(examined)).most_common():
+    for (source, kinds), count in Counter(_rewarded(examined, config.reward)).most_common():
         typer.echo(f"data_source {source}: {count} rows, reward by {kinds}")
     if examined.num_cut:
         typer.echo(f"{examined.num_cut} prompts are cut to the limit (data.truncation={settings.truncation})")
@@ -89,9 +96,14 @@ def _report(examined: Examined, config: RunConfig) -> bool:
     return bool((over_long and settings.truncation == "error") or (bad and settings.bad_rows == "error") or not examined.prompts)
 
 
-def _rewarded(examined: Examined) -> list[tuple[str, str]]:
-    """Data source and what scores it, of each prompt."""
-    return [(prompt.data_source, ", ".join(sorted({_scorer(test) for test in prompt.problem.tests}))) for prompt in examined.prompts]
+def _rewarded(examined: Examined, reward: RewardConfig) -> list[tuple[str, str]]:
+    """Data source and what scores it, of each prompt: the terms of its reward, each with its weight."""
+    found = []
+    for prompt in examined.prompts:
+        own = ", ".join(sorted({_scorer(test) for test in prompt.problem.tests})) or "no tests"
+        terms = [(own if term.function == TESTS else term.function, term.weight) for term in terms_of(reward, prompt.data_source)]
+        found.append((prompt.data_source, " + ".join(what if weight == 1 else f"{weight:g} x {what}" for what, weight in terms)))
+    return found
 
 
 def _scorer(test: CodeTest) -> str:

@@ -49,7 +49,7 @@ def show_rollouts(
     terminal = console()
     if not chosen:
         span = f"steps {kept[0]} to {kept[1]} are stored" if kept else "no step is stored yet"
-        terminal.print(f"no such rollout; {span} (those that no checkpoint can need again are deleted)")
+        terminal.print(f"no such rollout; {span} (those of older steps than buffer.keep_steps that no checkpoint needs are deleted)")
         return
     decode = _decoder(run_dir)
     has_turns = any(not all(t.loss_mask[t.prompt_length :]) for rollout, _ in chosen for t in rollout.group.trajectories)

@@ -46,6 +46,7 @@ class BufferService:
 
     def __init__(self, config: RunConfig, prompts: PromptSource, store: Store, *, clock: Callable[[], float]) -> None:
         buffer = config.buffer
+        self._keep_steps = buffer.keep_steps
         self._max_staleness = buffer.max_staleness_versions
         self.replay = Replay(
             groups_per_step=buffer.groups_per_step, max_staleness_versions=buffer.max_staleness_versions, over_age=buffer.over_age
@@ -182,9 +183,11 @@ class BufferService:
         return EvaluationScores(pass_rates=await self._store.evaluation_scores())
 
     async def forget_before(self, request: ForgetBefore) -> Message:
-        """Trajectories that no checkpoint can need any more are deleted; what the ledger says of them stays."""
-        if self._store.forgotten_before < request.version <= self.replay.learner_version:
-            self._store.forget_before(request.version)
+        """Trajectories that no checkpoint can need any more are deleted, but for the newest; what the ledger says of them stays."""
+        trained = self.replay.learner_version
+        version = min(request.version, trained - self._keep_steps)
+        if request.version <= trained and self._store.forgotten_before < version:
+            self._store.forget_before(version)
         return await self._confirm()
 
     # ---- what people see

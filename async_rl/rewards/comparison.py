@@ -112,7 +112,7 @@ def load_checker(name: str | None) -> Checker | None:
     """The function that `sandbox.checker` names, as module:function. Raises ConfigError."""
     if name is None:
         return None
-    return load_function("sandbox.checker", name)
+    return load_function("sandbox.checker", name, "input", "got", "expected")
 
 
 def _ask(checker: Checker, given: Any, got: Any, expected: Any) -> bool:

@@ -26,7 +26,7 @@ SCORE = "score"
 def find_function(name: str, reward: RewardConfig) -> RewardFunction:
     """The function, its model loaded if it has one. Raises ConfigError."""
     if name not in READY:
-        return load_function(setting_of(reward, name), name)
+        return load_function(setting_of(reward, name), name, "sample")
     if name == "reward_model":
         from async_rl.rewards.reward_model import RewardModel
 
@@ -44,7 +44,7 @@ def check_functions(names: tuple[str, ...], reward: RewardConfig) -> list[str]:
     for name in names:
         try:
             if name not in READY:
-                load_function(setting_of(reward, name), name)
+                load_function(setting_of(reward, name), name, "sample")
         except ConfigError as error:
             found.append(str(error))
     return found

@@ -3,7 +3,8 @@
 takes: one line per call; waits for: the next line, or a running function; gives: one line per score or failure; ends with its owner, whose
 pipe closes.
 Invariants: a call ends after reward.timeout_s, because its process does; the calls that were beside it are asked again in a new one, alone
-where nobody knows whose fault the end was; a failure is a RewardError and never a score.
+where nobody knows whose fault the end was; so is a call that is late because another one keeps the event loop to itself, and that other
+one alone; a failure is a RewardError and never a score.
 Used by service.py.
 """
 
@@ -33,6 +34,13 @@ from async_rl.types import Value
 _LINE_LIMIT = 1 << 28
 _TRIES = 3
 _PR_SET_PDEATHSIG = 1
+_WHO_S = 1.0
+"""Within this time a process says which of its calls keeps the event loop to itself; code in C may keep even that from being said."""
+_ALONE_ON_LOOP = " and kept the event loop to itself: define it with def, not async def, or await what it waits for"
+_LOADED, _WHO = -1, -2
+"""Numbers of results that answer no call."""
+_NOBODY, _UNKNOWN = -3, -4
+"""In place of a call's number: no call is to blame, or nobody knows which."""
 
 
 class Call(Value):
@@ -44,11 +52,12 @@ class Call(Value):
 
 
 class Result(Value):
-    """Its parts, or why there are none. number -1: the functions are loaded, or could not be."""
+    """Its parts, or why there are none. number _LOADED: the functions are loaded, or could not be; _WHO: `blocking` keeps the loop."""
 
     number: int
     parts: dict[str, float] = msgspec.field(default_factory=dict)
     error: str = ""
+    blocking: int = _NOBODY
 
 
 class _Ended(Exception):
@@ -125,6 +134,7 @@ class _Child:
         self._waiting: dict[int, asyncio.Future[Result]] = {}
         self._reading = asyncio.create_task(self._read(), name="read scores")
         self._was_ended = False
+        self._to_blame = _NOBODY
 
     @classmethod
     async def start(cls, reward: RewardConfig) -> _Child:
@@ -133,7 +143,7 @@ class _Child:
         child = cls(process)
         child._send(reward)
         try:
-            loaded = await child._result(-1, reward.load_timeout_s)
+            loaded = await child._result(_LOADED, reward.load_timeout_s)
         except _Ended as ended:
             raise ConfigError(f"loading {', '.join(functions_of(reward))} ended the process with exit code {ended.code}") from ended
         except RewardError as late:
@@ -155,7 +165,7 @@ class _Child:
         try:
             result = await self._result(number, timeout_s)
         except RewardError as late:
-            raise RewardError(f"{name} gave no score within {timeout_s:g} s (reward.timeout_s); its process was ended") from late
+            raise RewardError(f"{name} gave no score within {timeout_s:g} s (reward.timeout_s){late}; its process was ended") from late
         if result.error:
             raise RewardError(result.error)
         return result.parts
@@ -174,10 +184,29 @@ class _Child:
             async with asyncio.timeout(timeout_s):
                 return await future
         except TimeoutError as error:
-            await self.end()
-            raise RewardError("late") from error
+            blocking = self._to_blame
+            if not self.has_ended:
+                blocking = _NOBODY if number == _LOADED else await self._who_blocks()
+            culprit = number if blocking == _NOBODY else blocking
+            if not self.has_ended:
+                self._to_blame = culprit
+                self._waiting.pop(number)
+                await self.end()
+            if culprit != number:
+                raise _Ended(0, is_own=culprit == _UNKNOWN) from error
+            raise RewardError("" if blocking == _NOBODY else _ALONE_ON_LOOP) from error
         finally:
             self._waiting.pop(number, None)
+
+    async def _who_blocks(self) -> int:
+        """The call that keeps the event loop to itself; _UNKNOWN if the process cannot say."""
+        answer = self._waiting.setdefault(_WHO, asyncio.get_running_loop().create_future())
+        self._process.send_signal(signal.SIGUSR1)
+        try:
+            async with asyncio.timeout(_WHO_S):
+                return (await asyncio.shield(answer)).blocking
+        except TimeoutError:
+            return _UNKNOWN
 
     async def _read(self) -> None:
         assert self._process.stdout is not None
@@ -187,9 +216,11 @@ class _Child:
             if waiting is not None and not waiting.done():
                 waiting.set_result(result)
         code = await self._process.wait()
-        for waiting in self._waiting.values():
-            if not waiting.done():
-                waiting.set_exception(_Ended(code, is_own=not self._was_ended))
+        for number, waiting in self._waiting.items():
+            if number == _WHO and not waiting.done():
+                waiting.set_result(Result(number=_WHO, blocking=_UNKNOWN))
+            elif not waiting.done():
+                waiting.set_exception(_Ended(code, is_own=not self._was_ended or self._to_blame in (number, _UNKNOWN)))
 
     async def end(self) -> None:
         """Kill it; its calls get _Ended."""
@@ -205,15 +236,23 @@ class _Functions:
     def __init__(self, functions: dict[str, RewardFunction], concurrency: int) -> None:
         self._functions = functions
         self._threads = ThreadPoolExecutor(concurrency, "reward")
+        self._on_loop: dict[asyncio.Future[object], int] = {}
+
+    def blocking(self) -> int:
+        """The call that is running on the event loop at this moment."""
+        running = asyncio.current_task()
+        return _NOBODY if running is None else self._on_loop.get(running, _NOBODY)
 
     async def answer(self, call: Call) -> Result:
         """Calls the function and reads what it gives; whatever it raises becomes the error."""
         function, loop = self._functions[call.function], asyncio.get_running_loop()
         if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
             work: asyncio.Future[object] = asyncio.ensure_future(function(call.sample))
+            self._on_loop[work] = call.number
         else:
             work = loop.run_in_executor(self._threads, function, call.sample)
         await asyncio.wait({work})
+        self._on_loop.pop(work, None)
         error = asyncio.CancelledError() if work.cancelled() else work.exception()
         if error is not None:
             return Result(number=call.number, error=f"{call.function} raised {type(error).__name__}: {str(error)[:300]}")
@@ -236,9 +275,20 @@ async def _serve(incoming: int, outgoing: int) -> None:
     try:
         functions = _Functions({name: find_function(name, reward) for name in functions_of(reward)}, reward.concurrency)
     except ConfigError as error:
-        give(Result(number=-1, error=str(error)))
+        give(Result(number=_LOADED, error=str(error)))
         return
-    give(Result(number=-1))
+
+    def tell_who_blocks(*_: object) -> None:
+        """Runs wherever the loop's thread is: inside a function that blocks it, or else between two lines of ours, which may be `give`."""
+        answer = Result(number=_WHO, blocking=functions.blocking())
+        if answer.blocking == _NOBODY:
+            loop.call_soon_threadsafe(give, answer)
+        else:
+            give(answer)
+
+    loop = asyncio.get_running_loop()
+    signal.signal(signal.SIGUSR1, tell_who_blocks)
+    give(Result(number=_LOADED))
     running: set[asyncio.Task[Result]] = set()
     while line := await reader.readline():
         task = asyncio.create_task(functions.answer(msgspec.json.decode(line, type=Call)))

@@ -37,6 +37,7 @@ def make_config(
     max_attempts: int = 3,
     num_steps: int = 1000,
     lease_timeout_s: float = 30.0,
+    keep_steps: int = 0,
 ) -> RunConfig:
     base = _base()
     replace = msgspec.structs.replace
@@ -49,6 +50,7 @@ def make_config(
             max_staleness_versions=max_staleness,
             over_age=over_age,
             lease_timeout_s=lease_timeout_s,
+            keep_steps=keep_steps,
         ),
         generation=replace(base.generation, group_size=group_size, max_attempts=max_attempts, timeout_s=120.0),
     )

@@ -18,7 +18,7 @@ from async_rl.launchers import cli
 from async_rl.launchers.compose import write_config
 from async_rl.launchers.rollouts_command import choose
 from async_rl.messages import CommitStep, PutGroup
-from async_rl.messages_history import KeepAdvantages
+from async_rl.messages_history import ForgetBefore, KeepAdvantages
 from async_rl.monitoring.rollout_page import Colour, page
 from async_rl.processes.runtime import Control
 from async_rl.store_ledger import reading
@@ -173,6 +173,27 @@ def test_a_step_that_is_not_stored_is_told_with_those_that_are(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "no such rollout; steps 1 to 2 are stored" in shown(monkeypatch, capsys, str(run_dir), "--step", "9")[1]
+
+
+@pytest.mark.parametrize(("keep_steps", "readable"), [(0, None), (1, (3, 3)), (2, (2, 3)), (9, (1, 3))])
+def test_the_newest_steps_can_be_read_after_the_end_though_its_checkpoint_needs_none(
+    tmp_path: Path, keep_steps: int, readable: tuple[int, int] | None
+) -> None:
+    async def run_of_three_steps() -> None:
+        async with opened(tmp_path, make_config(keep_steps=keep_steps)) as service:
+            for version in range(3):
+                for ticket in await tickets(service, version):
+                    await service.put_group(PutGroup(group=make_group(ticket, versions=[version])))
+                ids = [g.group_id for g in (await take(service, version)).groups]
+                await service.commit_step(CommitStep(version=version + 1, group_ids=ids))
+            await service.forget_before(ForgetBefore(version=3))
+
+    asyncio.run(run_of_three_steps())
+    with reading(tmp_path / "store.sqlite") as connection:
+        assert stored_steps(connection) == readable
+    assert {rollout.step for rollout in stored(tmp_path) if rollout.step} == set(range(*(readable or (0, -1)), 1)) | set(
+        (readable or ())[1:]
+    )
 
 
 def test_settings_that_make_no_sense_are_refused(

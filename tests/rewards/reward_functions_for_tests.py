@@ -12,6 +12,10 @@ from async_rl.rewards.protocol import RewardSample
 NOT_A_FUNCTION = 3
 
 
+def as_in_verl(data_source: str, solution_str: str, ground_truth: str) -> float:
+    return 1.0
+
+
 def letters(sample: RewardSample) -> int:
     print("what a function prints goes to its own log")  # noqa: T201
     return len(sample.response)
@@ -45,6 +49,12 @@ def by_response(sample: RewardSample) -> object:
     if what == "hang":
         time.sleep(1000)
     return {"nan": float("nan"), "text": "0.5", "none": None, "list": [1.0], "empty": {}, "parts": {"a": "b"}, "inf": 1e999}.get(what, 1.0)
+
+
+async def blocks(sample: RewardSample) -> float:
+    if sample.response == "block":
+        time.sleep(1000)  # noqa: ASYNC251
+    return 1.0
 
 
 async def slow(sample: RewardSample) -> float:

@@ -107,6 +107,19 @@ def test_a_function_that_hangs_is_ended_after_its_deadline_and_the_calls_beside_
     with_verifier(run_config("by_response", "slow", timeout_s=0.8), test)
 
 
+def test_a_function_that_blocks_the_event_loop_is_blamed_itself_and_not_the_calls_that_it_makes_late() -> None:
+    async def test(client: VerifierClient) -> None:
+        innocent = [asyncio.create_task(client.ask_functions([name("slow")], SAMPLE)) for _ in range(3)]
+        await asyncio.sleep(0)  # they are asked first, so that their deadlines come first
+        blocking = asyncio.create_task(client.ask_functions([name("blocks")], saying("block")))
+        assert [await call for call in innocent] == [{name("slow"): {"score": 1.0}}] * 3
+        with pytest.raises(RewardError, match=r"blocks gave no score within 0\.8 s .* and kept the event loop to itself"):
+            await blocking
+        assert await client.ask_functions([name("blocks")], saying("good")) == {name("blocks"): {"score": 1.0}}
+
+    with_verifier(run_config("blocks", "slow", timeout_s=0.8), test)
+
+
 @pytest.mark.parametrize("function", ["slow", "slow_too"])
 def test_calls_run_side_by_side_up_to_reward_concurrency(function: str) -> None:
     took = {}
@@ -137,6 +150,7 @@ def test_a_verifier_runs_the_functions_of_its_own_configuration_only() -> None:
         ("/no/such/file.py:f", "cannot be imported (FileNotFoundError"),
         (name("not_there"), "has no not_there"),
         (name("NOT_A_FUNCTION"), "is a int"),
+        (name("as_in_verl"), "is called as as_in_verl(sample), which it does not allow (missing a required argument: 'solution_str')"),
     ],
 )
 def test_a_wrong_name_is_refused_before_anything_starts(function: str, said: str) -> None:

@@ -121,6 +121,6 @@ def test_a_function_of_a_file_is_found_wherever_the_command_was_given(tmp_path: 
     from async_rl.named import load_function
 
     (tmp_path / "my_task.py").write_text("def score(sample):\n    return 3\n")
-    assert load_function("reward.fn", f"{tmp_path}/my_task.py:score")(None) == 3
+    assert load_function("reward.fn", f"{tmp_path}/my_task.py:score", "sample")(None) == 3
     monkeypatch.chdir(tmp_path)
-    assert load_function("reward.fn", "my_task:score")(None) == 3
+    assert load_function("reward.fn", "my_task:score", "sample")(None) == 3
