@@ -13,10 +13,12 @@ Invariants
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 from async_rl.types import NO_VERSION, GroupState, Purpose
+
+ANY_PURPOSE = frozenset(Purpose)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,10 +106,15 @@ class Admission:
         """Training groups that a generator works on."""
         return self.num_training - len(self._waiting[Purpose.TRAIN])
 
-    @property
-    def num_free(self) -> int:
-        """Tickets that a generator with the newest weights could get now, roughly: what waits, and room under the bound."""
-        return sum(map(len, self._waiting.values())) + max(self.gate.max_active - self.num_active, 0)
+    def num_free(self, purpose: Purpose) -> int:
+        """Tickets that a generator with the newest weights could get now, roughly: what waits, and for training room under the bound."""
+        room = max(self.gate.max_active - self.num_active, 0) if purpose is Purpose.TRAIN else 0
+        return len(self._waiting[purpose]) + room
+
+    def waiting_evaluation(self) -> int | None:
+        """The version of the oldest evaluation of which a group waits for a generator."""
+        waiting = self._waiting[Purpose.EVAL]
+        return self.open[waiting[0]].evaluation if waiting else None
 
     def training(self) -> Iterator[OpenGroup]:
         """Open training groups, oldest admission first."""
@@ -125,19 +132,24 @@ class Admission:
         """Generators that work on something."""
         return set(self._held)
 
-    def refusal(self, generator_version: int, learner_version: int) -> str:
-        """Why nothing can be handed to a generator at this version; empty if something can."""
-        if self._evaluation_for(generator_version) is not None:
+    def refusal(self, generator_version: int, learner_version: int, purposes: Collection[Purpose] = ANY_PURPOSE) -> str:
+        """Why nothing for these purposes can be handed to a generator at this version; empty if something can."""
+        if Purpose.EVAL in purposes and self._evaluation_for(generator_version) is not None:
             return ""
+        if Purpose.TRAIN not in purposes:
+            version = self.waiting_evaluation()
+            return "the next evaluation" if version is None else f"weights of version {version}, which is to be evaluated"
         waiting = self._waiting[Purpose.TRAIN]
         ahead = self._ahead_of(waiting[0]) if waiting else self.num_active
         return self.gate.refusal(ahead=ahead, learner_version=learner_version, generator_version=generator_version)
 
-    def hand_out(self, *, generator: str, incarnation: str, version: int, learner_version: int) -> OpenGroup | None:
+    def hand_out(
+        self, *, generator: str, incarnation: str, version: int, learner_version: int, purposes: Collection[Purpose] = ANY_PURPOSE
+    ) -> OpenGroup | None:
         """The next group for this generator, now generating: evaluation, then what came back, then a new prompt; None if refused."""
-        if self.refusal(version, learner_version):
+        if self.refusal(version, learner_version, purposes):
             return None
-        group_id = self._evaluation_for(version)
+        group_id = self._evaluation_for(version) if Purpose.EVAL in purposes else None
         if group_id is not None:
             self._waiting[Purpose.EVAL].remove(group_id)
             group = self.open[group_id]

@@ -12,10 +12,12 @@ from collections.abc import Iterable, Iterator
 
 from async_rl.config import RunConfig
 from async_rl.config_check_algorithm import algorithm_problems
+from async_rl.config_check_pools import pool_problems
 from async_rl.config_check_reward import reward_problems
 from async_rl.config_learner import OptimizerConfig
 from async_rl.errors import ConfigError
 from async_rl.machine import Machine
+from async_rl.pools import config_of, generator_pools, in_words_of, pool_counts
 
 
 def check(config: RunConfig) -> None:
@@ -34,7 +36,8 @@ def problems(config: RunConfig) -> Iterator[str]:
     yield from _run(config)
     yield from _data(config)
     yield from _sampling(config)
-    yield from _engine(config)
+    yield from pool_problems(config)
+    yield from dict.fromkeys(_generators(config))  # what the rest has, a pool has too
     yield from _batch(config)
     yield from _shards(config)
     yield from algorithm_problems(config)
@@ -130,6 +133,14 @@ def _sampling(config: RunConfig) -> Iterator[str]:
             "evaluation.greedy=true with evaluation.temperature=0: every sample is the greedy answer already; "
             "set evaluation.greedy=false, or evaluation.temperature=1"
         )
+
+
+def _generators(config: RunConfig) -> Iterator[str]:
+    """What the generators of each pool cannot do."""
+    for pool in generator_pools(config):
+        own = config_of(config, pool)
+        for problem in (*_engine(own), *_step_of_slurm(own, "generators.gpus_each", own.generators.gpus_each)):
+            yield in_words_of(pool, config, problem)
 
 
 def _engine(config: RunConfig) -> Iterator[str]:
@@ -269,36 +280,48 @@ def _cluster(config: RunConfig) -> Iterator[str]:
             "cluster.shared_run_dir=true; set that, or ray.learner=strict_pack"
         )
     if config.launcher == "slurm":
-        for path, gpus in (("generators", config.generators.gpus_each), ("learner", config.learner.gpus_each)):
-            if gpus != int(gpus):
-                yield f"{path}.gpus_each={gpus:g}: Slurm gives whole GPUs to a step; set it to {max(1, round(gpus))}, or launcher=ray"
-        largest = max(config.cluster.buffer_cpus, config.cluster.verifier_cpus, config.cluster.generator_cpus, config.cluster.learner_cpus)
+        yield from _step_of_slurm(config, "learner.gpus_each", config.learner.gpus_each)
+        largest = max(config.cluster.buffer_cpus, config.cluster.verifier_cpus, config.cluster.learner_cpus)
+        largest = max(largest, *(config_of(config, pool).cluster.generator_cpus for pool in generator_pools(config)))
         if 0 < config.slurm.cpus_per_node < largest:
             yield f"slurm.cpus_per_node={config.slurm.cpus_per_node}: a process takes {largest} (cluster.*_cpus); raise it, 0 = whole nodes"
+
+
+def _step_of_slurm(config: RunConfig, path: str, gpus: float) -> Iterator[str]:
+    if config.launcher != "slurm":
+        return
+    if gpus != int(gpus):
+        yield f"{path}={gpus:g}: Slurm gives whole GPUs to a step; set it to {max(1, round(gpus))}, or launcher=ray"
+    if gpus > config.cluster.gpus_per_node > 0:
+        yield f"{path}={gpus:g}: a process is on one node, which has cluster.gpus_per_node={config.cluster.gpus_per_node}; lower it"
 
 
 def machine_problems(config: RunConfig, machine: Machine) -> Iterator[str]:
     """Cores and GPUs that the configuration asks for and the machine does not have; a cluster has others, and may get more."""
     if config.launcher != "local":
         return
-    pools = (("generators", config.generators.cores), ("verifiers", config.verifiers.cores), ("learner", config.learner.cores))
-    for path, cores in pools:
+    of_pools = [(pool, config_of(config, pool)) for pool in generator_pools(config)]
+    places = {in_words_of(pool, config, "generators.cores="): own.generators.cores for pool, own in of_pools}
+    for place, cores in {**places, "verifiers.cores=": config.verifiers.cores, "learner.cores=": config.learner.cores}.items():
         have = ", ".join(map(str, machine.cores))
         if missing := sorted(set(cores) - set(machine.cores)):
-            yield f"{path}.cores={cores}: this machine lacks {', '.join(map(str, missing))}; it has {have}; [] = all of them"
+            yield f"{place}{cores}: this machine lacks {', '.join(map(str, missing))}; it has {have}; [] = all of them"
         if len(set(cores)) < len(cores):
-            yield f"{path}.cores={cores}: names a core twice; name each once"
-    available = len(config.generators.cores or machine.cores)
+            yield f"{place}{cores}: names a core twice; name each once"
+    available, place = min((len(cores or machine.cores), place) for place, cores in places.items())
     if config.generators.cores_each > available:
         yield (
-            f"generators.cores_each={config.generators.cores_each} but generators.cores has {available}; "
+            f"generators.cores_each={config.generators.cores_each} but {place.removesuffix('=')} has {available}; "
             f"lower it to at most {available}, 0 = all of them"
         )
-    wanted = config.generators.count * config.generators.gpus_each + config.learner.ranks * config.learner.gpus_each
+    counts = pool_counts(config)
+    taken = [("learner.gpus_each=", config.learner.ranks, config.learner.gpus_each)]
+    taken[:0] = [(in_words_of(p, config, "generators.gpus_each="), counts[p], own.generators.gpus_each) for p, own in of_pools if counts[p]]
+    wanted = sum(count * each for _, count, each in taken)
     if wanted > machine.num_gpus:
         yield (
-            f"generators.gpus_each={config.generators.gpus_each:g} x {config.generators.count} and learner.gpus_each="
-            f"{config.learner.gpus_each:g} x {config.learner.ranks} need {wanted:g} GPUs, this machine has {machine.num_gpus}"
+            f"{' and '.join(f'{place}{each:g} x {count}' for place, count, each in taken)} need {wanted:g} GPUs, this machine has "
+            f"{machine.num_gpus}"
             + (f" and {machine.unusable_gpus} that CPU builds of torch or vLLM cannot use" if machine.unusable_gpus else "")
             + "; lower them, 0 = run on the CPU"
         )

@@ -91,16 +91,55 @@ class AutoscaleConfig(Section):
     enabled: Annotated[bool, Meta(description="add and remove generators until neither they nor the learner wait")]
     min: Annotated[int, Meta(ge=1, description="fewest generators")]
     max: Annotated[int, Meta(ge=1, description="most generators")]
+    pool: Annotated[str, Meta(min_length=1, description="whose number it is: generators, or generators.NAME of a pool that trains")]
     tolerance: Annotated[float, Meta(gt=0, lt=1, description="share of time that learner or generators may wait before the number changes")]
     interval_s: Annotated[float, Meta(gt=0, description="seconds between decisions, which is also the time that they look back on")]
 
 
+class PoolConfig(Section, omit_defaults=True):
+    """A further pool of generators, and what differs from the rest; what is left out is as it is for the rest."""
+
+    count: Annotated[int, Meta(ge=0, description="processes at the start, until async-rl scale changes it")]
+    work: Annotated[
+        Literal["train", "evaluation", "both"],
+        Meta(description="what they write: training groups, held-out evaluations (which then go nowhere else), or both"),
+    ]
+    cores: Annotated[list[int] | None, Meta(description="instead of generators.cores")] = None
+    gpus_each: Annotated[
+        Annotated[float, Meta(ge=0)] | None,
+        Meta(description="instead of generators.gpus_each; with tensor_parallel_size alone as many as that, if generators take any"),
+    ] = None
+    max_concurrent_groups: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="instead of generation.max_concurrent_groups")] = (
+        None
+    )
+    tensor_parallel_size: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="instead of generation.vllm.tensor_parallel_size")
+    ] = None
+    max_num_seqs: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="instead of generation.vllm.max_num_seqs")] = None
+    max_num_batched_tokens: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="instead of generation.vllm.max_num_batched_tokens")
+    ] = None
+    kv_cache_mb: Annotated[Annotated[int, Meta(ge=0)] | None, Meta(description="instead of generation.vllm.kv_cache_mb")] = None
+    gpu_memory_utilization: Annotated[
+        Annotated[float, Meta(gt=0, le=1)] | None, Meta(description="instead of generation.vllm.gpu_memory_utilization")
+    ] = None
+    cpus_each: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="instead of cluster.generator_cpus")] = None
+    node_kind: Annotated[
+        Annotated[str, Meta(min_length=1)] | None,
+        Meta(
+            description="nodes that they may run on: launcher=ray, a custom resource of which each takes 1; launcher=slurm, a feature "
+            "of the node (srun --constraint)"
+        ),
+    ] = None
+
+
 class GeneratorsConfig(Section):
-    """The pool of generator processes."""
+    """The pool of generator processes, and further pools of others."""
 
     count: Annotated[int, Meta(ge=0, description="processes at the start, until async-rl scale changes it; 0 = wait for that")]
     cores: Annotated[list[int], Meta(description="CPU cores each may use, by number, dealt out in turn; empty = all")]
     cores_each: Annotated[int, Meta(ge=0, description="cores per process taken from `cores`; 0 = each may use all of them")]
     gpus_each: Annotated[float, Meta(ge=0, description="GPUs per process")]
     drain_timeout_s: Annotated[float, Meta(ge=0, description="time to finish its groups for one that leaves; then they go back")]
+    pools: Annotated[dict[str, PoolConfig], Meta(description="further pools by name: generators.pools.NAME.<setting>=<value>")]
     autoscale: AutoscaleConfig

@@ -7,13 +7,14 @@ Used by `--dry-run` and by launchers/preflight.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from async_rl.config import RunConfig
 from async_rl.config_generation import ModelConfig
 from async_rl.config_learner import LearnerConfig
+from async_rl.pools import config_of, generator_pools, in_words_of, own_settings, pool_counts, work_of
 from async_rl.types import Role
 
 # Resident memory of a process with its libraries and nothing else, measured on Linux x86-64 with the locked environment.
@@ -131,10 +132,11 @@ def total_memory_mb(config: RunConfig, shape: ModelShape | None) -> int:
         "supervisor": 1,
         "buffer": 1,
         "verifier": config.verifiers.count,
-        "generator": config.generators.count,
         "learner": config.learner.ranks,
     }
-    return sum(count * memory_mb(config, role, shape) for role, count in counts.items())
+    generators = (config_of(config, pool) for pool in generator_pools(config))
+    of_generators = sum(own.generators.count * memory_mb(own, "generator", shape) for own in generators)
+    return of_generators + sum(count * memory_mb(config, role, shape) for role, count in counts.items())
 
 
 def disk_mb(config: RunConfig, shape: ModelShape | None) -> int:
@@ -162,7 +164,8 @@ def derived_numbers(config: RunConfig, shape: ModelShape | None) -> list[tuple[s
             "staleness bound",
             f"{bound} versions = at most {max_groups_in_flight(config)} groups in flight" + (" (synchronous)" if bound == 0 else ""),
         ),
-        ("groups generating", f"at most {config.generators.count * config.generation.max_concurrent_groups}"),
+        ("groups generating", f"at most {_groups_generating(config)}"),
+        *_pools(config),
         ("sequences of the run", f"{config.num_steps * sequences:,} in {config.num_steps} steps"),
         ("evaluations", _evaluations(config)),
     ]
@@ -178,6 +181,21 @@ def derived_numbers(config: RunConfig, shape: ModelShape | None) -> list[tuple[s
     rows.append(("memory estimate", _gb(total_memory_mb(config, shape))))
     rows.append(("disk estimate", _gb(disk_mb(config, shape))))
     return rows
+
+
+def _groups_generating(config: RunConfig) -> int:
+    """Training groups that the generators have room for."""
+    training = (config_of(config, pool) for pool in generator_pools(config) if work_of(config, pool) != "evaluation")
+    return sum(own.generators.count * own.generation.max_concurrent_groups for own in training)
+
+
+def _pools(config: RunConfig) -> Iterator[tuple[str, str]]:
+    """What differs from pool to pool, if there is more than one."""
+    counts = pool_counts(config)
+    for pool in generator_pools(config) if config.generators.pools else ():
+        differs = [f"{name}={value}" for name, value in own_settings(config, pool).items() if name != "count"]
+        work = {"train": "train", "evaluation": "evaluate", "both": "train and evaluate"}[work_of(config, pool)]
+        yield f"pool {pool}", ", ".join([f"{counts[pool]} that {work}", *differs])
 
 
 def _evaluations(config: RunConfig) -> str:
@@ -198,13 +216,16 @@ def fit_problems(config: RunConfig, shape: ModelShape, *, memory_mb_available: i
             f"data.max_prompt_tokens={data.max_prompt_tokens} + data.max_response_tokens={data.max_response_tokens} = {longest} is "
             f"above the {shape.max_positions} positions of the model; lower one of them"
         )
-    vllm = config.generation.vllm
-    if config.generation.engine == "vllm" and vllm.kv_cache_mb and kv_cache_tokens(config, shape) < longest:
-        needed = math.ceil(vllm.kv_cache_mb * longest / max(kv_cache_tokens(config, shape), 1))
-        found.append(
-            f"generation.vllm.kv_cache_mb={vllm.kv_cache_mb} holds {kv_cache_tokens(config, shape)} tokens of this model, one sequence "
-            f"may have {longest}; raise it to at least {needed}"
-        )
+    for pool in generator_pools(config) if config.generation.engine == "vllm" else ():
+        own = config_of(config, pool)
+        size_mb, num_tokens = own.generation.vllm.kv_cache_mb, kv_cache_tokens(own, shape)
+        if size_mb and num_tokens < longest:
+            problem = (
+                f"generation.vllm.kv_cache_mb={size_mb} holds {num_tokens} tokens of this model, one sequence may have {longest}; "
+                f"raise it to at least {math.ceil(size_mb * longest / max(num_tokens, 1))}"
+            )
+            found.append(in_words_of(pool, config, problem))
+    found = list(dict.fromkeys(found))
     if (total := total_memory_mb(config, shape)) > memory_mb_available:
         found.append(
             f"the run needs about {_gb(total)} of memory, this machine has {_gb(memory_mb_available)}; lower generators.count, "

@@ -32,14 +32,18 @@ def balanced(count: int, *, learner_waits: float, held_back: float) -> float:
     return min(count * (1.0 - held_back) / max(1.0 - learner_waits, 1e-9), count * 1000.0)
 
 
-def decide(count: int, *, learner_waits: float, held_back: float, config: AutoscaleConfig) -> Decision:
-    """What the autoscaler does after a window in which `count` generators gave these shares of time; the same count = nothing."""
+def decide(count: int, *, learner_waits: float, held_back: float, config: AutoscaleConfig, others: int = 0) -> Decision:
+    """What the autoscaler does after a window in which `count` generators gave these shares of time; the same count = nothing.
+
+    others: generators that train beside them and whose number stays; each is taken to make as much as one of these.
+    """
     shares = f"the learner waits {learner_waits:.0%} of the time, generators are held back {held_back:.0%}"
     if count < config.min or count > config.max:
         wanted = min(max(count, config.min), config.max)
         return Decision(wanted=wanted, reason=f"generators.autoscale allows {config.min} to {config.max}")
-    balance = balanced(count, learner_waits=learner_waits, held_back=held_back)
+    balance = balanced(count + others, learner_waits=learner_waits, held_back=held_back)
     what = f"{shares}: {balance:.1f} generators would balance"
+    balance -= others
     wanted = count
     if learner_waits > max(config.tolerance, held_back):
         wanted = max(count, math.floor(min(balance, count * _MOST_GROWTH) + 0.5 - _DEAD_BAND))

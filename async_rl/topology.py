@@ -2,7 +2,7 @@
 
 Invariants
 - Cores and GPUs are dealt out in order of rank; the same configuration on the same machine gives the same specs.
-- The supervisor is the parent and has no spec.  Names are `buffer`, `generator-<rank>`, `verifier-<rank>`, `learner-<rank>`.
+- The supervisor is the parent and has no spec.  Names are `buffer`, `learner-<rank>`, and those of pools.py.
 - `joining` gives the next process of a pool at any time, from what is in use; `processes` is nothing but that, repeated.
 Used by the supervisor to start processes, and by `--dry-run` to show them.
 """
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from async_rl.config import RunConfig
 from async_rl.machine import Machine
+from async_rl.pools import VERIFIERS, config_of, pool_counts, process_name
 from async_rl.types import Role
 
 _START_ORDER = ("buffer", "verifier", "learner", "generator")
@@ -36,17 +37,6 @@ class ProcessSpec:
     env: dict[str, str]
 
 
-def pool_counts(config: RunConfig) -> dict[str, int]:
-    """The pools that `async-rl scale` changes, and how many processes of each the configuration asks for."""
-    return {"generators": config.generators.count, "verifiers": config.verifiers.count}
-
-
-def pool_of(name: str) -> str:
-    """The pool of the process called `name`; empty for buffer and learner, whose number does not change."""
-    role = name.partition("-")[0]
-    return f"{role}s" if role in ("generator", "verifier") else ""
-
-
 def processes(config: RunConfig, machine: Machine, wanted: Mapping[str, int] | None = None) -> list[ProcessSpec]:
     """Every child of the supervisor, in order of start: the buffer and the verifiers first, for the others need them.
 
@@ -65,15 +55,16 @@ def processes(config: RunConfig, machine: Machine, wanted: Mapping[str, int] | N
 
 def joining(config: RunConfig, machine: Machine, pool: str, in_use: Sequence[ProcessSpec]) -> ProcessSpec:
     """The next process of a pool beside those in use: the lowest free rank, on GPUs that nobody has (`has_its_gpus` tells)."""
-    role: Role = "generator" if pool == "generators" else "verifier"
     names = {spec.name for spec in in_use}
-    rank = next(rank for rank in itertools.count() if f"{role}-{rank}" not in names)
+    rank = next(rank for rank in itertools.count() if process_name(pool, rank) not in names)
+    name = process_name(pool, rank)
     devices = _Devices(machine.num_gpus)
     for spec in in_use:
         devices.give(spec)
-    if role == "verifier":
-        return _spec(0, machine, devices, role, rank, tuple(config.verifiers.cores))
-    return _spec(config.generators.gpus_each, machine, devices, role, rank, generator_cores(config, machine, rank))
+    if pool == VERIFIERS:
+        return _spec(0, machine, devices, "verifier", rank, tuple(config.verifiers.cores), name=name)
+    config = config_of(config, pool)
+    return _spec(config.generators.gpus_each, machine, devices, "generator", rank, generator_cores(config, machine, rank), name=name)
 
 
 def has_its_gpus(spec: ProcessSpec) -> bool:

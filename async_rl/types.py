@@ -29,13 +29,17 @@ class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class PoolCount(Value):
-    """How many processes of a pool there should be, and how many begin, serve, and finish what they have before they leave."""
+    """How many processes of a pool there should be, and how many begin, serve, and finish what they have before they leave.
+
+    work: what its generators write (train, evaluation, both); empty for verifiers.
+    """
 
     pool: str
     wanted: int
     starting: int
     live: int
     draining: int
+    work: str = ""
 
 
 class Purpose(enum.StrEnum):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 
 from async_rl.config import RunConfig
+from async_rl.pools import config_of, pool_of
 from async_rl.topology import ProcessSpec
 
 
@@ -19,7 +20,7 @@ def cluster_cpus(config: RunConfig, spec: ProcessSpec) -> int:
         case "verifier":
             return config.cluster.verifier_cpus
         case "generator":
-            return config.cluster.generator_cpus
+            return config_of(config, pool_of(spec.name)).cluster.generator_cpus
         case _:
             return config.cluster.learner_cpus
 

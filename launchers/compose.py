@@ -117,7 +117,9 @@ def _tree(conf: str, overrides: Sequence[str], machine: Machine, *, resolve: boo
         checked.append(f"hydra.searchpath=['file://{directory}']")
     try:
         with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-            composed = hydra_compose(conf if directory is None else USER_CONFIG, overrides=checked, return_hydra_config=True)
+            # Entries of a mapping are new names to hydra.
+            given = [f"++{word}" if word.startswith(tuple(schema.mappings())) else word for word in checked]
+            composed = hydra_compose(conf if directory is None else USER_CONFIG, overrides=given, return_hydra_config=True)
             preset = str(composed.hydra.runtime.choices.get("hardware", "none"))
             with open_dict(composed):
                 del composed["hydra"]

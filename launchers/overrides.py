@@ -46,7 +46,7 @@ def _parse(text: str) -> Override | None:
 def _quoted_if_text(given: str) -> str:
     """The override with its value in quotes, where the setting is text and the value would be no text or not readable without."""
     key, _, value = given.partition("=")
-    setting = schema.settings().get(key)
+    setting = schema.find(key)
     if setting is None or not value or not (setting.takes_text or setting.is_list_of_strings):
         return given
     override = _parse(given)
@@ -66,12 +66,14 @@ def _problems(override: Override, given: str, groups: dict[str, list[str]]) -> l
     if isinstance(override.value(), dict) and key in schema.sections():
         inside = schema.flatten({str(name): inner for name, inner in override.value().items()}, key + ".")
         return [schema.unknown(path, schema.show(inner)) for path, inner in inside if path not in schema.settings()]
+    if schema.entry_of(key) and isinstance(override.value(), dict):
+        return []  # an entry of a mapping, which is looked at once it is composed
     if key in groups:
         hint = "; a model is named by model.path" if key == "model" else ""
         return [] if value in groups[key] else [f"{given}: conf/{key}/ has {', '.join(groups[key])}{hint}"]
     if key in schema.sections():
         return [f"{given}: {key} is a section; set one of its settings, {key}.<name>=<value>"]
-    return [] if key in schema.settings() else [schema.unknown(key, value)]
+    return [] if schema.find(key) else [schema.unknown(key, value)]
 
 
 def _unreadable(given: str) -> str:

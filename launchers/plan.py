@@ -17,6 +17,7 @@ from async_rl.launchers.cluster import cluster_cpus
 from async_rl.launchers.compose import to_yaml
 from async_rl.launchers.hardware import described
 from async_rl.machine import Machine
+from async_rl.pools import config_of, pool_of
 from async_rl.topology import ProcessSpec
 from async_rl.types import Role
 from async_rl.wire.addresses import AUTO, LOOPBACK
@@ -40,7 +41,8 @@ def show_plan(
     rows: list[tuple[str, Role, str]] = [("supervisor", "supervisor", everywhere)]
     rows += [(spec.name, spec.role, _placement(config, spec, everywhere)) for spec in specs]
     for name, role, placement in rows:
-        table.add_row(name, role, f"{config.launcher}, {host}", placement, _address(config, role), f"{memory_mb(config, role, shape)} MB")
+        size = f"{memory_mb(config_of(config, pool_of(name)), role, shape)} MB"
+        table.add_row(name, role, f"{config.launcher}, {host}", placement, _address(config, role), size)
     console.print(table)
     numbers = Table("what follows", "", box=SIMPLE, show_header=False, title="derived numbers", title_justify="left")
     if preset:

@@ -32,6 +32,7 @@ from async_rl.errors import ConfigError, InfrastructureError
 from async_rl.launchers.cluster import cluster_cpus, on_cluster
 from async_rl.launchers.local import LocalLauncher
 from async_rl.observability.logs import log_path
+from async_rl.pools import config_of, pool_of
 from async_rl.processes.runtime import Control, load_config, load_control
 from async_rl.topology import ProcessSpec
 from async_rl.wire.addresses import LOOPBACK
@@ -288,7 +289,7 @@ class RayLauncher:
 
 def actor_options(config: RunConfig, spec: ProcessSpec, *, is_own_cluster: bool) -> dict[str, Any]:
     """What a process takes of its node, and how nodes are chosen. A cluster of the run's own has to do, however many CPUs it has."""
-    resource = config.ray.generator_resource if spec.role == "generator" else None
+    resource = config_of(config, pool_of(spec.name)).ray.generator_resource if spec.role == "generator" else None
     return {
         "num_cpus": 0 if is_own_cluster else cluster_cpus(config, spec),
         "num_gpus": spec.gpus,

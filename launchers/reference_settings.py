@@ -15,8 +15,9 @@ import msgspec
 from omegaconf import OmegaConf
 
 from async_rl.config import RunConfig
+from async_rl.config_base import Section
 from async_rl.launchers.compose import CONF_DIR, as_written, names
-from async_rl.launchers.schema import Setting, flatten, settings, show
+from async_rl.launchers.schema import Setting, entry_of, flatten, mappings, settings, show
 
 _HEAD = """# Configuration
 
@@ -49,9 +50,15 @@ def settings_page() -> str:
     written = {conf: dict(flatten(as_written(conf))) for conf in names()}
     parts = [_HEAD.format(confs=" and ".join(f"`conf={conf}`" for conf in written))]
     for section, members in itertools.groupby(settings().values(), key=lambda s: s.path.rpartition(".")[0]):
+        listed = list(members)
         parts.append(f"\n## {section or 'The run'}\n\n{_meaning_of(section)}\n")
-        rows = [(f"`{s.path}`", unit(s), span(s.type), _values(s, written), s.description) for s in members]
+        rows = [(f"`{s.path}`", unit(s), span(s.type), _values(s, written), s.description) for s in listed]
         parts.append(table(("setting", "unit", "range", "value", "meaning"), rows))
+        for place in [s.path for s in listed if s.path in mappings()]:
+            inner = entry_of(f"{place}.NAME").values()
+            parts.append(f"\n## {place}.NAME\n\n{_first_sentence(mappings()[place])}\n")
+            rows = [(f"`{s.path}`", unit(s), span(s.type), "required" if s.is_required else "", s.description) for s in inner]
+            parts.append(table(("setting", "unit", "range", "value", "meaning"), rows))
     for group in sorted({path.parent.name for path in CONF_DIR.glob("*/*.yaml")}):
         parts.append(f"\n## The group `{group}`\n\n`{group}=NAME` takes one of these files; a file sets what stands beside it.\n")
         files = sorted((CONF_DIR / group).glob("*.yaml"))
@@ -114,6 +121,10 @@ def _meaning_of(section: str) -> str:
     kind: Any = RunConfig
     for name in section.split(".") if section else ():
         kind = next(field.type for field in msgspec.structs.fields(kind) if field.name == name)
+    return _first_sentence(kind)
+
+
+def _first_sentence(kind: type[Section]) -> str:
     return (kind.__doc__ or "").partition("\n")[0]
 
 

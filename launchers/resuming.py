@@ -18,10 +18,11 @@ from async_rl.errors import ConfigError
 from async_rl.launchers import runs, schema
 from async_rl.launchers.compose import recompose, to_yaml
 from async_rl.launchers.control import leave_mark, living_pid
+from async_rl.pools import pool_counts
 from async_rl.processes import checkpoints
 from async_rl.processes.mirror import Mirror
 from async_rl.processes.scaler import wanted_counts
-from async_rl.topology import SCALE_FILE, pool_counts
+from async_rl.topology import SCALE_FILE
 
 FIXED = {
     "run_name": "the run is its directory",

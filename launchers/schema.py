@@ -27,6 +27,7 @@ class Setting:
     path: str
     type: Any
     description: str
+    is_required: bool = True
 
     @property
     def plain_type(self) -> Any:
@@ -65,6 +66,27 @@ def settings() -> dict[str, Setting]:
 
 
 @functools.cache
+def mappings() -> dict[str, type[Section]]:
+    """Settings that hold sections by a name that people give: by path, what an entry is."""
+    plain = {path: setting.plain_type for path, setting in settings().items()}
+    return {path: get_args(kind)[1] for path, kind in plain.items() if get_origin(kind) is dict and issubclass(get_args(kind)[1], Section)}
+
+
+def entry_of(path: str) -> dict[str, Setting]:
+    """The settings of the entry of a mapping that this path is, or lies in; empty for other paths."""
+    for place, section in mappings().items():
+        if path.startswith(place + "."):
+            name = path.removeprefix(place + ".").partition(".")[0]
+            return {setting.path: setting for setting in _walk(section, f"{place}.{name}.")}
+    return {}
+
+
+def find(path: str) -> Setting | None:
+    """The setting of this path, be it of the schema or of a mapping's entry."""
+    return settings().get(path) or entry_of(path).get(path)
+
+
+@functools.cache
 def sections() -> frozenset[str]:
     """Dotted paths of all sections."""
     paths = (path.split(".") for path in settings())
@@ -78,7 +100,12 @@ def _walk(section: type[Section], prefix: str) -> Iterator[Setting]:
             yield from _walk(field.type, path + ".")
         else:
             metas = getattr(field.type, "__metadata__", ())
-            yield Setting(path=path, type=field.type, description=next((m.description for m in metas if m.description), ""))
+            yield Setting(
+                path=path,
+                type=field.type,
+                description=next((m.description for m in metas if m.description), ""),
+                is_required=field.required,
+            )
 
 
 def nearest(path: str, *, among: Iterable[str]) -> str | None:
@@ -100,13 +127,15 @@ def nearest(path: str, *, among: Iterable[str]) -> str | None:
 
 def unknown(path: str, value: str) -> str:
     """The problem of a key that does not exist."""
-    best = nearest(path, among=[*settings(), *sections()])
+    inner = entry_of(path)
+    best = nearest(path, among=inner or [*settings(), *sections()])
     if best is None:
-        return f"{path}={value}: there is no such setting; --dry-run shows all that exist"
+        known = f"there are {', '.join(leaf.rpartition('.')[2] for leaf in inner)}" if inner else "--dry-run shows all that exist"
+        return f"{path}={value}: there is no such setting; {known}"
     if best in sections():
         inside = [p for p in settings() if p.startswith(best + ".")]
         return f"{path}={value}: there is no such setting; the nearest is the section {best} with {', '.join(inside[:6])}"
-    return f"{path}={value}: there is no such setting; did you mean {best} ({settings()[best].description})?"
+    return f"{path}={value}: there is no such setting; did you mean {best} ({(inner or settings())[best].description})?"
 
 
 def wrong_value(setting: Setting, value: Any) -> str | None:
@@ -151,6 +180,8 @@ def show(value: Any) -> str:
     """A value as a person would write it in an override."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{show(inner)}" for key, inner in value.items()) + "}"
     return "[" + ",".join(map(show, value)) + "]" if isinstance(value, list) else str(value)
 
 
@@ -173,9 +204,27 @@ def problems(tree: Mapping[str, Any]) -> list[str]:
             found.append(f"{path}={show(value)}: {path} is a section; set one of its settings, {path}.<name>=<value>")
         elif path not in settings():
             found.append(unknown(path, show(value)))
+        elif path in mappings() and isinstance(value, Mapping):
+            found += [problem for name, entry in value.items() for problem in _entry_problems(f"{path}.{name}", entry)]
         elif problem := wrong_value(settings()[path], value):
             found.append(problem)
     for path, setting in settings().items():
         if path not in leaves and not any(path.startswith(leaf + ".") for leaf in leaves):
             found.append(f"{path} is missing: {setting.description}; set {path}=<value>")
     return found
+
+
+def _entry_problems(path: str, entry: Any) -> Iterator[str]:
+    """What is wrong with one entry of a mapping."""
+    inner = entry_of(f"{path}.")
+    if not isinstance(entry, Mapping):
+        yield f"{path}={show(entry)}: is a section; set one of its settings, {path}.<name>=<value>"
+        return
+    for key, value in entry.items():
+        if (setting := inner.get(f"{path}.{key}")) is None:
+            yield unknown(f"{path}.{key}", show(value))
+        elif problem := wrong_value(setting, value):
+            yield problem
+    for leaf, setting in inner.items():
+        if setting.is_required and leaf.rpartition(".")[2] not in entry:
+            yield f"{leaf} is missing: {setting.description}; set {leaf}=<value>"

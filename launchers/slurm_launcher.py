@@ -28,6 +28,7 @@ from async_rl.config import RunConfig
 from async_rl.errors import ConfigError, InfrastructureError
 from async_rl.launchers.cluster import cluster_cpus, on_cluster
 from async_rl.launchers.local import LocalLauncher, child_command
+from async_rl.pools import pool_of, settings_of
 from async_rl.topology import ProcessSpec
 from async_rl.wire.addresses import AUTO
 
@@ -205,6 +206,8 @@ class SlurmLauncher:
         options = ["srun", "--exact", "--nodes=1", "--ntasks=1", "--mem=0", f"--job-name={spec.name}"]
         options.append(f"--cpus-per-task={cluster_cpus(self._config, spec)}")
         options.append(f"--gpus-per-node={math.ceil(spec.gpus)}" if spec.gpus else "--gres=none")
+        if (pool := settings_of(self._config, pool_of(spec.name))) is not None and pool.node_kind is not None:
+            options.append(f"--constraint={pool.node_kind}")
         if spec.role == "buffer":
             options.append(f"--nodelist={self._node}")
         return options

@@ -80,6 +80,7 @@ def _watch(run_dir: Path) -> None:
 def _pictures(run_dir: Path) -> Iterator[RenderableType]:
     """One each second while the run lives."""
     from async_rl.monitoring.bottleneck import bottleneck
+    from async_rl.monitoring.status import training_members
 
     answers: collections.deque[StatusReply] = collections.deque(maxlen=_RATES_OVER)
     last = ""
@@ -89,7 +90,7 @@ def _pictures(run_dir: Path) -> Iterator[RenderableType]:
         else:
             before = answers[0] if answers else None
             yield _picture(reply, before, last)
-            last = bottleneck(reply.members, before.members if before is not None else (), last=last)
+            last = bottleneck(training_members(reply), before.members if before is not None else (), last=last)
             answers.append(reply)
         time.sleep(_REDRAW_S)
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from async_rl.messages import Member
 from async_rl.observability.activity import GAUGE
 from async_rl.scaling import balanced
-from async_rl.types import Role
+from async_rl.types import PoolCount, Role
 
 _AGE = ("busy_s", "wait_s", "blocked_s", "idle_s")
 _RELIEF = {
@@ -75,8 +75,8 @@ def bottleneck(members: Sequence[Member], before: Sequence[Member] = (), *, last
     return f"{name}: {what}, {reasons[name]}; {_RELIEF[name]}"
 
 
-def advice(members: Sequence[Member], before: Sequence[Member] = ()) -> str:
-    """How many generators more or fewer would balance the run, if that is what it lacks; else empty."""
+def advice(members: Sequence[Member], before: Sequence[Member] = (), *, pools: Sequence[PoolCount] = ()) -> str:
+    """How many generators more or fewer would balance the run, if that is what it lacks; else empty. pools: of which it may be."""
     waits, held = share(members, before, "learner", "wait_s"), share(members, before, "generator", "blocked_s")
     unscored, writing = share(members, before, "generator", "wait_s"), share(members, before, "generator", "busy_s")
     if waits is None or held is None or unscored is None or writing is None or any(m.state in ("starting", "draining") for m in members):
@@ -86,4 +86,6 @@ def advice(members: Sequence[Member], before: Sequence[Member] = ()) -> str:
     if max(waits, held) < _TOLERATED or abs(off) < _WORTH_TELLING or (off > 0 and unscored > writing):
         return ""
     who = f"learner waits {waits:.0%} of the time" if off > 0 else f"generators are held back {held:.0%} of the time"
-    return f"{who}: about {min(abs(off), 2.0 * count):.1f} generators {'more' if off > 0 else 'fewer'} would balance"
+    able = [pool.pool for pool in pools if pool.work in ("train", "both") and (pool.wanted or off > 0)]
+    where = f" ({' or '.join(able)})" if len(able) > 1 else ""
+    return f"{who}: about {min(abs(off), 2.0 * count):.1f} generators {'more' if off > 0 else 'fewer'} would balance{where}"

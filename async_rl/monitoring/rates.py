@@ -4,6 +4,7 @@ Rules
 - Every process is measured against its own age between two heartbeats, so neither a late heartbeat nor a restart bends a share.
 - Numbers since the last step use the heartbeats that came since then; where none came they repeat the newest ones.
 - A process that was started again counts from 0; what its predecessor had counted stays in the run's totals (`failures/<reason>`).
+- A generator that only evaluates rests between evaluations, which says nothing of the others: the shares of its role leave it out.
 - A process that has ended no longer appears; gauges of several processes are added for `queue/`, else the largest is taken.
 Pure state, fed by the supervisor; knows no clock but the one in the counters and the time that the caller gives.
 """
@@ -11,7 +12,7 @@ Pure state, fed by the supervisor; knows no clock but the one in the counters an
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from async_rl.messages import Member
 from async_rl.observability.activity import GAUGE
@@ -51,9 +52,10 @@ class _Process:
 
 
 class Rates:
-    """The supervisor's view of all processes' counters."""
+    """The supervisor's view of all processes' counters. is_aside: tells whose shares of time are not those of its role."""
 
-    def __init__(self, start_s: float) -> None:
+    def __init__(self, start_s: float, *, is_aside: Callable[[str], bool] = lambda _: False) -> None:
+        self._is_aside = is_aside
         self._processes: dict[str, _Process] = {}
         self._failures: collections.Counter[str] = collections.Counter()
         self._restarts: collections.Counter[str] = collections.Counter()
@@ -110,8 +112,9 @@ class Rates:
     def _of_roles(self, interval_s: float) -> dict[str, float]:
         """Means over the processes of a role: shares of the three conditions, and seconds per step of every stage."""
         numbers: collections.defaultdict[str, float] = collections.defaultdict(float)
-        size = collections.Counter(p.role for p in self._processes.values() if p.last)
-        for process in self._processes.values():
+        found = [process for name, process in self._processes.items() if process.last and not self._is_aside(name)]
+        size = collections.Counter(process.role for process in found)
+        for process in found:
             for key, rate in process.last.items():
                 if key in _CONDITIONS:
                     numbers[f"{_CONDITIONS[key]}/{process.role}"] += rate / size[process.role]

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from async_rl.messages import Member, StatusReply
 from async_rl.monitoring.bottleneck import advice, bottleneck, per_second
+from async_rl.pools import pool_of
 from async_rl.types import PoolCount
 
 _ROLE_ORDER = ("supervisor", "learner", "buffer", "generator", "verifier")
@@ -38,6 +39,7 @@ _RATES = (
     ("samples_scored", "{:,.0f} samples/s"),
     ("tokens_trained", "{:,.0f} tokens/s"),
 )
+_TRAINING = ("train", "both")
 _BARS = "▁▂▃▄▅▆▇█"
 _MOST_BARS = 60
 NOTHING_REWARDED = "no sample has more than reward.fail_reward: what scores may be broken, or nothing can be solved; see async-rl rollouts"
@@ -66,25 +68,35 @@ def render(
     if any(f"queue/{state}" in reply.metrics for state in _FLOW):
         head.append(f"\n{_flow(reply)}")
     if reply.pools:
-        head.append(f"\n{'; '.join(_pool(pool) for pool in reply.pools)}")
+        head.append(f"\n{'; '.join(_pool(pool, reply.pools) for pool in reply.pools)}")
     if reply.metrics.get("reward/failed_share") == 1:
         head.append(f"\nlast step: {NOTHING_REWARDED}", style="bold red")
     if reply.stalled:
         head.append(f"\n{reply.stalled}", style="bold red")
     elif silent := [member.name for member in reply.members if member.state == "silent"]:
         head.append(f"\nnot heard of: {', '.join(silent)}", style="bold red")
-    elif found := bottleneck(reply.members, past, last=last):
+    elif found := bottleneck(training := training_members(reply), past, last=last):
         head.append(f"\nbottleneck: {found}", style="cyan")
-        if balance := advice(reply.members, past):
+        if balance := advice(training, past, pools=reply.pools):
             head.append(f"\n{balance}", style="cyan")
     return Group(head, _processes(reply, past, now_s))
 
 
-def _pool(pool: PoolCount) -> str:
+def training_members(reply: StatusReply) -> list[Member]:
+    """All but the generators that only evaluate."""
+    aside = {pool.pool for pool in reply.pools if pool.work == "evaluation"}
+    return [member for member in reply.members if pool_of(member.name) not in aside]
+
+
+def _pool(pool: PoolCount, pools: Sequence[PoolCount]) -> str:
     parts = [
         f"{number} {what}" for what, number in (("live", pool.live), ("starting", pool.starting), ("draining", pool.draining)) if number
     ]
-    remedy = f" (async-rl scale {pool.pool}=1 goes on)" if pool.wanted == 0 and pool.pool == "generators" else ""
+    remedy = ""
+    if pool.work == "evaluation" and pool.wanted == 0:
+        remedy = f" (evaluations wait; async-rl scale {pool.pool}=1 goes on)"
+    elif pool.work in _TRAINING and not any(other.wanted for other in pools if other.work in _TRAINING):
+        remedy = f" (async-rl scale {pool.pool}=1 goes on)"
     return f"{pool.pool}: {pool.wanted} wanted, {', '.join(parts) or '0 live'}{remedy}"
 
 

@@ -183,6 +183,6 @@ class Tasks:
                     stack.close()
                     shown = text
                     if text:
-                        held = activity.waiting if text.startswith("groups:") else activity.blocked
+                        held = activity.waiting if text.startswith(("groups:", "evaluation")) else activity.blocked
                         stack.enter_context(held(text))
                 await self._service.changed()

@@ -203,12 +203,14 @@ class BufferService:
         }
 
     def waits_for(self) -> str:
-        """What the learner waits for here, else why generators are refused; empty while everyone is served."""
-        refusal = self.desk.refusal()
+        """What the learner waits for here, else why generators are refused; then the evaluation that nobody takes; empty if all is well."""
+        refusal, text = self.desk.refusal(), ""
         if self._take_reason:
-            why = refusal or ("" if self.desk.holders() else "no generator asks for work")
-            return f"groups: {self._take_reason}" + (f"; {why}" if why else "")
-        return f"admission: {refusal}" if refusal else ""
+            why = refusal or ("" if self.desk.admission.num_generating else "no generator asks for work")
+            text = f"groups: {self._take_reason}" + (f"; {why}" if why else "")
+        elif refusal:
+            text = f"admission: {refusal}"
+        return "; ".join(filter(None, (text, self.desk.unserved_evaluation())))
 
     async def changed(self) -> None:
         """Returns after the next change of any state."""

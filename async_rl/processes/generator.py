@@ -16,6 +16,7 @@ from async_rl.generation.engine import Engine, build_engine, prepare_environment
 from async_rl.generation.environment import gently
 from async_rl.messages import FailGroup, LoadReport, LoadWeights, Logprobs, Message, Ok, Probe, PutGroup, RequestWork, Work
 from async_rl.messages_scaling import Drain
+from async_rl.pools import evaluates_only, seat
 from async_rl.processes.rollout import Rollouts, num_written
 from async_rl.processes.runtime import ProcessContext
 from async_rl.selection import num_drawn
@@ -40,7 +41,7 @@ async def run(context: ProcessContext) -> None:
 async def bring_up(context: ProcessContext) -> Engine:
     """The engine, started. Importing it is most of the work, done gently where others write already."""
     await context.directory.changed(-1)  # the first list of who serves
-    build = functools.partial(build_engine, context.config, context.model_path, rank=context.rank)
+    build = functools.partial(build_engine, context.config, context.model_path, rank=seat(context.config, context.name))
     engine = await (gently(build) if context.directory.of_role("generator") else asyncio.to_thread(build))
     await engine.start()
     return engine
@@ -118,7 +119,9 @@ class Generator:
             held=sorted(t.group_id for t in self._held.values()),
             wait_s=_PARK_S,
         )
-        with self._context.activity.blocked("admission: the learner is behind"):
+        activity = self._context.activity
+        is_aside = evaluates_only(self._config, self._context.name)
+        with activity.waiting("the next evaluation") if is_aside else activity.blocked("admission: the learner is behind"):
             work: Work = await self._buffer.call(request, timeout_s=_PARK_S + self._config.supervisor.start_timeout_s)
         return work
 

@@ -13,6 +13,7 @@ import msgspec
 
 from async_rl.config import RunConfig
 from async_rl.estimate import ModelShape, memory_mb, shape_from_hf
+from async_rl.pools import VERIFIERS, config_of
 from async_rl.types import PoolCount
 
 
@@ -43,7 +44,7 @@ class Headroom:
         ]
 
     def _each_mb(self, pool: str) -> int:
-        return memory_mb(self._config, "verifier" if pool == "verifiers" else "generator", self._shape)
+        return memory_mb(config_of(self._config, pool), "verifier" if pool == VERIFIERS else "generator", self._shape)
 
 
 def _shape(model_path: Path) -> ModelShape | None:

@@ -18,6 +18,7 @@ from async_rl.errors import DeadlineExceeded
 from async_rl.learner.trainer import Trainer
 from async_rl.messages import Batch, CommitStep, StartEvaluation, SyncVersion, TakeBatch
 from async_rl.messages_history import KeepAdvantages, StartFrom
+from async_rl.pools import evaluates_only
 from async_rl.processes import checkpoints
 from async_rl.processes.pushing import Pusher
 from async_rl.processes.ranks import TrainingPool, join_process_group, learner_device
@@ -138,7 +139,7 @@ class Learner:
             batch: Batch = await self._buffer.call(request, timeout_s=_TAKE_WAIT_S + self._restart_s)
             if batch.groups:
                 return batch.groups
-            if not self._context.directory.of_role("generator"):
+            if all(evaluates_only(self._config, member.name) for member in self._context.directory.of_role("generator")):
                 deadline_s = time.monotonic() + self._config.learner.take_timeout_s  # scaled to none, until more are asked for
             elif time.monotonic() > deadline_s:
                 raise DeadlineExceeded(

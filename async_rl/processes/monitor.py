@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
 from pathlib import Path
@@ -21,6 +22,7 @@ from async_rl.monitoring.recorder import Recorder, is_evaluated
 from async_rl.monitoring.status import NOTHING_REWARDED
 from async_rl.monitoring.tensorboard_process import TensorBoard
 from async_rl.monitoring.wandb_run import WandbRun
+from async_rl.pools import evaluates_only
 from async_rl.processes.registry import Registry
 from async_rl.processes.silence import Silence
 from async_rl.wire.addresses import host_for_people
@@ -37,7 +39,7 @@ class Monitor:
         self._registry = registry
         self._console = console
         self._log = log
-        self._rates = Rates(time.monotonic())
+        self._rates = Rates(time.monotonic(), is_aside=functools.partial(evaluates_only, config))
         self.silence = Silence(registry, config, self._on_silence)
         self._open = contextlib.ExitStack()
         self._evaluated: set[int] = set()

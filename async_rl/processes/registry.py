@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import msgspec
 
 from async_rl.messages import Heartbeat, Member, Members, Register
+from async_rl.pools import pool_of
 from async_rl.processes.directory import Directory
-from async_rl.topology import pool_of
 from async_rl.types import PoolCount, Role
 
 
@@ -29,7 +29,7 @@ STARTING, DRAINING, _ENDED = "starting", "draining", "ended"
 class Registry:
     """Members by name. The epoch of `directory` grows when a member begins or ends to serve.
 
-    wanted: processes per pool that there should be, as the scaler says.
+    wanted: processes per pool that there should be, as the scaler says.  work: what the generators of a pool write.
     """
 
     def __init__(self) -> None:
@@ -37,6 +37,7 @@ class Registry:
         self.directory.update(Members(epoch=0, members=[]))
         self._entries: dict[str, _Entry] = {}
         self.wanted: dict[str, int] = {}
+        self.work: dict[str, str] = {}
 
     def add(self, name: str, role: Role, pid: int) -> None:
         """A process was started, or waits for a place (pid 0); it does not serve yet."""
@@ -105,7 +106,8 @@ class Registry:
             draining = states.count(DRAINING)
             starting = states.count(STARTING) + states.count(_ENDED)
             live = len(states) - draining - starting
-            found.append(PoolCount(pool=pool, wanted=wanted, starting=starting, live=live, draining=draining))
+            work = self.work.get(pool, "")
+            found.append(PoolCount(pool=pool, wanted=wanted, starting=starting, live=live, draining=draining, work=work))
         return found
 
     def _is_draining(self, name: str) -> bool:

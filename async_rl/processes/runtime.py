@@ -26,6 +26,7 @@ from async_rl.config import RunConfig
 from async_rl.errors import Unavailable
 from async_rl.messages import Heartbeat, Member, Message, Register, ReportMetrics
 from async_rl.observability.activity import Activity
+from async_rl.pools import config_of, pool_of
 from async_rl.processes.directory import Connections, Directory, Incarnation, Peer
 from async_rl.types import Role
 from async_rl.wire.addresses import process_host
@@ -175,7 +176,7 @@ async def open_context(
     """Reads the run's directory, connects to the supervisor, and owns the process's background tasks until the block ends."""
     control = load_control(run_dir)
     keys = load_keys(run_dir / "keys")
-    config = load_config(run_dir)
+    config = config_of(load_config(run_dir), pool_of(name))
     directory = Directory()
     async with RpcClient(control.address, keys) as supervisor, asyncio.TaskGroup() as group:
         context = ProcessContext(

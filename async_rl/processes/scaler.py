@@ -24,15 +24,25 @@ from async_rl.machine import Machine
 from async_rl.messages import Member
 from async_rl.messages_scaling import Drain
 from async_rl.monitoring.bottleneck import share
+from async_rl.pools import (
+    GENERATORS,
+    SEATS_PER_POOL,
+    VERIFIERS,
+    evaluates_only,
+    generator_pools,
+    pool_counts,
+    pool_of,
+    with_counts,
+    work_of,
+)
 from async_rl.processes.directory import Connections, Incarnation
 from async_rl.processes.fleet import Fleet
 from async_rl.processes.headroom import Headroom
 from async_rl.processes.registry import Registry
 from async_rl.scaling import decide
-from async_rl.topology import SCALE_FILE, ProcessSpec, has_its_gpus, joining, pool_counts, pool_of
+from async_rl.topology import SCALE_FILE, ProcessSpec, has_its_gpus, joining
 
 _CLOSE_S = 5.0
-_MOST = 10_000
 
 
 def wanted_counts(config: RunConfig, run_dir: Path) -> dict[str, int]:
@@ -67,6 +77,7 @@ class Scaler:
         self._machine = machine
         self._fleet = fleet
         self._registry = registry
+        registry.work = {pool: work_of(config, pool) for pool in generator_pools(config)}
         self._connect = connect
         self._log = log
         self._group: asyncio.TaskGroup | None = None
@@ -81,8 +92,13 @@ class Scaler:
     def scale(self, wanted: Mapping[str, int], reason: str, *, is_forced: bool) -> None:
         """So many processes of these pools from now on. Raises ConfigError, and changes nothing, if that cannot be.
 
-        is_forced: whether or not memory seems to suffice.
+        is_forced: whether or not memory seems to suffice.  `generators.big` may be called `big`.
         """
+        names = {pool.removeprefix(f"{GENERATORS}."): pool for pool in pool_counts(self._config)}
+        for short, pool in names.items():
+            if short in wanted and pool in wanted and short != pool:
+                raise ConfigError(f"{short}={wanted[short]}: {short} and {pool} are the same pool; give it once")
+        wanted = {names.get(pool, pool): count for pool, count in wanted.items()}
         raise_if_any(self._refusals(wanted))
         if not is_forced:
             raise_if_any(self._headroom.problems(self._registry.pools(), wanted))
@@ -112,17 +128,21 @@ class Scaler:
             for pool, count in wanted.items()
             if pool not in pools
         ]
-        found += [f"{pool}={count}: give a number from 0 to {_MOST}" for pool, count in wanted.items() if not 0 <= count <= _MOST]
+        found += [
+            f"{pool}={count}: give a number from 0 to {SEATS_PER_POOL}"
+            for pool, count in wanted.items()
+            if not 0 <= count <= SEATS_PER_POOL
+        ]
         if wanted.get("verifiers") == 0:
             found.append("verifiers=0: nothing could be scored and every group would fail; keep at least 1")
-        if "generators" in wanted and self._config.generators.autoscale.enabled:
+        auto = self._config.generators.autoscale
+        if auto.pool in wanted and auto.enabled:
             found.append(
-                f"generators={wanted['generators']}: generators.autoscale.enabled=true decides on them; "
+                f"{auto.pool}={wanted[auto.pool]}: generators.autoscale.enabled=true decides on them; "
                 "resume the run with generators.autoscale.enabled=false to decide yourself"
             )
-        if not found and "generators" in wanted:
-            generators = msgspec.structs.replace(self._config.generators, count=wanted["generators"])
-            found += machine_problems(msgspec.structs.replace(self._config, generators=generators), self._machine)
+        if not found and wanted.keys() - {VERIFIERS}:
+            found += machine_problems(with_counts(self._config, {**self._registry.wanted, **wanted}), self._machine)
         return found
 
     def _reconcile(self) -> None:
@@ -165,29 +185,32 @@ class Scaler:
         self._reconcile()
 
     async def _autoscale(self) -> None:
-        """Looks every interval_s; decides on windows in which every generator that is wanted served, and none left."""
+        """Looks every interval_s; decides on windows in which every generator that trains and is wanted served, and none left."""
         auto, before = self._config.generators.autoscale, list[Member]()
         while True:
             await asyncio.sleep(auto.interval_s)
-            pool = next(pool for pool in self._registry.pools() if pool.pool == "generators")
-            members = self._registry.members
-            if not auto.enabled or pool.live != pool.wanted or pool.draining:
+            pools = {pool.pool: pool for pool in self._registry.pools() if pool.work not in ("", "evaluation")}
+            members = [m for m in self._registry.members if not evaluates_only(self._config, m.name)]
+            if not auto.enabled or any(pool.live != pool.wanted or pool.draining for pool in pools.values()):
                 before = []
                 continue
+            pool = pools.pop(auto.pool)
+            others = sum(other.wanted for other in pools.values())
             waits, held = share(members, before, "learner", "wait_s"), share(members, before, "generator", "blocked_s")
             is_outside = not auto.min <= pool.wanted <= auto.max
             if is_outside or (before and waits is not None and held is not None):
-                decision = decide(pool.wanted, learner_waits=waits or 0.0, held_back=held or 0.0, config=auto)
-                problems = self._headroom.problems(self._registry.pools(), {"generators": decision.wanted})
+                decision = decide(pool.wanted, others=others, learner_waits=waits or 0.0, held_back=held or 0.0, config=auto)
+                problems = self._headroom.problems(self._registry.pools(), {auto.pool: decision.wanted})
                 if problems:
                     self._log.warning("%s; not added: %s", decision.reason, problems[0])
                 elif decision.wanted != pool.wanted:
-                    self._log.info("generators=%d (was %d): %s", decision.wanted, pool.wanted, decision.reason)
-                    self._want({"generators": decision.wanted})
+                    self._log.info("%s=%d (was %d): %s", auto.pool, decision.wanted, pool.wanted, decision.reason)
+                    self._want({auto.pool: decision.wanted})
                     self._reconcile()
                     members = []
             before = members
 
 
 def _nearest(name: str, pools: Iterable[str]) -> str:
-    return "".join(f"did you mean {pool}? " for pool in difflib.get_close_matches(name, list(pools), 1))
+    by_any_name = {known: pool for pool in pools for known in (pool, pool.removeprefix(f"{GENERATORS}."))}
+    return "".join(f"did you mean {by_any_name[known]}? " for known in difflib.get_close_matches(name, by_any_name, 1))

@@ -2,6 +2,7 @@
 
 Invariants
 - A request is answered with tickets at once, or parked until admission frees some, its wait is over, or a newer request replaces it.
+- Evaluation goes before training; a generator of a pool for one of them gets nothing of the other.
 - A ticket that its generator does not list as held was lost with a reply and is given again, same attempt.
 - A generator that is gone (told so, replaced by another incarnation, unheard of for too long) holds nothing: its groups go out again.
 Called by processes/buffer_service.py, which flushes the store before any reply leaves.
@@ -23,6 +24,7 @@ from async_rl.data.order import PromptOrder
 from async_rl.data.score_filter import ScoreFilter
 from async_rl.errors import ProtocolError
 from async_rl.messages import RequestWork, Work
+from async_rl.pools import GENERATORS, generator_pools, pool_of, purposes_of
 from async_rl.replay import Replay
 from async_rl.selection import num_drawn, sampling_of
 from async_rl.store import Recovered, Store
@@ -53,6 +55,7 @@ class _Waiter:
     request: RequestWork
     version: int
     group_size: int
+    purposes: frozenset[Purpose]
     tickets: list[Ticket] = field(default_factory=list)
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -95,6 +98,8 @@ class TicketDesk:
         self._waiters: dict[str, _Waiter] = {}
         self._heard_s: dict[str, float] = {}
         self._handed_s: dict[int, float] = {}
+        self._purposes = {pool: purposes_of(config, pool) for pool in generator_pools(config)}
+        self._evaluators = [pool for pool, purposes in self._purposes.items() if purposes == {Purpose.EVAL}]
         self.score_filter = ScoreFilter(config, prompts.order)
 
     def recover(self, found: Recovered) -> None:
@@ -125,7 +130,12 @@ class TicketDesk:
             return Work(tickets=[])
         if parked is not None:
             parked.done.set()
-        waiter = self._waiters[name] = _Waiter(request=request, version=request.version, group_size=num_drawn(self._config.generation))
+        waiter = self._waiters[name] = _Waiter(
+            request=request,
+            version=request.version,
+            group_size=num_drawn(self._config.generation),
+            purposes=self._purposes.get(pool_of(name), self._purposes[GENERATORS]),
+        )
         if request.held is not None:
             lost = [g for g in self.admission.held_by(name) if g.group_id not in request.held]
             for group in lost[: request.credit]:  # given to weights that the learner may have left behind since
@@ -141,28 +151,31 @@ class TicketDesk:
         finally:
             if self._waiters.get(name) is waiter:
                 del self._waiters[name]
-        refusal = "" if waiter.tickets else self.admission.refusal(waiter.version, self._replay.learner_version)
+        refusal = "" if waiter.tickets else self.admission.refusal(waiter.version, self._replay.learner_version, waiter.purposes)
         return Work(tickets=waiter.tickets, waits_for=refusal)
 
     def serve(self) -> None:
-        """Hands out what admission allows, each ticket to the parked generator with the least work.
-
-        A generator that is refused for its old weights loads newer ones in a moment: its share is kept for it.
-        """
-        if self.admission.num_free > 0:
-            num_kept = collections.Counter[str]()
-            loads = [(self.admission.num_held(name), i, name) for i, (name, w) in enumerate(self._waiters.items()) if w.credit > 0]
-            heapq.heapify(loads)
-            while loads and num_kept.total() < self.admission.num_free:
-                load, i, name = loads[0]
-                waiter = self._waiters[name]
-                if not self._hand_out(name, waiter):
-                    num_kept[name] += 1
-                if waiter.credit <= num_kept[name] * waiter.group_size:
-                    heapq.heappop(loads)
-                else:
-                    heapq.heapreplace(loads, (load + 1, i, name))
+        """Hands out what admission allows, each ticket to the parked generator with the least work."""
+        for purpose in (Purpose.EVAL, Purpose.TRAIN):
+            if self.admission.num_free(purpose) > 0:
+                self._serve(purpose)
         self._changed()
+
+    def _serve(self, purpose: Purpose) -> None:
+        """A generator that is refused a training ticket for its old weights loads newer ones in a moment: its share is kept for it."""
+        num_kept = collections.Counter[str]()
+        able = ((i, name, w) for i, (name, w) in enumerate(self._waiters.items()) if purpose in w.purposes)
+        loads = [(self.admission.num_held(name), i, name) for i, name, w in able if w.credit > 0]
+        heapq.heapify(loads)
+        while loads and num_kept.total() < self.admission.num_free(purpose):
+            load, i, name = loads[0]
+            waiter = self._waiters[name]
+            is_refused = not self._hand_out(name, waiter, purpose)
+            num_kept[name] += is_refused and purpose is Purpose.TRAIN
+            if (is_refused and purpose is Purpose.EVAL) or waiter.credit <= num_kept[name] * waiter.group_size:
+                heapq.heappop(loads)
+            else:
+                heapq.heapreplace(loads, (load + 1, i, name))
 
     def start_evaluation(self, version: int) -> int:
         """Opens one group per held-out prompt; their number."""
@@ -223,22 +236,34 @@ class TicketDesk:
         return self.admission.holders()
 
     def refusal(self) -> str:
-        """Why a parked generator gets nothing; empty if none is parked."""
+        """Why a parked generator gets no training group; empty if none is parked."""
         for waiter in self._waiters.values():
-            if refusal := self.admission.refusal(waiter.version, self._replay.learner_version):
+            if Purpose.TRAIN in waiter.purposes and (
+                refusal := self.admission.refusal(waiter.version, self._replay.learner_version, waiter.purposes)
+            ):
                 return refusal
         return ""
+
+    def unserved_evaluation(self) -> str:
+        """Which evaluation waits because nobody of the pools that are there for it is; empty if none does."""
+        version = self.admission.waiting_evaluation()
+        if version is None or not self._evaluators or any(Purpose.EVAL in waiter.purposes for waiter in self._waiters.values()):
+            return ""
+        if any(group.purpose is Purpose.EVAL and group.state is GroupState.GENERATING for group in self.admission.open.values()):
+            return ""
+        return f"evaluation of version {version}: no generator of {', '.join(self._evaluators)} asks for work"
 
     def num_samples(self, purpose: Purpose) -> int:
         """Samples of one group as it is put; of a training prompt more may be drawn."""
         return self._config.generation.group_size if purpose is Purpose.TRAIN else self._config.evaluation.num_samples
 
-    def _hand_out(self, name: str, waiter: _Waiter) -> bool:
+    def _hand_out(self, name: str, waiter: _Waiter, purpose: Purpose) -> bool:
         group = self.admission.hand_out(
             generator=name,
             incarnation=waiter.request.incarnation,
             version=waiter.version,
             learner_version=self._replay.learner_version,
+            purposes=(purpose,),
         )
         if group is None:
             return False

@@ -10,7 +10,7 @@ import simpy
 from async_rl.config_generation import AutoscaleConfig
 from async_rl.scaling import balanced, decide
 
-AUTO = AutoscaleConfig(enabled=True, min=1, max=8, tolerance=0.1, interval_s=30)
+AUTO = AutoscaleConfig(enabled=True, min=1, max=8, pool="generators", tolerance=0.1, interval_s=30)
 
 
 def test_two_generators_that_leave_the_learner_waiting_half_the_time_need_two_more() -> None:
@@ -35,6 +35,11 @@ def test_four_generators_that_are_held_back_three_quarters_of_the_time_are_three
 )
 def test_decisions_by_hand(count: int, waits: float, held: float, wanted: int) -> None:
     assert decide(count, learner_waits=waits, held_back=held, config=AUTO).wanted == wanted
+
+
+def test_generators_of_other_pools_count_in_the_balance_and_stay() -> None:
+    assert decide(1, others=3, learner_waits=0.2, held_back=0.0, config=AUTO).wanted == 2  # 5 would balance
+    assert decide(3, others=1, learner_waits=0.0, held_back=0.5, config=AUTO).wanted == 1  # 2 would balance
 
 
 def test_the_reason_tells_the_shares_and_the_balance() -> None:
@@ -105,7 +110,7 @@ def test_a_simulated_run_comes_to_rest_near_its_balance_from_either_side(start: 
 
 
 def test_the_bounds_are_kept_and_a_run_outside_them_is_brought_inside() -> None:
-    narrow = AutoscaleConfig(enabled=True, min=2, max=3, tolerance=0.1, interval_s=30)
+    narrow = AutoscaleConfig(enabled=True, min=2, max=3, pool="generators", tolerance=0.1, interval_s=30)
     assert set(steered(2, make_s=4.0, step_s=1.0, auto=narrow)[1:]) <= {2, 3}
     assert set(steered(3, make_s=0.1, step_s=1.0, auto=narrow)[1:]) <= {2, 3}
     assert decide(9, learner_waits=0.0, held_back=0.0, config=narrow).wanted == 3
@@ -113,6 +118,6 @@ def test_the_bounds_are_kept_and_a_run_outside_them_is_brought_inside() -> None:
 
 
 def test_a_wider_tolerance_leaves_alone_what_a_narrow_one_changes() -> None:
-    wide = AutoscaleConfig(enabled=True, min=1, max=8, tolerance=0.5, interval_s=30)
+    wide = AutoscaleConfig(enabled=True, min=1, max=8, pool="generators", tolerance=0.5, interval_s=30)
     assert decide(2, learner_waits=0.4, held_back=0.0, config=AUTO).wanted == 3
     assert decide(2, learner_waits=0.4, held_back=0.0, config=wide).wanted == 2

@@ -2,7 +2,8 @@
 
 from async_rl.launchers.compose import compose
 from async_rl.machine import Machine, this_machine
-from async_rl.topology import ProcessSpec, has_its_gpus, joining, pool_counts, processes
+from async_rl.pools import pool_counts
+from async_rl.topology import ProcessSpec, has_its_gpus, joining, processes
 
 TWO_CORES = Machine(cores=(0, 1), num_gpus=0, memory_mb=8000)
 PINNED = ("generators.cores=[0]", "learner.cores=[1]")

@@ -14,6 +14,7 @@ from async_rl.launchers.slurm_launcher import SlurmLauncher, job_script, submit
 from async_rl.machine import Machine
 from async_rl.topology import ProcessSpec, processes
 
+POOL = "generators.pools.big={count:1,work:train,tensor_parallel_size:2,gpus_each:2,cpus_each:3,node_kind:h100}"
 MACHINE = Machine(cores=(0, 1), num_gpus=0, memory_mb=8000)
 FAKE_SRUN = """#!/bin/bash
 echo "$@" > "$SRUN_SAID"
@@ -136,6 +137,8 @@ def test_a_step_is_asked_to_end_by_the_signal_that_srun_passes_on(
         (["cluster.verifier_cpus=5"], "verifier-0", {"--cpus-per-task=5"}),
         (["cluster.generator_cpus=4", "generators.gpus_each=2"], "generator-0", {"--cpus-per-task=4", "--gpus-per-node=2"}),
         (["cluster.learner_cpus=6"], "learner-0", {"--cpus-per-task=6", "--gres=none"}),
+        ([POOL], "generator-big-0", {"--cpus-per-task=3", "--gpus-per-node=2", "--constraint=h100", "--job-name=generator-big-0"}),
+        ([POOL], "generator-0", {"--cpus-per-task=1", "--gres=none"}),
     ],
 )
 def test_a_step_takes_what_its_role_takes(
@@ -147,6 +150,7 @@ def test_a_step_takes_what_its_role_takes(
     said = set((tmp_path / "said").read_text().split())
     assert asks | {"--exact", "--nodes=1", "--ntasks=1"} <= said
     assert ("--nodelist=localhost" in said) == (name == "buffer")
+    assert ("--constraint=h100" in said) == (name == "generator-big-0")
 
 
 def test_several_nodes_need_an_address_that_the_others_reach(tmp_path: Path, launcher_of: type[SlurmLauncher]) -> None:

@@ -45,6 +45,14 @@ def test_shares_and_seconds_of_a_role_are_means_over_its_processes() -> None:
     assert (numbers["busy/learner"], numbers["waiting/learner"]) == (0.25, 0.75)
 
 
+def test_a_generator_that_only_evaluates_is_left_out_of_the_shares_of_its_role() -> None:
+    for is_aside, blocked in ((lambda name: "judge" in name, 0.0), (lambda _: False, 0.5)):
+        rates = Rates(start_s=0.0, is_aside=is_aside)
+        members = [member("generator-0", "generator", ages(busy=2.0)), member("generator-judge-0", "generator", ages(blocked=2.0))]
+        rates.observe(members)
+        assert rates.step(4.0, {}).get("blocked/generator", 0.0) == blocked
+
+
 def test_a_step_counts_only_what_came_since_the_last_one_and_repeats_it_if_nothing_came() -> None:
     rates = Rates(start_s=0.0)
     rates.observe([member("generator-0", "generator", {**ages(busy=10.0), "tokens_generated": 10.0})])

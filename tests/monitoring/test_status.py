@@ -145,8 +145,36 @@ def test_no_advice_is_given_in_balance_or_while_verdicts_are_what_is_missing() -
     assert advice([learner(50, 50), generator(100, 0, 0), member("generator-1", "generator", state="draining")]) == ""
 
 
+def pool(name: str, wanted: int, work: str) -> PoolCount:
+    return PoolCount(pool=name, wanted=wanted, starting=0, live=wanted, draining=0, work=work)
+
+
+def test_status_says_which_pool_is_missing_for_what() -> None:
+    def told(plain: int, big: int, judge: int) -> str:
+        pools = [pool("generators", plain, "train"), pool("generators.big", big, "train"), pool("generators.judge", judge, "evaluation")]
+        return shown(msgspec.structs.replace(reply([]), pools=pools))
+
+    assert "goes on)" not in told(0, 1, 1)
+    assert "generators.judge: 0 wanted, 0 live (evaluations wait; async-rl scale generators.judge=1 goes on)" in told(1, 0, 0)
+    assert "generators.big: 0 wanted, 0 live (async-rl scale generators.big=1 goes on); generators.judge: 1 wanted, 1 live\n" in told(
+        0, 0, 1
+    )
+
+
+def test_generators_that_only_evaluate_are_left_out_of_the_bottleneck_and_the_advice_names_the_pools_that_train() -> None:
+    resting = member("generator-judge-0", "generator", busy_s=0.0, wait_s=100.0, blocked_s=0.0)
+    members = [learner(40, 60), generator(100, 0, 0), resting]
+    pools = [pool("generators", 1, "train"), pool("generators.big", 0, "train"), pool("generators.judge", 1, "evaluation")]
+    text = shown(msgspec.structs.replace(reply(members), pools=pools))
+    assert "generators write 100%" in text
+    assert "about 1.5 generators more would balance (generators or generators.big)" in text
+
+
 def test_status_shows_each_pool_and_what_brings_generators_back() -> None:
     counts = {"verifiers": (1, 0, 1, 0), "generators": (0, 0, 0, 2)}
-    pools = [PoolCount(pool=p, wanted=w, starting=s, live=n, draining=d) for p, (w, s, n, d) in counts.items()]
+    pools = [
+        PoolCount(pool=p, wanted=w, starting=s, live=n, draining=d, work="both" if p == "generators" else "")
+        for p, (w, s, n, d) in counts.items()
+    ]
     text = shown(msgspec.structs.replace(reply([]), pools=pools))
     assert "verifiers: 1 wanted, 1 live; generators: 0 wanted, 2 draining (async-rl scale generators=1 goes on)" in text

@@ -121,6 +121,54 @@ def test_what_cannot_be_is_refused_with_its_remedy_and_changes_nothing(
     with_run(compose("grpo_code", settings), tmp_path, act, Machine(cores=(0, 1), num_gpus=1, memory_mb=8000))
 
 
+POOLS = ("generators.pools={big:{count:1,work:train},judge:{count:1,work:evaluation}}",)
+START = ("buffer", "learner-0", "verifier-0", "generator-0", "generator-big-0", "generator-judge-0")
+
+
+def test_each_pool_is_scaled_by_itself_by_either_name_and_kept_for_a_later_life(tmp_path: Path) -> None:
+    config = compose("grpo_code", POOLS)
+
+    async def act(run: ScaledRun) -> None:
+        await run.until(*START)
+        run.scaler.scale({"generators.big": 3, "judge": 0}, "test", is_forced=False)
+        await run.until(*START[:-1], "generator-big-1", "generator-big-2")
+        run.scaler.scale({"big": 1, "generators": 2}, "test", is_forced=False)
+        await run.until(*START[:-1], "generator-1")
+        found = {pool.pool: (pool.wanted, pool.live, pool.work) for pool in run.registry.pools()}
+        assert found == {
+            "generators": (2, 2, "train"),
+            "generators.big": (1, 1, "train"),
+            "generators.judge": (0, 0, "evaluation"),
+            "verifiers": (1, 1, ""),
+        }
+
+    with_run(config, tmp_path, act)
+    assert wanted_counts(config, tmp_path) == {"generators": 2, "generators.big": 1, "generators.judge": 0, "verifiers": 1}
+    assert wanted_counts(compose("grpo_code", []), tmp_path) == {"generators": 2, "verifiers": 1}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "remedy"),
+    [
+        (
+            {"bgi": 2},
+            "bgi=2: there is no such pool; did you mean generators.big. this run has generators, generators.big, generators.judge,",
+        ),
+        ({"generators.jugde": 2}, "did you mean generators.judge. "),
+        ({"big": 2, "generators.big": 3}, "big and generators.big are the same pool; give it once"),
+        ({"big": 10_001}, "generators.big=10001: give a number from 0 to 10000"),
+        ({"big": 2}, "generators.pools.big.gpus_each=1 x 2 and generators.pools.judge.gpus_each=1 x 1 .*need 4 GPUs, this machine has 3"),
+    ],
+)
+def test_a_wrong_pool_is_told_with_the_nearest_right_one(tmp_path: Path, wanted: dict[str, int], remedy: str) -> None:
+    async def act(run: ScaledRun) -> None:
+        with pytest.raises(ConfigError, match=remedy):
+            run.scaler.scale(wanted, "test", is_forced=False)
+
+    gpus = ("generators.pools.big.gpus_each=1", "generators.pools.judge.gpus_each=1", "learner.gpus_each=1")
+    with_run(compose("grpo_code", [*POOLS, *gpus]), tmp_path, act, Machine(cores=(0, 1), num_gpus=3, memory_mb=8000))
+
+
 def test_one_that_cannot_be_started_is_no_longer_wanted(tmp_path: Path) -> None:
     async def act(run: ScaledRun) -> None:
         await run.until("buffer", "learner-0", "verifier-0", "generator-0")
@@ -132,10 +180,32 @@ def test_one_that_cannot_be_started_is_no_longer_wanted(tmp_path: Path) -> None:
     with_run(compose("grpo_code", []), tmp_path, act)
 
 
+AUTOSCALED = ("generators.autoscale.enabled=true", "generators.autoscale.interval_s=0.05", "supervisor.heartbeat_s=0.01")
+
+
+def test_the_autoscaler_moves_its_pool_and_looks_at_no_generator_that_only_evaluates(tmp_path: Path) -> None:
+    config = compose("grpo_code", [*POOLS, *AUTOSCALED, "generators.autoscale.pool=generators.big"])
+
+    async def act(run: ScaledRun) -> None:
+        await run.until(*START)
+        with pytest.raises(ConfigError, match=r"generators.big=2: generators.autoscale.enabled=true decides on them"):
+            run.scaler.scale({"big": 2}, "test", is_forced=False)
+        told_s = 0.0
+        async with asyncio.timeout(10):
+            while run.registry.wanted["generators.big"] == 1:
+                told_s += 1.0
+                run.tell("learner-0", busy_s=told_s, wait_s=told_s)
+                for name in ("generator-0", "generator-big-0"):
+                    run.tell(name, busy_s=2 * told_s, blocked_s=0.0)
+                run.tell("generator-judge-0", busy_s=0.0, blocked_s=2 * told_s)
+                await asyncio.sleep(0.01)
+        assert run.registry.wanted == {"generators": 1, "generators.big": 2, "generators.judge": 1, "verifiers": 1}
+
+    with_run(config, tmp_path, act)
+
+
 def test_the_autoscaler_adds_a_generator_for_a_learner_that_waits(tmp_path: Path) -> None:
-    config = compose(
-        "grpo_code", ["generators.autoscale.enabled=true", "generators.autoscale.interval_s=0.05", "supervisor.heartbeat_s=0.01"]
-    )
+    config = compose("grpo_code", AUTOSCALED)
 
     async def act(run: ScaledRun) -> None:
         await run.until("buffer", "learner-0", "verifier-0", "generator-0")
@@ -184,9 +254,7 @@ def test_one_that_still_starts_has_not_taken_its_memory_yet(tmp_path: Path) -> N
 
 
 def test_the_autoscaler_adds_nobody_where_memory_does_not_suffice_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    config = compose(
-        "grpo_code", ["generators.autoscale.enabled=true", "generators.autoscale.interval_s=0.05", "supervisor.heartbeat_s=0.01"]
-    )
+    config = compose("grpo_code", AUTOSCALED)
 
     async def act(run: ScaledRun) -> None:
         await run.until("buffer", "learner-0", "verifier-0", "generator-0")
