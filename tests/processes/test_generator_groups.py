@@ -211,7 +211,7 @@ def test_an_engine_is_brought_up_gently_where_another_generator_writes_already(m
         for members in ([], [msgspec.structs.replace(other, role="learner")], [other]):
             directory = Directory()
             directory.update(Members(epoch=0, members=members))
-            await bring_up(SimpleNamespace(config=None, model_path=None, rank=1, directory=directory))  # type: ignore[arg-type]
+            await bring_up(SimpleNamespace(config=compose("grpo_code"), model_path=None, name="generator-1", directory=directory))  # type: ignore[arg-type]
 
     asyncio.run(run())
     assert niceness[0] == niceness[1] < niceness[2]
