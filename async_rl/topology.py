@@ -18,7 +18,8 @@ from async_rl.machine import Machine
 from async_rl.pools import VERIFIERS, config_of, pool_counts, process_name
 from async_rl.types import Role
 
-_START_ORDER = ("buffer", "verifier", "learner", "generator")
+_START_ORDER = ("buffer", "learner", "generator", "verifier")
+"""On a full cluster a verifier, which can be anywhere, shall not take the place of those that cannot."""
 
 
 SCALE_FILE = "scale.json"
@@ -38,7 +39,7 @@ class ProcessSpec:
 
 
 def processes(config: RunConfig, machine: Machine, wanted: Mapping[str, int] | None = None) -> list[ProcessSpec]:
-    """Every child of the supervisor, in order of start: the buffer and the verifiers first, for the others need them.
+    """Every child of the supervisor, in order of start: those first that a cluster has the fewest places for.
 
     wanted: processes per pool, instead of those in the configuration.
     """

@@ -25,6 +25,14 @@ def cluster_cpus(config: RunConfig, spec: ProcessSpec) -> int:
             return config.cluster.learner_cpus
 
 
+def needs(config: RunConfig, spec: ProcessSpec) -> str:
+    """What a process that waits for its place waits for, in words."""
+    is_bound = spec.role == "generator" and config.launcher == "ray"
+    resource = config_of(config, pool_of(spec.name)).ray.generator_resource if is_bound else None
+    gpus = f", {spec.gpus:g} GPU" if spec.gpus else ""
+    return f"room on the cluster: {cluster_cpus(config, spec)} CPU{gpus}" + (f", {resource} 1" if resource is not None else "")
+
+
 def on_cluster(config: RunConfig, spec: ProcessSpec) -> ProcessSpec:
     """The spec without cores and GPUs of this machine: Ray and Slurm set what a process may use; threads follow from its CPUs."""
     is_heavy = spec.role in ("generator", "learner")

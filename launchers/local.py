@@ -42,6 +42,7 @@ class LocalProcess:
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self.pid = process.pid
+        self.waits_for = ""
         self.why = ""
 
     async def placed(self) -> None:

@@ -4,7 +4,7 @@ Invariants
 - An actor starts its process as a child on its node and lives as long as that; it dies with the supervisor, its child dies with it.
 - Buffer and learner run on the supervisor's node, where store and checkpoints are, unless cluster.shared_run_dir says that every node has
   the run's directory.  Any other process gets what it needs (configuration, keys, the supervisor's address, the embedded model) with its
-  actor, in a directory that only its owner can read, and its logs come back as they are written.
+  actor, in a directory that goes with the actor (node_directory.py), and its logs come back as they are written.
 - An actor that waits for resources waits as long as it takes (an autoscaling cluster brings them); `pid` is 0 meanwhile.
 The only file that imports ray. Docs: docs/cluster.md.
 """
@@ -14,9 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import shutil
 import signal
-import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -29,8 +27,9 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from async_rl.config import RunConfig
 from async_rl.errors import ConfigError, InfrastructureError
-from async_rl.launchers.cluster import cluster_cpus, on_cluster
+from async_rl.launchers.cluster import cluster_cpus, needs, on_cluster
 from async_rl.launchers.local import LocalLauncher
+from async_rl.launchers.node_directory import NodeDirectory
 from async_rl.observability.logs import log_path
 from async_rl.pools import config_of, pool_of
 from async_rl.processes.runtime import Control, load_config, load_control
@@ -53,6 +52,7 @@ class NodeProcess:
         self._files = files
         self._model = model
         self._run_dir = Path(run_dir)
+        self._sent: NodeDirectory | None = None
 
     async def start(self) -> tuple[int, str]:
         """Starts the process: its id and the node's address."""
@@ -90,18 +90,16 @@ class NodeProcess:
 
     async def leave(self) -> None:
         """Removes what was unpacked."""
-        if self._files:
-            await asyncio.to_thread(shutil.rmtree, self._run_dir, ignore_errors=True)
+        if self._sent is not None:
+            await asyncio.to_thread(self._sent.remove)
 
     def _unpack(self) -> None:
-        """A directory of the run for this process alone, readable by the owner only, as mkdtemp makes it."""
-        self._run_dir = Path(tempfile.mkdtemp(prefix=f"async_rl-{self._run_dir.name}-{self._spec.name}-"))
+        """A directory of the run for this process alone."""
+        self._sent = NodeDirectory(f"{self._run_dir.name}-{self._spec.name}")
+        self._run_dir = self._sent.path
         model = {f"model/{name}": data for name, data in self._model.items()}
         for name, data in {**self._files, **model}.items():
-            path = self._run_dir / name
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path.touch(mode=0o600)
-            path.write_bytes(data)
+            self._sent.write(name, data)
         control = load_control(self._run_dir)
         (self._run_dir / "control.json").write_bytes(
             msgspec.json.encode(msgspec.structs.replace(control, model_path=str(self._model_path(control))))
@@ -120,8 +118,9 @@ class NodeProcess:
 class RayProcess:
     """An actor as the supervisor sees it. keep: takes what the process adds to its logs; None = it writes them into the run itself."""
 
-    def __init__(self, name: str, actor: Any, keep: Callable[[str, bytes], None] | None) -> None:
+    def __init__(self, name: str, actor: Any, keep: Callable[[str, bytes], None] | None, *, waits_for: str) -> None:
         self.pid = 0
+        self.waits_for = waits_for
         self.why = ""
         self._node = ""
         self._actor = actor
@@ -240,7 +239,7 @@ class RayLauncher:
             actor = make.remote(on_cluster(self._config, spec), str(self._run_dir), files, model)
         except (RayError, OSError, ValueError, ConnectionError) as error:
             raise InfrastructureError(f"{spec.name} cannot be given to the Ray cluster: {error}") from error
-        process = RayProcess(spec.name, actor, None if is_here else self._keep)
+        process = RayProcess(spec.name, actor, None if is_here else self._keep, waits_for=needs(self._config, spec))
         self._started = [*(one for one in self._started if not one.is_over), process]
         self._num_started += 1
         return process
@@ -271,6 +270,8 @@ class RayLauncher:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self._group, spec.rank)
         elif spec.role == "buffer":
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(self._node_id, soft=False)
+        elif spec.role == "verifier":  # elsewhere only if there is no room here: it might take the place of a generator
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(self._node_id, soft=True, _spill_on_unavailable=True)
         return options
 
     def _shipped_model(self) -> Any:

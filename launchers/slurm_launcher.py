@@ -26,7 +26,7 @@ from pathlib import Path
 
 from async_rl.config import RunConfig
 from async_rl.errors import ConfigError, InfrastructureError
-from async_rl.launchers.cluster import cluster_cpus, on_cluster
+from async_rl.launchers.cluster import cluster_cpus, needs, on_cluster
 from async_rl.launchers.local import LocalLauncher, child_command
 from async_rl.pools import pool_of, settings_of
 from async_rl.topology import ProcessSpec
@@ -97,8 +97,9 @@ def _options(config: RunConfig, run_dir: Path) -> Iterator[str]:
 class SlurmProcess:
     """One `srun` with one task, whose first line of output is its process id."""
 
-    def __init__(self, srun: asyncio.subprocess.Process, output: Path) -> None:
+    def __init__(self, srun: asyncio.subprocess.Process, output: Path, waits_for: str) -> None:
         self.pid = 0
+        self.waits_for = waits_for
         self.why = ""
         self._srun = srun
         self._output = output
@@ -198,7 +199,7 @@ class SlurmLauncher:
                 )
         except OSError as error:
             raise InfrastructureError(f"{spec.name} could not be started: srun: {error}") from error
-        process = SlurmProcess(srun, output)
+        process = SlurmProcess(srun, output, needs(self._config, spec))
         self._started.append(process)
         return process
 

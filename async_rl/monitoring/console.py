@@ -136,13 +136,14 @@ def progress_line(
 
 def who_waits(members: Iterable[Member], *, now_s: float, worth_telling_s: float) -> str:
     """Who is held up, in words: whoever is not up yet; else the learner, or a generator, that has waited for at least worth_telling_s."""
-    ordered = sorted(members, key=lambda m: (_ROLE_ORDER.index(m.role), m.name))
-    starting = [m.name for m in ordered if m.state == "starting"]
+    ordered = sorted(members, key=lambda m: (m.state != "starting", _ROLE_ORDER.index(m.role), m.name))
+    starting = [m.name for m in ordered if m.state == "starting" and not m.waits_for]
     if starting:
         return f"{', '.join(starting)} start{'s' if len(starting) == 1 else ''}"
     for member in ordered:
         waited_s = now_s - member.since_s
-        if member.role in ("learner", "generator") and member.waits_for and waited_s >= worth_telling_s:
+        is_news = member.role in ("learner", "generator") or member.state == "starting"
+        if is_news and member.waits_for and waited_s >= worth_telling_s:
             verb = "is held back by" if member.state == "blocked" else "waits for"
             return f"{member.name} {verb} {member.waits_for} ({duration(waited_s)})"
     return ""

@@ -30,6 +30,8 @@ from async_rl.topology import ProcessSpec
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 10.0
 _LAST_LINES = 15
+_SOON_S = 5.0
+"""A process that has no place on the cluster by then is told of."""
 _AFTERMATH_S = 2.0
 """A rank that loses its peer may tell its own error before the peer's end is noticed; so long is waited for the peer's."""
 
@@ -99,11 +101,11 @@ class Fleet:
         """Keeps every process until `stop` was called and all have ended."""
         async with asyncio.TaskGroup() as group:
             self._group = group
+            if learners := [spec for spec in self._specs if spec.role == "learner"]:
+                group.create_task(self._keep(learners), name="keep the learner")
             for spec in self._specs:
                 if spec.role != "learner":
                     group.create_task(self._keep_until_left(spec), name=f"keep {spec.name}")
-            if learners := [spec for spec in self._specs if spec.role == "learner"]:
-                group.create_task(self._keep(learners), name="keep the learner")
 
     @property
     def specs(self) -> list[ProcessSpec]:
@@ -229,13 +231,18 @@ class Fleet:
             self._learners_left.add(spec.name)
         handle = await self._launcher.start(spec)
         self._handles[spec.name] = handle
-        self._registry.add(spec.name, spec.role, handle.pid)
+        self._registry.add(spec.name, spec.role, handle.pid, waits_for="" if handle.pid else handle.waits_for)
         if self.is_leaving(spec.name):
             handle.terminate()
 
     async def _until_silent(self, spec: ProcessSpec, handle: ProcessHandle) -> str:
         """As Registry.until_silent; the time of its start begins once it has a place."""
-        await handle.placed()
+        try:
+            async with asyncio.timeout(_SOON_S):
+                await handle.placed()
+        except TimeoutError:
+            self._log.warning("%s waits for %s", spec.name, handle.waits_for)
+            await handle.placed()
         if handle.pid:
             self._registry.place(spec.name, handle.pid)
             self._log.info("%s started, pid %d", spec.name, handle.pid)

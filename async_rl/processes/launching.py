@@ -19,6 +19,10 @@ class ProcessHandle(Protocol):
         """Process id on the machine where it runs; 0 until it has a place."""
 
     @property
+    def waits_for(self) -> str:
+        """What it takes of the cluster, for people, while it has no place yet; empty where it runs at once."""
+
+    @property
     def why(self) -> str:
         """Why it ended, where the launcher knows more than the exit code tells (its machine is gone); else empty."""
 

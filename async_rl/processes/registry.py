@@ -39,9 +39,9 @@ class Registry:
         self.wanted: dict[str, int] = {}
         self.work: dict[str, str] = {}
 
-    def add(self, name: str, role: Role, pid: int) -> None:
+    def add(self, name: str, role: Role, pid: int, *, waits_for: str = "") -> None:
         """A process was started, or waits for a place (pid 0); it does not serve yet."""
-        member = _member(name, role, pid, "", STARTING, waits_for="" if pid else "resources")
+        member = _member(name, role, pid, "", STARTING, waits_for=waits_for)
         self._entries[name] = _Entry(member, time.monotonic(), is_serving=False, is_draining=self._is_draining(name))
 
     def place(self, name: str, pid: int) -> None:

@@ -17,15 +17,15 @@ def specs(*overrides: str, machine: Machine = TWO_CORES) -> dict[str, ProcessSpe
 
 def test_two_cores_generate_on_one_and_learn_on_the_other() -> None:
     run = specs()
-    assert list(run) == ["buffer", "verifier-0", "learner-0", "generator-0"]
+    assert list(run) == ["buffer", "learner-0", "generator-0", "verifier-0"]
     assert (run["generator-0"].cores, run["learner-0"].cores, run["buffer"].cores) == ((0,), (1,), ())
 
 
 def test_ranks_and_roles_follow_the_counts() -> None:
     run = specs("generators.count=2", "verifiers.count=3", "learner.ranks=2")
     assert [(s.role, s.rank) for s in run.values()] == [
-        *[("buffer", 0), ("verifier", 0), ("verifier", 1), ("verifier", 2)],
-        *[("learner", 0), ("learner", 1), ("generator", 0), ("generator", 1)],
+        *[("buffer", 0), ("learner", 0), ("learner", 1), ("generator", 0), ("generator", 1)],
+        *[("verifier", 0), ("verifier", 1), ("verifier", 2)],
     ]
 
 
@@ -84,4 +84,4 @@ def test_wanted_counts_stand_in_for_those_of_the_configuration() -> None:
     config = compose("ppo_code", ["generators.count=3"])
     assert pool_counts(config) == {"generators": 3, "verifiers": 1}
     names = [spec.name for spec in processes(config, machine, {"generators": 0, "verifiers": 2})]
-    assert names == ["buffer", "verifier-0", "verifier-1", "learner-0"]
+    assert names == ["buffer", "learner-0", "verifier-0", "verifier-1"]

@@ -52,7 +52,7 @@ def follow(run: LiveRun, cluster: RayCluster) -> None:
 
     (lost,) = (name for name, where in places(run, node, "generator").items() if where == 3)
     cluster.kill_node(3)
-    run.until(lambda: member(run, lost)["waits_for"] == "resources", f"{lost} to wait for a place")
+    run.until(lambda: member(run, lost)["waits_for"] == "room on the cluster: 1 CPU, generator 1", f"{lost} to wait for a place")
     at_loss = run.step
     run.until(lambda: run.step >= at_loss + 3, "three steps with one generator left")
     assert member(run, lost)["state"] == "starting"

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from async_rl.config import RunConfig
+from async_rl.launchers.cluster import needs
 from async_rl.launchers.compose import compose
 from async_rl.launchers.ray_launcher import actor_options, learner_bundles
 from async_rl.machine import Machine
@@ -52,3 +53,22 @@ def test_the_learner_stays_beside_the_supervisor_unless_files_are_shared(
 ) -> None:
     config = settings(*overrides)
     assert learner_bundles(config, spec(config, "learner-0"), supervisor_host="10.0.0.1", is_own_cluster=is_own) == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "name", "expected"),
+    [
+        ([], "generator-0", "room on the cluster: 1 CPU"),
+        (["ray.generator_resource=a100", "generators.gpus_each=0.5"], "generator-0", "room on the cluster: 1 CPU, 0.5 GPU, a100 1"),
+        (["ray.generator_resource=a100", "cluster.verifier_cpus=3"], "verifier-0", "room on the cluster: 3 CPU"),
+    ],
+)
+def test_what_a_process_without_a_place_waits_for_is_said_in_words(overrides: list[str], name: str, expected: str) -> None:
+    config = settings(*overrides)
+    assert needs(config, spec(config, name)) == expected
+
+
+def test_those_with_the_fewest_places_on_a_cluster_are_placed_first() -> None:
+    config = settings("verifiers.count=2", "generators.count=2")
+    order = [spec.role for spec in processes(config, MACHINE)]
+    assert order == ["buffer", "learner", "generator", "generator", "verifier", "verifier"]

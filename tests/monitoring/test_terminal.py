@@ -57,6 +57,13 @@ def test_whoever_is_not_up_yet_is_named_first() -> None:
     assert who_waits(members, now_s=NOW, worth_telling_s=0.0) == "generator-0 starts"
 
 
+def test_one_without_a_place_on_the_cluster_does_not_start_but_waits_for_room() -> None:
+    learner = member("learner-0", "learner", state="waiting", waits_for="a batch", since_s=NOW - 60)
+    waits = member("verifier-1", "verifier", state="starting", waits_for="room on the cluster: 2 CPU", since_s=NOW - 70)
+    told = "verifier-1 waits for room on the cluster: 2 CPU (1 min 10 s)"
+    assert who_waits([learner, waits], now_s=NOW, worth_telling_s=1.0) == told
+
+
 def test_a_wait_shorter_than_worth_telling_is_left_out() -> None:
     members = [member("learner-0", "learner", state="waiting", waits_for="a batch", since_s=NOW - 0.5)]
     assert who_waits(members, now_s=NOW, worth_telling_s=1.0) == ""

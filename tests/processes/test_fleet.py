@@ -5,6 +5,8 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from async_rl.config_running import SupervisorConfig
 from async_rl.messages import Heartbeat, Register
 from async_rl.processes.fleet import Fleet
@@ -29,6 +31,7 @@ class Scripted:
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
+        self.waits_for = ""
         self.why = ""
         self.has_place = asyncio.Event()
         self.has_place.set()
@@ -69,6 +72,7 @@ class ScriptedLauncher:
         process = Scripted(1000 + len(self.started))
         if self.is_full:
             process.pid = 0
+            process.waits_for = "room on the cluster: 1 CPU"
             process.has_place.clear()
         self.started.append(process)
         if len(self.started) == 2:
@@ -128,7 +132,11 @@ class World:
             await running
 
 
-def test_waiting_for_a_place_is_not_counted_as_its_start_and_is_shown(tmp_path: Path) -> None:
+def test_waiting_for_a_place_is_not_counted_as_its_start_and_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("async_rl.processes.fleet._SOON_S", 0.1)
+
     async def main() -> tuple[list[tuple[str, str, int]], str]:
         world = World("generator", tmp_path, lambda *_: None)
         world.launcher.is_full = True
@@ -145,8 +153,9 @@ def test_waiting_for_a_place_is_not_counted_as_its_start_and_is_shown(tmp_path: 
         return shown, cause
 
     shown, cause = asyncio.run(main())
-    assert shown == [("starting", "resources", 0)]
+    assert shown == [("starting", "room on the cluster: 1 CPU", 0)]
     assert cause == "generator-0 was not ready after 0.5 s"
+    assert "generator-0 waits for room on the cluster: 1 CPU" in caplog.text
 
 
 def test_an_end_that_the_launcher_explains_is_told_in_its_words_and_comes_back(tmp_path: Path) -> None:
