@@ -43,6 +43,10 @@ class RunConfig(Section):
     num_steps: Annotated[int, Meta(ge=1, description="learner steps; null at launch = those of data.epochs")]
     seed: Annotated[int, Meta(ge=0, description="seed of order, sampling and initialisation")]
     launcher: Annotated[Literal["local", "ray", "slurm"], Meta(description="where processes run")]
+    placement: Annotated[
+        Literal["disaggregated", "colocated"],
+        Meta(description="generators and learner on devices of their own, or on the same one, taking turns"),
+    ]
     data: DataConfig
     model: ModelConfig
     generation: GenerationConfig

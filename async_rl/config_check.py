@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from async_rl.config import RunConfig
 from async_rl.config_check_algorithm import algorithm_problems
+from async_rl.config_check_placement import placement_problems
 from async_rl.config_check_pools import pool_problems
 from async_rl.config_check_reward import reward_problems
 from async_rl.config_learner import OptimizerConfig
@@ -46,6 +47,7 @@ def problems(config: RunConfig) -> Iterator[str]:
     yield from _weights(config)
     yield from _timeouts(config)
     yield from _cluster(config)
+    yield from placement_problems(config)
 
 
 def _run(config: RunConfig) -> Iterator[str]:

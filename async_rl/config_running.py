@@ -39,6 +39,10 @@ class WeightsConfig(Section):
     path: Annotated[str | None, Meta(description="fsspec URL of the directory for files of weights; null = in the run's directory")]
     push_every_steps: Annotated[int, Meta(ge=1, description="learner steps between pushes")]
     deadline_s: Annotated[float, Meta(gt=0, description="a generator that has not loaded a push by then leaves the fleet")]
+    rest_deadline_s: Annotated[
+        float,
+        Meta(gt=0, description="placement=colocated: a generator that does not rest by then, when it is asked to, leaves the fleet"),
+    ]
     probe_every_pushes: Annotated[int, Meta(ge=0, description="pushes between log-prob probes; 0 = only before the first step")]
     probe_tolerance: Annotated[float, Meta(gt=0, description="nats by which learner and generator may differ on a probe token")]
 

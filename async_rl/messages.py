@@ -281,11 +281,15 @@ class LoadReport(Message):
 
 
 class LoadWeights(Message):
-    """Load this version between two engine steps; requests in flight go on. url: the file to read instead of the shared block."""
+    """Load this version between two engine steps; requests in flight go on. url: the file to read instead of the shared block.
+
+    turn: with placement=colocated, of the learner that gives the device back by this (weights/turns.py).
+    """
 
     Reply: ClassVar[type] = LoadReport
     manifest: Manifest
     url: str = ""
+    turn: int = 0
 
 
 class Logprobs(Message):

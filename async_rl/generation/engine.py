@@ -61,6 +61,12 @@ class Engine(Protocol):
         Raises WeightsError before the first load and after a failed one, Unavailable if the engine died.
         """
 
+    async def rest(self) -> None:
+        """Stands still after the step under way and lets go of the device: weights, cache and all; requests in flight are kept.
+
+        The next `load_weights` brings it back: what was in flight goes on from the tokens it has.  Safe to call twice.
+        """
+
     async def load_weights(self, manifest: Manifest) -> LoadReport:
         """Changes the weights between two engine steps; requests in flight go on.
 

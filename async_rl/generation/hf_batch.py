@@ -32,6 +32,10 @@ class Writer(Protocol):
     def end_token_ids(self) -> tuple[int, ...]:
         """The tokens that end a sample."""
 
+    @property
+    def is_resting(self) -> bool:
+        """Whether the batch is to end after this token, unfinished samples and all; they are written on later."""
+
     def give_way(self) -> int:
         """Called between two tokens: lets others have the model; the version that writes from now on."""
 
@@ -103,7 +107,8 @@ class Recorder(StoppingCriteria):  # type: ignore[misc]
             if not row.is_done:
                 self._append(row, token_id, logprob)
         self._version = self._writer.give_way()
-        return torch.tensor([row.is_done or row.request.is_aborted for row in self._rows], device=input_ids.device)
+        ends = self._writer.is_resting
+        return torch.tensor([ends or row.is_done or row.request.is_aborted for row in self._rows], device=input_ids.device)
 
     def _append(self, row: Row, token_id: int, logprob: float) -> None:
         row.token_ids.append(token_id)

@@ -2,6 +2,7 @@
 
 Requests with equal sampling settings are batched; a batch runs in a thread through transformers' `generate` until its last sample ends, the
 next batch starts then.  Between two tokens the thread gives way to whoever wants the model: new weights, or a probe.
+To rest, a batch ends after its token and its cache with it; after the next load its unfinished samples go on from what they have written.
 Invariants: as in engine.py; new weights are copied out of the shared block and verified before the model is touched.
 """
 
@@ -46,6 +47,9 @@ class HfEngine:
         self._turn = Turn()
         self._waiting: list[Request] = []
         self._has_waiting = asyncio.Event()
+        self._is_resting = False
+        self._awake = asyncio.Event()
+        self._awake.set()
         self._running: list[Request] = []
         self._opened: torch.nn.Module | None = None
         self._runner: asyncio.Task[None] | None = None
@@ -119,9 +123,12 @@ class HfEngine:
         while True:
             await self._has_waiting.wait()
             self._running = self._take_batch()
-            if self._running:
-                await asyncio.to_thread(self._run_batch, self._running, loop)
-                self._running = []
+            rows = [Row(request, index) for request in self._running for index in range(request.num_samples)]
+            while rows:
+                await self._awake.wait()
+                await asyncio.to_thread(self._write, rows, loop)
+                rows = [row for row in rows if not (row.is_done or row.request.is_aborted)]
+            self._running = []
             if not self._waiting:
                 self._has_waiting.clear()
 
@@ -136,29 +143,32 @@ class HfEngine:
         self._waiting = [request for request in waiting if request not in batch]
         return batch
 
-    def _run_batch(self, requests: list[Request], loop: asyncio.AbstractEventLoop) -> None:
-        rows = [Row(request, index) for request in requests for index in range(request.num_samples)]
-        sampling = requests[0].sampling
-        longest = max(len(row.request.prompt) for row in rows)
+    def _write(self, rows: list[Row], loop: asyncio.AbstractEventLoop) -> None:
+        """Writes the rows on from what they have, until the last one ends or the engine is to rest."""
+        sampling = rows[0].request.sampling
+        texts = [row.request.prompt + row.token_ids for row in rows]
+        longest = max(map(len, texts))
         pad = self._facts.end_token_ids[0]
-        input_ids = torch.tensor([[pad] * (longest - len(row.request.prompt)) + row.request.prompt for row in rows], device=self._device)
-        mask = torch.tensor(
-            [[0] * (longest - len(row.request.prompt)) + [1] * len(row.request.prompt) for row in rows], device=self._device
-        )
+        input_ids = torch.tensor([[pad] * (longest - len(text)) + text for text in texts], device=self._device)
+        mask = torch.tensor([[0] * (longest - len(text)) + [1] * len(text) for text in texts], device=self._device)
+        num_written = [len(row.token_ids) for row in rows]
         is_sampled = sampling.temperature > 0
         settings = GenerationConfig(
             do_sample=is_sampled,
             # The whole vocabulary; a greedy configuration may not name it.
             **({"top_k": 0} if is_sampled else {}),
-            max_new_tokens=sampling.max_new_tokens,
+            max_new_tokens=sampling.max_new_tokens - min(num_written),
             min_new_tokens=sampling.min_new_tokens or None,
             eos_token_id=list(self._end_token_ids) or [_NO_TOKEN],
             pad_token_id=pad,
         )
         with self._turn.held(), torch.no_grad():
+            if self._is_resting:
+                return
             # The same groups get the same samples from the same weights, whichever attempt it is: a resumed run repeats itself.
-            groups = [request.request_id.partition(".")[0] for request in requests]
-            torch.manual_seed(zlib.crc32(f"{self._seed} {groups}".encode()))
+            groups = list(dict.fromkeys(row.request.request_id.partition(".")[0] for row in rows))
+            # What is written on must not draw the numbers again that its beginning was drawn with.
+            torch.manual_seed(zlib.crc32(f"{self._seed} {groups}{num_written if any(num_written) else ''}".encode()))
             recorder = Recorder(rows, self, loop)
             self._model.generate(
                 input_ids,
@@ -170,8 +180,26 @@ class HfEngine:
 
     def give_way(self) -> int:
         """Called between two tokens: lets others have the model; the version that writes from now on."""
-        self._turn.give_way()
+        if not self._is_resting:
+            self._turn.give_way()
         return self._version
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether the batch is to end after this token."""
+        return self._is_resting
+
+    async def rest(self) -> None:
+        """Ends the batch after its token, and takes the model off the device."""
+        self._is_resting = True
+        self._awake.clear()
+        await asyncio.to_thread(self._leave_device)
+
+    def _leave_device(self) -> None:
+        with self._turn.held():
+            self._model.to("cpu")
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()
 
     @property
     def end_token_ids(self) -> tuple[int, ...]:
@@ -183,6 +211,8 @@ class HfEngine:
         started_s = time.perf_counter()
         tensors = await asyncio.to_thread(_copy_out, manifest)
         pause_s = await asyncio.to_thread(self._exchange, manifest.version, tensors)
+        self._is_resting = False
+        self._awake.set()
         return LoadReport(version=manifest.version, load_s=time.perf_counter() - started_s, pause_s=pause_s)
 
     def _exchange(self, version: int, tensors: dict[str, torch.Tensor]) -> float:
@@ -194,8 +224,9 @@ class HfEngine:
                 raise WeightsError(f"{name} has shape {list(tensors[name].shape)}, the model wants {list(parameter.shape)}")
         with self._turn.held():
             started_s = time.perf_counter()
+            self._model.to(self._device)
             for name, parameter in parameters.items():
-                parameter.data = tensors[name].to(parameter.device, parameter.dtype)
+                parameter.data = tensors[name].to(self._device, parameter.dtype)
             self._version = version
             return time.perf_counter() - started_s
 

@@ -130,7 +130,7 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped h
     def _take_calls(self, core: EngineCore) -> bool:
         """Runs what was asked for; waits while there is nothing to step. False: stop."""
         while True:
-            is_idle = not core.scheduler.has_requests()
+            is_idle = not core.scheduler.has_requests() or core.is_scheduler_paused()
             if not is_idle and self._calls.empty():
                 return True
             call = self._calls.get()
@@ -236,6 +236,10 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped h
         self._require_alive()
         await asyncio.to_thread(self._core.collective_rpc, method, None, args)
 
+    async def rest_async(self) -> None:
+        """No step from now on until the weights change. Requests stay and lose their cache; they are computed anew then."""
+        await self._call(self._core.pause_scheduler, "keep", True)
+
     async def change_weights_async(self, method: str, args: tuple[object, ...], label: str) -> float:
         """Between two steps: calls the workers' method, labels all tokens from now on; returns how long that took, in seconds."""
         return float(await self._call(self._change_weights, method, args, label))
@@ -253,6 +257,7 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped h
             request.cache_salt = self._salt
             request.block_hashes.clear()
             request.update_block_hashes()
+        self._core.resume_scheduler()
         return time.perf_counter() - started_s
 
     def shutdown(self, timeout: float | None = None) -> None:

@@ -53,6 +53,7 @@ class VllmEngine:
         self._version = NO_VERSION
         self._num_loads = 0  # a learner that went back trains the same version again, to other weights
         self._is_dirty = False
+        self._is_resting = False
         self._loading = asyncio.Lock()
         self._num_probes = 0
         self._opened: AsyncLLM | None = None
@@ -156,6 +157,16 @@ class VllmEngine:
             is_truncated=int(token_ids[-1]) not in self._end_token_ids,
         )
 
+    async def rest(self) -> None:
+        """On a GPU vLLM sleeps at level 2, for the next load brings all weights; on a CPU only the cache's blocks can be freed."""
+        async with self._loading:
+            core = self._llm.engine_core
+            if isinstance(core, ThreadedCore):
+                await core.rest_async()
+            elif not self._is_resting:
+                await self._llm.sleep(level=2, mode="keep")
+            self._is_resting = True
+
     async def load_weights(self, manifest: Manifest) -> LoadReport:
         """Verifies the block while generation goes on, then changes weights and label between two steps."""
         async with self._loading:
@@ -185,15 +196,22 @@ class VllmEngine:
                 pause_s = await core.change_weights_async(method, args, str(version))
                 self._version = version
                 self._num_loads += 1
+                self._is_resting = False
                 return pause_s
-            # Not AsyncLLM.pause_generation: it sleeps 20 ms after the same call.
-            await core.pause_scheduler_async("keep", False)
+            if self._is_resting:
+                await self._llm.wake_up(["weights"])
+            else:  # not AsyncLLM.pause_generation: it sleeps 20 ms after the same call
+                await core.pause_scheduler_async("keep", False)
             paused_s = time.perf_counter()
             await core.collective_rpc_async(method, None, args)
             await core.set_weight_version_async(str(version))
             self._version = version
             self._num_loads += 1
-            await core.resume_scheduler_async()
+            if self._is_resting:
+                await self._llm.wake_up(["kv_cache"])  # and with it, the scheduler
+            else:
+                await core.resume_scheduler_async()
+            self._is_resting = False
             return time.perf_counter() - paused_s
 
     def declare_dirty(self, error: WeightsError) -> None:

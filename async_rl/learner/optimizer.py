@@ -76,11 +76,11 @@ class ModelOptimizer:
         if norm_value > self._config.grad_clip:
             torch.nn.utils.clip_grads_with_norm_(self._parameters, self._config.grad_clip, norm)
         if self._is_offloaded:
-            self._move_moments(self._parameters[0].device)
+            self.move_moments(self._parameters[0].device)
         self.torch_optimizer.step()
         self.torch_optimizer.zero_grad(set_to_none=True)
         if self._is_offloaded:
-            self._move_moments(torch.device("cpu"))
+            self.move_moments(torch.device("cpu"))
         reshard(self._model)
         return norm_value
 
@@ -89,7 +89,8 @@ class ModelOptimizer:
         self.torch_optimizer.zero_grad(set_to_none=True)
         reshard(self._model)
 
-    def _move_moments(self, device: torch.device) -> None:
+    def move_moments(self, device: torch.device) -> None:
+        """AdamW's moments, to where their next use is, or where they wait for it."""
         for state in self.torch_optimizer.state.values():
             for name in ("exp_avg", "exp_avg_sq"):
                 state[name] = state[name].to(device)

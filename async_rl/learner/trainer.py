@@ -102,6 +102,8 @@ class Trainer:
         stateful: dict[str, Stateful] = {"objective": state}
         if self._moving_reference is not None:
             stateful["reference"] = ModelState(self._moving_reference)
+        self._models = [model for model in (policy, reference, critic) if model is not None]
+        self._optimizers = [optimizer for _, optimizer in models.values()]
         self._checkpointer = Checkpointer(self._ranks, models, stateful)
         self._updater = Updater(
             config,
@@ -156,6 +158,24 @@ class Trainer:
             histograms=step_histograms(batch, record, version=version),
             advantages=self._advantages(groups, record) if self._config.learner.critic.enabled else [],
         )
+
+    def leave_device(self) -> None:
+        """Models and moments wait in host memory; no step until `enter_device`."""
+        self._move(torch.device("cpu"))
+        if self._ranks.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def enter_device(self) -> None:
+        """Models and moments are back on the device; what learner.offload keeps off it between uses stays there."""
+        self._move(self._ranks.device)
+
+    def _move(self, device: torch.device) -> None:
+        if self._config.learner.offload != "parameters":
+            for model in self._models:
+                model.to(device)
+        if self._config.learner.offload == "none":
+            for optimizer in self._optimizers:
+                optimizer.move_moments(device)
 
     @staticmethod
     def _advantages(groups: Sequence[Group], record: StepRecord) -> list[FloatArray]:

@@ -48,17 +48,22 @@ class _Kind(enum.Enum):
 class _Frame:
     """One entered block. It is active while open and not suspended by a block inside it."""
 
-    __slots__ = ("is_open", "key", "kind", "label", "num_inner", "owner", "parent", "since")
+    __slots__ = ("entered", "is_open", "key", "kind", "label", "num_inner", "owner", "parent", "since")
 
     def __init__(self, kind: _Kind, label: str, owner: object, parent: _Frame | None) -> None:
-        self.kind = kind
-        self.label = label
-        self.key = f"{kind.value}/{label.split(':', 1)[0].strip()}"
+        self.entered = (kind, label)
+        self.count_as(kind, label)
         self.owner = owner
         self.parent = parent
         self.since = 0.0
         self.num_inner = 0
         self.is_open = True
+
+    def count_as(self, kind: _Kind, label: str) -> None:
+        """What it is told as, while it is not active."""
+        self.kind = kind
+        self.label = label
+        self.key = f"{kind.value}/{label.split(':', 1)[0].strip()}"
 
 
 class _Seconds:
@@ -84,6 +89,7 @@ class Activity:
         self._frames: dict[_Kind, dict[_Frame, None]] = {kind: {} for kind in _Kind}
         self._seconds: dict[str, _Seconds] = {}
         self._values: dict[str, float] = {}
+        self._held_back: dict[str, str] = {}
         self._rest_state = "starting"
         self._kind = _Kind.IDLE
         self._kind_since = clock()
@@ -107,6 +113,26 @@ class Activity:
         """The block could work and is held back by `what`."""
         with self._inside(_Kind.BLOCKED, what):
             yield
+
+    @contextlib.contextmanager
+    def held_back(self, stage: str, *, by: str) -> Iterator[None]:
+        """While the block lasts, blocks of work on `stage`, whichever task is in them, count as held back by `by`."""
+        self._recount(stage, by)
+        try:
+            yield
+        finally:
+            self._recount(stage, "")
+
+    def _recount(self, stage: str, by: str) -> None:
+        with self._lock:
+            now = self._clock()
+            frames = [f for active in self._frames.values() for f in active if f.entered == (_Kind.BUSY, stage)]
+            for frame in frames:
+                self._leave(frame, now)
+            self._held_back[stage] = by
+            for frame in frames:
+                self._enter(frame, now)
+            self._settle(now)
 
     def rest(self, state: str) -> None:
         """Names what the process is in while no block is entered: `starting` at first, then for example `serving`."""
@@ -176,6 +202,9 @@ class Activity:
                 self._frame.set(outer)
 
     def _enter(self, frame: _Frame, now: float) -> None:
+        kind, label = frame.entered
+        by = self._held_back.get(label, "") if kind is _Kind.BUSY else ""
+        frame.count_as(*((_Kind.BLOCKED, by) if by else frame.entered))
         frame.since = now
         self._frames[frame.kind][frame] = None
         seconds = self._seconds.setdefault(frame.key, _Seconds())
@@ -191,9 +220,10 @@ class Activity:
             seconds.total += now - seconds.since
 
     def _shown(self) -> _Frame | None:
-        """The block that stands for the process: the oldest of its kind that says why, or of all; insertion order is that of activation."""
-        frames = self._frames[self._shown_kind()]
-        return min(frames, key=lambda frame: ":" not in frame.label, default=None)
+        """The block that stands for the process: of its kind what holds all work back, or the oldest that says why, or the oldest."""
+        frames = self._frames[self._shown_kind()]  # in the order of their activation
+        by = self._held_back.values()
+        return min(frames, key=lambda frame: (frame.label not in by, ":" not in frame.label), default=None)
 
     def _shown_kind(self) -> _Kind:
         return next((kind for kind, frames in self._frames.items() if frames), _Kind.IDLE)

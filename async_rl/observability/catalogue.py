@@ -163,6 +163,15 @@ _EVALUATION = _declare(
     ],
 )
 
+_DEVICE = _declare(
+    "device",
+    [
+        ("generating_share", "share", "placement=colocated, of the time since the last step: the generators' turn, loads included"),
+        ("learning_share", "share", "placement=colocated, of the time since the last step: the learner's turn"),
+        ("switching_share", "share", "placement=colocated, of the time since the last step: generators come to rest, the learner moves"),
+    ],
+)
+
 _SUPERVISOR = [
     *_declare(
         "throughput",
@@ -220,7 +229,7 @@ _TEXTS = [
     MetricSpec("samples/<page>", "text", "rollouts of the step: prompt, answer, verdicts", MetricKind.TEXT),
 ]
 
-METRICS: Mapping[str, MetricSpec] = {spec.name: spec for spec in (*_LEARNER, *_EVALUATION, *_SUPERVISOR, *_TEXTS)}
+METRICS: Mapping[str, MetricSpec] = {spec.name: spec for spec in (*_LEARNER, *_DEVICE, *_EVALUATION, *_SUPERVISOR, *_TEXTS)}
 """All declared metrics by name; names may hold placeholders."""
 
 FIRST_SCREEN: tuple[tuple[str, tuple[str, ...]], ...] = (

@@ -46,6 +46,15 @@ class Directory:
         while self.epoch == known_epoch:
             await self._changed.wait()
 
+    async def changed_or(self, event: asyncio.Event) -> None:
+        """Returns once the list changes or the event is set."""
+        waits = {asyncio.create_task(self._changed.wait(), name="directory changed"), asyncio.create_task(event.wait(), name="event")}
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
     def of_role(self, role: Role) -> list[Member]:
         """Members that serve as `role`, by name."""
         return sorted((m for m in self.members if m.role == role), key=lambda m: m.name)

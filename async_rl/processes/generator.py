@@ -1,7 +1,7 @@
 """A generator: asks for work, lets the engine write, has each sample scored at once, puts complete groups.
 
 takes: tickets from the buffer, as many as it has room for; weights from the learner
-waits for: the first weights; then admission, when it has room and the buffer gives nothing
+waits for: the first weights; then admission, when it has room and the buffer gives nothing; a learner that has the device
 gives: complete groups to the buffer, or the ticket back with the reason
 woken by: a written group (room), new weights (admission may open), the buffer's answer, Drain (finishes what it holds, then ends)
 """
@@ -15,8 +15,10 @@ from async_rl.errors import EngineDead, InfrastructureError, RewardError, root_c
 from async_rl.generation.engine import Engine, build_engine, prepare_environment
 from async_rl.generation.environment import gently
 from async_rl.messages import FailGroup, LoadReport, LoadWeights, Logprobs, Message, Ok, Probe, PutGroup, RequestWork, Work
+from async_rl.messages_colocated import Rest
 from async_rl.messages_scaling import Drain
 from async_rl.pools import evaluates_only, seat
+from async_rl.processes.resting import Resting
 from async_rl.processes.rollout import Rollouts, num_written
 from async_rl.processes.runtime import ProcessContext
 from async_rl.selection import num_drawn
@@ -29,22 +31,23 @@ _PARK_S = 20.0
 async def run(context: ProcessContext) -> None:
     """One generator from its start to its drain."""
     prepare_environment(context.config, context.cores)
-    engine = await bring_up(context)
-    generator = Generator(context, engine)
+    generator = Generator(context, await bring_up(context))
     try:
-        await context.serve({LoadWeights: generator.load_weights, Probe: generator.probe, Drain: generator.drain})
+        if not generator.is_colocated:
+            await generator.resting.start()
+        await context.serve(
+            {LoadWeights: generator.load_weights, Probe: generator.probe, Drain: generator.drain, Rest: generator.resting.rest}
+        )
         await generator.work()
     finally:
         await generator.close()
 
 
 async def bring_up(context: ProcessContext) -> Engine:
-    """The engine, started. Importing it is most of the work, done gently where others write already."""
+    """The engine, not started yet. Importing it is most of the work, done gently where others write already."""
     await context.directory.changed(-1)  # the first list of who serves
     build = functools.partial(build_engine, context.config, context.model_path, rank=seat(context.config, context.name))
-    engine = await (gently(build) if context.directory.of_role("generator") else asyncio.to_thread(build))
-    await engine.start()
-    return engine
+    return await (gently(build) if context.directory.of_role("generator") else asyncio.to_thread(build))
 
 
 class Generator:
@@ -54,6 +57,8 @@ class Generator:
         self._context = context
         self._config = context.config
         self._engine = engine
+        self.is_colocated = context.config.placement == "colocated"
+        self.resting = Resting(engine, context.activity)
         self._rollouts = Rollouts(context, engine)
         self._files = FileReader()
         self._buffer = context.peer("buffer")
@@ -66,12 +71,15 @@ class Generator:
     async def work(self) -> None:
         """Keeps the engine full until told to stop or to drain; what is in flight after a stop goes back to the buffer."""
         async with asyncio.TaskGroup() as group:
-            following = group.create_task(self._follow_verifiers(), name="follow verifiers")
+            owned = [group.create_task(self._follow_verifiers(), name="follow verifiers")]
+            if self.is_colocated:
+                owned.append(group.create_task(self.resting.start_when_called(), name="start the engine"))
+                owned.append(group.create_task(self.resting.tell(), name="tell of rests"))
             asking = group.create_task(self._ask_for_work(group), name="ask for work")
             drained = group.create_task(self._finish(asking), name="drain")
             stopping = group.create_task(self._context.stopping.wait(), name="stopping")
             await asyncio.wait({drained, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (following, asking, drained, stopping, *self._held):
+            for task in (*owned, asking, drained, stopping, *self._held):
                 task.cancel()
 
     async def drain(self, _: Drain) -> Message:
@@ -135,7 +143,7 @@ class Generator:
     async def _roll_out(self, ticket: Ticket) -> None:
         """The rollout boundary: whatever goes wrong with one group returns its ticket and is counted."""
         try:
-            async with asyncio.timeout(self._config.generation.timeout_s):
+            async with self.resting.limit(self._config.generation.timeout_s):
                 group = await self._rollouts.group(ticket, written=functools.partial(self._on_written, ticket))
         except TimeoutError:
             limit_s = self._config.generation.timeout_s
@@ -170,16 +178,20 @@ class Generator:
 
     async def load_weights(self, request: LoadWeights) -> Message:
         """New weights between two engine steps; admission learns at once what this generator samples with now."""
-        with self._context.activity("loading weights"):
-            manifest = request.manifest
-            if request.url:
-                manifest = await asyncio.to_thread(self._files.fetch, request.url, manifest)
-            report: LoadReport = await self._engine.load_weights(manifest)
+        async with self.resting.waking(request.turn):
+            report = await self._load(request)
         self._context.version = self._engine.version
         self._context.activity.gauge("weights/pause_s", report.pause_s)
         self._has_weights.set()
         self._context.group.create_task(self._tell_version(), name="tell version")
         return report
+
+    async def _load(self, request: LoadWeights) -> LoadReport:
+        with self._context.activity("loading weights"):
+            manifest = request.manifest
+            if request.url:
+                manifest = await asyncio.to_thread(self._files.fetch, request.url, manifest)
+            return await self._engine.load_weights(manifest)
 
     async def _tell_version(self) -> None:
         """Tells what the engine samples with now; the request for work that is parked comes back."""

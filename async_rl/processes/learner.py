@@ -1,7 +1,8 @@
 """The learner: takes a batch, trains it, commits the step, pushes the new weights; always one batch ahead.
 
 takes: batches from the buffer, leased for the version that will train them
-waits for: a batch; the previous push, if it is still under way; at the start, a generator that holds version 0
+waits for: a batch; the previous push, if it is still under way; at the start, a generator that holds version 0; with placement=colocated,
+    generators to rest, before it touches the device: it makes the steps between two pushes in one turn
 gives: committed steps to the buffer, weights to the generators, metrics to the supervisor, checkpoints to the run's directory
 woken by: the buffer's answer, the trainer's thread
 Rank 0 runs `Learner`; the other ranks follow it through `ranks.py`.
@@ -43,11 +44,12 @@ async def run(context: ProcessContext) -> None:
         return Trainer(context.config, context.model_path, rank=context.rank, world_size=world_size, device=device, failed_batches=failed)
 
     ranks = TrainingPool(make_trainer, rank=context.rank, world_size=world_size)
-    await ranks.start()
+    learner = Learner(context, ranks) if context.rank == 0 else None
     try:
+        await (learner.start() if learner is not None else ranks.start())
         await context.serve({})
-        if context.rank == 0:
-            await Learner(context, ranks).train()
+        if learner is not None:
+            await learner.train()
             await ranks.stop()
         else:
             with context.activity("following rank 0"):
@@ -67,6 +69,13 @@ class Learner:
         self._pusher = Pusher(context, ranks)
         self._version = 0
 
+    async def start(self) -> None:
+        """Builds the trainer; on a shared device, once no generator uses it. Other ranks wait for this one where they meet."""
+        if self._pusher.device is None:
+            await self._ranks.start()
+        else:
+            await self._pusher.take_device(self._ranks.start)
+
     async def train(self) -> None:
         """Steps until num_steps or until told to stop; ends with the last weights pushed and a checkpoint written."""
         await self._go_on()
@@ -78,18 +87,23 @@ class Learner:
                 await self._pusher.live(self._version)
             await self._evaluate_if_due()
             stopping = group.create_task(self._context.stopping.wait(), name="stopping")
-            upcoming = group.create_task(self._take(self._version), name="take batch")
+            upcoming = group.create_task(self._take_turn(self._version), name="take batch")
             while self._version < self._config.num_steps:
                 started_s = time.monotonic()
                 with self._context.activity.waiting("a batch"):
                     await asyncio.wait({upcoming, stopping}, return_when=asyncio.FIRST_COMPLETED)
                 if stopping.done():
                     break
-                groups = upcoming.result()
+                turn = upcoming.result()
                 waited_s = time.monotonic() - started_s
-                if self._version + 1 < self._config.num_steps:
-                    upcoming = group.create_task(self._take(self._version + 1), name="take batch")
-                await self._step(groups, started_s, waited_s)
+                if self._version + len(turn) < self._config.num_steps:
+                    upcoming = group.create_task(self._take_turn(self._version + len(turn)), name="take batch")
+                await self._pusher.take_device(self._ranks.enter_device)
+                for groups in turn:
+                    await self._step(groups, started_s, waited_s)
+                    if stopping.done():
+                        break
+                    started_s, waited_s = time.monotonic(), 0.0
             upcoming.cancel()
             stopping.cancel()
             await self._saver.save(self._version)
@@ -131,6 +145,11 @@ class Learner:
         if self._version < self._config.num_steps:
             await self._evaluate_if_due()
 
+    async def _take_turn(self, first: int) -> list[list[Group]]:
+        """The batches of the steps made at one go, from that version on: one; on a shared device those up to the next push."""
+        every = self._config.weights.push_every_steps if self._pusher.device is not None else 1
+        return [await self._take(version) for version in range(first, min(first + every - first % every, self._config.num_steps))]
+
     async def _take(self, train_version: int) -> list[Group]:
         """The batch that will be trained on weights of `train_version`."""
         deadline_s = time.monotonic() + self._config.learner.take_timeout_s
@@ -139,7 +158,8 @@ class Learner:
             batch: Batch = await self._buffer.call(request, timeout_s=_TAKE_WAIT_S + self._restart_s)
             if batch.groups:
                 return batch.groups
-            if all(evaluates_only(self._config, member.name) for member in self._context.directory.of_role("generator")):
+            is_own_turn = self._pusher.device is not None and self._pusher.device.is_learners
+            if is_own_turn or all(evaluates_only(self._config, member.name) for member in self._context.directory.of_role("generator")):
                 deadline_s = time.monotonic() + self._config.learner.take_timeout_s  # scaled to none, until more are asked for
             elif time.monotonic() > deadline_s:
                 raise DeadlineExceeded(

@@ -3,12 +3,14 @@
 Who loads what, and who is cut off, is decided by `weights/membership.py`; here are the calls, the deadline and the probe.
 The shared block holds one version. `publish` overwrites it only while nobody loads, which a deadline bounds.
 A generator that misses the deadline is cut off (the supervisor starts it again) and gets the weights when it is back; the others go on.
+With placement=colocated pushes wake generators, so none begins between `take_device` and `publish`, which gives the device back.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 
 import numpy as np
 
@@ -16,6 +18,7 @@ from async_rl.errors import AsyncRLError, ConfigError, DeadlineExceeded, Weights
 from async_rl.messages import Expel, LoadReport, Logprobs, Manifest, Member, Probe
 from async_rl.processes.ranks import TrainingPool
 from async_rl.processes.runtime import ProcessContext
+from async_rl.processes.shared_device import SharedDevice
 from async_rl.types import FloatArray, IntArray
 from async_rl.weights.files import WeightFiles
 from async_rl.weights.membership import Answer, Epoch, Life, WeightGroup
@@ -37,6 +40,7 @@ class Pusher:
         self._config = context.config.weights
         self._ranks = ranks
         self._group = WeightGroup()
+        self.device = SharedDevice(context, self._cut_off) if context.config.placement == "colocated" else None
         self._manifest: Manifest | None = None
         self._files = WeightFiles(
             f"{self._config.path}/{context.run_dir.name}" if self._config.path is not None else str(context.run_dir / "weights")
@@ -53,18 +57,29 @@ class Pusher:
 
     async def publish(self, version: int) -> None:
         """Writes the weights into the block as soon as nobody loads, and starts the push."""
-        self._group.close()
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._group.is_free)
+        await self._until_nobody_loads()
         self._manifest = await self._ranks.publish(version)
         if self._is_probe_due():
             self._rows = self._rows or probe_rows(_vocabulary(self._manifest))
             self._expected = await self._ranks.logprobs(self._rows)
         else:
             self._expected = []
+        if self.device is not None and self.device.is_learners:
+            await self.device.give(self._ranks.leave_device)
         self._num_published += 1
         self._group.publish(version)
         self._wake.set()
+
+    async def take_device(self, enter: Callable[[], Awaitable[None]]) -> None:
+        """The next turn of the learner, if it shares its device and does not have it: no push, no generation until `publish`."""
+        if self.device is not None and not self.device.is_learners:
+            await self._until_nobody_loads()
+            await self.device.take(enter)
+
+    async def _until_nobody_loads(self) -> None:
+        self._group.close()
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._group.is_free)
 
     async def live(self, version: int) -> None:
         """Returns once at least one generator serves and all that serve hold `version` or a later one."""
@@ -87,25 +102,15 @@ class Pusher:
                         loads.create_task(self._load(members[life], epoch), name=f"push {epoch.version} to {life[0]}")
                     async with self._changed:
                         self._changed.notify_all()
-                    await self._change_of(seen)
+                    if directory.epoch == seen:
+                        await directory.changed_or(self._wake)
         finally:
             self._files.close()
 
-    async def _change_of(self, seen: int) -> None:
-        """Returns once the directory is no longer the one seen, a version was published, or a load ended."""
-        waits = {
-            asyncio.create_task(self._context.directory.changed(seen), name="directory changed"),
-            asyncio.create_task(self._wake.wait(), name="version published"),
-        }
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-
     async def _load(self, member: Member, epoch: Epoch) -> None:
         """One member of an epoch: loads, is probed if that is due, answers, or is cut off."""
-        life, deadline_s = (member.name, member.pid), self._config.deadline_s
+        life = (member.name, member.pid)
+        deadline_s = self._config.deadline_s + (self.device.first_load_s(life) if self.device is not None else 0.0)
         caller, manifest = self._context.incarnation_of(member), self._manifest
         assert manifest is not None, "an epoch begins after a version was published"
         reason = ""
@@ -113,7 +118,8 @@ class Pusher:
             async with asyncio.timeout(deadline_s):
                 started_s = time.monotonic()
                 route = self._routes.setdefault(life, Route(self._config.transfer, self._write_file))
-                report = await route.load(manifest, caller, timeout_s=2 * deadline_s)  # the deadline above ends it
+                turn = self.device.turn if self.device is not None else 0
+                report = await route.load(manifest, caller, turn=turn, timeout_s=2 * deadline_s)  # the deadline above ends it
                 self._note(report, time.monotonic() - started_s)
                 scores = await self._probe(caller)
         except (TimeoutError, DeadlineExceeded):
@@ -177,8 +183,8 @@ class Pusher:
         return self._num_published == 0 or (every > 0 and self._num_published % every == 0)
 
     def metrics(self) -> dict[str, float]:
-        """Figures of the newest push."""
-        return dict(self._metrics)
+        """Figures of the newest push, and of a shared device."""
+        return {**self._metrics, **(self.device.metrics() if self.device is not None else {})}
 
 
 def _vocabulary(manifest: Manifest) -> int:

@@ -38,6 +38,8 @@ class Operation(enum.IntEnum):
     SAVE = 3
     LOAD = 4
     STOP = 5
+    ENTER_DEVICE = 6
+    LEAVE_DEVICE = 7
 
 
 def learner_device(gpus: float) -> torch.device:
@@ -67,6 +69,7 @@ class TrainingPool:
         self._rank = rank
         self._world_size = world_size
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
+        self._publisher: WeightPublisher | None = None
 
     async def start(self) -> None:
         """Builds the trainer on this rank."""
@@ -97,6 +100,14 @@ class TrainingPool:
         """Restores a checkpoint on all ranks; its version."""
         version: int = await self._in_thread(lambda: self._lead(Operation.LOAD, 0, str(directory).encode(), directory))
         return version
+
+    async def enter_device(self) -> None:
+        """Brings models and moments back to the device."""
+        await self._in_thread(lambda: self._lead(Operation.ENTER_DEVICE, 0, b"", None))
+
+    async def leave_device(self) -> None:
+        """Models and moments wait in host memory, until `enter_device`."""
+        await self._in_thread(lambda: self._lead(Operation.LEAVE_DEVICE, 0, b"", None))
 
     async def stop(self) -> None:
         """Lets the other ranks leave."""
@@ -154,6 +165,10 @@ class TrainingPool:
                 return self._trainer.save(value, version)
             case Operation.LOAD:
                 return self._trainer.load(value)
+            case Operation.ENTER_DEVICE:
+                return self._trainer.enter_device()
+            case Operation.LEAVE_DEVICE:
+                return self._trainer.leave_device()
             case Operation.STOP:
                 return None
 

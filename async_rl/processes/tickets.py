@@ -221,6 +221,8 @@ class TicketDesk:
         now = self._clock()
         lease_s = self._config.buffer.lease_timeout_s
         longest_s = self._config.generation.timeout_s + lease_s
+        if self._config.placement == "colocated":  # time limits stand still while a generator rests, which is no longer than this
+            longest_s += self._config.supervisor.stall_timeout_s
         self._heard_s.update(dict.fromkeys(alive, now))
         for name in self.holders():
             if now - self._heard_s[name] >= lease_s:

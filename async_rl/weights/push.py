@@ -30,16 +30,16 @@ class Route:
         self._falls_back = transfer == "auto"
         self.by_file = transfer == "filesystem"
 
-    async def load(self, manifest: Manifest, caller: Caller, *, timeout_s: float) -> LoadReport:
+    async def load(self, manifest: Manifest, caller: Caller, *, turn: int = 0, timeout_s: float) -> LoadReport:
         """Returns once the generator writes with the version. Raises what the call raises, WeightsError if another version was loaded."""
         url = await self._file(manifest) if self.by_file else ""
         try:
-            report: LoadReport = await caller.call(LoadWeights(manifest=manifest, url=url), timeout_s=timeout_s)
+            report: LoadReport = await caller.call(LoadWeights(manifest=manifest, url=url, turn=turn), timeout_s=timeout_s)
         except BlockUnreachable:
             if self.by_file or not self._falls_back:
                 raise
             self.by_file = True
-            return await self.load(manifest, caller, timeout_s=timeout_s)
+            return await self.load(manifest, caller, turn=turn, timeout_s=timeout_s)
         if report.version != manifest.version:
             raise WeightsError(f"it loaded version {report.version} instead of {manifest.version}")
         return report

@@ -28,6 +28,21 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
         (["generation.vllm.kv_cache_mb=0"], "the size of the KV cache is unknown"),
         (["generators.autoscale.enabled=true", "generators.autoscale.min=3", "generators.autoscale.max=2"], "raise max or lower min"),
         (["generators.autoscale.enabled=true", "generators.autoscale.interval_s=2"], "no shares of time could be told; raise it to 30"),
+        (["placement=colocated", "weights.push_every_steps=3", "num_steps=2"], "lower it to at most 2"),
+        (["placement=colocated", "buffer.max_staleness_versions=5"], "set it to at most 2, or weights.push_every_steps to at least 3"),
+        (["placement=colocated", "generators.autoscale.enabled=true"], "nothing to balance; set generators.autoscale.enabled=false"),
+        (["placement=colocated", "weights.transfer=filesystem"], "set weights.transfer=auto"),
+        (["placement=colocated", "launcher=slurm"], "set launcher=local inside a job of one node"),
+        (["placement=colocated", "learner.gpus_each=0.5"], "set both to 0.5, or both to 0"),
+        (["placement=colocated", "learner.gpus_each=1", "generators.gpus_each=1"], "whole GPUs cannot be shared; set both to 0.5"),
+        (
+            ["placement=colocated", "learner.gpus_each=0.5", "generators.gpus_each=2", "generation.vllm.tensor_parallel_size=2"],
+            "set generation.vllm.tensor_parallel_size=1",
+        ),
+        (
+            ["placement=colocated", "learner.gpus_each=0.5", "generators.gpus_each=0.5", "learner.ranks=2"],
+            "each GPU has one of each; set generators.count=2",
+        ),
         (["learner.minibatches=3"], "set learner.minibatches to one of 1, 2, 4, 8, 16"),
         (["learner.minibatches=8", "learner.ranks=3"], "a minibatch has 2 groups"),
         (
@@ -160,3 +175,9 @@ def test_what_this_machine_lacks_a_cluster_may_have() -> None:
 def test_the_default_fits_two_cores_without_gpu() -> None:
     config = compose("ppo_code", ["generators.cores=[0]", "learner.cores=[1]"])
     assert list(machine_problems(config, Machine(cores=(0, 1), num_gpus=0, memory_mb=8000))) == []
+
+
+def test_one_device_in_turns_needs_nothing_but_the_word() -> None:
+    assert compose("ppo_code", ["placement=colocated"]).placement == "colocated"
+    shared = ["placement=colocated", "learner.gpus_each=0.5", "generators.gpus_each=0.5", "weights.push_every_steps=2"]
+    assert compose("ppo_code", [*shared, "buffer.max_staleness_versions=4"]).weights.push_every_steps == 2

@@ -9,6 +9,7 @@ import asyncio
 import dataclasses
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,7 @@ class Scenario:
         said["spanning"] = await self.spanning()
         said["after_pushes"] = [await group(engine, f"after-{i}", prompt(10), 3, sampling()) for i in range(2)]
         said["trained_again"] = await self.trained_again()
+        said["rested"] = await self.rested()
         said["greedy"] = await group(engine, "greedy", prompt(2), 1, sampling(temperature=0.0, max_new_tokens=20))
         rows = [np.array(prompt(seed, length), np.int32) for seed, length in ((3, 40), (4, 90))]
         said["probe_rows"] = [row.tolist() for row in rows]
@@ -96,6 +98,26 @@ class Scenario:
         await self.engine.load_weights(self.manifest(LAST))
         return said
 
+    async def rested(self) -> dict[str, Any]:
+        """A rest in the midst of two groups, and a third that is asked for meanwhile; then the version after."""
+        num_steps = count_steps(self.engine)
+        await self.engine.load_weights(self.manifest(LAST - 2))
+        async with asyncio.TaskGroup() as tasks:
+            groups = [tasks.create_task(group(self.engine, f"rest-{i}", prompt(30 + i, 40 + i), 4, sampling())) for i in range(2)]
+            while num_steps() < 5:
+                await self.engine.logprobs([np.array(prompt(3), np.int32)])
+            await self.engine.rest()
+            steps_before = num_steps()
+            await self.engine.rest()
+            groups.append(tasks.create_task(group(self.engine, "rest-late", prompt(33), 2, sampling(max_new_tokens=5))))
+            manifest = self.manifest(LAST - 1)
+            for _ in range(30):  # time in which an engine that does not rest would step
+                manifest = await asyncio.to_thread(self.manifest, LAST - 1)
+            steps_at_rest = num_steps() - steps_before
+            await self.engine.load_weights(manifest)
+        await self.engine.load_weights(self.manifest(LAST))
+        return {"steps_at_rest": steps_at_rest, "groups": [task.result() for task in groups]}
+
     async def bad_blocks(self) -> None:
         good = self.manifest(LAST + 1)
         self.said["wrong_checksum"] = await refusal(self.engine.load_weights(msgspec.structs.replace(good, checksum=good.checksum ^ 1)))
@@ -116,6 +138,23 @@ class Scenario:
             self.publisher.write(LAST + 2, torn())
         except KeyboardInterrupt:
             self.said["half_written"] = await refusal(self.engine.load_weights(newest))
+
+
+def count_steps(engine: Any) -> Callable[[], int]:
+    """How often the engine's model has run, from now on."""
+    steps: list[None] = []
+    if type(engine).__name__ == "HfEngine":
+        engine._model.register_forward_pre_hook(lambda *_: steps.append(None))
+    else:
+        executor = engine._llm.engine_core._core.model_executor
+        execute = executor.execute_model
+
+        def counted(*args: Any, **options: Any) -> Any:
+            steps.append(None)
+            return execute(*args, **options)
+
+        executor.execute_model = counted
+    return lambda: len(steps)
 
 
 async def vllm_only(engine: Any) -> dict[str, Any]:

@@ -82,3 +82,17 @@ def worst_difference(model: Qwen3ForCausalLM, group: Mapping[str, Any]) -> float
         expected = replay(models, group["prompt"], sample["token_ids"], sample["versions"], group["temperature"])
         worst = max(worst, float(np.abs(expected - np.array(sample["logprobs"], np.float32)).max()))
     return worst
+
+
+@torch.no_grad()
+def recomputed_difference(model: Qwen3ForCausalLM, group: Mapping[str, Any]) -> float:
+    """As worst_difference, of an engine that keeps no keys and values of older versions: each token is drawn by one model alone."""
+    worst = 0.0
+    for sample in group["samples"]:
+        ids = torch.tensor([[*group["prompt"], *sample["token_ids"]]])
+        for version in set(sample["versions"]):
+            table = model_of(model, version)(ids).logits[0, len(group["prompt"]) - 1 : -1].log_softmax(-1)
+            expected = table.gather(-1, torch.tensor(sample["token_ids"])[:, None])[:, 0].numpy()
+            drawn = np.array(sample["versions"]) == version
+            worst = max(worst, float(np.abs(expected - np.array(sample["logprobs"], np.float32))[drawn].max()))
+    return worst

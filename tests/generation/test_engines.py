@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from generation_support import END_TOKENS, make_model, model_of, worst_difference
+from generation_support import END_TOKENS, make_model, model_of, recomputed_difference, worst_difference
 from transformers import Qwen3ForCausalLM
 
 HERE = Path(__file__).parent
@@ -94,6 +94,18 @@ def test_a_version_that_was_trained_again_reads_nothing_cached_by_its_namesake(m
         assert set(sample["versions"]) == {LAST}
         sample["versions"] = [LAST + 7] * len(sample["versions"])
     assert worst_difference(model, group) < TOLERANCE
+
+
+def test_an_engine_at_rest_makes_no_step_and_loses_nothing(model: Qwen3ForCausalLM, said: dict[str, Any]) -> None:
+    rested = said["rested"]
+    assert rested["steps_at_rest"] == 0
+    *begun, late = rested["groups"]
+    assert {version for sample in late["samples"] for version in sample["versions"]} == {LAST - 1}
+    versions = [version for group in begun for sample in group["samples"] for version in sample["versions"]]
+    assert set(versions) == {LAST - 2, LAST - 1}
+    for group in rested["groups"]:
+        assert [sample["index"] for sample in sorted(group["samples"], key=lambda s: s["index"])] == list(range(len(group["samples"])))
+        assert recomputed_difference(model, group) < TOLERANCE
 
 
 def test_samples_end_with_an_end_token_or_are_truncated(said: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from transformers import Qwen3ForCausalLM
 from async_rl.config import RunConfig
 from async_rl.config_check import problems
 from async_rl.errors import ConfigError
+from async_rl.learner.optimizer import ModelOptimizer
 from async_rl.learner.sharding import units
 from async_rl.learner.trainer import Trainer
 
@@ -88,3 +89,30 @@ def test_offloading_is_refused_where_there_is_no_gpu(offload: str) -> None:
 def test_an_order_of_groups_that_matters_to_nobody_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"learner\.shuffle=false with learner\.minibatches=1"):
         make_config("grpo_code", "learner.shuffle=false")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"], ids=["bare", "wrapped"])
+def test_leaving_the_device_between_steps_changes_nothing(model_path: Path, process_group: None, dtype: str) -> None:
+    weights = []
+    for leaves in (False, True):
+        trainer = make_trainer(model_path, "ppo_code", f"model.dtype={dtype}", "weights.probe_tolerance=0.3")
+        for version in range(2):
+            trainer.step(make_groups(version, version=version), version)
+            if leaves:
+                trainer.leave_device()
+                trainer.enter_device()
+        weights.append(list(trainer.full_tensors()))
+    for mine, theirs in zip(*weights, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("offload", "moved"), [("none", {"models", "moments"}), ("optimizer", {"models"}), ("parameters", set())])
+def test_what_is_kept_off_the_device_is_not_moved_to_it(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch, process_group: None, offload: str, moved: set[str]
+) -> None:
+    trainer = make(model_path, offloaded(make_config("ppo_code"), offload))
+    seen: set[str] = set()
+    monkeypatch.setattr(torch.nn.Module, "to", lambda *_: seen.add("models"))
+    monkeypatch.setattr(ModelOptimizer, "move_moments", lambda *_: seen.add("moments"))
+    trainer.enter_device()
+    assert seen == moved

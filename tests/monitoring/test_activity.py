@@ -212,3 +212,20 @@ def test_a_wait_for_what_is_upstream_is_told_before_what_holds_back_and_one_that
         assert shown == [("blocked", "admission: 8 of 8"), ("waiting", "verdicts"), ("waiting", "verdicts: it is full")]
 
     asyncio.run(scenario())
+
+
+def test_work_that_is_held_back_counts_as_that_in_every_task_and_as_work_again_afterwards(activity: Activity, clock: Clock) -> None:
+    with activity("generating"):
+        clock.pass_by(1)
+        with activity.held_back("generating", by="it rests: the learner has the device"):
+            clock.pass_by(2)
+            assert activity.snapshot()[:2] == ("blocked", "it rests: the learner has the device")
+            with activity("loading"):  # other work goes on, and suspends the stage as ever
+                clock.pass_by(4)
+            with activity("generating"):
+                clock.pass_by(8)
+        clock.pass_by(16)
+        assert activity.snapshot()[:2] == ("generating", "")
+    counters = activity.snapshot().counters
+    assert (counters["busy_s/generating"], counters["blocked_s/it rests"], counters["busy_s/loading"]) == (17.0, 10.0, 4.0)
+    assert (counters["busy_s"], counters["blocked_s"]) == (21.0, 10.0)

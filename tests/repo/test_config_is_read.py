@@ -27,6 +27,7 @@ NOT_A_USE = (
     "config_rollout.py",
     "config_running.py",
     "config_check_algorithm.py",
+    "config_check_placement.py",
     "config_check_pools.py",
     "config_check_reward.py",
     "estimate.py",

@@ -1,0 +1,296 @@
+"""Facts about whose turn a shared device is, over interleavings of crashes, restarts, late messages, deadlines and joins."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from async_rl.errors import WeightsError
+from async_rl.weights.membership import Answer, Epoch, Life, WeightGroup
+from async_rl.weights.turns import Orders, Phase, Turns
+
+A, B = ("a", 1), ("b", 2)
+
+
+def test_the_learner_waits_for_every_generator_that_serves() -> None:
+    turns = Turns(5)
+    turns.follow([A, B])
+    turns.ask()
+    assert turns.tell() == {A, B}
+    assert turns.tell() == set()
+    turns.rests(A)
+    with pytest.raises(WeightsError, match=r"cannot be taken while \[\('b', 2\)\] may use it"):
+        turns.take()
+    turns.rests(B)
+    turns.take()
+    assert (turns.phase, turns.number) == (Phase.LEARNING, 6)
+
+
+def test_a_generator_that_has_gone_is_not_waited_for_and_one_that_comes_is_told() -> None:
+    turns = Turns(0)
+    turns.follow([A])
+    turns.ask()
+    assert turns.tell() == {A}
+    turns.follow([B])
+    assert turns.tell() == {B}
+    turns.rests(B)
+    assert turns.is_clear
+
+
+def test_what_was_said_in_an_earlier_turn_counts_no_more() -> None:
+    turns = Turns(0)
+    turns.follow([A])
+    turns.ask()
+    turns.tell()
+    turns.rests(A)
+    turns.take()
+    turns.give()
+    turns.ask()
+    turns.rests(A)  # nobody has told it in this turn
+    assert not turns.is_clear
+
+
+def test_the_device_is_given_back_only_by_whom_it_was_taken() -> None:
+    turns = Turns(0)
+    with pytest.raises(WeightsError, match="cannot be given back while it is generating"):
+        turns.give()
+    turns.ask()
+    with pytest.raises(WeightsError, match="cannot be asked for while it is switching"):
+        turns.ask()
+
+
+def test_an_order_of_a_learner_that_is_gone_is_refused() -> None:
+    orders = Orders()
+    orders.accept(7)
+    orders.accept(7)
+    with pytest.raises(WeightsError, match="an order of turn 6 came after one of turn 7"):
+        orders.accept(6)
+
+
+class Kind(enum.Enum):
+    REST = enum.auto()
+    WAKE = enum.auto()
+
+
+@dataclass
+class Generator:
+    """One life. doomed: cut off, so it will be killed, and may do anything that it was told until then."""
+
+    orders: Orders = field(default_factory=Orders)
+    uses_device: bool = False
+    doomed: bool = False
+
+
+@dataclass
+class Learner:
+    """One life, as processes/pushing.py and processes/shared_device.py drive it."""
+
+    turns: Turns
+    number: int
+    group: WeightGroup = field(default_factory=WeightGroup)
+    version: int = 0
+    uses_device: bool = False
+
+
+@dataclass
+class Letter:
+    """On its way, for as long as it takes; `epoch` of a push."""
+
+    learner: int
+    life: Life
+    kind: Kind
+    turn: int
+    epoch: Epoch | None = None
+
+
+class World(RuleBasedStateMachine):
+    """Generators come, die, hang; the learner dies in any phase; letters arrive late and in any order, to whoever still lives."""
+
+    @initialize()
+    def start(self) -> None:
+        self.clock = 0
+        self.num_lives = 0
+        self.num_learners = 0
+        self.generators: dict[Life, Generator] = {}
+        self.letters: list[Letter] = []
+        self.learner: Learner | None = None
+
+    @property
+    def present(self) -> set[Life]:
+        return set(self.generators)
+
+    # ---- generators
+
+    @precondition(lambda self: len(self.generators) < 3)
+    @rule()
+    def join(self) -> None:
+        self.num_lives += 1
+        self.generators[f"g{self.num_lives % 3}", self.num_lives] = Generator()
+
+    @precondition(lambda self: self.generators)
+    @rule(data=st.data())
+    def generator_dies(self, data: st.DataObject) -> None:
+        life = data.draw(st.sampled_from(sorted(self.generators)))
+        del self.generators[life]
+        self.letters = [letter for letter in self.letters if letter.life != life]
+        if self.learner is not None:
+            self._expel(self.learner.group.follow(self.present))
+
+    @precondition(lambda self: self.letters)
+    @rule(data=st.data(), is_answered=st.booleans())
+    def letter_arrives(self, data: st.DataObject, is_answered: bool) -> None:
+        """is_answered: else its answer is lost, or it hangs."""
+        letter = self.letters.pop(data.draw(st.integers(0, len(self.letters) - 1)))
+        generator, learner = self.generators[letter.life], self.learner
+        is_asker_there = learner is not None and learner.number == letter.learner
+        try:
+            generator.orders.accept(letter.turn)
+        except WeightsError:
+            assert not is_asker_there, "the learner that lives is always obeyed"
+            return
+        generator.uses_device = letter.kind is Kind.WAKE
+        if learner is None or not is_asker_there or generator.doomed:
+            return
+        if not is_answered:
+            self._give_up(letter)
+        elif letter.kind is Kind.REST:
+            learner.turns.rests(letter.life)
+        elif letter.epoch is not None:
+            self._expel(learner.group.answer(letter.epoch.number, letter.life, Answer.LOADED))
+
+    # ---- the learner
+
+    @precondition(lambda self: self.learner is None)
+    @rule(pause=st.integers(1, 3))
+    def learner_starts(self, pause: int) -> None:
+        self.clock += 10 * pause
+        self.num_learners += 1
+        self.learner = Learner(turns=Turns(self.clock), number=self.num_learners)
+        self.learner.group.follow(self.present)
+        self.learner.turns.ask()
+
+    @precondition(lambda self: self.learner is not None)
+    @rule()
+    def learner_dies(self) -> None:
+        self.clock = max(self.clock, self.learner.turns.number) if self.learner else self.clock
+        self.learner = None
+        for generator in self.generators.values():  # the supervisor still ends those whom it was asked to end
+            generator.doomed = generator.doomed and generator.uses_device
+
+    @precondition(lambda self: self.learner is not None and self.learner.turns.phase is Phase.GENERATING)
+    @rule()
+    def learner_asks(self) -> None:
+        """Its next batches are there, or it is told to stop and saves, or it goes on after an evaluation: all look alike from here."""
+        assert self.learner is not None
+        self.learner.group.close()
+        if self.learner.group.is_free:
+            self.learner.turns.ask()
+
+    @precondition(lambda self: self.learner is not None and self.learner.turns.phase is Phase.SWITCHING)
+    @rule()
+    def learner_tells(self) -> None:
+        assert self.learner is not None
+        self.learner.turns.follow(self.present)
+        for life in sorted(self.learner.turns.tell()):
+            self.letters.append(Letter(self.learner.number, life, Kind.REST, self.learner.turns.number))
+
+    @precondition(lambda self: self.learner is not None and self.learner.turns.is_clear)
+    @rule()
+    def learner_takes(self) -> None:
+        assert self.learner is not None
+        self.learner.turns.follow(self.present)
+        if self.learner.turns.is_clear:
+            self.learner.turns.take()
+            self.learner.uses_device = True
+
+    @precondition(lambda self: self.learner is not None and self.learner.uses_device)
+    @rule()
+    def learner_gives(self) -> None:
+        assert self.learner is not None
+        self.learner.version += 1
+        self.learner.uses_device = False
+        self.learner.turns.give()
+        self._expel(self.learner.group.follow(self.present))
+        self.learner.group.publish(self.learner.version)
+
+    @precondition(lambda self: self.learner is not None and self.learner.group.behind())
+    @rule()
+    def learner_pushes(self) -> None:
+        assert self.learner is not None
+        self._expel(self.learner.group.follow(self.present))
+        for life in sorted(self.learner.group.behind()):
+            epoch = self.learner.group.begin([life])
+            self.letters.append(Letter(self.learner.number, life, Kind.WAKE, self.learner.turns.number, epoch))
+
+    @precondition(lambda self: self._unanswered())
+    @rule(data=st.data())
+    def deadline(self, data: st.DataObject) -> None:
+        """The learner waits no longer; the letter may still arrive before the supervisor has ended the generator."""
+        self._give_up(data.draw(st.sampled_from(self._unanswered())))
+
+    def _unanswered(self) -> list[Letter]:
+        return [x for x in self.letters if self.learner is not None and x.learner == self.learner.number]
+
+    def _give_up(self, letter: Letter) -> None:
+        assert self.learner is not None
+        if letter.epoch is not None:
+            self._expel(self.learner.group.expire(letter.epoch.number))
+        else:
+            self._expel({letter.life})
+
+    def _expel(self, lives: set[Life]) -> None:
+        for life in lives & self.present:
+            self.generators[life].doomed = True
+
+    @invariant()
+    def never_do_both_use_the_device(self) -> None:
+        if self.learner is not None and self.learner.uses_device:
+            assert not any(generator.uses_device for generator in self.generators.values())
+
+    def teardown(self) -> None:
+        """From anywhere: doomed ones are ended, letters arrive, and then the learner gets the device and everyone is woken after it."""
+        for life in [life for life, generator in self.generators.items() if generator.doomed]:
+            del self.generators[life]
+        self.letters = [letter for letter in self.letters if letter.life in self.generators]
+        if self.learner is None:
+            self.learner_starts(1)
+        learner = self.learner
+        assert learner is not None
+        self._deliver()
+        learner.group.follow(self.present)
+        if learner.turns.phase is Phase.GENERATING:
+            self.learner_asks()
+        if learner.turns.phase is Phase.SWITCHING:
+            self.learner_tells()
+            self._deliver()
+            self.learner_takes()
+        assert learner.uses_device
+        self.never_do_both_use_the_device()
+        self.learner_gives()
+        self.learner_pushes()
+        self._deliver()
+        assert all(generator.uses_device for generator in self.generators.values())
+
+    def _deliver(self) -> None:
+        while self.letters:
+            letter = self.letters.pop(0)
+            generator, learner = self.generators[letter.life], self.learner
+            assert learner is not None
+            try:
+                generator.orders.accept(letter.turn)
+            except WeightsError:
+                continue
+            generator.uses_device = letter.kind is Kind.WAKE
+            if letter.learner == learner.number and letter.kind is Kind.REST:
+                learner.turns.rests(letter.life)
+            elif letter.learner == learner.number and letter.epoch is not None:
+                learner.group.answer(letter.epoch.number, letter.life, Answer.LOADED)
+
+
+World.TestCase.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)
+test_every_interleaving = World.TestCase
