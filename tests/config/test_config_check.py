@@ -40,8 +40,8 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
             "set generation.vllm.tensor_parallel_size=1",
         ),
         (
-            ["placement=colocated", "learner.gpus_each=0.5", "generators.gpus_each=0.5", "learner.ranks=2"],
-            "each GPU has one of each; set generators.count=2",
+            ["placement=colocated", "learner.gpus_each=0.5", "generators.gpus_each=0.25", "generators.count=2"],
+            "2 generators in all pools, and learner.ranks=1 with placement=colocated: each GPU has one of each; set generators.count=1",
         ),
         (["learner.minibatches=3"], "set learner.minibatches to one of 1, 2, 4, 8, 16"),
         (["learner.minibatches=8", "learner.ranks=3"], "a minibatch has 2 groups"),
