@@ -122,13 +122,14 @@ class Fleet:
             return
         self._specs.append(spec)
         self._added.add(spec.name)
+        self._registry.add(spec.name, spec.role, 0)
         self._group.create_task(self._keep_until_left(spec), name=f"keep {spec.name}")
 
     def let_go(self, name: str) -> None:
         """The process is not started again once it ends; one that is not ready yet ends now. `until_left` tells when it is gone."""
         self._leaving[name] = asyncio.Event()
         if not self._registry.is_serving(name) and name in self._handles:
-            self._handles[name].terminate()
+            self._handles[name].kill()  # it holds nothing, and may not hear SIGTERM before its engine is up
         self._registry.drain(name)
 
     async def until_left(self, name: str, *, timeout_s: float) -> bool:
@@ -233,7 +234,7 @@ class Fleet:
         self._handles[spec.name] = handle
         self._registry.add(spec.name, spec.role, handle.pid, waits_for="" if handle.pid else handle.waits_for)
         if self.is_leaving(spec.name):
-            handle.terminate()
+            handle.kill()
 
     async def _until_silent(self, spec: ProcessSpec, handle: ProcessHandle) -> str:
         """As Registry.until_silent; the time of its start begins once it has a place."""

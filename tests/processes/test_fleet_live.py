@@ -69,3 +69,31 @@ def test_a_process_added_to_a_live_run_that_cannot_start_is_given_up_and_the_run
         return world
 
     assert asyncio.run(main()).left == [("generator-1", "failed: OutOfMemory: 9 GB")]
+
+
+def test_one_that_starts_is_shown_at_once_and_killed_when_it_is_let_go_for_it_may_not_hear_a_request(tmp_path: Path) -> None:
+    def deaf_unless_first(world: World, process: Scripted) -> None:
+        if process.pid == 1000:
+            world.register(process)
+        else:
+            process.terminate = lambda: None  # type: ignore[method-assign]
+
+    async def main() -> World:
+        world = World("generator", tmp_path, deaf_unless_first)
+        world.registry.wanted = {"generators": 2}
+        running = asyncio.create_task(world.fleet.run())
+        while not world.registry.directory.members:
+            await world.registry.directory.changed(world.registry.directory.epoch)
+        world.fleet.add(spec("generator", 1))
+        assert [(p.live, p.starting) for p in world.registry.pools()] == [(1, 1)]
+        await asyncio.wait({running}, timeout=0.1)
+        for rank in (1, 2):  # the second is let go before it was even started
+            if rank == 2:
+                world.fleet.add(spec("generator", rank))
+            world.fleet.let_go(f"generator-{rank}")
+            assert await world.fleet.until_left(f"generator-{rank}", timeout_s=10)
+        world.fleet.kill_all()
+        await running
+        return world
+
+    assert asyncio.run(main()).left == [("generator-1", ""), ("generator-2", "")]
