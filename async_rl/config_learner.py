@@ -49,7 +49,12 @@ class LearnerConfig(Section):
     epochs: Annotated[int, Meta(ge=1, description="passes over each batch")]
     shuffle: Annotated[bool, Meta(description="deal the groups to minibatches at random, anew in each epoch; false = in their order")]
     budget_tokens: Annotated[
-        int, Meta(ge=1, description="packed tokens of one forward and backward pass; changes memory, never the gradient")
+        int,
+        Meta(
+            ge=1,
+            description="packed tokens of one forward and backward pass; changes memory, never the gradient; "
+            "responses that share a prompt add 4 bytes for each of them times the tokens of the longest sequence",
+        ),
     ]
     logits_chunk_mb: Annotated[
         float, Meta(gt=0, description="MB of float32 logits that exist at one time; all tokens' are tokens x vocabulary")

@@ -123,7 +123,9 @@ def _learner_mb(config: RunConfig, shape: ModelShape) -> int:
     kept_layers = 1 if learner.gradient_checkpointing else shape.num_layers
     activations = learner.budget_tokens * shape.hidden_size * (ACTIVATION_VALUES * kept_layers + shape.num_layers) * FLOAT32_BYTES
     logits = 3 * int(learner.logits_chunk_mb * 2**20)
-    return _mb(sharded + pushed + activations + logits)
+    # Responses that share a prompt attend through a dense mask, and in bfloat16 through a copy of it.
+    masks = learner.budget_tokens * longest_sequence(config) * (FLOAT32_BYTES + _dtype_bytes(config) % FLOAT32_BYTES)
+    return _mb(sharded + pushed + activations + logits + (masks if config.generation.group_size > 1 else 0))
 
 
 def total_memory_mb(config: RunConfig, shape: ModelShape | None) -> int:

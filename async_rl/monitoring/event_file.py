@@ -15,7 +15,7 @@ from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.custom_scalar import metadata as custom_scalar_metadata
 from tensorboard.plugins.histogram.summary_v2 import histogram_pb
-from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+from tensorboard.plugins.hparams.summary_v2 import Discrete, HParam, Metric, hparams_config_pb, hparams_pb
 from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -50,8 +50,10 @@ class EventFile:
         """A page of Markdown."""
         self._add(text_pb(name, markdown), step)
 
-    def hyper_parameters(self, settings: Mapping[str, bool | int | float | str]) -> None:
-        """The settings of the run, for TensorBoard's table of runs."""
+    def hyper_parameters(self, settings: Mapping[str, bool | int | float | str], metrics: Sequence[str]) -> None:
+        """The settings of the run, for TensorBoard's table of runs, and the scalars that stand beside them."""
+        columns = [HParam(name, Discrete([value])) for name, value in settings.items()]
+        self._add(hparams_config_pb(columns, [Metric(name) for name in metrics]), 0)
         self._add(hparams_pb(dict(settings)), 0)
 
     def first_screen(self, title: str, charts: Sequence[tuple[str, Sequence[str]]]) -> None:

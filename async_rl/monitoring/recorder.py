@@ -247,7 +247,8 @@ class Recorder:
 
     def _describe_run(self) -> None:
         self._events.first_screen("The ten numbers to watch", FIRST_SCREEN)
-        self._events.hyper_parameters(dict(_leaves("", msgspec.to_builtins(self._config))))
+        settings = dict(_leaves("", msgspec.to_builtins(self._config)))
+        self._events.hyper_parameters(settings, [name for _, names in FIRST_SCREEN for name in names])
         text = msgspec.yaml.encode(self._config).decode()
         self._events.text("run/config", "\n".join(f"    {line}" for line in text.splitlines()), 0)
         self._events.flush()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Sequence
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +16,7 @@ import numpy as np
 from async_rl.config import RunConfig
 from async_rl.data.order import PromptOrder
 from async_rl.launchers.compose import compose_unchecked
-from async_rl.messages import Batch, RequestWork, TakeBatch, Work
+from async_rl.messages import Batch, FailGroup, PutGroup, RequestWork, TakeBatch, Work
 from async_rl.processes.buffer_service import BufferService
 from async_rl.store import Store
 from async_rl.types import NO_VERSION, CodeProblem, Group, Prompt, Purpose, Score, Ticket, Trajectory, Verdict
@@ -154,3 +155,27 @@ async def settle() -> None:
 async def within(awaitable: Awaitable[T], seconds: float = 10.0) -> T:
     async with asyncio.timeout(seconds):
         return await awaitable
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(within(scenario, 30.0))
+
+
+async def put_all(service: BufferService, version: int = 0) -> list[int]:
+    given = await tickets(service, version)
+    for ticket in given:
+        await service.put_group(PutGroup(group=make_group(ticket)))
+    return [t.group_id for t in given]
+
+
+async def fail(service: BufferService, group_id: int, attempt: int, reason: str = "scoring_failed") -> None:
+    await service.fail_group(
+        FailGroup(group_id=group_id, attempt=attempt, generator="generator-0", reason=reason, message="no verifier answered")
+    )
+
+
+def states(path: Path) -> dict[int, str]:
+    with sqlite3.connect(path / "store.sqlite") as connection:
+        rows = dict(connection.execute("SELECT group_id, state FROM groups"))
+    connection.close()
+    return rows

@@ -39,6 +39,18 @@ def test_a_critic_on_the_policys_backbone_costs_no_second_model() -> None:
     assert shared == none
 
 
+def test_the_mask_of_shared_prompts_grows_with_the_budget_times_the_longest_sequence() -> None:
+    shape = shape_from_hf(QWEN3_06B)
+    long = ["data.max_prompt_tokens=8000", "data.max_response_tokens=8000", "learner.budget_tokens=32000"]
+    shared, alone = (
+        memory_mb(
+            compose("grpo_code", [*long, f"generation.group_size={size}", "algorithm.advantage=reinforce_plus_plus"]), "learner", shape
+        )
+        for size in (8, 1)
+    )
+    assert shared - alone == round(32000 * 16000 * 4 / 2**20)
+
+
 def test_parameters_of_a_known_model_are_counted_to_a_percent() -> None:
     assert abs(shape_from_hf(QWEN3_06B).num_parameters / 596_049_920 - 1) < 0.01
 

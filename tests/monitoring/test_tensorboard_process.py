@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+import urllib.parse
 import urllib.request
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from async_rl.monitoring.event_file import EventFile
 from async_rl.monitoring.tensorboard_process import TensorBoard
 
 _START_S = 60.0
+_EVERY_RUN = urllib.parse.quote('{"startIndex": 0, "sliceSize": 9, "allowedStatuses": ["STATUS_UNKNOWN", "STATUS_RUNNING"]}')
 
 
 def _fetch(url: str) -> bytes:
@@ -52,6 +55,7 @@ def test_a_taken_port_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_tensorboard_serves_the_run_on_loopback_and_leaves_nothing_behind(tmp_path: Path) -> None:
     events = EventFile(tmp_path / "tensorboard")
+    events.hyper_parameters({"seed": 3, "data.shuffle": True, "run_name": "first"}, ["reward/mean", "eval/pass_at_1"])
     events.scalar("reward/mean", 0.5, 1)
     events.close()
     board = TensorBoard(tmp_path, host="127.0.0.1", port=0)
@@ -59,6 +63,13 @@ def test_tensorboard_serves_the_run_on_loopback_and_leaves_nothing_behind(tmp_pa
         base = board.url.partition("#")[0]
         assert board.url.startswith("http://127.0.0.1:")
         assert b"TensorBoard" in _fetch(base)
+        deadline = time.monotonic() + _START_S
+        while not (groups := json.loads(_fetch(f"{base}data/plugin/hparams/session_groups?request={_EVERY_RUN}"))["sessionGroups"]):
+            assert time.monotonic() < deadline, "TensorBoard has not read the run"
+            time.sleep(0.2)
+        (group,) = groups
+        assert group["hparams"] == {"seed": 3, "data.shuffle": True, "run_name": "first"}
+        assert [(m["name"]["tag"], m["value"]) for m in group["metricValues"]] == [("reward/mean", 0.5)]
         listening = {c.laddr.ip for p in _family(board.pid) for c in p.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
         assert listening <= {"127.0.0.1", "::1"}
         assert board.is_running
