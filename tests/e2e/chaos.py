@@ -129,11 +129,18 @@ class Chaos:
             return False
         return True
 
-    def _resume(self) -> bool:
+    def wind_up(self, more_steps: int) -> int:
+        """Kills the supervisor too; the run that is resumed ends this many steps after the last one: its number of steps."""
+        num_steps = self.run.step + more_steps
+        assert self._resume(f"num_steps={num_steps}")
+        self.summary.kills["supervisor"] += 1
+        return num_steps
+
+    def _resume(self, *settings: str) -> bool:
         if self.run.process.poll() is not None:
             return False
         self.run.kill_all()
-        self.run = LiveRun(self._output_dir, resumes=True)
+        self.run = LiveRun(self._output_dir, *settings, resumes=True)
         return True
 
     def _when(self, condition: Callable[[], bool]) -> bool:

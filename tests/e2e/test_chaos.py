@@ -13,12 +13,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SMALL = ("conf=grpo_code", "buffer.groups_per_step=4", "generation.group_size=4", "evaluation.every_steps=0")
 
 
-def survive(directory: Path, settings: Sequence[str], faults: Sequence[str], *, num_steps: int) -> Summary:
-    chaos = Chaos(directory, (*SMALL, *settings, f"num_steps={num_steps}"), seed=1)
+def survive(directory: Path, settings: Sequence[str], faults: Sequence[str], *, num_steps: int | None = None) -> Summary:
+    """num_steps: None = a few more than the faults take."""
+    chaos = Chaos(directory, (*SMALL, *settings, f"num_steps={num_steps or 100_000}"), seed=1)
     try:
         chaos.run.until(lambda: chaos.run.step >= 1, "step 1")
         for fault in faults:
             assert chaos.strike(fault), f"the run ended before {fault}:\n{chaos.run.terminal}"
+        num_steps = num_steps or chaos.wind_up(15)
         summary = chaos.finish(timeout_s=600)
         assert summary.exit_code == 0, chaos.run.terminal
     finally:
@@ -30,10 +32,10 @@ def survive(directory: Path, settings: Sequence[str], faults: Sequence[str], *, 
 
 
 def test_a_run_survives_every_fault(tmp_path: Path) -> None:
-    summary = survive(tmp_path, ["generation.engine=hf"], ORDER, num_steps=300)
-    assert summary.kills.total() == len(ORDER)
+    summary = survive(tmp_path, ["generation.engine=hf"], [fault for fault in ORDER if fault != "supervisor"])
+    assert set(summary.kills) == set(ORDER)
     assert summary.num_undone_steps > 0
 
 
 def test_a_run_with_vllm_survives_a_killed_generator_and_a_killed_learner(tmp_path: Path) -> None:
-    survive(tmp_path, ["generators.count=1"], ["generator in a push", "learner"], num_steps=100)
+    survive(tmp_path, ["generators.count=1"], ["generator in a push", "learner"], num_steps=70)

@@ -22,7 +22,7 @@ NO_ROOM = (65_536, resource.RLIM_INFINITY)
 
 
 def test_a_store_that_cannot_grow_for_a_moment_costs_a_restart_of_the_buffer_and_nothing_else(launch: Launch) -> None:
-    run = launch(*QUICK, "num_steps=40")
+    run = launch(*QUICK, "num_steps=20")
     run.until(lambda: run.step >= 3, "step 3")
     resource.prlimit(run.pid_of("buffer"), resource.RLIMIT_FSIZE, NO_ROOM)
     assert run.wait() == 0, run.terminal
@@ -30,11 +30,11 @@ def test_a_store_that_cannot_grow_for_a_moment_costs_a_restart_of_the_buffer_and
     assert "store.sqlite cannot be written" in log
     assert log.count("buffer started") == 2
     assert run.audit()["problems"] == []
-    assert [row["step"] for row in run.rows] == list(range(1, 41))
+    assert [row["step"] for row in run.rows] == list(range(1, 21))
 
 
 def test_a_full_disk_ends_the_run_with_what_to_do_and_resume_goes_on_when_there_is_room(launch: Launch) -> None:
-    run = launch(*QUICK, "num_steps=20", "checkpoint.every_steps=2")
+    run = launch(*QUICK, "num_steps=12", "checkpoint.every_steps=2")
     run.until(lambda: (run.run_dir / "checkpoints" / "step_000002").is_dir(), "a checkpoint")
     for process in ("buffer", "learner-0"):
         resource.prlimit(run.pid_of(process), resource.RLIMIT_FSIZE, NO_ROOM)
@@ -48,4 +48,4 @@ def test_a_full_disk_ends_the_run_with_what_to_do_and_resume_goes_on_when_there_
     resumed = launch(resumes=True)
     assert resumed.wait() == 0, resumed.terminal
     assert resumed.audit()["problems"] == []
-    assert [row["step"] for row in resumed.rows] == list(range(1, 21))
+    assert [row["step"] for row in resumed.rows] == list(range(1, 13))

@@ -70,7 +70,7 @@ def test_stopped_and_killed_processes_show_in_status_and_tensorboard_with_their_
             lambda process=process: f"{process} is started again: {process} was ended by SIGKILL" in texts(run, "run/restarts"),
             f"{process} killed in TensorBoard",
         )
-        at = run.step
-        run.until(lambda at=at: run.step >= at + 2, f"two more steps after {process} came back")
+    at = run.step
+    run.until(lambda: run.step >= at + 2, "two more steps after all came back")
     for what, seconds in took_s.items():
         record_property(what, f"{seconds:.1f} s")

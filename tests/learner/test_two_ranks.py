@@ -30,15 +30,22 @@ MEMORY_KNOBS = {
 """What two ranks do otherwise than one, besides being two: it must not matter."""
 
 
-def train(rank: int, world_size: int, model_path: Path, out: Path, case: str) -> None:
-    """Trains, saves, trains one step more; rank 0 writes what it found. Runs in a process of its own."""
+def train_all(rank: int, world_size: int, model_path: Path, out: Path) -> None:
+    """Every case in turn, in a process of its own."""
     torch.set_num_threads(1)
+    for case in OBJECTIVES:
+        with pytest.MonkeyPatch.context() as patch:
+            train(rank, world_size, model_path, out / case, case, patch)
+
+
+def train(rank: int, world_size: int, model_path: Path, out: Path, case: str, patch: pytest.MonkeyPatch) -> None:
+    """Trains, saves, trains one step more; rank 0 writes what it found."""
     if world_size > 1:
         dist.init_process_group("gloo", init_method=f"file://{out}/rendezvous", rank=rank, world_size=world_size)
     conf, objective = OBJECTIVES[case]
     knobs = (*OVERRIDES, *objective, *(MEMORY_KNOBS[case] if world_size > 1 else ()), f"learner.ranks={world_size}")
     trainer = make_trainer(model_path, conf, *knobs, rank=rank, world_size=world_size)
-    gradients = spy_on_gradients(pytest.MonkeyPatch())
+    gradients = spy_on_gradients(patch)
     results = []
     for version in range(STEPS):
         if version == STEPS - 1:
@@ -56,24 +63,29 @@ def train(rank: int, world_size: int, model_path: Path, out: Path, case: str) ->
         dist.destroy_process_group()
 
 
-def run(world_size: int, model_path: Path, out: Path, case: str) -> dict:
-    out.mkdir()
+@pytest.fixture(scope="module")
+def trained(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Where one rank and two ranks left what they found, a folder per case. All start at once: most of their time is importing torch."""
+    found = {world_size: tmp_path_factory.mktemp(f"ranks{world_size}") for world_size in (1, 2)}
     context = multiprocessing.get_context("spawn")
-    children = [context.Process(target=train, args=(rank, world_size, model_path, out, case)) for rank in range(world_size)]
+    children = []
+    for world_size, out in found.items():
+        for case in OBJECTIVES:
+            (out / case).mkdir()
+        children += [context.Process(target=train_all, args=(rank, world_size, model_path, out)) for rank in range(world_size)]
     for child in children:
         child.start()
     for child in children:
-        child.join(120)
+        child.join(240)
         assert child.exitcode == 0
-    return torch.load(out / "result.pt", weights_only=False)
+    return found
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", list(OBJECTIVES))
-def test_two_ranks_reach_the_weights_of_one(model_path: Path, tmp_path: Path, case: str) -> None:
+def test_two_ranks_reach_the_weights_of_one(model_path: Path, trained: dict[int, Path], case: str) -> None:
     conf, objective = OBJECTIVES[case]
-    one = run(1, model_path, tmp_path / "one", case)
-    two = run(2, model_path, tmp_path / "two", case)
+    one, two = (torch.load(trained[world_size] / case / "result.pt", weights_only=False) for world_size in (1, 2))
     for name, gradients in one["gradients"].items():
         assert relative_difference(two["gradients"][name][0], gradients[0]) < 1e-6, "the first update starts from equal weights"
     for mine, theirs in zip(one["tensors"], two["tensors"], strict=True):
@@ -83,11 +95,11 @@ def test_two_ranks_reach_the_weights_of_one(model_path: Path, tmp_path: Path, ca
         for name in ("policy/grad_norm", "loss/policy", "policy/entropy", "advantage/mean", "tokens/trained"):
             assert second[name] == pytest.approx(first[name], rel=1e-4, abs=1e-6), name
 
-    exported = make_trainer(tmp_path / "two" / "hf", conf)
+    exported = make_trainer(trained[2] / case / "hf", conf)
     np.testing.assert_allclose(exported.logprobs([ROW])[0], two["logprobs"], atol=1e-6)
 
     resumed = make_trainer(model_path, conf, *OVERRIDES, *objective)
-    assert resumed.load(tmp_path / "two" / "checkpoint") == STEPS - 1
+    assert resumed.load(trained[2] / case / "checkpoint") == STEPS - 1
     resumed.step(equal_rewards(make_groups(STEPS - 1, version=STEPS - 1), every=4), STEPS - 1)
     for mine, theirs in zip(resumed.full_tensors(), two["tensors"], strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
