@@ -41,7 +41,7 @@ SchedulerParameters=sched_interval=1
 KillWait=5
 SlurmdParameters=config_overrides
 ReturnToService=2
-NodeName={host} NodeAddr=127.0.0.1 CPUs=8 State=UNKNOWN
+NodeName={host} NodeAddr=127.0.0.1 CPUs=8 Features=fast State=UNKNOWN
 PartitionName=short Nodes={host} Default=YES MaxTime=60 State=UP
 """
 

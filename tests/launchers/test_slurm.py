@@ -19,7 +19,8 @@ _SHORT = ["num_steps=4", "generation.engine=hf", "buffer.groups_per_step=2", "ev
 @pytest.mark.skipif(bool(missing()), reason=f"no Slurm here; lacks {', '.join(missing())} (apt-get install slurmctld slurmd munge)")
 def test_a_run_is_submitted_trains_in_steps_of_its_job_and_ends_the_job(tmp_path: Path) -> None:
     with SlurmCluster(tmp_path / "slurm") as slurm:
-        done = launch(slurm, tmp_path, "slurm.time=00:20:00")
+        mine = ("generators.count=0", "generators.pools.mine={count:1,work:train,cpus_each:2,node_kind:fast}")
+        done = launch(slurm, tmp_path, "slurm.time=00:20:00", *mine)
         assert done.returncode == 0, done.stdout + done.stderr
         run_dir = tmp_path / "run"
         job = done.stdout.rpartition("run run is job ")[2].partition(":")[0]
@@ -31,7 +32,7 @@ def test_a_run_is_submitted_trains_in_steps_of_its_job_and_ends_the_job(tmp_path
             time.sleep(0.3)
         said = (run_dir / "logs" / "slurm.out").read_text()
         assert msgspec.json.decode((run_dir / "state.json").read_bytes())["outcome"] == "finished", said
-        assert {"buffer", "verifier-0", "generator-0", "learner-0"} <= steps
+        assert {"buffer", "verifier-0", "generator-mine-0", "learner-0"} <= steps
         assert "step 4 of 4" in said
         audit = subprocess.run([_ASYNC_RL, "ledger", str(run_dir), "--audit"], capture_output=True, text=True, check=False, timeout=60)
         assert audit.returncode == 0, audit.stdout
