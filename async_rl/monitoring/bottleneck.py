@@ -44,6 +44,12 @@ def share(members: Sequence[Member], before: Sequence[Member], role: Role, condi
     return sum(rates.get(condition, 0.0) for rates in found) / len(found) if found else None
 
 
+def total_rate(members: Sequence[Member], before: Sequence[Member], role: Role, counter: str) -> float:
+    """What a counter of all processes of a role together grew by in a second."""
+    past = {member.name: member for member in before}
+    return sum(per_second(m, past.get(m.name)).get(counter, 0.0) for m in members if m.role == role)
+
+
 def bottleneck(members: Sequence[Member], before: Sequence[Member] = (), *, last: str = "") -> str:
     """One sentence on what the learner's steps wait for most, with the shares that say so; empty while that is not known.
 

@@ -23,7 +23,7 @@ from async_rl.errors import ConfigError, InfrastructureError
 from async_rl.machine import Machine
 from async_rl.messages import Member
 from async_rl.messages_scaling import Drain
-from async_rl.monitoring.bottleneck import share
+from async_rl.monitoring.bottleneck import share, total_rate
 from async_rl.pools import (
     GENERATORS,
     SEATS_PER_POOL,
@@ -39,7 +39,7 @@ from async_rl.processes.directory import Connections, Incarnation
 from async_rl.processes.fleet import Fleet
 from async_rl.processes.headroom import Headroom
 from async_rl.processes.registry import Registry
-from async_rl.scaling import decide
+from async_rl.scaling import Steering
 from async_rl.topology import SCALE_FILE, ProcessSpec, has_its_gpus, joining
 
 _CLOSE_S = 5.0
@@ -187,6 +187,7 @@ class Scaler:
     async def _autoscale(self) -> None:
         """Looks every interval_s; decides on windows in which every generator that trains and is wanted served, and none left."""
         auto, before = self._config.generators.autoscale, list[Member]()
+        steering, is_told = Steering(auto), False
         while True:
             await asyncio.sleep(auto.interval_s)
             pools = {pool.pool: pool for pool in self._registry.pools() if pool.work not in ("", "evaluation")}
@@ -199,11 +200,14 @@ class Scaler:
             waits, held = share(members, before, "learner", "wait_s"), share(members, before, "generator", "blocked_s")
             is_outside = not auto.min <= pool.wanted <= auto.max
             if is_outside or (before and waits is not None and held is not None):
-                decision = decide(pool.wanted, others=others, learner_waits=waits or 0.0, held_back=held or 0.0, config=auto)
+                rate = total_rate(members, before, "generator", "tokens_generated")
+                decision = steering.decide(pool.wanted, others=others, learner_waits=waits or 0.0, held_back=held or 0.0, rate=rate)
                 problems = self._headroom.problems(self._registry.pools(), {auto.pool: decision.wanted})
-                if problems:
+                if problems and not is_told:
+                    is_told = True
                     self._log.warning("%s; not added: %s", decision.reason, problems[0])
-                elif decision.wanted != pool.wanted:
+                elif not problems and decision.wanted != pool.wanted:
+                    is_told = False
                     self._log.info("%s=%d (was %d): %s", auto.pool, decision.wanted, pool.wanted, decision.reason)
                     self._want({auto.pool: decision.wanted})
                     self._reconcile()

@@ -8,7 +8,7 @@ import pytest
 import simpy
 
 from async_rl.config_generation import AutoscaleConfig
-from async_rl.scaling import balanced, decide
+from async_rl.scaling import Steering, balanced, decide
 
 AUTO = AutoscaleConfig(enabled=True, min=1, max=8, pool="generators", tolerance=0.1, interval_s=30)
 
@@ -50,13 +50,15 @@ def test_the_reason_tells_the_shares_and_the_balance() -> None:
 class SimulatedRun:
     """Generators that each make a group in make_s, a learner that takes 4 at a time for step_s, at most 12 groups not yet trained."""
 
-    def __init__(self, count: int, *, make_s: float, step_s: float) -> None:
+    def __init__(self, count: int, *, make_s: float, step_s: float, num_cores: int = 100) -> None:
+        self.num_cores = num_cores
         self.env = simpy.Environment()
         self.gate = simpy.Container(self.env, capacity=12, init=12)
         self.ready = simpy.Container(self.env, capacity=12)
         self.make_s, self.step_s = make_s, step_s
         self.rng = random.Random(0)
         self.waited_s = self.held_s = 0.0
+        self.num_made = 0
         self.count = 0
         self.grow(count)
         self.env.process(self.learner())
@@ -71,7 +73,8 @@ class SimulatedRun:
             since = self.env.now
             yield self.gate.get(1)
             self.held_s += self.env.now - since
-            yield self.env.timeout(self.make_s * self.rng.uniform(0.5, 1.5))
+            yield self.env.timeout(self.make_s * self.rng.uniform(0.5, 1.5) * max(1.0, self.count / self.num_cores))
+            self.num_made += 1
             yield self.ready.put(1)
 
     def learner(self) -> Generator[Any, Any, None]:
@@ -84,18 +87,18 @@ class SimulatedRun:
 
     def window(self, seconds: float) -> tuple[float, float]:
         """(share that the learner waited, share that a generator was held back) of the next so many seconds."""
-        self.waited_s = self.held_s = 0.0
+        self.waited_s = self.held_s = self.num_made = 0
         self.env.run(self.env.now + seconds)
         return min(self.waited_s / seconds, 1.0), min(self.held_s / seconds / self.count, 1.0)
 
 
-def steered(start: int, *, make_s: float, step_s: float, auto: AutoscaleConfig = AUTO) -> list[int]:
-    run = SimulatedRun(start, make_s=make_s, step_s=step_s)
+def steered(start: int, *, make_s: float, step_s: float, auto: AutoscaleConfig = AUTO, num_cores: int = 100) -> list[int]:
+    run, steering = SimulatedRun(start, make_s=make_s, step_s=step_s, num_cores=num_cores), Steering(auto)
     run.window(30)
     counts = [start]
     for _ in range(30):
         waits, held = run.window(60)
-        run.grow(decide(run.count, learner_waits=waits, held_back=held, config=auto).wanted)
+        run.grow(steering.decide(run.count, learner_waits=waits, held_back=held, rate=run.num_made).wanted)
         run.window(30)
         counts.append(run.count)
     return counts
@@ -107,6 +110,22 @@ def test_a_simulated_run_comes_to_rest_near_its_balance_from_either_side(start: 
     counts = steered(start, make_s=make_s, step_s=step_s)
     assert len(set(counts[10:])) == 1, counts
     assert abs(counts[-1] - 4 * make_s / step_s) <= 1.5, counts
+
+
+@pytest.mark.parametrize(("num_cores", "rest"), [(1, 1), (2, 2)])
+def test_generators_that_share_their_cores_are_taken_back_once_and_not_tried_again(num_cores: int, rest: int) -> None:
+    counts = steered(rest, make_s=4.0, step_s=1.0, num_cores=num_cores)
+    assert counts == [rest, 2 * rest, *[rest] * 29]
+
+
+def test_what_was_taken_back_says_why_and_what_memory_did_not_allow_is_not_judged() -> None:
+    steering = Steering(AUTO)
+    assert steering.decide(1, learner_waits=0.5, held_back=0.0, rate=600.0).wanted == 2
+    assert steering.decide(1, learner_waits=0.5, held_back=0.0, rate=500.0).wanted == 2
+    decision = steering.decide(2, learner_waits=0.5, held_back=0.0, rate=610.0)
+    told = "1 wrote 500 tokens/s, 2 write 610: they share what is scarce, and no more are tried until the run is resumed"
+    assert (decision.wanted, decision.reason) == (1, told)
+    assert steering.decide(1, learner_waits=0.9, held_back=0.0, rate=500.0).wanted == 1
 
 
 def test_the_bounds_are_kept_and_a_run_outside_them_is_brought_inside() -> None:

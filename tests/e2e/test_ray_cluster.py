@@ -1,9 +1,12 @@
 """A run on a Ray cluster of three nodes with addresses of their own, which loses a node and gets another."""
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -106,12 +109,22 @@ def write_table(run: LiveRun, node: dict[str, int], when: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_cluster_of_its_own_ends_with_the_run_even_by_kill_9(tmp_path: Path) -> None:
+def test_a_cluster_of_its_own_ends_with_the_run_even_by_kill_9_and_leaves_nothing_that_was_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = Path(tempfile.mkdtemp(prefix="arl-", dir="/tmp"))  # short: Ray puts socket paths below it
+    monkeypatch.setenv("TMPDIR", str(scratch))
     run = LiveRun(tmp_path, *SETTINGS, "ray.address=local", "ray.generator_resource=null", "generators.count=1")
     try:
         run.until(lambda: run.step >= 1, "a step")
         assert {found["address"].split(":")[1] for found in members(run)} == {"//127.0.0.1"}
+        assert len(list(scratch.glob("async_rl-run-*/keys"))) == 2, "a generator and a verifier have the keys with them"
         run.kill_all()
         assert run.processes() == []
+        deadline_s = time.monotonic() + 30
+        while left := list(scratch.glob("async_rl-run-*")):
+            assert time.monotonic() < deadline_s, left
+            time.sleep(0.1)
     finally:
         run.end()
+        shutil.rmtree(scratch, ignore_errors=True)
