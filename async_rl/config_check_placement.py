@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from async_rl.config import RunConfig
-from async_rl.pools import VERIFIERS, pool_counts
 
 
 def placement_problems(config: RunConfig) -> Iterator[str]:
@@ -47,6 +46,11 @@ def _turns(config: RunConfig) -> Iterator[str]:
 def _devices(config: RunConfig) -> Iterator[str]:
     if config.launcher == "slurm":
         yield "placement=colocated with launcher=slurm: Slurm gives a GPU to one step only; set launcher=local inside a job of one node"
+    for name in config.generators.pools:
+        yield (
+            f"generators.pools.{name} with placement=colocated: the device is shared by the learner and generators of one kind; leave the "
+            "pool out"
+        )
     learns, generates = config.learner.gpus_each, config.generators.gpus_each
     if (learns > 0) != (generates > 0):
         yield (
@@ -66,9 +70,8 @@ def _devices(config: RunConfig) -> Iterator[str]:
             f"learner.gpus_each={learns:g} and generators.gpus_each={generates:g} with placement=colocated: whole GPUs cannot be shared; "
             "set both to 0.5"
         )
-    count = sum(number for pool, number in pool_counts(config).items() if pool != VERIFIERS)
-    if count != config.learner.ranks:
+    if config.generators.count != config.learner.ranks:
         yield (
-            f"generators.count={config.generators.count}, {count} generators in all pools, and learner.ranks={config.learner.ranks} with "
-            f"placement=colocated: each GPU has one of each; set generators.count={config.learner.ranks} and no other pool"
+            f"generators.count={config.generators.count} and learner.ranks={config.learner.ranks} with placement=colocated: each GPU has "
+            f"one of each; set generators.count={config.learner.ranks}"
         )

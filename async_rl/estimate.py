@@ -168,6 +168,7 @@ def derived_numbers(config: RunConfig, shape: ModelShape | None) -> list[tuple[s
         ),
         ("groups generating", f"at most {_groups_generating(config)}"),
         *_pools(config),
+        *_turns(config),
         ("sequences of the run", f"{config.num_steps * sequences:,} in {config.num_steps} steps"),
         ("evaluations", _evaluations(config)),
     ]
@@ -180,6 +181,8 @@ def derived_numbers(config: RunConfig, shape: ModelShape | None) -> list[tuple[s
     rows.append(("model", f"{shape.num_parameters / 1e6:,.2f} M parameters"))
     if config.generation.engine == "vllm" and config.generation.vllm.kv_cache_mb:
         rows.append(("KV cache", f"{kv_cache_tokens(config, shape):,} tokens per generator"))
+    if config.placement == "colocated" and config.learner.gpus_each > 0:
+        rows.append(("GPU memory", f"{_gb(_learner_mb(config, shape))} in the learner's turn, then in main memory"))
     rows.append(("memory estimate", _gb(total_memory_mb(config, shape))))
     rows.append(("disk estimate", _gb(disk_mb(config, shape))))
     return rows
@@ -198,6 +201,14 @@ def _pools(config: RunConfig) -> Iterator[tuple[str, str]]:
         differs = [f"{name}={value}" for name, value in own_settings(config, pool).items() if name != "count"]
         work = {"train": "train", "evaluation": "evaluate", "both": "train and evaluate"}[work_of(config, pool)]
         yield f"pool {pool}", ", ".join([f"{counts[pool]} that {work}", *differs])
+
+
+def _turns(config: RunConfig) -> list[tuple[str, str]]:
+    if config.placement != "colocated":
+        return []
+    steps = config.weights.push_every_steps
+    groups = steps * config.buffer.groups_per_step
+    return [("placement", f"colocated: generation until {groups} groups are ready, then {steps} learner step{'s' * (steps > 1)}, in turns")]
 
 
 def _evaluations(config: RunConfig) -> str:

@@ -47,6 +47,7 @@ def resolvers(machine: Machine, launcher: str) -> dict[str, Callable[..., Any]]:
         "cores_each": lambda part, parts, processes: max(1, len(share_of_cores(machine.cores, part, parts)) // max(1, processes)),
         "learning": learning,
         "generating": generating,
+        "in_turns": lambda in_turns, at_once, placement: in_turns if placement == "colocated" else at_once,
         "with_gpus": lambda with_them, without, gpus: with_them if gpus else without,
     }
 

@@ -263,11 +263,11 @@ class RayLauncher:
     def _place(self, spec: ProcessSpec) -> dict[str, Any]:
         """Options of the actor: what it takes and where."""
         options = actor_options(self._config, spec, is_own_cluster=self._is_own)
-        bundles = learner_bundles(self._config, spec, supervisor_host=self._host, is_own_cluster=self._is_own)
-        if spec.role == "learner" and bundles:
+        bundles = learner_bundles(self._config, supervisor_host=self._host, is_own_cluster=self._is_own)
+        if bundles and (spec.role == "learner" or (spec.role == "generator" and self._config.placement == "colocated")):
             if self._group is None:
                 self._group = placement_group(bundles, strategy=self._config.ray.learner.upper())  # it outlives the ranks' restarts
-            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self._group, spec.rank)
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self._group, spec.rank if spec.role == "learner" else 0)
         elif spec.role == "buffer":
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(self._node_id, soft=False)
         elif spec.role == "verifier":  # elsewhere only if there is no room here: it might take the place of a generator
@@ -299,13 +299,21 @@ def actor_options(config: RunConfig, spec: ProcessSpec, *, is_own_cluster: bool)
     }
 
 
-def learner_bundles(config: RunConfig, spec: ProcessSpec, *, supervisor_host: str, is_own_cluster: bool) -> list[dict[str, float]]:
-    """What each rank of the learner takes, on the supervisor's node unless the run's directory is on all; empty if it takes nothing."""
-    bundle = {"CPU": 0.0 if is_own_cluster else float(cluster_cpus(config, spec)), "GPU": spec.gpus}
+def learner_bundles(config: RunConfig, *, supervisor_host: str, is_own_cluster: bool) -> list[dict[str, float]]:
+    """What each rank of the learner takes, on the supervisor's node unless the run's directory is on all; empty if it takes nothing.
+
+    With placement=colocated the first has room for the generators too: shares of a GPU in one bundle are of the same GPU.
+    """
+    cpus, generator_cpus = (0, 0) if is_own_cluster else (config.cluster.learner_cpus, config.cluster.generator_cpus)
+    bundle = {"CPU": float(cpus), "GPU": config.learner.gpus_each}
     if not config.cluster.shared_run_dir and not is_own_cluster:
         bundle[f"node:{supervisor_host}"] = 0.001  # every node offers 1 of its address
-    bundle = {name: amount for name, amount in bundle.items() if amount}
-    return [bundle] * config.learner.ranks if bundle else []
+    bundles = [dict(bundle) for _ in range(config.learner.ranks)]
+    if config.placement == "colocated":
+        bundles[0]["CPU"] += config.generators.count * generator_cpus
+        bundles[0]["GPU"] += config.generators.count * config.generators.gpus_each
+    bundles = [{name: amount for name, amount in bundle.items() if amount} for bundle in bundles]
+    return bundles if all(bundles) else []
 
 
 def _read_from(path: Path, offset: int) -> bytes:

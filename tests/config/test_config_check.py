@@ -33,6 +33,10 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
         (["placement=colocated", "generators.autoscale.enabled=true"], "nothing to balance; set generators.autoscale.enabled=false"),
         (["placement=colocated", "weights.transfer=filesystem"], "set weights.transfer=auto"),
         (["placement=colocated", "launcher=slurm"], "set launcher=local inside a job of one node"),
+        (
+            ["placement=colocated", "generators.pools.other.count=1", "generators.pools.other.work=train"],
+            "generators of one kind; leave the pool out",
+        ),
         (["placement=colocated", "learner.gpus_each=0.5"], "set both to 0.5, or both to 0"),
         (["placement=colocated", "learner.gpus_each=1", "generators.gpus_each=1"], "whole GPUs cannot be shared; set both to 0.5"),
         (
@@ -41,7 +45,7 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
         ),
         (
             ["placement=colocated", "learner.gpus_each=0.5", "generators.gpus_each=0.25", "generators.count=2"],
-            "2 generators in all pools, and learner.ranks=1 with placement=colocated: each GPU has one of each; set generators.count=1",
+            "generators.count=2 and learner.ranks=1 with placement=colocated: each GPU has one of each; set generators.count=1",
         ),
         (["learner.minibatches=3"], "set learner.minibatches to one of 1, 2, 4, 8, 16"),
         (["learner.minibatches=8", "learner.ranks=3"], "a minibatch has 2 groups"),

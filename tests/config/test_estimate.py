@@ -108,3 +108,16 @@ def test_the_embedded_default_fits_a_small_machine() -> None:
     for conf in ("ppo_code", "grpo_code"):
         config = compose(conf)
         assert fit_problems(config, embedded_shape(config.model), memory_mb_available=6 * 1024) == []
+
+
+def test_a_shared_device_says_how_long_its_turns_are_and_what_the_learner_brings() -> None:
+    shape = shape_from_hf(QWEN3_06B)
+    rows = dict(derived_numbers(compose("grpo_code", ["placement=colocated", "weights.push_every_steps=2"]), shape))
+    assert rows["placement"] == "colocated: generation until 32 groups are ready, then 2 learner steps, in turns"
+    assert "GPU memory" not in rows
+    gpus = ["learner.gpus_each=0.5", "generators.gpus_each=0.5"]
+    learner_mb = memory_mb(compose("grpo_code"), "learner", shape) - memory_mb(compose("grpo_code"), "learner", None)
+    assert dict(derived_numbers(compose("grpo_code", ["placement=colocated", *gpus]), shape))["GPU memory"] == (
+        f"{learner_mb / 1024:.1f} GB in the learner's turn, then in main memory"
+    )
+    assert "placement" not in dict(derived_numbers(compose("grpo_code", gpus), shape))

@@ -54,6 +54,16 @@ def test_one_gpu_is_shared_in_halves() -> None:
     assert gpus == {"buffer": (0, ""), "verifier-0": (0, ""), "learner-0": (0.5, "0"), "generator-0": (0.5, "0")}
 
 
+def test_in_its_turn_an_engine_has_nearly_all_of_a_shared_gpu() -> None:
+    for placement, share in (("disaggregated", 0.4), ("colocated", 0.85)):
+        config, chosen = compose_for(ONE, "ppo_code", [f"placement={placement}"])
+        assert (chosen, config.generation.vllm.gpu_memory_utilization) == ("gpu", share)
+        assert {spec.name: spec.env["CUDA_VISIBLE_DEVICES"] for spec in processes(config, ONE) if spec.gpus} == {
+            "learner-0": "0",
+            "generator-0": "0",
+        }
+
+
 @pytest.mark.parametrize(
     ("nodes", "gpus_per_node", "learners", "generators"),
     [(1, 0, 1, 1), (3, 0, 1, 2), (1, 1, 1, 1), (1, 2, 1, 1), (1, 4, 1, 3), (1, 8, 2, 6), (2, 8, 4, 12), (4, 8, 8, 24), (8, 8, 8, 56)],

@@ -46,13 +46,20 @@ def test_an_actor_takes_what_its_role_takes(overrides: list[str], name: str, exp
         (["cluster.shared_run_dir=true"], False, [{"CPU": 1.0}]),
         (["learner.gpus_each=1"], True, [{"GPU": 1.0}]),
         ([], True, []),
+        (
+            ["placement=colocated", "learner.gpus_each=0.5", "generators.gpus_each=0.5", "cluster.generator_cpus=3"],
+            False,
+            [{"CPU": 4.0, "GPU": 1.0, "node:10.0.0.1": 0.001}],
+        ),
+        (["placement=colocated", "learner.ranks=2", "generators.count=2"], False, [{"CPU": n, "node:10.0.0.1": 0.001} for n in (3.0, 1.0)]),
+        (["placement=colocated"], True, []),
     ],
 )
 def test_the_learner_stays_beside_the_supervisor_unless_files_are_shared(
     overrides: list[str], is_own: bool, expected: list[dict[str, float]]
 ) -> None:
     config = settings(*overrides)
-    assert learner_bundles(config, spec(config, "learner-0"), supervisor_host="10.0.0.1", is_own_cluster=is_own) == expected
+    assert learner_bundles(config, supervisor_host="10.0.0.1", is_own_cluster=is_own) == expected
 
 
 @pytest.mark.parametrize(
