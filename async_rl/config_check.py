@@ -239,6 +239,19 @@ def _weights(config: RunConfig) -> Iterator[str]:
             f"weights.path={weights.path} with weights.transfer=shared_memory: no file is ever written; leave weights.path out, or set "
             "weights.transfer=auto"
         )
+    if weights.transfer in ("shared_memory", "filesystem") and weights.backend != "auto":
+        yield (
+            f"weights.backend={weights.backend} with weights.transfer={weights.transfer}: nothing is broadcast; set weights.backend=auto, "
+            "or weights.transfer=collective"
+        )
+    if weights.backend == "nccl" and min(config.generators.gpus_each, config.learner.gpus_each) < 1:
+        yield (
+            f"weights.backend=nccl with generators.gpus_each={config.generators.gpus_each:g} and "
+            f"learner.gpus_each={config.learner.gpus_each:g}: NCCL needs a GPU of its own for each rank; set both to at least 1, or "
+            "weights.backend=auto"
+        )
+    if weights.transfer == "collective" and weights.path is not None:
+        yield f"weights.path={weights.path} with weights.transfer=collective: no file is ever written; leave weights.path out"
     if config.model.dtype == "bfloat16" and weights.probe_tolerance < 0.1:
         yield (
             f"weights.probe_tolerance={weights.probe_tolerance:g} with model.dtype=bfloat16: rounding alone differs by more; "

@@ -36,9 +36,9 @@ def _turns(config: RunConfig) -> Iterator[str]:
             "generators.autoscale.enabled=true with placement=colocated: generators and learner wait for each other by design, so there is "
             "nothing to balance; set generators.autoscale.enabled=false"
         )
-    if config.weights.transfer == "filesystem":
+    if config.weights.transfer in ("filesystem", "collective"):
         yield (
-            "weights.transfer=filesystem with placement=colocated: generators are where the learner is and read its memory; "
+            f"weights.transfer={config.weights.transfer} with placement=colocated: generators are where the learner is and read its memory; "
             "set weights.transfer=auto"
         )
 

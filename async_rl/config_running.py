@@ -31,11 +31,16 @@ class WeightsConfig(Section):
     """How new weights reach the generators."""
 
     transfer: Annotated[
-        Literal["auto", "shared_memory", "filesystem"],
+        Literal["auto", "shared_memory", "filesystem", "collective"],
         Meta(
-            description="shared memory reaches generators on the learner's machine, a file those elsewhere; auto tries one after the other"
+            description="shared memory reaches generators on the learner's machine, a file or a collective (a broadcast) those elsewhere; "
+            "auto: collective between GPUs, else shared memory and where that fails a file"
         ),
     ]
+    backend: Annotated[
+        Literal["auto", "gloo", "nccl"], Meta(description="of a collective; auto = nccl where every rank has a GPU of its own, else gloo")
+    ]
+    bucket_mb: Annotated[int, Meta(ge=1, description="MB of the buffer of a collective; a larger tensor makes it larger")]
     path: Annotated[str | None, Meta(description="fsspec URL of the directory for files of weights; null = in the run's directory")]
     push_every_steps: Annotated[int, Meta(ge=1, description="learner steps between pushes")]
     deadline_s: Annotated[float, Meta(gt=0, description="a generator that has not loaded a push by then leaves the fleet")]

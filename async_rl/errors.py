@@ -10,6 +10,7 @@
     |- ProtocolError          a peer sent what the schema does not allow
     |- WeightsError           a push failed or the engine holds weights that it should not
     |  |- BlockUnreachable    the generator does not share the learner's memory; nothing was changed
+    |  |- GroupBroken         a broadcast of weights did not come to its end; it is repeated without whoever was lost
     |- EngineDead             a generation engine died or is not to be trusted; its generator ends and is started again
     |- StalenessError         a batch would break the staleness bound
     |- NonFiniteError         a loss, a gradient or a log-prob is not finite
@@ -59,6 +60,10 @@ class WeightsError(AsyncRLError):
 
 class BlockUnreachable(WeightsError):
     """The shared block cannot be opened from here; the engine is as it was."""
+
+
+class GroupBroken(WeightsError):
+    """The members of a communicator did not all come, or one was lost; what was received is thrown away."""
 
 
 class EngineDead(AsyncRLError):

@@ -32,7 +32,7 @@ class Failure(Message):
 
 
 class Member(Value):
-    """One process as the supervisor knows it. address is empty until it serves; version is -1 where it has none."""
+    """One process as the supervisor knows it. address is empty until it serves; version is -1 where it has none; devices as in Register."""
 
     name: str
     role: Role
@@ -43,16 +43,21 @@ class Member(Value):
     since_s: float
     version: int
     counters: dict[str, float]
+    devices: list[str] = msgspec.field(default_factory=list)
 
 
 class Register(Message):
-    """A process is up and serves at `address` (a ZeroMQ endpoint, or a URL for verifiers)."""
+    """A process is up and serves at `address` (a ZeroMQ endpoint, or a URL for verifiers).
+
+    devices: of a generator, what receives weights in it, one entry per rank: `cpu`, or the UUID of a GPU.
+    """
 
     Reply: ClassVar[type] = Ok
     name: str
     role: Role
     pid: int
     address: str
+    devices: list[str] = msgspec.field(default_factory=list)
 
 
 class Heartbeat(Message):

@@ -19,6 +19,7 @@ from async_rl.config import RunConfig
 from async_rl.errors import ConfigError, WeightsError
 from async_rl.generation.environment import prepare_environment
 from async_rl.messages import LoadReport, Manifest
+from async_rl.messages_weights import Seat
 from async_rl.named import import_external
 from async_rl.types import NO_VERSION, FloatArray, IntArray, Sampling
 
@@ -67,11 +68,15 @@ class Engine(Protocol):
         The next `load_weights` brings it back: what was in flight goes on from the tokens it has.  Safe to call twice.
         """
 
-    async def load_weights(self, manifest: Manifest) -> LoadReport:
-        """Changes the weights between two engine steps; requests in flight go on.
+    async def weight_devices(self) -> list[str]:
+        """What receives a broadcast of weights, one entry per rank: `cpu`, or the UUID of a GPU."""
+
+    async def load_weights(self, manifest: Manifest, seat: Seat | None = None) -> LoadReport:
+        """Changes the weights between two engine steps; requests in flight go on. seat: where to receive them; None = out of the block.
 
         Raises WeightsError: before anything was changed if the block is not what the manifest announces, else the engine refuses all
-        further work.
+        further work.  Raises GroupBroken if the broadcast came to no end: it may be repeated; until then the engine goes on as it was,
+        or stands still where it loads in place.
         """
 
     async def logprobs(self, rows: Sequence[IntArray]) -> list[FloatArray]:

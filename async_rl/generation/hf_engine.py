@@ -3,7 +3,7 @@
 Requests with equal sampling settings are batched; a batch runs in a thread through transformers' `generate` until its last sample ends, the
 next batch starts then.  Between two tokens the thread gives way to whoever wants the model: new weights, or a probe.
 To rest, a batch ends after its token and its cache with it; after the next load its unfinished samples go on from what they have written.
-Invariants: as in engine.py; new weights are copied out of the shared block and verified before the model is touched.
+Invariants: as in engine.py; new weights are copied out of the shared block or a broadcast, and verified, before the model is touched.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from async_rl.errors import ConfigError, Unavailable, WeightsError
 from async_rl.generation.engine import Completion, read_model_facts, require_version
 from async_rl.generation.environment import uses_gpu
 from async_rl.generation.hf_batch import Recorder, Request, Row, Turn
-from async_rl.generation.tensors import tensor_views
+from async_rl.generation.tensors import Receiver, verify_block, weights_from
 from async_rl.messages import LoadReport, Manifest
+from async_rl.messages_weights import Seat
 from async_rl.types import NO_VERSION, FloatArray, IntArray, Sampling
-from async_rl.wire.shared_tensors import SharedTensorsReader
 
 _NO_TOKEN = (1 << 31) - 1
 """An id that no vocabulary has: without one, transformers takes the end tokens that the model names."""
@@ -44,6 +44,7 @@ class HfEngine:
         self._end_token_ids = () if config.generation.ignore_eos else self._facts.end_token_ids
         self._device = torch.device("cuda" if uses_gpu(config) else "cpu")
         self._version = NO_VERSION
+        self._receiver = Receiver(0, self._device)
         self._turn = Turn()
         self._waiting: list[Request] = []
         self._has_waiting = asyncio.Event()
@@ -91,6 +92,7 @@ class HfEngine:
             # The thread of a cancelled batch leaves at its next token; wait for that.
             await asyncio.to_thread(self._turn.wait_until_free)
         self._opened = None
+        self._receiver.close()
 
     def _fail_all(self, runner: asyncio.Task[None]) -> None:
         cause = None if runner.cancelled() else runner.exception()
@@ -206,10 +208,14 @@ class HfEngine:
         """The tokens that end a sample."""
         return self._end_token_ids
 
-    async def load_weights(self, manifest: Manifest) -> LoadReport:
-        """Copies and verifies the block beside the batch, then changes the tensors between two tokens."""
+    async def weight_devices(self) -> list[str]:
+        """One rank."""
+        return [self._receiver.device_name]
+
+    async def load_weights(self, manifest: Manifest, seat: Seat | None = None) -> LoadReport:
+        """Copies and verifies the version beside the batch, then changes the tensors between two tokens."""
         started_s = time.perf_counter()
-        tensors = await asyncio.to_thread(_copy_out, manifest)
+        tensors = await asyncio.to_thread(_copy_out, manifest, seat, self._receiver)
         pause_s = await asyncio.to_thread(self._exchange, manifest.version, tensors)
         self._is_resting = False
         self._awake.set()
@@ -246,9 +252,8 @@ class HfEngine:
         return scores
 
 
-def _copy_out(manifest: Manifest) -> dict[str, torch.Tensor]:
-    with SharedTensorsReader(manifest) as reader:
-        reader.verify()
-        tensors = {name: view.clone() for name, view in tensor_views(reader)}
-        reader.verify_unchanged()
-    return tensors
+def _copy_out(manifest: Manifest, seat: Seat | None, receiver: Receiver) -> dict[str, torch.Tensor]:
+    if seat is None:
+        verify_block(manifest)
+    with weights_from(manifest, seat, receiver) as tensors:
+        return {name: tensor.clone() if seat is None else tensor for name, tensor in tensors}

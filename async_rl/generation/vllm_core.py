@@ -231,10 +231,11 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped h
         results: list[Any] = await self._call(self._core.collective_rpc, method, timeout, args, kwargs)
         return results
 
-    async def beside_async(self, method: str, *args: object) -> None:
+    async def beside_async(self, method: str, *args: object) -> list[Any]:
         """Calls a method of the worker while the engine goes on stepping; an error is the caller's alone."""
         self._require_alive()
-        await asyncio.to_thread(self._core.collective_rpc, method, None, args)
+        results: list[Any] = await asyncio.to_thread(self._core.collective_rpc, method, None, args)
+        return results
 
     async def rest_async(self) -> None:
         """No step from now on until the weights change. Requests stay and lose their cache; they are computed anew then."""

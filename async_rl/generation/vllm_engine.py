@@ -27,13 +27,14 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from async_rl.codec import encode
 from async_rl.config import RunConfig
-from async_rl.errors import AsyncRLError, ConfigError, Unavailable, WeightsError
+from async_rl.errors import AsyncRLError, ConfigError, GroupBroken, Unavailable, WeightsError
 from async_rl.generation.engine import Completion, ModelFacts, read_model_facts, require_version
 from async_rl.generation.environment import uses_gpu
+from async_rl.generation.tensors import verify_block
 from async_rl.generation.vllm_core import ThreadedCore, open_threaded, written_logprobs
 from async_rl.messages import LoadReport, Manifest
+from async_rl.messages_weights import Seat
 from async_rl.types import NO_VERSION, FloatArray, IntArray, Sampling
-from async_rl.wire.shared_tensors import SharedTensorsReader
 
 _EXTENSION = "async_rl.generation.vllm_worker.SharedWeightsExtension"
 _ONLY_WHEN_FINISHED = 1 << 30
@@ -167,26 +168,32 @@ class VllmEngine:
                 await self._llm.sleep(level=2, mode="keep")
             self._is_resting = True
 
-    async def load_weights(self, manifest: Manifest) -> LoadReport:
-        """Verifies the block while generation goes on, then changes weights and label between two steps."""
+    async def weight_devices(self) -> list[str]:
+        """One of each worker."""
+        devices: list[str] = await self._llm.collective_rpc("weight_device")
+        return devices
+
+    async def load_weights(self, manifest: Manifest, seat: Seat | None = None) -> LoadReport:
+        """Verifies the weights while generation goes on, then changes weights and label between two steps."""
         async with self._loading:
             started_s = time.perf_counter()
             self._require_clean()
-            await asyncio.to_thread(_verify, manifest)
-            method, args = await self._stage(manifest)
+            if seat is None:
+                await asyncio.to_thread(verify_block, manifest)
+            method, args = await self._stage(manifest, seat)
             # A caller that gives up must not leave the engine between two versions.
             switch = asyncio.create_task(self._switch(manifest.version, method, args), name=f"weights {manifest.version}")
             pause_s = await asyncio.shield(switch)
             return LoadReport(version=manifest.version, load_s=time.perf_counter() - started_s, pause_s=pause_s)
 
-    async def _stage(self, manifest: Manifest) -> tuple[str, tuple[bytes, ...]]:
+    async def _stage(self, manifest: Manifest, seat: Seat | None) -> tuple[str, tuple[bytes, ...]]:
         """Does beside the engine what can be done there; returns the workers' method, with arguments, for the rest."""
         core = self._llm.engine_core
-        encoded = encode(manifest)
+        args = encode(manifest), b"" if seat is None else encode(seat)
         if isinstance(core, ThreadedCore):
-            await core.beside_async("stage_shared_weights", encoded)
+            _require_whole(await core.beside_async("stage_shared_weights", *args))
             return "exchange_shared_weights", ()
-        return "load_shared_weights", (encoded,)
+        return "load_shared_weights", args
 
     async def _switch(self, version: int, method: str, args: tuple[bytes, ...]) -> float:
         """Changes weights and label together; returns the seconds that generation stood still."""
@@ -203,7 +210,7 @@ class VllmEngine:
             else:  # not AsyncLLM.pause_generation: it sleeps 20 ms after the same call
                 await core.pause_scheduler_async("keep", False)
             paused_s = time.perf_counter()
-            await core.collective_rpc_async(method, None, args)
+            _require_whole(await core.collective_rpc_async(method, None, args))
             await core.set_weight_version_async(str(version))
             self._version = version
             self._num_loads += 1
@@ -230,7 +237,7 @@ class VllmEngine:
 
 
 class _DirtyOnError:
-    """Whatever ends a change of weights before its end leaves the engine dirty."""
+    """Whatever ends a change of weights before its end leaves the engine dirty; but a broken broadcast leaves it paused, to be repeated."""
 
     def __init__(self, engine: VllmEngine, version: int) -> None:
         self._engine = engine
@@ -240,7 +247,7 @@ class _DirtyOnError:
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
-        if error is None:
+        if error is None or isinstance(error, GroupBroken):
             return
         root = error.__cause__ or error
         failure = WeightsError(
@@ -251,10 +258,10 @@ class _DirtyOnError:
             raise failure from error
 
 
-def _verify(manifest: Manifest) -> None:
-    with SharedTensorsReader(manifest) as reader:
-        reader.verify()
-        reader.verify_unchanged()
+def _require_whole(broken: list[str]) -> None:
+    """Raises GroupBroken if one of the workers says so."""
+    if reason := next(filter(None, broken), ""):
+        raise GroupBroken(reason)
 
 
 def _engine_args(config: RunConfig, model_path: Path, facts: ModelFacts, seed: int) -> AsyncEngineArgs:

@@ -1,4 +1,4 @@
-"""The part of the weights' way that runs inside vLLM's workers: from the shared block into the model.
+"""The part of the weights' way that runs inside vLLM's workers: from the shared block, or a broadcast, into the model.
 
 On CPU, linear layers hold their weights packed for their kernel, so nothing can be copied in place.  A second copy of the model is loaded
 and packed beside the one that writes, then the two exchange their tensors, which takes no longer than a few assignments; what fails before
@@ -23,11 +23,11 @@ from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.utils.torch_utils import set_default_torch_dtype
 
 from async_rl.codec import decode
-from async_rl.errors import WeightsError
+from async_rl.errors import GroupBroken, WeightsError
 from async_rl.generation.environment import EXTERNAL_LIB, die_with_parent
-from async_rl.generation.tensors import tensor_views
+from async_rl.generation.tensors import Receiver, Tensors, weights_from
 from async_rl.messages import Manifest
-from async_rl.wire.shared_tensors import SharedTensorsReader
+from async_rl.messages_weights import Seat
 
 if multiprocessing.parent_process() is not None:
     # A worker process that vLLM started; one that survives its engine would hold the memory of a model.
@@ -37,13 +37,19 @@ if multiprocessing.parent_process() is not None:
 
 
 class SharedWeightsExtension:
-    """Methods that vLLM adds to its worker class. All take an encoded Manifest and raise WeightsError for a block that does not fit it."""
+    """Methods that vLLM adds to its worker class.
+
+    Those that load take an encoded Manifest and an encoded Seat (empty = the shared block), and raise WeightsError for weights that do not
+    fit.  They return why a broadcast broke, else nothing: an exception of a worker in another process would lose its type.
+    """
 
     _spare: SpareModel | None = None
+    _receiver: Receiver
 
     def prepare_shared_weights(self) -> None:
         """Makes the second copy where there will be one. Call it while nothing runs: it changes torch's default dtype for a moment."""
         config: VllmConfig = self.vllm_config  # type: ignore[attr-defined]  # of the worker this class is mixed into
+        self._receiver = Receiver(self.rank, self.device)  # type: ignore[attr-defined]
         meeting_point: str = self.distributed_init_method  # type: ignore[attr-defined]
         if config.parallel_config.world_size == 1 and meeting_point.startswith("file://"):
             # Nobody else will come; a killed process would leave the file behind.
@@ -51,35 +57,54 @@ class SharedWeightsExtension:
         if config.device_config.device_type == "cpu" and config.quant_config is None:
             self._spare = SpareModel(self.model_runner.get_model(), config)  # type: ignore[attr-defined]
 
-    def stage_shared_weights(self, manifest: bytes) -> None:
+    def weight_device(self) -> str:
+        """What receives weights in this rank."""
+        return self._receiver.device_name
+
+    def stage_shared_weights(self, manifest: bytes, seat: bytes) -> str:
         """Loads and packs the second copy; may run beside the engine's steps."""
         if self._spare is None:
             raise WeightsError("this worker has no second copy of the model to stage weights in")
-        with SharedTensorsReader(decode(manifest, Manifest)) as reader:
-            self._spare.load(reader)
+        try:
+            with weights_from(decode(manifest, Manifest), _seat(seat), self._receiver) as tensors:
+                self._spare.load(tensors)
+        except GroupBroken as error:
+            return str(error)
+        self._spare.pack()
+        return ""
 
     def exchange_shared_weights(self) -> None:
         """The staged weights go live; between two steps only."""
         if self._spare is not None:
             self._spare.exchange()
 
-    def load_shared_weights(self, manifest: bytes) -> None:
-        """Loads the model at once; between two steps only."""
+    def load_shared_weights(self, manifest: bytes, seat: bytes) -> str:
+        """Loads the model at once; between two steps only. After a broken broadcast no step may follow until a load succeeded."""
         if self._spare is not None:
-            self.stage_shared_weights(manifest)
-            self.exchange_shared_weights()
-            return
+            if not (broken := self.stage_shared_weights(manifest, seat)):
+                self.exchange_shared_weights()
+            return broken
         config: VllmConfig = self.vllm_config  # type: ignore[attr-defined]
         model: torch.nn.Module = self.model_runner.get_model()  # type: ignore[attr-defined]
-        with SharedTensorsReader(decode(manifest, Manifest)) as reader, set_current_vllm_config(config), torch.no_grad():
-            initialize_layerwise_reload(model)
-            _load_all(model, reader)
-            finalize_layerwise_reload(model, config.model_config)
-            for module in model.modules():
-                # The reload leaves out a head that shares its weights with the embedding.
-                if isinstance(module, ParallelLMHead):
-                    module.quant_method.process_weights_after_loading(module)
-            reader.verify_unchanged()
+        source = weights_from(decode(manifest, Manifest), _seat(seat), self._receiver)
+        try:
+            with source as tensors, set_current_vllm_config(config), torch.no_grad():
+                initialize_layerwise_reload(model)
+                try:
+                    _load_all(model, tensors)
+                finally:  # a repetition needs the layers whole, whatever is in them
+                    finalize_layerwise_reload(model, config.model_config)
+                for module in model.modules():
+                    # The reload leaves out a head that shares its weights with the embedding.
+                    if isinstance(module, ParallelLMHead):
+                        module.quant_method.process_weights_after_loading(module)
+        except GroupBroken as error:
+            return str(error)
+        return ""
+
+
+def _seat(encoded: bytes) -> Seat | None:
+    return decode(encoded, Seat) if encoded else None
 
 
 class SpareModel:
@@ -98,13 +123,16 @@ class SpareModel:
         self._unpacked = [dict(theirs._parameters) for _, theirs in self._pairs]
         self._packed: list[dict[str, object]] = []
 
-    def load(self, reader: SharedTensorsReader) -> None:
-        """Fills the spare copy and packs it; the live one is not touched. Raises WeightsError if the block changed meanwhile."""
+    def load(self, tensors: Tensors) -> None:
+        """Fills the spare copy; the live one is not touched."""
         for (_, theirs), unpacked in zip(self._pairs, self._unpacked, strict=True):
             theirs._parameters.update(unpacked)
         with torch.no_grad(), set_current_vllm_config(self._config):
-            _load_all(self._model, reader)
-            reader.verify_unchanged()
+            _load_all(self._model, tensors)
+
+    def pack(self) -> None:
+        """Prepares what was loaded for the kernels."""
+        with torch.no_grad(), set_current_vllm_config(self._config):
             self._packed = [_pack(theirs) for _, theirs in self._pairs]
 
     def exchange(self) -> None:
@@ -128,9 +156,9 @@ def _second_model(config: VllmConfig) -> torch.nn.Module:
     return model
 
 
-def _load_all(model: torch.nn.Module, reader: SharedTensorsReader) -> None:
+def _load_all(model: torch.nn.Module, tensors: Tensors) -> None:
     expected = {name for name, _ in model.named_parameters()}
-    loaded: set[str] = model.load_weights(tensor_views(reader))  # type: ignore[operator]
+    loaded: set[str] = model.load_weights(tensors)  # type: ignore[operator]
     if missing := expected - loaded:
         raise WeightsError(f"{len(missing)} parameters got no weights, among them {min(missing)}; push all tensors of the model")
 

@@ -17,6 +17,7 @@ from async_rl.generation.environment import gently
 from async_rl.messages import FailGroup, LoadReport, LoadWeights, Logprobs, Message, Ok, Probe, PutGroup, RequestWork, Work
 from async_rl.messages_colocated import Rest
 from async_rl.messages_scaling import Drain
+from async_rl.messages_weights import ReceiveWeights
 from async_rl.pools import evaluates_only, seat
 from async_rl.processes.resting import Resting
 from async_rl.processes.rollout import Rollouts, num_written
@@ -24,6 +25,7 @@ from async_rl.processes.runtime import ProcessContext
 from async_rl.selection import num_drawn
 from async_rl.types import NO_VERSION, DropReason, Purpose, Ticket
 from async_rl.weights.files import FileReader
+from async_rl.wire.rpc import Handler
 
 _PARK_S = 20.0
 
@@ -35,9 +37,14 @@ async def run(context: ProcessContext) -> None:
     try:
         if not generator.is_colocated:
             await generator.resting.start()
-        await context.serve(
-            {LoadWeights: generator.load_weights, Probe: generator.probe, Drain: generator.drain, Rest: generator.resting.rest}
-        )
+        handlers: dict[type[Message], Handler] = {
+            LoadWeights: generator.load_weights,
+            ReceiveWeights: generator.receive_weights,
+            Probe: generator.probe,
+            Drain: generator.drain,
+            Rest: generator.resting.rest,
+        }
+        await context.serve(handlers, devices=await generator.weight_devices())
         await generator.work()
     finally:
         await generator.close()
@@ -180,11 +187,25 @@ class Generator:
         """New weights between two engine steps; admission learns at once what this generator samples with now."""
         async with self.resting.waking(request.turn):
             report = await self._load(request)
+        self._tell_loaded(report)
+        return report
+
+    async def receive_weights(self, request: ReceiveWeights) -> Message:
+        """As load_weights, out of a broadcast of the learner."""
+        with self._context.activity("receiving weights"):
+            report = await self._engine.load_weights(request.manifest, request.seat)
+        self._tell_loaded(report)
+        return report
+
+    async def weight_devices(self) -> list[str]:
+        """What receives a broadcast; none where the engine is not up yet, because it shares its device with the learner."""
+        return [] if self.is_colocated else await self._engine.weight_devices()
+
+    def _tell_loaded(self, report: LoadReport) -> None:
         self._context.version = self._engine.version
         self._context.activity.gauge("weights/pause_s", report.pause_s)
         self._has_weights.set()
         self._context.group.create_task(self._tell_version(), name="tell version")
-        return report
 
     async def _load(self, request: LoadWeights) -> LoadReport:
         with self._context.activity("loading weights"):

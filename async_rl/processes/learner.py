@@ -44,7 +44,7 @@ async def run(context: ProcessContext) -> None:
         return Trainer(context.config, context.model_path, rank=context.rank, world_size=world_size, device=device, failed_batches=failed)
 
     ranks = TrainingPool(make_trainer, rank=context.rank, world_size=world_size)
-    learner = Learner(context, ranks) if context.rank == 0 else None
+    learner = Learner(context, ranks, device) if context.rank == 0 else None
     try:
         await (learner.start() if learner is not None else ranks.start())
         await context.serve({})
@@ -61,12 +61,12 @@ async def run(context: ProcessContext) -> None:
 class Learner:
     """Rank 0: the loop of steps."""
 
-    def __init__(self, context: ProcessContext, ranks: TrainingPool) -> None:
+    def __init__(self, context: ProcessContext, ranks: TrainingPool, device: torch.device) -> None:
         self._context = context
         self._config = context.config
         self._ranks = ranks
         self._buffer = context.peer("buffer")
-        self._pusher = Pusher(context, ranks)
+        self._pusher = Pusher(context, ranks, rank_device=device)
         self._version = 0
 
     async def start(self) -> None:

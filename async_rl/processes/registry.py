@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -52,7 +53,7 @@ class Registry:
     def register(self, message: Register) -> None:
         """The process serves at its address from now on."""
         self._entries[message.name] = _Entry(
-            _member(message.name, message.role, message.pid, message.address, "ready"),
+            _member(message.name, message.role, message.pid, message.address, "ready", devices=message.devices),
             time.monotonic(),
             is_serving=True,
             is_draining=self._is_draining(message.name),
@@ -76,6 +77,7 @@ class Registry:
             since_s=message.since_s,
             version=message.version,
             counters=message.counters,
+            devices=old.devices,
         )
 
     def mark(self, name: str, state: str) -> None:
@@ -153,7 +155,16 @@ class Registry:
         self.directory.update(Members(epoch=self.directory.epoch + 1, members=serving))
 
 
-def _member(name: str, role: Role, pid: int, address: str, state: str, *, waits_for: str = "") -> Member:
+def _member(name: str, role: Role, pid: int, address: str, state: str, *, waits_for: str = "", devices: Sequence[str] = ()) -> Member:
     return Member(
-        name=name, role=role, pid=pid, address=address, state=state, waits_for=waits_for, since_s=time.time(), version=-1, counters={}
+        name=name,
+        role=role,
+        pid=pid,
+        address=address,
+        state=state,
+        waits_for=waits_for,
+        since_s=time.time(),
+        version=-1,
+        counters={},
+        devices=list(devices),
     )

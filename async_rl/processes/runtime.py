@@ -15,7 +15,7 @@ import os
 import platform
 import signal
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -112,18 +112,19 @@ class ProcessContext:
         """This life of a process, and no other."""
         return Incarnation(member, self.directory, self.connections)
 
-    async def serve(self, handlers: Mapping[type[Message], Handler]) -> None:
-        """Binds this process's server, answers `handlers` from now on, and registers the address."""
+    async def serve(self, handlers: Mapping[type[Message], Handler], *, devices: Sequence[str] = ()) -> None:
+        """Binds this process's server, answers `handlers` from now on, and registers the address; devices as in Register."""
         server = RpcServer(self.host, 0, self.keys, handlers)
         self._servers.enter_context(server)
         self._own(server.serve(), "rpc server")
-        await self.register(server.address)
+        await self.register(server.address, devices)
 
-    async def register(self, address: str) -> None:
+    async def register(self, address: str, devices: Sequence[str] = ()) -> None:
         """Tells the supervisor that this process serves at `address`."""
         self.activity.rest("serving")
         timeout_s = self.config.network.call_timeout_s
-        await self.supervisor.call(Register(name=self.name, role=self.role, pid=os.getpid(), address=address), timeout_s=timeout_s)
+        request = Register(name=self.name, role=self.role, pid=os.getpid(), address=address, devices=list(devices))
+        await self.supervisor.call(request, timeout_s=timeout_s)
 
     async def report(
         self,

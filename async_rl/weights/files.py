@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import IO, Self
 
 import fsspec
@@ -30,16 +30,21 @@ class WeightFiles:
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
-        self._newest = ""
+        self._has_written = False
 
-    def write(self, manifest: Manifest) -> str:
-        """Copies the block into a file and deletes the others; returns the file's URL. Raises ConfigError if the place refuses it."""
+    def write(self, manifest: Manifest, *, keep: Collection[int] = ()) -> str:
+        """Copies the block into a file; returns its URL. Deletes the others, but for the versions that somebody still reads.
+
+        Raises ConfigError if the place refuses it.
+        """
         try:
             fs, folder = fsspec.core.url_to_fs(self._folder)
             path = f"{folder}/version_{manifest.version}{_SUFFIX}"
             fs.makedirs(folder, exist_ok=True)
+            kept = tuple(f"/version_{version}{_SUFFIX}" for version in keep)
             for old in fs.glob(f"{folder}/*{_SUFFIX}"):
-                fs.rm_file(old)
+                if not old.endswith(kept):
+                    fs.rm_file(old)
             with SharedTensorsReader(manifest) as reader, fs.open(path, "wb") as file:
                 file.write(_header(manifest))
                 for _, data in reader.tensors():
@@ -49,15 +54,16 @@ class WeightFiles:
             raise ConfigError(
                 f"version {manifest.version} cannot be written to {self._folder} ({error}); give a place with room in weights.path"
             ) from error
-        self._newest = fs.unstrip_protocol(path)
-        return self._newest
+        self._has_written = True
+        return str(fs.unstrip_protocol(path))
 
     def close(self) -> None:
-        """Deletes the last file: without the learner's manifest nobody reads it."""
-        if self._newest:
-            with contextlib.suppress(OSError):  # the place is gone, and with it the file
-                fs, path = fsspec.core.url_to_fs(self._newest)
-                fs.rm_file(path)
+        """Deletes the last files: without the learner's manifest nobody reads them."""
+        if self._has_written:
+            with contextlib.suppress(OSError):  # the place is gone, and with it the files
+                fs, folder = fsspec.core.url_to_fs(self._folder)
+                for path in fs.glob(f"{folder}/*{_SUFFIX}"):
+                    fs.rm_file(path)
 
 
 class FileReader:

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from async_rl.errors import BlockUnreachable, WeightsError
 from async_rl.messages import LoadReport, LoadWeights, Manifest
+from async_rl.messages_weights import ReceiveWeights, Seat
 
 
 class Caller(Protocol):
@@ -30,16 +31,31 @@ class Route:
         self._falls_back = transfer == "auto"
         self.by_file = transfer == "filesystem"
 
-    async def load(self, manifest: Manifest, caller: Caller, *, turn: int = 0, timeout_s: float) -> LoadReport:
-        """Returns once the generator writes with the version. Raises what the call raises, WeightsError if another version was loaded."""
-        url = await self._file(manifest) if self.by_file else ""
+    async def load(self, manifest: Manifest, caller: Caller, *, turn: int = 0, timeout_s: float, written: Callable[[], None]) -> LoadReport:
+        """Returns once the generator writes with the version. written: called when the file is there, so that the block is not needed.
+
+        Raises what the call raises, WeightsError if another version was loaded.
+        """
+        url = ""
+        if self.by_file:
+            url = await self._file(manifest)
+            written()
         try:
-            report: LoadReport = await caller.call(LoadWeights(manifest=manifest, url=url, turn=turn), timeout_s=timeout_s)
+            return await _load(caller, LoadWeights(manifest=manifest, url=url, turn=turn), timeout_s)
         except BlockUnreachable:
             if self.by_file or not self._falls_back:
                 raise
             self.by_file = True
-            return await self.load(manifest, caller, turn=turn, timeout_s=timeout_s)
-        if report.version != manifest.version:
-            raise WeightsError(f"it loaded version {report.version} instead of {manifest.version}")
-        return report
+            return await self.load(manifest, caller, turn=turn, timeout_s=timeout_s, written=written)
+
+
+async def receive(manifest: Manifest, seat: Seat, caller: Caller, *, timeout_s: float) -> LoadReport:
+    """Returns once the generator writes with the version that is broadcast. Raises as `Route.load`, GroupBroken if others were lost."""
+    return await _load(caller, ReceiveWeights(manifest=manifest, seat=seat), timeout_s)
+
+
+async def _load(caller: Caller, request: LoadWeights | ReceiveWeights, timeout_s: float) -> LoadReport:
+    report: LoadReport = await caller.call(request, timeout_s=timeout_s)
+    if report.version != request.manifest.version:
+        raise WeightsError(f"it loaded version {report.version} instead of {request.manifest.version}")
+    return report

@@ -140,6 +140,11 @@ class SharedTensorsReader:
         for entry in self._manifest.tensors:
             yield entry, self._bytes[entry.offset : entry.offset + entry.size_bytes]
 
+    @property
+    def block(self) -> Bytes:
+        """All of it, as `tensors` gives parts of it."""
+        return self._bytes
+
     def close(self) -> None:
         """Unmaps the block, unless views of it live on; they keep it mapped."""
         self._bytes = np.empty(0, dtype=np.uint8)

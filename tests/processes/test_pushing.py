@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pytest
+from pushing_support import Learner
 
 from async_rl.errors import BlockUnreachable, ConfigError
-from async_rl.launchers.compose import compose
-from async_rl.messages import Expel, LoadReport, LoadWeights, Logprobs, Manifest, Member, Members, Message, Probe
-from async_rl.observability.activity import Activity
-from async_rl.processes.directory import Directory
-from async_rl.processes.pushing import Pusher
+from async_rl.messages import LoadReport, LoadWeights, Logprobs, Message, Probe
 from async_rl.weights.files import FileReader
-from async_rl.wire.shared_tensors import SharedTensors, layout
-
-TENSORS = [("embed", "float32", [5, 1], 20)]
 
 
 class Generator:
@@ -30,6 +20,9 @@ class Generator:
         self.versions: list[int] = []
         self.urls: list[str] = []
         self.has_loaded = asyncio.Event()
+        self.is_asked = asyncio.Event()
+        self.may_read = asyncio.Event()
+        self.may_read.set()
         self._hangs = hangs
         self._shares_memory = shares_memory
         self._files = FileReader()
@@ -41,6 +34,8 @@ class Generator:
         if self._hangs:
             await asyncio.get_running_loop().create_future()
         if request.url:
+            self.is_asked.set()
+            await self.may_read.wait()
             self._files.fetch(request.url, request.manifest)
         elif not self._shares_memory:
             raise BlockUnreachable("no such block here")
@@ -48,61 +43,6 @@ class Generator:
         self.versions.append(request.manifest.version)
         self.has_loaded.set()
         return LoadReport(version=request.manifest.version, load_s=0.2, pause_s=0.1 * len(self.versions))
-
-
-class Learner:
-    """A pusher with everything around it that it needs."""
-
-    def __init__(self, run_dir: Path, generators: dict[str, Generator], *overrides: str) -> None:
-        self._generators = generators
-        self._block = SharedTensors(*layout(TENSORS))
-        self._directory = Directory()
-        self.cut_off: list[Expel] = []
-        config = compose("grpo_code", ["weights.deadline_s=0.3", "weights.probe_every_pushes=0", *overrides])
-        context: Any = SimpleNamespace(
-            config=config,
-            run_dir=run_dir,
-            activity=Activity(),
-            directory=self._directory,
-            supervisor=self,
-            incarnation_of=lambda member: generators[member.name],
-        )
-        self.pusher = Pusher(context, self)  # type: ignore[arg-type]
-
-    def serve(self, *names: str) -> None:
-        """These generators are in the directory from now on."""
-        members = [
-            Member(name=n, role="generator", pid=1, address="a", state="", waits_for="", since_s=0, version=-1, counters={}) for n in names
-        ]
-        self._directory.update(Members(epoch=self._directory.epoch + 1, members=members))
-
-    async def call(self, request: Expel, *, timeout_s: float) -> None:
-        """The supervisor: who is cut off leaves."""
-        self.cut_off.append(request)
-        self.serve(*(m.name for m in self._directory.members if m.name != request.name))
-
-    async def publish(self, version: int) -> Manifest:
-        """The ranks."""
-        return self._block.write(version, [bytes_of(version)])
-
-    async def logprobs(self, rows: object) -> list[Any]:
-        """The ranks' answer to a probe that no generator here can answer."""
-        return []
-
-    def run(self, story: Callable[[], Awaitable[None]]) -> None:
-        """The story beside the pusher, in a minute at most."""
-
-        async def both() -> None:
-            async with asyncio.timeout(60), asyncio.TaskGroup() as group:
-                pushing = group.create_task(self.pusher.run())
-                await story()
-                pushing.cancel()
-
-        asyncio.run(both())
-
-
-def bytes_of(version: int) -> Any:
-    return np.full(20, version, np.uint8)
 
 
 def test_a_late_joiner_gets_the_version_and_nobody_else_is_asked(tmp_path: Path) -> None:
@@ -154,6 +94,24 @@ def test_a_mixed_fleet_gets_each_version_by_the_way_that_reaches_each_member(tmp
     assert [url.rpartition("/")[2] for url in generators["far"].urls] == ["version_0.safetensors", "version_1.safetensors"]
     assert learner.cut_off == []
     assert list((tmp_path / "weights").iterdir()) == []
+
+
+def test_a_version_is_published_while_a_far_generator_still_reads_the_file_of_the_one_before(tmp_path: Path) -> None:
+    far = Generator(shares_memory=False)
+    learner = Learner(tmp_path, {"near": Generator(), "far": far}, "weights.deadline_s=50")
+
+    async def story() -> None:
+        far.may_read.clear()
+        learner.serve("near", "far")
+        await learner.pusher.publish(0)
+        await far.is_asked.wait()
+        await learner.pusher.publish(1)
+        assert far.versions == []
+        far.may_read.set()
+        await learner.pusher.live(1)
+
+    learner.run(story)
+    assert far.versions == [0, 1]
 
 
 @pytest.mark.parametrize("override", ["weights.path=null", "weights.path=memory://elsewhere"])

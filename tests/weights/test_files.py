@@ -64,6 +64,16 @@ def test_old_versions_and_the_last_one_are_deleted(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_version_that_somebody_still_reads_is_kept(tmp_path: Path) -> None:
+    files = WeightFiles(str(tmp_path))
+    with publisher() as weights:
+        for version in (1, 2, 3):
+            files.write(weights.write(version, TENSORS.values()), keep={2})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["version_2.safetensors", "version_3.safetensors"]
+    files.close()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_file_whose_bytes_changed_is_refused(tmp_path: Path) -> None:
     with publisher() as weights, FileReader() as reader:
         announced = weights.write(1, TENSORS.values())

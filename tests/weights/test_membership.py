@@ -42,13 +42,54 @@ def test_a_member_that_dies_lets_the_survivors_try_again() -> None:
     assert group.behind() == {A}
 
 
-def test_who_gives_up_where_nobody_was_lost_is_cut_off_so_that_pushing_ends() -> None:
-    group = group_of(A, B)
-    epoch = group.begin([A, B])
-    group.answer(epoch.number, A, Answer.GAVE_UP)
-    assert group.answer(epoch.number, B, Answer.LOADED) == {A}
+def test_who_gives_up_where_nobody_was_lost_tries_alone_and_is_cut_off_then_so_that_pushing_ends() -> None:
+    group = group_of(A, B, C)
+    epoch = group.begin([A, B, C])
+    group.answer(epoch.number, C, Answer.LOADED)
+    for life in (A, B):
+        assert group.answer(epoch.number, life, Answer.GAVE_UP) == set()
+    first = group.begin(group.next_party([A, B, C]))
+    assert first.members == {A}
+    assert group.answer(first.number, A, Answer.GAVE_UP) == {A}
+    second = group.begin(group.next_party([A, B, C]))
+    assert second.members == {B}
+    assert group.answer(second.number, B, Answer.LOADED) == set()
     assert group.behind() == set()
     assert group.all_hold(1)
+
+
+def test_who_failed_by_itself_is_cut_off_and_those_who_gave_up_with_it_try_again_together() -> None:
+    group = group_of(A, B, C)
+    epoch = group.begin([A, B, C])
+    assert group.answer(epoch.number, C, Answer.FAILED) == {C}
+    for life in (A, B):
+        assert group.answer(epoch.number, life, Answer.GAVE_UP) == set()
+    assert not epoch.is_whole
+    assert group.next_party([A, B, C]) == {A, B}
+
+
+def test_no_party_begins_beside_another_and_one_who_loads_for_itself_is_in_none() -> None:
+    group = group_of(A, B, C)
+    assert group.next_party([A, B]) == {A, B}
+    epoch = group.begin([A])
+    assert group.next_party([A, B]) == set()
+    group.answer(epoch.number, A, Answer.LOADED)
+    group.begin([C])
+    assert group.next_party([A, B]) == {B}
+
+
+def test_a_version_may_come_while_somebody_loads_what_the_block_is_not_needed_for() -> None:
+    group = group_of(A, B)
+    first, second = group.begin([A]), group.begin([B])
+    group.release(first.number)
+    assert not group.is_free
+    assert group.loading == {1}
+    group.answer(second.number, B, Answer.LOADED)
+    assert group.is_free
+    group.publish(2)
+    assert group.behind() == {B}
+    group.answer(first.number, A, Answer.LOADED)
+    assert group.behind() == {A, B}
 
 
 def test_an_answer_to_an_epoch_that_ended_is_ignored() -> None:
@@ -95,6 +136,7 @@ class Fleet(RuleBasedStateMachine):
         self.expelled: set[Life] = set()
         self.serves: dict[Life, int] = {}
         self.loading: dict[int, tuple[Epoch, frozenset[Life]]] = {}
+        self.copied: dict[int, int] = {}  # epoch -> what its members read instead of the block
         self.ended: list[tuple[Epoch, Life]] = []
         self.wants_version = False
         self.opened_since_wanted = 0
@@ -125,9 +167,14 @@ class Fleet(RuleBasedStateMachine):
         self._forget_ended()
 
     @precondition(lambda self: self.group.behind())
-    @rule(data=st.data())
-    def begin(self, data: st.DataObject) -> None:
-        members = data.draw(st.sets(st.sampled_from(sorted(self.group.behind())), min_size=1))
+    @rule(data=st.data(), is_party=st.booleans())
+    def begin(self, data: st.DataObject, is_party: bool) -> None:
+        behind = self.group.behind()
+        members = self.group.next_party(self.present) if is_party else data.draw(st.sets(st.sampled_from(sorted(behind)), min_size=1))
+        if not members:
+            assert self.loading, "a party waits only while others load"
+            return
+        assert members <= behind
         epoch = self.group.begin(members)
         assert epoch.number not in self.loading
         self.loading[epoch.number] = epoch, frozenset(members)
@@ -141,11 +188,18 @@ class Fleet(RuleBasedStateMachine):
         epoch, _ = self.loading[data.draw(st.sampled_from(sorted(self.loading)))]
         life = data.draw(st.sampled_from(sorted(epoch.missing)))
         if answer is Answer.LOADED:
-            self.serves[life] = self.block  # what the block holds when the last byte was read
-            assert epoch.version == self.block, "the block changed under a reader"
+            self.serves[life] = self.copied.get(epoch.number, self.block)  # what was there when the last byte was read
+            assert epoch.version == self.serves[life], "the block changed under a reader"
         self.ended.append((epoch, life))
         self._expel(self.group.answer(epoch.number, life, answer))
         self._forget_ended()
+
+    @precondition(lambda self: self.loading)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(self.loading)))
+        self.copied.setdefault(number, self.block)
+        self.group.release(number)
 
     @precondition(lambda self: self.loading)
     @rule(data=st.data())
@@ -191,7 +245,7 @@ class Fleet(RuleBasedStateMachine):
     @invariant()
     def the_learner_waits_for_loads_that_had_begun_only(self) -> None:
         assert self.opened_since_wanted == 0
-        assert self.group.is_free == (not self.loading)
+        assert self.group.is_free == (self.loading.keys() <= self.copied.keys())
 
     def teardown(self) -> None:
         """From anywhere: the open loads end by their deadlines, and then whoever is left reaches the newest version."""

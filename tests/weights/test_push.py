@@ -33,12 +33,12 @@ async def write(manifest: Manifest) -> str:
 
 
 def asked(transfer: str, *, shares_memory: bool) -> list[str]:
-    """The URLs it was asked to load in two pushes; empty for the shared block."""
+    """The URLs it was asked to load in two pushes, empty for the shared block; `written` where the block was given up before."""
     generator, route = Generator(shares_memory=shares_memory), Route(transfer, write)
 
     async def run() -> None:
         for _ in range(2):
-            await route.load(MANIFEST, generator, timeout_s=1)
+            await route.load(MANIFEST, generator, timeout_s=1, written=lambda: generator.asked.append("written"))
 
     asyncio.run(run())
     return generator.asked
@@ -49,11 +49,11 @@ def test_auto_takes_shared_memory_where_it_is_shared() -> None:
 
 
 def test_auto_takes_the_file_elsewhere_and_tries_the_block_once() -> None:
-    assert asked("auto", shares_memory=False) == ["", "memory://version_3", "memory://version_3"]
+    assert asked("auto", shares_memory=False) == ["", *["written", "memory://version_3"] * 2]
 
 
 def test_filesystem_is_used_even_where_memory_is_shared() -> None:
-    assert asked("filesystem", shares_memory=True) == ["memory://version_3"] * 2
+    assert asked("filesystem", shares_memory=True) == ["written", "memory://version_3"] * 2
 
 
 def test_shared_memory_does_not_fall_back() -> None:
@@ -63,7 +63,7 @@ def test_shared_memory_does_not_fall_back() -> None:
 
 def test_a_generator_that_loaded_another_version_has_failed() -> None:
     with pytest.raises(WeightsError, match="it loaded version 2 instead of 3"):
-        asyncio.run(Route("auto", write).load(MANIFEST, Generator(shares_memory=True, loads=2), timeout_s=1))
+        asyncio.run(Route("auto", write).load(MANIFEST, Generator(shares_memory=True, loads=2), timeout_s=1, written=list))
 
 
 def test_a_generator_that_is_gone_is_not_asked_again() -> None:
@@ -72,4 +72,4 @@ def test_a_generator_that_is_gone_is_not_asked_again() -> None:
             raise Unavailable("the generator is gone")
 
     with pytest.raises(Unavailable):
-        asyncio.run(Route("auto", write).load(MANIFEST, Gone(), timeout_s=1))
+        asyncio.run(Route("auto", write).load(MANIFEST, Gone(), timeout_s=1, written=list))

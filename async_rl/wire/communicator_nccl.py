@@ -1,0 +1,56 @@
+"""The form over NCCL: each rank is a GPU of its own. What differs from gloo, and no more; docs/hardware.md says what of it was run."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import timedelta
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+
+_POLL_S = 0.0005
+_NEVER = timedelta(days=1)
+
+
+class NcclCommunicator:
+    """torch's process group, with deadlines of our own: those of torch end the process."""
+
+    def __init__(self, store: Any, rank: int, world_size: int, *, host: str, device: torch.device) -> None:
+        self.device = device
+        self._rank = rank
+        # Read by torch when the group is made. 0: a lost peer is an error of the broadcast here, not the end of this process.
+        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", _interface_of(host))
+        nccl: Any = dist.ProcessGroupNCCL
+        options = nccl.Options()
+        options._timeout = _NEVER
+        options.config.blocking = 0  # a call that waits for a lost peer could not be aborted
+        with torch.cuda.device(device):
+            self._group: Any = nccl(store, rank, world_size, options)
+
+    def broadcast(self, flat: torch.Tensor, *, timeout_s: float) -> None:
+        """Returns once the tensor may be used, or written again on rank 0."""
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = 0, 0
+        deadline_s = time.monotonic() + timeout_s
+        work = self._group.broadcast([flat], options)
+        while not work.is_completed():  # NCCL tells nobody; waiting for the stream would know no deadline
+            if time.monotonic() > deadline_s:
+                raise RuntimeError(f"rank {self._rank} waited {timeout_s:g} s")
+            time.sleep(_POLL_S)
+        work.wait()
+
+    def close(self) -> None:
+        """ncclCommAbort: ends what hangs."""
+        self._group.abort()
+
+
+def _interface_of(host: str) -> str:
+    """The name of the interface that has this address; NCCL takes names only."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(address.address == host for address in addresses):
+            return str(name)
+    raise RuntimeError(f"no network interface of this machine has the address {host}")

@@ -1,0 +1,191 @@
+"""Time per push to 1, 2 and 4 generators on one host, in each form, beside the time to copy the same bytes in memory.
+
+Run: `python -m benchmarks.push_forms [--pushes N] [--generators 1,2,4] [--size "350 MB"] [--engine hf]`.
+Generators are processes with a real engine that writes nothing meanwhile, reached over the run's sockets; the learner's side is the real
+pusher. Each push is paired with a copy of the block's bytes between two buffers, right after it; ratios are medians over the pairs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from async_rl.messages import LoadWeights, Member, Members
+from async_rl.messages_weights import ReceiveWeights
+from async_rl.wire.keys import create_keys, load_keys
+from async_rl.wire.rpc import RpcServer
+from benchmarks.figures import figure
+from benchmarks.generation import parameters, random_model, settings
+from benchmarks.push import SIZES
+
+FORMS = ("shared_memory", "filesystem", "collective")
+HOST = "127.0.0.1"
+
+
+async def generate(model: Path, keys: Path, kind: str) -> None:
+    """A generator without work: says where it serves, loads what it is told."""
+    from async_rl.generation.engine import build_engine, prepare_environment
+    from async_rl.weights.files import FileReader
+
+    config = settings(model, f"generation.engine={kind}")
+    prepare_environment(config, [])
+    engine = build_engine(config, model)
+    await engine.start()
+    files = FileReader()
+
+    async def load(request: LoadWeights) -> Any:
+        manifest = await asyncio.to_thread(files.fetch, request.url, request.manifest) if request.url else request.manifest
+        return await engine.load_weights(manifest)
+
+    async def receive(request: ReceiveWeights) -> Any:
+        return await engine.load_weights(request.manifest, request.seat)
+
+    with RpcServer(HOST, 0, load_keys(keys), {LoadWeights: load, ReceiveWeights: receive}) as server:
+        print(json.dumps({"address": server.address, "devices": await engine.weight_devices()}), flush=True)
+        await server.serve()
+
+
+class Learner:
+    """A pusher, with what it needs around it."""
+
+    def __init__(self, directory: Path, model: Path, members: list[Member], connect: Any) -> None:
+        import torch
+
+        from async_rl.weights.publisher import WeightPublisher, tensor_spec
+
+        self._tensors = parameters(model)
+        self.publisher = WeightPublisher([tensor_spec(name, tensor) for name, tensor in self._tensors.items()])
+        self._path, self._model, self._members, self._connect, self._device = directory, model, members, connect, torch.device("cpu")
+        self._version = -1
+        self._is_written_s = 0.0
+        self.num_bytes = 0
+
+    async def publish(self, version: int) -> Any:
+        """As the ranks do it."""
+        manifest = await asyncio.to_thread(self.publisher.write, version, self._tensors.values())
+        self.num_bytes, self._is_written_s = manifest.total_bytes, time.perf_counter()
+        return manifest
+
+    async def pushes(self, form: str, count: int, num_pushes: int) -> AsyncIterator[tuple[float, float]]:
+        """Seconds from the written block until all serve the version, and the longest pause of a generator; the first push warms up."""
+        from async_rl.observability.activity import Activity
+        from async_rl.processes.directory import Directory, Incarnation
+        from async_rl.processes.pushing import Pusher
+
+        directory = Directory()
+        directory.update(Members(epoch=0, members=self._members[:count]))
+        context: Any = SimpleNamespace(
+            config=settings(self._model, f"weights.transfer={form}", "weights.probe_every_pushes=0", "weights.deadline_s=120"),
+            run_dir=self._path,
+            activity=Activity(),
+            incarnation=f"{form}-{count}",
+            host=HOST,
+            log=logging.getLogger(__name__),
+            directory=directory,
+            supervisor=None,
+            incarnation_of=lambda member: Incarnation(member, directory, self._connect),
+        )
+        pusher = Pusher(context, self, rank_device=self._device)  # type: ignore[arg-type]
+        pusher._num_published = 1  # no probe: there is no trainer here
+        pushing = asyncio.create_task(pusher.run(), name="pusher")
+        for number in range(num_pushes + 1):
+            self._version += 1
+            await pusher.publish(self._version)
+            await pusher.live(self._version)
+            if number:
+                yield time.perf_counter() - self._is_written_s, pusher.metrics()["weights/pause_s"]
+        pushing.cancel()
+        await asyncio.wait([pushing])
+
+
+def copier(num_bytes: int) -> Any:
+    """Copies so many bytes between two touched buffers; returns the seconds that it took."""
+    source, target = np.ones(num_bytes, np.uint8), np.zeros(num_bytes, np.uint8)
+
+    def copy() -> float:
+        started_s = time.perf_counter()
+        np.copyto(target, source)
+        return time.perf_counter() - started_s
+
+    return copy
+
+
+async def measure(model: Path, directory: Path, counts: list[int], options: argparse.Namespace) -> None:
+    """All forms to each number of generators."""
+    from async_rl.processes.directory import Connections
+
+    keys = create_keys(directory / "keys")
+    async with AsyncExitStack() as stack:
+        members = [await stack.enter_async_context(generator(model, directory / "keys", i, options.engine)) for i in range(max(counts))]
+        connections = Connections(keys)
+        stack.push_async_callback(connections.close)
+        learner = Learner(directory, model, members, connections)
+        stack.callback(learner.publisher.close)
+        for count in counts:
+            for form in FORMS:
+                rows = []
+                async for push_s, pause_s in learner.pushes(form, count, options.pushes):
+                    copy = copier(learner.num_bytes)
+                    copy()
+                    rows.append((push_s, pause_s, copy()))
+                report(f"{form}, {count} of {learner.num_bytes / 1e6:.0f} MB", rows)
+
+
+@asynccontextmanager
+async def generator(model: Path, keys: Path, rank: int, kind: str) -> AsyncIterator[Member]:
+    """A generator's process, as the directory would show it."""
+    command = [sys.executable, "-m", "benchmarks.push_forms", "--engine", kind, "--serve", str(model), str(keys)]
+    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    try:
+        assert process.stdout is not None
+        said = json.loads(await process.stdout.readline())
+        facts: Any = {"state": "", "waits_for": "", "since_s": 0.0, "version": -1, "counters": {}}
+        yield Member(name=f"generator-{rank}", role="generator", pid=process.pid, **facts, **said)
+    finally:
+        process.kill()
+        await process.wait()
+
+
+def report(name: str, rows: Iterable[tuple[float, float, float]]) -> None:
+    """Prints the figures of one form to one number of generators."""
+    pushes, pauses, copies = zip(*rows, strict=True)
+    figure(f"{name}: push", 1e3 * statistics.median(pushes), "ms")
+    figure(f"{name}: pause", 1e3 * statistics.median(pauses), "ms")
+    figure(f"{name}: push over memcpy", statistics.median(p / c for p, c in zip(pushes, copies, strict=True)), "x")
+    figure(f"{name}: memcpy", 1e3 * statistics.median(copies), "ms")
+
+
+def main() -> None:
+    """The learner's side, or with --serve a generator's."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pushes", type=int, default=7)
+    parser.add_argument("--generators", default="1,2,4")
+    parser.add_argument("--size", choices=list(SIZES), default="350 MB")
+    parser.add_argument("--engine", choices=["hf", "vllm"], default="hf")
+    parser.add_argument("--serve", nargs=2, type=Path, metavar=("MODEL", "KEYS"))
+    options = parser.parse_args()
+    if options.serve is not None:
+        asyncio.run(generate(*options.serve, options.engine))
+        return
+    with tempfile.TemporaryDirectory() as directory:
+        model = random_model(Path(directory) / "model", **SIZES[options.size])
+        asyncio.run(measure(model, Path(directory), [int(count) for count in options.generators.split(",")], options))
+
+
+if __name__ == "__main__":
+    main()
