@@ -15,14 +15,21 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import torch
 from generation_support import make_model, weights_of
 
 from async_rl.errors import AsyncRLError
 from async_rl.generation.engine import Engine, build_engine, prepare_environment
 from async_rl.launchers.compose import compose
+from async_rl.messages import LoadReport, Member
+from async_rl.messages_weights import Seat
 from async_rl.types import Sampling
+from async_rl.weights.broadcast import Broadcaster
+from async_rl.weights.membership import Epoch
 
 LAST = 6
+LIFE = ("generator", 1)
+CONFIG = compose("grpo_code", ["weights.transfer=collective", "weights.bucket_mb=1"])
 
 
 def sampling(*, temperature: float = 1.0, max_new_tokens: int = 100) -> Sampling:
@@ -56,10 +63,28 @@ class Scenario:
         self.engine = engine
         self.model = model
         self.said: dict[str, Any] = {}
+        self.broadcaster = Broadcaster(CONFIG.weights, life="test", host="127.0.0.1", device=torch.device("cpu"))
         self.publisher = WeightPublisher([tensor_spec(name, tensor) for name, tensor in weights_of(model, 0).items()])
 
     def manifest(self, version: int) -> Any:
         return self.publisher.write(version, weights_of(self.model, version).values())
+
+    async def push(self, version: int) -> LoadReport:
+        """Even versions by the shared block, odd ones by broadcast."""
+        manifest = self.manifest(version)
+        if version % 2 == 0:
+            return await self.engine.load_weights(manifest)
+        seat = await self.seat(version)
+        sending = asyncio.create_task(self.broadcaster.send(manifest, {LIFE: seat}))
+        report = await self.engine.load_weights(manifest, seat)
+        await sending
+        return report
+
+    async def seat(self, version: int) -> Seat:
+        facts: Any = {"name": LIFE[0], "role": "generator", "pid": LIFE[1], "address": "tcp://127.0.0.1:1", "version": 0}
+        facts |= {"state": "", "waits_for": "", "since_s": 0.0, "counters": {}, "devices": await self.engine.weight_devices()}
+        epoch = Epoch(number=version, version=version, members=frozenset([LIFE]), missing=set())
+        return self.broadcaster.seats(epoch, {LIFE: Member(**facts)})[LIFE]
 
     async def play(self) -> dict[str, Any]:
         engine, said = self.engine, self.said
@@ -85,7 +110,7 @@ class Scenario:
         async with asyncio.TaskGroup() as tasks:
             groups = [tasks.create_task(group(self.engine, f"span-{i}", prompt(10 + i % 3), 4, sampling())) for i in range(6)]
             for version in range(1, LAST + 1):
-                report = await self.engine.load_weights(self.manifest(version))
+                report = await self.push(version)
                 assert report.version == version
                 assert 0 < report.pause_s <= report.load_s
         return [task.result() for task in groups]
@@ -121,6 +146,8 @@ class Scenario:
     async def bad_blocks(self) -> None:
         good = self.manifest(LAST + 1)
         self.said["wrong_checksum"] = await refusal(self.engine.load_weights(msgspec.structs.replace(good, checksum=good.checksum ^ 1)))
+        lonely = msgspec.structs.replace(await self.seat(LAST + 1), communicator="of two who do not come", world_size=3, timeout_s=0.5)
+        self.said["broken_broadcast"] = await refusal(self.engine.load_weights(good, lonely))
         self.said["wrong_place"] = await refusal(self.engine.load_weights(msgspec.structs.replace(good, path="/proc/self/fd/987654")))
         lacking = msgspec.structs.replace(good, tensors=good.tensors[:-1])
         self.said["lacking_a_tensor"] = await refusal(self.engine.load_weights(lacking))

@@ -146,6 +146,7 @@ def test_the_probe_scores_whole_rows_at_temperature_1(model: Qwen3ForCausalLM, s
     ("block", "reason"),
     [
         ("wrong_checksum", "checksum of version 7"),
+        ("broken_broadcast", "rank 1 of 3 in communicator of two who do not come"),
         ("wrong_place", "cannot be mapped"),
         ("lacking_a_tensor", "got no weights"),
         ("overwritten", "not a complete version 7"),
@@ -153,7 +154,8 @@ def test_the_probe_scores_whole_rows_at_temperature_1(model: Qwen3ForCausalLM, s
     ],
 )
 def test_a_bad_block_is_refused_and_changes_nothing(model: Qwen3ForCausalLM, said: dict[str, Any], block: str, reason: str) -> None:
-    assert said[block].startswith("BlockUnreachable" if block == "wrong_place" else "WeightsError")
+    kinds = {"wrong_place": "BlockUnreachable", "broken_broadcast": "GroupBroken"}
+    assert said[block].startswith(kinds.get(block, "WeightsError"))
     assert reason in said[block]
     assert said["version_at_end"] == LAST
     assert worst_difference(model, said["after_bad_blocks"]) < TOLERANCE

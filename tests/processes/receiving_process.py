@@ -41,6 +41,7 @@ class Generator:
         self.process = _FORK.Process(target=_serve, args=(theirs, _Script(misfortune, self._is_at_gate, self._gate), devices), daemon=True)
         self.process.start()
         theirs.close()
+        self._pipe.recv()  # it is up, so that deadlines are about broadcasts
 
     async def is_waiting(self) -> None:
         """Returns once its misfortune to wait has begun."""
@@ -99,6 +100,7 @@ class _Script:
 
 def _serve(pipe: Connection, script: _Script, devices: tuple[str, ...]) -> None:
     torch.set_num_threads(1)
+    pipe.send("up")
     # On the CPU all ranks are threads of this process; a GPU's number stands behind a colon.
     receivers = [Receiver(rank, torch.device(device)) for rank, device in enumerate(devices)]
     while True:

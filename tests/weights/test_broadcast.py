@@ -1,0 +1,129 @@
+"""How a version is cut for a broadcast, who sits where in a communicator, and who gets weights that way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from async_rl.errors import WeightsError
+from async_rl.launchers.compose import compose
+from async_rl.messages import Member
+from async_rl.weights import broadcast
+from async_rl.weights.broadcast import Broadcaster
+from async_rl.weights.membership import Epoch
+from async_rl.wire.buckets import bucket_checksum, buckets, tensor_of
+from async_rl.wire.shared_tensors import SharedTensors, SharedTensorsReader, layout
+
+
+@given(sizes=st.lists(st.integers(1, 300), min_size=1, max_size=12), bucket_bytes=st.integers(1, 900))
+def test_buckets_hold_each_tensor_once_and_no_more_than_fits_unless_one_alone_does_not(sizes: list[int], bucket_bytes: int) -> None:
+    specs = [(f"t{i}", "bfloat16", [size], 2 * size) for i, size in enumerate(sizes)]
+    block = SharedTensors(*layout(specs))
+    data = [np.random.default_rng(i).integers(0, 256, 2 * size, dtype=np.uint8) for i, size in enumerate(sizes)]
+    manifest = block.write(1, data)
+    found, total = [], 0
+    with SharedTensorsReader(manifest) as reader:
+        for piece in buckets(manifest, bucket_bytes):
+            assert piece.size_bytes <= bucket_bytes or len(piece.entries) == 1
+            flat = torch.from_numpy(reader.block[piece.begin : piece.end].copy())
+            total += bucket_checksum(flat)
+            found += [(name, tensor.view(torch.uint8).tolist()) for name, tensor in piece.tensors(flat)]
+    assert found == [(f"t{i}", array.tolist()) for i, array in enumerate(data)]
+    assert total % 2**64 == manifest.checksum
+    block.close()
+
+
+def test_a_tensor_that_does_not_fit_its_announcement_is_refused() -> None:
+    for dtype, shape, said in (("int8", [8], "dtype int8"), ("float32", [3], "does not fit 8 bytes")):
+        (entry,), _ = layout([("w", dtype, shape, 8)])
+        with pytest.raises(WeightsError, match=said):
+            tensor_of(entry, torch.zeros(8, dtype=torch.uint8))
+
+
+def member(*devices: str) -> Member:
+    facts = {"name": "g", "role": "generator", "address": "tcp://10.0.0.9:1", "state": "", "waits_for": "", "since_s": 0.0, "counters": {}}
+    return Member(pid=1, version=-1, devices=list(devices), **facts)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Broadcaster]]:
+    made: list[Broadcaster] = []
+
+    def make(*overrides: str, device: str = "cpu") -> Broadcaster:
+        monkeypatch.setattr(broadcast, "device_name", lambda _: device)
+        config = compose("grpo_code", ["generators.gpus_each=1", "learner.gpus_each=1", *overrides])
+        made.append(Broadcaster(config.weights, life="L", host="127.0.0.1", device=torch.device("cpu")))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.mark.parametrize(
+    ("transfer", "learner", "devices", "is_reached"),
+    [
+        ("collective", "cpu", ["cpu"], True),
+        ("shared_memory", "GPU-1", ["GPU-2"], False),
+        ("filesystem", "GPU-1", ["GPU-2"], False),
+        ("auto", "cpu", ["cpu"], False),
+        ("auto", "GPU-1", ["GPU-2", "GPU-3"], True),
+        ("auto", "GPU-1", ["GPU-1"], False),
+        ("auto", "GPU-1", ["cpu"], False),
+        ("auto", "cpu", ["GPU-1"], False),
+    ],
+)
+def test_auto_broadcasts_between_gpus_that_are_not_shared(
+    transfer: str, learner: str, devices: list[str], is_reached: bool, make: Callable[..., Broadcaster]
+) -> None:
+    assert make(f"weights.transfer={transfer}", device=learner).reaches(member(*devices)) is is_reached
+
+
+@pytest.mark.parametrize(
+    ("backend", "learner", "devices", "expected"),
+    [
+        ("auto", "cpu", ["cpu"], "gloo"),
+        ("auto", "GPU-1", ["GPU-2", "GPU-3"], "nccl"),
+        ("auto", "GPU-1", ["GPU-2", "GPU-2"], "gloo"),
+        ("auto", "GPU-1", ["GPU-1"], "gloo"),
+        ("gloo", "GPU-1", ["GPU-2"], "gloo"),
+        ("nccl", "GPU-1", ["GPU-2"], "nccl"),
+    ],
+)
+def test_nccl_is_taken_where_every_rank_has_a_gpu_of_its_own(
+    backend: str, learner: str, devices: list[str], expected: str, make: Callable[..., Broadcaster]
+) -> None:
+    one = make("weights.transfer=collective", f"weights.backend={backend}", device=learner)
+    assert one.seats(epoch(1), {("g", 1): member(*devices)})["g", 1].backend == expected
+
+
+@pytest.mark.parametrize(("bucket_mb", "deadline_s"), [(1, 10), (64, 60)])
+def test_a_seat_says_how_much_is_sent_at_once_and_when_to_give_up(
+    bucket_mb: int, deadline_s: int, make: Callable[..., Broadcaster]
+) -> None:
+    one = make("weights.transfer=collective", f"weights.bucket_mb={bucket_mb}", f"weights.deadline_s={deadline_s}")
+    seat = one.seats(epoch(1), {("g", 1): member("cpu")})["g", 1]
+    assert (seat.bucket_bytes, seat.timeout_s, seat.host) == (bucket_mb << 20, deadline_s / 2, "10.0.0.9")
+
+
+def test_ranks_are_the_sums_of_those_before_and_only_whole_epochs_of_the_same_lives_share_a_name(make: Callable[..., Broadcaster]) -> None:
+    one = make("weights.transfer=collective")
+    members = {("g", 1): member("cpu", "cpu"), ("h", 2): member("cpu"), ("i", 3): member("cpu", "cpu", "cpu")}
+    first = epoch(4, *members)
+    seats = one.seats(first, members)
+    assert [(s.first_rank, s.world_size, s.communicator) for s in seats.values()] == [(1, 7, "L.4"), (3, 7, "L.4"), (4, 7, "L.4")]
+    second = epoch(5, *members)
+    assert {s.communicator for s in one.seats(second, members).values()} == {"L.4"}
+    second.gave_up.add(("h", 2))
+    assert {s.communicator for s in one.seats(epoch(6, *members), members).values()} == {"L.6"}
+    del members["h", 2]
+    assert {s.communicator for s in one.seats(epoch(7, *members), members).values()} == {"L.7"}
+
+
+def epoch(number: int, *lives: tuple[str, int]) -> Epoch:
+    return Epoch(number=number, version=1, members=frozenset(lives), missing=set())
