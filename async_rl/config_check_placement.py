@@ -38,8 +38,8 @@ def _turns(config: RunConfig) -> Iterator[str]:
         )
     if config.weights.transfer in ("filesystem", "collective"):
         yield (
-            f"weights.transfer={config.weights.transfer} with placement=colocated: generators are where the learner is and read its memory; "
-            "set weights.transfer=auto"
+            f"weights.transfer={config.weights.transfer} with placement=colocated: generators are where the learner is and read its "
+            "memory; set weights.transfer=auto"
         )
 
 

@@ -32,6 +32,7 @@ class Learner:
         self._num_tensors, self._rows = num_tensors, rows
         self._directory = Directory()
         self.cut_off: list[Expel] = []
+        self.end_process: Callable[[str], None] = str
         config = compose("grpo_code", ["weights.deadline_s=0.3", "weights.probe_every_pushes=0", *overrides])
         context: Any = SimpleNamespace(
             config=config,
@@ -51,8 +52,9 @@ class Learner:
         self._directory.update(Members(epoch=self._directory.epoch + 1, members=[member(n, self._generators[n]) for n in names]))
 
     async def call(self, request: Expel, *, timeout_s: float) -> None:
-        """The supervisor: who is cut off leaves."""
+        """The supervisor: who is cut off is ended and leaves."""
         self.cut_off.append(request)
+        self.end_process(request.name)
         self.leave(request.name)
 
     def leave(self, name: str) -> None:

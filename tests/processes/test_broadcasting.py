@@ -26,6 +26,7 @@ def fleet(tmp_path: Path) -> Iterator[Callable[..., Learner]]:
         all_generators.extend(generators.values())
         settings = ("weights.transfer=collective", "weights.deadline_s=40", "weights.bucket_mb=1", *overrides)
         learner = Learner(tmp_path, generators, *settings, num_tensors=NUM_TENSORS, rows=ROWS, device=device)
+        learner.end_process = lambda name: generators[name].process.kill()
         for name, generator in generators.items():
             generator.on_death = lambda name=name: learner.leave(name)
         return learner

@@ -67,9 +67,11 @@ class World:
             activity=Activity(),
             directory=self.directory,
             supervisor=self,
+            incarnation="one",
+            host="127.0.0.1",
             incarnation_of=lambda member: self.generators[member.name],
         )
-        self.pusher = Pusher(context, self)  # type: ignore[arg-type]
+        self.pusher = Pusher(context, self, rank_device=torch.device("cpu"))  # type: ignore[arg-type]
         self.serve()
 
     def serve(self) -> None:

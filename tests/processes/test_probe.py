@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from async_rl.errors import WeightsError
 from async_rl.launchers.compose import compose
@@ -21,10 +22,11 @@ def check(difference: float, *overrides: str, version: int = 0) -> dict[str, flo
     expected = [np.zeros(len(row), np.float32) for row in rows]
     answer = [row.copy() for row in expected]
     answer[-1][-1] += difference
-    context: Any = SimpleNamespace(config=compose("grpo_code", list(overrides)), run_dir=Path("/nowhere"))
-    pusher = Pusher(context, ranks=None)  # type: ignore[arg-type]
-    pusher._rows, pusher._expected = rows, expected
-    pusher._compare("generator-0", Logprobs(version=version, rows=answer), 0)
+    context: Any = SimpleNamespace(
+        config=compose("grpo_code", list(overrides)), run_dir=Path("/nowhere"), incarnation="one", host="127.0.0.1"
+    )
+    pusher = Pusher(context, ranks=None, rank_device=torch.device("cpu"))  # type: ignore[arg-type]
+    pusher._compare("generator-0", Logprobs(version=version, rows=answer), expected, 0)
     return pusher.metrics()
 
 
