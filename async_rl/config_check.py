@@ -15,6 +15,7 @@ from async_rl.config_check_algorithm import algorithm_problems
 from async_rl.config_check_placement import placement_problems
 from async_rl.config_check_pools import pool_problems
 from async_rl.config_check_reward import reward_problems
+from async_rl.config_check_weights import weights_problems
 from async_rl.config_learner import OptimizerConfig
 from async_rl.errors import ConfigError
 from async_rl.machine import Machine
@@ -44,7 +45,7 @@ def problems(config: RunConfig) -> Iterator[str]:
     yield from algorithm_problems(config)
     yield from reward_problems(config)
     yield from _optimizers(config)
-    yield from _weights(config)
+    yield from weights_problems(config)
     yield from _timeouts(config)
     yield from _cluster(config)
     yield from placement_problems(config)
@@ -218,45 +219,6 @@ def _optimizers(config: RunConfig) -> Iterator[str]:
     for path, optimizer in pairs:
         if not all(0 <= beta < 1 for beta in optimizer.betas):
             yield f"{path}.betas={list(optimizer.betas)}: decay rates of AdamW lie in [0, 1); set {path}.betas=[0.9,0.95]"
-
-
-def _weights(config: RunConfig) -> Iterator[str]:
-    weights, bound = config.weights, config.buffer.max_staleness_versions
-    if weights.push_every_steps - 1 > bound:
-        yield (
-            f"weights.push_every_steps={weights.push_every_steps} with buffer.max_staleness_versions={bound}: between pushes "
-            f"generators fall {weights.push_every_steps - 1} versions behind and admission would stop for ever; raise "
-            f"buffer.max_staleness_versions to at least {weights.push_every_steps - 1}, or push more often"
-        )
-    is_local_folder = weights.path is None and config.launcher == "ray" and not config.cluster.shared_run_dir
-    if weights.transfer == "filesystem" and is_local_folder:
-        yield (
-            "weights.transfer=filesystem with launcher=ray and cluster.shared_run_dir=false: other nodes cannot read the run's directory; "
-            "set weights.path to a URL that all nodes reach, or cluster.shared_run_dir=true"
-        )
-    if weights.transfer == "shared_memory" and weights.path is not None:
-        yield (
-            f"weights.path={weights.path} with weights.transfer=shared_memory: no file is ever written; leave weights.path out, or set "
-            "weights.transfer=auto"
-        )
-    if weights.transfer in ("shared_memory", "filesystem") and weights.backend != "auto":
-        yield (
-            f"weights.backend={weights.backend} with weights.transfer={weights.transfer}: nothing is broadcast; set weights.backend=auto, "
-            "or weights.transfer=collective"
-        )
-    if weights.backend == "nccl" and min(config.generators.gpus_each, config.learner.gpus_each) < 1:
-        yield (
-            f"weights.backend=nccl with generators.gpus_each={config.generators.gpus_each:g} and "
-            f"learner.gpus_each={config.learner.gpus_each:g}: NCCL needs a GPU of its own for each rank; set both to at least 1, or "
-            "weights.backend=auto"
-        )
-    if weights.transfer == "collective" and weights.path is not None:
-        yield f"weights.path={weights.path} with weights.transfer=collective: no file is ever written; leave weights.path out"
-    if config.model.dtype == "bfloat16" and weights.probe_tolerance < 0.1:
-        yield (
-            f"weights.probe_tolerance={weights.probe_tolerance:g} with model.dtype=bfloat16: rounding alone differs by more; "
-            "set weights.probe_tolerance=0.3, or model.dtype=float32"
-        )
 
 
 def _timeouts(config: RunConfig) -> Iterator[str]:

@@ -30,6 +30,7 @@ NOT_A_USE = (
     "config_check_placement.py",
     "config_check_pools.py",
     "config_check_reward.py",
+    "config_check_weights.py",
     "estimate.py",
     "plan.py",
     "preflight.py",
