@@ -26,7 +26,7 @@ from async_rl.config import RunConfig
 from async_rl.config_check import check
 from async_rl.errors import ConfigError
 from async_rl.launchers import hardware, schema
-from async_rl.launchers.overrides import readable
+from async_rl.launchers.overrides import as_tree, readable
 from async_rl.machine import Machine, this_machine
 
 CONF_DIR = Path(async_rl.conf.__file__).resolve().parent
@@ -54,7 +54,7 @@ def recompose(path: Path, overrides: Sequence[str]) -> RunConfig:
     """A resolved configuration that `write_config` wrote, with `key=value` overrides, validated and checked as `compose` does."""
     checked = readable(overrides, [CONF_DIR])
     try:
-        tree = OmegaConf.to_container(OmegaConf.merge(OmegaConf.load(path), OmegaConf.from_dotlist(checked)))
+        tree = OmegaConf.to_container(OmegaConf.merge(OmegaConf.load(path), as_tree(checked)))
     except (OmegaConfBaseException, YAMLError, OSError) as error:
         raise ConfigError(f"{path}: {error}") from error
     assert isinstance(tree, dict)

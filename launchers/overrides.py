@@ -13,6 +13,7 @@ from pathlib import Path
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
 
 from async_rl.errors import ConfigError
 from async_rl.launchers import schema
@@ -34,6 +35,15 @@ def readable(overrides: Sequence[str], directories: Sequence[Path]) -> list[str]
     if problems:
         raise ConfigError("\n".join(problems))
     return result
+
+
+def as_tree(checked: Sequence[str]) -> DictConfig:
+    """What overrides that are `readable` say, as a configuration of that alone."""
+    tree = OmegaConf.create({})
+    for override in map(_parse, checked):
+        if override is not None:
+            OmegaConf.update(tree, override.key_or_group, override.value(), merge=True)
+    return tree
 
 
 def _parse(text: str) -> Override | None:

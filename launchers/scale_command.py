@@ -31,7 +31,7 @@ def scale(
 ) -> None:
     """Change how many generators or verifiers a live run has.
 
-    Examples: async-rl scale generators=4; async-rl scale my-run generators=2 verifiers=2
+    Examples: async-rl scale generators=4; async-rl scale my-run generators=2 verifiers=2; async-rl scale generators.big=3 small=1
     """
     run = words[0] if "=" not in words[0] else None
     wanted = counts(words if run is None else words[1:])

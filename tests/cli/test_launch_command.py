@@ -47,6 +47,7 @@ def test_dry_run_shows_configuration_processes_and_numbers_and_makes_nothing(tmp
         f"output_dir={tmp_path}/runs",
         "network.control_port=0",
         "generators.count=2",
+        "generators.pools={big:{count:1,work:train,max_num_seqs:64},judge:{count:1,work:evaluation}}",
         "run_name=mine",
     )
     assert (done.returncode, done.stderr) == (0, "")
@@ -54,6 +55,10 @@ def test_dry_run_shows_configuration_processes_and_numbers_and_makes_nothing(tmp
         "run_name: mine",
         "groups_per_step: 16",
         "generator-1",
+        "generator-big-0",
+        "generator-judge-0",
+        "1 that train, max_num_seqs=64",
+        "1 that evaluate",
         "tcp://127.0.0.1:(free port)",
         "staleness bound",
         "48 groups in flight",

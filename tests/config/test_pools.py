@@ -132,8 +132,9 @@ def test_pools_are_composed_from_files_and_overrides_and_come_back_from_a_runs_f
     assert config.generators.pools["big"].max_num_seqs == 64
     write_config(config, tmp_path / "config.yaml")
     assert recompose(tmp_path / "config.yaml", []) == config
-    again = recompose(tmp_path / "config.yaml", ["generators.pools.big.work=train"])
+    again = recompose(tmp_path / "config.yaml", ["generators.pools.big.work=train", "generators.pools={more:{count:4,work:both}}"])
     assert (again.generators.pools["big"].work, again.generators.pools["big"].count) == ("train", 3)
+    assert pool_counts(again) == {**pool_counts(config), "generators.more": 4}
 
 
 @pytest.mark.parametrize(

@@ -249,6 +249,11 @@ def test_one_that_still_starts_has_not_taken_its_memory_yet(tmp_path: Path) -> N
     pools = [PoolCount(pool="generators", wanted=3, live=1, starting=2, draining=0)]
     assert Headroom(config, tmp_path, lambda: 3 * each_mb).problems(pools, {"generators": 4}) == []
     assert Headroom(config, tmp_path, lambda: 3 * each_mb - 1).problems(pools, {"generators": 4}) != []
+    big = compose("grpo_code", [*POOLS, "generators.pools.big.kv_cache_mb=1000"])
+    added_mb = 1000 - big.generation.vllm.kv_cache_mb
+    of_big = [PoolCount(pool="generators.big", wanted=1, live=1, starting=0, draining=0)]
+    (told,) = Headroom(big, tmp_path, lambda: 0).problems(of_big, {"generators.big": 3})
+    assert f"(2 of generators.big at {each_mb + added_mb} MB)" in told
     on_cluster = compose("grpo_code", ["launcher=ray"])
     assert Headroom(on_cluster, tmp_path, lambda: 0).problems(pools, {"generators": 4}) == []
 
