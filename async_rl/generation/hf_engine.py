@@ -245,7 +245,7 @@ class HfEngine:
         scores = []
         with self._turn.held(), torch.no_grad():
             for row in rows:
-                ids = torch.as_tensor(row, dtype=torch.int64, device=self._device)[None]
+                ids = torch.tensor(row, dtype=torch.int64, device=self._device)[None]  # a copy: rows that travelled cannot be written
                 table = self._model(ids).logits[0, :-1].float().log_softmax(-1)
                 picked = table.gather(-1, ids[0, 1:, None])[:, 0]
                 scores.append(np.concatenate([np.zeros(1, np.float32), picked.cpu().numpy()]))

@@ -34,7 +34,7 @@ def test_a_store_that_cannot_grow_for_a_moment_costs_a_restart_of_the_buffer_and
 
 
 def test_a_full_disk_ends_the_run_with_what_to_do_and_resume_goes_on_when_there_is_room(launch: Launch) -> None:
-    run = launch(*QUICK, "num_steps=12", "checkpoint.every_steps=2")
+    run = launch(*QUICK, "num_steps=12", "checkpoint.every_steps=2", "supervisor.max_restarts=1")
     run.until(lambda: (run.run_dir / "checkpoints" / "step_000002").is_dir(), "a checkpoint")
     for process in ("buffer", "learner-0"):
         resource.prlimit(run.pid_of(process), resource.RLIMIT_FSIZE, NO_ROOM)

@@ -9,6 +9,7 @@ import asyncio
 import dataclasses
 import json
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -99,7 +100,12 @@ class Scenario:
         said["greedy"] = await group(engine, "greedy", prompt(2), 1, sampling(temperature=0.0, max_new_tokens=20))
         rows = [np.array(prompt(seed, length), np.int32) for seed, length in ((3, 40), (4, 90))]
         said["probe_rows"] = [row.tolist() for row in rows]
-        said["probe"] = [row.tolist() for row in await engine.logprobs(rows)]
+        for row in rows:
+            row.flags.writeable = False  # as those are that came in a message
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            said["probe"] = [row.tolist() for row in await engine.logprobs(rows)]
+        said["warned_by_the_probe"] = [str(warning.message) for warning in caught]
         await self.bad_blocks()
         said["after_bad_blocks"] = await group(engine, "good", prompt(5), 2, sampling())
         said["version_at_end"] = engine.version

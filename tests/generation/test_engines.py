@@ -140,6 +140,7 @@ def test_the_probe_scores_whole_rows_at_temperature_1(model: Qwen3ForCausalLM, s
         expected = newest(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0].numpy()
         assert scores[0] == 0
         assert np.abs(expected - np.array(scores[1:], np.float32)).max() < TOLERANCE
+    assert said["warned_by_the_probe"] == []
 
 
 @pytest.mark.parametrize(
