@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import statistics
 import time
 import urllib.error
 import urllib.request
@@ -22,8 +23,9 @@ QUICK = (
     "supervisor.max_restarts=9",
     "monitoring.tensorboard=true",
 )
-VISIBLE_S = 20.0
-"""Five are the aim where the machine is quiet; this one may be shared. `--junitxml FILE` writes down what it took."""
+VISIBLE_S = 5.0
+LATEST_S = 20.0
+"""A machine that is shared may be late now and then, not as a rule. `--junitxml FILE` writes down what it took."""
 
 
 def texts(run: LiveRun, tag: str) -> str:
@@ -39,7 +41,7 @@ def texts(run: LiveRun, tag: str) -> str:
 
 def seconds_until(run: LiveRun, condition: Callable[[], bool], what: str) -> float:
     started_s = time.monotonic()
-    run.until(condition, what, timeout_s=VISIBLE_S)
+    run.until(condition, what, timeout_s=LATEST_S)
     return time.monotonic() - started_s
 
 
@@ -74,3 +76,4 @@ def test_stopped_and_killed_processes_show_in_status_and_tensorboard_with_their_
     run.until(lambda: run.step >= at + 2, "two more steps after all came back")
     for what, seconds in took_s.items():
         record_property(what, f"{seconds:.1f} s")
+    assert statistics.median(took_s.values()) < VISIBLE_S, took_s
