@@ -27,11 +27,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 
 from async_rl.config import RunConfig
 from async_rl.errors import ConfigError, InfrastructureError
-from async_rl.launchers.cluster import cluster_cpus, needs, on_cluster
+from async_rl.launchers.cluster import needs, on_cluster
 from async_rl.launchers.local import LocalLauncher
 from async_rl.launchers.node_directory import NodeDirectory
+from async_rl.launchers.ray_places import actor_options, buffer_bundles, learner_bundles
 from async_rl.observability.logs import log_path
-from async_rl.pools import config_of, pool_of
 from async_rl.processes.runtime import Control, load_config, load_control
 from async_rl.topology import ProcessSpec
 from async_rl.wire.addresses import LOOPBACK
@@ -208,7 +208,7 @@ class RayLauncher:
         self._is_own = config.ray.address == "local"
         self._started: list[RayProcess] = []
         self._num_started = 0
-        self._group: Any = None
+        self._groups: dict[str, Any] = {}
         self._model: Any = None
 
     async def open(self) -> str:
@@ -263,11 +263,15 @@ class RayLauncher:
     def _place(self, spec: ProcessSpec) -> dict[str, Any]:
         """Options of the actor: what it takes and where."""
         options = actor_options(self._config, spec, is_own_cluster=self._is_own)
-        bundles = learner_bundles(self._config, supervisor_host=self._host, is_own_cluster=self._is_own)
-        if bundles and (spec.role == "learner" or (spec.role == "generator" and self._config.placement == "colocated")):
-            if self._group is None:
-                self._group = placement_group(bundles, strategy=self._config.ray.learner.upper())  # it outlives the ranks' restarts
-            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self._group, spec.rank if spec.role == "learner" else 0)
+        where: dict[str, Any] = {"supervisor_host": self._host, "is_own_cluster": self._is_own}
+        if spec.role == "learner" or (spec.role == "generator" and self._config.placement == "colocated"):
+            owner, bundles = "learner", learner_bundles(self._config, **where)
+        else:
+            owner, bundles = spec.role, buffer_bundles(self._config, **where) if spec.role == "buffer" else []
+        if bundles:
+            if owner not in self._groups:  # it outlives restarts: nobody takes the place meanwhile
+                self._groups[owner] = placement_group(bundles, strategy=self._config.ray.learner.upper())
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self._groups[owner], spec.rank if owner == spec.role else 0)
         elif spec.role == "buffer":
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(self._node_id, soft=False)
         elif spec.role == "verifier":  # elsewhere only if there is no room here: it might take the place of a generator
@@ -286,34 +290,6 @@ class RayLauncher:
     def _keep(self, file_name: str, data: bytes) -> None:
         with (self._run_dir / "logs" / file_name).open("ab") as file:
             file.write(data)
-
-
-def actor_options(config: RunConfig, spec: ProcessSpec, *, is_own_cluster: bool) -> dict[str, Any]:
-    """What a process takes of its node, and how nodes are chosen. A cluster of the run's own has to do, however many CPUs it has."""
-    resource = config_of(config, pool_of(spec.name)).ray.generator_resource if spec.role == "generator" else None
-    return {
-        "num_cpus": 0 if is_own_cluster else cluster_cpus(config, spec),
-        "num_gpus": spec.gpus,
-        "resources": {resource: 1} if resource is not None else {},
-        "scheduling_strategy": "SPREAD" if config.ray.generators == "spread" else "DEFAULT",
-    }
-
-
-def learner_bundles(config: RunConfig, *, supervisor_host: str, is_own_cluster: bool) -> list[dict[str, float]]:
-    """What each rank of the learner takes, on the supervisor's node unless the run's directory is on all; empty if it takes nothing.
-
-    With placement=colocated the first has room for the generators too: shares of a GPU in one bundle are of the same GPU.
-    """
-    cpus, generator_cpus = (0, 0) if is_own_cluster else (config.cluster.learner_cpus, config.cluster.generator_cpus)
-    bundle = {"CPU": float(cpus), "GPU": config.learner.gpus_each}
-    if not config.cluster.shared_run_dir and not is_own_cluster:
-        bundle[f"node:{supervisor_host}"] = 0.001  # every node offers 1 of its address
-    bundles = [dict(bundle) for _ in range(config.learner.ranks)]
-    if config.placement == "colocated":
-        bundles[0]["CPU"] += config.generators.count * generator_cpus
-        bundles[0]["GPU"] += config.generators.count * config.generators.gpus_each
-    bundles = [{name: amount for name, amount in bundle.items() if amount} for bundle in bundles]
-    return bundles if all(bundles) else []
 
 
 def _read_from(path: Path, offset: int) -> bytes:

@@ -15,7 +15,7 @@ from async_rl.errors import ConfigError
 from async_rl.estimate import derived_numbers, embedded_shape, fit_problems, total_memory_mb
 from async_rl.launchers.cluster import cluster_cpus
 from async_rl.launchers.compose import compose, recompose, write_config
-from async_rl.launchers.ray_launcher import actor_options
+from async_rl.launchers.ray_places import actor_options
 from async_rl.machine import Machine
 from async_rl.pools import (
     PLACES,

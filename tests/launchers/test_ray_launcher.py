@@ -7,7 +7,7 @@ import pytest
 from async_rl.config import RunConfig
 from async_rl.launchers.cluster import needs
 from async_rl.launchers.compose import compose
-from async_rl.launchers.ray_launcher import actor_options, learner_bundles
+from async_rl.launchers.ray_places import actor_options, buffer_bundles, learner_bundles
 from async_rl.machine import Machine
 from async_rl.topology import ProcessSpec, processes
 
@@ -79,3 +79,10 @@ def test_those_with_the_fewest_places_on_a_cluster_are_placed_first() -> None:
     config = settings("verifiers.count=2", "generators.count=2")
     order = [spec.role for spec in processes(config, MACHINE)]
     assert order == ["buffer", "learner", "generator", "generator", "verifier", "verifier"]
+
+
+def test_the_buffer_s_place_is_kept_for_its_next_life() -> None:
+    for overrides in ([], ["cluster.shared_run_dir=true"]):
+        config = settings("cluster.buffer_cpus=2", *overrides)
+        assert buffer_bundles(config, supervisor_host="10.0.0.1", is_own_cluster=False) == [{"CPU": 2.0, "node:10.0.0.1": 0.001}]
+        assert buffer_bundles(config, supervisor_host="10.0.0.1", is_own_cluster=True) == []
