@@ -27,7 +27,7 @@ import numpy as np
 
 from async_rl.messages import LoadWeights, Member, Members
 from async_rl.messages_weights import ReceiveWeights
-from async_rl.wire.keys import create_keys, load_keys
+from async_rl.wire.keys import Keys, create_keys, load_keys
 from async_rl.wire.rpc import RpcServer
 from benchmarks.figures import figure
 from benchmarks.generation import parameters, random_model, settings
@@ -63,14 +63,14 @@ async def generate(model: Path, keys: Path, kind: str) -> None:
 class Learner:
     """A pusher, with what it needs around it."""
 
-    def __init__(self, directory: Path, model: Path, members: list[Member], connect: Any) -> None:
+    def __init__(self, directory: Path, model: Path, members: list[Member], keys: Keys) -> None:
         import torch
 
         from async_rl.weights.publisher import WeightPublisher, tensor_spec
 
         self._tensors = parameters(model)
         self.publisher = WeightPublisher([tensor_spec(name, tensor) for name, tensor in self._tensors.items()])
-        self._path, self._model, self._members, self._connect, self._device = directory, model, members, connect, torch.device("cpu")
+        self._path, self._model, self._members, self._keys, self._device = directory, model, members, keys, torch.device("cpu")
         self._version = -1
         self._is_written_s = 0.0
         self.num_bytes = 0
@@ -84,11 +84,12 @@ class Learner:
     async def pushes(self, form: str, count: int, num_pushes: int) -> AsyncIterator[tuple[float, float]]:
         """Seconds from the written block until all serve the version, and the longest pause of a generator; the first push warms up."""
         from async_rl.observability.activity import Activity
-        from async_rl.processes.directory import Directory, Incarnation
+        from async_rl.processes.directory import Connections, Directory, Incarnation
         from async_rl.processes.pushing import Pusher
 
         directory = Directory()
         directory.update(Members(epoch=0, members=self._members[:count]))
+        connections = Connections(self._keys, directory)
         context: Any = SimpleNamespace(
             config=settings(self._model, f"weights.transfer={form}", "weights.probe_every_pushes=0", "weights.deadline_s=120"),
             run_dir=self._path,
@@ -98,7 +99,7 @@ class Learner:
             log=logging.getLogger(__name__),
             directory=directory,
             supervisor=None,
-            incarnation_of=lambda member: Incarnation(member, directory, self._connect),
+            incarnation_of=lambda member: Incarnation(member, directory, connections),
         )
         pusher = Pusher(context, self, rank_device=self._device)  # type: ignore[arg-type]
         pusher._num_published = 1  # no probe: there is no trainer here
@@ -111,6 +112,7 @@ class Learner:
                 yield time.perf_counter() - self._is_written_s, pusher.metrics()["weights/pause_s"]
         pushing.cancel()
         await asyncio.wait([pushing])
+        await connections.close()
 
 
 def copier(num_bytes: int) -> Any:
@@ -127,14 +129,10 @@ def copier(num_bytes: int) -> Any:
 
 async def measure(model: Path, directory: Path, counts: list[int], options: argparse.Namespace) -> None:
     """All forms to each number of generators."""
-    from async_rl.processes.directory import Connections
-
     keys = create_keys(directory / "keys")
     async with AsyncExitStack() as stack:
         members = [await stack.enter_async_context(generator(model, directory / "keys", i, options.engine)) for i in range(max(counts))]
-        connections = Connections(keys)
-        stack.push_async_callback(connections.close)
-        learner = Learner(directory, model, members, connections)
+        learner = Learner(directory, model, members, keys)
         stack.callback(learner.publisher.close)
         for count in counts:
             for form in FORMS:

@@ -34,7 +34,8 @@ def test_a_run_survives_the_loss_of_a_node_and_uses_one_that_is_added(tmp_path: 
         cluster.add_node(1, cpus=3, generators=0)
         cluster.add_node(2, cpus=2, generators=1)  # one for a verifier, wherever Ray puts it
         cluster.add_node(3, cpus=2, generators=1)
-        run = LiveRun(tmp_path, *SETTINGS, f"ray.address={cluster.head}", prefix=cluster.inside(1))
+        weights = ("weights.transfer=collective", "weights.deadline_s=20")  # nothing is shared between machines
+        run = LiveRun(tmp_path, *SETTINGS, *weights, f"ray.address={cluster.head}", prefix=cluster.inside(1))
         try:
             follow(run, cluster)
         finally:
