@@ -24,10 +24,11 @@ from async_rl.errors import ConfigError, Unavailable, WeightsError
 from async_rl.generation.engine import Completion, read_model_facts, require_version
 from async_rl.generation.environment import uses_gpu
 from async_rl.generation.hf_batch import Recorder, Request, Row, Turn
-from async_rl.generation.tensors import Receiver, verify_block, weights_from
+from async_rl.generation.tensors import Receiver, tensor_views
 from async_rl.messages import LoadReport, Manifest
 from async_rl.messages_weights import Seat
 from async_rl.types import NO_VERSION, FloatArray, IntArray, Sampling
+from async_rl.wire.shared_tensors import SharedTensorsReader
 
 _NO_TOKEN = (1 << 31) - 1
 """An id that no vocabulary has: without one, transformers takes the end tokens that the model names."""
@@ -253,7 +254,11 @@ class HfEngine:
 
 
 def _copy_out(manifest: Manifest, seat: Seat | None, receiver: Receiver) -> dict[str, torch.Tensor]:
-    if seat is None:
-        verify_block(manifest)
-    with weights_from(manifest, seat, receiver) as tensors:
-        return {name: tensor.clone() if seat is None else tensor for name, tensor in tensors}
+    if seat is not None:
+        with receiver.receiving(manifest, seat) as received:
+            return dict(received)
+    with SharedTensorsReader(manifest) as reader:  # mapped once: finding the pages takes as long as copying them
+        reader.verify()
+        tensors = {name: view.clone() for name, view in tensor_views(reader)}
+        reader.verify_unchanged()
+    return tensors
