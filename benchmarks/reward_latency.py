@@ -1,7 +1,8 @@
 """Learner steps per second with a reward function of 50 ms and with one of 2 s, in phases that alternate within one run.
 
 The function sleeps (it asks somebody else) as long as a file says; samples are scored while others are generated and trained, so the loop
-should not notice, as long as buffer.max_staleness_versions leaves room for what is being scored: here 8 versions.
+should not notice, as long as buffer.max_staleness_versions leaves room for what is being scored: by Little's law seconds times steps per
+second, in batches, beside those that are generated and trained. Printed with the bound.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ def main() -> None:
     fast, slow = (statistics.median(rates[delay_s]) for delay_s in DELAYS_S)
     figure("steps with a reward function of 50 ms", fast, "1/s")
     figure("steps with a reward function of 2 s", slow, "1/s")
+    figure("batches that a 2 s reward keeps, of max_staleness_versions + 1 = 9", DELAYS_S[1] * fast, "batches")
     figure("2 s against 50 ms", slow / fast, "x", goal="at least 0.9")
 
 

@@ -3,13 +3,15 @@
 Takes programs from rollouts; waits for a server and its answer; gives verdicts, or InfrastructureError after `verifiers.max_attempts`
 answers that were none, or DeadlineExceeded after `verifiers.timeout_s`.  A server that cannot be reached or is full costs no attempt:
 the program waits, with jitter, for another or for its return.  Woken by: answers, a change of the set of servers, back-off timers.
-Invariants: no program is answered twice; nothing here blocks the event loop; every wait ends at the program's deadline.
+Invariants: no program is answered twice; none waits for the calls of slow reward functions, which have streams of their own; nothing here
+blocks the event loop; every wait ends at the program's deadline.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import random
 import struct
 import time
@@ -41,7 +43,7 @@ class VerifierClient:
 
     def __init__(self, config: RunConfig, token: str, activity: Activity | None = None) -> None:
         self._activity = activity or Activity()
-        self._verifiers, self._sandbox = config.verifiers, config.sandbox
+        self._verifiers, self._sandbox, self._num_calls = config.verifiers, config.sandbox, config.reward.concurrency
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         timeout = httpx.Timeout(self._verifiers.timeout_s, pool=None)
         headers = {"authorization": f"Bearer {token}", **_HEADERS}
@@ -60,7 +62,7 @@ class VerifierClient:
             self._servers.pop(url).retire()
         for url in urls:
             if url not in self._servers:
-                self._servers[url] = _Server(url, self._http)
+                self._servers[url] = _Server(url, self._http, self._num_calls)
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -171,13 +173,21 @@ class VerifierClient:
         await self._http.aclose()
 
 
-class _Server:
-    """One verifier and the programs it has of ours: sent in batches, at most `_MAX_STREAMS` at a time, the rest waits here."""
+class _Lane:
+    """Requests of one kind: sent in batches, at most `most` at a time, the rest waits here."""
 
-    def __init__(self, url: str, http: httpx.AsyncClient) -> None:
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.waiting: deque[_Item] = deque()
+        self.streams: set[asyncio.Task[None]] = set()
+
+
+class _Server:
+    """One verifier and what it has of ours. num_calls: of reward functions, at a time; a slow one must not make others wait."""
+
+    def __init__(self, url: str, http: httpx.AsyncClient, num_calls: int) -> None:
         self._url, self._http = url, http
-        self._waiting: deque[_Item] = deque()
-        self._streams: set[asyncio.Task[None]] = set()
+        self._programs, self._calls = _Lane(_MAX_STREAMS), _Lane(num_calls)
         self._is_flush_due = False
         self._rest_s = _FIRST_PAUSE_S
         self.rests_until = 0.0
@@ -187,7 +197,8 @@ class _Server:
         """The server's answer. Raises Unavailable if it took nothing, InfrastructureError if it broke off, ProtocolError if it refused."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[VerifyResponse] = loop.create_future()
-        self._waiting.append((request, future))
+        lane = self._programs if request.sample is None else self._calls
+        lane.waiting.append((request, future))
         self._schedule(loop)
         self.num_open += 1
         try:
@@ -203,33 +214,36 @@ class _Server:
 
     def _flush(self) -> None:
         self._is_flush_due = False
-        while self._waiting and len(self._streams) < _MAX_STREAMS:
-            batch: list[_Item] = []
-            while self._waiting and len(batch) < _MAX_BATCH:
-                item = self._waiting.popleft()
-                if not item[1].done():
-                    batch.append(item)
-            if batch:
-                task = asyncio.create_task(self._send(batch), name=f"verify on {self._url}")
-                self._streams.add(task)
-                task.add_done_callback(self._on_stream_done)
+        for lane in (self._programs, self._calls):
+            while lane.waiting and len(lane.streams) < lane.most:
+                batch: list[_Item] = []
+                while lane.waiting and len(batch) < _MAX_BATCH:
+                    item = lane.waiting.popleft()
+                    if not item[1].done():
+                        batch.append(item)
+                if batch:
+                    task = asyncio.create_task(self._send(batch), name=f"verify on {self._url}")
+                    lane.streams.add(task)
+                    task.add_done_callback(functools.partial(self._on_stream_done, lane))
 
-    def _on_stream_done(self, task: asyncio.Task[None]) -> None:
-        self._streams.discard(task)
+    def _on_stream_done(self, lane: _Lane, task: asyncio.Task[None]) -> None:
+        lane.streams.discard(task)
         self._flush()
 
     def retire(self) -> None:
         """The server is gone: what has not been sent goes elsewhere."""
-        for _, future in self._waiting:
-            _fail(future, Unavailable(f"verifier {self._url} left"))
-        self._waiting.clear()
+        for lane in (self._programs, self._calls):
+            for _, future in lane.waiting:
+                _fail(future, Unavailable(f"verifier {self._url} left"))
+            lane.waiting.clear()
 
     async def close(self) -> None:
         """End every stream."""
         self.retire()
-        for task in list(self._streams):
+        streams = [*self._programs.streams, *self._calls.streams]
+        for task in streams:
             task.cancel()
-        await asyncio.gather(*self._streams, return_exceptions=True)
+        await asyncio.gather(*streams, return_exceptions=True)
 
     async def _send(self, batch: list[_Item]) -> None:
         """One batch, its answers handed out as they come. Every future is settled at the end."""

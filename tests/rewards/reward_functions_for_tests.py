@@ -51,6 +51,17 @@ def by_response(sample: RewardSample) -> object:
     return {"nan": float("nan"), "text": "0.5", "none": None, "list": [1.0], "empty": {}, "parts": {"a": "b"}, "inf": 1e999}.get(what, 1.0)
 
 
+_may_go = asyncio.Event()
+
+
+async def held(sample: RewardSample) -> float:
+    """Answers once it was asked about the response "go"."""
+    if sample.response == "go":
+        _may_go.set()
+    await _may_go.wait()
+    return 1.0
+
+
 async def blocks(sample: RewardSample) -> float:
     if sample.response == "block":
         time.sleep(1000)  # noqa: ASYNC251

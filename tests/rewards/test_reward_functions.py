@@ -20,6 +20,7 @@ from async_rl.launchers.compose import compose, compose_unchecked
 from async_rl.rewards.client import VerifierClient
 from async_rl.rewards.functions import check_functions
 from async_rl.rewards.protocol import RewardSample
+from async_rl.types import CallTest, Verdict
 
 HERE = Path(__file__).parent / "reward_functions_for_tests.py"
 SAMPLE = RewardSample(
@@ -133,6 +134,23 @@ def test_calls_run_side_by_side_up_to_reward_concurrency(function: str) -> None:
         with_verifier(run_config(function, concurrency=concurrency), test)
     assert took[1] >= 4 * 0.3
     assert took[8] < took[1] - 0.3
+
+
+def test_neither_calls_nor_programs_wait_for_slow_calls_that_were_sent_before() -> None:
+    async def test(client: VerifierClient) -> None:
+        program = CallTest(function="f", args=[1], expected=1)
+        await client.test("def f(x):\n    return x", [program])
+        held = [asyncio.create_task(client.ask_functions([name("held")], SAMPLE)) for _ in range(8)]
+        for _ in held:
+            await asyncio.sleep(0.02)  # each travels by itself
+        assert await client.ask_functions([name("letters")], SAMPLE) == {name("letters"): {"score": 6.0}}
+        [result] = await client.test("def f(x):\n    return x + 0", [program])
+        assert result.verdict is Verdict.PASS
+        assert not any(call.done() for call in held)
+        assert await client.ask_functions([name("held")], saying("go")) == {name("held"): {"score": 1.0}}
+        assert [await call for call in held] == [{name("held"): {"score": 1.0}}] * 8
+
+    with_verifier(run_config("held", "letters"), test)
 
 
 def test_a_verifier_runs_the_functions_of_its_own_configuration_only() -> None:
