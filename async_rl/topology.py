@@ -9,6 +9,7 @@ Used by the supervisor to start processes, and by `--dry-run` to show them.
 
 from __future__ import annotations
 
+import collections
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -65,7 +66,7 @@ def joining(config: RunConfig, machine: Machine, pool: str, in_use: Sequence[Pro
     if pool == VERIFIERS:
         return _spec(0, machine, devices, "verifier", rank, tuple(config.verifiers.cores), name=name)
     config = config_of(config, pool)
-    return _spec(config.generators.gpus_each, machine, devices, "generator", rank, generator_cores(config, machine, rank), name=name)
+    return _spec(config.generators.gpus_each, machine, devices, "generator", rank, _generator_cores(config, machine, in_use), name=name)
 
 
 def has_its_gpus(spec: ProcessSpec) -> bool:
@@ -77,13 +78,15 @@ def _visible(spec: ProcessSpec) -> list[int]:
     return [int(index) for index in spec.env.get("CUDA_VISIBLE_DEVICES", "").split(",") if index]
 
 
-def generator_cores(config: RunConfig, machine: Machine, rank: int) -> tuple[int, ...]:
-    """Cores of one generator: all of the pool's, or the next `cores_each` of them, from the start again where they run out."""
+def _generator_cores(config: RunConfig, machine: Machine, in_use: Sequence[ProcessSpec]) -> tuple[int, ...]:
+    """Cores of one more generator: all of the pool's, or the `cores_each` in a row that the generators in use, of any pool, share least."""
     pool, each = config.generators.cores, config.generators.cores_each
     if each == 0:
         return tuple(pool)
     pool = pool or list(machine.cores)
-    return tuple(dict.fromkeys(pool[(rank * each + i) % len(pool)] for i in range(each)))
+    shared = collections.Counter(core for spec in in_use if spec.role == "generator" for core in spec.cores)
+    rows = (tuple(dict.fromkeys(pool[(k * each + i) % len(pool)] for i in range(each))) for k in range(len(pool)))
+    return min(rows, key=lambda row: sum(shared[core] for core in row))
 
 
 def learner_cores(config: RunConfig, rank: int) -> tuple[int, ...]:

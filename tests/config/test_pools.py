@@ -204,6 +204,13 @@ def test_a_pool_may_have_cores_of_its_own() -> None:
     assert line.startswith("generators.pools.judge.cores=[7]: this machine lacks 7")
 
 
+def test_pools_share_the_cores_as_evenly_as_one_pool_would() -> None:
+    machine = Machine(cores=tuple(range(4)), num_gpus=0, memory_mb=8000)
+    config = settings(*BIG, *JUDGE, "generators.cores=[]", "generators.cores_each=1")
+    cores = [spec.cores for spec in processes(config, machine) if spec.role == "generator"]
+    assert cores == [(0,), (1,), (2,), (3,)]
+
+
 def spec(config: RunConfig, name: str) -> ProcessSpec:
     return next(spec for spec in processes(config, TWO_CORES) if spec.name == name)
 
