@@ -281,6 +281,8 @@ def _engine_args(config: RunConfig, model_path: Path, facts: ModelFacts, seed: i
         settings["compilation_config"] = {"mode": 0}
     if not is_on_gpu:
         settings["block_size"] = _CPU_BLOCK_TOKENS
+    elif config.placement == "colocated":
+        settings["enable_sleep_mode"] = True
     return AsyncEngineArgs(
         model=str(model_path),
         skip_tokenizer_init=True,
