@@ -67,6 +67,6 @@ def decode(data: bytes | memoryview, expected: type[T]) -> T:
         decoder = _decoders[expected] = msgspec.msgpack.Decoder(expected, dec_hook=_dec_hook, ext_hook=_ext_hook)
     try:
         result: T = decoder.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"not a valid {expected}: {error}") from error
     return result

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from async_rl.errors import DeadlineExceeded
 from async_rl.launchers.compose import compose_unchecked
@@ -38,12 +39,14 @@ def take(timeout_s: float, *, generators: tuple[str, ...] = ("generator-0",)) ->
     context: Any = SimpleNamespace(
         config=compose_unchecked("grpo_code", [f"learner.take_timeout_s={timeout_s}"]),
         run_dir=Path("run"),
+        incarnation="life",
+        host="127.0.0.1",
         activity=Activity(),
         directory=directory,
         peer=lambda _: Buffer(num_refusals=60),
     )
     ranks: Any = None
-    return asyncio.run(Learner(context, ranks)._take(5))
+    return asyncio.run(Learner(context, ranks, torch.device("cpu"))._take(5))
 
 
 def test_a_batch_that_comes_later_than_the_timeout_ends_the_run_with_what_the_buffer_waits_for() -> None:

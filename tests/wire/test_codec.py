@@ -3,7 +3,7 @@
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -21,6 +21,7 @@ def test_arrays_come_back_with_dtype_shape_and_values(array: IntArray) -> None:
 
 
 @given(st.binary(max_size=64))
+@example(b"\x81\xa5\x00\x00\x00\x00\x80")  # a name that is no UTF-8
 def test_arbitrary_bytes_never_raise_anything_but_protocol_errors(data: bytes) -> None:
     for payload in (data, msgspec.msgpack.encode({"type": "Probe", "rows": [msgspec.msgpack.Ext(1, data)]})):
         try:
