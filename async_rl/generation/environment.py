@@ -74,7 +74,7 @@ async def gently(work: Callable[[], T]) -> T:
 
     Linux keeps a priority per thread and lets nobody but root raise one again; the process, and what it starts later, keep theirs.
     """
-    thread = ThreadPoolExecutor(1, initializer=os.setpriority, initargs=(os.PRIO_PROCESS, 0, _GENTLE_NICENESS))
+    thread = ThreadPoolExecutor(1, initializer=os.nice, initargs=(_GENTLE_NICENESS,))
     try:
         return await asyncio.get_running_loop().run_in_executor(thread, work)
     finally:

@@ -93,7 +93,7 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
         (["weights.transfer=collective", "weights.backend=nccl"], "NCCL needs a GPU of its own for each rank"),
         (["supervisor.heartbeat_timeout_s=1"], "supervisor.heartbeat_timeout_s=1 is not above supervisor.heartbeat_s=1"),
         (["buffer.lease_timeout_s=0.5"], "is not above supervisor.heartbeat_s=1"),
-        (["verifiers.timeout_s=2", "reward.timeout_s=1"], "is not above sandbox.timeout_s=2"),
+        (["verifiers.timeout_s=2", "reward.timeout_s=1"], "is not above sandbox.timeout_s=6"),
         (["learner.take_timeout_s=100"], "is not above supervisor.start_timeout_s=180"),
         (["run_name=a/b"], "becomes a directory's name"),
         (["network.host=0.0.0.0"], "nobody can connect to it"),
