@@ -12,10 +12,21 @@ from async_rl.config import RunConfig
 
 def placement_problems(config: RunConfig) -> Iterator[str]:
     """Contradictions of a device that generators and learner share in turns."""
+    if config.weights.transfer == "ipc" and not has_shared_gpu(config):
+        yield (
+            "weights.transfer=ipc: weights stay in memory of a GPU that a vLLM generator and a learner of one rank take turns on; set "
+            "placement=colocated, generation.engine=vllm, learner.ranks=1, and gpus_each=0.5 for both, or set weights.transfer=auto"
+        )
     if config.placement != "colocated":
         return
     yield from _turns(config)
     yield from _devices(config)
+
+
+def has_shared_gpu(config: RunConfig) -> bool:
+    """Whether the generator can map the learner's memory: vLLM's, on the only GPU, with the learner that is there in turns."""
+    is_shared = config.placement == "colocated" and config.generators.gpus_each > 0 and config.learner.gpus_each > 0
+    return is_shared and config.generation.engine == "vllm" and config.learner.ranks == 1
 
 
 def _turns(config: RunConfig) -> Iterator[str]:

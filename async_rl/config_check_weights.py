@@ -25,12 +25,12 @@ def weights_problems(config: RunConfig) -> Iterator[str]:
             "weights.transfer=filesystem with launcher=ray and cluster.shared_run_dir=false: other nodes cannot read the run's directory; "
             "set weights.path to a URL that all nodes reach, or cluster.shared_run_dir=true"
         )
-    if weights.transfer == "shared_memory" and weights.path is not None:
+    if weights.transfer in ("shared_memory", "ipc") and weights.path is not None:
         yield (
-            f"weights.path={weights.path} with weights.transfer=shared_memory: no file is ever written; leave weights.path out, or set "
-            "weights.transfer=auto"
+            f"weights.path={weights.path} with weights.transfer={weights.transfer}: no file is ever written; leave weights.path out, or "
+            "set weights.transfer=auto"
         )
-    if weights.transfer in ("shared_memory", "filesystem") and weights.backend != "auto":
+    if weights.transfer in ("shared_memory", "filesystem", "ipc") and weights.backend != "auto":
         yield (
             f"weights.backend={weights.backend} with weights.transfer={weights.transfer}: nothing is broadcast; set weights.backend=auto, "
             "or weights.transfer=collective"

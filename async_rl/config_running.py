@@ -31,10 +31,11 @@ class WeightsConfig(Section):
     """How new weights reach the generators."""
 
     transfer: Annotated[
-        Literal["auto", "shared_memory", "filesystem", "collective"],
+        Literal["auto", "shared_memory", "filesystem", "collective", "ipc"],
         Meta(
-            description="shared memory reaches generators on the learner's machine, a file or a collective (a broadcast) those elsewhere; "
-            "auto: collective between GPUs, else shared memory and where that fails a file"
+            description="shared memory reaches generators on the learner's machine, a file or a collective (a broadcast) those elsewhere, "
+            "ipc a vLLM generator on the learner's GPU (placement=colocated); "
+            "auto: ipc there, collective between GPUs, else shared memory and where that fails a file"
         ),
     ]
     backend: Annotated[

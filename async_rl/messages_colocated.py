@@ -1,6 +1,6 @@
 """What is said where learner and generators take turns on one device (placement=colocated).
 
-Part of the protocol of `messages.py`, with the same invariants; the push that ends a rest is `LoadWeights`.
+Part of the protocol of `messages.py`, with the same invariants; the push that ends a rest is `LoadWeights` or `ReceiveWeights`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How weights are broadcast: a generator's seat in a communicator, and the request to receive a version there.
+"""Where a generator gets a version that is in no block or file: a seat in a communicator, or memory of the GPU it shares with the learner.
 
 Part of the protocol of `messages.py`, with the same invariants.
 """
@@ -11,7 +11,7 @@ from async_rl.messages import LoadReport, Manifest, Message
 from async_rl.types import Value
 
 
-class Seat(Value):
+class Seat(Value, tag_field="type", tag=True):
     """Where the ranks of one member sit in a communicator. The learner is rank 0, a member has ranks from `first_rank` on.
 
     communicator: its name, new for each set of members; who holds a communicator of that name uses it again.
@@ -29,9 +29,34 @@ class Seat(Value):
     timeout_s: float
 
 
+class DeviceBlock(Value, tag_field="type", tag=True):
+    """All tensors of a version, packed in the order of the manifest, in memory of a GPU that another process maps (CUDA IPC).
+
+    gpu: its UUID.  The rest is what torch needs to map the memory there; tests/generation/test_device_block.py tells which is which.
+    """
+
+    gpu: str
+    size_bytes: int
+    offset: int
+    handle: bytes
+    storage_size_bytes: int
+    storage_offset_bytes: int
+    ref_counter_handle: bytes
+    ref_counter_offset: int
+    event_handle: bytes
+    event_sync_required: bool
+
+
+Source = Seat | DeviceBlock
+
+
 class ReceiveWeights(Message):
-    """Receive this version in the communicator and load it, as LoadWeights does. The path in the manifest is of no use here."""
+    """Receive this version from its source and load it, as LoadWeights does. The path in the manifest is of no use here.
+
+    turn: as in LoadWeights.
+    """
 
     Reply: ClassVar[type] = LoadReport
     manifest: Manifest
-    seat: Seat
+    source: Source
+    turn: int = 0

@@ -19,7 +19,7 @@ from async_rl.config import RunConfig
 from async_rl.errors import ConfigError, WeightsError
 from async_rl.generation.environment import prepare_environment
 from async_rl.messages import LoadReport, Manifest
-from async_rl.messages_weights import Seat
+from async_rl.messages_weights import Source
 from async_rl.named import import_external
 from async_rl.types import NO_VERSION, FloatArray, IntArray, Sampling
 
@@ -71,8 +71,8 @@ class Engine(Protocol):
     async def weight_devices(self) -> list[str]:
         """What receives a broadcast of weights, one entry per rank: `cpu`, or the UUID of a GPU."""
 
-    async def load_weights(self, manifest: Manifest, seat: Seat | None = None) -> LoadReport:
-        """Changes the weights between two engine steps; requests in flight go on. seat: where to receive them; None = out of the block.
+    async def load_weights(self, manifest: Manifest, source: Source | None = None) -> LoadReport:
+        """Changes the weights between two engine steps; requests in flight go on. source: None = the shared block.
 
         Raises WeightsError: before anything was changed if the block is not what the manifest announces, else the engine refuses all
         further work.  Raises GroupBroken if the broadcast came to no end: it may be repeated; until then the engine goes on as it was,

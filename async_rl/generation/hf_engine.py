@@ -26,7 +26,7 @@ from async_rl.generation.environment import uses_gpu
 from async_rl.generation.hf_batch import Recorder, Request, Row, Turn
 from async_rl.generation.tensors import Receiver, tensor_views
 from async_rl.messages import LoadReport, Manifest
-from async_rl.messages_weights import Seat
+from async_rl.messages_weights import DeviceBlock, Seat, Source
 from async_rl.types import NO_VERSION, FloatArray, IntArray, Sampling
 from async_rl.wire.shared_tensors import SharedTensorsReader
 
@@ -213,10 +213,12 @@ class HfEngine:
         """One rank."""
         return [self._receiver.device_name]
 
-    async def load_weights(self, manifest: Manifest, seat: Seat | None = None) -> LoadReport:
+    async def load_weights(self, manifest: Manifest, source: Source | None = None) -> LoadReport:
         """Copies and verifies the version beside the batch, then changes the tensors between two tokens."""
+        if isinstance(source, DeviceBlock):
+            raise WeightsError("the transformers engine maps no memory of a GPU; set weights.transfer=auto, or generation.engine=vllm")
         started_s = time.perf_counter()
-        tensors = await asyncio.to_thread(_copy_out, manifest, seat, self._receiver)
+        tensors = await asyncio.to_thread(_copy_out, manifest, source, self._receiver)
         pause_s = await asyncio.to_thread(self._exchange, manifest.version, tensors)
         self._is_resting = False
         self._awake.set()

@@ -33,7 +33,7 @@ from async_rl.generation.environment import uses_gpu
 from async_rl.generation.tensors import verify_block
 from async_rl.generation.vllm_core import ThreadedCore, open_threaded, written_logprobs
 from async_rl.messages import LoadReport, Manifest
-from async_rl.messages_weights import Seat
+from async_rl.messages_weights import Source
 from async_rl.types import NO_VERSION, FloatArray, IntArray, Sampling
 
 _EXTENSION = "async_rl.generation.vllm_worker.SharedWeightsExtension"
@@ -173,23 +173,23 @@ class VllmEngine:
         devices: list[str] = await self._llm.collective_rpc("weight_device")
         return devices
 
-    async def load_weights(self, manifest: Manifest, seat: Seat | None = None) -> LoadReport:
+    async def load_weights(self, manifest: Manifest, source: Source | None = None) -> LoadReport:
         """Verifies the weights while generation goes on, then changes weights and label between two steps."""
         async with self._loading:
             started_s = time.perf_counter()
             self._require_clean()
-            if seat is None:
+            if source is None:
                 await asyncio.to_thread(verify_block, manifest)
-            method, args = await self._stage(manifest, seat)
+            method, args = await self._stage(manifest, source)
             # A caller that gives up must not leave the engine between two versions.
             switch = asyncio.create_task(self._switch(manifest.version, method, args), name=f"weights {manifest.version}")
             pause_s = await asyncio.shield(switch)
             return LoadReport(version=manifest.version, load_s=time.perf_counter() - started_s, pause_s=pause_s)
 
-    async def _stage(self, manifest: Manifest, seat: Seat | None) -> tuple[str, tuple[bytes, ...]]:
+    async def _stage(self, manifest: Manifest, source: Source | None) -> tuple[str, tuple[bytes, ...]]:
         """Does beside the engine what can be done there; returns the workers' method, with arguments, for the rest."""
         core = self._llm.engine_core
-        args = encode(manifest), b"" if seat is None else encode(seat)
+        args = encode(manifest), b"" if source is None else encode(source)
         if isinstance(core, ThreadedCore):
             _require_whole(await core.beside_async("stage_shared_weights", *args))
             return "exchange_shared_weights", ()

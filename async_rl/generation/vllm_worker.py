@@ -1,4 +1,4 @@
-"""The part of the weights' way that runs inside vLLM's workers: from the shared block, or a broadcast, into the model.
+"""The part of the weights' way that runs inside vLLM's workers: from the shared block, a broadcast, or memory of the GPU, into the model.
 
 On CPU, linear layers hold their weights packed for their kernel, so nothing can be copied in place.  A second copy of the model is loaded
 and packed beside the one that writes, then the two exchange their tensors, which takes no longer than a few assignments; what fails before
@@ -12,10 +12,12 @@ import copy
 import importlib
 import multiprocessing
 import os
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
 from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.distributed.weight_transfer.packed_tensor import packed_ipc_consumer
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
@@ -24,10 +26,11 @@ from vllm.utils.torch_utils import set_default_torch_dtype
 
 from async_rl.codec import decode
 from async_rl.errors import GroupBroken, WeightsError
+from async_rl.generation.device_block import consumer_arguments
 from async_rl.generation.environment import EXTERNAL_LIB, die_with_parent
 from async_rl.generation.tensors import Receiver, Tensors, weights_from
 from async_rl.messages import Manifest
-from async_rl.messages_weights import Seat
+from async_rl.messages_weights import DeviceBlock, Source
 
 if multiprocessing.parent_process() is not None:
     # A worker process that vLLM started; one that survives its engine would hold the memory of a model.
@@ -39,8 +42,8 @@ if multiprocessing.parent_process() is not None:
 class SharedWeightsExtension:
     """Methods that vLLM adds to its worker class.
 
-    Those that load take an encoded Manifest and an encoded Seat (empty = the shared block), and raise WeightsError for weights that do not
-    fit.  They return why a broadcast broke, else nothing: an exception of a worker in another process would lose its type.
+    Those that load take an encoded Manifest and an encoded Source (empty = the shared block), and raise WeightsError for weights that do
+    not fit.  They return why a broadcast broke, else nothing: an exception of a worker in another process would lose its type.
     """
 
     _spare: SpareModel | None = None
@@ -61,12 +64,12 @@ class SharedWeightsExtension:
         """What receives weights in this rank."""
         return self._receiver.device_name
 
-    def stage_shared_weights(self, manifest: bytes, seat: bytes) -> str:
+    def stage_shared_weights(self, manifest: bytes, source: bytes) -> str:
         """Loads and packs the second copy; may run beside the engine's steps."""
         if self._spare is None:
             raise WeightsError("this worker has no second copy of the model to stage weights in")
         try:
-            with weights_from(decode(manifest, Manifest), _seat(seat), self._receiver) as tensors:
+            with self._weights(manifest, source) as tensors:
                 self._spare.load(tensors)
         except GroupBroken as error:
             return str(error)
@@ -78,17 +81,16 @@ class SharedWeightsExtension:
         if self._spare is not None:
             self._spare.exchange()
 
-    def load_shared_weights(self, manifest: bytes, seat: bytes) -> str:
+    def load_shared_weights(self, manifest: bytes, source: bytes) -> str:
         """Loads the model at once; between two steps only. After a broken broadcast no step may follow until a load succeeded."""
         if self._spare is not None:
-            if not (broken := self.stage_shared_weights(manifest, seat)):
+            if not (broken := self.stage_shared_weights(manifest, source)):
                 self.exchange_shared_weights()
             return broken
         config: VllmConfig = self.vllm_config  # type: ignore[attr-defined]
         model: torch.nn.Module = self.model_runner.get_model()  # type: ignore[attr-defined]
-        source = weights_from(decode(manifest, Manifest), _seat(seat), self._receiver)
         try:
-            with source as tensors, set_current_vllm_config(config), torch.no_grad():
+            with self._weights(manifest, source) as tensors, set_current_vllm_config(config), torch.no_grad():
                 initialize_layerwise_reload(model)
                 try:
                     _load_all(model, tensors)
@@ -102,9 +104,14 @@ class SharedWeightsExtension:
             return str(error)
         return ""
 
-
-def _seat(encoded: bytes) -> Seat | None:
-    return decode(encoded, Seat) if encoded else None
+    def _weights(self, manifest: bytes, source: bytes) -> AbstractContextManager[Tensors]:
+        """As weights_from; memory of this GPU is mapped, and copied out of, by vLLM's own code."""
+        announced: Manifest = decode(manifest, Manifest)
+        place: Source | None = decode(source, Source) if source else None  # type: ignore[arg-type]  # a union is no type
+        if isinstance(place, DeviceBlock):
+            device: torch.device = self.device  # type: ignore[attr-defined]
+            return nullcontext(iter(packed_ipc_consumer(**consumer_arguments(announced, place), device_index=device.index)))
+        return weights_from(announced, place, self._receiver)
 
 
 class SpareModel:

@@ -212,10 +212,15 @@ class Trainer:
         return list(self._specs)
 
     @torch.no_grad()
-    def full_tensors(self) -> Iterator[Tensor]:
-        """The policy's tensors in the order of the specs, on the CPU (collective: every rank must iterate to the end)."""
+    def full_tensors(self, *, on_device: bool = False) -> Iterator[Tensor]:
+        """The policy's tensors in the order of the specs, on the CPU or on the device (collective: every rank must iterate to the end)."""
         for _, tensor in self._policy.named_weights():
-            yield full_tensor(tensor).detach().to("cpu", self._dtype).contiguous()
+            yield full_tensor(tensor).detach().to(self.device if on_device else "cpu", self._dtype).contiguous()
+
+    @property
+    def device(self) -> torch.device:
+        """Where it trains."""
+        return self._ranks.device
 
     def _spec(self, name: str, tensor: Tensor) -> TensorSpec:
         return name, str(self._dtype).removeprefix("torch."), tuple(tensor.shape), tensor.numel() * self._dtype.itemsize

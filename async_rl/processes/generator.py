@@ -191,9 +191,10 @@ class Generator:
         return report
 
     async def receive_weights(self, request: ReceiveWeights) -> Message:
-        """As load_weights, out of a broadcast of the learner."""
-        with self._context.activity("receiving weights"):
-            report = await self._engine.load_weights(request.manifest, request.seat)
+        """As load_weights, out of a broadcast of the learner or memory of the GPU that both share."""
+        async with self.resting.waking(request.turn):
+            with self._context.activity("receiving weights"):
+                report = await self._engine.load_weights(request.manifest, request.source)
         self._tell_loaded(report)
         return report
 

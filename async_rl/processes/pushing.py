@@ -2,6 +2,7 @@
 
 Who loads what, and who is cut off, is decided by `weights/membership.py`; here are the calls, the deadline and the probe.
 Each generator loads for itself (`weights/push.py`), or all together receive what rank 0 broadcasts (`weights/broadcast.py`).
+On a GPU in turns a version also stays in memory there, for those that serve (`weights/device_block.py`).
 The shared block holds one version. `publish` overwrites it only while nobody reads it, which a deadline bounds.
 A generator that misses the deadline is cut off (the supervisor starts it again) and gets the weights when it is back; the others go on.
 With placement=colocated pushes wake generators, so none begins between `take_device` and `publish`, which gives the device back.
@@ -17,8 +18,10 @@ from collections.abc import Awaitable, Callable, Mapping
 import numpy as np
 import torch
 
+from async_rl.config_check_placement import has_shared_gpu
 from async_rl.errors import AsyncRLError, ConfigError, DeadlineExceeded, GroupBroken, WeightsError
 from async_rl.messages import Expel, LoadReport, Logprobs, Manifest, Member, Probe
+from async_rl.messages_weights import DeviceBlock
 from async_rl.processes.ranks import TrainingPool
 from async_rl.processes.runtime import ProcessContext
 from async_rl.processes.shared_device import SharedDevice
@@ -48,6 +51,9 @@ class Pusher:
         self._ranks = ranks
         self._group = WeightGroup()
         self.device = SharedDevice(context, self._cut_off) if context.config.placement == "colocated" else None
+        self._is_on_gpu = self._config.transfer == "ipc" or (self._config.transfer == "auto" and has_shared_gpu(context.config))
+        self._on_gpu: tuple[int, DeviceBlock] | None = None
+        """A version, until all that serve hold it; who comes later reads the shared block."""
         self._manifest: Manifest | None = None
         self._files = WeightFiles(
             f"{self._config.path}/{context.run_dir.name}" if self._config.path is not None else str(context.run_dir / "weights")
@@ -72,6 +78,9 @@ class Pusher:
             self._expected = await self._ranks.logprobs(self._rows)
         else:
             self._expected = []
+        if self._is_on_gpu:
+            self._on_gpu = None  # `run` gives back only what is named here
+            self._on_gpu = version, await self._ranks.share_on_device()
         if self.device is not None and self.device.is_learners:
             await self.device.give(self._ranks.leave_device)
         self._num_published += 1
@@ -110,6 +119,9 @@ class Pusher:
                     self._begin_loads(members, loads)
                     async with self._changed:
                         self._changed.notify_all()
+                    if self._on_gpu is not None and self._group.all_hold(self._on_gpu[0]):
+                        self._on_gpu = None
+                        await self._ranks.unshare_on_device()
                     if directory.epoch == seen:
                         await directory.changed_or(self._wake)
         finally:
@@ -127,9 +139,13 @@ class Pusher:
             loads.create_task(self._broadcast({life: members[life] for life in party}, epoch), name=f"broadcast {epoch.version}")
         for life in self._group.behind() - together:
             epoch = self._group.begin([life])
-            route = self._routes.setdefault(life, Route(self._config.transfer, self._write_file))
             turn = self.device.turn if self.device is not None else 0
-            load = functools.partial(route.load, self._current(), turn=turn, written=functools.partial(self._release, epoch))
+            load: Load
+            if self._on_gpu is not None and self._on_gpu[0] == epoch.version:
+                load = functools.partial(receive, self._current(), self._on_gpu[1], turn=turn)
+            else:
+                route = self._routes.setdefault(life, Route(self._config.transfer, self._write_file))
+                load = functools.partial(route.load, self._current(), turn=turn, written=functools.partial(self._release, epoch))
             loads.create_task(self._load(members[life], epoch, load), name=f"push {epoch.version} to {life[0]}")
 
     def _current(self) -> Manifest:

@@ -22,8 +22,10 @@ from async_rl.codec import decode, encode
 from async_rl.errors import ConfigError
 from async_rl.learner.trainer import StepResult, Trainer
 from async_rl.messages import Manifest
+from async_rl.messages_weights import DeviceBlock
 from async_rl.processes.runtime import RENDEZVOUS_FILE
 from async_rl.types import FloatArray, Group, IntArray
+from async_rl.weights.device_block import ExportedWeights
 from async_rl.weights.publisher import WeightPublisher
 
 T = TypeVar("T")
@@ -70,6 +72,7 @@ class TrainingPool:
         self._world_size = world_size
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
         self._publisher: WeightPublisher | None = None
+        self._exported: ExportedWeights | None = None
 
     async def start(self) -> None:
         """Builds the trainer on this rank."""
@@ -108,6 +111,26 @@ class TrainingPool:
     async def leave_device(self) -> None:
         """Models and moments wait in host memory, until `enter_device`."""
         await self._in_thread(lambda: self._lead(Operation.LEAVE_DEVICE, 0, b"", None))
+
+    async def share_on_device(self) -> DeviceBlock:
+        """Packs the weights into memory of the GPU that generators map; a pool of one rank only."""
+
+        def export() -> DeviceBlock:
+            self._exported = ExportedWeights(
+                self._trainer.full_tensors(on_device=True),
+                size_bytes=sum(size for *_, size in self._trainer.tensor_specs()),
+                device=self._trainer.device,
+            )
+            return self._exported.block
+
+        await self.unshare_on_device()
+        return await self._in_thread(export)
+
+    async def unshare_on_device(self) -> None:
+        """Gives that memory back."""
+        exported, self._exported = self._exported, None
+        if exported is not None:
+            await self._in_thread(exported.close)
 
     async def stop(self) -> None:
         """Lets the other ranks leave."""

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from async_rl.errors import BlockUnreachable, WeightsError
 from async_rl.messages import LoadReport, LoadWeights, Manifest
-from async_rl.messages_weights import ReceiveWeights, Seat
+from async_rl.messages_weights import ReceiveWeights, Source
 
 
 class Caller(Protocol):
@@ -49,9 +49,9 @@ class Route:
             return await self.load(manifest, caller, turn=turn, timeout_s=timeout_s, written=written)
 
 
-async def receive(manifest: Manifest, seat: Seat, caller: Caller, *, timeout_s: float) -> LoadReport:
-    """Returns once the generator writes with the version that is broadcast. Raises as `Route.load`, GroupBroken if others were lost."""
-    return await _load(caller, ReceiveWeights(manifest=manifest, seat=seat), timeout_s)
+async def receive(manifest: Manifest, source: Source, caller: Caller, *, turn: int = 0, timeout_s: float) -> LoadReport:
+    """Returns once the generator writes with the version from there. Raises as `Route.load`, GroupBroken if a broadcast lost others."""
+    return await _load(caller, ReceiveWeights(manifest=manifest, source=source, turn=turn), timeout_s)
 
 
 async def _load(caller: Caller, request: LoadWeights | ReceiveWeights, timeout_s: float) -> LoadReport:

@@ -7,6 +7,7 @@ from async_rl.errors import ConfigError
 from async_rl.launchers.compose import compose, compose_unchecked
 from async_rl.machine import Machine
 
+SHARED_GPU = ("placement=colocated", "learner.gpus_each=0.5", "generators.gpus_each=0.5")
 FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
 
 
@@ -32,6 +33,11 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
         (["placement=colocated", "buffer.max_staleness_versions=5"], "set it to at most 2, or weights.push_every_steps to at least 3"),
         (["placement=colocated", "generators.autoscale.enabled=true"], "nothing to balance; set generators.autoscale.enabled=false"),
         (["placement=colocated", "weights.transfer=filesystem"], "set weights.transfer=auto"),
+        (["weights.transfer=ipc"], "set placement=colocated, generation.engine=vllm, learner.ranks=1, and gpus_each=0.5 for both"),
+        (["placement=colocated", "weights.transfer=ipc"], "or set weights.transfer=auto"),
+        ([*SHARED_GPU, "generation.engine=hf", "weights.transfer=ipc"], "a vLLM generator and a learner of one rank take turns on"),
+        ([*SHARED_GPU, "weights.transfer=ipc", "weights.path=/elsewhere"], "no file is ever written; leave weights.path out"),
+        ([*SHARED_GPU, "weights.transfer=ipc", "weights.backend=gloo"], "nothing is broadcast; set weights.backend=auto"),
         (["placement=colocated", "launcher=slurm"], "set launcher=local inside a job of one node"),
         (
             ["placement=colocated", "generators.pools.other.count=1", "generators.pools.other.work=train"],
@@ -147,6 +153,7 @@ def test_a_combination_that_cannot_work_is_refused_with_its_remedy(overrides: li
         ["weights.transfer=filesystem", "launcher=ray", "cluster.shared_run_dir=false", "weights.path=s3://bucket/weights"],
         ["learner.ranks=2"],
         ["weights.transfer=collective", "weights.backend=gloo"],
+        [*SHARED_GPU, "weights.transfer=ipc"],
         ["data.filter.above=0.9", "data.filter.below=-0.9"],
         ["num_steps=1"],
         ["launcher=ray", "ray.address=local", "network.host=127.0.0.1"],

@@ -52,7 +52,7 @@ class Generator:
 
     async def call(self, request: Message, *, timeout_s: float) -> Message:
         assert isinstance(request, ReceiveWeights)
-        self.seats.append(request.seat)
+        self.seats.append(request.source)
         self.is_asked.set()
         try:
             self._pipe.send_bytes(encode(request))
@@ -110,7 +110,7 @@ def _serve(pipe: Connection, script: _Script, devices: tuple[str, ...]) -> None:
 
         def receive(rank: int, request: ReceiveWeights = request, said: list[str] = said, errors: list[str] = errors) -> None:
             try:
-                with receivers[rank].receiving(request.manifest, request.seat) as tensors:
+                with receivers[rank].receiving(request.manifest, request.source) as tensors:
                     said[rank] = digest(script.follow(tensors) if request.manifest.version == 1 else tensors)
             except GroupBroken as error:
                 errors.append(str(error))

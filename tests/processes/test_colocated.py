@@ -22,12 +22,27 @@ from async_rl.generation.engine import Engine, build_engine
 from async_rl.launchers.compose import compose
 from async_rl.messages import Expel, LoadReport, LoadWeights, Manifest, Member, Members, Message
 from async_rl.messages_colocated import Rest
+from async_rl.messages_weights import DeviceBlock, ReceiveWeights
 from async_rl.observability.activity import Activity
 from async_rl.processes.directory import Directory
 from async_rl.processes.pushing import Pusher
 from async_rl.processes.resting import Resting
 from async_rl.types import Sampling
 from async_rl.weights.publisher import WeightPublisher, tensor_spec
+
+SHARED_GPU = ("learner.gpus_each=0.5", "generators.gpus_each=0.5")
+BLOCK = DeviceBlock(
+    gpu="GPU-1",
+    size_bytes=20,
+    offset=0,
+    handle=b"",
+    storage_size_bytes=20,
+    storage_offset_bytes=0,
+    ref_counter_handle=b"",
+    ref_counter_offset=0,
+    event_handle=b"",
+    event_sync_required=False,
+)
 
 
 class Generator:
@@ -46,7 +61,7 @@ class Generator:
             raise DeadlineExceeded("it hangs")
         if isinstance(request, Rest):
             return await self.resting.rest(request)
-        assert isinstance(request, LoadWeights)
+        assert isinstance(request, LoadWeights | ReceiveWeights)
         async with self.resting.waking(request.turn):
             return await self.engine.load_weights(request.manifest)
 
@@ -58,6 +73,7 @@ class World:
         self.directory = Directory()
         self.generators: dict[str, Generator] = {}
         self.moves: list[str] = []
+        self.has_unshared = asyncio.Event()
         self.cut_off: list[Expel] = []
         self._publisher = WeightPublisher(specs)
         self._tensors = tensors
@@ -96,6 +112,14 @@ class World:
 
     async def logprobs(self, rows: object) -> list[Any]:
         return []
+
+    async def share_on_device(self) -> DeviceBlock:
+        self.moves.append("share")
+        return BLOCK
+
+    async def unshare_on_device(self) -> None:
+        self.moves.append("unshare")
+        self.has_unshared.set()
 
     async def enter_device(self) -> None:
         self.moves.append("enter")
@@ -182,6 +206,57 @@ def test_a_generator_that_joins_during_a_turn_is_left_alone_until_it_ends(tmp_pa
 
     run(story())
     assert early.did == late.did == ["start", "load 3"]
+
+
+def test_memory_of_the_gpu_is_shared_until_all_have_read_it_and_who_comes_later_reads_the_block(tmp_path: Path) -> None:
+    world = small_world(tmp_path, *SHARED_GPU, "weights.transfer=ipc")
+
+    async def story() -> None:
+        first, late = Generator(Still()), Generator(Still())  # type: ignore[arg-type]
+        async with pushing(world):
+            for generator in (first, late):
+                await generator.resting.start()
+            world.join("first", first)
+            await world.pusher.take_device(world.enter_device)
+            await world.pusher.publish(0)
+            await world.has_unshared.wait()
+            world.has_unshared.clear()
+            assert world.moves == ["enter", "share", "leave", "unshare"]
+            world.join("late", late)
+            while "LoadWeights" not in late.heard:
+                await asyncio.to_thread(lambda: None)
+            await world.pusher.take_device(world.enter_device)
+            await world.pusher.publish(1)
+            await world.has_unshared.wait()
+        assert first.heard == ["Rest", "ReceiveWeights", "Rest", "ReceiveWeights"]
+        assert late.heard == ["LoadWeights", "Rest", "ReceiveWeights"]
+
+    run(story())
+    assert world.moves == ["enter", "share", "leave", "unshare"] * 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([*SHARED_GPU, "weights.transfer=auto"], "ReceiveWeights"),
+        ([*SHARED_GPU, "weights.transfer=shared_memory"], "LoadWeights"),
+        ([*SHARED_GPU, "weights.transfer=auto", "generation.engine=hf"], "LoadWeights"),
+        (["weights.transfer=auto"], "LoadWeights"),
+    ],
+)
+def test_auto_hands_over_in_memory_of_the_gpu_that_vllm_shares(overrides: list[str], expected: str, tmp_path: Path) -> None:
+    world, generator = small_world(tmp_path, *overrides), Generator(Still())  # type: ignore[arg-type]
+
+    async def story() -> None:
+        async with pushing(world):
+            await generator.resting.start()
+            world.join("a", generator)
+            await world.pusher.take_device(world.enter_device)
+            await world.pusher.publish(0)
+            await world.pusher.live(0)
+
+    run(story())
+    assert generator.heard == ["Rest", expected]
 
 
 def test_who_does_not_rest_is_cut_off_and_the_learner_has_the_device(tmp_path: Path) -> None:

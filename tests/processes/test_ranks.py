@@ -1,5 +1,11 @@
 """Facts about where a rank of the learner computes."""
 
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
@@ -7,7 +13,8 @@ from async_rl.errors import ConfigError
 from async_rl.launchers.cluster import on_cluster
 from async_rl.launchers.compose import compose
 from async_rl.machine import Machine
-from async_rl.processes.ranks import learner_device
+from async_rl.processes import ranks
+from async_rl.processes.ranks import TrainingPool, learner_device
 from async_rl.topology import processes
 
 
@@ -28,3 +35,36 @@ def test_a_process_that_asked_for_no_gpu_sees_none_of_its_node_and_the_cluster_n
     specs = processes(config, Machine(cores=(0, 1), num_gpus=1, memory_mb=8000))
     visible = {spec.name: on_cluster(config, spec).env.get("CUDA_VISIBLE_DEVICES") for spec in specs}
     assert visible == {"buffer": "", "verifier-0": "", "generator-0": "", "learner-0": None}
+
+
+def test_weights_are_packed_into_one_buffer_of_the_device_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    did: list[Any] = []
+
+    class Exported:
+        def __init__(self, tensors: Any, *, size_bytes: int, device: torch.device) -> None:
+            did.append(("export", list(tensors), size_bytes, device.type))
+            self.block = len(did)
+
+        def close(self) -> None:
+            did.append(f"close {self.block}")
+
+    trainer: Any = SimpleNamespace(
+        device=torch.device("cuda"),
+        tensor_specs=lambda: [("a", "float32", (1,), 4), ("b", "float32", (2,), 8)],
+        full_tensors=lambda *, on_device: iter(["a on the device", "b on the device"] if on_device else []),
+    )
+    monkeypatch.setattr(ranks, "ExportedWeights", Exported)
+    monkeypatch.setattr(ranks, "WeightPublisher", lambda specs: SimpleNamespace(close=list))
+
+    async def story() -> list[Any]:
+        pool = TrainingPool(lambda: trainer, rank=0, world_size=1)
+        await pool.start()
+        blocks = [await pool.share_on_device(), await pool.share_on_device()]
+        await pool.unshare_on_device()
+        await pool.unshare_on_device()
+        pool.close()
+        return blocks
+
+    assert asyncio.run(story()) == [1, 3]
+    export = ("export", ["a on the device", "b on the device"], 12, "cuda")
+    assert did == [export, "close 1", export, "close 3"]
