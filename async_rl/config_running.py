@@ -35,7 +35,7 @@ class WeightsConfig(Section):
         Meta(
             description="shared memory reaches generators on the learner's machine, a file or a collective (a broadcast) those elsewhere, "
             "ipc a vLLM generator on the learner's GPU (placement=colocated); "
-            "auto: ipc there, collective between GPUs, else shared memory and where that fails a file"
+            "auto: collective between GPUs of their own, else shared memory and where that fails a file"
         ),
     ]
     backend: Annotated[

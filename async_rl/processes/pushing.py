@@ -18,7 +18,6 @@ from collections.abc import Awaitable, Callable, Mapping
 import numpy as np
 import torch
 
-from async_rl.config_check_placement import has_shared_gpu
 from async_rl.errors import AsyncRLError, ConfigError, DeadlineExceeded, GroupBroken, WeightsError
 from async_rl.messages import Expel, LoadReport, Logprobs, Manifest, Member, Probe
 from async_rl.messages_weights import DeviceBlock
@@ -51,7 +50,7 @@ class Pusher:
         self._ranks = ranks
         self._group = WeightGroup()
         self.device = SharedDevice(context, self._cut_off) if context.config.placement == "colocated" else None
-        self._is_on_gpu = self._config.transfer == "ipc" or (self._config.transfer == "auto" and has_shared_gpu(context.config))
+        self._is_on_gpu = self._config.transfer == "ipc"
         self._on_gpu: tuple[int, DeviceBlock] | None = None
         """A version, until all that serve hold it; who comes later reads the shared block."""
         self._manifest: Manifest | None = None

@@ -238,13 +238,13 @@ def test_memory_of_the_gpu_is_shared_until_all_have_read_it_and_who_comes_later_
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        ([*SHARED_GPU, "weights.transfer=auto"], "ReceiveWeights"),
+        ([*SHARED_GPU, "weights.transfer=ipc"], "ReceiveWeights"),
+        ([*SHARED_GPU, "weights.transfer=auto"], "LoadWeights"),
         ([*SHARED_GPU, "weights.transfer=shared_memory"], "LoadWeights"),
-        ([*SHARED_GPU, "weights.transfer=auto", "generation.engine=hf"], "LoadWeights"),
         (["weights.transfer=auto"], "LoadWeights"),
     ],
 )
-def test_auto_hands_over_in_memory_of_the_gpu_that_vllm_shares(overrides: list[str], expected: str, tmp_path: Path) -> None:
+def test_weights_are_handed_over_in_memory_of_the_gpu_only_where_that_is_asked_for(overrides: list[str], expected: str, tmp_path: Path) -> None:
     world, generator = small_world(tmp_path, *overrides), Generator(Still())  # type: ignore[arg-type]
 
     async def story() -> None:
