@@ -244,7 +244,9 @@ def test_memory_of_the_gpu_is_shared_until_all_have_read_it_and_who_comes_later_
         (["weights.transfer=auto"], "LoadWeights"),
     ],
 )
-def test_weights_are_handed_over_in_memory_of_the_gpu_only_where_that_is_asked_for(overrides: list[str], expected: str, tmp_path: Path) -> None:
+def test_weights_are_handed_over_in_memory_of_the_gpu_only_where_that_is_asked_for(
+    overrides: list[str], expected: str, tmp_path: Path
+) -> None:
     world, generator = small_world(tmp_path, *overrides), Generator(Still())  # type: ignore[arg-type]
 
     async def story() -> None:
