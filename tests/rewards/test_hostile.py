@@ -69,7 +69,7 @@ def test_corpus_has_teeth_against_a_naive_checker() -> None:
 @pytest.mark.parametrize("level", LEVELS)
 def test_every_verdict_is_right_as_another_user_too(level: int) -> None:
     if not can_become_other():
-        pytest.skip("needs root, setpriv and a system Python 3.11 to become another user")
+        pytest.skip("needs root, setpriv, a system Python 3.11 and an environment that other users can read")
     script = Path(__file__).with_name("corpus_table.py").resolve()
     with other_user() as command:
         done = subprocess.run([*command, str(script), str(level)], cwd="/", capture_output=True, text=True, timeout=250, check=False)
