@@ -7,11 +7,13 @@ Called by the generator process before `build_engine`, and by the workers that v
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TypeVar
 
 from async_rl.config import RunConfig
@@ -21,8 +23,9 @@ T = TypeVar("T")
 EXTERNAL_LIB = "ASYNC_RL_EXTERNAL_LIB"
 """model.external_lib, for the worker processes that vLLM starts."""
 _PR_SET_PDEATHSIG = 1
-_GENTLE_NICENESS = 3
-"""Who is busy on the same core keeps half of it beside two that join, instead of a third, and they take a third longer to come up."""
+_GENTLE_NICENESS = 5
+"""Who is busy on the same core keeps three fifths of it beside two that join, instead of a third."""
+_AUTOGROUP = Path("/proc/self/autogroup")
 
 
 def uses_gpu(config: RunConfig) -> bool:
@@ -67,6 +70,32 @@ def die_with_parent() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+
+
+@contextlib.asynccontextmanager
+async def giving_way(*, to_others: bool) -> AsyncIterator[None]:
+    """Meanwhile whatever this process does holds up those on the same cores less, if there are others; see `gently` for other kernels.
+
+    Where Linux groups processes by session (autogroup), it compares sessions with each other, and a thread's priority says nothing there.
+    """
+    await _set_session_niceness(_GENTLE_NICENESS if to_others else 0)
+    try:
+        yield
+    finally:
+        await _set_session_niceness(0)
+
+
+async def _set_session_niceness(niceness: int) -> None:
+    """Of the session that the launcher made for this process. Does nothing where sessions have none."""
+    for _ in range(20):
+        try:
+            await asyncio.to_thread(_AUTOGROUP.write_text, str(niceness))
+        except BlockingIOError:  # the kernel lets ordinary users change one per tenth of a second
+            await asyncio.sleep(0.05)
+        except OSError:
+            return
+        else:
+            return
 
 
 async def gently(work: Callable[[], T]) -> T:

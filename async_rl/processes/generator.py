@@ -9,11 +9,12 @@ woken by: a written group (room), new weights (admission may open), the buffer's
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 
 from async_rl.errors import EngineDead, InfrastructureError, RewardError, root_cause
 from async_rl.generation.engine import Engine, build_engine, prepare_environment
-from async_rl.generation.environment import gently
+from async_rl.generation.environment import gently, giving_way
 from async_rl.messages import FailGroup, LoadReport, LoadWeights, Logprobs, Message, Ok, Probe, PutGroup, RequestWork, Work
 from async_rl.messages_colocated import Rest
 from async_rl.messages_scaling import Drain
@@ -33,26 +34,29 @@ _PARK_S = 20.0
 async def run(context: ProcessContext) -> None:
     """One generator from its start to its drain."""
     prepare_environment(context.config, context.cores)
-    generator = Generator(context, await bring_up(context))
-    try:
-        if not generator.is_colocated:
-            await generator.resting.start()
-        handlers: dict[type[Message], Handler] = {
-            LoadWeights: generator.load_weights,
-            ReceiveWeights: generator.receive_weights,
-            Probe: generator.probe,
-            Drain: generator.drain,
-            Rest: generator.resting.rest,
-        }
-        await context.serve(handlers, devices=await generator.weight_devices())
-        await generator.work()
-    finally:
-        await generator.close()
+    await context.directory.changed(-1)  # the first list of who serves
+    async with contextlib.AsyncExitStack() as until_it_serves:
+        await until_it_serves.enter_async_context(giving_way(to_others=bool(context.directory.of_role("generator"))))
+        generator = Generator(context, await bring_up(context))
+        try:
+            if not generator.is_colocated:
+                await generator.resting.start()
+            await until_it_serves.aclose()
+            handlers: dict[type[Message], Handler] = {
+                LoadWeights: generator.load_weights,
+                ReceiveWeights: generator.receive_weights,
+                Probe: generator.probe,
+                Drain: generator.drain,
+                Rest: generator.resting.rest,
+            }
+            await context.serve(handlers, devices=await generator.weight_devices())
+            await generator.work()
+        finally:
+            await generator.close()
 
 
 async def bring_up(context: ProcessContext) -> Engine:
     """The engine, not started yet. Importing it is most of the work, done gently where others write already."""
-    await context.directory.changed(-1)  # the first list of who serves
     build = functools.partial(build_engine, context.config, context.model_path, rank=seat(context.config, context.name))
     return await (gently(build) if context.directory.of_role("generator") else asyncio.to_thread(build))
 

@@ -13,7 +13,7 @@ import pytest
 
 from async_rl.errors import ConfigError
 from async_rl.generation.engine import read_model_facts
-from async_rl.generation.environment import gently, prepare_environment
+from async_rl.generation.environment import gently, giving_way, prepare_environment
 from async_rl.launchers.compose import compose
 
 CHILD = """
@@ -31,6 +31,9 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Restores what `prepare_environment` sets."""
     monkeypatch.setattr(os, "environ", os.environ.copy())
     return monkeypatch
+
+
+AUTOGROUP = Path("/proc/self/autogroup")
 
 
 def test_a_child_dies_with_a_parent_that_is_killed() -> None:
@@ -98,3 +101,18 @@ def test_gentle_work_gives_way_to_others_and_what_comes_after_it_does_not() -> N
     gentle, here, later = asyncio.run(run())
     assert gentle > mine
     assert here == later == mine
+
+
+@pytest.mark.skipif(not AUTOGROUP.exists(), reason="this kernel does not group processes by session")
+@pytest.mark.parametrize("to_others", [True, False])
+def test_the_session_of_a_joiner_gives_way_until_it_serves(to_others: bool) -> None:
+    def niceness() -> int:
+        return int(AUTOGROUP.read_text().rpartition(" ")[2])
+
+    async def run() -> tuple[int, int]:
+        async with giving_way(to_others=to_others):
+            meanwhile = niceness()
+        return meanwhile, niceness()
+
+    meanwhile, afterwards = asyncio.run(run())
+    assert (meanwhile > 0, afterwards) == (to_others, 0)
