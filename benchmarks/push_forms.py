@@ -53,7 +53,7 @@ async def generate(model: Path, keys: Path, kind: str) -> None:
         return await engine.load_weights(manifest)
 
     async def receive(request: ReceiveWeights) -> Any:
-        return await engine.load_weights(request.manifest, request.seat)
+        return await engine.load_weights(request.manifest, request.source)
 
     with RpcServer(HOST, 0, load_keys(keys), {LoadWeights: load, ReceiveWeights: receive}) as server:
         print(json.dumps({"address": server.address, "devices": await engine.weight_devices()}), flush=True)
