@@ -114,7 +114,7 @@ def _optimizer(source: str, ours: str) -> dict[str, Rule]:
 _MODEL: dict[str, Rule] = {
     "actor_rollout_ref.hybrid_engine": only((False,), "generation and training do not share GPUs", "generation and training do not share "
                                             "GPUs here: each gets half of them"),
-    "actor_rollout_ref.nccl_timeout": same("weights travel through shared memory; weights.deadline_s bounds it"),
+    "actor_rollout_ref.nccl_timeout": same("weights.deadline_s bounds a push, whatever it goes through"),
     "actor_rollout_ref.model.path": to("model.path"),
     "actor_rollout_ref.model.custom_chat_template": only((None,), "the tokenizer's own", "put the template into the model's tokenizer"),
     "actor_rollout_ref.model.external_lib": unless_null(to("model.external_lib"), "nothing is imported"),
