@@ -46,7 +46,7 @@ check: env ## style and types; layers, documents and the other rules of tests/re
 	@$(BIN)/python -m pytest tests/repo
 
 docs: env ## the pages of docs/ that are made from code
-	@$(BIN)/python -m async_rl.launchers.reference docs
+	@$(BIN)/python -m async_rl.launchers.configuration.reference docs
 
 bench: env ## the benchmarks, one table
 	@$(BIN)/python benchmarks/run.py

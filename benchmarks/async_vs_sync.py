@@ -32,7 +32,11 @@ def busy_s(phase: list[dict[str, Any]], role: str) -> float:
 
 def measure(settings: list[str], *, staleness: int, num_phases: int, phase_steps: int) -> None:
     """Runs the phases and prints the figures."""
-    settings = [*settings, f"num_steps={num_phases * phase_steps + 50}", f"buffer.max_staleness_versions={staleness}"]
+    settings = [
+        *settings,
+        f"num_steps={num_phases * phase_steps + 50}",
+        f"buffer.max_staleness_versions={staleness}",
+    ]
     phases: dict[int, list[list[dict[str, Any]]]] = {0: [], staleness: []}
     with tempfile.TemporaryDirectory() as scratch, LiveRun(scratch, settings) as run:
         run.wait_for(5)
@@ -73,7 +77,12 @@ def main() -> None:
     parser.add_argument("--phase-steps", type=int, default=20)
     parser.add_argument("settings", nargs="*", default=["conf=grpo_code"])
     arguments = parser.parse_args()
-    measure(arguments.settings, staleness=arguments.staleness, num_phases=arguments.phases, phase_steps=arguments.phase_steps)
+    measure(
+        arguments.settings,
+        staleness=arguments.staleness,
+        num_phases=arguments.phases,
+        phase_steps=arguments.phase_steps,
+    )
 
 
 if __name__ == "__main__":

@@ -16,14 +16,25 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from async_rl import codec
-from async_rl.config import RunConfig
+from async_rl.buffer.service import BufferService
+from async_rl.buffer.store.store import Store
+from async_rl.config.run import RunConfig
+from async_rl.core import codec
+from async_rl.core.types import (
+    CodeProblem,
+    Group,
+    Prompt,
+    Purpose,
+    Sampling,
+    Score,
+    Ticket,
+    Trajectory,
+    Verdict,
+)
 from async_rl.data.order import PromptOrder
-from async_rl.launchers.compose import compose_unchecked
-from async_rl.messages import CommitStep, PutGroup, RequestWork, TakeBatch
-from async_rl.processes.buffer_service import BufferService
-from async_rl.store import Store
-from async_rl.types import CodeProblem, Group, Prompt, Purpose, Sampling, Score, Ticket, Trajectory, Verdict
+from async_rl.launchers.configuration.compose import compose_unchecked
+from async_rl.protocol.buffer import PutGroup, RequestWork
+from async_rl.protocol.learner import CommitStep, TakeBatch
 from benchmarks.figures import figure
 
 GROUP_SIZE = 8
@@ -126,7 +137,12 @@ class _Loop:
         async with asyncio.TaskGroup() as tasks:
             for i, group in enumerate(groups):
                 if rate_bytes_s is not None:
-                    await asyncio.sleep(max(0.0, started + i * self._group_bytes / rate_bytes_s - time.perf_counter()))
+                    await asyncio.sleep(
+                        max(
+                            0.0,
+                            started + i * self._group_bytes / rate_bytes_s - time.perf_counter(),
+                        )
+                    )
                 tasks.create_task(self._put(group))
 
     async def _put(self, group: Group) -> None:
@@ -220,7 +236,14 @@ async def _measure(directory: Path, num_tokens: int, durability: str, num_steps:
             await paced.run(num_steps, rate / 2)
         payload = _payload(num_tokens)
         plain = len(payload) * num_steps * BATCH / _plain(path.with_suffix(".plain"), durability, payload, num_steps)
-        rates.append((rate, loop.num_groups / loop.busy_s, plain, statistics.quantiles(paced.put_s, n=100)[98]))
+        rates.append(
+            (
+                rate,
+                loop.num_groups / loop.busy_s,
+                plain,
+                statistics.quantiles(paced.put_s, n=100)[98],
+            )
+        )
         ratios.append(rate / plain)
         _clear(directory)
     rate, groups_s, plain, p99 = (statistics.median(column) for column in zip(*rates, strict=True))
@@ -270,10 +293,20 @@ def main() -> None:
 def _measure_ray() -> None:
     import ray
 
-    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=2**29, log_to_driver=False, logging_level="error")
+    ray.init(
+        num_cpus=2,
+        include_dashboard=False,
+        object_store_memory=2**29,
+        log_to_driver=False,
+        logging_level="error",
+    )
     try:
         for num_tokens, num_steps in ((1000, 80), (8000, 10)):
-            figure(f"{num_tokens // 1000}k tokens, Ray's object store", _ray_rate(num_tokens, num_steps) / 1e6, "MB/s")
+            figure(
+                f"{num_tokens // 1000}k tokens, Ray's object store",
+                _ray_rate(num_tokens, num_steps) / 1e6,
+                "MB/s",
+            )
     finally:
         ray.shutdown()
 

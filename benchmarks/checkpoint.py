@@ -19,9 +19,9 @@ import torch
 from torch.utils._pytree import tree_map_only
 from transformers.utils.logging import disable_progress_bar
 
-from async_rl.launchers.compose import compose
+from async_rl.core.types import Group
+from async_rl.launchers.configuration.compose import compose
 from async_rl.learner.trainer import Trainer
-from async_rl.types import Group
 from benchmarks import generation
 from benchmarks.figures import figure
 from benchmarks.learner import batches, make_groups, random_model
@@ -32,8 +32,21 @@ LARGE = {"hidden": 1024, "layers": 6, "heads": 16, "vocabulary": 4096, "head_dim
 def measure(name: str, model_path: Path, groups: Sequence[Group], directory: Path, *, rounds: int) -> None:
     """Prints the figures of one model."""
     config = compose("grpo_code", ["learner.optimizer.lr=1e-5"])
-    trainer = Trainer(config, model_path, rank=0, world_size=1, device=torch.device("cpu"), failed_batches=directory)
-    columns: dict[str, list[float]] = {"step": [], "copy": [], "stall": [], "beside": [], "written": []}
+    trainer = Trainer(
+        config,
+        model_path,
+        rank=0,
+        world_size=1,
+        device=torch.device("cpu"),
+        failed_batches=directory,
+    )
+    columns: dict[str, list[float]] = {
+        "step": [],
+        "copy": [],
+        "stall": [],
+        "beside": [],
+        "written": [],
+    }
     for round_number in range(rounds + 1):
         seconds = dict.fromkeys(columns, 0.0)
         seconds["step"] = _seconds(lambda: trainer.step(groups, 0))
@@ -79,9 +92,21 @@ def main() -> None:
     disable_progress_bar()
     with tempfile.TemporaryDirectory(prefix="bench-checkpoint-", dir=Path.cwd()) as scratch:
         directory = Path(scratch)
-        measure("1.1M", random_model(directory / "tiny"), batches()["embedded"], directory, rounds=arguments.rounds)
+        measure(
+            "1.1M",
+            random_model(directory / "tiny"),
+            batches()["embedded"],
+            directory,
+            rounds=arguments.rounds,
+        )
         large = generation.random_model(directory / "large", **LARGE)
-        measure("350 MB", large, make_groups([[1, 2, 3]] * 16, [32] * 16), directory, rounds=max(1, arguments.rounds // 3))
+        measure(
+            "350 MB",
+            large,
+            make_groups([[1, 2, 3]] * 16, [32] * 16),
+            directory,
+            rounds=max(1, arguments.rounds // 3),
+        )
 
 
 if __name__ == "__main__":

@@ -28,14 +28,15 @@ import psutil
 import zmq
 import zmq.asyncio
 
-from async_rl.messages import CommitStep, PutGroup, RequestWork, TakeBatch
+from async_rl.buffer.service import BufferService
+from async_rl.buffer.store.audit import Promise, audit
+from async_rl.buffer.store.ledger import reading
+from async_rl.buffer.store.store import Store
+from async_rl.core.types import Group, Ticket
 from async_rl.observability.activity import Activity
 from async_rl.processes.buffer import Tasks
-from async_rl.processes.buffer_service import BufferService
-from async_rl.store import Store
-from async_rl.store_audit import Promise, audit
-from async_rl.store_ledger import reading
-from async_rl.types import Group, Ticket
+from async_rl.protocol.buffer import PutGroup, RequestWork
+from async_rl.protocol.learner import CommitStep, TakeBatch
 from async_rl.wire.keys import create_keys, load_keys
 from async_rl.wire.rpc import RpcClient, RpcServer
 from benchmarks.buffer import _config, _group, _Prompts, _ticket
@@ -56,7 +57,10 @@ def batch_of(num_generators: int) -> int:
 def config_of(num_generators: int) -> Any:
     """The run's settings."""
     config = _config("normal")
-    return msgspec.structs.replace(config, buffer=msgspec.structs.replace(config.buffer, groups_per_step=batch_of(num_generators)))
+    return msgspec.structs.replace(
+        config,
+        buffer=msgspec.structs.replace(config.buffer, groups_per_step=batch_of(num_generators)),
+    )
 
 
 async def serve(directory: Path, num_generators: int) -> None:
@@ -73,7 +77,10 @@ async def serve(directory: Path, num_generators: int) -> None:
             CommitStep: service.commit_step,
         }
         with RpcServer("127.0.0.1", 0, load_keys(directory), handlers) as server:
-            tasks = [asyncio.create_task(server.serve()), asyncio.create_task(Tasks(context, service, store).show_state())]
+            tasks = [
+                asyncio.create_task(server.serve()),
+                asyncio.create_task(Tasks(context, service, store).show_state()),
+            ]
             (directory / "address").write_text(server.address)
             await stopping.wait()
             for task in tasks:
@@ -85,7 +92,15 @@ async def serve(directory: Path, num_generators: int) -> None:
 def buffer_process(directory: Path, num_generators: int) -> Iterator[psutil.Process]:
     """A buffer that serves; ended with the block."""
     create_keys(directory)
-    command = [sys.executable, "-m", "benchmarks.control_plane", "--serve", str(directory), "--generators", str(num_generators)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.control_plane",
+        "--serve",
+        str(directory),
+        "--generators",
+        str(num_generators),
+    ]
     with subprocess.Popen(command) as process:
         try:
             while not (directory / "address").exists() or not (directory / "address").read_text():
@@ -119,7 +134,11 @@ class Load:
         self.latencies_s.clear()
         cpu_s, num_put, started = sum(process.cpu_times()[:2]), self.num_put, time.monotonic()
         await asyncio.sleep(SECONDS)
-        result = sum(process.cpu_times()[:2]) - cpu_s, self.num_put - num_put, time.monotonic() - started
+        result = (
+            sum(process.cpu_times()[:2]) - cpu_s,
+            self.num_put - num_put,
+            time.monotonic() - started,
+        )
         for task in tasks:
             task.cancel()
         for outcome in await asyncio.gather(*tasks, return_exceptions=True):
@@ -134,7 +153,14 @@ class Load:
         due_s = time.monotonic()
         async with RpcClient(self._address, self._keys, context=self._context) as buffer:
             while True:
-                request = RequestWork(generator=f"generator-{index}", incarnation="a", version=self.version, credit=1, held=[], wait_s=20.0)
+                request = RequestWork(
+                    generator=f"generator-{index}",
+                    incarnation="a",
+                    version=self.version,
+                    credit=1,
+                    held=[],
+                    wait_s=20.0,
+                )
                 asked = time.perf_counter()
                 tickets = (await buffer.call(request, timeout_s=60)).tickets
                 self.latencies_s.append(time.perf_counter() - asked)
@@ -180,8 +206,18 @@ def measure(num_generators: int) -> float:
     who = f"{num_generators} generator{'s' if num_generators > 1 else ''}"
     figure(f"{who}: groups put", num_put / seconds, "1/s")
     figure(f"{who}: buffer CPU per group", per_group_ms, "ms")
-    figure(f"{who}: admission latency p99", 1e3 * float(np.quantile(load.latencies_s, 0.99)), "ms", goal="< 100")
-    figure(f"{who}: problems in the ledger's audit, {found.num_groups} groups", len(found.problems), "", goal="0")
+    figure(
+        f"{who}: admission latency p99",
+        1e3 * float(np.quantile(load.latencies_s, 0.99)),
+        "ms",
+        goal="< 100",
+    )
+    figure(
+        f"{who}: problems in the ledger's audit, {found.num_groups} groups",
+        len(found.problems),
+        "",
+        goal="0",
+    )
     for problem in found.problems:
         print(f"  {problem}")
     return per_group_ms
@@ -199,7 +235,10 @@ def main() -> None:
     per_group_ms = {number: measure(number) for number in arguments.generators}
     if 16 in per_group_ms and max(per_group_ms) > 16:
         figure(
-            f"CPU per group, {max(per_group_ms)} generators over 16", per_group_ms[max(per_group_ms)] / per_group_ms[16], "x", goal="<= 1.2"
+            f"CPU per group, {max(per_group_ms)} generators over 16",
+            per_group_ms[max(per_group_ms)] / per_group_ms[16],
+            "x",
+            goal="<= 1.2",
         )
 
 

@@ -29,7 +29,11 @@ def write(path: Path, num_rows: int) -> None:
         for start in range(0, num_rows, 50_000):
             numbers = range(start, min(start + 50_000, num_rows))
             prompts = [PROMPT.format(*[n, n % 97, n % 89] * 3) for n in numbers]
-            columns = {"id": list(numbers), "prompt": prompts, "answer": [f"#### {(n + n % 97) * (n % 89)}" for n in numbers]}
+            columns = {
+                "id": list(numbers),
+                "prompt": prompts,
+                "answer": [f"#### {(n + n % 97) * (n % 89)}" for n in numbers],
+            }
             writer.write_table(pa.table(columns, schema))
 
 
@@ -45,7 +49,7 @@ def measure(path: Path, cache: Path) -> None:
     from async_rl.data.order import PromptOrder
     from async_rl.data.prompts import load_train_prompts
     from async_rl.data.tokenizer import build_tokenizer
-    from async_rl.launchers.compose import compose_unchecked
+    from async_rl.launchers.configuration.compose import compose_unchecked
 
     tokenizer = build_tokenizer(list_functions.vocabulary_text(), 4096)
     config = compose_unchecked("ppo_code", [f"data.train_files=['{path}']", f"cache_dir={cache}"])
@@ -74,7 +78,10 @@ def main() -> None:
         figure("rows of the file", arguments.rows, "rows")
         for name in ("first", "second"):
             command = [sys.executable, "-m", "benchmarks.data", "--measure", str(path), str(cache)]
-            open_s, read_ms, kept_mb = map(float, subprocess.run(command, check=True, capture_output=True, text=True).stdout.split())
+            open_s, read_ms, kept_mb = map(
+                float,
+                subprocess.run(command, check=True, capture_output=True, text=True).stdout.split(),
+            )
             figure(f"{name} start: until the first prompt", open_s, "s", goal="at most 10")
             figure(f"{name} start: one prompt, read and tokenized", read_ms, "ms")
             figure(f"{name} start: memory kept after {NUM_READ} prompts", kept_mb, "MB")

@@ -24,23 +24,42 @@ from typing import Any
 
 import numpy as np
 
+from async_rl.core.types import Sampling
 from async_rl.generation.engine import build_engine, prepare_environment
-from async_rl.launchers.compose import compose
-from async_rl.types import Sampling
+from async_rl.launchers.configuration.compose import compose
 
 NUM_GROUPS, GROUP_SIZE, IN_FLIGHT = 64, 8, 128
 LONGEST = 45
 END_TOKEN = 1
 
 
-def random_model(directory: Path, *, hidden: int = 192, layers: int = 2, heads: int = 6, vocabulary: int = 697, head_dim: int = 32) -> Path:
+def random_model(
+    directory: Path,
+    *,
+    hidden: int = 192,
+    layers: int = 2,
+    heads: int = 6,
+    vocabulary: int = 697,
+    head_dim: int = 32,
+) -> Path:
     """A random Qwen3, by default of the embedded model's shape."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
-    shape = {"hidden_size": hidden, "intermediate_size": 3 * hidden, "num_hidden_layers": layers, "num_attention_heads": heads}
-    config = Qwen3Config(**shape, num_key_value_heads=heads, head_dim=head_dim, vocab_size=vocabulary, eos_token_id=END_TOKEN)
+    shape = {
+        "hidden_size": hidden,
+        "intermediate_size": 3 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+    }
+    config = Qwen3Config(
+        **shape,
+        num_key_value_heads=heads,
+        head_dim=head_dim,
+        vocab_size=vocabulary,
+        eos_token_id=END_TOKEN,
+    )
     config.tie_word_embeddings = True
     config.max_position_embeddings = 512
     Qwen3ForCausalLM(config).save_pretrained(directory)
@@ -49,7 +68,10 @@ def random_model(directory: Path, *, hidden: int = 192, layers: int = 2, heads: 
 
 def settings(model: Path, *more: str) -> Any:
     """The run's configuration as generators would get it."""
-    return compose("grpo_code", [f"model.path={model}", "data.max_prompt_tokens=64", "data.max_response_tokens=64", *more])
+    return compose(
+        "grpo_code",
+        [f"model.path={model}", "data.max_prompt_tokens=64", "data.max_response_tokens=64", *more],
+    )
 
 
 def prompts(seed: int) -> list[list[int]]:
@@ -118,13 +140,19 @@ def alone(model: Path) -> None:
         logprobs_mode="processed_logprobs",
         disable_log_stats=True,
     )
-    tell(start_s=time.perf_counter() - started_s, memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    tell(
+        start_s=time.perf_counter() - started_s,
+        memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    )
     params = SamplingParams(n=GROUP_SIZE, max_tokens=LONGEST, stop_token_ids=[END_TOKEN], logprobs=0, detokenize=False)
     for line in sys.stdin:
         asked = [TokensPrompt(prompt_token_ids=prompt) for prompt in prompts(int(line))]
         clock = Clock()
         outputs = llm.generate(asked, params, use_tqdm=False)
-        tell(num_tokens=sum(len(sample.token_ids) for output in outputs for sample in output.outputs), **clock.read())
+        tell(
+            num_tokens=sum(len(sample.token_ids) for output in outputs for sample in output.outputs),
+            **clock.read(),
+        )
 
 
 class Clock:
@@ -147,7 +175,17 @@ class Child:
     """One engine in its process."""
 
     def __init__(self, kind: str, model: Path, core: int) -> None:
-        command = [sys.executable, "-m", "benchmarks.generation", "--child", kind, "--model", str(model), "--core", str(core)]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.generation",
+            "--child",
+            kind,
+            "--model",
+            str(model),
+            "--core",
+            str(core),
+        ]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

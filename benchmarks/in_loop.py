@@ -32,7 +32,7 @@ def alone(run_dir: Path, core: int) -> None:
     from async_rl.data.prompts import load_train_prompts
     from async_rl.data.tokenizer import load_tokenizer
     from async_rl.generation.engine import prepare_environment, read_model_facts
-    from async_rl.processes.runtime import load_config
+    from async_rl.runtime.context import load_config
 
     config = load_config(run_dir)
     prepare_environment(config, [core])
@@ -106,8 +106,20 @@ def measure(settings: list[str], *, rounds: int, phase_s: float, core: int) -> N
     with tempfile.TemporaryDirectory() as scratch, LiveRun(scratch, [*settings, *SETTINGS]) as run:
         run.wait_for(5)
         run.hold()
-        command = [sys.executable, "-m", "benchmarks.in_loop", "--child", str(run.run_dir), "--core", str(core)]
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.in_loop",
+            "--child",
+            str(run.run_dir),
+            "--core",
+            str(core),
+        ]
+        pipes: dict[str, Any] = {
+            "stdin": subprocess.PIPE,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.DEVNULL,
+        }
         child = subprocess.Popen(command, **pipes, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
         heard(child)
         play(child, 0)

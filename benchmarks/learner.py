@@ -29,10 +29,10 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
 from async_rl.algorithms.logprobs import token_logprobs
-from async_rl.launchers.compose import compose
+from async_rl.core.types import Group, Purpose, Score, Trajectory
+from async_rl.launchers.configuration.compose import compose
 from async_rl.learner.models import chunk_rows
 from async_rl.learner.trainer import Trainer
-from async_rl.types import Group, Purpose, Score, Trajectory
 from benchmarks.figures import figure
 
 VOCABULARY = 697
@@ -44,8 +44,20 @@ HIDDEN = 64
 def random_model(directory: Path, vocabulary: int = VOCABULARY) -> Path:
     """A Qwen3 of the embedded model's shape: 1.1M parameters."""
     torch.manual_seed(0)
-    shape = {"hidden_size": 192, "intermediate_size": 576, "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 6}
-    config = Qwen3Config(**shape, head_dim=32, vocab_size=vocabulary, tie_word_embeddings=True, max_position_embeddings=2048)
+    shape = {
+        "hidden_size": 192,
+        "intermediate_size": 576,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 6,
+    }
+    config = Qwen3Config(
+        **shape,
+        head_dim=32,
+        vocab_size=vocabulary,
+        tie_word_embeddings=True,
+        max_position_embeddings=2048,
+    )
     Qwen3ForCausalLM(config).save_pretrained(directory)
     return directory
 
@@ -141,7 +153,14 @@ def bare_loop(model_path: Path, groups: Sequence[Group], *, rows_each: int) -> C
 def framework_step(conf: str, overrides: Sequence[str], model_path: Path, groups: Sequence[Group]) -> Callable[[], None]:
     """One step of the Trainer."""
     config = compose(conf, ["learner.optimizer.lr=1e-5", *overrides])
-    trainer = Trainer(config, model_path, rank=0, world_size=1, device=torch.device("cpu"), failed_batches=model_path)
+    trainer = Trainer(
+        config,
+        model_path,
+        rank=0,
+        world_size=1,
+        device=torch.device("cpu"),
+        failed_batches=model_path,
+    )
 
     def step() -> None:
         trainer.step(groups, 0)
@@ -149,7 +168,14 @@ def framework_step(conf: str, overrides: Sequence[str], model_path: Path, groups
     return step
 
 
-def compare(name: str, phases: dict[str, Callable[[], None]], groups: Sequence[Group], *, rounds: int, goal: str) -> None:
+def compare(
+    name: str,
+    phases: dict[str, Callable[[], None]],
+    groups: Sequence[Group],
+    *,
+    rounds: int,
+    goal: str,
+) -> None:
     """Prints CPU seconds of every phase and the ratio of the bare loop's to the others'."""
     cpu_s: dict[str, list[float]] = {phase: [] for phase in phases}
     for round_number in range(rounds + 1):
@@ -165,7 +191,12 @@ def compare(name: str, phases: dict[str, Callable[[], None]], groups: Sequence[G
         print(f"  {phase:10} {spent_s:7.3f} CPU s per step (best {min(values):.3f}), {sum(lengths) / spent_s:7.0f} tokens/s")
         for bare in phases.keys() & {"bare", "bare in 8s"} if not phase.startswith("bare") else ():
             ratio = statistics.median(cpu_s[bare]) / spent_s
-            figure(f"{name}: {phase} against {bare}", ratio, "x its tokens/s", goal=goal if phase == "grpo_code" else "")
+            figure(
+                f"{name}: {phase} against {bare}",
+                ratio,
+                "x its tokens/s",
+                goal=goal if phase == "grpo_code" else "",
+            )
 
 
 def peak_mb(kind: str, vocabulary: int) -> float:
@@ -198,15 +229,33 @@ def status_mb(name: str) -> float:
 def memory() -> None:
     """Each measurement in a process of its own; materialised logits are measured where they fit and computed where they do not."""
     for vocabulary in (32_000, 150_000):
-        command = [sys.executable, "-m", "benchmarks.learner", "--peak", "ours", "--vocabulary", str(vocabulary)]
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.learner",
+            "--peak",
+            "ours",
+            "--vocabulary",
+            str(vocabulary),
+        ]
         ours = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
         one_matrix = MEMORY_TOKENS * vocabulary * 4 / 2**20
         figure(f"log-probs at V={vocabulary}: peak above inputs", ours, "MB")
-        figure(f"log-probs at V={vocabulary}: share of one logits matrix ({one_matrix:.0f} MB)", ours / one_matrix, "", goal="<= 0.125")
+        figure(
+            f"log-probs at V={vocabulary}: share of one logits matrix ({one_matrix:.0f} MB)",
+            ours / one_matrix,
+            "",
+            goal="<= 0.125",
+        )
         if vocabulary == 32_000:
             command[4] = "logits"
             whole = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
-            figure(f"log-probs at V={vocabulary}: share of log_softmax's peak ({whole:.0f} MB)", ours / whole, "", goal="<= 0.125")
+            figure(
+                f"log-probs at V={vocabulary}: share of log_softmax's peak ({whole:.0f} MB)",
+                ours / whole,
+                "",
+                goal="<= 0.125",
+            )
 
 
 def main() -> None:

@@ -19,13 +19,19 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from async_rl.launchers.compose import compose
+from async_rl.core.types import Group
+from async_rl.launchers.configuration.compose import compose
 from async_rl.learner.trainer import Trainer
-from async_rl.types import Group
 from benchmarks.figures import figure
 from benchmarks.learner import make_groups, mixed_lengths
 
-SHAPE = {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
+SHAPE = {
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+}
 VOCABULARY = 151_936
 PROMPT_TOKENS = 128
 MEAN_TOKENS = 512
@@ -35,7 +41,13 @@ NUM_SEQUENCES = 64
 def random_model(directory: Path, layers: int) -> Path:
     """Qwen3-0.6B's shape with random weights."""
     torch.manual_seed(0)
-    config = Qwen3Config(**SHAPE, num_hidden_layers=layers, vocab_size=VOCABULARY, tie_word_embeddings=True, max_position_embeddings=8192)
+    config = Qwen3Config(
+        **SHAPE,
+        num_hidden_layers=layers,
+        vocab_size=VOCABULARY,
+        tie_word_embeddings=True,
+        max_position_embeddings=8192,
+    )
     Qwen3ForCausalLM(config).save_pretrained(directory)
     return directory
 
@@ -63,7 +75,14 @@ def needed_flops(groups: Sequence[Group], layers: int) -> float:
     return 6 * (layers * per_layer * sum(lengths) + SHAPE["hidden_size"] * VOCABULARY * trained) + 12 * layers * width * pairs
 
 
-def step_s(model_path: Path, groups: Sequence[Group], *, budget_tokens: int, checkpointing: bool, rounds: int) -> tuple[float, float]:
+def step_s(
+    model_path: Path,
+    groups: Sequence[Group],
+    *,
+    budget_tokens: int,
+    checkpointing: bool,
+    rounds: int,
+) -> tuple[float, float]:
     """Median seconds of a step of the Trainer, and its peak memory in GB."""
     knobs = [
         "model.dtype=bfloat16",
@@ -76,7 +95,14 @@ def step_s(model_path: Path, groups: Sequence[Group], *, budget_tokens: int, che
     ]
     torch.cuda.reset_peak_memory_stats()
     device = torch.device("cuda", 0)
-    trainer = Trainer(compose("grpo_code", knobs), model_path, rank=0, world_size=1, device=device, failed_batches=model_path)
+    trainer = Trainer(
+        compose("grpo_code", knobs),
+        model_path,
+        rank=0,
+        world_size=1,
+        device=device,
+        failed_batches=model_path,
+    )
     times_s = []
     for _ in range(rounds + 2):
         torch.cuda.synchronize()
@@ -109,7 +135,11 @@ def main() -> None:
             for checkpointing in (False, True):
                 budget_tokens = 16_384 if is_packed else 2
                 seconds, peak_gb = step_s(
-                    model_path, groups, budget_tokens=budget_tokens, checkpointing=checkpointing, rounds=arguments.rounds
+                    model_path,
+                    groups,
+                    budget_tokens=budget_tokens,
+                    checkpointing=checkpointing,
+                    rounds=arguments.rounds,
                 )
                 name = f"{'packed' if is_packed else 'one sequence at a time'}{', checkpointing' if checkpointing else ''}"
                 goal = ">= 0.45" if is_packed and not checkpointing else ""

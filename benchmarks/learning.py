@@ -77,8 +77,18 @@ def main() -> None:
             print(f"{conf} seed {seed}: 0:{rates[0]:.2f}  {'  '.join(points)}")
             first = next((step for step, rate in rates.items() if rate >= GOAL), None)
             trained_s = by_step[first]["time_s"] - begin_s if first else float("nan")
-            figure(f"{conf}, seed {seed}: training to {GOAL:.2f} held-out", trained_s, "s", goal=f"at most {LIMIT_S[conf]}")
-            figure(f"{conf}, seed {seed}: command to first optimizer step", by_step[1]["time_s"], "s", goal="at most 60")
+            figure(
+                f"{conf}, seed {seed}: training to {GOAL:.2f} held-out",
+                trained_s,
+                "s",
+                goal=f"at most {LIMIT_S[conf]}",
+            )
+            figure(
+                f"{conf}, seed {seed}: command to first optimizer step",
+                by_step[1]["time_s"],
+                "s",
+                goal="at most 60",
+            )
             stale = max(row["staleness/max_versions"] for row in rows if row["step"])
             figure(f"{conf}, seed {seed}: largest staleness", stale, "versions", goal="at most 2")
 

@@ -16,13 +16,19 @@ from typing import Any, Self
 
 import psutil
 
-from async_rl.messages import GetStatus, LimitStaleness
-from async_rl.processes.runtime import connect_control
+from async_rl.protocol.buffer import LimitStaleness
+from async_rl.protocol.control import GetStatus
+from async_rl.runtime.context import connect_control
 from async_rl.wire.keys import load_keys
 from async_rl.wire.rpc import RpcClient
 
 START_S = 240
-_ALWAYS = ("evaluation.every_steps=0", "checkpoint.every_steps=0", "monitoring.tensorboard=false", "supervisor.heartbeat_s=0.2")
+_ALWAYS = (
+    "evaluation.every_steps=0",
+    "checkpoint.every_steps=0",
+    "monitoring.tensorboard=false",
+    "supervisor.heartbeat_s=0.2",
+)
 
 
 class LiveRun:
@@ -30,13 +36,25 @@ class LiveRun:
 
     def __init__(self, scratch: str, settings: list[str]) -> None:
         self.run_dir = Path(scratch) / "run"
-        command = [str(Path(sys.executable).with_name("async-rl")), "launch", *settings, f"output_dir={scratch}", "run_name=run", *_ALWAYS]
+        command = [
+            str(Path(sys.executable).with_name("async-rl")),
+            "launch",
+            *settings,
+            f"output_dir={scratch}",
+            "run_name=run",
+            *_ALWAYS,
+        ]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.go_on()
         self._process.terminate()
         self._process.wait(60)

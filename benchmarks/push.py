@@ -18,14 +18,17 @@ from pathlib import Path
 
 import numpy as np
 
-from async_rl.codec import encode
+from async_rl.core.codec import encode
+from async_rl.core.types import Sampling
 from async_rl.generation.engine import Engine, build_engine, prepare_environment
-from async_rl.messages import LoadReport
-from async_rl.types import Sampling
+from async_rl.protocol.generator import LoadReport
 from benchmarks.figures import figure
 from benchmarks.generation import parameters, random_model, settings
 
-SIZES = {"tiny": {}, "350 MB": {"hidden": 1024, "layers": 6, "heads": 16, "vocabulary": 4096, "head_dim": 64}}
+SIZES = {
+    "tiny": {},
+    "350 MB": {"hidden": 1024, "layers": 6, "heads": 16, "vocabulary": 4096, "head_dim": 64},
+}
 
 
 async def writes(engine: Engine, name: str) -> None:
@@ -41,7 +44,7 @@ async def writes(engine: Engine, name: str) -> None:
 
 async def measure(size: str, model: Path, num_pushes: int) -> None:
     """Pushes with nothing in flight, then with 64 samples in flight."""
-    from async_rl.generation.vllm_core import ThreadedCore
+    from async_rl.generation.vllm.core import ThreadedCore
     from async_rl.weights.publisher import WeightPublisher, tensor_spec
 
     engine = build_engine(settings(model), model)
@@ -71,7 +74,13 @@ async def measure(size: str, model: Path, num_pushes: int) -> None:
     await engine.close()
 
 
-def report(size: str, total_bytes: int, written: list[float], floors: list[float], reports: list[LoadReport]) -> None:
+def report(
+    size: str,
+    total_bytes: int,
+    written: list[float],
+    floors: list[float],
+    reports: list[LoadReport],
+) -> None:
     """Prints the figures of one model."""
     pauses = [1e3 * r.pause_s for r in reports]
     floor = 1e3 * statistics.median(floors)
@@ -79,10 +88,20 @@ def report(size: str, total_bytes: int, written: list[float], floors: list[float
     figure(f"{name}: write the block", 1e3 * statistics.median(written), "ms")
     figure(f"{name}: load and pack, idle", floor, "ms")
     figure(f"{name}: load while writing", 1e3 * statistics.median(r.load_s for r in reports), "ms")
-    figure(f"{name}: pause, median", statistics.median(pauses), "ms", goal="at most 30" if size == "tiny" else "")
+    figure(
+        f"{name}: pause, median",
+        statistics.median(pauses),
+        "ms",
+        goal="at most 30" if size == "tiny" else "",
+    )
     figure(f"{name}: pause, worst", max(pauses), "ms")
     if size != "tiny":
-        figure(f"{name}: pause over load and pack", statistics.median(pauses) / floor, "x", goal="at most 1.3")
+        figure(
+            f"{name}: pause over load and pack",
+            statistics.median(pauses) / floor,
+            "x",
+            goal="at most 1.3",
+        )
 
 
 def main() -> None:

@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from async_rl.messages import LoadWeights, Member, Members
-from async_rl.messages_weights import ReceiveWeights
+from async_rl.protocol.generator import LoadWeights, ReceiveWeights
+from async_rl.protocol.membership import Member, Members
 from async_rl.wire.keys import Keys, create_keys, load_keys
 from async_rl.wire.rpc import RpcServer
 from benchmarks.figures import figure
@@ -40,7 +40,7 @@ HOST = "127.0.0.1"
 async def generate(model: Path, keys: Path, kind: str) -> None:
     """A generator without work: says where it serves, loads what it is told."""
     from async_rl.generation.engine import build_engine, prepare_environment
-    from async_rl.weights.files import FileReader
+    from async_rl.weights.transport.filesystem import FileReader
 
     config = settings(model, f"generation.engine={kind}")
     prepare_environment(config, [])
@@ -56,7 +56,10 @@ async def generate(model: Path, keys: Path, kind: str) -> None:
         return await engine.load_weights(request.manifest, request.source)
 
     with RpcServer(HOST, 0, load_keys(keys), {LoadWeights: load, ReceiveWeights: receive}) as server:
-        print(json.dumps({"address": server.address, "devices": await engine.weight_devices()}), flush=True)
+        print(
+            json.dumps({"address": server.address, "devices": await engine.weight_devices()}),
+            flush=True,
+        )
         await server.serve()
 
 
@@ -70,7 +73,13 @@ class Learner:
 
         self._tensors = parameters(model)
         self.publisher = WeightPublisher([tensor_spec(name, tensor) for name, tensor in self._tensors.items()])
-        self._path, self._model, self._members, self._keys, self._device = directory, model, members, keys, torch.device("cpu")
+        self._path, self._model, self._members, self._keys, self._device = (
+            directory,
+            model,
+            members,
+            keys,
+            torch.device("cpu"),
+        )
         self._version = -1
         self._is_written_s = 0.0
         self.num_bytes = 0
@@ -84,14 +93,19 @@ class Learner:
     async def pushes(self, form: str, count: int, num_pushes: int) -> AsyncIterator[tuple[float, float]]:
         """Seconds from the written block until all serve the version, and the longest pause of a generator; the first push warms up."""
         from async_rl.observability.activity import Activity
-        from async_rl.processes.directory import Connections, Directory, Incarnation
-        from async_rl.processes.pushing import Pusher
+        from async_rl.runtime.directory import Connections, Directory, Incarnation
+        from async_rl.training.pushing import Pusher
 
         directory = Directory()
         directory.update(Members(epoch=0, members=self._members[:count]))
         connections = Connections(self._keys, directory)
         context: Any = SimpleNamespace(
-            config=settings(self._model, f"weights.transfer={form}", "weights.probe_every_pushes=0", "weights.deadline_s=120"),
+            config=settings(
+                self._model,
+                f"weights.transfer={form}",
+                "weights.probe_every_pushes=0",
+                "weights.deadline_s=120",
+            ),
             run_dir=self._path,
             activity=Activity(),
             incarnation=f"{form}-{count}",
@@ -147,7 +161,16 @@ async def measure(model: Path, directory: Path, counts: list[int], options: argp
 @asynccontextmanager
 async def generator(model: Path, keys: Path, rank: int, kind: str) -> AsyncIterator[Member]:
     """A generator's process, as the directory would show it."""
-    command = [sys.executable, "-m", "benchmarks.push_forms", "--engine", kind, "--serve", str(model), str(keys)]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.push_forms",
+        "--engine",
+        kind,
+        "--serve",
+        str(model),
+        str(keys),
+    ]
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"})
     try:
         assert process.stdout is not None
@@ -164,7 +187,11 @@ def report(name: str, rows: Iterable[tuple[float, float, float]]) -> None:
     pushes, pauses, copies = zip(*rows, strict=True)
     figure(f"{name}: push", 1e3 * statistics.median(pushes), "ms")
     figure(f"{name}: pause", 1e3 * statistics.median(pauses), "ms")
-    figure(f"{name}: push over memcpy", statistics.median(p / c for p, c in zip(pushes, copies, strict=True)), "x")
+    figure(
+        f"{name}: push over memcpy",
+        statistics.median(p / c for p, c in zip(pushes, copies, strict=True)),
+        "x",
+    )
     figure(f"{name}: memcpy", 1e3 * statistics.median(copies), "ms")
 
 
@@ -182,7 +209,14 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as directory:
         model = random_model(Path(directory) / "model", **SIZES[options.size])
-        asyncio.run(measure(model, Path(directory), [int(count) for count in options.generators.split(",")], options))
+        asyncio.run(
+            measure(
+                model,
+                Path(directory),
+                [int(count) for count in options.generators.split(",")],
+                options,
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -67,7 +67,11 @@ def main() -> None:
     fast, slow = (statistics.median(rates[delay_s]) for delay_s in DELAYS_S)
     figure("steps with a reward function of 50 ms", fast, "1/s")
     figure("steps with a reward function of 2 s", slow, "1/s")
-    figure("batches that a 2 s reward keeps, of max_staleness_versions + 1 = 9", DELAYS_S[1] * fast, "batches")
+    figure(
+        "batches that a 2 s reward keeps, of max_staleness_versions + 1 = 9",
+        DELAYS_S[1] * fast,
+        "batches",
+    )
     figure("2 s against 50 ms", slow / fast, "x", goal="at least 0.9")
 
 

@@ -32,7 +32,13 @@ def run(name: str) -> tuple[int, list[list[str]]]:
     """The exit code of one benchmark, and its figures."""
     figures = []
     command = [sys.executable, "-m", f"benchmarks.{name}"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}) as process:
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    ) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if line.startswith(MARK):
@@ -46,7 +52,10 @@ def main() -> int:
     """The number of benchmarks that failed."""
     wanted = sys.argv[1:] or names()
     if unknown := set(wanted) - set(names()):
-        print(f"no such benchmark: {', '.join(sorted(unknown))}; there are {', '.join(names())}", file=sys.stderr)
+        print(
+            f"no such benchmark: {', '.join(sorted(unknown))}; there are {', '.join(names())}",
+            file=sys.stderr,
+        )
         return 2
     table = Table("benchmark", "figure", "value", "unit", "goal", box=None, pad_edge=False)
     num_failed = 0

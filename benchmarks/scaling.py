@@ -47,7 +47,12 @@ def until(condition: Callable[[], bool]) -> None:
 
 def scale(run: LiveRun, generators: int) -> None:
     """As a person would."""
-    command = [str(Path(sys.executable).with_name("async-rl")), "scale", str(run.run_dir), f"generators={generators}"]
+    command = [
+        str(Path(sys.executable).with_name("async-rl")),
+        "scale",
+        str(run.run_dir),
+        f"generators={generators}",
+    ]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
@@ -86,8 +91,18 @@ def report(run: LiveRun, first_scale_s: float) -> None:
             around = gaps(times_s, joined_s - 5, joined_s + 5)
             current = sum(one <= joined_s for one in times_s)
             figure(f"{name} serves, to its first group", at_s - joined_s, "s")
-            figure("  in version intervals of that time", (at_s - joined_s) / statistics.median(around), "intervals", goal="< 1")
-            figure("  versions its first group is behind the one at its join", max(0, current - version), "versions", goal="0")
+            figure(
+                "  in version intervals of that time",
+                (at_s - joined_s) / statistics.median(around),
+                "intervals",
+                goal="< 1",
+            )
+            figure(
+                "  versions its first group is behind the one at its join",
+                max(0, current - version),
+                "versions",
+                goal="0",
+            )
 
 
 def main() -> None:
@@ -95,11 +110,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engine", default="vllm", choices=["vllm", "hf"])
     settings = [*SETTINGS, f"generation.engine={parser.parse_args().engine}"]
-    with tempfile.TemporaryDirectory(prefix="bench-scaling-") as scratch, LiveRun(scratch, settings) as run:
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-scaling-") as scratch,
+        LiveRun(scratch, settings) as run,
+    ):
         run.wait_for(WARM_UP_STEPS + ALONE_STEPS)
         first_scale_s = time.time()
         for generators in (3, 1, 2):
-            seen = len(supervisor_said(run, r"generator-\d serves at")), len(supervisor_said(run, r"generator-\d has left"))
+            seen = (
+                len(supervisor_said(run, r"generator-\d serves at")),
+                len(supervisor_said(run, r"generator-\d has left")),
+            )
             before = 3 if generators == 1 else 1
             scale(run, generators)
             joining, leaving = max(0, generators - before), max(0, before - generators)

@@ -21,16 +21,16 @@ from collections.abc import Callable, Sequence
 import httpx
 import msgspec
 
+from async_rl.core.types import StdinTest, Verdict
 from async_rl.data.files import read_rows
 from async_rl.data.list_functions import HiddenTests, flawed_program, split
 from async_rl.data.problems import read_problem
-from async_rl.launchers.compose import compose_unchecked
+from async_rl.launchers.configuration.compose import compose_unchecked
 from async_rl.observability.activity import Activity
-from async_rl.rewards.judging import Judge
-from async_rl.rewards.protocol import BatchRequest, VerifyRequest
-from async_rl.rewards.serving import listen, open_service, serve
+from async_rl.rewards.verifier.judging import Judge
+from async_rl.rewards.verifier.protocol import BatchRequest, VerifyRequest
+from async_rl.rewards.verifier.serving import listen, open_service, serve
 from async_rl.sandbox.pool import Pool
-from async_rl.types import StdinTest, Verdict
 from benchmarks.figures import figure
 
 ROUNDS = 5
@@ -39,8 +39,30 @@ SLOW_S = 1.0
 PROGRAM = "import sys\ndata = sys.stdin.read().split()\nprint(sum(int(x) for x in data) * {i})\n"
 PYTHON = [os.path.realpath(sys.executable), "-I", "-S", "-c"]
 """Without site, whose .pth files cost ten times the interpreter on some machines: the faster rival is the one to beat."""
-BWRAP = ["bwrap", "--unshare-all", "--die-with-parent", "--ro-bind", "/usr", "/usr", "--symlink", "usr/lib", "/lib"]
-BWRAP += ["--symlink", "usr/lib64", "/lib64", "--dev", "/dev", "--tmpfs", "/tmp", "/usr/bin/python3", "-I", "-S", "-c"]
+BWRAP = [
+    "bwrap",
+    "--unshare-all",
+    "--die-with-parent",
+    "--ro-bind",
+    "/usr",
+    "/usr",
+    "--symlink",
+    "usr/lib",
+    "/lib",
+]
+BWRAP += [
+    "--symlink",
+    "usr/lib64",
+    "/lib64",
+    "--dev",
+    "/dev",
+    "--tmpfs",
+    "/tmp",
+    "/usr/bin/python3",
+    "-I",
+    "-S",
+    "-c",
+]
 
 
 def _problems() -> tuple[list[VerifyRequest], str]:
@@ -58,7 +80,10 @@ def _problems() -> tuple[list[VerifyRequest], str]:
 
 def _stdin_programs(num_tests: int, count: int) -> list[VerifyRequest]:
     return [
-        VerifyRequest(code=PROGRAM.format(i=i), tests=[StdinTest(input=f"{j} 1\n", output=str((j + 1) * i)) for j in range(num_tests)])
+        VerifyRequest(
+            code=PROGRAM.format(i=i),
+            tests=[StdinTest(input=f"{j} 1\n", output=str((j + 1) * i)) for j in range(num_tests)],
+        )
         for i in range(count)
     ]
 
@@ -87,7 +112,13 @@ def _subprocess_rate(command: Sequence[str], requests: Sequence[VerifyRequest]) 
     for request in requests:
         for test in request.tests:
             assert isinstance(test, StdinTest)
-            done = subprocess.run([*command, request.code], input=test.input, capture_output=True, text=True, check=True)
+            done = subprocess.run(
+                [*command, request.code],
+                input=test.input,
+                capture_output=True,
+                text=True,
+                check=True,
+            )
             assert done.stdout.strip() == test.output
     return len(requests) / (time.perf_counter() - started)
 
@@ -106,7 +137,10 @@ async def _one_core(pool: Pool, judge: Judge) -> None:
         rate, took = await _rate(judge, quick)
         latencies += took
         row = {name: rate, "1": (await _rate(judge, one))[0], "10": (await _rate(judge, ten))[0]}
-        row |= {"python 1": _subprocess_rate(PYTHON, one[:20]), "python 10": _subprocess_rate(PYTHON, ten[:4])}
+        row |= {
+            "python 1": _subprocess_rate(PYTHON, one[:20]),
+            "python 10": _subprocess_rate(PYTHON, ten[:4]),
+        }
         if shutil.which("bwrap"):
             row["bwrap"] = _subprocess_rate(BWRAP, one[:20])
         row |= {"ratio 1": row["1"] / row["python 1"], "ratio 10": row["10"] / row["python 10"]}
@@ -143,7 +177,10 @@ async def _http(requests: Sequence[VerifyRequest]) -> None:
 
             stopping = asyncio.Event()
             log = logging.getLogger("benchmark")
-            server = asyncio.create_task(serve(service, listener, token="t", ready=tell, stopping=stopping, log=log), name="server")
+            server = asyncio.create_task(
+                serve(service, listener, token="t", ready=tell, stopping=stopping, log=log),
+                name="server",
+            )
             url = await ready
             batches = [msgspec.msgpack.encode(BatchRequest(requests=list(requests[i : i + 64]))) for i in range(0, len(requests), 64)]
             headers = {"Authorization": "Bearer t", "Content-Type": "application/msgpack"}
@@ -158,7 +195,12 @@ async def _http(requests: Sequence[VerifyRequest]) -> None:
                     added.append((over_http - (time.process_time() - started)) / len(requests))
             stopping.set()
             await server
-    figure("HTTP adds per verdict, batches of 64, client included", statistics.median(added) * 1e3, "ms CPU", goal="<= 0.5")
+    figure(
+        "HTTP adds per verdict, batches of 64, client included",
+        statistics.median(added) * 1e3,
+        "ms CPU",
+        goal="<= 0.5",
+    )
 
 
 async def _two_cores(make: Callable[[int], Pool], judge_of: Callable[[Pool], Judge]) -> None:
@@ -213,7 +255,12 @@ def main() -> None:
     os.sched_setaffinity(0, cores)
     if len(cores) > 1:
         asyncio.run(_two_cores(make, judge_of))
-    figure("cold start of the server", statistics.median(_cold_start() for _ in range(3)), "s", goal="< 1")
+    figure(
+        "cold start of the server",
+        statistics.median(_cold_start() for _ in range(3)),
+        "s",
+        goal="< 1",
+    )
 
 
 if __name__ == "__main__":

@@ -15,25 +15,32 @@ from typing import Annotated, NoReturn
 import msgspec
 import typer
 
-from async_rl.config import RunConfig
-from async_rl.errors import AsyncRLError, ConfigError
-from async_rl.launchers import runs
-from async_rl.launchers.control import ask_stop, leave_mark, living_pid, wait_for_run
-from async_rl.launchers.data_command import data
-from async_rl.launchers.doctor_command import doctor
-from async_rl.launchers.eval_command import evaluate
-from async_rl.launchers.init_command import init
-from async_rl.launchers.logs_command import logs
-from async_rl.launchers.migrate_command import migrate
-from async_rl.launchers.options import OutputDir, Run, complete_run, complete_setting, console, default_output_dir
-from async_rl.launchers.rollouts_command import show_rollouts
-from async_rl.launchers.scale_command import scale
-from async_rl.launchers.slurm_launcher import is_inside_job, job_script, submit
-from async_rl.launchers.status_command import ended, status
-from async_rl.launchers.verifier_command import verifier
-from async_rl.launchers.verify_command import verify
-from async_rl.machine import this_machine
-from async_rl.topology import processes
+from async_rl.config.run import RunConfig
+from async_rl.core.errors import AsyncRLError, ConfigError
+from async_rl.core.machine import this_machine
+from async_rl.launchers.backends.slurm import is_inside_job, job_script, submit
+from async_rl.launchers.commands import runs
+from async_rl.launchers.commands.control import ask_stop, leave_mark, living_pid, wait_for_run
+from async_rl.launchers.commands.data import data
+from async_rl.launchers.commands.doctor import doctor
+from async_rl.launchers.commands.eval import evaluate
+from async_rl.launchers.commands.init import init
+from async_rl.launchers.commands.logs import logs
+from async_rl.launchers.commands.migrate import migrate
+from async_rl.launchers.commands.options import (
+    OutputDir,
+    Run,
+    complete_run,
+    complete_setting,
+    console,
+    default_output_dir,
+)
+from async_rl.launchers.commands.rollouts import show_rollouts
+from async_rl.launchers.commands.scale import scale
+from async_rl.launchers.commands.status import ended, status
+from async_rl.launchers.commands.verifier import verifier
+from async_rl.launchers.commands.verify import verify
+from async_rl.planning.topology import processes
 
 EXIT_WRONG_SETTINGS = 2
 STOP_GRACE_S = 60.0  # beyond supervisor.stop_timeout_s: the last evaluation and the other processes' ends
@@ -78,19 +85,27 @@ def launch(
             autocompletion=complete_setting,
         ),
     ],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="show configuration, processes and derived numbers; start nothing")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="show configuration, processes and derived numbers; start nothing"),
+    ] = False,
     pretended: Annotated[
-        str | None, typer.Option("--machine", metavar="cores=N,gpus=N,memory_gb=N", help="with --dry-run: the plan on such a machine")
+        str | None,
+        typer.Option(
+            "--machine",
+            metavar="cores=N,gpus=N,memory_gb=N",
+            help="with --dry-run: the plan on such a machine",
+        ),
     ] = None,
 ) -> None:
     """Start a run and supervise it until it ends.
 
     Examples: async-rl launch conf=ppo_code; async-rl launch conf=grpo_code num_steps=200; async-rl launch conf=ppo_code --dry-run
     """
-    from async_rl.launchers.compose import compose_for
-    from async_rl.launchers.hardware import pretended_machine
-    from async_rl.launchers.plan import show_config, show_plan
-    from async_rl.launchers.preflight import model_shape, preflight
+    from async_rl.launchers.configuration.compose import compose_for
+    from async_rl.launchers.configuration.hardware import pretended_machine
+    from async_rl.launchers.configuration.plan import show_config, show_plan
+    from async_rl.launchers.configuration.preflight import model_shape, preflight
 
     conf, overrides = split_conf(settings)
     if pretended is not None and not dry_run:
@@ -128,7 +143,10 @@ def stop(
     ask_stop(run_dir, pid, is_graceful=not now)
     typer.echo(f"run {run_dir.name} is ending" if now else f"run {run_dir.name} is stopping: it finishes its step and saves")
     if not wait_for_run(run_dir, pid, timeout_s=runs.config_of(run_dir).supervisor.stop_timeout_s + STOP_GRACE_S):
-        typer.echo(f"error: run {run_dir.name} (pid {pid}) has not ended; async-rl stop {run_dir.name} --now ends it at once", err=True)
+        typer.echo(
+            f"error: run {run_dir.name} (pid {pid}) has not ended; async-rl stop {run_dir.name} --now ends it at once",
+            err=True,
+        )
         raise typer.Exit(1)
     typer.echo(ended(runs.remains(run_dir)))
 
@@ -143,16 +161,25 @@ def resume(
             autocompletion=complete_run,
         ),
     ],
-    settings: Annotated[list[str] | None, typer.Argument(metavar="[key=value ...]", help="settings that differ from here on")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[key=value ...]", help="settings that differ from here on"),
+    ] = None,
     output_dir: OutputDir = None,
 ) -> None:
     """Go on with a run where its last checkpoint and its ledger stand.
 
     Examples: async-rl resume my-run; async-rl resume my-run num_steps=400; async-rl resume s3://bucket/copies/my-run
     """
-    from async_rl.launchers.plan import show_plan
-    from async_rl.launchers.preflight import model_shape, preflight
-    from async_rl.launchers.resuming import counts_after_resume, fetch, is_copy, resumed_config, take_up
+    from async_rl.launchers.commands.resume import (
+        counts_after_resume,
+        fetch,
+        is_copy,
+        resumed_config,
+        take_up,
+    )
+    from async_rl.launchers.configuration.plan import show_plan
+    from async_rl.launchers.configuration.preflight import model_shape, preflight
 
     directory = output_dir or default_output_dir()
     run_dir = fetch(run, directory) if is_copy(run) else runs.find(run, directory)
@@ -163,14 +190,21 @@ def resume(
     terminal = console()
     show_plan(terminal, config, specs, machine, model_shape(config))
     for line in changed or ["no setting has changed"]:
-        terminal.print(f"resuming with {line}" if changed else f"resuming; {line}", markup=False, soft_wrap=True)
+        terminal.print(
+            f"resuming with {line}" if changed else f"resuming; {line}",
+            markup=False,
+            soft_wrap=True,
+        )
     take_up(config, run_dir)
     raise typer.Exit(_supervise(config, run_dir))
 
 
 @app.command()
 def export(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="name or directory of a run", autocompletion=complete_run)],
+    run: Annotated[
+        str,
+        typer.Argument(metavar="RUN", help="name or directory of a run", autocompletion=complete_run),
+    ],
     directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="where the model is written")],
     step: Annotated[int | None, typer.Option(help="of which checkpoint; default: the newest")] = None,
     output_dir: OutputDir = None,
@@ -179,7 +213,9 @@ def export(
 
     Examples: async-rl export my-run model/; async-rl export my-run model/ --step 40
     """
-    from async_rl.launchers.exporting import export as export_model  # loads torch and the model
+    from async_rl.launchers.commands.export import (
+        export as export_model,
+    )  # loads torch and the model
 
     run_dir = runs.find(run, output_dir or default_output_dir())
     version = export_model(run_dir, runs.config_of(run_dir), directory, step)
@@ -192,9 +228,15 @@ def ledger(
     prompt: Annotated[str | None, typer.Option(help="what became of this prompt")] = None,
     step: Annotated[int | None, typer.Option(help="the groups that this step trained")] = None,
     state: Annotated[str | None, typer.Option(help="the groups in this state")] = None,
-    left: Annotated[bool, typer.Option("--left", help="the prompts that left the data by their mean reward (data.filter)")] = False,
+    left: Annotated[
+        bool,
+        typer.Option("--left", help="the prompts that left the data by their mean reward (data.filter)"),
+    ] = False,
     summary: Annotated[bool, typer.Option("--summary", help="counts; what is shown if nothing else is asked")] = False,
-    audit: Annotated[bool, typer.Option("--audit", help="check the whole history; exit code 0 only if it is clean")] = False,
+    audit: Annotated[
+        bool,
+        typer.Option("--audit", help="check the whole history; exit code 0 only if it is clean"),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSON")] = False,
     output_dir: OutputDir = None,
 ) -> None:
@@ -202,13 +244,17 @@ def ledger(
 
     Examples: async-rl ledger; async-rl ledger my-run --step 12; async-rl ledger my-run --audit
     """
-    from async_rl.launchers.ledger import Question, answer, show
-    from async_rl.store_audit import Audit
+    from async_rl.buffer.store.audit import Audit
+    from async_rl.launchers.commands.ledger import Question, answer, show
 
     if sum([prompt is not None, step is not None, state is not None, left, summary, audit]) > 1:
         raise ConfigError("--prompt, --step, --state, --left, --summary and --audit are different questions; ask one")
     run_dir = runs.find(run, output_dir or default_output_dir())
-    found = answer(run_dir, runs.config_of(run_dir), Question(prompt=prompt, step=step, state=state, is_left=left, is_audit=audit))
+    found = answer(
+        run_dir,
+        runs.config_of(run_dir),
+        Question(prompt=prompt, step=step, state=state, is_left=left, is_audit=audit),
+    )
     if as_json:
         typer.echo(msgspec.json.encode(found))
     else:
@@ -219,7 +265,7 @@ def ledger(
 
 def split_conf(settings: list[str]) -> tuple[str, list[str]]:
     """`conf=` and the other settings. Raises ConfigError unless there is exactly one conf."""
-    from async_rl.launchers.compose import names
+    from async_rl.launchers.configuration.compose import names
 
     given = [setting.partition("=")[2] for setting in settings if setting.startswith("conf=")]
     if len(given) != 1:
@@ -237,7 +283,7 @@ def named(config: RunConfig) -> RunConfig:
 
 def make_run_dir(config: RunConfig) -> Path:
     """Create the run's directory with the configuration in it, which is written once and never changed."""
-    from async_rl.launchers.compose import write_config
+    from async_rl.launchers.configuration.compose import write_config
 
     run_dir = Path(config.output_dir) / str(config.run_name)
     try:
@@ -256,7 +302,7 @@ def _supervise(config: RunConfig, run_dir: Path) -> int:
         name = run_dir.name
         typer.echo(f"run {name} is job {job}: async-rl status {name}, async-rl logs {name} --follow, squeue --job {job}, scancel {job}")
         return 0
-    from async_rl.launchers.choosing import make_launcher
+    from async_rl.launchers.backends.choosing import make_launcher
     from async_rl.processes.supervisor import run_supervised
 
     return run_supervised(config=config, run_dir=run_dir, launcher=make_launcher(config, run_dir))

@@ -1,6 +1,6 @@
 """The batch step of launcher=slurm: supervises the run whose directory is given, which `async-rl launch` has made.
 
-`python -m async_rl.launchers.slurm_job RUN_DIR`, in the script that launchers/slurm_launcher.py writes.
+`python -m async_rl.launchers.slurm_job RUN_DIR`, in the script that launchers/backends/slurm.py writes.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from async_rl.launchers import runs
-from async_rl.launchers.choosing import make_launcher
-from async_rl.launchers.control import leave_mark
+from async_rl.launchers.backends.choosing import make_launcher
+from async_rl.launchers.commands import runs
+from async_rl.launchers.commands.control import leave_mark
 from async_rl.processes.supervisor import run_supervised
 
 

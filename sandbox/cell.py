@@ -34,7 +34,14 @@ _ENVIRONMENT = {
     "LD_BIND_NOW": "1",  # symbols bound by a child would be bound, on pages of its own, by each child again
 }  # fmt: skip
 
-_COMMAND = [os.path.realpath(sys.executable), "-s", "-P", "-S", "-B", str(Path(__file__).with_name("entry.py"))]
+_COMMAND = [
+    os.path.realpath(sys.executable),
+    "-s",
+    "-P",
+    "-S",
+    "-B",
+    str(Path(__file__).with_name("entry.py")),
+]
 
 
 class CellFailed(Exception):

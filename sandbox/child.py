@@ -41,11 +41,23 @@ def parts(request: Request, descriptors: Sequence[int], pipes: Sequence[int]) ->
         return [Part(0, payload, [result], lambda told: Calls(result, request).run(*told))]
     if request.mode == Mode.STREAMS:
         streams = list(descriptors[FIRST_STREAM:])
-        return [Part(0, payload, [result, *streams], lambda told: Streams(result, request).run(told, streams))]
+        return [
+            Part(
+                0,
+                payload,
+                [result, *streams],
+                lambda told: Streams(result, request).run(told, streams),
+            )
+        ]
     asked, asking, answers, answering = pipes
     return [
         Part(0, payload, [asked, answering], lambda told: Solver(answering, request, asked).run(told)),
-        Part(1, descriptors[FIRST_STREAM], [result, asking, answers], lambda told: Test(result, request, asking, answers).run(*told)),
+        Part(
+            1,
+            descriptors[FIRST_STREAM],
+            [result, asking, answers],
+            lambda told: Test(result, request, asking, answers).run(*told),
+        ),
     ]
 
 

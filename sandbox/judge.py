@@ -124,7 +124,21 @@ class Test(Runner):
         raise ProgramFailed(frame.kind, frame.body)
 
 
-_OFFERED = frozenset({"sys", "math", "re", "collections", "itertools", "functools", "string", "random", "operator", "copy", "json"})
+_OFFERED = frozenset(
+    {
+        "sys",
+        "math",
+        "re",
+        "collections",
+        "itertools",
+        "functools",
+        "string",
+        "random",
+        "operator",
+        "copy",
+        "json",
+    }
+)
 
 
 def unwrapped(value: Any) -> Any:

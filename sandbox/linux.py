@@ -65,7 +65,10 @@ def _check(result: int, what: str) -> int:
 
 def syscall(name: str, number: int, *args: object) -> int:
     """The raw system call; integers are passed as 64 bit, bytes and None as pointers."""
-    return _check(_libc.syscall(ctypes.c_long(number), *(ctypes.c_ulong(a) if isinstance(a, int) else a for a in args)), name)
+    return _check(
+        _libc.syscall(ctypes.c_long(number), *(ctypes.c_ulong(a) if isinstance(a, int) else a for a in args)),
+        name,
+    )
 
 
 def fork() -> int:
@@ -85,7 +88,10 @@ def unshare(flags: int) -> None:
 def mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
     """mount(2)."""
     encoded = [None if text is None else os.fsencode(text) for text in (source, target, kind, data)]
-    _check(_libc.mount(encoded[0], encoded[1], encoded[2], ctypes.c_ulong(flags), encoded[3]), f"mount {source} on {target}")
+    _check(
+        _libc.mount(encoded[0], encoded[1], encoded[2], ctypes.c_ulong(flags), encoded[3]),
+        f"mount {source} on {target}",
+    )
 
 
 def unmount(target: str) -> None:
@@ -97,7 +103,13 @@ def set_mount_attributes(target: str, attributes: int) -> None:
     """Set MOUNT_ATTR_* on a mount and all below it."""
     packed = struct.pack("QQQQ", attributes, 0, 0, 0)
     syscall(
-        f"mount_setattr {target}", _SYS_MOUNT_SETATTR, AT_FDCWD & 0xFFFFFFFFFFFFFFFF, os.fsencode(target), AT_RECURSIVE, packed, len(packed)
+        f"mount_setattr {target}",
+        _SYS_MOUNT_SETATTR,
+        AT_FDCWD & 0xFFFFFFFFFFFFFFFF,
+        os.fsencode(target),
+        AT_RECURSIVE,
+        packed,
+        len(packed),
     )
 
 
@@ -109,7 +121,10 @@ def pivot_root(new_root: str, put_old: str) -> None:
 def prctl(option: int, value: int | ctypes.c_void_p = 0) -> None:
     """prctl(2) with one argument that matters."""
     argument = ctypes.c_ulong(value) if isinstance(value, int) else value
-    _check(_libc.prctl(ctypes.c_int(option), argument, ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)), f"prctl({option})")
+    _check(
+        _libc.prctl(ctypes.c_int(option), argument, ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)),
+        f"prctl({option})",
+    )
 
 
 def prepare_syscall(name: str, number: int, *args: object) -> Callable[[], None]:
@@ -169,6 +184,13 @@ def landlock_allow(ruleset: int, path: str, access: int) -> None:
     """Allow `access` on `path` and what is below it."""
     fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
-        syscall(f"landlock_add_rule {path}", _SYS_LANDLOCK_ADD_RULE, ruleset, 1, struct.pack("=Qi", access, fd), 0)
+        syscall(
+            f"landlock_add_rule {path}",
+            _SYS_LANDLOCK_ADD_RULE,
+            ruleset,
+            1,
+            struct.pack("=Qi", access, fd),
+            0,
+        )
     finally:
         os.close(fd)

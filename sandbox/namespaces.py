@@ -53,7 +53,13 @@ def renew_scratch() -> None:
 
 def mount_scratch() -> None:
     """Mount the scratch."""
-    linux.mount("scratch", SCRATCH, "tmpfs", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC, _SCRATCH_OPTIONS)
+    linux.mount(
+        "scratch",
+        SCRATCH,
+        "tmpfs",
+        linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC,
+        _SCRATCH_OPTIONS,
+    )
 
 
 def scratch_is_clean() -> bool:

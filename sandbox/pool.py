@@ -46,7 +46,14 @@ def package_paths(package: str) -> list[str]:
 class Pool:
     """`num_cells` cells. Use as an async context manager, or call start and close. packages: what programs find imported in each cell."""
 
-    def __init__(self, num_cells: int, *, allow_unsafe: bool = False, best_level: int = NAMESPACES, packages: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        num_cells: int,
+        *,
+        allow_unsafe: bool = False,
+        best_level: int = NAMESPACES,
+        packages: Sequence[str] = (),
+    ) -> None:
         self._num_cells, self._allow_unsafe, self._best_level = num_cells, allow_unsafe, best_level
         self._wanted, self._packages = packages, dict[str, list[str]]()
         self._free: asyncio.Queue[Cell] = asyncio.Queue()
@@ -87,7 +94,11 @@ class Pool:
     async def _start_cell(self, level: int) -> Cell:
         found = self._packages
         readable = [*interpreter_paths(), *(path for paths in found.values() for path in paths)]
-        return await Cell.start(level, readable, {package: os.path.dirname(paths[0]) for package, paths in found.items()})
+        return await Cell.start(
+            level,
+            readable,
+            {package: os.path.dirname(paths[0]) for package, paths in found.items()},
+        )
 
     def _add(self, cell: Cell) -> None:
         self._cells.add(cell)
@@ -146,5 +157,10 @@ class Pool:
         await self.start()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         await self.close()

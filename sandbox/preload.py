@@ -18,8 +18,32 @@ _MODULES = (
     "enum", "fractions", "functools", "heapq", "io", "itertools", "json", "math", "numbers", "operator", "os", "random", "re",
     "statistics", "string", "struct", "sys", "threading", "time", "types", "typing",
 )  # fmt: skip
-_STAR = ("typing", "collections", "itertools", "functools", "heapq", "bisect", "math", "string", "operator", "random")
-_NAMED = ("collections", "itertools", "functools", "heapq", "bisect", "math", "string", "operator", "random", "re", "sys", "typing")
+_STAR = (
+    "typing",
+    "collections",
+    "itertools",
+    "functools",
+    "heapq",
+    "bisect",
+    "math",
+    "string",
+    "operator",
+    "random",
+)
+_NAMED = (
+    "collections",
+    "itertools",
+    "functools",
+    "heapq",
+    "bisect",
+    "math",
+    "string",
+    "operator",
+    "random",
+    "re",
+    "sys",
+    "typing",
+)
 
 CALL_BUILTINS: dict[str, Any] = {}
 """The builtins, and the names that code in LeetCode's style takes for granted (`List`, `deque`, `gcd`, ...), none of which shadows one.

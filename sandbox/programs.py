@@ -49,7 +49,10 @@ class Runner:
         """One line; a body over the limit becomes a TOO_LARGE frame. The clock may step back by microseconds in virtual machines."""
         if len(body) > self._limit - 100:
             kind, body = Kind.TOO_LARGE, b"0"
-        self._write(self._result, b"%d %s %d %s\n" % (run, kind.value, max(0, self._clock() - started), body))
+        self._write(
+            self._result,
+            b"%d %s %d %s\n" % (run, kind.value, max(0, self._clock() - started), body),
+        )
 
     def compile(self, code: str) -> types.CodeType | None:
         """The program's code object; None after a COMPILE_ERROR frame."""
@@ -100,7 +103,13 @@ def load_program(runner: Runner, code: str, *, has_call_names: bool) -> dict[str
 class Calls(Runner):
     """Load the code once, then make every call."""
 
-    def run(self, code: str, calls: list[tuple[str, list[Any], dict[str, Any]]], stop: bool, has_call_names: bool) -> int:
+    def run(
+        self,
+        code: str,
+        calls: list[tuple[str, list[Any], dict[str, Any]]],
+        stop: bool,
+        has_call_names: bool,
+    ) -> int:
         """One VALUE, ERROR, MEMORY, EXIT or TOO_LARGE frame per call, after LOADED."""
         namespace = load_program(self, code, has_call_names=has_call_names)
         if namespace is None:
@@ -174,7 +183,10 @@ def _open_streams() -> None:
     """sys.stdin and sys.stdout on descriptors 0 and 1; errors go where nobody reads."""
     sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, "r", closefd=False)), encoding="utf-8")  # type: ignore[misc]
     sys.stdout = sys.__stdout__ = io.TextIOWrapper(  # type: ignore[misc]
-        io.BufferedWriter(io.FileIO(1, "w", closefd=False)), encoding="utf-8", errors="surrogateescape", newline="\n"
+        io.BufferedWriter(io.FileIO(1, "w", closefd=False)),
+        encoding="utf-8",
+        errors="surrogateescape",
+        newline="\n",
     )
     sys.argv = ["solution.py"]
 

@@ -72,7 +72,10 @@ _AF_UNIX, _SOCK_STREAM, _SOCK_KIND = 1, 1, 0xF
 CONDITIONAL: dict[str, tuple[int, list[list[Condition]]]] = {
     "clone": (56, [[low(0, _THREAD_FLAGS, 0xFFFFFFFF & ~_CLONE_DETACHED)]]),
     "socketpair": (53, [[low(0, _AF_UNIX), low(1, _SOCK_STREAM, _SOCK_KIND)]]),
-    "ioctl": (16, [[low(1, command)] for command in (0x5401, 0x5421, 0x541B, 0x5413, 0x5450, 0x5451)]),
+    "ioctl": (
+        16,
+        [[low(1, command)] for command in (0x5401, 0x5421, 0x541B, 0x5413, 0x5450, 0x5451)],
+    ),
     "fcntl": (72, [[low(1, command)] for command in (0, 1, 2, 3, 4, 1030)]),
     "prlimit64": (302, [[low(0, 0), low(2, 0), high(2, 0)]]),
 }

@@ -110,7 +110,12 @@ def _foreign(value: Any, kind: type, depth: int) -> Any:
             return {"u": [name, _tagged(exact(value), depth)]}
     if issubclass(kind, dict):
         return {"u": [name, _tagged(dict(dict.items(value)), depth)]}
-    for base, underlying in ((list, list.__iter__), (tuple, tuple.__iter__), (set, set.__iter__), (frozenset, frozenset.__iter__)):
+    for base, underlying in (
+        (list, list.__iter__),
+        (tuple, tuple.__iter__),
+        (set, set.__iter__),
+        (frozenset, frozenset.__iter__),
+    ):
         if issubclass(kind, base):
             return {"u": [name, _tagged(base(underlying(value)), depth)]}
     numpy = sys.modules.get("numpy")
@@ -121,7 +126,12 @@ def _foreign(value: Any, kind: type, depth: int) -> Any:
     return {"o": name}
 
 
-_UNDERLYING: dict[type, Any] = {int: int.__int__, float: float.__float__, str: str.__str__, bytes: bytes.__bytes__}
+_UNDERLYING: dict[type, Any] = {
+    int: int.__int__,
+    float: float.__float__,
+    str: str.__str__,
+    bytes: bytes.__bytes__,
+}
 
 
 def decode(data: bytes) -> Any:

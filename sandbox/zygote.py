@@ -54,7 +54,12 @@ class Jail(NamedTuple):
 
 def main(arguments: list[str]) -> None:
     """Enter the wanted level, then serve. Arguments: level, host pid, socket descriptor, package=directory ..., readable paths."""
-    level, host, descriptor, rest = int(arguments[0]), int(arguments[1]), int(arguments[2]), arguments[3:]
+    level, host, descriptor, rest = (
+        int(arguments[0]),
+        int(arguments[1]),
+        int(arguments[2]),
+        arguments[3:],
+    )
     readable = [path for path in rest if path.startswith("/")]
     if level not in (NAMESPACES, LANDLOCK, NOTHING):
         raise ValueError(f"there is no level {level}")
@@ -153,7 +158,15 @@ def _serve(host: _socket.socket, jail: Jail) -> None:
     has_seccomp = bool(jail.seal)
     with open("/dev/null", "wb") as nothing:
         os.dup2(nothing.fileno(), 2)
-    host.send(Hello(jail.level, linux.landlock_abi(), has_seccomp, os.geteuid() if jail.uid < 0 else jail.uid, os.getpid()).pack())
+    host.send(
+        Hello(
+            jail.level,
+            linux.landlock_abi(),
+            has_seccomp,
+            os.geteuid() if jail.uid < 0 else jail.uid,
+            os.getpid(),
+        ).pack()
+    )
     space = _socket.CMSG_SPACE(4 * MAX_DESCRIPTORS)
     poller = select.poll()
     poller.register(host.fileno(), select.POLLIN)
@@ -202,10 +215,21 @@ def _run(request: Request, descriptors: list[int], jail: Jail, poller: select.po
     cpu, peak, code = 0.0, 0, 0
     for pid in pids:
         _, status, usage = os.wait4(pid, 0)
-        cpu, peak, code = cpu + usage.ru_utime + usage.ru_stime, max(peak, usage.ru_maxrss), os.waitstatus_to_exitcode(status)
+        cpu, peak, code = (
+            cpu + usage.ru_utime + usage.ru_stime,
+            max(peak, usage.ru_maxrss),
+            os.waitstatus_to_exitcode(status),
+        )
     wall = time.monotonic() - started
     if ending != Ending.CANCELLED and not all(jail.ready[: len(pids)]):
-        return Reply(Ending.FAULT, code, cpu, wall, 0, jail.ready[child.FAULT_AT : child.FAULT_AT + child.FAULT_BYTES].strip(b"\0 "))
+        return Reply(
+            Ending.FAULT,
+            code,
+            cpu,
+            wall,
+            0,
+            jail.ready[child.FAULT_AT : child.FAULT_AT + child.FAULT_BYTES].strip(b"\0 "),
+        )
     if ending == Ending.EXITED and code < 0:
         ending, code = Ending.SIGNALED, -code
     return Reply(ending, code, cpu, wall, peak * 1024)

@@ -14,7 +14,14 @@ from torch import Tensor
 GroupEstimator = Literal["grpo", "dr_grpo", "rloo"]
 
 
-def group_advantages(rewards: Tensor, *, group_index: Tensor, num_groups: int, counts: Tensor, estimator: GroupEstimator) -> Tensor:
+def group_advantages(
+    rewards: Tensor,
+    *,
+    group_index: Tensor,
+    num_groups: int,
+    counts: Tensor,
+    estimator: GroupEstimator,
+) -> Tensor:
     """Compare each member's reward with the other members of its group.
 
     rewards: float32 [B]; group_index: int64 [B] in 0..num_groups-1; counts: bool [B], members that enter the statistics -> float32 [B].
@@ -71,7 +78,14 @@ def returns_to_go(rewards: Tensor, *, mask: Tensor, gamma: float) -> Tensor:
     group) and of ReMax (arXiv 2310.10505; baseline = reward of the greedy answer).
     """
     nothing = torch.zeros_like(rewards)
-    returns, _ = gae(rewards, values=nothing, bootstrap=nothing.new_zeros(len(rewards)), mask=mask, gamma=gamma, lam=1.0)
+    returns, _ = gae(
+        rewards,
+        values=nothing,
+        bootstrap=nothing.new_zeros(len(rewards)),
+        mask=mask,
+        gamma=gamma,
+        lam=1.0,
+    )
     return returns
 
 
@@ -111,7 +125,10 @@ def vtrace(
         target = value + rho[:, t] * (reward + gamma * next_value - value) + gamma * c[:, t] * (next_target - next_value)
         advantages[:, t] = torch.where(here, reward + gamma * next_target - value, 0.0)
         targets[:, t] = torch.where(here, target, 0.0)
-        next_target, next_value = torch.where(here, target, next_target), torch.where(here, value, next_value)
+        next_target, next_value = (
+            torch.where(here, target, next_target),
+            torch.where(here, value, next_value),
+        )
     return advantages, targets
 
 

@@ -27,7 +27,12 @@ class BehaviorWeights(NamedTuple):
 
 
 def behavior_weights(
-    log_ratio: Tensor, *, sequences: Sequences, correction: BehaviorCorrection, maximum: float, minimum: float
+    log_ratio: Tensor,
+    *,
+    sequences: Sequences,
+    correction: BehaviorCorrection,
+    maximum: float,
+    minimum: float,
 ) -> BehaviorWeights:
     """w = exp(proximal - behavior), of each token or of its sequence's trained tokens together, bounded.
 

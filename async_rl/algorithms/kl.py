@@ -34,7 +34,15 @@ def kl_estimate(policy_logprobs: Tensor, *, ref_logprobs: Tensor, estimator: KLE
     return (-d).expm1() + d
 
 
-def full_kl(hidden: Tensor, *, head: Tensor, ref_hidden: Tensor, ref_head: Tensor, temperature: float, chunk_tokens: int) -> Tensor:
+def full_kl(
+    hidden: Tensor,
+    *,
+    head: Tensor,
+    ref_hidden: Tensor,
+    ref_head: Tensor,
+    temperature: float,
+    chunk_tokens: int,
+) -> Tensor:
     """The exact KL between the next-token distributions, sum over v of p_v (log p_v - log q_v).
 
     hidden, ref_hidden: [R, H]; head, ref_head: [V, H] -> float32 [R], differentiable once with respect to hidden and head.
@@ -49,7 +57,13 @@ class _FullKL(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, head: Tensor, ref_hidden: Tensor, ref_head: Tensor, temperature: float, chunk_tokens: int
+        ctx: Any,
+        hidden: Tensor,
+        head: Tensor,
+        ref_hidden: Tensor,
+        ref_head: Tensor,
+        temperature: float,
+        chunk_tokens: int,
     ) -> Tensor:
         kl = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         for start in range(0, len(hidden), chunk_tokens):

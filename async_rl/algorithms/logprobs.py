@@ -25,7 +25,13 @@ def token_logprobs(hidden: Tensor, *, head: Tensor, targets: Tensor, temperature
 
 def chunk_logprobs(hidden: Tensor, head: Tensor, temperature: float) -> Tensor:
     """log softmax(hidden head^T / temperature): [C, H], [V, H] -> float32 [C, V]. Holds all its logits: give it few rows."""
-    return _fill(_room(hidden, head, len(hidden)), _room(hidden, head, len(hidden)), hidden, head, temperature)
+    return _fill(
+        _room(hidden, head, len(hidden)),
+        _room(hidden, head, len(hidden)),
+        hidden,
+        head,
+        temperature,
+    )
 
 
 def _room(hidden: Tensor, head: Tensor, num_rows: int) -> Tensor:
@@ -51,7 +57,14 @@ class _TokenLogprobs(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, head: Tensor, targets: Tensor, temperature: float, chunk_tokens: int) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        head: Tensor,
+        targets: Tensor,
+        temperature: float,
+        chunk_tokens: int,
+    ) -> tuple[Tensor, Tensor]:
         logprobs = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         entropies = torch.empty_like(logprobs)
         matrix, scratch = _room(hidden, head, chunk_tokens), _room(hidden, head, chunk_tokens)
@@ -75,7 +88,10 @@ class _TokenLogprobs(torch.autograd.Function):
             grad_logprobs = torch.zeros_like(entropies)
         grad_hidden = torch.empty_like(hidden)
         grad_head = torch.zeros(head.shape, dtype=torch.float32, device=head.device)
-        matrix, scratch = _room(hidden, head, ctx.chunk_tokens), _room(hidden, head, ctx.chunk_tokens)
+        matrix, scratch = (
+            _room(hidden, head, ctx.chunk_tokens),
+            _room(hidden, head, ctx.chunk_tokens),
+        )
         for start in range(0, len(hidden), ctx.chunk_tokens):
             rows = slice(start, start + ctx.chunk_tokens)
             distribution = kept if kept is not None else _fill(matrix, scratch, hidden[rows], head, ctx.temperature)

@@ -25,7 +25,12 @@ class PolicyLoss(NamedTuple):
 
 
 def token_weights(
-    mask: Tensor, *, sequence_index: Tensor, num_sequences: int, aggregation: Aggregation, constant_tokens: int | None
+    mask: Tensor,
+    *,
+    sequence_index: Tensor,
+    num_sequences: int,
+    aggregation: Aggregation,
+    constant_tokens: int | None,
 ) -> Tensor:
     """The share of each token in a mean over the masked tokens.
 
@@ -48,7 +53,13 @@ def token_weights(
 
 
 def clipped_loss(
-    log_ratio: Tensor, *, advantages: Tensor, behavior_weight: Tensor, clip_low: float, clip_high: float, clip_dual: float | None
+    log_ratio: Tensor,
+    *,
+    advantages: Tensor,
+    behavior_weight: Tensor,
+    clip_low: float,
+    clip_high: float,
+    clip_dual: float | None,
 ) -> PolicyLoss:
     """Clipped surrogate of PPO (arXiv 1707.06347 eq. 7), with dual clip (arXiv 1912.09729 eq. 5).
 
@@ -78,7 +89,13 @@ def sequence_log_ratio(log_ratio: Tensor, *, sequences: Sequences) -> Tensor:
 
 
 def cispo_loss(
-    policy_logprobs: Tensor, *, log_ratio: Tensor, advantages: Tensor, behavior_weight: Tensor, clip_low: float, clip_high: float
+    policy_logprobs: Tensor,
+    *,
+    log_ratio: Tensor,
+    advantages: Tensor,
+    behavior_weight: Tensor,
+    clip_low: float,
+    clip_high: float,
 ) -> PolicyLoss:
     """CISPO (arXiv 2506.13585 eq. 4-5): the ratio is a bounded constant, so no token loses its gradient.
 
@@ -86,7 +103,11 @@ def cispo_loss(
     """
     ratio = log_ratio.detach().exp()
     bounded = ratio.clamp(1 - clip_low, 1 + clip_high)
-    return PolicyLoss(-behavior_weight * bounded * advantages * policy_logprobs, ratio < 1 - clip_low, ratio > 1 + clip_high)
+    return PolicyLoss(
+        -behavior_weight * bounded * advantages * policy_logprobs,
+        ratio < 1 - clip_low,
+        ratio > 1 + clip_high,
+    )
 
 
 def reinforce_loss(policy_logprobs: Tensor, *, advantages: Tensor, behavior_weight: Tensor) -> PolicyLoss:

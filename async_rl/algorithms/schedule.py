@@ -7,7 +7,13 @@ from typing import Literal
 
 
 def learning_rate(
-    step: int, *, lr: float, warmup_steps: int, num_steps: int, schedule: Literal["constant", "cosine"], min_lr_ratio: float
+    step: int,
+    *,
+    lr: float,
+    warmup_steps: int,
+    num_steps: int,
+    schedule: Literal["constant", "cosine"],
+    min_lr_ratio: float,
 ) -> float:
     """Learning rate of step 0, 1, ...: linear warm-up to lr, then constant, or a cosine from lr to min_lr_ratio * lr at num_steps.
 

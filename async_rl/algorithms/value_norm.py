@@ -36,7 +36,11 @@ class Moments:
             return self
         total, total_square = float(returns.double().sum()), float(returns.double().square().sum())
         if kind == "ma":
-            return Moments(total=self.total + total, total_square=self.total_square + total_square, weight=self.weight + n)
+            return Moments(
+                total=self.total + total,
+                total_square=self.total_square + total_square,
+                weight=self.weight + n,
+            )
         share = 1 - beta
         return Moments(
             total=beta * self.total + share * total / n,

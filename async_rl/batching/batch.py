@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from async_rl.types import Group, IntArray, Trajectory
+from async_rl.core.types import Group, IntArray, Trajectory
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,10 @@ def collate(groups: Sequence[Group], *, device: torch.device) -> Batch:
     lengths = [t.response_length for t in trajectories]
     keys: dict[tuple[int, bytes], int] = {}
     prompt_key = [
-        keys.setdefault((g, t.token_ids[: t.prompt_length].tobytes()) if t.response_length <= _SHARED_TOKENS else (i, b""), len(keys))
+        keys.setdefault(
+            (g, t.token_ids[: t.prompt_length].tobytes()) if t.response_length <= _SHARED_TOKENS else (i, b""),
+            len(keys),
+        )
         for i, (g, t) in enumerate(zip(group_index, trajectories, strict=True))
     ]
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from async_rl.batching.batch import Batch
-from async_rl.types import IntArray
+from async_rl.core.types import IntArray
 
 _Indices = npt.NDArray[np.int64]
 _MIN_FILL = 0.6
@@ -42,14 +42,21 @@ class Block:
 
     def windowed_bias(self, window: int) -> Tensor | None:
         """The bias of a layer in which a token sees only the `window` newest ones, itself included: float32 [N, 1, Q, K]."""
-        num_queries, num_keys = len(self.query_index) // self.num_segments, len(self.key_index) // self.num_segments
+        num_queries, num_keys = (
+            len(self.query_index) // self.num_segments,
+            len(self.key_index) // self.num_segments,
+        )
         query = torch.arange(num_queries, device=self.query_index.device)
         num_prefix = num_keys - num_queries
         if num_queries + num_prefix <= window:
             return self.bias
         prefix = self.prefix_lengths[:, None]
         keys = torch.cat(
-            [query.new_zeros(self.num_segments, num_prefix) + torch.arange(num_prefix, device=query.device), prefix + query], 1
+            [
+                query.new_zeros(self.num_segments, num_prefix) + torch.arange(num_prefix, device=query.device),
+                prefix + query,
+            ],
+            1,
         )
         distance = (prefix + query)[:, :, None] - keys[:, None, :]
         bias = (

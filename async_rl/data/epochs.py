@@ -1,17 +1,17 @@
 """The number of steps that so many passes over the training data are.
 
-Rows that will be left out count too: files are not checked here.  Called by launchers/compose.py where num_steps is null.
+Rows that will be left out count too: files are not checked here.  Called by launchers/configuration/compose.py where num_steps is null.
 """
 
 from __future__ import annotations
 
 import math
 
-from async_rl.config import RunConfig
+from async_rl.config.run import RunConfig
+from async_rl.core.errors import ConfigError, DataError
 from async_rl.data import list_functions
 from async_rl.data.files import matching_files
 from async_rl.data.tables import open_table
-from async_rl.errors import ConfigError, DataError
 
 
 def steps_of_epochs(config: RunConfig) -> int:

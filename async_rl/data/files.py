@@ -19,8 +19,8 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from async_rl.core.errors import DataError
 from async_rl.data.cache import cache_root, locked
-from async_rl.errors import DataError
 
 Row = dict[str, Any]
 Placed = tuple[str, Row | DataError]
@@ -160,4 +160,8 @@ def _object(place: str, row: Any) -> Row | DataError:
     return DataError(f"{place}: a row must be an object with columns, this is a {type(row).__name__}")
 
 
-_READERS: dict[str, Callable[[str, BinaryIO], Iterator[Placed]]] = {".jsonl": _jsonl, ".json": _json, ".parquet": _parquet}
+_READERS: dict[str, Callable[[str, BinaryIO], Iterator[Placed]]] = {
+    ".jsonl": _jsonl,
+    ".json": _json,
+    ".parquet": _parquet,
+}

@@ -15,10 +15,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from async_rl.config_data import ListFunctionsConfig
+from async_rl.config.data import ListFunctionsConfig
+from async_rl.core.types import CallTest, CodeProblem
 from async_rl.data.concepts import FILTERS, MAPS, PROGRAM, REDUCTIONS, TEMPLATES, Concept
 from async_rl.data.tokenizer import END
-from async_rl.types import CallTest, CodeProblem
 
 DATA_SOURCE = "list_functions"
 FUNCTION = "f"
@@ -137,7 +137,10 @@ def corpus(specs: Sequence[Spec], rates: Sequence[Sequence[float]], seed: int, r
     rng = random.Random(f"corpus-{seed}")
     while True:
         spec = specs[rng.randrange(len(specs))]
-        prompt, answer = wording(spec, rng.randrange(NUM_WORDINGS)), flawed_program(spec, rates, rng)
+        prompt, answer = (
+            wording(spec, rng.randrange(NUM_WORDINGS)),
+            flawed_program(spec, rates, rng),
+        )
         if retry_share and rng.random() < retry_share:
             prompt += f"{flawed_program(spec, rates, rng)}{END}{second_prompt(_outcome(spec, specs, rng), prompt)}"
         yield prompt, answer

@@ -20,11 +20,11 @@ from pathlib import Path
 
 import msgspec
 
-from async_rl.config import RunConfig
+from async_rl.config.plugins import import_external
+from async_rl.config.run import RunConfig
+from async_rl.core.errors import ConfigError
 from async_rl.data.cache import cache_root, locked
 from async_rl.data.list_functions import fingerprint
-from async_rl.errors import ConfigError
-from async_rl.named import import_external
 
 FORMAT_VERSION = 1
 """Raise it when the making of the embedded model changes in a way that no setting shows."""
@@ -102,7 +102,10 @@ def _embedded(config: RunConfig, on_progress: Progress) -> Path:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         lock = target.with_name(target.name + ".lock")
-        with locked(lock, lambda: on_progress(0.0, f"waiting for another run that makes the model (lock {lock})")):
+        with locked(
+            lock,
+            lambda: on_progress(0.0, f"waiting for another run that makes the model (lock {lock})"),
+        ):
             if _missing_parts(target):
                 _build(target, config, on_progress)
     except OSError as error:
@@ -157,7 +160,12 @@ def _from_hub(name: str, on_progress: Progress) -> Path:
     """The snapshot in the local hub cache; only what is not there is downloaded."""
     import httpx
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+    )
 
     with contextlib.suppress(LocalEntryNotFoundError, HFValidationError):
         snapshot = Path(snapshot_download(name, local_files_only=True, allow_patterns=_HUB_FILES))
@@ -166,7 +174,14 @@ def _from_hub(name: str, on_progress: Progress) -> Path:
     on_progress(0.0, f"downloading {name}")
     try:
         return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OfflineModeIsEnabled, httpx.HTTPError, OSError) as error:
+    except (
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        OfflineModeIsEnabled,
+        httpx.HTTPError,
+        OSError,
+    ) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(
             f"model.path={name} is no directory, not in the local hub cache, and cannot be downloaded ({type(error).__name__}: {reason}); "

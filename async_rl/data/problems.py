@@ -16,12 +16,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from async_rl.config_rewards import RewardConfig
+from async_rl.config.reward_terms import functions_of, needs_tests
+from async_rl.config.rewards import RewardConfig
+from async_rl.core.errors import DataError
+from async_rl.core.io_pairs import read_input_output
+from async_rl.core.types import AnswerTest, AssertTest, CodeProblem, CodeTest
 from async_rl.data.files import Row
-from async_rl.errors import DataError
-from async_rl.io_pairs import read_input_output
-from async_rl.reward_terms import functions_of, needs_tests
-from async_rl.types import AnswerTest, AssertTest, CodeProblem, CodeTest
 
 _GSM8K_ANSWER = re.compile(r"####\s*-?[\d$.]")
 _RULES: dict[Any, Literal["gsm8k", "math"]] = {
@@ -54,7 +54,10 @@ def read_hidden(place: str, row: Row, reward: RewardConfig, *, has_rollout: bool
 def read_problem(place: str, row: Row) -> tuple[CodeProblem, tuple[str, ...]]:
     """(hidden side, assert statements that the prompt must show) of one row. Raises DataError."""
     if row.get("tests") is not None:
-        problem = CodeProblem(tests=_own_tests(place, row["tests"]), setup=_text(place, "setup", row.get("setup") or ""))
+        problem = CodeProblem(
+            tests=_own_tests(place, row["tests"]),
+            setup=_text(place, "setup", row.get("setup") or ""),
+        )
         shown: tuple[str, ...] = ()
     elif row.get("test_list") is not None:
         shown = tuple(_texts(place, "test_list", row["test_list"]))

@@ -19,15 +19,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from async_rl.config import RunConfig
+from async_rl.config.run import RunConfig
+from async_rl.core.errors import DataError
+from async_rl.core.types import AnswerTest, CodeProblem, Prompt
 from async_rl.data import list_functions
 from async_rl.data.files import Placed, Rejected, Row, matching_files, read_placed, read_rows
 from async_rl.data.fitting import filled, fitted
 from async_rl.data.problems import read_hidden
 from async_rl.data.streamed import StreamedPrompts
 from async_rl.data.tables import open_table
-from async_rl.errors import DataError
-from async_rl.types import AnswerTest, CodeProblem, Prompt
 
 _ID_COLUMNS = ("prompt_id", "id", "query_id", "task_id")
 _QUESTION = "question"
@@ -132,14 +132,22 @@ def _streamed(config: RunConfig, tokenizer: Any, refused: Callable[[DataError], 
         except DataError as error:
             return Rejected(str(error), is_over_long=False)
         return _encoded(
-            draft, tokenizer(draft.text, add_special_tokens=not draft.has_template, verbose=False)["input_ids"], config, tokenizer
+            draft,
+            tokenizer(draft.text, add_special_tokens=not draft.has_template, verbose=False)["input_ids"],
+            config,
+            tokenizer,
         )
 
     prompts = StreamedPrompts(tables, read, is_refused=lambda rejected: _is_refused(rejected, config), refused=refused)
     first = [found for found in map(prompts.read, range(_CHECKED_ROWS)) if isinstance(found, Rejected)]
     if wrong := [rejected for rejected in first if _is_refused(rejected, config)]:
         raise DataError(wrong[0].reason)
-    _log.info("%d rows are read as they are asked for; of the first %d, %d cannot be used", num_rows, _CHECKED_ROWS, len(first))
+    _log.info(
+        "%d rows are read as they are asked for; of the first %d, %d cannot be used",
+        num_rows,
+        _CHECKED_ROWS,
+        len(first),
+    )
     return prompts
 
 
@@ -194,7 +202,15 @@ def _id(row: Row, config: RunConfig) -> str | None:
     return next((str(row[column]) for column in columns if row.get(column) is not None), None)
 
 
-def _draft(place: str, number: int, file_name: str, row: Row, config: RunConfig, tokenizer: Any, metadata: dict[str, Row]) -> _Draft:
+def _draft(
+    place: str,
+    number: int,
+    file_name: str,
+    row: Row,
+    config: RunConfig,
+    tokenizer: Any,
+    metadata: dict[str, Row],
+) -> _Draft:
     name, prompt_key = _id(row, config), config.data.prompt_key
     if name is None and config.data.id_key is not None:
         raise DataError(f"{place}: no column {config.data.id_key!r}, only {sorted(row)}; set data.id_key to the one with the id")
@@ -234,7 +250,10 @@ def _messages(place: str, row: Row, prompt_key: str, shown: Sequence[str]) -> li
     last = messages[-1]["content"]
     if shown:
         last = f"{last}\nYour code should pass these tests:\n" + "\n".join(shown)
-    return [*({"role": m["role"], "content": m["content"]} for m in messages[:-1]), {"role": messages[-1]["role"], "content": last}]
+    return [
+        *({"role": m["role"], "content": m["content"]} for m in messages[:-1]),
+        {"role": messages[-1]["role"], "content": last},
+    ]
 
 
 def _render(place: str, messages: list[dict[str, str]], tokenizer: Any, *, is_chat: bool) -> str:
@@ -255,7 +274,11 @@ def _with_template(draft: _Draft, tokenizer: Any) -> _Draft:
 
 def _encode(drafts: Sequence[_Draft], config: RunConfig, tokenizer: Any, examined: Examined) -> None:
     """Tokenize all drafts at once."""
-    rows = tokenizer([draft.text for draft in drafts], add_special_tokens=not drafts[0].has_template, verbose=False)["input_ids"]
+    rows = tokenizer(
+        [draft.text for draft in drafts],
+        add_special_tokens=not drafts[0].has_template,
+        verbose=False,
+    )["input_ids"]
     for draft, ids in zip(drafts, rows, strict=True):
         examined.lengths.append(len(ids))
         found = _encoded(draft, ids, config, tokenizer)
@@ -300,12 +323,22 @@ def _checked(examined: Examined, config: RunConfig) -> list[Prompt]:
     total = len(examined.rejected) + len(examined.prompts)
     counts = Counter(rejected.is_over_long for rejected in examined.rejected)
     if counts[True]:
-        _log.warning("dropped %d of %d prompts over data.max_prompt_tokens=%d", counts[True], total, data.max_prompt_tokens)
+        _log.warning(
+            "dropped %d of %d prompts over data.max_prompt_tokens=%d",
+            counts[True],
+            total,
+            data.max_prompt_tokens,
+        )
     if counts[False]:
         first = next(rejected.reason for rejected in examined.rejected if not rejected.is_over_long)
         _log.warning("dropped %d of %d rows that cannot be used, the first: %s", counts[False], total, first)
     if examined.num_cut:
-        _log.warning("cut %d of %d prompts to data.max_prompt_tokens=%d", examined.num_cut, total, data.max_prompt_tokens)
+        _log.warning(
+            "cut %d of %d prompts to data.max_prompt_tokens=%d",
+            examined.num_cut,
+            total,
+            data.max_prompt_tokens,
+        )
     if not examined.prompts:
         raise DataError(f"all {total} prompts are over data.max_prompt_tokens={data.max_prompt_tokens} or cannot be used; raise it")
     return examined.prompts

@@ -4,7 +4,7 @@ At the start of each epoch every active prompt is judged by the mean reward, sca
 come back. Nobody waits for groups that are still generated: such a prompt is judged by the group before, or an epoch later.
 Invariants: at most floor(active x max_share) prompts leave at one time, those farthest beyond their bound first; a prompt that left stays
 away; a decision is given to the caller, who stores it before anything follows from it.
-Called by processes/buffer_service.py.
+Called by buffer/service.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from async_rl.config import RunConfig
+from async_rl.config.run import RunConfig
 from async_rl.data.order import PromptOrder
 
 
@@ -39,7 +39,11 @@ class ScoreFilter:
         """Whether any prompt can leave."""
         return self._filter.above is not None or self._filter.below is not None
 
-    def restore(self, left: Iterable[tuple[int, Sequence[int]]], rewards: Iterable[tuple[int, Sequence[float]]]) -> None:
+    def restore(
+        self,
+        left: Iterable[tuple[int, Sequence[int]]],
+        rewards: Iterable[tuple[int, Sequence[float]]],
+    ) -> None:
         """Takes over what the store knows. left: (position, indices), oldest first; rewards: (position, those of the samples)."""
         for position, indices in left:
             self._order.remove(indices, position)
@@ -62,7 +66,10 @@ class ScoreFilter:
             return []
         active = self._order.active
         judged = [(self._excess(self._scores[i][1]), i) for i in active.tolist() if i in self._scores]
-        worst = sorted(((excess, i) for excess, i in judged if excess > 0), key=lambda pair: (-pair[0], pair[1]))
+        worst = sorted(
+            ((excess, i) for excess, i in judged if excess > 0),
+            key=lambda pair: (-pair[0], pair[1]),
+        )
         chosen = [i for _, i in worst[: int(len(active) * self._filter.max_share)]]
         if chosen:
             self._order.remove(chosen, position)

@@ -12,10 +12,10 @@ import functools
 import logging
 from collections.abc import Callable, Sequence
 
+from async_rl.core.errors import DataError
+from async_rl.core.types import Prompt
 from async_rl.data.files import Placed, Rejected
 from async_rl.data.tables import Table
-from async_rl.errors import DataError
-from async_rl.types import Prompt
 
 _NUM_KEPT = 4096
 """Prompts kept: a group's is asked for several times within a few steps."""
@@ -64,6 +64,8 @@ class StreamedPrompts:
                 self._num_dropped += 1
                 if self._num_dropped.bit_count() == 1:  # the 1st, 2nd, 4th, 8th, ...
                     _log.warning(
-                        "%d rows so far cannot be used, the next ones take their places; the last: %s", self._num_dropped, found.reason
+                        "%d rows so far cannot be used, the next ones take their places; the last: %s",
+                        self._num_dropped,
+                        found.reason,
                     )
         raise DataError(f"none of {len(self)} rows can be used; see the log for why")

@@ -121,10 +121,16 @@ class _Parquet:
         self._directory.mkdir(parents=True, exist_ok=True)
         with locked(target.with_suffix(".lock"), lambda: None):
             if not target.exists():
-                with tempfile.TemporaryDirectory(dir=self._directory) as scratch, self._local.open("rb") as handle:
+                with (
+                    tempfile.TemporaryDirectory(dir=self._directory) as scratch,
+                    self._local.open("rb") as handle,
+                ):
                     source = parquet.ParquetFile(handle, pre_buffer=False)
                     part = os.path.join(scratch, "part")
-                    with pa.OSFile(part, "wb") as sink, pa.ipc.new_file(sink, source.schema_arrow) as writer:
+                    with (
+                        pa.OSFile(part, "wb") as sink,
+                        pa.ipc.new_file(sink, source.schema_arrow) as writer,
+                    ):
                         for batch in source.iter_batches(batch_size=_BATCH_ROWS):
                             writer.write_batch(batch)
                     os.rename(part, target)

@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from async_rl.config_data import ListFunctionsConfig
-from async_rl.config_generation import TinyCoderConfig
+from async_rl.config.data import ListFunctionsConfig
+from async_rl.config.generation import TinyCoderConfig
 from async_rl.data import list_functions
 from async_rl.data.tokenizer import build_tokenizer
 
@@ -71,7 +71,10 @@ def batches(pairs: Iterator[tuple[str, str]], tokenizer: Any, batch_size: int) -
         drawn = list(itertools.islice(pairs, batch_size * _BUCKET_BATCHES))
         prompts = tokenizer([prompt for prompt, _ in drawn])["input_ids"]
         answers = tokenizer([answer for _, answer in drawn])["input_ids"]
-        rows = sorted(((p, [*a, end]) for p, a in zip(prompts, answers, strict=True)), key=lambda row: len(row[0]) + len(row[1]))
+        rows = sorted(
+            ((p, [*a, end]) for p, a in zip(prompts, answers, strict=True)),
+            key=lambda row: len(row[0]) + len(row[1]),
+        )
         for bucket in range(_BUCKET_BATCHES):
             start = (bucket * 3 % _BUCKET_BATCHES) * batch_size
             chosen = rows[start : start + batch_size]
@@ -140,7 +143,10 @@ def warm_start(model: nn.Module, data: Iterator[Batch], config: TinyCoderConfig,
     optimizers = build_optimizers(model, config.warm_start_lr)
     losses: list[float] = []
     model.train()
-    with _one_thread_per_operation(), ThreadPoolExecutor(_NUM_WORKERS, "warm-start", torch.set_num_threads, (1,)) as pool:
+    with (
+        _one_thread_per_operation(),
+        ThreadPoolExecutor(_NUM_WORKERS, "warm-start", torch.set_num_threads, (1,)) as pool,
+    ):
         for step in range(config.warm_start_steps):
             lr = learning_rate(step, num_steps=config.warm_start_steps, peak=config.warm_start_lr)
             losses.append(accumulate_gradients(model, next(data), pool))
@@ -173,7 +179,11 @@ def make_tiny_coder(directory: Path, config: TinyCoderConfig, task: ListFunction
     model = build_model(config, tokenizer)
     specs, _ = list_functions.split(task)
     rates = list_functions.flaw_rates(config.flaw_probability, config.flaw_spread)
-    data = batches(list_functions.corpus(specs, rates, config.seed, config.retry_share), tokenizer, config.warm_start_batch)
+    data = batches(
+        list_functions.corpus(specs, rates, config.seed, config.retry_share),
+        tokenizer,
+        config.warm_start_batch,
+    )
     warm_start(model, data, config, on_progress)
     tokenizer.save_pretrained(str(directory))
     _save(model, directory)

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from async_rl.config import RunConfig
-from async_rl.named import import_external
+from async_rl.config.plugins import import_external
+from async_rl.config.run import RunConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -32,7 +32,10 @@ def build_tokenizer(texts: Iterable[str], max_length: int) -> PreTrainedTokenize
 
     core: Any = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(_PIECES), "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        [
+            pre_tokenizers.Split(Regex(_PIECES), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
     )
     core.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -43,7 +46,11 @@ def build_tokenizer(texts: Iterable[str], max_length: int) -> PreTrainedTokenize
     )
     core.train_from_iterator(texts, trainer)
     return PreTrainedTokenizerFast(
-        tokenizer_object=core, eos_token=END, pad_token=PAD, clean_up_tokenization_spaces=False, model_max_length=max_length
+        tokenizer_object=core,
+        eos_token=END,
+        pad_token=PAD,
+        clean_up_tokenization_spaces=False,
+        model_max_length=max_length,
     )
 
 

@@ -5,9 +5,9 @@ Named by `rollout.fn` in conf/grpo_code_retry.yaml; explained in docs/multi_turn
 
 from __future__ import annotations
 
+from async_rl.core.types import Verdict
 from async_rl.data.list_functions import second_prompt
-from async_rl.processes.conversation import Conversation
-from async_rl.types import Verdict
+from async_rl.rollouts.conversation import Conversation
 
 _SHOWN = slice(1, 2)
 """The test whose outcome the model gets to read; the first one calls with an empty list and tells little."""

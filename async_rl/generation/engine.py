@@ -15,15 +15,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from async_rl.config import RunConfig
-from async_rl.errors import ConfigError, WeightsError
+from async_rl.config.plugins import import_external
+from async_rl.config.run import RunConfig
+from async_rl.core.errors import ConfigError, WeightsError
+from async_rl.core.types import NO_VERSION, FloatArray, IntArray, Sampling
 from async_rl.generation.environment import prepare_environment
-from async_rl.messages import LoadReport, Manifest
-from async_rl.messages_weights import Source
-from async_rl.named import import_external
-from async_rl.types import NO_VERSION, FloatArray, IntArray, Sampling
+from async_rl.protocol.generator import LoadReport
+from async_rl.protocol.weights import Manifest, Source
 
-__all__ = ["Completion", "Engine", "ModelFacts", "build_engine", "prepare_environment", "read_model_facts", "require_version"]
+__all__ = [
+    "Completion",
+    "Engine",
+    "ModelFacts",
+    "build_engine",
+    "prepare_environment",
+    "read_model_facts",
+    "require_version",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,9 +137,9 @@ def build_engine(config: RunConfig, model_path: Path, *, rank: int = 0) -> Engin
     """
     import_external(config.model)
     if config.generation.engine == "vllm":
-        from async_rl.generation.vllm_engine import VllmEngine
+        from async_rl.generation.vllm.engine import VllmEngine
 
         return VllmEngine(config, model_path, seed=config.seed + rank)
-    from async_rl.generation.hf_engine import HfEngine
+    from async_rl.generation.hf.engine import HfEngine
 
     return HfEngine(config, model_path, seed=config.seed + rank)

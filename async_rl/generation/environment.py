@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from async_rl.config import RunConfig
+from async_rl.config.run import RunConfig
 
 T = TypeVar("T")
 

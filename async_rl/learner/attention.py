@@ -25,7 +25,14 @@ def use_segments(model: PreTrainedModel) -> None:
     model.set_attn_implementation(_NAME)
 
 
-def attend(segments: Layout, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None = None) -> Tensor:
+def attend(
+    segments: Layout,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scaling: float | None,
+    window: int | None = None,
+) -> Tensor:
     """Softmax attention of each segment to its prompt and its own past.
 
     query: [T, H, D]; key, value: [T, H_kv, D] -> [T, H, D].  scaling: factor on the products, None = 1 / sqrt(D).
@@ -36,13 +43,24 @@ def attend(segments: Layout, query: Tensor, key: Tensor, value: Tensor, scaling:
     return joined.index_select(0, segments.output_index).view(query.shape)
 
 
-def _attend_block(block: Block, query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None) -> Tensor:
+def _attend_block(
+    block: Block,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scaling: float | None,
+    window: int | None,
+) -> Tensor:
     """-> [N * Q, H * D]."""
 
     def gather(x: Tensor, index: Tensor) -> Tensor:
         return x.flatten(1).index_select(0, index).view(block.num_segments, -1, *x.shape[1:]).transpose(1, 2)
 
-    q, k, v = gather(query, block.query_index), gather(key, block.key_index), gather(value, block.key_index)
+    q, k, v = (
+        gather(query, block.query_index),
+        gather(key, block.key_index),
+        gather(value, block.key_index),
+    )
     bias = block.bias if window is None else block.windowed_bias(window)
     out = F.scaled_dot_product_attention(
         q,

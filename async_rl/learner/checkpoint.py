@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.stateful import Stateful
 
-from async_rl.errors import DataError, InfrastructureError
+from async_rl.core.errors import DataError, InfrastructureError
 from async_rl.learner.models import Policy
 from async_rl.learner.optimizer import ModelOptimizer
 from async_rl.learner.sharding import Ranks
@@ -42,7 +42,12 @@ _CUDA_RANDOM = "random.cuda"
 class Checkpointer:
     """Saves and restores models, moments, random state, version, and the state of whatever else is `stateful`, by name."""
 
-    def __init__(self, ranks: Ranks, models: dict[str, tuple[nn.Module, ModelOptimizer]], stateful: Mapping[str, Stateful]) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        models: dict[str, tuple[nn.Module, ModelOptimizer]],
+        stateful: Mapping[str, Stateful],
+    ) -> None:
         self._ranks = ranks
         self._models = models
         self._stateful = stateful
@@ -114,7 +119,10 @@ class Checkpointer:
             load(state, checkpoint_id=directory, process_group=self._group)
 
     def _state(self) -> dict[str, Any]:
-        state: dict[str, Any] = {"random": torch.get_rng_state(), **{name: part.state_dict() for name, part in self._stateful.items()}}
+        state: dict[str, Any] = {
+            "random": torch.get_rng_state(),
+            **{name: part.state_dict() for name, part in self._stateful.items()},
+        }
         state |= _gpu_random()
         for name, (model, optimizer) in self._models.items():
             options = StateDictOptions()

@@ -56,7 +56,12 @@ class FusedAttention(nn.Module):
         self.scaling: float = plain.scaling
 
     def forward(
-        self, hidden_states: Tensor, *, position_embeddings: tuple[Tensor, Tensor], segments: Layout, **_: Any
+        self,
+        hidden_states: Tensor,
+        *,
+        position_embeddings: tuple[Tensor, Tensor],
+        segments: Layout,
+        **_: Any,
     ) -> tuple[Tensor, None]:
         """hidden_states: [1, T, H] -> [1, T, H]."""
         x = hidden_states[0]
@@ -117,4 +122,9 @@ class _RotatedRMSNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, scale, cos, sin = ctx.saved_tensors
-        return *_norm_backward(_rotate(grads[0], cos, sin, sign=-1.0), x, weight, scale), None, None, None
+        return (
+            *_norm_backward(_rotate(grads[0], cos, sin, sign=-1.0), x, weight, scale),
+            None,
+            None,
+            None,
+        )

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import torch
 
-from async_rl.algorithms.diagnostics import behavior_metrics, explained_variance, mismatch_metrics, reward_metrics
+from async_rl.algorithms.diagnostics import (
+    behavior_metrics,
+    explained_variance,
+    mismatch_metrics,
+    reward_metrics,
+)
 from async_rl.algorithms.kl import kl_estimate
 from async_rl.algorithms.sequences import Sequences
 from async_rl.batching.batch import Batch
-from async_rl.config import RunConfig
+from async_rl.config.run import RunConfig
 from async_rl.learner.pass_loss import correction
 from async_rl.learner.update import StepRecord
 
@@ -23,7 +28,12 @@ def step_scalars(config: RunConfig, batch: Batch, record: StepRecord, *, version
     sums = totals.policy
     tokens = max(sums.tokens, 1.0)
     scalars = {
-        **reward_metrics(batch.rewards, group_index=batch.group_index, num_groups=batch.num_groups, pass_reward=config.reward.pass_reward),
+        **reward_metrics(
+            batch.rewards,
+            group_index=batch.group_index,
+            num_groups=batch.num_groups,
+            pass_reward=config.reward.pass_reward,
+        ),
         **_behavior(config, record, batch),
         **mismatch_metrics(proximal, behavior_logprobs=behavior, oldest_ages=oldest_ages),
         "loss/policy": sums.loss / totals.updates,
@@ -81,7 +91,10 @@ def _behavior(config: RunConfig, record: StepRecord, batch: Batch) -> dict[str, 
     found = correction(config.algorithm, proximal - behavior, sequences)
     mask = record.mask
     return behavior_metrics(
-        proximal[mask], behavior_logprobs=behavior[mask], raw_weights=found.raw[mask], is_bounded=found.is_bounded[mask]
+        proximal[mask],
+        behavior_logprobs=behavior[mask],
+        raw_weights=found.raw[mask],
+        is_bounded=found.is_bounded[mask],
     )
 
 

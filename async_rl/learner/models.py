@@ -24,7 +24,7 @@ from async_rl.algorithms.kl import full_kl
 from async_rl.algorithms.logprobs import token_logprobs
 from async_rl.batching.batch import collate
 from async_rl.batching.packing import Pass, pack
-from async_rl.errors import ConfigError
+from async_rl.core.errors import ConfigError
 from async_rl.learner.attention import use_segments
 from async_rl.learner.fused import fuse
 from async_rl.learner.rows import rows_as_group
@@ -76,13 +76,27 @@ class Policy(nn.Module):
     def forward(self, row: Pass, *, temperature: float, chunk_tokens: int, reference: States | None = None) -> PolicyOutput:
         """What the policy says of the row's response tokens; reference: the states of the model that the exact KL is taken to."""
         states = _hidden_states(self.lm.base_model, row)
-        hidden, head = states.index_select(0, row.predict_index), self.lm.get_output_embeddings().weight
+        hidden, head = (
+            states.index_select(0, row.predict_index),
+            self.lm.get_output_embeddings().weight,
+        )
         values = _values(self.value_head, states, row) if self.value_head is not None else None
-        logprobs, entropies = token_logprobs(hidden, head=head, targets=row.target_ids, temperature=temperature, chunk_tokens=chunk_tokens)
+        logprobs, entropies = token_logprobs(
+            hidden,
+            head=head,
+            targets=row.target_ids,
+            temperature=temperature,
+            chunk_tokens=chunk_tokens,
+        )
         if reference is None:
             return PolicyOutput(logprobs, entropies, None, values)
         kl = full_kl(
-            hidden, head=head, ref_hidden=reference.hidden, ref_head=reference.head, temperature=temperature, chunk_tokens=chunk_tokens
+            hidden,
+            head=head,
+            ref_hidden=reference.hidden,
+            ref_head=reference.head,
+            temperature=temperature,
+            chunk_tokens=chunk_tokens,
         )
         return PolicyOutput(logprobs, entropies, kl, values)
 

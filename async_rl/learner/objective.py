@@ -10,14 +10,21 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from async_rl.algorithms.advantages import gae, group_advantages, group_means, normalize_advantages, returns_to_go, vtrace
+from async_rl.algorithms.advantages import (
+    gae,
+    group_advantages,
+    group_means,
+    normalize_advantages,
+    returns_to_go,
+    vtrace,
+)
 from async_rl.algorithms.kl import kl_estimate
 from async_rl.algorithms.rewards import overlong_penalty, scaled, step_rewards
 from async_rl.batching.batch import Batch
-from async_rl.config import RunConfig
-from async_rl.config_algorithm import AlgorithmConfig
-from async_rl.config_running import BufferConfig
-from async_rl.errors import StalenessError
+from async_rl.config.algorithm import AlgorithmConfig
+from async_rl.config.run import RunConfig
+from async_rl.config.running import BufferConfig
+from async_rl.core.errors import StalenessError
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -76,7 +83,15 @@ def trained_mask(batch: Batch, *, version: int, algorithm: AlgorithmConfig, buff
     return mask
 
 
-def compute_targets(batch: Batch, mask: Tensor, before: Evaluated, *, config: RunConfig, kl_coef: float, units: ValueUnits) -> Targets:
+def compute_targets(
+    batch: Batch,
+    mask: Tensor,
+    before: Evaluated,
+    *,
+    config: RunConfig,
+    kl_coef: float,
+    units: ValueUnits,
+) -> Targets:
     """Advantages by the configured estimator from the task's rewards, less the KL where it is part of the reward."""
     algorithm = config.algorithm
     per_token, totals = _task_rewards(batch, config)
@@ -87,12 +102,20 @@ def compute_targets(batch: Batch, mask: Tensor, before: Evaluated, *, config: Ru
         case "gae" | "vtrace":
             raw, returns = _critic_targets(batch, per_token - penalty, before, algorithm, units)
         case "reinforce_plus_plus" | "reinforce_plus_plus_baseline" | "remax":
-            to_go = returns_to_go(batch.rows(per_token - penalty), mask=batch.rows(batch.loss_mask), gamma=algorithm.gamma)
+            to_go = returns_to_go(
+                batch.rows(per_token - penalty),
+                mask=batch.rows(batch.loss_mask),
+                gamma=algorithm.gamma,
+            )
             raw = batch.flat(to_go) - _baseline(batch, totals, counts, config)[batch.sequence_index]
         case estimator:
             totals = totals - torch.zeros_like(totals).index_add_(0, batch.sequence_index, penalty)
             per_sequence = group_advantages(
-                totals, group_index=batch.group_index, num_groups=batch.num_groups, counts=counts, estimator=estimator
+                totals,
+                group_index=batch.group_index,
+                num_groups=batch.num_groups,
+                counts=counts,
+                estimator=estimator,
             )
             raw = per_sequence[batch.sequence_index]
     raw = raw.masked_fill(~mask, 0.0)
@@ -139,7 +162,12 @@ def _scaled(scores: Tensor, config: RunConfig) -> Tensor:
 
 def _penalty(lengths: Tensor, config: RunConfig) -> Tensor:
     reward, limit = config.reward, config.data.max_response_tokens
-    return overlong_penalty(lengths, limit_tokens=limit, buffer_tokens=reward.overlong_tokens, penalty=reward.overlong_penalty)
+    return overlong_penalty(
+        lengths,
+        limit_tokens=limit,
+        buffer_tokens=reward.overlong_tokens,
+        penalty=reward.overlong_penalty,
+    )
 
 
 def _reward_kl(batch: Batch, before: Evaluated, algorithm: AlgorithmConfig) -> Tensor:
@@ -147,7 +175,11 @@ def _reward_kl(batch: Batch, before: Evaluated, algorithm: AlgorithmConfig) -> T
     if algorithm.kl_placement == "loss" or before.ref_logprobs is None:
         return torch.zeros_like(before.proximal_logprobs)
     if algorithm.kl_estimator != "full":
-        kl = kl_estimate(before.proximal_logprobs, ref_logprobs=before.ref_logprobs, estimator=algorithm.kl_estimator)
+        kl = kl_estimate(
+            before.proximal_logprobs,
+            ref_logprobs=before.ref_logprobs,
+            estimator=algorithm.kl_estimator,
+        )
     elif before.ref_kl is not None:
         kl = before.ref_kl
     else:
@@ -172,7 +204,12 @@ def _normalized(batch: Batch, raw: Tensor, mask: Tensor, algorithm: AlgorithmCon
         return raw
     if algorithm.normalize_advantages == "batch":
         return normalize_advantages(raw, mask=mask, part_index=torch.zeros_like(batch.sequence_index), num_parts=1)
-    return normalize_advantages(raw, mask=mask, part_index=batch.group_index[batch.sequence_index], num_parts=batch.num_groups)
+    return normalize_advantages(
+        raw,
+        mask=mask,
+        part_index=batch.group_index[batch.sequence_index],
+        num_parts=batch.num_groups,
+    )
 
 
 def _critic_targets(
@@ -185,7 +222,14 @@ def _critic_targets(
     values = batch.rows(before.values * units.std + units.mean)
     bootstrap = (before.bootstrap * units.std + units.mean).masked_fill(~batch.is_truncated, 0.0)
     if algorithm.advantage == "gae":
-        found = gae(rows, values=values, bootstrap=bootstrap, mask=written, gamma=algorithm.gamma, lam=algorithm.gae_lambda)
+        found = gae(
+            rows,
+            values=values,
+            bootstrap=bootstrap,
+            mask=written,
+            gamma=algorithm.gamma,
+            lam=algorithm.gae_lambda,
+        )
     else:
         found = vtrace(
             rows,

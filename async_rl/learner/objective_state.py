@@ -12,7 +12,7 @@ from torch import Tensor
 
 from async_rl.algorithms.kl import adapted_kl_coef
 from async_rl.algorithms.value_norm import Moments, normalize
-from async_rl.config_algorithm import AlgorithmConfig
+from async_rl.config.algorithm import AlgorithmConfig
 from async_rl.learner.objective import ValueUnits
 
 

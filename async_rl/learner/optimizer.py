@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from async_rl.algorithms.schedule import learning_rate
-from async_rl.config_learner import OptimizerConfig
-from async_rl.errors import NonFiniteError
+from async_rl.config.learner import OptimizerConfig
+from async_rl.core.errors import NonFiniteError
 from async_rl.learner.sharding import gradient_norm, reshard
 
 
@@ -38,7 +38,10 @@ class ModelOptimizer:
         self._num_steps = num_steps
         self._parameters = [p for p in parameters if p.requires_grad]
         groups = [
-            {"params": [p for p in self._parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
+            {
+                "params": [p for p in self._parameters if p.ndim >= 2],
+                "weight_decay": config.weight_decay,
+            },
             {"params": [p for p in self._parameters if p.ndim < 2], "weight_decay": 0.0},
         ]
         self.torch_optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)

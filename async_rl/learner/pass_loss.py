@@ -14,11 +14,17 @@ from torch import Tensor
 
 from async_rl.algorithms.corrections import BehaviorWeights, behavior_weights, geometric_outliers
 from async_rl.algorithms.kl import kl_estimate
-from async_rl.algorithms.losses import PolicyLoss, cispo_loss, clipped_loss, reinforce_loss, sequence_log_ratio
+from async_rl.algorithms.losses import (
+    PolicyLoss,
+    cispo_loss,
+    clipped_loss,
+    reinforce_loss,
+    sequence_log_ratio,
+)
 from async_rl.algorithms.sequences import Sequences
 from async_rl.batching.batch import Batch
 from async_rl.batching.packing import Pass
-from async_rl.config_algorithm import AlgorithmConfig
+from async_rl.config.algorithm import AlgorithmConfig
 from async_rl.learner.models import PolicyOutput
 from async_rl.learner.objective import Evaluated, Targets
 
@@ -46,7 +52,12 @@ def correction(algorithm: AlgorithmConfig, log_ratio: Tensor, sequences: Sequenc
     )
     if algorithm.geometric_max is None and algorithm.geometric_min is None:
         return found
-    outliers = geometric_outliers(log_ratio, sequences=sequences, maximum=algorithm.geometric_max, minimum=algorithm.geometric_min)
+    outliers = geometric_outliers(
+        log_ratio,
+        sequences=sequences,
+        maximum=algorithm.geometric_max,
+        minimum=algorithm.geometric_min,
+    )
     return BehaviorWeights(found.weights.masked_fill(outliers, 0.0), found.raw, found.is_bounded | outliers)
 
 
@@ -86,19 +97,34 @@ def policy_pass_loss(
 
 
 def _policy_loss(
-    algorithm: AlgorithmConfig, logprobs: Tensor, log_ratio: Tensor, advantages: Tensor, behavior_weight: Tensor, sequences: Sequences
+    algorithm: AlgorithmConfig,
+    logprobs: Tensor,
+    log_ratio: Tensor,
+    advantages: Tensor,
+    behavior_weight: Tensor,
+    sequences: Sequences,
 ) -> PolicyLoss:
     if algorithm.policy_loss == "reinforce":
         return reinforce_loss(logprobs, advantages=advantages, behavior_weight=behavior_weight)
     low, high = algorithm.clip_low, algorithm.clip_high
     if algorithm.policy_loss == "cispo":
         return cispo_loss(
-            logprobs, log_ratio=log_ratio, advantages=advantages, behavior_weight=behavior_weight, clip_low=low, clip_high=high
+            logprobs,
+            log_ratio=log_ratio,
+            advantages=advantages,
+            behavior_weight=behavior_weight,
+            clip_low=low,
+            clip_high=high,
         )
     if algorithm.policy_loss == "gspo":
         log_ratio = sequence_log_ratio(log_ratio, sequences=sequences)
     return clipped_loss(
-        log_ratio, advantages=advantages, behavior_weight=behavior_weight, clip_low=low, clip_high=high, clip_dual=algorithm.clip_dual
+        log_ratio,
+        advantages=advantages,
+        behavior_weight=behavior_weight,
+        clip_low=low,
+        clip_high=high,
+        clip_dual=algorithm.clip_dual,
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from async_rl.types import NO_VERSION, Group, IntArray, Purpose, Score, Trajectory
+from async_rl.core.types import NO_VERSION, Group, IntArray, Purpose, Score, Trajectory
 
 
 def rows_as_group(rows: Sequence[IntArray], *, prompt_length: int) -> Group:

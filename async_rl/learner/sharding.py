@@ -82,7 +82,13 @@ class Ranks:
             dist.barrier()
 
 
-def units(model: nn.Module, *, blocks: Collection[str], min_params: int, kept: Collection[nn.Module | None]) -> list[nn.Module]:
+def units(
+    model: nn.Module,
+    *,
+    blocks: Collection[str],
+    min_params: int,
+    kept: Collection[nn.Module | None],
+) -> list[nn.Module]:
     """The modules inside the model that are sharded each by itself, inner ones first.
 
     They are those whose class is named in blocks; or, if min_params is above 0, the smallest with so many parameters that are in no other.

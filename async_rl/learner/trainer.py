@@ -23,10 +23,13 @@ from torch.distributed.checkpoint.stateful import Stateful
 from async_rl.batching.batch import collate
 from async_rl.batching.packing import pack
 from async_rl.batching.partition import passes
-from async_rl.codec import encode
-from async_rl.config import RunConfig
-from async_rl.config_learner import OptimizerConfig
-from async_rl.errors import NonFiniteError, RewardError
+from async_rl.config.learner import OptimizerConfig
+from async_rl.config.plugins import import_external
+from async_rl.config.run import RunConfig
+from async_rl.core.codec import encode
+from async_rl.core.errors import NonFiniteError, RewardError
+from async_rl.core.summary import failed_share, part_means
+from async_rl.core.types import FloatArray, Group, IntArray
 from async_rl.learner.checkpoint import Checkpointer, ModelState
 from async_rl.learner.metrics import step_histograms, step_scalars
 from async_rl.learner.models import Critic, Policy, follow, frozen_copy, load_policy, value_head
@@ -35,9 +38,6 @@ from async_rl.learner.optimizer import ModelOptimizer
 from async_rl.learner.rows import rows_as_group
 from async_rl.learner.sharding import Ranks, full_tensor
 from async_rl.learner.update import StepRecord, Updater
-from async_rl.named import import_external
-from async_rl.summary import failed_share, part_means
-from async_rl.types import FloatArray, Group, IntArray
 
 TensorSpec = tuple[str, str, tuple[int, ...], int]
 """Hugging Face name, torch dtype name, shape, size in bytes."""
@@ -56,7 +56,14 @@ class Trainer:
     """Trains one policy. With world_size > 1 the process group exists already."""
 
     def __init__(
-        self, config: RunConfig, model_path: Path, *, rank: int, world_size: int, device: torch.device, failed_batches: Path
+        self,
+        config: RunConfig,
+        model_path: Path,
+        *,
+        rank: int,
+        world_size: int,
+        device: torch.device,
+        failed_batches: Path,
     ) -> None:
         """Loads the models from model_path. Raises ConfigError for a model that cannot be trained.
 
@@ -96,7 +103,10 @@ class Trainer:
         models: dict[str, tuple[nn.Module, ModelOptimizer]] = {"policy": (policy, policy_optimizer)}
         values = critic or policy.value_head
         if values is not None:
-            models["critic"] = (values, self._optimizer("critic", critic or policy, values, learner.critic.optimizer))
+            models["critic"] = (
+                values,
+                self._optimizer("critic", critic or policy, values, learner.critic.optimizer),
+            )
         state = ObjectiveState(config.algorithm)
         self._moving_reference = reference if config.algorithm.ref_ema_eta else None
         stateful: dict[str, Stateful] = {"objective": state}
@@ -215,7 +225,7 @@ class Trainer:
     def full_tensors(self, *, on_device: bool = False) -> Iterator[Tensor]:
         """The policy's tensors in the order of the specs, on the CPU or on the device (collective: every rank must iterate to the end)."""
         for _, tensor in self._policy.named_weights():
-            yield full_tensor(tensor).detach().to(self.device if on_device else "cpu", self._dtype).contiguous()
+            yield (full_tensor(tensor).detach().to(self.device if on_device else "cpu", self._dtype).contiguous())
 
     @property
     def device(self) -> torch.device:
@@ -223,7 +233,12 @@ class Trainer:
         return self._ranks.device
 
     def _spec(self, name: str, tensor: Tensor) -> TensorSpec:
-        return name, str(self._dtype).removeprefix("torch."), tuple(tensor.shape), tensor.numel() * self._dtype.itemsize
+        return (
+            name,
+            str(self._dtype).removeprefix("torch."),
+            tuple(tensor.shape),
+            tensor.numel() * self._dtype.itemsize,
+        )
 
     def save(self, directory: Path, version: int) -> Future[None]:
         """Writes a checkpoint in the background: models, optimizers, random state, version. Complete once the directory has its name."""

@@ -18,8 +18,8 @@ from torch import Tensor
 from async_rl.algorithms.losses import token_weights, value_loss
 from async_rl.batching.batch import Batch
 from async_rl.batching.packing import Pass
-from async_rl.config import RunConfig
-from async_rl.learner.evaluate import Evaluator, Kept, Minibatch, note
+from async_rl.config.run import RunConfig
+from async_rl.learner.forward_passes import Evaluator, Kept, Minibatch, note
 from async_rl.learner.models import Critic, Policy, PolicyOutput
 from async_rl.learner.objective import Evaluated, Targets, ValueUnits, compute_targets, trained_mask
 from async_rl.learner.objective_state import ObjectiveState
@@ -108,14 +108,27 @@ class Updater:
         pulls = self._pulls(batch, mask)
         updates = [m for epoch in range(learner.epochs) for m in self._evaluator.plan(batch, version, epoch, pulls=pulls)]
         streams = trains_policy and len(updates) == 1 and not self._needs_policy_before
-        before, kept = self._evaluator.evaluate(batch, updates[: learner.minibatches], with_policy=not streams, trains_policy=trains_policy)
+        before, kept = self._evaluator.evaluate(
+            batch,
+            updates[: learner.minibatches],
+            with_policy=not streams,
+            trains_policy=trains_policy,
+        )
         evaluated_s = time.perf_counter()
         kl_coef, units = self._state.kl_coef, self._state.units
         targets = compute_targets(batch, mask, before, config=self._config, kl_coef=kl_coef, units=units)
         moments, value_targets = self._state.moments, targets.returns
         if targets.returns is not None:
             moments, value_targets = self._state.observe(targets.returns, mask)
-        step = _Step(batch=batch, mask=mask, before=before, targets=targets, value_targets=value_targets, kept=kept, totals=Totals())
+        step = _Step(
+            batch=batch,
+            mask=mask,
+            before=before,
+            targets=targets,
+            value_targets=value_targets,
+            kept=kept,
+            totals=Totals(),
+        )
         targeted_s = time.perf_counter()
         for minibatch in updates:
             weights = self._weights(batch, mask, minibatch.sequences)
@@ -217,7 +230,10 @@ class Updater:
 
     def _update_both(self, step: _Step, rows: Sequence[Pass], weights: Tensor, *, trains_policy: bool) -> None:
         """One optimizer step of the policy, on both losses, and of the critic's head on it; of the head alone during the warm-up."""
-        sums, total = torch.zeros(len(PolicySums._fields), device=self._ranks.device), torch.zeros((), device=self._ranks.device)
+        sums, total = (
+            torch.zeros(len(PolicySums._fields), device=self._ranks.device),
+            torch.zeros((), device=self._ranks.device),
+        )
         for row in rows:
             output = step.kept.policy.pop(row, None) or self._evaluator.run_policy(row)
             value = self._value_loss(step, row, output.values.here if output.values is not None else None, weights)
@@ -245,7 +261,12 @@ class Updater:
         old_values, targets, index = step.before.values, step.value_targets, row.token_index
         if values is None or old_values is None or targets is None:
             raise ValueError("a critic is trained on the returns of gae and vtrace only")
-        losses = value_loss(values, old_values=old_values[index], returns=targets[index], clip=self._algorithm.value_clip)
+        losses = value_loss(
+            values,
+            old_values=old_values[index],
+            returns=targets[index],
+            clip=self._algorithm.value_clip,
+        )
         return torch.where(weights[index] > 0, losses * weights[index], 0.0).sum()
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from async_rl.messages import Member
+from async_rl.core.types import PoolCount, Role
 from async_rl.observability.activity import GAUGE
-from async_rl.scaling import balanced
-from async_rl.types import PoolCount, Role
+from async_rl.planning.scaling import balanced
+from async_rl.protocol.membership import Member
 
 _AGE = ("busy_s", "wait_s", "blocked_s", "idle_s")
 _RELIEF = {
@@ -58,8 +58,14 @@ def bottleneck(members: Sequence[Member], before: Sequence[Member] = (), *, last
     starting = sorted(m.name for m in members if m.state == "starting")
     if starting:
         return f"not all is up yet: {', '.join(starting)}"
-    at_work, waits = share(members, before, "learner", "busy_s"), share(members, before, "learner", "wait_s")
-    writing, held = share(members, before, "generator", "busy_s"), share(members, before, "generator", "blocked_s")
+    at_work, waits = (
+        share(members, before, "learner", "busy_s"),
+        share(members, before, "learner", "wait_s"),
+    )
+    writing, held = (
+        share(members, before, "generator", "busy_s"),
+        share(members, before, "generator", "blocked_s"),
+    )
     unscored = share(members, before, "generator", "wait_s")
     if at_work is None or waits is None or writing is None or held is None or unscored is None:
         return ""
@@ -83,8 +89,14 @@ def bottleneck(members: Sequence[Member], before: Sequence[Member] = (), *, last
 
 def advice(members: Sequence[Member], before: Sequence[Member] = (), *, pools: Sequence[PoolCount] = ()) -> str:
     """How many generators more or fewer would balance the run, if that is what it lacks; else empty. pools: of which it may be."""
-    waits, held = share(members, before, "learner", "wait_s"), share(members, before, "generator", "blocked_s")
-    unscored, writing = share(members, before, "generator", "wait_s"), share(members, before, "generator", "busy_s")
+    waits, held = (
+        share(members, before, "learner", "wait_s"),
+        share(members, before, "generator", "blocked_s"),
+    )
+    unscored, writing = (
+        share(members, before, "generator", "wait_s"),
+        share(members, before, "generator", "busy_s"),
+    )
     if waits is None or held is None or unscored is None or writing is None or any(m.state in ("starting", "draining") for m in members):
         return ""
     count = sum(m.role == "generator" and m.state != "ended" for m in members)

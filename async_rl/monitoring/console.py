@@ -18,9 +18,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from async_rl.config import RunConfig
-from async_rl.messages import Member
+from async_rl.config.run import RunConfig
 from async_rl.monitoring.status import duration
+from async_rl.protocol.membership import Member
 
 _PLAIN_EVERY_S = 5.0
 _REDRAW_EVERY_S = 0.1
@@ -62,16 +62,35 @@ class Console:
         """The start model is being made or found; fraction of it done."""
         if self._terminal.is_terminal:
             grid = Table.grid(padding=(0, 1))
-            grid.add_row("preparing the model", ProgressBar(1.0, fraction, width=_BAR_WIDTH), f"{fraction:4.0%}", text)
+            grid.add_row(
+                "preparing the model",
+                ProgressBar(1.0, fraction, width=_BAR_WIDTH),
+                f"{fraction:4.0%}",
+                text,
+            )
             self._draw(grid, is_due=fraction >= 1.0)
         else:
             self._say(f"preparing the model {fraction:4.0%}  {text}", is_due=fraction >= 1.0)
 
-    def progress(self, step: int, metrics: Mapping[str, float], members: Iterable[Member], *, evaluated_step: int | None = None) -> None:
+    def progress(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        members: Iterable[Member],
+        *,
+        evaluated_step: int | None = None,
+    ) -> None:
         """The newest numbers and states; called with each heartbeat and each step."""
         if not self._config.monitoring.live_line:
             return
-        line = progress_line(step, self._config.num_steps, metrics, members, now_s=self._wall(), evaluated_step=evaluated_step)
+        line = progress_line(
+            step,
+            self._config.num_steps,
+            metrics,
+            members,
+            now_s=self._wall(),
+            evaluated_step=evaluated_step,
+        )
         if self._terminal.is_terminal:
             self._draw(Text(line, no_wrap=True, overflow="ellipsis"), is_due=False)
         else:

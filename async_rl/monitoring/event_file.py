@@ -15,7 +15,13 @@ from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.custom_scalar import metadata as custom_scalar_metadata
 from tensorboard.plugins.histogram.summary_v2 import histogram_pb
-from tensorboard.plugins.hparams.summary_v2 import Discrete, HParam, Metric, hparams_config_pb, hparams_pb
+from tensorboard.plugins.hparams.summary_v2 import (
+    Discrete,
+    HParam,
+    Metric,
+    hparams_config_pb,
+    hparams_pb,
+)
 from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -44,7 +50,10 @@ class EventFile:
     def histogram(self, name: str, values: Sequence[float], step: int) -> None:
         """A distribution at one step; values may be empty."""
         data = np.asarray(values, dtype=np.float64)
-        self._add(histogram_pb(name, data, buckets=_BUCKETS, description=self._first_description(name)), step)
+        self._add(
+            histogram_pb(name, data, buckets=_BUCKETS, description=self._first_description(name)),
+            step,
+        )
 
     def text(self, name: str, markdown: str, step: int) -> None:
         """A page of Markdown."""
@@ -64,7 +73,8 @@ class EventFile:
                     title=title,
                     chart=[
                         layout_pb2.Chart(
-                            title=name, multiline=layout_pb2.MultilineChartContent(tag=[f"^{re.escape(tag)}$" for tag in tags])
+                            title=name,
+                            multiline=layout_pb2.MultilineChartContent(tag=[f"^{re.escape(tag)}$" for tag in tags]),
                         )
                         for name, tags in charts
                     ],

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, Metric, start_http_server
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from async_rl.errors import InfrastructureError
+from async_rl.core.errors import InfrastructureError
 from async_rl.observability.catalogue import MetricSpec, describe
 
 _PREFIX = "async_rl_"

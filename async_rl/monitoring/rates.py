@@ -14,9 +14,9 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Iterable, Mapping
 
-from async_rl.messages import Member
 from async_rl.observability.activity import GAUGE
 from async_rl.observability.catalogue import MetricKind, describe
+from async_rl.protocol.membership import Member
 
 _CONDITIONS = {"busy_s": "busy", "wait_s": "waiting", "blocked_s": "blocked"}
 _STAGES = {"busy_s/": "stage_s", "wait_s/": "wait_s", "blocked_s/": "blocked_s"}

@@ -23,8 +23,8 @@ from typing import BinaryIO
 
 import msgspec
 
-from async_rl.config import RunConfig
-from async_rl.errors import InfrastructureError
+from async_rl.config.run import RunConfig
+from async_rl.core.errors import InfrastructureError
 from async_rl.monitoring.event_file import EventFile
 from async_rl.observability.catalogue import FIRST_SCREEN, MetricKind, describe
 
@@ -119,7 +119,11 @@ class Recorder:
         now_s = self._clock()
         self._newest = max(self._newest, step)
         scalars, histograms, texts = scalars or {}, histograms or {}, texts or {}
-        for kind, names in ((MetricKind.SCALAR, scalars), (MetricKind.HISTOGRAM, histograms), (MetricKind.TEXT, texts)):
+        for kind, names in (
+            (MetricKind.SCALAR, scalars),
+            (MetricKind.HISTOGRAM, histograms),
+            (MetricKind.TEXT, texts),
+        ):
             for name in names:
                 self._check(name, kind, source)
         if self._is_drawn(step, scalars, now_s):
@@ -135,7 +139,11 @@ class Recorder:
         if step >= self._next_step:
             self._rows.setdefault(step, _Row(now_s, self._awaited(step))).add(scalars, now_s)
         elif scalars:
-            _LOG.warning("%s told numbers of step %d after its row was written; they are in TensorBoard only", source, step)
+            _LOG.warning(
+                "%s told numbers of step %d after its row was written; they are in TensorBoard only",
+                source,
+                step,
+            )
         self.flush()
         self._remember()
 
@@ -155,7 +163,11 @@ class Recorder:
             if (self._rows[step].awaited or step != self._next_step) and not is_late:
                 return
             if self._rows[step].awaited:
-                _LOG.warning("step %d is recorded without %s, which did not come", step, ", ".join(sorted(self._rows[step].awaited)))
+                _LOG.warning(
+                    "step %d is recorded without %s, which did not come",
+                    step,
+                    ", ".join(sorted(self._rows[step].awaited)),
+                )
             self._write(step)
 
     def start_from(self, version: int) -> None:
@@ -199,7 +211,10 @@ class Recorder:
         for step, held in msgspec.json.decode(self._held_path.read_bytes(), type=dict[int, _Held]).items():
             if step >= self._next_step:
                 row = self._rows[step] = _Row(self._started_s + held.time_s, self._awaited(step))
-                row.add({name: math.nan if value is None else value for name, value in held.scalars.items()}, self._clock())
+                row.add(
+                    {name: math.nan if value is None else value for name, value in held.scalars.items()},
+                    self._clock(),
+                )
                 self._newest = max(self._newest, step)
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from rich.console import Group as Lines
 from rich.console import RenderableType
 from rich.text import Text
 
-from async_rl.types import FloatArray, Group, Trajectory, Verdict
+from async_rl.core.types import FloatArray, Group, Trajectory, Verdict
 
 Colour = Literal["logprob", "version", "advantage"]
 LEGEND = {
@@ -45,9 +45,16 @@ def page(
     versions = sample.versions[sample.loss_mask].tolist()
     span = f"versions {min(versions)} to {max(versions)}" if versions else "nothing trained"
     trained = "not trained yet" if step is None else f"step {step}"
-    head = Text(f"group {group.group_id}, sample {index}  {group.prompt_id}  {trained}  {group.generator}  {span}", style="bold")
+    head = Text(
+        f"group {group.group_id}, sample {index}  {group.prompt_id}  {trained}  {group.generator}  {span}",
+        style="bold",
+    )
     return Lines(
-        head, Text(prompt.strip(), style="dim"), _response(group, index, pieces, colour, advantages), _verdict(group, sample), Text()
+        head,
+        Text(prompt.strip(), style="dim"),
+        _response(group, index, pieces, colour, advantages),
+        _verdict(group, sample),
+        Text(),
     )
 
 
@@ -74,10 +81,16 @@ def _response(group: Group, index: int, pieces: Sequence[str], colour: Colour, a
             text.append(piece, style=_VERSION_STYLES[version % len(_VERSION_STYLES)])
             before = version
         elif colour == "logprob":
-            text.append(piece, style=next(style for least, style in _PROBABILITIES if math.exp(logprob) >= least))
+            text.append(
+                piece,
+                style=next(style for least, style in _PROBABILITIES if math.exp(logprob) >= least),
+            )
         else:
             bold = "bold " if abs(value) > _MUCH else ""
-            text.append(piece, style="" if abs(value) < 1e-6 else f"{bold}green" if value > 0 else f"{bold}red")
+            text.append(
+                piece,
+                style="" if abs(value) < 1e-6 else f"{bold}green" if value > 0 else f"{bold}red",
+            )
     return text
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from async_rl.messages import Member
 from async_rl.monitoring.status import duration
+from async_rl.protocol.membership import Member
 
 _CHAIN = ("learner", "buffer", "generator", "verifier")
 """Each waits for the next."""
@@ -27,7 +27,11 @@ class Stall:
 
     def observe(self, members: Sequence[Member], now_s: float) -> None:
         """Takes the members as they are now."""
-        progress = max(((m.pid, m.version) for m in members if m.role == "learner"), key=lambda p: p[1], default=(-1, -1))
+        progress = max(
+            ((m.pid, m.version) for m in members if m.role == "learner"),
+            key=lambda p: p[1],
+            default=(-1, -1),
+        )
         if progress != self._progress:
             self._progress, self.since_s = progress, now_s
 

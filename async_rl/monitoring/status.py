@@ -12,10 +12,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from async_rl.messages import Member, StatusReply
+from async_rl.config.pools import pool_of
+from async_rl.core.types import PoolCount
 from async_rl.monitoring.bottleneck import advice, bottleneck, per_second
-from async_rl.pools import pool_of
-from async_rl.types import PoolCount
+from async_rl.protocol.control import StatusReply
+from async_rl.protocol.membership import Member
 
 _ROLE_ORDER = ("supervisor", "learner", "buffer", "generator", "verifier")
 _STYLES = {
@@ -46,7 +47,12 @@ NOTHING_REWARDED = "no sample has more than reward.fail_reward: what scores may 
 
 
 def render(
-    reply: StatusReply, now_s: float | None = None, *, before: StatusReply | None = None, rewards: Sequence[float] = (), last: str = ""
+    reply: StatusReply,
+    now_s: float | None = None,
+    *,
+    before: StatusReply | None = None,
+    rewards: Sequence[float] = (),
+    last: str = "",
 ) -> RenderableType:
     """The whole answer. now_s: Unix time; before: an earlier answer, from which rates are taken; rewards: of the steps so far.
 
@@ -90,7 +96,13 @@ def training_members(reply: StatusReply) -> list[Member]:
 
 def _pool(pool: PoolCount, pools: Sequence[PoolCount]) -> str:
     parts = [
-        f"{number} {what}" for what, number in (("live", pool.live), ("starting", pool.starting), ("draining", pool.draining)) if number
+        f"{number} {what}"
+        for what, number in (
+            ("live", pool.live),
+            ("starting", pool.starting),
+            ("draining", pool.draining),
+        )
+        if number
     ]
     remedy = ""
     if pool.work == "evaluation" and pool.wanted == 0:
@@ -122,7 +134,14 @@ def _flow(reply: StatusReply) -> str:
 def _processes(reply: StatusReply, past: Sequence[Member], now_s: float) -> Table:
     before = {member.name: member for member in past}
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    columns = (("process", "left"), ("pid", "right"), ("state", "left"), ("version", "right"), ("since", "right"), ("at work", "right"))
+    columns = (
+        ("process", "left"),
+        ("pid", "right"),
+        ("state", "left"),
+        ("version", "right"),
+        ("since", "right"),
+        ("at work", "right"),
+    )
     for title, justify in (*columns, ("rate", "right")):
         table.add_column(title, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     table.add_column("waits for")

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from async_rl.errors import InfrastructureError
+from async_rl.core.errors import InfrastructureError
 from async_rl.observability.logs import log_path
 
 _PR_SET_PDEATHSIG = 1
@@ -37,7 +37,13 @@ class TensorBoard:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "async_rl.monitoring.tensorboard_process", str(os.getpid()), *arguments],
+                [
+                    sys.executable,
+                    "-m",
+                    "async_rl.monitoring.tensorboard_process",
+                    str(os.getpid()),
+                    *arguments,
+                ],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
-from async_rl.config import RunConfig
-from async_rl.errors import InfrastructureError
+from async_rl.config.run import RunConfig
+from async_rl.core.errors import InfrastructureError
 
 
 class WandbRun:

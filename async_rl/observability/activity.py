@@ -48,7 +48,17 @@ class _Kind(enum.Enum):
 class _Frame:
     """One entered block. It is active while open and not suspended by a block inside it."""
 
-    __slots__ = ("entered", "is_open", "key", "kind", "label", "num_inner", "owner", "parent", "since")
+    __slots__ = (
+        "entered",
+        "is_open",
+        "key",
+        "kind",
+        "label",
+        "num_inner",
+        "owner",
+        "parent",
+        "since",
+    )
 
     def __init__(self, kind: _Kind, label: str, owner: object, parent: _Frame | None) -> None:
         self.entered = (kind, label)
@@ -165,7 +175,12 @@ class Activity:
                 return Snapshot(self._rest_state, "", since_s, counters)
             if shown.kind is _Kind.BUSY:
                 return Snapshot(shown.label, "", since_s, counters)
-            return Snapshot("waiting" if shown.kind is _Kind.WAITING else "blocked", shown.label, since_s, counters)
+            return Snapshot(
+                "waiting" if shown.kind is _Kind.WAITING else "blocked",
+                shown.label,
+                since_s,
+                counters,
+            )
 
     @contextlib.contextmanager
     def _inside(self, kind: _Kind, label: str) -> Iterator[None]:

@@ -16,29 +16,33 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from async_rl.buffer.evaluation import report_of
+from async_rl.buffer.service import BufferService
+from async_rl.buffer.store.schema import STORE_FILE
+from async_rl.buffer.store.store import Store
+from async_rl.core.errors import DataError
+from async_rl.core.types import DropReason, Prompt, Purpose
 from async_rl.data.order import PromptOrder
 from async_rl.data.prompts import PromptList, load_eval_prompts, load_train_prompts
 from async_rl.data.tokenizer import load_tokenizer, spare_torch
-from async_rl.errors import DataError
-from async_rl.messages import (
-    CommitStep,
+from async_rl.protocol.buffer import (
     FailGroup,
     LimitStaleness,
     PutGroup,
     ReleaseGenerator,
     RequestWork,
+)
+from async_rl.protocol.learner import (
+    CommitStep,
+    ForgetBefore,
+    GetEvaluationScores,
+    KeepAdvantages,
     StartEvaluation,
     SyncVersion,
     TakeBatch,
 )
-from async_rl.messages_history import ForgetBefore, GetEvaluationScores, KeepAdvantages
-from async_rl.processes.buffer_service import BufferService
-from async_rl.processes.evaluation import report_of
-from async_rl.processes.registry import DRAINING
-from async_rl.processes.runtime import ProcessContext
-from async_rl.store import Store
-from async_rl.store_schema import STORE_FILE
-from async_rl.types import DropReason, Prompt, Purpose
+from async_rl.runtime.context import ProcessContext
+from async_rl.supervision.registry import DRAINING
 
 _COUNTED = (DropReason.OVER_AGE, DropReason.UNTRAINABLE, DropReason.GENERATOR_LOST)
 """Reasons that no generator counts itself."""
@@ -124,7 +128,11 @@ def _load_prompts(context: ProcessContext, tokenizer: Any, refused: Callable[[Da
         raise DataError(f"data.train_files={config.data.train_files} gives no prompt that can be used; see the log for what was left out")
     held_out = load_eval_prompts(config, tokenizer)
     limit = config.evaluation.num_prompts or len(held_out)
-    return Prompts(train=train, order=PromptOrder(config.seed, len(train), shuffle=config.data.shuffle), held_out=held_out[:limit])
+    return Prompts(
+        train=train,
+        order=PromptOrder(config.seed, len(train), shuffle=config.data.shuffle),
+        held_out=held_out[:limit],
+    )
 
 
 class Tasks:
@@ -158,10 +166,18 @@ class Tasks:
         while True:
             version = await self._service.finished_evaluations.get()
             await self._store.flush()
-            report = await report_of(self._store, version, held_out, decode, extraction=self._context.config.reward.extraction)
+            report = await report_of(
+                self._store,
+                version,
+                held_out,
+                decode,
+                extraction=self._context.config.reward.extraction,
+            )
             if report.num_failed:
                 self._context.log.warning(
-                    "evaluation of version %d: %d prompts have no sample and do not count", version, report.num_failed
+                    "evaluation of version %d: %d prompts have no sample and do not count",
+                    version,
+                    report.num_failed,
                 )
             await self._context.report(version, scalars=report.scalars, texts=report.texts)
             self._store.finish_evaluation(version, report.scalars)

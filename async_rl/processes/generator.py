@@ -12,20 +12,27 @@ import asyncio
 import contextlib
 import functools
 
-from async_rl.errors import EngineDead, InfrastructureError, RewardError, root_cause
+from async_rl.config.pools import evaluates_only, seat
+from async_rl.config.sampling import num_drawn
+from async_rl.core.errors import EngineDead, InfrastructureError, RewardError, root_cause
+from async_rl.core.types import NO_VERSION, DropReason, Purpose, Ticket
 from async_rl.generation.engine import Engine, build_engine, prepare_environment
 from async_rl.generation.environment import gently, giving_way
-from async_rl.messages import FailGroup, LoadReport, LoadWeights, Logprobs, Message, Ok, Probe, PutGroup, RequestWork, Work
-from async_rl.messages_colocated import Rest
-from async_rl.messages_scaling import Drain
-from async_rl.messages_weights import ReceiveWeights
-from async_rl.pools import evaluates_only, seat
-from async_rl.processes.resting import Resting
-from async_rl.processes.rollout import Rollouts, num_written
-from async_rl.processes.runtime import ProcessContext
-from async_rl.selection import num_drawn
-from async_rl.types import NO_VERSION, DropReason, Purpose, Ticket
-from async_rl.weights.files import FileReader
+from async_rl.protocol.base import Message, Ok
+from async_rl.protocol.buffer import FailGroup, PutGroup, RequestWork, Work
+from async_rl.protocol.generator import (
+    Drain,
+    LoadReport,
+    LoadWeights,
+    Logprobs,
+    Probe,
+    ReceiveWeights,
+    Rest,
+)
+from async_rl.rollouts.resting import Resting
+from async_rl.rollouts.rollout import Rollouts, num_written
+from async_rl.runtime.context import ProcessContext
+from async_rl.weights.transport.filesystem import FileReader
 from async_rl.wire.rpc import Handler
 
 _PARK_S = 20.0
@@ -158,7 +165,11 @@ class Generator:
                 group = await self._rollouts.group(ticket, written=functools.partial(self._on_written, ticket))
         except TimeoutError:
             limit_s = self._config.generation.timeout_s
-            await self._fail(ticket, DropReason.GENERATION_FAILED, f"not done after {limit_s:g} s (generation.timeout_s)")
+            await self._fail(
+                ticket,
+                DropReason.GENERATION_FAILED,
+                f"not done after {limit_s:g} s (generation.timeout_s)",
+            )
         except Exception as error:  # a bad rollout is data: the group fails, is counted, its ticket returns
             cause = root_cause(error)
             if isinstance(cause, EngineDead) or (isinstance(cause, RewardError) and self._config.reward.on_failure == "stop"):
@@ -177,7 +188,13 @@ class Generator:
     async def _fail(self, ticket: Ticket, reason: DropReason, message: str) -> None:
         self._context.activity.count(f"failures/{reason}", 1)
         self._context.log.warning("group %d, attempt %d: %s: %s", ticket.group_id, ticket.attempt, reason, message)
-        request = FailGroup(group_id=ticket.group_id, attempt=ticket.attempt, generator=self._context.name, reason=reason, message=message)
+        request = FailGroup(
+            group_id=ticket.group_id,
+            attempt=ticket.attempt,
+            generator=self._context.name,
+            reason=reason,
+            message=message,
+        )
         await self._buffer.call(request, timeout_s=self._put_timeout_s)
 
     async def _follow_verifiers(self) -> None:

@@ -15,17 +15,24 @@ import time
 
 import torch
 
-from async_rl.errors import DeadlineExceeded
+from async_rl.config.pools import evaluates_only
+from async_rl.core.errors import DeadlineExceeded
+from async_rl.core.types import Group
 from async_rl.learner.trainer import Trainer
-from async_rl.messages import Batch, CommitStep, StartEvaluation, SyncVersion, TakeBatch
-from async_rl.messages_history import KeepAdvantages, StartFrom
-from async_rl.pools import evaluates_only
-from async_rl.processes import checkpoints
-from async_rl.processes.pushing import Pusher
-from async_rl.processes.ranks import TrainingPool, join_process_group, learner_device
-from async_rl.processes.runtime import ProcessContext
-from async_rl.processes.saving import Saver
-from async_rl.types import Group
+from async_rl.protocol.learner import (
+    Batch,
+    CommitStep,
+    KeepAdvantages,
+    StartEvaluation,
+    StartFrom,
+    SyncVersion,
+    TakeBatch,
+)
+from async_rl.runtime.context import ProcessContext
+from async_rl.training import checkpoints
+from async_rl.training.pushing import Pusher
+from async_rl.training.ranks import TrainingPool, join_process_group, learner_device
+from async_rl.training.saving import Saver
 
 _TAKE_WAIT_S = 10.0
 
@@ -41,7 +48,14 @@ async def run(context: ProcessContext) -> None:
             timeout_s = 2 * context.config.learner.take_timeout_s
             join_process_group(context.run_dir, context.rank, world_size, device=device, timeout_s=timeout_s)
         failed = context.run_dir / "failed_batches"
-        return Trainer(context.config, context.model_path, rank=context.rank, world_size=world_size, device=device, failed_batches=failed)
+        return Trainer(
+            context.config,
+            context.model_path,
+            rank=context.rank,
+            world_size=world_size,
+            device=device,
+            failed_batches=failed,
+        )
 
     ranks = TrainingPool(make_trainer, rank=context.rank, world_size=world_size)
     learner = Learner(context, ranks, device) if context.rank == 0 else None
@@ -140,7 +154,9 @@ class Learner:
             await self._saver.save(self._version)
         times = {"time/step_s": time.monotonic() - started_s, "time/wait_batch_s": waited_s}
         await self._context.report(
-            self._version, scalars={**result.scalars, **self._pusher.metrics(), **times}, histograms=result.histograms
+            self._version,
+            scalars={**result.scalars, **self._pusher.metrics(), **times},
+            histograms=result.histograms,
         )
         if self._version < self._config.num_steps:
             await self._evaluate_if_due()

@@ -18,38 +18,34 @@ from typing import Any
 
 import msgspec
 
-from async_rl.config import RunConfig
-from async_rl.errors import AsyncRLError, RunFailed, root_cause
-from async_rl.machine import free_memory_mb, this_machine
-from async_rl.messages import (
-    Expel,
-    GetStatus,
-    Heartbeat,
-    Message,
-    Ok,
-    Register,
-    ReleaseGenerator,
-    ReportFatal,
-    ReportMetrics,
-    StatusReply,
-    StopRun,
-    WatchMembers,
-)
-from async_rl.messages_history import StartFrom
-from async_rl.messages_scaling import Pools, Scale
+from async_rl.config.run import RunConfig
+from async_rl.core.errors import AsyncRLError, RunFailed, root_cause
+from async_rl.core.machine import free_memory_mb, this_machine
 from async_rl.monitoring.console import Console
 from async_rl.observability.logs import configure_logging
-from async_rl.processes.directory import Connections, Peer
-from async_rl.processes.fleet import Fleet
-from async_rl.processes.headroom import Headroom
-from async_rl.processes.launching import Launcher
-from async_rl.processes.monitor import Monitor
-from async_rl.processes.preparation import prepare
-from async_rl.processes.registry import Registry
-from async_rl.processes.runtime import RENDEZVOUS_FILE, Control
-from async_rl.processes.scaler import Scaler, wanted_counts
-from async_rl.processes.watchdog import Watchdog
-from async_rl.topology import ProcessSpec, processes
+from async_rl.planning.headroom import Headroom
+from async_rl.planning.topology import ProcessSpec, processes
+from async_rl.protocol.base import Message, Ok
+from async_rl.protocol.buffer import ReleaseGenerator
+from async_rl.protocol.control import GetStatus, Pools, Scale, StatusReply, StopRun
+from async_rl.protocol.learner import StartFrom
+from async_rl.protocol.membership import (
+    Expel,
+    Heartbeat,
+    Register,
+    ReportFatal,
+    ReportMetrics,
+    WatchMembers,
+)
+from async_rl.runtime.context import RENDEZVOUS_FILE, Control
+from async_rl.runtime.directory import Connections, Peer
+from async_rl.supervision.fleet import Fleet
+from async_rl.supervision.launcher import Launcher
+from async_rl.supervision.monitor import Monitor
+from async_rl.supervision.preparation import prepare
+from async_rl.supervision.registry import Registry
+from async_rl.supervision.scaler import Scaler, wanted_counts
+from async_rl.supervision.watchdog import Watchdog
 from async_rl.wire.addresses import supervisor_host
 from async_rl.wire.keys import Keys, create_keys, write_private
 from async_rl.wire.rpc import Handler, RpcServer
@@ -94,7 +90,8 @@ class Supervisor:
             return self._end("failed", f"{type(error).__name__}: {error}")
         except OSError as error:
             return self._end(
-                "failed", f"{self._run_dir} cannot be used ({error}); make room or give permission, then async-rl resume the run"
+                "failed",
+                f"{self._run_dir} cannot be used ({error}); make room or give permission, then async-rl resume the run",
             )
         return self._end("stopped" if self._stop_asked.is_set() or self._stop_now.is_set() else "finished", "")
 
@@ -125,11 +122,19 @@ class Supervisor:
     async def _with_children(self, keys: Keys, model_path: Path, *, host: str) -> None:
         network = self._config.network
         with RpcServer(supervisor_host(network, host), network.control_port, keys, self._handlers()) as server:
-            control = Control(address=server.address, pid=os.getpid(), machine=platform.node(), model_path=str(model_path))
+            control = Control(
+                address=server.address,
+                pid=os.getpid(),
+                machine=platform.node(),
+                model_path=str(model_path),
+            )
             write_private(self._run_dir / "control.json", msgspec.json.encode(control))
             self._clear_rendezvous()
             self._connections = Connections(keys, self._registry.directory)
-            machine, self._registry.wanted = this_machine(), wanted_counts(self._config, self._run_dir)
+            machine, self._registry.wanted = (
+                this_machine(),
+                wanted_counts(self._config, self._run_dir),
+            )
             self._fleet = Fleet(
                 processes(self._config, machine, self._registry.wanted),
                 launcher=self._launcher,
@@ -179,7 +184,15 @@ class Supervisor:
         watching = asyncio.create_task(self._watchdog.run(), name="watchdog")
         scaling = asyncio.create_task(self._scaler.run(), name="scaler")
         try:
-            ends: set[asyncio.Future[Any]] = {done, asked, self._fleet.failed, serving, keeping, watching, scaling}
+            ends: set[asyncio.Future[Any]] = {
+                done,
+                asked,
+                self._fleet.failed,
+                serving,
+                keeping,
+                watching,
+                scaling,
+            }
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if self._fleet.failed.done():
                 raise self._fleet.failed.result()
@@ -198,7 +211,10 @@ class Supervisor:
         self._fleet.terminate(["learner"])
         timeout_s = self._config.supervisor.stop_timeout_s
         if not await self._fleet.all_ended(["learner"], timeout_s=timeout_s):
-            self._log.warning("the learner did not end within %g s and is killed; the last checkpoint is what remains", timeout_s)
+            self._log.warning(
+                "the learner did not end within %g s and is killed; the last checkpoint is what remains",
+                timeout_s,
+            )
         elif not was_asked:
             await self._monitor.until_evaluated(self._config.num_steps, timeout_s=_FINAL_EVALUATION_S)
         for roles in (["generator"], ["verifier", "buffer"]):
@@ -298,7 +314,10 @@ class Supervisor:
             return
         buffer = Peer("buffer", self._registry.directory, self._connections)
         try:
-            await buffer.call(ReleaseGenerator(generator=spec.name, incarnation=""), timeout_s=self._config.network.call_timeout_s)
+            await buffer.call(
+                ReleaseGenerator(generator=spec.name, incarnation=""),
+                timeout_s=self._config.network.call_timeout_s,
+            )
         except AsyncRLError as error:
             self._log.warning("the tickets of %s go back only after buffer.lease_timeout_s: %s", spec.name, error)
 

@@ -8,8 +8,8 @@ woken by: a request; `stopping`, upon which it finishes what it admitted and lea
 
 from __future__ import annotations
 
-from async_rl.processes.runtime import ProcessContext
-from async_rl.rewards.serving import listen, open_service, serve
+from async_rl.rewards.verifier.serving import listen, open_service, serve
+from async_rl.runtime.context import ProcessContext
 
 
 async def run(context: ProcessContext) -> None:
@@ -22,6 +22,18 @@ async def run(context: ProcessContext) -> None:
 
     async with open_service(config.verifiers, config.sandbox, context.activity, config.reward) as service:
         pool = service.pool
-        context.log.info("jail at level %d with %d cells%s", pool.level, config.verifiers.cells, "".join(f"; {r}" for r in pool.reasons))
+        context.log.info(
+            "jail at level %d with %d cells%s",
+            pool.level,
+            config.verifiers.cells,
+            "".join(f"; {r}" for r in pool.reasons),
+        )
         with listen(context.host, 0) as listener:
-            await serve(service, listener, token=context.token, ready=ready, stopping=context.stopping, log=context.log)
+            await serve(
+                service,
+                listener,
+                token=context.token,
+                ready=ready,
+                stopping=context.stopping,
+                log=context.log,
+            )

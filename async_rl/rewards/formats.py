@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from async_rl.rewards.protocol import RewardSample
+from async_rl.rewards.verifier.protocol import RewardSample
 
 _FORM = re.compile(r"\s*<think>.*</think>\s*<answer>.*</answer>\s*", re.DOTALL)
 _TAGS = ("<think>", "</think>", "<answer>", "</answer>")

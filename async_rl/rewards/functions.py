@@ -11,12 +11,12 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from async_rl.config_rewards import RewardConfig
-from async_rl.errors import ConfigError, RewardError
-from async_rl.named import load_function
-from async_rl.reward_terms import READY, setting_of
+from async_rl.config.plugins import load_function
+from async_rl.config.reward_terms import READY, setting_of
+from async_rl.config.rewards import RewardConfig
+from async_rl.core.errors import ConfigError, RewardError
 from async_rl.rewards import formats
-from async_rl.rewards.protocol import RewardSample
+from async_rl.rewards.verifier.protocol import RewardSample
 
 RewardFunction = Callable[[RewardSample], Any]
 """Gives what `read_score` takes, or an awaitable of it."""
@@ -28,7 +28,7 @@ def find_function(name: str, reward: RewardConfig) -> RewardFunction:
     if name not in READY:
         return load_function(setting_of(reward, name), name, "sample")
     if name == "reward_model":
-        from async_rl.rewards.reward_model import RewardModel
+        from async_rl.rewards.models import RewardModel
 
         return RewardModel(reward.model)
     if name == "remote":

@@ -14,8 +14,8 @@ import hashlib
 from collections import OrderedDict
 from typing import Protocol
 
-from async_rl.codec import encode
-from async_rl.types import CodeProblem, Verdict
+from async_rl.core.codec import encode
+from async_rl.core.types import CodeProblem, Verdict
 
 _LASTING = frozenset({Verdict.PASS, Verdict.WRONG_ANSWER, Verdict.RUNTIME_ERROR, Verdict.COMPILE_ERROR})
 

@@ -15,11 +15,11 @@ from typing import Any
 import httpx
 import msgspec
 
-from async_rl.config_rewards import RewardConfig
-from async_rl.errors import ConfigError, RewardError
+from async_rl.config.rewards import RewardConfig
+from async_rl.core.errors import ConfigError, RewardError
+from async_rl.core.types import Verdict
 from async_rl.rewards.extraction import extract_code
-from async_rl.rewards.protocol import RewardSample, VerifyRequest, VerifyResponse
-from async_rl.types import Verdict
+from async_rl.rewards.verifier.protocol import RewardSample, VerifyRequest, VerifyResponse
 
 _PAUSE_S = 0.1
 
@@ -55,7 +55,10 @@ class RemoteScorer:
         if code is None:
             return {"score": 0.0}
         request = VerifyRequest(code=code, tests=sample.tests, setup=sample.setup, stop_at_first_failure=False)
-        answer = msgspec.json.decode(await self._post(f"{self._url}/verify", msgspec.json.encode(request)), type=VerifyResponse)
+        answer = msgspec.json.decode(
+            await self._post(f"{self._url}/verify", msgspec.json.encode(request)),
+            type=VerifyResponse,
+        )
         if answer.verdict is Verdict.INFRASTRUCTURE_ERROR:
             raise httpx.RemoteProtocolError(f"it could not judge the program: {answer.tests[0].message}")
         return {"score": sum(test.verdict is Verdict.PASS for test in answer.tests) / max(len(answer.tests), len(sample.tests))}

@@ -15,15 +15,15 @@ from typing import Any
 
 import msgspec
 
-from async_rl.config import RunConfig
-from async_rl.errors import InfrastructureError
-from async_rl.named import short_name
-from async_rl.reward_terms import TESTS, Term, terms_of
+from async_rl.config.plugins import short_name
+from async_rl.config.reward_terms import TESTS, Term, terms_of
+from async_rl.config.run import RunConfig
+from async_rl.core.errors import InfrastructureError
+from async_rl.core.types import AnswerTest, CodeTest, Prompt, Score, StepScore, Verdict
 from async_rl.rewards.extraction import complete_blocks, extract_code
 from async_rl.rewards.formats import is_well_formed
 from async_rl.rewards.memo import Verifier
-from async_rl.rewards.protocol import RewardSample
-from async_rl.types import AnswerTest, CodeTest, Prompt, Score, StepScore, Verdict
+from async_rl.rewards.verifier.protocol import RewardSample
 
 AskFunctions = Callable[[Sequence[str], RewardSample], Coroutine[Any, Any, dict[str, dict[str, float]]]]
 """Of each function its parts, "score" among them."""
@@ -50,13 +50,24 @@ class Scorer:
             asking = group.create_task(self._ask(names, sample()), name="ask reward functions")
             if len(names) < len(terms):
                 judging = group.create_task(self.score_by_tests(prompt, response_text), name="judge")
-        return self._combined(terms, asking.result(), None if judging is None else judging.result(), time.monotonic() - started)
+        return self._combined(
+            terms,
+            asking.result(),
+            None if judging is None else judging.result(),
+            time.monotonic() - started,
+        )
 
     async def score_by_tests(self, prompt: Prompt, response_text: str) -> Score:
         """The score of the row's own tests alone."""
         return await self._judge(prompt, response_text, extract_code(response_text, self._reward.extraction))
 
-    def _combined(self, terms: Sequence[Term], asked: dict[str, dict[str, float]], judged: Score | None, latency_s: float) -> Score:
+    def _combined(
+        self,
+        terms: Sequence[Term],
+        asked: dict[str, dict[str, float]],
+        judged: Score | None,
+        latency_s: float,
+    ) -> Score:
         parts = {} if judged is None else {**judged.parts, TESTS: judged.reward}
         reward = 0.0
         for function, weight in terms:
@@ -68,7 +79,14 @@ class Scorer:
         verdicts = (passed,) if judged is None else judged.verdicts
         return Score(reward=reward, parts=parts, verdicts=verdicts, latency_s=latency_s)
 
-    async def score_steps(self, prompt: Prompt, response_text: str, *, num_tokens: int, tokens_until: Callable[[int], int]) -> Score:
+    async def score_steps(
+        self,
+        prompt: Prompt,
+        response_text: str,
+        *,
+        num_tokens: int,
+        tokens_until: Callable[[int], int],
+    ) -> Score:
         """As `score`, with a score of each complete code block; the last one's is that of the response. Without a block it is one step.
 
         tokens_until: the number of tokens that so many characters need.
@@ -95,7 +113,12 @@ class Scorer:
         if self._reward.format_reward is not None:
             parts["format"] = float(is_well_formed(text))
             reward = self._reward.format_reward if share == 0 and parts["format"] else reward
-        return Score(reward=reward, parts=parts, verdicts=tuple(verdicts), latency_s=time.monotonic() - started)
+        return Score(
+            reward=reward,
+            parts=parts,
+            verdicts=tuple(verdicts),
+            latency_s=time.monotonic() - started,
+        )
 
     async def _verdicts(self, prompt: Prompt, text: str, code: str | None) -> list[Verdict]:
         """Answers are looked for in the whole text, everything else is asked of the program in it."""
@@ -109,4 +132,7 @@ class Scorer:
         if code is not None:
             rest = [test for test in problem.tests if not isinstance(test, AnswerTest)]
             of_program = await self._verifier.verify(msgspec.structs.replace(problem, tests=rest), code)
-        return [*await self._verifier.verify(msgspec.structs.replace(problem, tests=answers), text), *of_program]
+        return [
+            *await self._verifier.verify(msgspec.structs.replace(problem, tests=answers), text),
+            *of_program,
+        ]

@@ -2,7 +2,7 @@
 
 Answers in words: the number (gsm8k), the content of the last box without spaces (math), the last line (exact, regex).
 Programs: the text without comments, layout and quoting style, so two programs agree only if they are written alike.
-Called by processes/evaluation.py.
+Called by buffer/evaluation.py.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import ast
 from typing import Literal
 
+from async_rl.core.types import AnswerTest, CodeProblem
 from async_rl.rewards.answers import answer_of
 from async_rl.rewards.extraction import extract_code
-from async_rl.types import AnswerTest, CodeProblem
 
 
 def vote_of(problem: CodeProblem, response: str, extraction: Literal["auto", "fenced", "whole"]) -> str | None:

@@ -9,7 +9,7 @@ Invariants
 - Who is silent at the deadline, or failed by itself, is cut off.  Who gave up an epoch that lost a member is tried again with the others;
   who gave up one that lost nobody is tried again alone, and cut off if it gives up alone.  So repetitions have fewer members and end.
 - The version changes only while no epoch reads the block.  `close()` lets none begin, so a learner waits one deadline at most.
-Driven by processes/pushing.py, which owns the deadline and the calls.
+Driven by training/pushing.py, which owns the deadline and the calls.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import enum
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from async_rl.errors import WeightsError
-from async_rl.types import NO_VERSION
+from async_rl.core.errors import WeightsError
+from async_rl.core.types import NO_VERSION
 
 Life = tuple[str, int]
 """One life of a generator: its name and its pid."""
@@ -121,7 +121,12 @@ class WeightGroup:
         if not members or (others := set(members) - self.behind()):
             raise WeightsError(f"an epoch of {sorted(members)} cannot begin: {sorted(others) if members else 'nobody'} is not to load")
         self._num_epochs += 1
-        epoch = Epoch(number=self._num_epochs, version=self.version, members=frozenset(members), missing=set(members))
+        epoch = Epoch(
+            number=self._num_epochs,
+            version=self.version,
+            members=frozenset(members),
+            missing=set(members),
+        )
         self._open[epoch.number] = epoch
         for life in members:
             self._holds.pop(life, None)  # what it holds is not known until it answers

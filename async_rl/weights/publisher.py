@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from async_rl.errors import WeightsError
-from async_rl.messages import Manifest
-from async_rl.wire.shared_tensors import SharedTensors, layout
+from async_rl.core.errors import WeightsError
+from async_rl.protocol.weights import Manifest
+from async_rl.weights.transport.shared_memory import SharedTensors, layout
 
 TensorSpec = tuple[str, str, Sequence[int], int]
 """Hugging Face name, torch dtype name, shape, size in bytes."""
@@ -60,4 +60,9 @@ def tensor_bytes(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
 
 def tensor_spec(name: str, tensor: torch.Tensor) -> TensorSpec:
     """What the publisher must know of a tensor beforehand."""
-    return name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), tensor.numel() * tensor.element_size()
+    return (
+        name,
+        str(tensor.dtype).removeprefix("torch."),
+        tuple(tensor.shape),
+        tensor.numel() * tensor.element_size(),
+    )

@@ -1,6 +1,6 @@
 """One generator is asked to load one version, in the form that reaches it, and what comes of it.
 
-Called by processes/pushing.py, which cuts off those that fail.
+Called by training/pushing.py, which cuts off those that fail.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from async_rl.errors import BlockUnreachable, WeightsError
-from async_rl.messages import LoadReport, LoadWeights, Manifest
-from async_rl.messages_weights import ReceiveWeights, Source
+from async_rl.core.errors import BlockUnreachable, WeightsError
+from async_rl.protocol.generator import LoadReport, LoadWeights, ReceiveWeights
+from async_rl.protocol.weights import Manifest, Source
 
 
 class Caller(Protocol):
@@ -31,7 +31,15 @@ class Route:
         self._falls_back = transfer == "auto"
         self.by_file = transfer == "filesystem"
 
-    async def load(self, manifest: Manifest, caller: Caller, *, turn: int = 0, timeout_s: float, written: Callable[[], None]) -> LoadReport:
+    async def load(
+        self,
+        manifest: Manifest,
+        caller: Caller,
+        *,
+        turn: int = 0,
+        timeout_s: float,
+        written: Callable[[], None],
+    ) -> LoadReport:
         """Returns once the generator writes with the version. written: called when the file is there, so that the block is not needed.
 
         Raises what the call raises, WeightsError if another version was loaded.

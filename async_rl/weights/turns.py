@@ -8,7 +8,7 @@ Invariants
 - Turns are numbered, over all lives of the learner, in the order of time.  A generator obeys no order of an earlier turn than it has heard
   of, so what a dead learner said cannot wake anybody under its successor.
 - Nothing here survives the learner: its next life asks first, whatever there was.
-Driven by processes/shared_device.py (learner) and processes/resting.py (generator); who loads what is decided by weights/membership.py.
+Driven by training/shared_device.py (learner) and rollouts/resting.py (generator); who loads what is decided by weights/membership.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection
 
-from async_rl.errors import WeightsError
+from async_rl.core.errors import WeightsError
 from async_rl.weights.membership import Life
 
 

@@ -13,8 +13,8 @@ import socket
 
 import psutil
 
-from async_rl.config_running import NetworkConfig
-from async_rl.errors import ConfigError, Unavailable
+from async_rl.config.running import NetworkConfig
+from async_rl.core.errors import ConfigError, Unavailable
 
 LOOPBACK = "127.0.0.1"
 AUTO = "auto"

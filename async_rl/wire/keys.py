@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from async_rl.errors import Unavailable
+from async_rl.core.errors import Unavailable
 
 
 class Keys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -19,10 +19,10 @@ import zmq
 import zmq.asyncio
 from zmq.auth.asyncio import AsyncioAuthenticator
 
-from async_rl import errors
-from async_rl.codec import decode, encode
-from async_rl.errors import AsyncRLError, DeadlineExceeded, InfrastructureError, Unavailable
-from async_rl.messages import Failure, Message
+from async_rl.core import errors
+from async_rl.core.codec import decode, encode
+from async_rl.core.errors import AsyncRLError, DeadlineExceeded, InfrastructureError, Unavailable
+from async_rl.protocol.base import Failure, Message
 from async_rl.wire.keys import Keys
 
 Handler = Callable[[Any], Awaitable[Message]]
@@ -54,7 +54,15 @@ def _configure(socket: zmq.asyncio.Socket) -> None:
 class RpcServer:
     """Answers the messages of `handlers`. Use as a context manager around `serve()`, which runs until cancelled."""
 
-    def __init__(self, host: str, port: int, keys: Keys, handlers: Mapping[type[Message], Handler], *, max_concurrent: int = 4096) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        keys: Keys,
+        handlers: Mapping[type[Message], Handler],
+        *,
+        max_concurrent: int = 4096,
+    ) -> None:
         self._handlers = dict(handlers)
         self._expected = _union(self._handlers)
         self._slots = asyncio.Semaphore(max_concurrent)

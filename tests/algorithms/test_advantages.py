@@ -103,7 +103,11 @@ def test_a_group_whose_members_agree_has_no_advantage() -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 10**6), gamma=st.sampled_from([1.0, 0.9]), lam=st.sampled_from([0.0, 0.95, 1.0]))
+@given(
+    seed=st.integers(0, 10**6),
+    gamma=st.sampled_from([1.0, 0.9]),
+    lam=st.sampled_from([0.0, 0.95, 1.0]),
+)
 def test_gae_equals_its_definition(seed: int, gamma: float, lam: float) -> None:
     rng = np.random.default_rng(seed)
     shape = (int(rng.integers(1, 4)), int(rng.integers(0, 8)))
@@ -165,7 +169,12 @@ def test_returns_to_go_sum_the_rewards_ahead_over_unmasked_tokens(seed: int, gam
 def test_group_means_leave_out_who_does_not_count() -> None:
     rewards, index = torch.tensor([1.0, 3.0, 100.0, 7.0]), torch.tensor([0, 0, 0, 1])
     counts = torch.tensor([True, True, False, False])
-    assert group_means(rewards, group_index=index, num_groups=2, counts=counts).tolist() == [2.0, 2.0, 2.0, 0.0]
+    assert group_means(rewards, group_index=index, num_groups=2, counts=counts).tolist() == [
+        2.0,
+        2.0,
+        2.0,
+        0.0,
+    ]
 
 
 def vtrace_oracle(rewards, values, bootstrap, mask, log_ratio, gamma, lam, rho_max, c_max):

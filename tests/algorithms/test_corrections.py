@@ -11,15 +11,30 @@ from hypothesis import strategies as st
 from async_rl.algorithms.corrections import BehaviorCorrection, behavior_weights, geometric_outliers
 from async_rl.algorithms.sequences import Sequences
 
-CORRECTIONS: tuple[BehaviorCorrection, ...] = ("none", "token_tis", "token_mis", "sequence_tis", "sequence_mis")
+CORRECTIONS: tuple[BehaviorCorrection, ...] = (
+    "none",
+    "token_tis",
+    "token_mis",
+    "sequence_tis",
+    "sequence_mis",
+)
 
 
 def of_one(log_ratio: torch.Tensor) -> Sequences:
-    return Sequences(index=torch.zeros(len(log_ratio), dtype=torch.int64), count=1, mask=torch.ones(len(log_ratio), dtype=torch.bool))
+    return Sequences(
+        index=torch.zeros(len(log_ratio), dtype=torch.int64),
+        count=1,
+        mask=torch.ones(len(log_ratio), dtype=torch.bool),
+    )
 
 
 def weight_oracle(
-    log_ratios: list[float], index: list[int], mask: list[bool], correction: str, maximum: float, minimum: float
+    log_ratios: list[float],
+    index: list[int],
+    mask: list[bool],
+    correction: str,
+    maximum: float,
+    minimum: float,
 ) -> list[float]:
     """Token by token, from the definitions."""
     result = []
@@ -46,7 +61,13 @@ def test_weights_equal_the_definition(correction: BehaviorCorrection, seed: int)
     n = int(rng.integers(0, 12))
     log_ratio, index, mask = rng.normal(size=n), rng.integers(0, 3, n), rng.random(n) < 0.7
     sequences = Sequences(index=torch.tensor(index), count=3, mask=torch.tensor(mask))
-    found = behavior_weights(torch.tensor(log_ratio), sequences=sequences, correction=correction, maximum=2.0, minimum=0.5)
+    found = behavior_weights(
+        torch.tensor(log_ratio),
+        sequences=sequences,
+        correction=correction,
+        maximum=2.0,
+        minimum=0.5,
+    )
     expected = weight_oracle(log_ratio.tolist(), index.tolist(), mask.tolist(), correction, 2.0, 0.5)
     np.testing.assert_allclose(found.weights, expected, rtol=1e-9)
 
@@ -72,7 +93,13 @@ def test_weights_by_hand(correction: BehaviorCorrection, expected: list[float], 
 def test_a_long_sequence_of_unlikely_tokens_has_a_finite_weight() -> None:
     log_ratio = torch.full((1000,), 3.0)
     for sign in (1, -1):
-        found = behavior_weights(sign * log_ratio, sequences=of_one(log_ratio), correction="sequence_tis", maximum=2.0, minimum=0.0)
+        found = behavior_weights(
+            sign * log_ratio,
+            sequences=of_one(log_ratio),
+            correction="sequence_tis",
+            maximum=2.0,
+            minimum=0.0,
+        )
         assert bool(found.raw.square().isfinite().all())
         assert bool((found.weights <= 2.0).all())
 

@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 from async_rl.algorithms.kl import KLEstimator, adapted_kl_coef, full_kl, kl_estimate
 
 
-@pytest.mark.parametrize(("estimator", "expected"), [("k1", -0.5), ("abs", 0.5), ("k2", 0.125), ("k3", math.exp(0.5) - 1 - 0.5)])
+@pytest.mark.parametrize(
+    ("estimator", "expected"),
+    [("k1", -0.5), ("abs", 0.5), ("k2", 0.125), ("k3", math.exp(0.5) - 1 - 0.5)],
+)
 def test_kl_estimators_by_hand(estimator: KLEstimator, expected: float) -> None:
     found = kl_estimate(torch.tensor([-1.5]), ref_logprobs=torch.tensor([-1.0]), estimator=estimator)
     assert found.item() == pytest.approx(expected, rel=1e-5)
@@ -18,7 +21,10 @@ def test_kl_estimators_by_hand(estimator: KLEstimator, expected: float) -> None:
 
 @pytest.mark.parametrize("estimator", ["k1", "k3"])
 def test_k1_and_k3_are_unbiased(estimator: KLEstimator) -> None:
-    p, q = torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64), torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+    p, q = (
+        torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64),
+        torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64),
+    )
     expectation = (p * kl_estimate(p.log(), ref_logprobs=q.log(), estimator=estimator)).sum()
     torch.testing.assert_close(expectation, (p * (p / q).log()).sum())
 
@@ -33,16 +39,34 @@ def test_the_gradient_of_k2_is_that_of_the_kl() -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 10**6), rows=st.integers(0, 9), chunk=st.integers(1, 12), temperature=st.sampled_from([1.0, 0.7]))
+@given(
+    seed=st.integers(0, 10**6),
+    rows=st.integers(0, 9),
+    chunk=st.integers(1, 12),
+    temperature=st.sampled_from([1.0, 0.7]),
+)
 def test_the_exact_kl_and_its_gradient_equal_plain_autograd(seed: int, rows: int, chunk: int, temperature: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     hidden = torch.randn(rows, 6, generator=generator, requires_grad=True)
     head = torch.randn(11, 6, generator=generator, requires_grad=True)
-    ref_hidden, ref_head = torch.randn(rows, 5, generator=generator), torch.randn(11, 5, generator=generator)
+    ref_hidden, ref_head = (
+        torch.randn(rows, 5, generator=generator),
+        torch.randn(11, 5, generator=generator),
+    )
     pull = torch.randn(rows, generator=generator)
-    found = full_kl(hidden, head=head, ref_hidden=ref_hidden, ref_head=ref_head, temperature=temperature, chunk_tokens=chunk)
+    found = full_kl(
+        hidden,
+        head=head,
+        ref_hidden=ref_hidden,
+        ref_head=ref_head,
+        temperature=temperature,
+        chunk_tokens=chunk,
+    )
     (found * pull).sum().backward()
-    hidden64, head64 = hidden.detach().double().requires_grad_(), head.detach().double().requires_grad_()
+    hidden64, head64 = (
+        hidden.detach().double().requires_grad_(),
+        head.detach().double().requires_grad_(),
+    )
     logp = torch.log_softmax(hidden64 @ head64.t() / temperature, -1)
     logq = torch.log_softmax(ref_hidden.double() @ ref_head.double().t() / temperature, -1)
     expected = (logp.exp() * (logp - logq)).sum(-1)

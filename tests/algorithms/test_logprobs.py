@@ -29,7 +29,10 @@ def test_values_and_gradients_equal_plain_autograd(seed: int, rows: int, chunk: 
     targets = torch.randint(0, 11, (rows,), generator=generator)
     pull, push = torch.randn(2, rows, generator=generator).double()
     found = token_logprobs(hidden, head=head, targets=targets, temperature=temperature, chunk_tokens=chunk)
-    hidden64, head64 = hidden.detach().double().requires_grad_(), head.detach().double().requires_grad_()
+    hidden64, head64 = (
+        hidden.detach().double().requires_grad_(),
+        head.detach().double().requires_grad_(),
+    )
     expected = oracle(hidden64, head64, targets, temperature)
     for x, y in zip(found, expected, strict=True):
         torch.testing.assert_close(x.double(), y, rtol=1e-5, atol=1e-5)
@@ -47,7 +50,13 @@ def test_values_and_gradients_equal_plain_autograd(seed: int, rows: int, chunk: 
 def test_by_hand_with_two_words() -> None:
     # logits (0, ln 3): probabilities 1/4 and 3/4
     head = torch.tensor([[0.0], [1.0]])
-    logprobs, entropies = token_logprobs(torch.tensor([[3.0]]).log(), head=head, targets=torch.tensor([1]), temperature=1.0, chunk_tokens=8)
+    logprobs, entropies = token_logprobs(
+        torch.tensor([[3.0]]).log(),
+        head=head,
+        targets=torch.tensor([1]),
+        temperature=1.0,
+        chunk_tokens=8,
+    )
     assert logprobs.exp().item() == pytest.approx(0.75)
     assert entropies.item() == pytest.approx(0.5623, abs=1e-4)
 
@@ -60,7 +69,11 @@ def test_only_one_chunk_of_logits_exists_at_a_time(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module, "_fill", lambda a, b, h, w, t: sizes.append(len(h)) or plain(a, b, h, w, t))
     hidden = torch.randn(10, 4, requires_grad=True)
     logprobs, _ = token_logprobs(
-        hidden, head=torch.randn(7, 4), targets=torch.zeros(10, dtype=torch.int64), temperature=1.0, chunk_tokens=4
+        hidden,
+        head=torch.randn(7, 4),
+        targets=torch.zeros(10, dtype=torch.int64),
+        temperature=1.0,
+        chunk_tokens=4,
     )
     logprobs.sum().backward()
     assert sizes == [4, 4, 2, 4, 4, 2]

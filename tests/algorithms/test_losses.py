@@ -84,7 +84,10 @@ def test_gspo_has_the_value_and_the_gradient_of_the_sequence_objective(seed: int
     index = torch.tensor(np.repeat(np.arange(4), lengths))
     mask = torch.tensor(rng.random(len(index)) < 0.8)
     policy = torch.tensor(rng.normal(size=len(index)) * 0.3, requires_grad=True)
-    proximal, advantage = torch.tensor(rng.normal(size=len(index)) * 0.3), torch.tensor(rng.normal(size=4))
+    proximal, advantage = (
+        torch.tensor(rng.normal(size=len(index)) * 0.3),
+        torch.tensor(rng.normal(size=4)),
+    )
     sequences = Sequences(index=index, count=4, mask=mask)
     losses, *_ = clipped_loss(
         sequence_log_ratio(policy - proximal, sequences=sequences),
@@ -94,7 +97,13 @@ def test_gspo_has_the_value_and_the_gradient_of_the_sequence_objective(seed: int
         clip_high=0.1,
         clip_dual=None,
     )
-    weights = token_weights(mask, sequence_index=index, num_sequences=4, aggregation="sequence_mean", constant_tokens=None)
+    weights = token_weights(
+        mask,
+        sequence_index=index,
+        num_sequences=4,
+        aggregation="sequence_mean",
+        constant_tokens=None,
+    )
     found = (losses * weights).sum()
     (gradient,) = torch.autograd.grad(found, policy)
     terms = []
@@ -138,7 +147,11 @@ def test_reinforce_by_hand() -> None:
 
 
 def test_value_loss_by_hand() -> None:
-    values, old, returns = torch.tensor([2.0, 2.0]), torch.tensor([1.0, 1.0]), torch.tensor([3.0, 1.0])
+    values, old, returns = (
+        torch.tensor([2.0, 2.0]),
+        torch.tensor([1.0, 1.0]),
+        torch.tensor([3.0, 1.0]),
+    )
     torch.testing.assert_close(value_loss(values, old_values=old, returns=returns, clip=None), torch.tensor([0.5, 0.5]))
     # V_old + clip(1, +-0.5) = 1.5: (1.5 - 3)^2 / 2 = 1.125 is worse than 0.5; (1.5 - 1)^2 / 2 = 0.125 is better
     torch.testing.assert_close(value_loss(values, old_values=old, returns=returns, clip=0.5), torch.tensor([1.125, 0.5]))
@@ -147,9 +160,21 @@ def test_value_loss_by_hand() -> None:
 def test_token_weights_by_hand() -> None:
     mask = torch.tensor([True, True, False, True, True, True, False])
     sequence_index = torch.tensor([0, 0, 0, 1, 1, 1, 2])
-    by_token = token_weights(mask, sequence_index=sequence_index, num_sequences=3, aggregation="token_mean", constant_tokens=None)
+    by_token = token_weights(
+        mask,
+        sequence_index=sequence_index,
+        num_sequences=3,
+        aggregation="token_mean",
+        constant_tokens=None,
+    )
     torch.testing.assert_close(by_token, torch.tensor([0.2, 0.2, 0, 0.2, 0.2, 0.2, 0]))
-    by_sequence = token_weights(mask, sequence_index=sequence_index, num_sequences=3, aggregation="sequence_mean", constant_tokens=None)
+    by_sequence = token_weights(
+        mask,
+        sequence_index=sequence_index,
+        num_sequences=3,
+        aggregation="sequence_mean",
+        constant_tokens=None,
+    )
     torch.testing.assert_close(by_sequence, torch.tensor([0.25, 0.25, 0, 1 / 6, 1 / 6, 1 / 6, 0]))
 
 
@@ -159,7 +184,13 @@ def test_sequence_sum_divides_by_its_constant_whatever_the_length() -> None:
     found = token_weights(mask, sequence_index=index, num_sequences=3, aggregation="sequence_sum", constant_tokens=10)
     torch.testing.assert_close(found, torch.tensor([0.05, 0.05, 0, 0.05, 0]))
     with pytest.raises(ValueError, match="constant_tokens"):
-        token_weights(mask, sequence_index=index, num_sequences=3, aggregation="sequence_sum", constant_tokens=None)
+        token_weights(
+            mask,
+            sequence_index=index,
+            num_sequences=3,
+            aggregation="sequence_sum",
+            constant_tokens=None,
+        )
 
 
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "sequence_sum"])

@@ -6,7 +6,12 @@ from async_rl.algorithms.rewards import overlong_penalty, scaled, step_rewards
 
 
 def test_rewards_are_shifted_scaled_and_clipped_by_hand() -> None:
-    assert scaled(torch.tensor([0.0, 0.5, 0.75, 1.0]), bias=0.5, scale=4, clip=1.5).tolist() == [-1.5, 0.0, 1.0, 1.5]
+    assert scaled(torch.tensor([0.0, 0.5, 0.75, 1.0]), bias=0.5, scale=4, clip=1.5).tolist() == [
+        -1.5,
+        0.0,
+        1.0,
+        1.5,
+    ]
 
 
 def test_the_penalty_rises_over_the_last_tokens_of_the_allowed_length() -> None:

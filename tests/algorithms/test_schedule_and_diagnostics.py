@@ -5,7 +5,12 @@ import math
 import pytest
 import torch
 
-from async_rl.algorithms.diagnostics import behavior_metrics, explained_variance, mismatch_metrics, reward_metrics
+from async_rl.algorithms.diagnostics import (
+    behavior_metrics,
+    explained_variance,
+    mismatch_metrics,
+    reward_metrics,
+)
 from async_rl.algorithms.schedule import learning_rate
 
 
@@ -28,7 +33,12 @@ def test_cosine_falls_to_its_floor_and_stays() -> None:
 
 def test_effective_sample_size_by_hand() -> None:
     proximal = torch.tensor([1.0, 3.0]).log()
-    found = behavior_metrics(proximal, behavior_logprobs=torch.zeros(2), raw_weights=proximal.exp(), is_bounded=torch.tensor([False, True]))
+    found = behavior_metrics(
+        proximal,
+        behavior_logprobs=torch.zeros(2),
+        raw_weights=proximal.exp(),
+        is_bounded=torch.tensor([False, True]),
+    )
     assert found["policy/effective_sample_size"] == pytest.approx(16 / (2 * 10))
     assert found["policy/behavior_weight_mean"] == pytest.approx(2.0)
     assert found["policy/behavior_weight_max"] == pytest.approx(3.0)
@@ -39,13 +49,22 @@ def test_effective_sample_size_by_hand() -> None:
 
 def test_fresh_samples_are_fully_effective() -> None:
     logprobs = torch.tensor([-1.0, -2.0, -3.0])
-    found = behavior_metrics(logprobs, behavior_logprobs=logprobs, raw_weights=torch.ones(3), is_bounded=torch.zeros(3, dtype=torch.bool))
+    found = behavior_metrics(
+        logprobs,
+        behavior_logprobs=logprobs,
+        raw_weights=torch.ones(3),
+        is_bounded=torch.zeros(3, dtype=torch.bool),
+    )
     assert found["policy/effective_sample_size"] == pytest.approx(1.0)
 
 
 def test_mismatch_is_split_by_age() -> None:
     behavior = torch.tensor([-1.1, -0.7, -3.0, -1.0])
-    found = mismatch_metrics(torch.tensor([-1.0, -1.0, -1.0, -1.0]), behavior_logprobs=behavior, oldest_ages=torch.tensor([0, 0, 1, 2]))
+    found = mismatch_metrics(
+        torch.tensor([-1.0, -1.0, -1.0, -1.0]),
+        behavior_logprobs=behavior,
+        oldest_ages=torch.tensor([0, 0, 1, 2]),
+    )
     assert found["mismatch/engine_abs_mean"] == pytest.approx(0.2)
     assert found["mismatch/engine_abs_max"] == pytest.approx(0.3)
     assert found["mismatch/stale_abs_mean"] == pytest.approx(1.0)
@@ -66,7 +85,10 @@ def test_explained_variance_of_a_perfect_and_a_constant_critic() -> None:
 
 def test_solved_groups_are_counted() -> None:
     found = reward_metrics(
-        torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0, 0.0]), group_index=torch.tensor([0, 0, 1, 1, 2, 2]), num_groups=3, pass_reward=1.0
+        torch.tensor([1.0, 1.0, 0.0, 1.0, 0.0, 0.0]),
+        group_index=torch.tensor([0, 0, 1, 1, 2, 2]),
+        num_groups=3,
+        pass_reward=1.0,
     )
     assert found["reward/solve_all"] == pytest.approx(1 / 3)
     assert found["reward/solve_none"] == pytest.approx(1 / 3)

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from async_rl.selection import best_of
-from async_rl.types import Score, Trajectory
+from async_rl.config.sampling import best_of
+from async_rl.core.types import Score, Trajectory
 
 
 def sample(reward: float, length: int) -> Trajectory:
@@ -35,7 +35,10 @@ def test_the_best_are_kept_and_of_equals_the_longer(drawn: list[tuple[float, int
     assert [next(i for i, s in enumerate(samples) if s is k) for k in best_of(samples, count=2)] == kept
 
 
-@given(st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.integers(1, 4)), min_size=1), st.integers(1, 5))
+@given(
+    st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.integers(1, 4)), min_size=1),
+    st.integers(1, 5),
+)
 def test_nobody_left_out_is_better_than_somebody_kept(drawn: list[tuple[float, int]], count: int) -> None:
     samples = [sample(*s) for s in drawn]
     kept = best_of(samples, count=count)

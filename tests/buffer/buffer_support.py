@@ -13,13 +13,24 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from async_rl.config import RunConfig
+from async_rl.buffer.service import BufferService
+from async_rl.buffer.store.store import Store
+from async_rl.config.run import RunConfig
+from async_rl.core.types import (
+    NO_VERSION,
+    CodeProblem,
+    Group,
+    Prompt,
+    Purpose,
+    Score,
+    Ticket,
+    Trajectory,
+    Verdict,
+)
 from async_rl.data.order import PromptOrder
-from async_rl.launchers.compose import compose_unchecked
-from async_rl.messages import Batch, FailGroup, PutGroup, RequestWork, TakeBatch, Work
-from async_rl.processes.buffer_service import BufferService
-from async_rl.store import Store
-from async_rl.types import NO_VERSION, CodeProblem, Group, Prompt, Purpose, Score, Ticket, Trajectory, Verdict
+from async_rl.launchers.configuration.compose import compose_unchecked
+from async_rl.protocol.buffer import FailGroup, PutGroup, RequestWork, Work
+from async_rl.protocol.learner import Batch, TakeBatch
 
 T = TypeVar("T")
 
@@ -78,11 +89,21 @@ class FakePrompts:
     def prompt(self, purpose: Purpose, index: int) -> Prompt:
         name = f"t{self.order.index(index)}" if purpose is Purpose.TRAIN else f"e{index}"
         return Prompt(
-            prompt_id=name, text=f"text of {name}", token_ids=np.array([1, 2], np.int32), data_source="fake", problem=CodeProblem(tests=[])
+            prompt_id=name,
+            text=f"text of {name}",
+            token_ids=np.array([1, 2], np.int32),
+            data_source="fake",
+            problem=CodeProblem(tests=[]),
         )
 
 
-def make_trajectory(versions: Sequence[int], *, passes: bool = True, trained: bool = True, is_truncated: bool = False) -> Trajectory:
+def make_trajectory(
+    versions: Sequence[int],
+    *,
+    passes: bool = True,
+    trained: bool = True,
+    is_truncated: bool = False,
+) -> Trajectory:
     """Two prompt tokens and one response token per version."""
     length = 2 + len(versions)
     return Trajectory(
@@ -101,7 +122,13 @@ def make_trajectory(versions: Sequence[int], *, passes: bool = True, trained: bo
     )
 
 
-def make_group(ticket: Ticket, *, versions: Sequence[int] | None = None, generator: str = "generator-0", **kinds: Any) -> Group:
+def make_group(
+    ticket: Ticket,
+    *,
+    versions: Sequence[int] | None = None,
+    generator: str = "generator-0",
+    **kinds: Any,
+) -> Group:
     versions = [ticket.admitted_version] * 3 if versions is None else versions
     return Group(
         group_id=ticket.group_id,
@@ -129,9 +156,22 @@ async def opened(
 
 
 def ask(
-    version: int, *, credit: int = 8, generator: str = "generator-0", incarnation: str = "a", wait_s: float = 0.0, **more: Any
+    version: int,
+    *,
+    credit: int = 8,
+    generator: str = "generator-0",
+    incarnation: str = "a",
+    wait_s: float = 0.0,
+    **more: Any,
 ) -> RequestWork:
-    return RequestWork(generator=generator, incarnation=incarnation, version=version, credit=credit, wait_s=wait_s, **more)
+    return RequestWork(
+        generator=generator,
+        incarnation=incarnation,
+        version=version,
+        credit=credit,
+        wait_s=wait_s,
+        **more,
+    )
 
 
 async def tickets(service: BufferService, version: int, **kinds: Any) -> list[Ticket]:
@@ -170,7 +210,13 @@ async def put_all(service: BufferService, version: int = 0) -> list[int]:
 
 async def fail(service: BufferService, group_id: int, attempt: int, reason: str = "scoring_failed") -> None:
     await service.fail_group(
-        FailGroup(group_id=group_id, attempt=attempt, generator="generator-0", reason=reason, message="no verifier answered")
+        FailGroup(
+            group_id=group_id,
+            attempt=attempt,
+            generator="generator-0",
+            reason=reason,
+            message="no verifier answered",
+        )
     )
 
 

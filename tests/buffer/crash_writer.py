@@ -9,8 +9,8 @@ from pathlib import Path
 from buffer_support import Clock, make_group
 from test_store import admitted
 
-from async_rl.store import Store
-from async_rl.summary import summarize
+from async_rl.buffer.store.store import Store
+from async_rl.core.summary import summarize
 
 
 async def main() -> None:

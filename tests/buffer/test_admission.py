@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from async_rl.admission import Admission, Gate, OpenGroup
-from async_rl.types import NO_VERSION, GroupState, Purpose
+from async_rl.buffer.admission import Admission, Gate, OpenGroup
+from async_rl.core.types import NO_VERSION, GroupState, Purpose
 
 
 def gate(*, groups_per_step: int = 2, max_staleness: int = 1, num_steps: int = 100) -> Gate:
@@ -74,7 +74,10 @@ def test_group_ids_and_prompt_indices_grow_in_order_of_admission() -> None:
 def test_evaluation_waits_for_a_generator_with_its_version() -> None:
     desk = admission()
     desk.start_evaluation(3, 1)
-    older, newer = hand_out(desk, version=2, learner_version=3), hand_out(desk, version=4, learner_version=3)
+    older, newer = (
+        hand_out(desk, version=2, learner_version=3),
+        hand_out(desk, version=4, learner_version=3),
+    )
     assert older is not None
     assert newer is not None
     assert (older.purpose, newer.purpose) == (Purpose.TRAIN, Purpose.EVAL)
@@ -88,7 +91,12 @@ def test_a_ticket_that_came_back_goes_out_first_with_its_id_and_the_next_attempt
     assert desk.give_back(1)
     again = hand_out(desk, generator="other")
     assert again is not None
-    assert (again.group_id, again.attempt, again.generator, again.state) == (1, 2, "other", GroupState.GENERATING)
+    assert (again.group_id, again.attempt, again.generator, again.state) == (
+        1,
+        2,
+        "other",
+        GroupState.GENERATING,
+    )
     assert desk.next_index == 3
 
 
@@ -130,7 +138,15 @@ def test_a_generator_with_weights_that_the_learner_left_behind_gets_nothing_and_
 
 def test_restored_groups_keep_their_holders_and_their_order() -> None:
     desk = admission()
-    held = OpenGroup(group_id=0, purpose=Purpose.TRAIN, index=0, state=GroupState.GENERATING, attempt=1, generator="g", incarnation="a")
+    held = OpenGroup(
+        group_id=0,
+        purpose=Purpose.TRAIN,
+        index=0,
+        state=GroupState.GENERATING,
+        attempt=1,
+        generator="g",
+        incarnation="a",
+    )
     waiting = OpenGroup(group_id=1, purpose=Purpose.TRAIN, index=1, attempt=2)
     desk.restore([held, waiting], next_group_id=5, next_index=4)
     assert desk.held_by("g") == [held]

@@ -10,17 +10,21 @@ import pytest
 from buffer_support import FakePrompts, make_config, make_group, opened, take, tickets, within
 from msgspec.structs import replace
 
-from async_rl.config import RunConfig
+from async_rl.buffer.service import BufferService
+from async_rl.buffer.store.ledger import Ledger, reading
+from async_rl.config.run import RunConfig
 from async_rl.launchers import cli
-from async_rl.launchers.compose import write_config
-from async_rl.messages import CommitStep, PutGroup
-from async_rl.processes.buffer_service import BufferService
-from async_rl.store_ledger import Ledger, reading
+from async_rl.launchers.configuration.compose import write_config
+from async_rl.protocol.buffer import PutGroup
+from async_rl.protocol.learner import CommitStep
 
 
 def filtering(above: float | None, max_share: float = 0.5) -> RunConfig:
     config = make_config(groups_per_step=2, max_staleness=0)
-    return replace(config, data=replace(config.data, filter=replace(config.data.filter, above=above, max_share=max_share)))
+    return replace(
+        config,
+        data=replace(config.data, filter=replace(config.data.filter, above=above, max_share=max_share)),
+    )
 
 
 async def train(service: BufferService, steps: range) -> list[str]:
@@ -49,7 +53,16 @@ def trained_prompts(path: Path, config: RunConfig, *lives: range) -> list[str]:
 
 
 def test_solved_prompts_are_issued_no_more_from_the_next_epoch_on(tmp_path: Path) -> None:
-    assert trained_prompts(tmp_path, filtering(0.5), range(4)) == ["t0", "t1", "t2", "t3", "t2", "t3", "t2", "t3"]
+    assert trained_prompts(tmp_path, filtering(0.5), range(4)) == [
+        "t0",
+        "t1",
+        "t2",
+        "t3",
+        "t2",
+        "t3",
+        "t2",
+        "t3",
+    ]
 
 
 def test_without_a_bound_they_are_issued_for_ever(tmp_path: Path) -> None:
@@ -71,10 +84,16 @@ def test_the_ledger_tells_who_left_when_and_why(
     trained_prompts(run_dir, config, range(3))
     with reading(run_dir / "store.sqlite") as connection:
         ledger = Ledger(connection)
-        assert [(left.prompt_id, left.position, left.score) for left in ledger.left()] == [("t0", 4, 1.0), ("t1", 4, 1.0)]
+        assert [(left.prompt_id, left.position, left.score) for left in ledger.left()] == [
+            ("t0", 4, 1.0),
+            ("t1", 4, 1.0),
+        ]
         assert ledger.summary().num_left == 2
     write_config(config, run_dir / "config.yaml")
-    monkeypatch.setattr("sys.argv", ["async-rl", "ledger", "filtered", "--left", "--json", f"--output-dir={tmp_path / 'runs'}"])
+    monkeypatch.setattr(
+        "sys.argv",
+        ["async-rl", "ledger", "filtered", "--left", "--json", f"--output-dir={tmp_path / 'runs'}"],
+    )
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert not ended.value.code

@@ -10,8 +10,9 @@ import pytest
 from buffer_support import make_config, make_group, opened, settle, take, tickets, within
 from test_store import open_store, put, run
 
-from async_rl.errors import InfrastructureError
-from async_rl.messages import CommitStep, PutGroup, TakeBatch
+from async_rl.core.errors import InfrastructureError
+from async_rl.protocol.buffer import PutGroup
+from async_rl.protocol.learner import CommitStep, TakeBatch
 
 
 def test_a_store_that_another_program_holds_is_told_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,7 +25,10 @@ def test_a_store_that_another_program_holds_is_told_with_what_to_do(tmp_path: Pa
             holder = sqlite3.connect(tmp_path / "store.sqlite", isolation_level=None)
             holder.execute("BEGIN IMMEDIATE")
             put(store, 1)
-            with pytest.raises(InfrastructureError, match=r"cannot be written: database is locked; end the program that holds it"):
+            with pytest.raises(
+                InfrastructureError,
+                match=r"cannot be written: database is locked; end the program that holds it",
+            ):
                 await store.flush()
         with pytest.raises(InfrastructureError, match="end the program that holds it"):
             open_store(tmp_path)
@@ -35,7 +39,9 @@ def test_a_store_that_another_program_holds_is_told_with_what_to_do(tmp_path: Pa
     run(scenario())
 
 
-def test_a_request_is_not_answered_by_a_store_that_failed_but_by_the_next_life(tmp_path: Path) -> None:
+def test_a_request_is_not_answered_by_a_store_that_failed_but_by_the_next_life(
+    tmp_path: Path,
+) -> None:
     async def scenario() -> None:
         async with opened(tmp_path, make_config(groups_per_step=2)) as service:
             given = await tickets(service, 0, credit=3)

@@ -12,15 +12,16 @@ import msgspec
 import pytest
 from buffer_support import make_config, make_group, opened, take, tickets, within
 
-from async_rl.config import RunConfig
-from async_rl.errors import Unavailable
+from async_rl.buffer.store.audit import audit
+from async_rl.buffer.store.ledger import Ledger, reading
+from async_rl.config.run import RunConfig
+from async_rl.core.errors import Unavailable
+from async_rl.core.types import GroupState
 from async_rl.launchers import cli
-from async_rl.launchers.compose import write_config
-from async_rl.launchers.ledger import promise_of
-from async_rl.messages import CommitStep, FailGroup, PutGroup, SyncVersion
-from async_rl.store_audit import audit
-from async_rl.store_ledger import Ledger, reading
-from async_rl.types import GroupState
+from async_rl.launchers.commands.ledger import promise_of
+from async_rl.launchers.configuration.compose import write_config
+from async_rl.protocol.buffer import FailGroup, PutGroup
+from async_rl.protocol.learner import CommitStep, SyncVersion
 
 CONFIG = make_config(max_attempts=1)
 
@@ -31,7 +32,13 @@ async def make_history(path: Path, config: RunConfig = CONFIG) -> None:
         for version in range(3):
             for ticket in await tickets(service, version):
                 if ticket.group_id == 4:
-                    failed = FailGroup(group_id=4, attempt=1, generator="generator-0", reason="scoring_failed", message="no verifier")
+                    failed = FailGroup(
+                        group_id=4,
+                        attempt=1,
+                        generator="generator-0",
+                        reason="scoring_failed",
+                        message="no verifier",
+                    )
                     await service.fail_group(failed)
                 else:
                     await service.put_group(PutGroup(group=make_group(ticket, passes=ticket.group_id != 1)))
@@ -51,9 +58,20 @@ def test_a_prompt_tells_its_groups_with_rewards_step_and_every_change(store: Pat
     with reading(store) as connection:
         first, again = Ledger(connection).of_prompt("t1")
         assert Ledger(connection).of_prompt("nobody") == []
-    assert (first.group_id, first.state, first.step, first.rewards, first.pass_rate) == (1, "trained", 1, [0.0, 0.0], 0.0)
+    assert (first.group_id, first.state, first.step, first.rewards, first.pass_rate) == (
+        1,
+        "trained",
+        1,
+        [0.0, 0.0],
+        0.0,
+    )
     assert (first.parts, again.parts) == ({"style": 0.5}, {"style": 1.5})
-    assert [change.state for change in first.history] == ["generating", "ready", "leased", "trained"]
+    assert [change.state for change in first.history] == [
+        "generating",
+        "ready",
+        "leased",
+        "trained",
+    ]
     assert (first.generator, first.oldest_version, first.train_version) == ("generator-0", 0, 0)
     assert again.group_id == 6
 
@@ -71,15 +89,30 @@ def test_a_step_tells_the_groups_that_it_trained_and_an_undone_one_none(store: P
 def test_the_summary_counts_states_reasons_and_ages(store: Path) -> None:
     with reading(store) as connection:
         found = Ledger(connection).summary()
-    assert found.states == {"issued": 0, "generating": 0, "ready": 2, "leased": 2, "trained": 4, "dropped": 1}
+    assert found.states == {
+        "issued": 0,
+        "generating": 0,
+        "ready": 2,
+        "leased": 2,
+        "trained": 4,
+        "dropped": 1,
+    }
     assert found.dropped == {"scoring_failed": 1}
-    assert (found.learner_version, found.num_undone_steps, found.next_position, found.num_prompts) == (2, 1, 9, 5)
+    assert (
+        found.learner_version,
+        found.num_undone_steps,
+        found.next_position,
+        found.num_prompts,
+    ) == (2, 1, 9, 5)
     assert sum(found.staleness.values()) == 4
     assert found.num_stored == 8
 
 
 def test_a_run_without_a_store_is_a_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(Unavailable, match="has stored nothing yet"), reading(tmp_path / "store.sqlite"):
+    with (
+        pytest.raises(Unavailable, match="has stored nothing yet"),
+        reading(tmp_path / "store.sqlite"),
+    ):
         pass
 
 
@@ -95,18 +128,45 @@ def test_an_honest_history_is_clean(store: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ("UPDATE groups SET state='ready' WHERE group_id=0", "group 0 is ready, attempt 1, which is not where its history ends"),
+        (
+            "UPDATE groups SET state='ready' WHERE group_id=0",
+            "group 0 is ready, attempt 1, which is not where its history ends",
+        ),
         ("DELETE FROM groups WHERE group_id=3", "group 3 has a history and is gone"),
-        ("DELETE FROM transitions WHERE state='ready' AND group_id=2", "group 2 went from generating to leased"),
-        ("UPDATE transitions SET attempt=2 WHERE group_id=1 AND state='generating'", "group 1 has attempt 2 after attempt 0"),
-        ("UPDATE groups SET position=0 WHERE group_id=1", "8 places in the order of prompts are stored, 9 were given"),
-        ("INSERT INTO trained SELECT max(step_id) - 1, 0 FROM steps", "group 0 was trained 2 times"),
-        ("DELETE FROM trained WHERE group_id=0", "group 0 is trained, but no surviving step trained it"),
-        ("DELETE FROM steps WHERE version=1", "the surviving steps are not 1 to 1: [1] are missing"),
-        ("UPDATE groups SET oldest_version=-9 WHERE group_id=0", "group 0 with tokens of version -9 was leased for version 0"),
+        (
+            "DELETE FROM transitions WHERE state='ready' AND group_id=2",
+            "group 2 went from generating to leased",
+        ),
+        (
+            "UPDATE transitions SET attempt=2 WHERE group_id=1 AND state='generating'",
+            "group 1 has attempt 2 after attempt 0",
+        ),
+        (
+            "UPDATE groups SET position=0 WHERE group_id=1",
+            "8 places in the order of prompts are stored, 9 were given",
+        ),
+        (
+            "INSERT INTO trained SELECT max(step_id) - 1, 0 FROM steps",
+            "group 0 was trained 2 times",
+        ),
+        (
+            "DELETE FROM trained WHERE group_id=0",
+            "group 0 is trained, but no surviving step trained it",
+        ),
+        (
+            "DELETE FROM steps WHERE version=1",
+            "the surviving steps are not 1 to 1: [1] are missing",
+        ),
+        (
+            "UPDATE groups SET oldest_version=-9 WHERE group_id=0",
+            "group 0 with tokens of version -9 was leased for version 0",
+        ),
         ("DELETE FROM blobs WHERE group_id=5", "the trajectories of group 5 are lost"),
         ("UPDATE groups SET reason='' WHERE group_id=4", "group 4 was dropped without a reason"),
-        ("UPDATE groups SET train_version=7 WHERE group_id=0", "group 0 was leased for version 7 and trained by step 1"),
+        (
+            "UPDATE groups SET train_version=7 WHERE group_id=0",
+            "group 0 was leased for version 7 and trained by step 1",
+        ),
     ],
 )
 def test_the_audit_sees_what_is_wrong(store: Path, change: str, expected: str) -> None:

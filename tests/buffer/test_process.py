@@ -12,18 +12,28 @@ from typing import Any
 
 from buffer_support import FakePrompts, make_config, make_group, opened, take, tickets, within
 
-from async_rl.config import RunConfig
-from async_rl.messages import Member, Members, PutGroup, StartEvaluation, TakeBatch
+from async_rl.buffer.service import BufferService
+from async_rl.config.run import RunConfig
+from async_rl.core.types import Purpose
 from async_rl.observability.activity import Activity
 from async_rl.processes.buffer import Tasks
-from async_rl.processes.buffer_service import BufferService
-from async_rl.processes.directory import Directory
-from async_rl.types import Purpose
+from async_rl.protocol.buffer import PutGroup
+from async_rl.protocol.learner import StartEvaluation, TakeBatch
+from async_rl.protocol.membership import Member, Members
+from async_rl.runtime.directory import Directory
 
 
 def member(name: str, pid: int) -> Member:
     return Member(
-        name=name, role="generator", pid=pid, address="tcp://127.0.0.1:1", state="", waits_for="", since_s=0.0, version=0, counters={}
+        name=name,
+        role="generator",
+        pid=pid,
+        address="tcp://127.0.0.1:1",
+        state="",
+        waits_for="",
+        since_s=0.0,
+        version=0,
+        counters={},
     )
 
 
@@ -105,7 +115,10 @@ def test_status_tells_queue_depths_drops_and_what_the_learner_waits_for(tmp_path
             await it.service.put_group(PutGroup(group=make_group(given[0])))
             await it.service.put_group(PutGroup(group=make_group(given[1], trained=False)))
             shown = it.context.activity.snapshot()
-            assert (shown.state, shown.waits_for) == ("waiting", "groups: 1 of 2 groups are ready for step 1")
+            assert (shown.state, shown.waits_for) == (
+                "waiting",
+                "groups: 1 of 2 groups are ready for step 1",
+            )
             assert {name: shown.counters[f"gauge/queue/{name}"] for name in ("generating", "ready")} == {"generating": 2, "ready": 1}
             assert shown.counters["failures/untrainable"] == 1
             await it.service.put_group(PutGroup(group=make_group(given[2])))

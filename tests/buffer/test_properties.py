@@ -20,26 +20,23 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from async_rl.config import RunConfig
-from async_rl.launchers.ledger import promise_of
-from async_rl.messages import (
+from async_rl.buffer.service import BufferService
+from async_rl.buffer.store.audit import audit
+from async_rl.buffer.store.ledger import reading
+from async_rl.buffer.store.store import Store
+from async_rl.config.run import RunConfig
+from async_rl.core.types import Group, GroupState, Purpose, Ticket
+from async_rl.launchers.commands.ledger import promise_of
+from async_rl.protocol.base import Message
+from async_rl.protocol.buffer import FailGroup, PutGroup, ReleaseGenerator, Work
+from async_rl.protocol.learner import (
     Batch,
     CommitStep,
-    FailGroup,
-    Message,
-    PutGroup,
-    ReleaseGenerator,
+    ForgetBefore,
     StartEvaluation,
     SyncVersion,
     TakeBatch,
-    Work,
 )
-from async_rl.messages_history import ForgetBefore
-from async_rl.processes.buffer_service import BufferService
-from async_rl.store import Store
-from async_rl.store_audit import audit
-from async_rl.store_ledger import reading
-from async_rl.types import Group, GroupState, Purpose, Ticket
 
 T = TypeVar("T")
 NAMES = ("generator-0", "generator-1")
@@ -82,7 +79,11 @@ class BufferMachine(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         self.directory = Path(tempfile.mkdtemp(prefix="buffer-", dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None))
         self.config: RunConfig = make_config(
-            groups_per_step=groups_per_step, max_staleness=max_staleness, over_age=over_age, max_attempts=max_attempts, group_size=1
+            groups_per_step=groups_per_step,
+            max_staleness=max_staleness,
+            over_age=over_age,
+            max_attempts=max_attempts,
+            group_size=1,
         )
         self.clock = Clock()
         self.generators = {name: FakeGenerator(name) for name in NAMES}
@@ -135,11 +136,22 @@ class BufferMachine(RuleBasedStateMachine):
 
     # ---- generators
 
-    @rule(name=GENERATORS, credit=st.integers(0, 4), is_lost=st.booleans(), crash=st.one_of(st.none(), st.integers(0, 3)))
+    @rule(
+        name=GENERATORS,
+        credit=st.integers(0, 4),
+        is_lost=st.booleans(),
+        crash=st.one_of(st.none(), st.integers(0, 3)),
+    )
     def ask_for_work(self, name: str, credit: int, is_lost: bool, crash: int | None) -> None:
         generator = self.generators[name]
         held = [ticket.group_id for ticket, _ in generator.held]
-        request = ask(generator.version, generator=name, incarnation=generator.incarnation, credit=credit, held=held)
+        request = ask(
+            generator.version,
+            generator=name,
+            incarnation=generator.incarnation,
+            credit=credit,
+            held=held,
+        )
         reply = self.call(self.service.request_work(request), crash)
         if isinstance(reply, Work) and not is_lost:
             assert len(reply.tickets) <= credit
@@ -157,7 +169,13 @@ class BufferMachine(RuleBasedStateMachine):
             generator.version = wanted
             generator.held = [(ticket, min(first, wanted)) for ticket, first in generator.held]
 
-    @rule(name=GENERATORS, which=CHOICES, twice=st.booleans(), crash=st.one_of(st.none(), st.integers(0, 3)), spread=st.integers(0, 3))
+    @rule(
+        name=GENERATORS,
+        which=CHOICES,
+        twice=st.booleans(),
+        crash=st.one_of(st.none(), st.integers(0, 3)),
+        spread=st.integers(0, 3),
+    )
     def put(self, name: str, which: int, twice: bool, crash: int | None, spread: int) -> None:
         generator = self.generators[name]
         if not generator.held:
@@ -191,7 +209,13 @@ class BufferMachine(RuleBasedStateMachine):
         if not generator.held:
             return
         ticket, first = generator.held[which % len(generator.held)]
-        request = FailGroup(group_id=ticket.group_id, attempt=ticket.attempt, generator=name, reason="scoring_failed", message="")
+        request = FailGroup(
+            group_id=ticket.group_id,
+            attempt=ticket.attempt,
+            generator=name,
+            reason="scoring_failed",
+            message="",
+        )
         if self.call(self.service.fail_group(request), crash) is not None:
             generator.held.remove((ticket, first))
 
@@ -383,5 +407,8 @@ async def _end(task: asyncio.Task[Message]) -> None:
 
 TestBuffer = BufferMachine.TestCase
 TestBuffer.settings = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

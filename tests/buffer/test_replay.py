@@ -4,8 +4,8 @@ from typing import Literal
 
 import pytest
 
-from async_rl.errors import ProtocolError, StalenessError
-from async_rl.replay import Replay, StoredGroup, Unfinished
+from async_rl.buffer.replay import Replay, StoredGroup, Unfinished
+from async_rl.core.errors import ProtocolError, StalenessError
 
 
 def replay(*, max_staleness: int = 1, over_age: Literal["drop", "mask"] = "drop", version: int = 0) -> Replay:
@@ -16,7 +16,13 @@ def replay(*, max_staleness: int = 1, over_age: Literal["drop", "mask"] = "drop"
 
 def put(buffer: Replay, *group_ids: int, oldest: int = 0, newest: int | None = None) -> None:
     for group_id in group_ids:
-        buffer.put(StoredGroup(group_id=group_id, oldest_version=oldest, newest_version=oldest if newest is None else newest))
+        buffer.put(
+            StoredGroup(
+                group_id=group_id,
+                oldest_version=oldest,
+                newest_version=oldest if newest is None else newest,
+            )
+        )
 
 
 def test_oldest_admission_is_taken_first_whatever_finished_first() -> None:

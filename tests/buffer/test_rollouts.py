@@ -14,16 +14,16 @@ from buffer_support import make_config, make_group, opened, take, tickets
 from rich.console import Console
 from tokenizers import Tokenizer, models
 
+from async_rl.buffer.store.ledger import reading
+from async_rl.buffer.store.rollouts import Rollout, rollouts, stored_steps
+from async_rl.core.types import Group
 from async_rl.launchers import cli
-from async_rl.launchers.compose import write_config
-from async_rl.launchers.rollouts_command import choose
-from async_rl.messages import CommitStep, PutGroup
-from async_rl.messages_history import ForgetBefore, KeepAdvantages
+from async_rl.launchers.commands.rollouts import choose
+from async_rl.launchers.configuration.compose import write_config
 from async_rl.monitoring.rollout_page import Colour, page
-from async_rl.processes.runtime import Control
-from async_rl.store_ledger import reading
-from async_rl.store_rollouts import Rollout, rollouts, stored_steps
-from async_rl.types import Group
+from async_rl.protocol.buffer import PutGroup
+from async_rl.protocol.learner import CommitStep, ForgetBefore, KeepAdvantages
+from async_rl.runtime.context import Control
 
 WORDS = [f"w{i} " for i in range(5)]
 
@@ -34,7 +34,13 @@ async def make_history(path: Path) -> None:
         for version in range(2):
             for ticket in await tickets(service, version):
                 await service.put_group(
-                    PutGroup(group=make_group(ticket, passes=ticket.group_id != 1, versions=[version, version, version + 1]))
+                    PutGroup(
+                        group=make_group(
+                            ticket,
+                            passes=ticket.group_id != 1,
+                            versions=[version, version, version + 1],
+                        )
+                    )
                 )
             batch = await take(service, version)
             ids = [g.group_id for g in batch.groups]
@@ -154,7 +160,10 @@ def test_the_colour_of_a_token_tells_what_was_asked(run_dir: Path, colour: Colou
         colours = {"32": "\x1b[32m", "33": "\x1b[33m", "31": "\x1b[31m", "": ""}
         before = response[: response.rindex(letter)]
         style = before[before.rfind("\x1b[") :] if "\x1b[" in before else ""
-        assert style.startswith(colours[code]) if code else style in ("", "\x1b[0m"), (letter, response)
+        assert style.startswith(colours[code]) if code else style in ("", "\x1b[0m"), (
+            letter,
+            response,
+        )
 
 
 def test_the_command_shows_prompt_response_reward_and_verdicts(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 from buffer_support import FakePrompts, make_group
 
-from async_rl.processes.evaluation import sample_text
-from async_rl.types import Purpose, Sampling, Ticket
+from async_rl.buffer.evaluation import sample_text
+from async_rl.core.types import Purpose, Sampling, Ticket
 
 
 def test_a_sample_is_told_with_its_reward_parts_verdicts_and_versions() -> None:

@@ -6,21 +6,29 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from buffer_support import FakePrompts, fail, make_config, make_group, opened, put_all, run, take, tickets
-
-from async_rl.errors import InfrastructureError
-from async_rl.messages import (
-    CommitStep,
-    PutGroup,
-    StartEvaluation,
-    SyncVersion,
+from buffer_support import (
+    FakePrompts,
+    fail,
+    make_config,
+    make_group,
+    opened,
+    put_all,
+    run,
+    take,
+    tickets,
 )
-from async_rl.processes.evaluation import report_of
-from async_rl.store import KEPT_SAMPLES
-from async_rl.types import Purpose
+
+from async_rl.buffer.evaluation import report_of
+from async_rl.buffer.store.store import KEPT_SAMPLES
+from async_rl.core.errors import InfrastructureError
+from async_rl.core.types import Purpose
+from async_rl.protocol.buffer import PutGroup
+from async_rl.protocol.learner import CommitStep, StartEvaluation, SyncVersion
 
 
-def test_an_evaluation_is_reported_from_the_store_when_its_last_sample_is_in(tmp_path: Path) -> None:
+def test_an_evaluation_is_reported_from_the_store_when_its_last_sample_is_in(
+    tmp_path: Path,
+) -> None:
     prompts = FakePrompts(num_held_out=4)
 
     async def scenario() -> None:
@@ -62,7 +70,9 @@ def test_an_evaluation_is_reported_from_the_store_when_its_last_sample_is_in(tmp
     run(scenario())
 
 
-def test_an_evaluation_draws_so_many_samples_of_each_prompt_as_are_asked_for(tmp_path: Path) -> None:
+def test_an_evaluation_draws_so_many_samples_of_each_prompt_as_are_asked_for(
+    tmp_path: Path,
+) -> None:
     prompts = FakePrompts(num_held_out=2)
     config = make_config()
     config = msgspec.structs.replace(config, evaluation=msgspec.structs.replace(config.evaluation, num_samples=3))
@@ -82,7 +92,9 @@ def test_an_evaluation_draws_so_many_samples_of_each_prompt_as_are_asked_for(tmp
     run(scenario())
 
 
-def test_a_learner_that_came_back_to_an_evaluated_version_gets_it_told_again_with_the_samples_that_are_kept(tmp_path: Path) -> None:
+def test_a_learner_that_came_back_to_an_evaluated_version_gets_it_told_again_with_the_samples_that_are_kept(
+    tmp_path: Path,
+) -> None:
     prompts = FakePrompts(num_held_out=KEPT_SAMPLES + 2)
 
     async def scenario() -> None:

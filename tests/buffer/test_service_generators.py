@@ -6,16 +6,25 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from buffer_support import Clock, FakePrompts, ask, fail, make_config, make_group, opened, put_all, run, settle, states, take, tickets
-
-from async_rl.errors import ConfigError, ProtocolError
-from async_rl.messages import (
-    CommitStep,
-    LimitStaleness,
-    PutGroup,
-    ReleaseGenerator,
-    Work,
+from buffer_support import (
+    Clock,
+    FakePrompts,
+    ask,
+    fail,
+    make_config,
+    make_group,
+    opened,
+    put_all,
+    run,
+    settle,
+    states,
+    take,
+    tickets,
 )
+
+from async_rl.core.errors import ConfigError, ProtocolError
+from async_rl.protocol.buffer import LimitStaleness, PutGroup, ReleaseGenerator, Work
+from async_rl.protocol.learner import CommitStep
 
 
 def test_groups_go_from_ticket_to_trained(tmp_path: Path) -> None:
@@ -43,7 +52,12 @@ def test_groups_go_from_ticket_to_trained(tmp_path: Path) -> None:
 def test_prompts_repeat_when_the_data_is_smaller_than_a_step(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with opened(tmp_path, make_config(groups_per_step=4, max_staleness=0), FakePrompts(num_train=3)) as service:
-            assert [t.prompt.prompt_id for t in await tickets(service, 0)] == ["t0", "t1", "t2", "t0"]
+            assert [t.prompt.prompt_id for t in await tickets(service, 0)] == [
+                "t0",
+                "t1",
+                "t2",
+                "t0",
+            ]
 
     run(scenario())
 
@@ -78,7 +92,9 @@ def test_a_request_that_gets_nothing_within_its_wait_says_why(tmp_path: Path) ->
     run(scenario())
 
 
-def test_synchronous_training_admits_the_next_batch_only_with_the_new_weights(tmp_path: Path) -> None:
+def test_synchronous_training_admits_the_next_batch_only_with_the_new_weights(
+    tmp_path: Path,
+) -> None:
     async def scenario() -> None:
         async with opened(tmp_path, make_config(max_staleness=0)) as service:
             assert await put_all(service) == [0, 1]
@@ -92,7 +108,9 @@ def test_synchronous_training_admits_the_next_batch_only_with_the_new_weights(tm
     run(scenario())
 
 
-def test_a_lower_limit_makes_a_run_synchronous_and_a_higher_one_lets_it_run_ahead_again(tmp_path: Path) -> None:
+def test_a_lower_limit_makes_a_run_synchronous_and_a_higher_one_lets_it_run_ahead_again(
+    tmp_path: Path,
+) -> None:
     async def scenario() -> None:
         async with opened(tmp_path, make_config(max_staleness=1)) as service:
             await service.limit_staleness(LimitStaleness(max_staleness_versions=0))
@@ -177,7 +195,9 @@ def test_results_of_an_older_attempt_change_nothing(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_attempts_that_ended_because_a_generator_was_asked_to_leave_do_not_use_a_group_up(tmp_path: Path) -> None:
+def test_attempts_that_ended_because_a_generator_was_asked_to_leave_do_not_use_a_group_up(
+    tmp_path: Path,
+) -> None:
     async def scenario() -> None:
         async with opened(tmp_path, make_config(max_staleness=0)) as service:
             for attempt in range(1, 6):
@@ -267,7 +287,9 @@ def test_a_new_incarnation_takes_over_from_the_lost_one(tmp_path: Path) -> None:
     run(scenario())
 
 
-def test_a_generator_unheard_of_for_the_lease_time_loses_its_tickets_unless_it_is_known_to_live(tmp_path: Path) -> None:
+def test_a_generator_unheard_of_for_the_lease_time_loses_its_tickets_unless_it_is_known_to_live(
+    tmp_path: Path,
+) -> None:
     async def scenario() -> None:
         clock = Clock()
         async with opened(tmp_path, make_config(lease_timeout_s=30), clock=clock) as service:

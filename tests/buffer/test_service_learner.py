@@ -6,19 +6,23 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from buffer_support import FakePrompts, ask, make_config, make_group, opened, put_all, run, settle, states, take, tickets
-
-from async_rl.errors import InfrastructureError, ProtocolError
-from async_rl.messages import (
-    Batch,
-    CommitStep,
-    PutGroup,
-    ReleaseGenerator,
-    SyncVersion,
-    TakeBatch,
-    Work,
+from buffer_support import (
+    FakePrompts,
+    ask,
+    make_config,
+    make_group,
+    opened,
+    put_all,
+    run,
+    settle,
+    states,
+    take,
+    tickets,
 )
-from async_rl.messages_history import ForgetBefore
+
+from async_rl.core.errors import InfrastructureError, ProtocolError
+from async_rl.protocol.buffer import PutGroup, ReleaseGenerator, Work
+from async_rl.protocol.learner import Batch, CommitStep, ForgetBefore, SyncVersion, TakeBatch
 
 
 def test_a_take_is_parked_until_its_last_group_is_put(tmp_path: Path) -> None:
@@ -99,7 +103,9 @@ def test_a_batch_waits_for_the_group_that_would_be_too_old_after_it(tmp_path: Pa
     run(scenario())
 
 
-def test_unfinished_groups_may_be_as_old_as_the_version_that_the_learner_went_back_to(tmp_path: Path) -> None:
+def test_unfinished_groups_may_be_as_old_as_the_version_that_the_learner_went_back_to(
+    tmp_path: Path,
+) -> None:
     async def scenario() -> None:
         async with opened(tmp_path, make_config()) as service:
             for version in range(2):
@@ -187,7 +193,9 @@ def test_a_learner_that_goes_back_trains_the_undone_batches_again(tmp_path: Path
     run(scenario())
 
 
-def test_what_is_generated_while_the_learner_goes_back_may_be_as_old_as_the_learner_also_after_a_restart(tmp_path: Path) -> None:
+def test_what_is_generated_while_the_learner_goes_back_may_be_as_old_as_the_learner_also_after_a_restart(
+    tmp_path: Path,
+) -> None:
     async def scenario() -> None:
         async with opened(tmp_path, make_config(max_staleness=1)) as service:
             for version in range(2):
@@ -204,7 +212,9 @@ def test_what_is_generated_while_the_learner_goes_back_may_be_as_old_as_the_lear
     run(scenario())
 
 
-def test_a_ticket_that_got_lost_is_given_again_for_the_weights_that_the_generator_holds_now(tmp_path: Path) -> None:
+def test_a_ticket_that_got_lost_is_given_again_for_the_weights_that_the_generator_holds_now(
+    tmp_path: Path,
+) -> None:
     async def scenario() -> None:
         async with opened(tmp_path, make_config(max_staleness=1)) as service:
             await put_all(service, 0)
@@ -256,7 +266,10 @@ def test_trajectories_that_were_forgotten_are_a_clear_error(tmp_path: Path) -> N
             await service.forget_before(ForgetBefore(version=1))
             with pytest.raises(InfrastructureError, match="no longer holds the trajectories of group 0"):
                 await service._store.read_groups([0])
-            with pytest.raises(ProtocolError, match="starts at version 0, but the trajectories of steps up to 1 are deleted"):
+            with pytest.raises(
+                ProtocolError,
+                match="starts at version 0, but the trajectories of steps up to 1 are deleted",
+            ):
                 await service.sync_version(SyncVersion(version=0))
         async with opened(tmp_path, make_config()) as service:
             with pytest.raises(ProtocolError, match="bring that checkpoint back"):

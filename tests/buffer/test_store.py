@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from buffer_support import Clock, FakePrompts, make_group, within
 
-from async_rl.admission import OpenGroup
-from async_rl.errors import InfrastructureError, Unavailable
-from async_rl.store import Store
-from async_rl.summary import summarize
-from async_rl.types import Group, GroupState, Purpose, Sampling, Ticket
+from async_rl.buffer.admission import OpenGroup
+from async_rl.buffer.store.store import Store
+from async_rl.core.errors import InfrastructureError, Unavailable
+from async_rl.core.summary import summarize
+from async_rl.core.types import Group, GroupState, Purpose, Sampling, Ticket
 
 WRITER = Path(__file__).with_name("crash_writer.py")
 
@@ -35,7 +35,13 @@ def admitted(store: Store, group_id: int) -> Ticket:
     prompt = FakePrompts().prompt(Purpose.TRAIN, group_id)
     store.admit(
         OpenGroup(
-            group_id=group_id, purpose=Purpose.TRAIN, index=group_id, state=GroupState.GENERATING, attempt=1, generator="g", version=0
+            group_id=group_id,
+            purpose=Purpose.TRAIN,
+            index=group_id,
+            state=GroupState.GENERATING,
+            attempt=1,
+            generator="g",
+            version=0,
         ),
         prompt,
         2,
@@ -151,7 +157,10 @@ def test_every_change_of_state_is_a_transition(tmp_path: Path) -> None:
         assert history[0] == ["generating", "issued", "dropped"]
         assert history[1] == history[2] == ["generating", "ready", "leased", "trained", "ready"]
         assert connection.execute("SELECT version, undone_s IS NOT NULL FROM steps").fetchall() == [(1, 1)]
-        assert connection.execute("SELECT group_id FROM trained ORDER BY 1").fetchall() == [(1,), (2,)]
+        assert connection.execute("SELECT group_id FROM trained ORDER BY 1").fetchall() == [
+            (1,),
+            (2,),
+        ]
         connection.close()
 
     run(scenario())
@@ -176,7 +185,10 @@ def test_nothing_acknowledged_is_lost_when_the_writer_is_killed(tmp_path: Path, 
     """The writer prints each group id after its flush; it is killed in the middle of writing the next ones."""
     environment = {**os.environ, "PYTHONPATH": str(WRITER.parent), "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
-        [sys.executable, str(WRITER), str(tmp_path / "store.sqlite")], stdout=subprocess.PIPE, text=True, env=environment
+        [sys.executable, str(WRITER), str(tmp_path / "store.sqlite")],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
     ) as writer:
         assert writer.stdout is not None
         acknowledged = [int(writer.stdout.readline()) for _ in range(num_acknowledged)]

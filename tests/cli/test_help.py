@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import typer
 
-from async_rl.launchers import options
 from async_rl.launchers.cli import app
-from async_rl.launchers.options import complete_run, complete_setting
+from async_rl.launchers.commands import options
+from async_rl.launchers.commands.options import complete_run, complete_setting
 
 GROUP = typer.main.get_command(app)
 COMMANDS = {

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from async_rl.launchers import cli
-from async_rl.launchers.compose import compose
+from async_rl.launchers.configuration.compose import compose
 
 
 def init(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -27,11 +27,20 @@ def test_a_new_task_has_a_configuration_that_composes_and_data_that_pass_their_o
     task = tmp_path / "mine"
     assert init(monkeypatch, str(task), "--model", str(tmp_path)) == 0
     config = compose(str(task / "conf.yaml"))
-    assert (config.data.train_files, config.data.val_files) == ([str(task / "train.jsonl")], [str(task / "held_out.jsonl")])
+    assert (config.data.train_files, config.data.val_files) == (
+        [str(task / "train.jsonl")],
+        [str(task / "held_out.jsonl")],
+    )
     assert config.model.path == str(tmp_path)
     rows = {name: [json.loads(line) for line in (task / f"{name}.jsonl").read_text().splitlines()] for name in ("train", "held_out")}
     assert {row["id"] for row in rows["train"]}.isdisjoint(row["id"] for row in rows["held_out"])
-    tested = subprocess.run([sys.executable, "-m", "pytest", "-q", str(task)], cwd=task, capture_output=True, text=True, timeout=60)
+    tested = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", str(task)],
+        cwd=task,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert tested.returncode == 0, tested.stdout
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from async_rl.config import RunConfig
+from async_rl.config.run import RunConfig
 from async_rl.launchers import cli
 
 
@@ -39,7 +39,9 @@ def main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return caught.value.code
 
 
-def test_dry_run_shows_configuration_processes_and_numbers_and_makes_nothing(tmp_path: Path) -> None:
+def test_dry_run_shows_configuration_processes_and_numbers_and_makes_nothing(
+    tmp_path: Path,
+) -> None:
     done = run(
         "launch",
         "conf=ppo_code",
@@ -77,11 +79,23 @@ def test_the_resolved_configuration_in_a_dry_run_is_valid_yaml(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["conf=ppo_code", "num_step=3"], "error: num_step=3: there is no such setting; did you mean num_steps"),
+        (
+            ["conf=ppo_code", "num_step=3"],
+            "error: num_step=3: there is no such setting; did you mean num_steps",
+        ),
         (["conf=ppo_code", "num_steps=0"], "error: num_steps=0: must be a whole number >= 1"),
-        (["conf=ppo_code", "learner.minibatches=3"], "error: learner.minibatches=3 does not divide"),
-        (["conf=ppo_code", "learner.cores=[4096]"], "error: learner.cores=[4096]: this machine lacks 4096"),
-        (["conf=ppo_code", "model.path=/nowhere"], "error: model.path=/nowhere: there is no such directory"),
+        (
+            ["conf=ppo_code", "learner.minibatches=3"],
+            "error: learner.minibatches=3 does not divide",
+        ),
+        (
+            ["conf=ppo_code", "learner.cores=[4096]"],
+            "error: learner.cores=[4096]: this machine lacks 4096",
+        ),
+        (
+            ["conf=ppo_code", "model.path=/nowhere"],
+            "error: model.path=/nowhere: there is no such directory",
+        ),
         (["conf=ppo_cod"], "did you mean ppo_code?"),
         (["num_steps=3"], "error: conf= is given 0 times"),
         (["conf=ppo_code", "conf=grpo_code"], "error: conf= is given 2 times"),
@@ -133,7 +147,14 @@ loaded = sorted(set({HEAVY!r}) & set(sys.modules))
 assert not loaded, loaded
 """
     started_s = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stderr
     # Half a second on a quiet machine; the bound leaves room for a busy one.
     assert time.monotonic() - started_s < 10

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from async_rl.launchers import cli, logs_command
-from async_rl.launchers.compose import compose, write_config
+from async_rl.launchers import cli
+from async_rl.launchers.commands import logs as logs_command
+from async_rl.launchers.configuration.compose import compose, write_config
 
 
 @pytest.fixture
@@ -39,14 +40,28 @@ def test_entries_of_all_processes_are_in_order_of_time_and_tracebacks_stay_whole
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, out, _ = shown(monkeypatch, capsys, str(run_dir))
-    assert [line.split()[-1] for line in out.splitlines()] == ["zero", "one", "two", "Traceback", "2", "three", "four"]
+    assert [line.split()[-1] for line in out.splitlines()] == [
+        "zero",
+        "one",
+        "two",
+        "Traceback",
+        "2",
+        "three",
+        "four",
+    ]
 
 
 def test_the_newest_entries_are_shown_and_a_traceback_counts_as_one_with_its_head(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, out, _ = shown(monkeypatch, capsys, str(run_dir), "--num", "3")
-    assert [line.split()[-1] for line in out.splitlines()] == ["two", "Traceback", "2", "three", "four"]
+    assert [line.split()[-1] for line in out.splitlines()] == [
+        "two",
+        "Traceback",
+        "2",
+        "three",
+        "four",
+    ]
     assert shown(monkeypatch, capsys, str(run_dir), "--num", "0")[1] == ""
 
 
@@ -69,7 +84,13 @@ def test_following_shows_what_is_added_whole_and_ends_with_the_run(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = run_dir / "logs" / "buffer.log"
-    added = iter(["2026-11-20 19:30:05.000 INFO    buffer  five\n2026-11-20 19:30:06.", "000 INFO    buffer  six\n", None])
+    added = iter(
+        [
+            "2026-11-20 19:30:05.000 INFO    buffer  five\n2026-11-20 19:30:06.",
+            "000 INFO    buffer  six\n",
+            None,
+        ]
+    )
 
     def living_pid(_: Path) -> int | None:
         text = next(added)

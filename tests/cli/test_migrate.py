@@ -11,14 +11,14 @@ import yaml
 from migration_sources import AREAL, VERL_FIRST, VERL_TODAY
 from typer.testing import CliRunner
 
-from async_rl.errors import ConfigError
+from async_rl.core.errors import ConfigError
+from async_rl.core.machine import Machine, this_machine
 from async_rl.launchers.cli import app
-from async_rl.launchers.compose import compose
-from async_rl.launchers.migrate_command import read, to_yaml
-from async_rl.launchers.migration import Migration, flat
-from async_rl.launchers.preflight import preflight
-from async_rl.machine import Machine, this_machine
-from async_rl.topology import processes
+from async_rl.launchers.commands.migrate import read, to_yaml
+from async_rl.launchers.configuration.compose import compose
+from async_rl.launchers.configuration.preflight import preflight
+from async_rl.launchers.migration.rules import Migration, flat
+from async_rl.planning.topology import processes
 
 SOURCES = {"verl_first": VERL_FIRST, "verl_today": VERL_TODAY, "areal": AREAL}
 
@@ -61,7 +61,11 @@ def test_a_launch_takes_the_result_where_files_and_gpus_are_there(tmp_path: Path
     (tmp_path / "rows.jsonl").write_text("{}")
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "held_out.jsonl").write_text("{}")
-    given = [f"model.path={tmp_path}", f"data.train_files={tmp_path}/rows.jsonl", f"output_dir={tmp_path}/runs"]
+    given = [
+        f"model.path={tmp_path}",
+        f"data.train_files={tmp_path}/rows.jsonl",
+        f"output_dir={tmp_path}/runs",
+    ]
     given += [] if name == "areal" else [f"data.val_files={tmp_path}/held_out.jsonl"]
     machine = Machine(cores=tuple(this_machine().cores), num_gpus=8, memory_mb=1_000_000)
     config = compose(str(ours), given)
@@ -69,7 +73,9 @@ def test_a_launch_takes_the_result_where_files_and_gpus_are_there(tmp_path: Path
     assert processes(config, machine)
 
 
-def test_the_command_writes_a_file_that_it_does_not_overwrite_and_lists_the_keys(tmp_path: Path) -> None:
+def test_the_command_writes_a_file_that_it_does_not_overwrite_and_lists_the_keys(
+    tmp_path: Path,
+) -> None:
     source = tmp_path / "ppo_trainer.yaml"
     source.write_text(VERL_FIRST)
     result = CliRunner().invoke(app, ["migrate", str(source)])
@@ -95,11 +101,19 @@ def test_a_key_that_nobody_knows_is_refused(tmp_path: Path) -> None:
     assert line.fate.kind == "refused"
 
 
-_A, _R, _F = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.actor.fsdp_config."
+_A, _R, _F = (
+    "actor_rollout_ref.actor.",
+    "actor_rollout_ref.rollout.",
+    "actor_rollout_ref.actor.fsdp_config.",
+)
 # Key, its other value, and what that becomes: settings of ours, or "defaulted", or "refused".
 VERL_KEYS: list[tuple[str, Any, Any]] = [
     ("data.tokenizer", "other", {"data.tokenizer": "other"}),
-    ("data.train_files", ["a.parquet", "hdfs://x/b.parquet"], {"data.train_files": ["a.parquet", "hdfs://x/b.parquet"]}),
+    (
+        "data.train_files",
+        ["a.parquet", "hdfs://x/b.parquet"],
+        {"data.train_files": ["a.parquet", "hdfs://x/b.parquet"]},
+    ),
     ("data.val_files", "v.jsonl", {"data.val_files": ["v.jsonl"]}),
     ("data.prompt_key", "question", {"data.prompt_key": "question"}),
     ("data.prompt_id_key", "uid", {"data.id_key": "uid"}),
@@ -116,8 +130,16 @@ VERL_KEYS: list[tuple[str, Any, Any]] = [
     ("actor_rollout_ref.hybrid_engine", True, "refused"),
     ("actor_rollout_ref.model.path", "a/b", {"model.path": "a/b"}),
     ("actor_rollout_ref.model.external_lib", "my.package", {"model.external_lib": "my.package"}),
-    ("actor_rollout_ref.model.override_config", {"dropout": 0.1}, {"model.override_config": ["dropout=0.1"]}),
-    ("actor_rollout_ref.model.enable_gradient_checkpointing", True, {"learner.gradient_checkpointing": True}),
+    (
+        "actor_rollout_ref.model.override_config",
+        {"dropout": 0.1},
+        {"model.override_config": ["dropout=0.1"]},
+    ),
+    (
+        "actor_rollout_ref.model.enable_gradient_checkpointing",
+        True,
+        {"learner.gradient_checkpointing": True},
+    ),
     (_A + "strategy", "megatron", "defaulted"),
     (_A + "ppo_mini_batch_size", 128, {"learner.minibatches": 8}),
     (_A + "ppo_mini_batch_size", 100, "refused"),
@@ -176,7 +198,11 @@ VERL_KEYS: list[tuple[str, Any, Any]] = [
     ("algorithm.kl_penalty", "mse", {"algorithm.kl_estimator": "k2"}),
     ("algorithm.kl_penalty", "full", {"algorithm.kl_estimator": "full"}),
     ("algorithm.kl_ctrl.type", "adaptive", {"algorithm.kl_controller": "adaptive"}),
-    ("algorithm.kl_ctrl.kl_coef", 0.2, {"algorithm.kl_coef": 0.2, "algorithm.kl_placement": "reward"}),
+    (
+        "algorithm.kl_ctrl.kl_coef",
+        0.2,
+        {"algorithm.kl_coef": 0.2, "algorithm.kl_placement": "reward"},
+    ),
     ("trainer.total_epochs", 2, {"num_steps": None, "data.epochs": 2}),
     ("trainer.project_name", "p", "defaulted"),
     ("trainer.experiment_name", "e", {"run_name": "e"}),
@@ -187,7 +213,12 @@ VERL_KEYS: list[tuple[str, Any, Any]] = [
     (
         "trainer.n_gpus_per_node",
         4,
-        {"generators.count": 1, "generators.gpus_each": 2, "learner.ranks": 2, "learner.gpus_each": 1},
+        {
+            "generators.count": 1,
+            "generators.gpus_each": 2,
+            "learner.ranks": 2,
+            "learner.gpus_each": 1,
+        },
     ),
     ("trainer.save_freq", 7, {"checkpoint.every_steps": 7}),
     ("trainer.save_freq", -1, {"checkpoint.every_steps": 0}),
@@ -223,12 +254,24 @@ AREAL_KEYS: list[tuple[str, Any, Any]] = [
     ("ppo.gen.top_k", 20, "refused"),
     ("ppo.gen.temperature", 0.5, {"generation.temperature": 0.5}),
     ("ppo.ppo_n_minibatches", 2, {"learner.minibatches": 2}),
-    ("ppo.kl_ctl", 0.0, {"algorithm.kl_coef": 0.0, "algorithm.kl_placement": "reward", "algorithm.kl_estimator": "k1"}),
+    (
+        "ppo.kl_ctl",
+        0.0,
+        {
+            "algorithm.kl_coef": 0.0,
+            "algorithm.kl_placement": "reward",
+            "algorithm.kl_estimator": "k1",
+        },
+    ),
     ("ppo.discount", 0.9, {"algorithm.gamma": 0.9}),
     ("ppo.gae_lambda", 0.9, {"algorithm.gae_lambda": 0.9}),
     ("ppo.eps_clip", 0.1, {"algorithm.clip_low": 0.1, "algorithm.clip_high": 0.1}),
     ("ppo.value_eps_clip", 0.1, {"algorithm.value_clip": 0.1}),
-    ("ppo.disable_value", True, {"algorithm.advantage": "reinforce_plus_plus", "learner.critic.enabled": False}),
+    (
+        "ppo.disable_value",
+        True,
+        {"algorithm.advantage": "reinforce_plus_plus", "learner.critic.enabled": False},
+    ),
     ("ppo.max_reward_clip", 5.0, {"reward.clip": 5.0}),
     ("ppo.reward_output_scaling", 2.0, {"reward.scale": 2.0}),
     ("ppo.reward_output_bias", 0.5, {"reward.bias": 0.5}),
@@ -287,9 +330,21 @@ def test_another_value_of_a_key_has_its_own_fate(tmp_path: Path, text: str, key:
         (VERL_TODAY, "algorithm.use_kl_in_reward", True, "algorithm.kl_placement", "reward"),
         (VERL_TODAY, "data.filter_overlong_prompts", True, "data.truncation", "drop"),
         (VERL_TODAY, f"{_R}val_kwargs.temperature", 0.6, "evaluation.temperature", 0.0),
-        (VERL_TODAY, f"{_R}val_kwargs", {"temperature": 0.6, "do_sample": True}, "evaluation.temperature", 0.6),
+        (
+            VERL_TODAY,
+            f"{_R}val_kwargs",
+            {"temperature": 0.6, "do_sample": True},
+            "evaluation.temperature",
+            0.6,
+        ),
         (VERL_TODAY, f"{_R}val_kwargs", {"n": 4, "do_sample": True}, "evaluation.num_samples", 4),
-        (VERL_TODAY, f"{_A}optim.lr_warmup_steps_ratio", 0.05, "learner.optimizer.warmup_steps", 10),
+        (
+            VERL_TODAY,
+            f"{_A}optim.lr_warmup_steps_ratio",
+            0.05,
+            "learner.optimizer.warmup_steps",
+            10,
+        ),
     ],
 )
 def test_keys_that_decide_together_give_one_setting(tmp_path: Path, text: str, key: str, value: Any, path: str, expected: Any) -> None:
@@ -306,11 +361,18 @@ def test_prompts_leave_by_their_score_where_a_share_of_them_may(tmp_path: Path, 
 
 @pytest.mark.parametrize("is_installed", [True, False])
 def test_numbers_go_to_wandb_where_it_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_installed: bool) -> None:
-    monkeypatch.setattr("async_rl.launchers.migration.find_spec", lambda name: object() if is_installed else None)
+    monkeypatch.setattr(
+        "async_rl.launchers.migration.rules.find_spec",
+        lambda name: object() if is_installed else None,
+    )
     of_verl = migrated(tmp_path, VERL_FIRST, "trainer.logger", ["console", "wandb"])
     [line] = [line for line in of_verl.lines if line.key == "trainer.logger"]
     of_areal = migrated(tmp_path, AREAL, "wandb", {"mode": "online", "project": "mine"})
-    found = (line.fate.kind, of_verl.settings.get("monitoring.wandb"), of_areal.settings.get("monitoring.wandb"))
+    found = (
+        line.fate.kind,
+        of_verl.settings.get("monitoring.wandb"),
+        of_areal.settings.get("monitoring.wandb"),
+    )
     assert found == (("translated", "verl_examples", "mine") if is_installed else ("refused", None, None))
     assert of_verl.settings["monitoring.tensorboard"] is not is_installed
 
@@ -328,10 +390,17 @@ def test_half_of_the_gpus_generate_and_half_train(tmp_path: Path) -> None:
     assert settings["learner.ranks"] * settings["learner.gpus_each"] == 4
 
 
-def test_the_settings_of_a_reward_model_are_carried_over_where_it_is_enabled(tmp_path: Path) -> None:
+def test_the_settings_of_a_reward_model_are_carried_over_where_it_is_enabled(
+    tmp_path: Path,
+) -> None:
     model = {"path": "/rm", "input_tokenizer": "/policy"}
     for enabled in (True, False):
         value = {"enable": enabled, "model": model, "micro_batch_size": 4, "max_length": 512}
         settings = migrated(tmp_path, VERL_FIRST, "reward_model", value).settings
-        wanted = {"reward.fn": "reward_model", "reward.model.path": "/rm", "reward.model.batch_size": 4, "reward.model.max_tokens": 512}
+        wanted = {
+            "reward.fn": "reward_model",
+            "reward.model.path": "/rm",
+            "reward.model.batch_size": 4,
+            "reward.model.max_tokens": 512,
+        }
         assert {path: settings.get(path) for path in wanted} == (wanted if enabled else dict.fromkeys(wanted))

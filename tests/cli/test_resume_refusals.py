@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from async_rl.errors import ConfigError
-from async_rl.launchers.compose import compose, write_config
-from async_rl.launchers.resuming import resumed_config
+from async_rl.core.errors import ConfigError
+from async_rl.launchers.commands.resume import resumed_config
+from async_rl.launchers.configuration.compose import compose, write_config
 
 
 @pytest.mark.parametrize(
@@ -18,22 +18,35 @@ from async_rl.launchers.resuming import resumed_config
             ["algorithm.advantage=remax"],
             "algorithm.advantage=remax: was grpo, and the groups that are stored have no greedy answer; keep grpo",
         ),
-        (["generation.group_size=4"], "generation.group_size=4: was 8, and the groups that are stored have that many samples"),
         (
-            ["reward.placement=steps", "reward.mode=fraction", "sandbox.stop_at_first_failure=false"],
+            ["generation.group_size=4"],
+            "generation.group_size=4: was 8, and the groups that are stored have that many samples",
+        ),
+        (
+            [
+                "reward.placement=steps",
+                "reward.mode=fraction",
+                "sandbox.stop_at_first_failure=false",
+            ],
             "reward.placement=steps: was end, and the groups that are stored have scores of their steps, or have not",
         ),
     ],
 )
 def test_what_stored_groups_were_made_for_may_not_change(tmp_path: Path, overrides: list[str], expected: str) -> None:
-    write_config(compose("grpo_code", ["run_name=run", f"output_dir={tmp_path.parent}"]), tmp_path / "config.yaml")
+    write_config(
+        compose("grpo_code", ["run_name=run", f"output_dir={tmp_path.parent}"]),
+        tmp_path / "config.yaml",
+    )
     with pytest.raises(ConfigError) as caught:
         resumed_config(tmp_path, overrides)
     assert expected in str(caught.value)
 
 
 def test_other_estimators_may_follow_each_other(tmp_path: Path) -> None:
-    write_config(compose("grpo_code", ["run_name=run", f"output_dir={tmp_path.parent}"]), tmp_path / "config.yaml")
+    write_config(
+        compose("grpo_code", ["run_name=run", f"output_dir={tmp_path.parent}"]),
+        tmp_path / "config.yaml",
+    )
     config, changed = resumed_config(tmp_path, ["algorithm.advantage=rloo"])
     assert config.algorithm.advantage == "rloo"
     assert changed == ["algorithm.advantage=rloo (was grpo)"]

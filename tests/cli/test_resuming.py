@@ -6,14 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from async_rl.errors import ConfigError
-from async_rl.launchers import schema
-from async_rl.launchers.compose import compose, write_config
-from async_rl.launchers.control import leave_mark, living_pid
-from async_rl.launchers.resuming import FIXED, changes, fetch, is_copy, resumed_config, take_up
-from async_rl.launchers.runs import config_of
-from async_rl.processes.checkpoints import directory_of
-from async_rl.processes.mirror import Mirror
+from async_rl.core.errors import ConfigError
+from async_rl.launchers.commands.control import leave_mark, living_pid
+from async_rl.launchers.commands.resume import (
+    FIXED,
+    changes,
+    fetch,
+    is_copy,
+    resumed_config,
+    take_up,
+)
+from async_rl.launchers.commands.runs import config_of
+from async_rl.launchers.configuration import schema
+from async_rl.launchers.configuration.compose import compose, write_config
+from async_rl.training.checkpoints import directory_of
+from async_rl.training.mirror import Mirror
 
 
 @pytest.fixture
@@ -32,7 +39,10 @@ def test_changes_are_told_with_both_values_and_nothing_else_is(run_dir: Path) ->
     config, changed = resumed_config(run_dir, ["num_steps=20", "learner.optimizer.lr=1e-4", "buffer.durability=normal"])
     before = config_of(run_dir)
     assert (config.num_steps, config.learner.optimizer.lr) == (20, 1e-4)
-    assert sorted(changed) == [f"learner.optimizer.lr=0.0001 (was {before.learner.optimizer.lr})", "num_steps=20 (was 9)"]
+    assert sorted(changed) == [
+        f"learner.optimizer.lr=0.0001 (was {before.learner.optimizer.lr})",
+        "num_steps=20 (was 9)",
+    ]
     assert resumed_config(run_dir, []) == (before, [])
 
 
@@ -41,7 +51,10 @@ def test_changes_are_told_with_both_values_and_nothing_else_is(run_dir: Path) ->
     [
         ("seed=7", "seed=7: was 0, and the order of prompts follows from it"),
         ("data.max_prompt_tokens=99", "data.max_prompt_tokens=99: was "),
-        ("buffer.max_staleness_versions=1", "was 2, and groups admitted under that bound would be over age"),
+        (
+            "buffer.max_staleness_versions=1",
+            "was 2, and groups admitted under that bound would be over age",
+        ),
         ("learner.optimizer.lrr=1", "did you mean learner.optimizer.lr"),
         ("generation.temperature=-1", "generation.temperature=-1"),
         ("algorithm=ppo", "algorithm is a section"),
@@ -98,11 +111,19 @@ def test_a_url_or_a_directory_of_copies_is_no_run_and_is_brought_here(tmp_path: 
     copy.mkdir(parents=True)
     mark = copy / "step_000005.complete"
     mark.touch()
-    assert [is_copy(str(run_dir)), is_copy("mine"), is_copy(str(copy)), is_copy("s3://bucket/mine")] == [False, False, True, True]
+    assert [
+        is_copy(str(run_dir)),
+        is_copy("mine"),
+        is_copy(str(copy)),
+        is_copy("s3://bucket/mine"),
+    ] == [False, False, True, True]
     mark.unlink()
     (run_dir / "store.sqlite").touch()
     directory_of(run_dir, 5).mkdir(parents=True)
     Mirror(str(tmp_path / "copies"), run_dir).update()
     there = fetch(str(copy), tmp_path / "there")
-    assert (there, config_of(there).output_dir) == (tmp_path / "there" / "mine", str(tmp_path / "there"))
+    assert (there, config_of(there).output_dir) == (
+        tmp_path / "there" / "mine",
+        str(tmp_path / "there"),
+    )
     assert changes(config_of(run_dir), config_of(there)).keys() == {"output_dir"}

@@ -9,9 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from async_rl.errors import ConfigError
-from async_rl.launchers.compose import compose, write_config
-from async_rl.launchers.runs import ADJECTIVES, ANIMALS, all_runs, find, remains, unique_name
+from async_rl.core.errors import ConfigError
+from async_rl.launchers.commands.runs import (
+    ADJECTIVES,
+    ANIMALS,
+    all_runs,
+    find,
+    remains,
+    unique_name,
+)
+from async_rl.launchers.configuration.compose import compose, write_config
 
 NOW = time.struct_time((2026, 11, 20, 19, 31, 0, 4, 324, 0))
 
@@ -62,7 +69,11 @@ def test_a_run_that_is_not_there_is_told_with_the_nearest(tmp_path: Path) -> Non
 
 def test_the_remains_of_a_killed_run_tell_its_last_whole_row(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path, "mine")
-    assert (remains(run_dir).step, remains(run_dir).num_steps, remains(run_dir).outcome) == (0, 9, "")
+    assert (remains(run_dir).step, remains(run_dir).num_steps, remains(run_dir).outcome) == (
+        0,
+        9,
+        "",
+    )
     (run_dir / "metrics.jsonl").write_text('{"step": 3, "reward/mean": 0.5}\n{"step": 4, "reward/mean": 0.75}\n{"step": 5, "rew')
     assert (remains(run_dir).step, remains(run_dir).metrics["reward/mean"]) == (4, 0.75)
 
@@ -84,5 +95,8 @@ def test_a_configuration_of_another_version_is_told_as_such_with_the_key(tmp_pat
     run_dir = make_run(tmp_path, "old")
     text = (run_dir / "config.yaml").read_text()
     (run_dir / "config.yaml").write_text(text.replace("num_steps:", "num_epochs:"))
-    with pytest.raises(ConfigError, match=r"config\.yaml is of another version of async_rl \(.*num_.*\); read this run with the version"):
+    with pytest.raises(
+        ConfigError,
+        match=r"config\.yaml is of another version of async_rl \(.*num_.*\); read this run with the version",
+    ):
         remains(run_dir)

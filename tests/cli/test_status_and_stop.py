@@ -16,11 +16,21 @@ import msgspec
 import psutil
 import pytest
 
-from async_rl.launchers import cli, status_command
-from async_rl.launchers.compose import compose, write_config
-from async_rl.launchers.control import MARK, Mark, leave_mark, living_pid, wait_for_end, wait_for_run
-from async_rl.messages import GetStatus, Member, Message, Ok, StatusReply, StopRun
-from async_rl.processes.runtime import Control
+from async_rl.launchers import cli
+from async_rl.launchers.commands import status as status_command
+from async_rl.launchers.commands.control import (
+    MARK,
+    Mark,
+    leave_mark,
+    living_pid,
+    wait_for_end,
+    wait_for_run,
+)
+from async_rl.launchers.configuration.compose import compose, write_config
+from async_rl.protocol.base import Message, Ok
+from async_rl.protocol.control import GetStatus, StatusReply, StopRun
+from async_rl.protocol.membership import Member
+from async_rl.runtime.context import Control
 from async_rl.wire.keys import create_keys
 from async_rl.wire.rpc import RpcServer
 
@@ -29,7 +39,10 @@ from async_rl.wire.rpc import RpcServer
 def run_dir(tmp_path: Path) -> Path:
     directory = tmp_path / "mine"
     directory.mkdir()
-    write_config(compose("ppo_code", ["run_name=mine", "num_steps=9", "supervisor.stop_timeout_s=20"]), directory / "config.yaml")
+    write_config(
+        compose("ppo_code", ["run_name=mine", "num_steps=9", "supervisor.stop_timeout_s=20"]),
+        directory / "config.yaml",
+    )
     return directory
 
 
@@ -60,7 +73,17 @@ def control_socket(run_dir: Path, pid: int) -> Iterator[list[Message]]:
     """A supervisor's side of the control socket, on a thread; gives the requests that arrived."""
     keys = create_keys(run_dir / "keys")
     asked: list[Message] = []
-    member = Member(name="buffer", role="buffer", pid=7, address="", state="ready", waits_for="", since_s=0, version=-1, counters={})
+    member = Member(
+        name="buffer",
+        role="buffer",
+        pid=7,
+        address="",
+        state="ready",
+        waits_for="",
+        since_s=0,
+        version=-1,
+        counters={},
+    )
 
     async def status(request: GetStatus) -> Message:
         asked.append(request)
@@ -159,7 +182,11 @@ def test_a_run_that_does_not_answer_yet_is_starting(
 
 @pytest.mark.parametrize(("option", "is_graceful"), [([], True), (["--now"], False)])
 def test_stop_asks_the_supervisor_and_returns_once_it_has_ended(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: list[str], is_graceful: bool
+    run_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    option: list[str],
+    is_graceful: bool,
 ) -> None:
     with sleeper() as process:
         mark(run_dir, process.pid)

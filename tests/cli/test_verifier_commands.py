@@ -17,9 +17,9 @@ import httpx
 import pytest
 from typer.testing import CliRunner, Result
 
-from async_rl.errors import ConfigError, DataError
+from async_rl.core.errors import ConfigError, DataError
 from async_rl.launchers.cli import app
-from async_rl.launchers.verifier_command import verifier_config
+from async_rl.launchers.commands.verifier import verifier_config
 
 SQUARE = {"tests": [{"kind": "call", "function": "f", "args": [3], "expected": 9}]}
 BODY = {"code": "def f(x): return x * x", "language": "python", **SQUARE}
@@ -40,7 +40,10 @@ def running(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str, str]]
 
 
 def test_server_alone_answers_and_ends_well_at_sigterm() -> None:
-    with running("--token", "t", "--cells", "1", "sandbox.timeout_s=1") as (process, url, _), httpx.Client(base_url=url) as http:
+    with (
+        running("--token", "t", "--cells", "1", "sandbox.timeout_s=1") as (process, url, _),
+        httpx.Client(base_url=url) as http,
+    ):
         headers = {"authorization": "Bearer t"}
         assert http.post("/verify", json=BODY).status_code == 401
         assert http.post("/verify", json=BODY, headers=headers).json()["verdict"] == "pass"
@@ -68,10 +71,20 @@ def test_server_makes_a_token_where_none_is_given() -> None:
 
 def test_taken_port_is_an_error_of_one_line(tmp_path: Path) -> None:
     with running("--token", "t") as (_, url, _):
-        command = [sys.executable, "-m", "async_rl.launchers.cli", "verifier", "--port", url.rpartition(":")[2]]
+        command = [
+            sys.executable,
+            "-m",
+            "async_rl.launchers.cli",
+            "verifier",
+            "--port",
+            url.rpartition(":")[2],
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert done.returncode == 2
-        assert re.fullmatch(r"error: 127.0.0.1:\d+ cannot be bound \(Address already in use\); choose another address.*\n", done.stderr)
+        assert re.fullmatch(
+            r"error: 127.0.0.1:\d+ cannot be bound \(Address already in use\); choose another address.*\n",
+            done.stderr,
+        )
 
 
 def test_settings_that_mean_nothing_without_a_run_are_refused() -> None:
@@ -89,8 +102,21 @@ def verify(tmp_path: Path, rows: list[dict[str, Any]], *arguments: str) -> Resul
 def test_completions_are_scored_and_summed_up(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"id": "a", **SQUARE, "completion": "Here:\n```python\ndef f(x):\n    return x * x\n```\n"},
-        {"id": "b", **SQUARE, "completions": ["def f(x): return x", "def f(x): return x ** 2", "def f(", "raise ValueError"]},
-        {"id": "c", "input_output": {"inputs": ["2"], "outputs": ["4"]}, "response": "print(int(input()) * 2)"},
+        {
+            "id": "b",
+            **SQUARE,
+            "completions": [
+                "def f(x): return x",
+                "def f(x): return x ** 2",
+                "def f(",
+                "raise ValueError",
+            ],
+        },
+        {
+            "id": "c",
+            "input_output": {"inputs": ["2"], "outputs": ["4"]},
+            "response": "print(int(input()) * 2)",
+        },
     ]
     result = verify(tmp_path, rows, "--output", str(tmp_path / "out.jsonl"))
     assert result.exit_code == 0, result.output
@@ -105,7 +131,12 @@ def test_completions_are_scored_and_summed_up(tmp_path: Path) -> None:
 def test_verdicts_are_never_written_over_a_file_that_exists(tmp_path: Path) -> None:
     kept = tmp_path / "out.jsonl"
     kept.write_text("mine")
-    result = verify(tmp_path, [{"id": "a", **SQUARE, "completion": "def f(x): return x * x"}], "--output", str(kept))
+    result = verify(
+        tmp_path,
+        [{"id": "a", **SQUARE, "completion": "def f(x): return x * x"}],
+        "--output",
+        str(kept),
+    )
     assert isinstance(result.exception, ConfigError)
     assert kept.read_text() == "mine"
 
@@ -116,14 +147,29 @@ def test_failing_references_are_listed_with_the_reason(tmp_path: Path) -> None:
         {"task_id": "good/0", "test_list": ["assert f(2) == 4"], "code": "def f(x): return 2 * x"},
         {"task_id": "old/1", "test_list": ["assert f(2) == 4"], "code": "def f(x): print x"},
         {"task_id": "slow/2", "test_list": ["assert f(2) == 4"], "code": "while True: pass"},
-        {"task_id": "human/3", "prompt": "def f(x):\n    ", "test": check, "entry_point": "f", "canonical_solution": "    return x + x"},
-        {"query_id": "areal/4", "input_output": '{"inputs": ["1"], "outputs": ["2"]}', "solutions": ["print(2)", "print(3)"]},
+        {
+            "task_id": "human/3",
+            "prompt": "def f(x):\n    ",
+            "test": check,
+            "entry_point": "f",
+            "canonical_solution": "    return x + x",
+        },
+        {
+            "query_id": "areal/4",
+            "input_output": '{"inputs": ["1"], "outputs": ["2"]}',
+            "solutions": ["print(2)", "print(3)"],
+        },
         {"task_id": "empty/5", "tests": [], "code": "x = 1"},
     ]
     result = verify(tmp_path, rows, "--references", "sandbox.timeout_s=0.2")
     assert result.exit_code == 1
     listed = [line.split(": ")[:2] for line in result.stdout.splitlines() if re.match(r"\w+/\d", line)]
-    assert sorted(listed) == [["areal/4", "wrong_answer"], ["empty/5", "unusable row"], ["old/1", "compile_error"], ["slow/2", "timeout"]]
+    assert sorted(listed) == [
+        ["areal/4", "wrong_answer"],
+        ["empty/5", "unusable row"],
+        ["old/1", "compile_error"],
+        ["slow/2", "timeout"],
+    ]
     assert re.search(r"pass +3 ", result.stdout)
 
 

@@ -8,11 +8,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from async_rl.config import RunConfig
-from async_rl.errors import ConfigError
-from async_rl.launchers import compose as composing
-from async_rl.launchers.compose import CONF_DIR, compose, names, recompose, to_yaml, write_config
-from async_rl.launchers.schema import settings
+from async_rl.config.run import RunConfig
+from async_rl.core.errors import ConfigError
+from async_rl.launchers.configuration import compose as composing
+from async_rl.launchers.configuration.compose import (
+    CONF_DIR,
+    compose,
+    names,
+    recompose,
+    to_yaml,
+    write_config,
+)
+from async_rl.launchers.configuration.schema import settings
 
 
 def problem(*overrides: str, conf: str = "ppo_code") -> str:
@@ -28,8 +35,16 @@ def test_every_name_in_conf_composes_without_overrides(conf: str) -> None:
 
 def test_ppo_has_a_critic_and_grpo_has_none() -> None:
     ppo, grpo = compose("ppo_code"), compose("grpo_code")
-    assert (ppo.algorithm.advantage, ppo.learner.critic.enabled, ppo.algorithm.kl_coef > 0) == ("gae", True, True)
-    assert (grpo.algorithm.advantage, grpo.learner.critic.enabled, grpo.algorithm.kl_coef) == ("grpo", False, 0)
+    assert (ppo.algorithm.advantage, ppo.learner.critic.enabled, ppo.algorithm.kl_coef > 0) == (
+        "gae",
+        True,
+        True,
+    )
+    assert (grpo.algorithm.advantage, grpo.learner.critic.enabled, grpo.algorithm.kl_coef) == (
+        "grpo",
+        False,
+        0,
+    )
 
 
 def test_choosing_the_algorithm_group_turns_one_name_into_the_other() -> None:
@@ -37,8 +52,21 @@ def test_choosing_the_algorithm_group_turns_one_name_into_the_other() -> None:
 
 
 def test_overrides_reach_nested_settings_with_their_types() -> None:
-    config = compose("ppo_code", ["buffer.groups_per_step=8", "learner.optimizer.lr=1e-3", "algorithm.clip_dual=3", "run_name=x"])
-    assert (config.buffer.groups_per_step, config.learner.optimizer.lr, config.algorithm.clip_dual, config.run_name) == (8, 1e-3, 3.0, "x")
+    config = compose(
+        "ppo_code",
+        [
+            "buffer.groups_per_step=8",
+            "learner.optimizer.lr=1e-3",
+            "algorithm.clip_dual=3",
+            "run_name=x",
+        ],
+    )
+    assert (
+        config.buffer.groups_per_step,
+        config.learner.optimizer.lr,
+        config.algorithm.clip_dual,
+        config.run_name,
+    ) == (8, 1e-3, 3.0, "x")
 
 
 def test_the_configuration_is_the_same_after_a_trip_through_its_file(tmp_path: Path) -> None:
@@ -59,7 +87,10 @@ def test_the_configuration_is_written_once(tmp_path: Path) -> None:
 def test_one_file_stands_for_a_list_of_one(tmp_path: Path) -> None:
     model = "model.path=owner/name"
     one = compose("ppo_code", [model, f"data.train_files={tmp_path}/a b.jsonl", "evaluation.every_steps=0"])
-    many = compose("ppo_code", [model, f'data.train_files=["{tmp_path}/a b.jsonl"]', "evaluation.every_steps=0"])
+    many = compose(
+        "ppo_code",
+        [model, f'data.train_files=["{tmp_path}/a b.jsonl"]', "evaluation.every_steps=0"],
+    )
     assert one.data.train_files == many.data.train_files == [f"{tmp_path}/a b.jsonl"]
 
 
@@ -78,11 +109,17 @@ def test_paths_become_absolute_and_hub_names_and_urls_stay(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
-        ("buffer.group_per_step=4", "did you mean buffer.groups_per_step (groups of one learner step)?"),
+        (
+            "buffer.group_per_step=4",
+            "did you mean buffer.groups_per_step (groups of one learner step)?",
+        ),
         ("max_staleness=1", "did you mean buffer.max_staleness_versions"),
         ("lr=1e-3", "did you mean learner.optimizer.lr"),
         ("generation.vllm.max_num_sequences=4", "did you mean generation.vllm.max_num_seqs"),
-        ("learner={ranks: 1, minibatch: 2}", "learner.minibatch=2: there is no such setting; did you mean learner.minibatches"),
+        (
+            "learner={ranks: 1, minibatch: 2}",
+            "learner.minibatch=2: there is no such setting; did you mean learner.minibatches",
+        ),
         ("zzzz.qqqq=1", "there is no such setting; --dry-run shows all that exist"),
         ("buffer=3", "buffer is a section; set one of its settings, buffer.<name>=<value>"),
         ("algorithm=gpo", "conf/algorithm/ has cispo, dapo, dr_grpo, grpo, gspo, ppo, r"),
@@ -102,13 +139,25 @@ def test_a_wrong_key_is_told_with_the_nearest_right_one(override: str, expected:
         ("seed=null", "seed=null: must be a whole number, not null"),
         ("algorithm.clip_low=1", "algorithm.clip_low=1: must be a number < 1.0"),
         ("algorithm.clip_dual=0.5", "algorithm.clip_dual=0.5: must be a number > 1.0"),
-        ("generation.engine=vlm", "generation.engine=vlm: must be one of vllm, hf; did you mean vllm?"),
+        (
+            "generation.engine=vlm",
+            "generation.engine=vlm: must be one of vllm, hf; did you mean vllm?",
+        ),
         ("launcher=lsf", "launcher=lsf: must be one of local"),
-        ("monitoring.tensorboard=1", "monitoring.tensorboard=1: must be true or false, not a whole number"),
+        (
+            "monitoring.tensorboard=1",
+            "monitoring.tensorboard=1: must be true or false, not a whole number",
+        ),
         ("generators.cores=3", "generators.cores=3: must be a list, not a whole number"),
         ("generators.cores=[a]", "generators.cores=[a]: must be a whole number, not text"),
-        ("learner.optimizer.betas=[0.9]", "learner.optimizer.betas=[0.9]: must be a list of length 2, not 1"),
-        ("network.control_port=70000", "network.control_port=70000: must be a whole number <= 65535"),
+        (
+            "learner.optimizer.betas=[0.9]",
+            "learner.optimizer.betas=[0.9]: must be a list of length 2, not 1",
+        ),
+        (
+            "network.control_port=70000",
+            "network.control_port=70000: must be a whole number <= 65535",
+        ),
     ],
 )
 def test_a_wrong_value_is_told_with_its_path_and_what_it_must_be(override: str, expected: str) -> None:
@@ -144,7 +193,12 @@ def test_a_users_file_builds_on_ours_and_overrides_win_over_it(tmp_path: Path) -
     file = tmp_path / "mine.yaml"
     file.write_text("defaults: [ppo_code, override algorithm: grpo]\nnum_steps: 7\nseed: 3\nlearner: {optimizer: {lr: 1e-3}}\n")
     config = compose(str(file), ["seed=4"])
-    assert (config.num_steps, config.seed, config.learner.optimizer.lr, config.algorithm.advantage) == (7, 4, 1e-3, "grpo")
+    assert (
+        config.num_steps,
+        config.seed,
+        config.learner.optimizer.lr,
+        config.algorithm.advantage,
+    ) == (7, 4, 1e-3, "grpo")
 
 
 def test_a_users_file_may_bring_a_choice_of_its_own(tmp_path: Path) -> None:
@@ -164,7 +218,10 @@ def test_a_users_file_may_bring_a_choice_of_its_own(tmp_path: Path) -> None:
         ("- 1\n", "must begin with the configuration it builds on"),
         ("a: [1\n", "not readable as yaml"),
         ("defaults: [ppo_cod]\n", "ppo_cod"),
-        ("defaults: [ppo_code]\nbufer: {groups_per_step: 4}\n", "did you mean buffer.groups_per_step"),
+        (
+            "defaults: [ppo_code]\nbufer: {groups_per_step: 4}\n",
+            "did you mean buffer.groups_per_step",
+        ),
         ("defaults: [ppo_code]\nbuffer:\n", "buffer is a section"),
         ("defaults: [ppo_code]\nnum_steps: ${nowhere}\n", "nowhere"),
     ],
@@ -185,7 +242,12 @@ def test_composition_leaves_logging_and_the_working_directory_alone() -> None:
 
 @pytest.mark.parametrize(
     ("cores", "generator", "learner"),
-    [({5}, [5], [5]), ({0, 1}, [0], [1]), ({2, 4, 6}, [2], [4, 6]), (set(range(8)), [0, 1, 2, 3], [4, 5, 6, 7])],
+    [
+        ({5}, [5], [5]),
+        ({0, 1}, [0], [1]),
+        ({2, 4, 6}, [2], [4, 6]),
+        (set(range(8)), [0, 1, 2, 3], [4, 5, 6, 7]),
+    ],
 )
 def test_cores_are_shared_between_generation_and_learning(
     monkeypatch: pytest.MonkeyPatch, cores: set[int], generator: list[int], learner: list[int]
@@ -205,7 +267,15 @@ def test_files_have_room_for_longer_texts_than_the_embedded_task() -> None:
 
 def test_every_setting_has_a_description_and_one_default() -> None:
     assert [path for path, setting in settings().items() if not setting.description] == []
-    files = [CONF_DIR / name for name in ("base.yaml", "task/list_functions.yaml", "model/tiny_coder.yaml", "hardware/cpu.yaml")]
+    files = [
+        CONF_DIR / name
+        for name in (
+            "base.yaml",
+            "task/list_functions.yaml",
+            "model/tiny_coder.yaml",
+            "hardware/cpu.yaml",
+        )
+    ]
     seen: dict[str, list[str]] = {}
     for file in files:
         for path in _leaves(file):
@@ -223,9 +293,12 @@ def test_an_algorithm_says_only_what_differs_from_the_base(file: Path) -> None:
 
 
 def _leaves(file: Path) -> dict[str, Any]:
-    from async_rl.launchers.schema import flatten
+    from async_rl.launchers.configuration.schema import flatten
 
-    package = next((line.split()[-1] for line in file.read_text().splitlines() if line.startswith("# @package")), "")
+    package = next(
+        (line.split()[-1] for line in file.read_text().splitlines() if line.startswith("# @package")),
+        "",
+    )
     folder = "" if file.parent == CONF_DIR else file.parent.name
     prefix = {"_global_": "", "": f"{folder}." if folder else ""}.get(package, f"{package}.")
     tree = msgspec.yaml.decode(file.read_bytes())
@@ -237,10 +310,17 @@ def test_the_yaml_is_in_the_order_of_the_schema() -> None:
     assert list(msgspec.yaml.decode(to_yaml(compose("ppo_code")))) == [field.name for field in msgspec.structs.fields(RunConfig)]
 
 
-def test_the_number_of_steps_follows_from_the_epochs_and_the_rows_of_all_files(tmp_path: Path) -> None:
+def test_the_number_of_steps_follows_from_the_epochs_and_the_rows_of_all_files(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "a.jsonl").write_text("{}\n" * 30)
     (tmp_path / "b.jsonl").write_text("{}\n\n" * 3)
-    given = ["num_steps=null", "model.path=owner/name", "evaluation.every_steps=0", f"data.train_files={tmp_path}/*.jsonl"]
+    given = [
+        "num_steps=null",
+        "model.path=owner/name",
+        "evaluation.every_steps=0",
+        f"data.train_files={tmp_path}/*.jsonl",
+    ]
     steps = {
         (epochs, groups): compose("ppo_code", [*given, f"data.epochs={epochs}", f"buffer.groups_per_step={groups}"]).num_steps
         for epochs in (1, 2.5)
@@ -251,7 +331,16 @@ def test_the_number_of_steps_follows_from_the_epochs_and_the_rows_of_all_files(t
     with pytest.raises(ConfigError, match="nothing says how long"):
         compose("ppo_code", ["num_steps=null"])
     with pytest.raises(ConfigError, match="no such file"):
-        compose("ppo_code", ["num_steps=null", "data.epochs=1", "model.path=m", "data.train_files=gone.jsonl", "evaluation.every_steps=0"])
+        compose(
+            "ppo_code",
+            [
+                "num_steps=null",
+                "data.epochs=1",
+                "model.path=m",
+                "data.train_files=gone.jsonl",
+                "evaluation.every_steps=0",
+            ],
+        )
 
 
 def test_a_resumed_run_keeps_the_number_of_steps_that_was_counted(tmp_path: Path) -> None:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from async_rl.config_check import machine_problems
-from async_rl.errors import ConfigError
-from async_rl.launchers.compose import compose, compose_unchecked
-from async_rl.machine import Machine
+from async_rl.config.checks.run import machine_problems
+from async_rl.core.errors import ConfigError
+from async_rl.core.machine import Machine
+from async_rl.launchers.configuration.compose import compose, compose_unchecked
 
 SHARED_GPU = ("placement=colocated", "learner.gpus_each=0.5", "generators.gpus_each=0.5")
 FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
@@ -16,8 +16,14 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
     [
         (["learner.critic.enabled=false"], "algorithm.advantage=gae without a critic"),
         (["algorithm.advantage=rloo"], "learner.critic.enabled=true with algorithm.advantage=rloo"),
-        (["algorithm=grpo", "learner.critic.warmup_steps=3"], "learner.critic.warmup_steps=3 without a critic"),
-        (["algorithm=grpo", "learner.critic.backbone=shared"], "learner.critic.backbone=shared without a critic"),
+        (
+            ["algorithm=grpo", "learner.critic.warmup_steps=3"],
+            "learner.critic.warmup_steps=3 without a critic",
+        ),
+        (
+            ["algorithm=grpo", "learner.critic.backbone=shared"],
+            "learner.critic.backbone=shared without a critic",
+        ),
         (["learner.critic.warmup_steps=3", "num_steps=3"], "is not below num_steps=3"),
         (["generation.top_p=0.9"], "set generation.top_p=1"),
         (["generation.top_k=20"], "set generation.top_k=-1"),
@@ -27,62 +33,150 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
         (["generation.vllm.max_num_batched_tokens=64"], "is below max_num_seqs=256"),
         (["generation.vllm.tensor_parallel_size=2"], "set generators.gpus_each=2"),
         (["generation.vllm.kv_cache_mb=0"], "the size of the KV cache is unknown"),
-        (["generators.autoscale.enabled=true", "generators.autoscale.min=3", "generators.autoscale.max=2"], "raise max or lower min"),
-        (["generators.autoscale.enabled=true", "generators.autoscale.interval_s=2"], "no shares of time could be told; raise it to 30"),
-        (["placement=colocated", "weights.push_every_steps=3", "num_steps=2"], "lower it to at most 2"),
-        (["placement=colocated", "buffer.max_staleness_versions=5"], "set it to at most 2, or weights.push_every_steps to at least 3"),
-        (["placement=colocated", "generators.autoscale.enabled=true"], "nothing to balance; set generators.autoscale.enabled=false"),
+        (
+            [
+                "generators.autoscale.enabled=true",
+                "generators.autoscale.min=3",
+                "generators.autoscale.max=2",
+            ],
+            "raise max or lower min",
+        ),
+        (
+            ["generators.autoscale.enabled=true", "generators.autoscale.interval_s=2"],
+            "no shares of time could be told; raise it to 30",
+        ),
+        (
+            ["placement=colocated", "weights.push_every_steps=3", "num_steps=2"],
+            "lower it to at most 2",
+        ),
+        (
+            ["placement=colocated", "buffer.max_staleness_versions=5"],
+            "set it to at most 2, or weights.push_every_steps to at least 3",
+        ),
+        (
+            ["placement=colocated", "generators.autoscale.enabled=true"],
+            "nothing to balance; set generators.autoscale.enabled=false",
+        ),
         (["placement=colocated", "weights.transfer=filesystem"], "set weights.transfer=auto"),
-        (["weights.transfer=ipc"], "set placement=colocated, generation.engine=vllm, learner.ranks=1, and gpus_each=0.5 for both"),
+        (
+            ["weights.transfer=ipc"],
+            "set placement=colocated, generation.engine=vllm, learner.ranks=1, and gpus_each=0.5 for both",
+        ),
         (["placement=colocated", "weights.transfer=ipc"], "or set weights.transfer=auto"),
-        ([*SHARED_GPU, "generation.engine=hf", "weights.transfer=ipc"], "a vLLM generator and a learner of one rank take turns on"),
-        ([*SHARED_GPU, "weights.transfer=ipc", "weights.path=/elsewhere"], "no file is ever written; leave weights.path out"),
-        ([*SHARED_GPU, "weights.transfer=ipc", "weights.backend=gloo"], "nothing is broadcast; set weights.backend=auto"),
+        (
+            [*SHARED_GPU, "generation.engine=hf", "weights.transfer=ipc"],
+            "a vLLM generator and a learner of one rank take turns on",
+        ),
+        (
+            [*SHARED_GPU, "weights.transfer=ipc", "weights.path=/elsewhere"],
+            "no file is ever written; leave weights.path out",
+        ),
+        (
+            [*SHARED_GPU, "weights.transfer=ipc", "weights.backend=gloo"],
+            "nothing is broadcast; set weights.backend=auto",
+        ),
         (["placement=colocated", "launcher=slurm"], "set launcher=local inside a job of one node"),
         (
-            ["placement=colocated", "generators.pools.other.count=1", "generators.pools.other.work=train"],
+            [
+                "placement=colocated",
+                "generators.pools.other.count=1",
+                "generators.pools.other.work=train",
+            ],
             "generators of one kind; leave the pool out",
         ),
         (["placement=colocated", "learner.gpus_each=0.5"], "set both to 0.5, or both to 0"),
-        (["placement=colocated", "learner.gpus_each=1", "generators.gpus_each=1"], "whole GPUs cannot be shared; set both to 0.5"),
         (
-            ["placement=colocated", "learner.gpus_each=0.5", "generators.gpus_each=2", "generation.vllm.tensor_parallel_size=2"],
+            ["placement=colocated", "learner.gpus_each=1", "generators.gpus_each=1"],
+            "whole GPUs cannot be shared; set both to 0.5",
+        ),
+        (
+            [
+                "placement=colocated",
+                "learner.gpus_each=0.5",
+                "generators.gpus_each=2",
+                "generation.vllm.tensor_parallel_size=2",
+            ],
             "set generation.vllm.tensor_parallel_size=1",
         ),
         (
-            ["placement=colocated", "learner.gpus_each=0.5", "generators.gpus_each=0.25", "generators.count=2"],
+            [
+                "placement=colocated",
+                "learner.gpus_each=0.5",
+                "generators.gpus_each=0.25",
+                "generators.count=2",
+            ],
             "generators.count=2 and learner.ranks=1 with placement=colocated: each GPU has one of each; set generators.count=1",
         ),
         (["learner.minibatches=3"], "set learner.minibatches to one of 1, 2, 4, 8, 16"),
         (["learner.minibatches=8", "learner.ranks=3"], "a minibatch has 2 groups"),
         (
-            ["learner.budget_tokens=100", "data.max_prompt_tokens=60", "data.max_response_tokens=41"],
+            [
+                "learner.budget_tokens=100",
+                "data.max_prompt_tokens=60",
+                "data.max_response_tokens=41",
+            ],
             "raise learner.budget_tokens to at least 101",
         ),
         (["algorithm.behavior_correction=token_mis"], "set algorithm.behavior_weight_min=0.5"),
         (["algorithm.behavior_weight_min=0.5"], "that has no lower bound"),
-        (["algorithm.advantage=remax"], "learner.critic.enabled=true with algorithm.advantage=remax"),
-        (["algorithm=grpo", "algorithm.advantage=vtrace"], "algorithm.advantage=vtrace without a critic"),
-        (["algorithm=grpo", "algorithm.advantage=reinforce_plus_plus_baseline", "generation.group_size=1"], "has no others to be compared"),
-        (["algorithm=grpo", "algorithm.value_clip=0.2"], "algorithm.value_clip=0.2 without a critic"),
+        (
+            ["algorithm.advantage=remax"],
+            "learner.critic.enabled=true with algorithm.advantage=remax",
+        ),
+        (
+            ["algorithm=grpo", "algorithm.advantage=vtrace"],
+            "algorithm.advantage=vtrace without a critic",
+        ),
+        (
+            [
+                "algorithm=grpo",
+                "algorithm.advantage=reinforce_plus_plus_baseline",
+                "generation.group_size=1",
+            ],
+            "has no others to be compared",
+        ),
+        (
+            ["algorithm=grpo", "algorithm.value_clip=0.2"],
+            "algorithm.value_clip=0.2 without a critic",
+        ),
         (["algorithm=grpo", "algorithm.value_norm=ma"], "algorithm.value_norm=ma without a critic"),
-        (["algorithm=cispo", "algorithm.clip_dual=3"], "algorithm.clip_dual=3 with algorithm.policy_loss=cispo"),
+        (
+            ["algorithm=cispo", "algorithm.clip_dual=3"],
+            "algorithm.clip_dual=3 with algorithm.policy_loss=cispo",
+        ),
         (["algorithm.policy_loss=reinforce"], "every update but the first would be wrong"),
-        (["algorithm=grpo", "algorithm.max_mean_ratio=5"], "always 1; set algorithm.max_mean_ratio=null"),
-        (["algorithm.policy_loss=ppo_vanilla"], "would count twice; set algorithm.behavior_correction=none"),
+        (
+            ["algorithm=grpo", "algorithm.max_mean_ratio=5"],
+            "always 1; set algorithm.max_mean_ratio=null",
+        ),
+        (
+            ["algorithm.policy_loss=ppo_vanilla"],
+            "would count twice; set algorithm.behavior_correction=none",
+        ),
         (["algorithm.behavior_correction=none"], "set buffer.max_staleness_versions=0"),
-        (["algorithm.behavior_correction=sequence_mis"], "or algorithm.behavior_correction=sequence_tis"),
+        (
+            ["algorithm.behavior_correction=sequence_mis"],
+            "or algorithm.behavior_correction=sequence_tis",
+        ),
         (["algorithm.kl_coef=0", "algorithm.kl_controller=adaptive"], "a coefficient of 0 stays 0"),
         (["algorithm.kl_coef=0", "algorithm.ref_ema_eta=0.1"], "there is no reference to move"),
         (["algorithm.aggregation=sequence_sum"], "set algorithm.aggregation_tokens=64"),
         (["algorithm.aggregation_tokens=64"], "a mean has no constant"),
-        (["algorithm.mask_truncated=true", "algorithm.zero_truncated_reward=true"], "set one of them to false"),
+        (
+            ["algorithm.mask_truncated=true", "algorithm.zero_truncated_reward=true"],
+            "set one of them to false",
+        ),
         (["reward.overlong_tokens=65"], "lower it to at most 64"),
         (["generation.generation_size=4"], "is below generation.group_size=8"),
         (["generation.generation_size=300"], "is below generation.group_size=300"),
         (["reward.placement=steps"], "such a verdict is sparse"),
         (
-            ["reward.placement=steps", "reward.mode=fraction", "sandbox.stop_at_first_failure=false", "reward.extraction=whole"],
+            [
+                "reward.placement=steps",
+                "reward.mode=fraction",
+                "sandbox.stop_at_first_failure=false",
+                "reward.extraction=whole",
+            ],
             "a response without blocks is one step",
         ),
         (["reward.fail_reward=2"], "the policy would learn to fail"),
@@ -90,40 +184,89 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
         (["reward.scale=-1"], "turn a pass into -1 and a fail into 0"),
         (["reward.bias=-5", "reward.clip=1"], "turn a pass into 1 and a fail into 1"),
         (["learner.critic.optimizer.betas=[0.9,1.0]"], "learner.critic.optimizer.betas=[0.9, 1.0]"),
-        (["weights.push_every_steps=2", "buffer.max_staleness_versions=0"], "raise buffer.max_staleness_versions to at least 1"),
+        (
+            ["weights.push_every_steps=2", "buffer.max_staleness_versions=0"],
+            "raise buffer.max_staleness_versions to at least 1",
+        ),
         (["model.dtype=bfloat16"], "set weights.probe_tolerance=0.3"),
-        (["weights.transfer=filesystem", "launcher=ray", "cluster.shared_run_dir=false"], "set weights.path to a URL that all nodes reach"),
+        (
+            ["weights.transfer=filesystem", "launcher=ray", "cluster.shared_run_dir=false"],
+            "set weights.path to a URL that all nodes reach",
+        ),
         (["weights.transfer=shared_memory", "weights.path=/elsewhere"], "leave weights.path out"),
         (["weights.transfer=collective", "weights.path=/elsewhere"], "leave weights.path out"),
-        (["weights.transfer=filesystem", "weights.backend=gloo"], "nothing is broadcast; set weights.backend=auto"),
-        (["weights.transfer=collective", "weights.backend=nccl"], "NCCL needs a GPU of its own for each rank"),
-        (["supervisor.heartbeat_timeout_s=1"], "supervisor.heartbeat_timeout_s=1 is not above supervisor.heartbeat_s=1"),
+        (
+            ["weights.transfer=filesystem", "weights.backend=gloo"],
+            "nothing is broadcast; set weights.backend=auto",
+        ),
+        (
+            ["weights.transfer=collective", "weights.backend=nccl"],
+            "NCCL needs a GPU of its own for each rank",
+        ),
+        (
+            ["supervisor.heartbeat_timeout_s=1"],
+            "supervisor.heartbeat_timeout_s=1 is not above supervisor.heartbeat_s=1",
+        ),
         (["buffer.lease_timeout_s=0.5"], "is not above supervisor.heartbeat_s=1"),
         (["verifiers.timeout_s=2", "reward.timeout_s=1"], "is not above sandbox.timeout_s=6"),
         (["learner.take_timeout_s=100"], "is not above supervisor.start_timeout_s=180"),
         (["run_name=a/b"], "becomes a directory's name"),
         (["network.host=0.0.0.0"], "nobody can connect to it"),
         (["launcher=ray", "network.host=127.0.0.1"], "other machines cannot reach it"),
-        (["launcher=slurm", "cluster.nodes=2", "network.host=127.0.0.1"], "other machines cannot reach it"),
-        (["launcher=ray", "learner.ranks=2", "ray.learner=spread"], "the learner's ranks stay beside the supervisor"),
-        (["launcher=slurm", "generators.gpus_each=0.5"], "Slurm gives whole GPUs to a step; set it to 1"),
-        (["launcher=slurm", "slurm.cpus_per_node=2", "cluster.learner_cpus=4"], "a process takes 4 (cluster.*_cpus)"),
-        (["network.control_port=6006", "monitoring.tensorboard_port=6006"], "give them different ports"),
-        (["data.train_files=/d/a.jsonl", "evaluation.every_steps=0"], "set model.path=<directory or hub name>"),
+        (
+            ["launcher=slurm", "cluster.nodes=2", "network.host=127.0.0.1"],
+            "other machines cannot reach it",
+        ),
+        (
+            ["launcher=ray", "learner.ranks=2", "ray.learner=spread"],
+            "the learner's ranks stay beside the supervisor",
+        ),
+        (
+            ["launcher=slurm", "generators.gpus_each=0.5"],
+            "Slurm gives whole GPUs to a step; set it to 1",
+        ),
+        (
+            ["launcher=slurm", "slurm.cpus_per_node=2", "cluster.learner_cpus=4"],
+            "a process takes 4 (cluster.*_cpus)",
+        ),
+        (
+            ["network.control_port=6006", "monitoring.tensorboard_port=6006"],
+            "give them different ports",
+        ),
+        (
+            ["data.train_files=/d/a.jsonl", "evaluation.every_steps=0"],
+            "set model.path=<directory or hub name>",
+        ),
         (["data.val_files=/d/a.jsonl"], "data.train_files is empty"),
         ([*FILES], "set data.val_files=<file>, or evaluation.every_steps=0"),
         ([*FILES, "data.val_files=/d/a.jsonl"], "is also in data.train_files"),
         ([*FILES, "data.val_files=/d/b.csv"], "name a .jsonl, .json or .parquet file"),
-        (["model.path=owner/name", "data.train_files=[/d/a.jsonl,/d/a.jsonl]", "evaluation.every_steps=0"], "is named twice"),
+        (
+            [
+                "model.path=owner/name",
+                "data.train_files=[/d/a.jsonl,/d/a.jsonl]",
+                "evaluation.every_steps=0",
+            ],
+            "is named twice",
+        ),
         (["learner.gpus_each=2"], "a rank computes on one GPU"),
         (["learner.gpus_each=0.5", "learner.ranks=2"], "NCCL wants one of its own for each"),
         (["learner.offload=optimizer"], "the learner lives in host memory already"),
         (["learner.shuffle=false", "learner.minibatches=1"], "set learner.shuffle=true"),
         (["evaluation.num_samples=4", "evaluation.temperature=0"], "set evaluation.num_samples=1"),
         (["data.filter.above=0.2", "data.filter.below=0.2"], "every prompt would leave"),
-        (["data.filter.above=10"], "data.filter.above=10: no reward is above it, because reward.clip=10"),
-        (["data.filter.below=-10"], "data.filter.below=-10: no reward is below it, because reward.clip=10"),
-        (["model.tiny_coder.hidden_size=100", "model.tiny_coder.num_heads=8"], "to a multiple of 16"),
+        (
+            ["data.filter.above=10"],
+            "data.filter.above=10: no reward is above it, because reward.clip=10",
+        ),
+        (
+            ["data.filter.below=-10"],
+            "data.filter.below=-10: no reward is below it, because reward.clip=10",
+        ),
+        (
+            ["model.tiny_coder.hidden_size=100", "model.tiny_coder.num_heads=8"],
+            "to a multiple of 16",
+        ),
     ],
 )
 def test_a_combination_that_cannot_work_is_refused_with_its_remedy(overrides: list[str], expected: str) -> None:
@@ -145,12 +288,21 @@ def test_a_combination_that_cannot_work_is_refused_with_its_remedy(overrides: li
         ["algorithm.max_mean_ratio=5"],
         ["algorithm=remax", "generation.group_size=1"],
         ["generation.generation_size=16"],
-        ["reward.placement=step_deltas", "reward.mode=fraction", "sandbox.stop_at_first_failure=false"],
+        [
+            "reward.placement=step_deltas",
+            "reward.mode=fraction",
+            "sandbox.stop_at_first_failure=false",
+        ],
         ["buffer.max_staleness_versions=0"],
         ["weights.push_every_steps=3", "buffer.max_staleness_versions=2"],
         ["generation.engine=hf", "generation.vllm.max_num_seqs=1"],
         ["model.dtype=bfloat16", "weights.probe_tolerance=0.3"],
-        ["weights.transfer=filesystem", "launcher=ray", "cluster.shared_run_dir=false", "weights.path=s3://bucket/weights"],
+        [
+            "weights.transfer=filesystem",
+            "launcher=ray",
+            "cluster.shared_run_dir=false",
+            "weights.path=s3://bucket/weights",
+        ],
         ["learner.ranks=2"],
         ["weights.transfer=collective", "weights.backend=gloo"],
         [*SHARED_GPU, "weights.transfer=ipc"],
@@ -170,10 +322,16 @@ def test_a_combination_that_works_is_accepted(overrides: list[str]) -> None:
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (["verifiers.cores=[0,7]"], "verifiers.cores=[0, 7]: this machine lacks 7; it has 0, 1, 2, 3"),
+        (
+            ["verifiers.cores=[0,7]"],
+            "verifiers.cores=[0, 7]: this machine lacks 7; it has 0, 1, 2, 3",
+        ),
         (["learner.cores=[1,1]"], "names a core twice"),
         (["generators.cores=[0,1]", "generators.cores_each=3"], "generators.cores has 2"),
-        (["generators.count=2", "generators.gpus_each=1", "learner.gpus_each=0.5"], "need 2.5 GPUs, this machine has 1"),
+        (
+            ["generators.count=2", "generators.gpus_each=1", "learner.gpus_each=0.5"],
+            "need 2.5 GPUs, this machine has 1",
+        ),
     ],
 )
 def test_what_the_machine_lacks_is_refused(overrides: list[str], expected: str) -> None:
@@ -194,5 +352,10 @@ def test_the_default_fits_two_cores_without_gpu() -> None:
 
 def test_one_device_in_turns_needs_nothing_but_the_word() -> None:
     assert compose("ppo_code", ["placement=colocated"]).placement == "colocated"
-    shared = ["placement=colocated", "learner.gpus_each=0.5", "generators.gpus_each=0.5", "weights.push_every_steps=2"]
+    shared = [
+        "placement=colocated",
+        "learner.gpus_each=0.5",
+        "generators.gpus_each=0.5",
+        "weights.push_every_steps=2",
+    ]
     assert compose("ppo_code", [*shared, "buffer.max_staleness_versions=4"]).weights.push_every_steps == 2

@@ -8,16 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from async_rl.config import RunConfig
-from async_rl.config_check import machine_problems
-from async_rl.config_generation import PoolConfig
-from async_rl.errors import ConfigError
-from async_rl.estimate import derived_numbers, embedded_shape, fit_problems, total_memory_mb
-from async_rl.launchers.cluster import cluster_cpus
-from async_rl.launchers.compose import compose, recompose, write_config
-from async_rl.launchers.ray_places import actor_options
-from async_rl.machine import Machine
-from async_rl.pools import (
+from async_rl.config.checks.run import machine_problems
+from async_rl.config.generation import PoolConfig
+from async_rl.config.pools import (
     PLACES,
     config_of,
     evaluates_only,
@@ -29,13 +22,32 @@ from async_rl.pools import (
     with_counts,
     work_of,
 )
-from async_rl.topology import ProcessSpec, processes
+from async_rl.config.run import RunConfig
+from async_rl.core.errors import ConfigError
+from async_rl.core.machine import Machine
+from async_rl.launchers.backends.cluster import cluster_cpus
+from async_rl.launchers.backends.ray_places import actor_options
+from async_rl.launchers.configuration.compose import compose, recompose, write_config
+from async_rl.planning.estimate import (
+    derived_numbers,
+    embedded_shape,
+    fit_problems,
+    total_memory_mb,
+)
+from async_rl.planning.topology import ProcessSpec, processes
 
 TWO_CORES = Machine(cores=(0, 1), num_gpus=0, memory_mb=8000)
 BIG = ("generators.pools.big.count=2", "generators.pools.big.work=train")
 JUDGE = ("generators.pools.judge.count=1", "generators.pools.judge.work=evaluation")
 HF = ("generation.engine=hf",)
-GPUS = ("hardware=gpus", "generators.cores=[]", "learner.cores=[]", "verifiers.cores=[]", "generators.cores_each=0", "learner.ranks=1")
+GPUS = (
+    "hardware=gpus",
+    "generators.cores=[]",
+    "learner.cores=[]",
+    "verifiers.cores=[]",
+    "generators.cores_each=0",
+    "learner.ranks=1",
+)
 
 
 def settings(*overrides: str) -> RunConfig:
@@ -95,7 +107,11 @@ def test_without_pools_there_are_those_of_always() -> None:
 
 
 def test_names_of_processes_tell_their_pool() -> None:
-    for pool, name in (("generators", "generator-3"), ("generators.big_one", "generator-big_one-3"), ("verifiers", "verifier-3")):
+    for pool, name in (
+        ("generators", "generator-3"),
+        ("generators.big_one", "generator-big_one-3"),
+        ("verifiers", "verifier-3"),
+    ):
         assert process_name(pool, 3) == name
         assert pool_of(name) == pool
     assert [pool_of(name) for name in ("buffer", "learner-0", "supervisor")] == ["", "", ""]
@@ -114,8 +130,14 @@ def test_no_two_generators_draw_the_same_noise() -> None:
     ("overrides", "work"),
     [
         (BIG, {"generators": "both", "generators.big": "train"}),
-        ((*BIG, *JUDGE), {"generators": "train", "generators.big": "train", "generators.judge": "evaluation"}),
-        (("generators.pools={a:{count:1,work:both}}",), {"generators": "both", "generators.a": "both"}),
+        (
+            (*BIG, *JUDGE),
+            {"generators": "train", "generators.big": "train", "generators.judge": "evaluation"},
+        ),
+        (
+            ("generators.pools={a:{count:1,work:both}}",),
+            {"generators": "both", "generators.a": "both"},
+        ),
     ],
 )
 def test_the_plain_generators_evaluate_until_a_pool_is_there_for_it_alone(overrides: tuple[str, ...], work: dict[str, str]) -> None:
@@ -124,15 +146,25 @@ def test_the_plain_generators_evaluate_until_a_pool_is_there_for_it_alone(overri
     assert [evaluates_only(config, process_name(pool, 0)) for pool in work] == [w == "evaluation" for w in work.values()]
 
 
-def test_pools_are_composed_from_files_and_overrides_and_come_back_from_a_runs_file(tmp_path: Path) -> None:
+def test_pools_are_composed_from_files_and_overrides_and_come_back_from_a_runs_file(
+    tmp_path: Path,
+) -> None:
     mine = tmp_path / "mine.yaml"
     mine.write_text("defaults: [ppo_code]\ngenerators: {count: 0, pools: {big: {count: 2, work: both, max_num_seqs: 64}}}\n")
     config = compose(str(mine), ["generators.pools.big.count=3", "generators.pools.small={count:1,work:both}"])
-    assert pool_counts(config) == {"generators": 0, "generators.big": 3, "generators.small": 1, "verifiers": 1}
+    assert pool_counts(config) == {
+        "generators": 0,
+        "generators.big": 3,
+        "generators.small": 1,
+        "verifiers": 1,
+    }
     assert config.generators.pools["big"].max_num_seqs == 64
     write_config(config, tmp_path / "config.yaml")
     assert recompose(tmp_path / "config.yaml", []) == config
-    again = recompose(tmp_path / "config.yaml", ["generators.pools.big.work=train", "generators.pools={more:{count:4,work:both}}"])
+    again = recompose(
+        tmp_path / "config.yaml",
+        ["generators.pools.big.work=train", "generators.pools={more:{count:4,work:both}}"],
+    )
     assert (again.generators.pools["big"].work, again.generators.pools["big"].count) == ("train", 3)
     assert pool_counts(again) == {**pool_counts(config), "generators.more": 4}
 
@@ -144,29 +176,59 @@ def test_pools_are_composed_from_files_and_overrides_and_come_back_from_a_runs_f
             ("generators.pools.big.coutn=2",),
             "generators.pools.big.coutn=2: there is no such setting; did you mean generators.pools.big.count",
         ),
-        (("generators.pools={big:{coutn:2,work:train}}",), "did you mean generators.pools.big.count"),
+        (
+            ("generators.pools={big:{coutn:2,work:train}}",),
+            "did you mean generators.pools.big.count",
+        ),
         (("generators.pools.big.count=2",), "generators.pools.big.work is missing"),
-        (("generators.pools.big.count=-1",), "generators.pools.big.count=-1: must be a whole number >= 0"),
+        (
+            ("generators.pools.big.count=-1",),
+            "generators.pools.big.count=-1: must be a whole number >= 0",
+        ),
         (("generators.pools={big:3}",), "generators.pools.big=3: is a section"),
         ((*BIG, "generators.pools.big.work=trian"), "did you mean train?"),
-        (("generators.pools={Big:{count:1,work:train}}",), "use small letters, digits and underscores only"),
-        (("generators.pools={generator:{count:1,work:train}}",), "generators.pools.generator: generator means something else"),
-        ((*HF, *BIG, "generators.pools.big.max_num_seqs=8"), "does nothing with generation.engine=hf"),
+        (
+            ("generators.pools={Big:{count:1,work:train}}",),
+            "use small letters, digits and underscores only",
+        ),
+        (
+            ("generators.pools={generator:{count:1,work:train}}",),
+            "generators.pools.generator: generator means something else",
+        ),
+        (
+            (*HF, *BIG, "generators.pools.big.max_num_seqs=8"),
+            "does nothing with generation.engine=hf",
+        ),
         ((*BIG, "generators.pools.big.node_kind=h100"), "does nothing with launcher=local"),
-        ((*BIG, "generators.pools.big.cores=[0]", "launcher=ray"), "does nothing with launcher=ray"),
+        (
+            (*BIG, "generators.pools.big.cores=[0]", "launcher=ray"),
+            "does nothing with launcher=ray",
+        ),
         ((*JUDGE, "generators.pools={a:{count:1,work:both}}"), "set generators.pools.a.work=train"),
         ((*JUDGE, "evaluation.every_steps=0"), "its generators would never have work"),
         ((*BIG, "generators.count=0"), "nobody would evaluate"),
         ((*BIG, "generators.autoscale.pool=small"), "choose of generators, generators.big"),
         ((*JUDGE, "generators.autoscale.pool=generators.judge"), "choose of generators"),
-        ((*BIG, "generators.pools.big.max_num_seqs=4"), "generators.pools.big.max_num_seqs=4 is below generation.group_size=8"),
-        ((*BIG, "generators.pools.big.tensor_parallel_size=2"), "set generators.pools.big.gpus_each=2"),
-        (("launcher=slurm", *BIG, "generators.pools.big.gpus_each=0.5"), "generators.pools.big.gpus_each=0.5: Slurm gives whole GPUs"),
+        (
+            (*BIG, "generators.pools.big.max_num_seqs=4"),
+            "generators.pools.big.max_num_seqs=4 is below generation.group_size=8",
+        ),
+        (
+            (*BIG, "generators.pools.big.tensor_parallel_size=2"),
+            "set generators.pools.big.gpus_each=2",
+        ),
+        (
+            ("launcher=slurm", *BIG, "generators.pools.big.gpus_each=0.5"),
+            "generators.pools.big.gpus_each=0.5: Slurm gives whole GPUs",
+        ),
         (
             ("launcher=slurm", "cluster.gpus_per_node=2", *BIG, "generators.pools.big.gpus_each=4"),
             "is on one node, which has cluster.gpus_per",
         ),
-        (("launcher=slurm", "slurm.cpus_per_node=4", *BIG, "generators.pools.big.cpus_each=8"), "a process takes 8"),
+        (
+            ("launcher=slurm", "slurm.cpus_per_node=4", *BIG, "generators.pools.big.cpus_each=8"),
+            "a process takes 8",
+        ),
     ],
 )
 def test_a_pool_that_cannot_work_is_refused_with_its_remedy(overrides: tuple[str, ...], expected: str) -> None:
@@ -182,7 +244,13 @@ def test_gpus_are_dealt_out_by_pool_and_a_tensor_parallel_generator_takes_one_fo
     config = settings(*GPUS, *BIG, *JUDGE, "generators.count=1", "generators.pools.big.tensor_parallel_size=2")
     assert not list(machine_problems(config, machine))
     visible = {spec.name: spec.env["CUDA_VISIBLE_DEVICES"] for spec in processes(config, machine) if spec.gpus}
-    dealt = {"learner-0": "0", "generator-0": "1", "generator-big-0": "2,3", "generator-big-1": "4,5", "generator-judge-0": "6"}
+    dealt = {
+        "learner-0": "0",
+        "generator-0": "1",
+        "generator-big-0": "2,3",
+        "generator-big-1": "4,5",
+        "generator-judge-0": "6",
+    }
     assert visible == dealt
 
 
@@ -192,14 +260,25 @@ def test_too_many_gpus_are_told_pool_by_pool() -> None:
     assert line.startswith(
         "generators.gpus_each=1 x 1 and generators.pools.big.gpus_each=2 x 2 and learner.gpus_each=1 x 1 need 6 GPUs, this machine has 4"
     )
-    assert not list(machine_problems(with_counts(config, {"generators.big": 1}), Machine(cores=(0, 1), num_gpus=4, memory_mb=64_000)))
+    assert not list(
+        machine_problems(
+            with_counts(config, {"generators.big": 1}),
+            Machine(cores=(0, 1), num_gpus=4, memory_mb=64_000),
+        )
+    )
 
 
 def test_a_pool_may_have_cores_of_its_own() -> None:
     config = settings(*JUDGE, "generators.pools.judge.cores=[1]", "generators.cores=[0]")
     cores = {spec.name: spec.cores for spec in processes(config, TWO_CORES)}
     assert (cores["generator-0"], cores["generator-judge-0"]) == ((0,), (1,))
-    lacking = settings(*JUDGE, "generators.pools.judge.cores=[7]", "generators.cores=[0]", "learner.cores=[1]", "verifiers.cores=[1]")
+    lacking = settings(
+        *JUDGE,
+        "generators.pools.judge.cores=[7]",
+        "generators.cores=[0]",
+        "learner.cores=[1]",
+        "verifiers.cores=[1]",
+    )
     (line,) = machine_problems(lacking, TWO_CORES)
     assert line.startswith("generators.pools.judge.cores=[7]: this machine lacks 7")
 
@@ -217,7 +296,12 @@ def spec(config: RunConfig, name: str) -> ProcessSpec:
 
 def test_on_a_cluster_each_pool_takes_its_own_of_a_node() -> None:
     own = ("tensor_parallel_size=2", "gpus_each=2", "cpus_each=6", "node_kind=h100")
-    config = settings("launcher=ray", "ray.generator_resource=a100", *BIG, *(f"generators.pools.big.{setting}" for setting in own))
+    config = settings(
+        "launcher=ray",
+        "ray.generator_resource=a100",
+        *BIG,
+        *(f"generators.pools.big.{setting}" for setting in own),
+    )
     plain, big = (actor_options(config, spec(config, name), is_own_cluster=False) for name in ("generator-0", "generator-big-0"))
     assert (plain["num_cpus"], plain["num_gpus"], plain["resources"]) == (1, 0, {"a100": 1})
     assert (big["num_cpus"], big["num_gpus"], big["resources"]) == (6, 2, {"h100": 1})
@@ -228,7 +312,12 @@ def test_memory_and_the_plan_count_every_pool() -> None:
     shape = embedded_shape(settings().model)
     alone, more = (
         settings(),
-        settings(*BIG, *JUDGE, "generators.pools.big.kv_cache_mb=164", "generators.pools.judge.max_concurrent_groups=9"),
+        settings(
+            *BIG,
+            *JUDGE,
+            "generators.pools.big.kv_cache_mb=164",
+            "generators.pools.judge.max_concurrent_groups=9",
+        ),
     )
     each = total_memory_mb(settings("generators.count=2"), shape) - total_memory_mb(alone, shape)
     assert total_memory_mb(more, shape) - total_memory_mb(alone, shape) == 3 * each + 2 * 100
@@ -239,6 +328,8 @@ def test_memory_and_the_plan_count_every_pool() -> None:
     assert told["pool generators.judge"] == "1 that evaluate, max_concurrent_groups=9"
     assert not any(what.startswith("pool") for what, _ in derived_numbers(alone, shape))
     (problem,) = fit_problems(
-        settings(*BIG, "generators.pools.big.kv_cache_mb=1", "data.max_response_tokens=350"), shape, memory_mb_available=99_999
+        settings(*BIG, "generators.pools.big.kv_cache_mb=1", "data.max_response_tokens=350"),
+        shape,
+        memory_mb_available=99_999,
     )
     assert problem.startswith("generators.pools.big.kv_cache_mb=1 holds")

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from async_rl.errors import ConfigError
-from async_rl.launchers.compose import compose
-from async_rl.launchers.preflight import model_shape, preflight
-from async_rl.machine import Machine
+from async_rl.core.errors import ConfigError
+from async_rl.core.machine import Machine
+from async_rl.launchers.configuration.compose import compose
+from async_rl.launchers.configuration.preflight import model_shape, preflight
 
 MACHINE = Machine(cores=(0, 1), num_gpus=0, memory_mb=8000)
 PINNED = ("generators.cores=[0]", "learner.cores=[1]")
@@ -32,9 +32,14 @@ def test_a_check_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_package_or_a_checker_that_the_verifier_could_not_load_is_named_before_anything_starts(tmp_path: Path) -> None:
+def test_a_package_or_a_checker_that_the_verifier_could_not_load_is_named_before_anything_starts(
+    tmp_path: Path,
+) -> None:
     found = problems(tmp_path, "sandbox.packages=[numpy,no_such_package]", "sandbox.checker=math:nothing")
-    assert [line.split(":")[0] for line in found] == ["sandbox.packages=no_such_package", "sandbox.checker=math"]
+    assert [line.split(":")[0] for line in found] == [
+        "sandbox.packages=no_such_package",
+        "sandbox.checker=math",
+    ]
 
 
 def test_files_that_are_missing_or_empty_are_named(tmp_path: Path) -> None:
@@ -57,10 +62,20 @@ def test_a_model_directory_must_hold_a_model(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     (line,) = problems(tmp_path, f"model.path={tmp_path}/model")
     assert "has no config.json" in line
-    config = {"vocab_size": 100, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = {
+        "vocab_size": 100,
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     config |= {"intermediate_size": 128, "max_position_embeddings": 96, "tie_word_embeddings": True}
     (tmp_path / "model" / "config.json").write_text(json.dumps(config))
-    (line,) = problems(tmp_path, f"model.path={tmp_path}/model", "data.max_prompt_tokens=64", "data.max_response_tokens=64")
+    (line,) = problems(
+        tmp_path,
+        f"model.path={tmp_path}/model",
+        "data.max_prompt_tokens=64",
+        "data.max_response_tokens=64",
+    )
     assert "= 128 is above the 96 positions of the model" in line
 
 

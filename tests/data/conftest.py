@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from data_support import SMALL_MODEL, make_config
 
-from async_rl.config import RunConfig
+from async_rl.config.run import RunConfig
 
 
 @pytest.fixture

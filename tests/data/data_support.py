@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from async_rl.config import RunConfig
-from async_rl.launchers.compose import compose_unchecked
+from async_rl.config.run import RunConfig
+from async_rl.launchers.configuration.compose import compose_unchecked
 
 SMALL_MODEL = (
     "model.tiny_coder.hidden_size=32",

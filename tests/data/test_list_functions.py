@@ -9,12 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from async_rl.config_data import ListFunctionsConfig
+from async_rl.config.data import ListFunctionsConfig
+from async_rl.core.types import CallTest, CodeProblem
 from async_rl.data import list_functions
 from async_rl.data.concepts import FILTERS, MAPS, REDUCTIONS
 from async_rl.data.list_functions import HiddenTests, Spec
 from async_rl.data.tokenizer import END
-from async_rl.types import CallTest, CodeProblem
 
 TASK = ListFunctionsConfig(held_out_fraction=0.1, num_tests=8, seed=0)
 

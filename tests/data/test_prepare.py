@@ -10,10 +10,10 @@ import msgspec
 import pytest
 from data_support import SMALL_MODEL, make_config
 
-from async_rl.config import RunConfig
+from async_rl.config.run import RunConfig
+from async_rl.core.errors import ConfigError
 from async_rl.data import prepare
 from async_rl.data.prepare import cached_model_path, prepare_model
-from async_rl.errors import ConfigError
 
 
 def silent(fraction: float, text: str) -> None:
@@ -27,7 +27,9 @@ def fake_model(directory: Path) -> Path:
     return directory
 
 
-def test_the_embedded_model_is_built_once_and_found_the_second_time(small_config: RunConfig) -> None:
+def test_the_embedded_model_is_built_once_and_found_the_second_time(
+    small_config: RunConfig,
+) -> None:
     told: list[tuple[float, str]] = []
     path = prepare_model(small_config, lambda fraction, text: told.append((fraction, text)))
     assert path == cached_model_path(small_config)
@@ -134,31 +136,47 @@ def test_a_model_directory_is_taken_as_it_is(tmp_path: Path) -> None:
     assert prepare_model(make_config(f"model.path={directory}"), silent) == directory
 
 
-def test_fields_of_the_models_configuration_are_overridden_in_a_directory_of_its_own(tmp_path: Path) -> None:
+def test_fields_of_the_models_configuration_are_overridden_in_a_directory_of_its_own(
+    tmp_path: Path,
+) -> None:
     directory = fake_model(tmp_path / "model")
     (directory / "config.json").write_text('{"model_type": "qwen3", "rope_theta": 10000.0, "hidden_size": 64}')
     cache = f"cache_dir={tmp_path / 'cache'}"
 
     def fields(*overrides: str) -> dict[str, object]:
         settings = ",".join(f"'{override}'" for override in overrides)
-        path = prepare_model(make_config(f"model.path={directory}", cache, f"model.override_config=[{settings}]"), silent)
+        path = prepare_model(
+            make_config(f"model.path={directory}", cache, f"model.override_config=[{settings}]"),
+            silent,
+        )
         assert (path / "model.safetensors").read_text() == "{}"
         found: dict[str, object] = msgspec.json.decode((path / "config.json").read_bytes())
         return found
 
     plain = {"model_type": "qwen3", "rope_theta": 10000.0, "hidden_size": 64}
     assert fields() == plain
-    assert fields("attention_dropout=0.1", "rope_theta=5e5") == plain | {"attention_dropout": 0.1, "rope_theta": 500000.0}
+    assert fields("attention_dropout=0.1", "rope_theta=5e5") == plain | {
+        "attention_dropout": 0.1,
+        "rope_theta": 500000.0,
+    }
     assert fields("attention_dropout=0.2") == plain | {"attention_dropout": 0.2}
     assert len(list((tmp_path / "cache").iterdir())) == 2
-    with pytest.raises(ConfigError, match=r"model\.override_config=hiden_size=3: .* has no such field; it has .*hidden_size"):
+    with pytest.raises(
+        ConfigError,
+        match=r"model\.override_config=hiden_size=3: .* has no such field; it has .*hidden_size",
+    ):
         fields("hiden_size=3")
     with pytest.raises(ConfigError, match=r"model\.override_config=hidden_size=big: no JSON .* quote text"):
         fields("hidden_size=big")
 
 
 @pytest.mark.parametrize(
-    ("absent", "named"), [("config.json", "config.json"), ("tokenizer.json", "tokenizer"), ("model.safetensors", "safetensors")]
+    ("absent", "named"),
+    [
+        ("config.json", "config.json"),
+        ("tokenizer.json", "tokenizer"),
+        ("model.safetensors", "safetensors"),
+    ],
 )
 def test_a_model_directory_that_lacks_a_part_is_refused_by_name(tmp_path: Path, absent: str, named: str) -> None:
     directory = fake_model(tmp_path / "model")
@@ -194,6 +212,7 @@ def test_a_hub_name_that_is_not_cached_is_refused_offline(tmp_path: Path, monkey
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(
-        ConfigError, match=r"model.path=someone/small is no directory, not in the local hub cache, and cannot be downloaded"
+        ConfigError,
+        match=r"model.path=someone/small is no directory, not in the local hub cache, and cannot be downloaded",
     ):
         prepare_model(make_config("model.path=someone/small"), silent)

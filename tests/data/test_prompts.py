@@ -11,11 +11,11 @@ import pyarrow.parquet
 import pytest
 from data_support import make_config
 
+from async_rl.core.errors import DataError
+from async_rl.core.types import AssertTest, CallTest, Prompt, StdinTest
 from async_rl.data import list_functions
 from async_rl.data.prompts import load_eval_prompts, load_train_prompts
 from async_rl.data.tokenizer import build_tokenizer
-from async_rl.errors import DataError
-from async_rl.types import AssertTest, CallTest, Prompt, StdinTest
 
 OWN_TESTS = [
     {"kind": "stdin", "input": "1\n", "output": "2\n"},
@@ -57,7 +57,9 @@ def test_the_embedded_prompts_keep_both_wordings_on_one_side(tokenizer: Any) -> 
     assert not {prompt.text for prompt in train} & {prompt.text for prompt in held_out}
 
 
-def test_the_first_held_out_prompts_are_of_different_specs_and_both_wordings(tokenizer: Any) -> None:
+def test_the_first_held_out_prompts_are_of_different_specs_and_both_wordings(
+    tokenizer: Any,
+) -> None:
     first = load_eval_prompts(make_config(), tokenizer)[:100]
     assert len({prompt.prompt_id.rpartition("/")[0] for prompt in first}) == 100
     assert {prompt.prompt_id[-1] for prompt in first} == {"0", "1"}
@@ -72,36 +74,64 @@ def test_embedded_prompts_fit_the_default_limits(tokenizer: Any) -> None:
 
 
 def test_own_tests_of_all_kinds_are_read_from_jsonl(tokenizer: Any, tmp_path: Path) -> None:
-    rows = [{"prompt": "Do it", "tests": OWN_TESTS, "setup": "import math", "data_source": "mine", "id": 7}]
+    rows = [
+        {
+            "prompt": "Do it",
+            "tests": OWN_TESTS,
+            "setup": "import math",
+            "data_source": "mine",
+            "id": 7,
+        }
+    ]
     [prompt] = load(write_jsonl(tmp_path / "mine.jsonl", rows), tokenizer)
     assert prompt.problem.tests == [
         StdinTest(input="1\n", output="2\n"),
         CallTest(function="f", args=[1, "a"], expected=None),
         AssertTest(code="assert f(1) == 2"),
     ]
-    assert (prompt.problem.setup, prompt.data_source, prompt.prompt_id, prompt.text) == ("import math", "mine", "mine/7", "Do it\n")
+    assert (prompt.problem.setup, prompt.data_source, prompt.prompt_id, prompt.text) == (
+        "import math",
+        "mine",
+        "mine/7",
+        "Do it\n",
+    )
     assert tokenizer.decode(prompt.token_ids.tolist()) == "Do it\n"
 
 
 def test_mbpp_rows_show_their_asserts_and_keep_their_imports_as_setup(tokenizer: Any, tmp_path: Path) -> None:
     path = tmp_path / "mbpp.json"
-    row = {"prompt": "Add one.", "test_list": ["assert add(1) == 2", "assert add(2) == 3"], "test_imports": ["import math"], "task_id": 3}
+    row = {
+        "prompt": "Add one.",
+        "test_list": ["assert add(1) == 2", "assert add(2) == 3"],
+        "test_imports": ["import math"],
+        "task_id": 3,
+    }
     path.write_text(json.dumps([row]))
     [prompt] = load(path, tokenizer)
     assert prompt.text == "Add one.\nYour code should pass these tests:\nassert add(1) == 2\nassert add(2) == 3\n"
-    assert prompt.problem.tests == [AssertTest(code="assert add(1) == 2"), AssertTest(code="assert add(2) == 3")]
+    assert prompt.problem.tests == [
+        AssertTest(code="assert add(1) == 2"),
+        AssertTest(code="assert add(2) == 3"),
+    ]
     assert prompt.problem.setup == "import math"
 
 
 def test_input_output_without_a_function_is_standard_input(tokenizer: Any, tmp_path: Path) -> None:
-    row = {"prompt": "p", "query_id": "q1", "input_output": json.dumps({"inputs": ["1 2\n"], "outputs": ["3\n"]})}
+    row = {
+        "prompt": "p",
+        "query_id": "q1",
+        "input_output": json.dumps({"inputs": ["1 2\n"], "outputs": ["3\n"]}),
+    }
     [prompt] = load(write_jsonl(tmp_path / "areal.jsonl", [row]), tokenizer)
     assert prompt.problem.tests == [StdinTest(input="1 2\n", output="3\n")]
     assert prompt.prompt_id == "areal/q1"
 
 
 def test_input_output_with_a_function_has_one_json_argument_per_line(tokenizer: Any, tmp_path: Path) -> None:
-    row = {"prompt": "p", "input_output": {"inputs": ['[1, 2]\n"a"'], "outputs": ["[3]"], "fn_name": "solve"}}
+    row = {
+        "prompt": "p",
+        "input_output": {"inputs": ['[1, 2]\n"a"'], "outputs": ["[3]"], "fn_name": "solve"},
+    }
     [prompt] = load(write_jsonl(tmp_path / "areal.jsonl", [row]), tokenizer)
     assert prompt.problem.tests == [CallTest(function="solve", args=[[1, 2], "a"], expected=[3])]
 
@@ -123,16 +153,28 @@ def test_parquet_rows_give_the_same_prompts_as_jsonl(tokenizer: Any, tmp_path: P
 
 
 def test_parquet_structs_with_absent_fields_are_read(tokenizer: Any, tmp_path: Path) -> None:
-    tests = [{"kind": "stdin", "input": "1", "output": "2"}, {"kind": "assert", "code": "assert True"}]
+    tests = [
+        {"kind": "stdin", "input": "1", "output": "2"},
+        {"kind": "assert", "code": "assert True"},
+    ]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"prompt": "p", "tests": tests}]), tmp_path / "x.parquet")
     [prompt] = load(tmp_path / "x.parquet", tokenizer)
-    assert prompt.problem.tests == [StdinTest(input="1", output="2"), AssertTest(code="assert True")]
+    assert prompt.problem.tests == [
+        StdinTest(input="1", output="2"),
+        AssertTest(code="assert True"),
+    ]
 
 
 def test_the_chat_template_wraps_strings_and_chats_and_opens_the_answer(chat_tokenizer: Any, tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"prompt": "Hi", "tests": OWN_TESTS},
-        {"prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}], "test_list": ["assert g()"]},
+        {
+            "prompt": [
+                {"role": "system", "content": "Be brief."},
+                {"role": "user", "content": "Hi"},
+            ],
+            "test_list": ["assert g()"],
+        },
     ]
     first, second = load(write_jsonl(tmp_path / "x.jsonl", rows), chat_tokenizer)
     assert first.text == "<user>Hi<answer>"
@@ -147,7 +189,10 @@ def test_prompt_key_chooses_the_column(tokenizer: Any, tmp_path: Path) -> None:
 
 def test_over_long_prompts_are_an_error_or_dropped_and_counted(tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = write_jsonl(tmp_path / "x.jsonl", [{"prompt": "x " * n, "tests": OWN_TESTS} for n in (3, 900)])
-    with pytest.raises(DataError, match=r"x.jsonl, row 2: 90\d tokens are over data.max_prompt_tokens=500.*truncation=drop"):
+    with pytest.raises(
+        DataError,
+        match=r"x.jsonl, row 2: 90\d tokens are over data.max_prompt_tokens=500.*truncation=drop",
+    ):
         load(path, tokenizer)
     assert len(load(path, tokenizer, "data.truncation=drop")) == 1
     assert "dropped 1 of 2 prompts" in caplog.text
@@ -167,20 +212,38 @@ def test_val_files_are_the_held_out_prompts_and_without_them_there_are_none(toke
         ({"tests": OWN_TESTS}, r"row 1: no column 'prompt', only \['tests'\]; set data.prompt_key"),
         ({"prompt": 3, "tests": OWN_TESTS}, "row 1: column 'prompt' must be a string or a list"),
         ({"prompt": [], "tests": OWN_TESTS}, "row 1: column 'prompt' must be a string or a list"),
-        ({"prompt": [{"role": "user", "content": "x"}], "tests": OWN_TESTS}, "row 1: .*no chat template"),
+        (
+            {"prompt": [{"role": "user", "content": "x"}], "tests": OWN_TESTS},
+            "row 1: .*no chat template",
+        ),
         ({"prompt": "p"}, "row 1: no tests among the columns"),
         ({"prompt": "p", "tests": []}, "row 1: the list of tests is empty"),
-        ({"prompt": "p", "tests": [{"kind": "stdin", "input": 1, "output": ""}]}, "row 1: column tests is not as documented"),
+        (
+            {"prompt": "p", "tests": [{"kind": "stdin", "input": 1, "output": ""}]},
+            "row 1: column tests is not as documented",
+        ),
         ({"prompt": "p", "tests": "[oops"}, "row 1: tests holds .*no JSON"),
-        ({"prompt": "p", "tests": [{"kind": "call", "function": "f", "args": [2**64], "expected": 1}]}, "row 1: .*more than 64 bits"),
+        (
+            {
+                "prompt": "p",
+                "tests": [{"kind": "call", "function": "f", "args": [2**64], "expected": 1}],
+            },
+            "row 1: .*more than 64 bits",
+        ),
         ({"prompt": "p", "test": "def check(c): pass"}, "row 1: entry_point must be a string"),
         ({"prompt": "p", "test_list": "assert x"}, "row 1: test_list must be a list of strings"),
-        ({"prompt": "p", "input_output": {"inputs": ["1"], "outputs": []}}, "row 1: input_output has 1 inputs and 0 outputs"),
+        (
+            {"prompt": "p", "input_output": {"inputs": ["1"], "outputs": []}},
+            "row 1: input_output has 1 inputs and 0 outputs",
+        ),
         (
             {"prompt": "p", "input_output": {"inputs": ["x"], "outputs": ["1"], "fn_name": "f"}},
             "row 1: .*inputs holds 'x', which is no JSON",
         ),
-        ({"prompt": "p", "input_output": {"outputs": []}}, "row 1: input_output.inputs must be a list of strings"),
+        (
+            {"prompt": "p", "input_output": {"outputs": []}},
+            "row 1: input_output.inputs must be a list of strings",
+        ),
     ],
 )
 def test_an_unusable_row_is_named_with_its_file_and_the_remedy(tokenizer: Any, tmp_path: Path, row: dict[str, Any], message: str) -> None:

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from async_rl.config import RunConfig
+from async_rl.config.run import RunConfig
 from async_rl.data.order import PromptOrder
 from async_rl.data.score_filter import ScoreFilter
-from async_rl.launchers.compose import compose_unchecked
+from async_rl.launchers.configuration.compose import compose_unchecked
 
 BASE = compose_unchecked("grpo_code")
 
@@ -84,7 +84,11 @@ def test_prompts_leave_only_where_an_epoch_begins_and_once() -> None:
 
 
 @given(
-    n=st.integers(1, 12), seed=st.integers(0, 5), shuffle=st.booleans(), shares=st.lists(st.floats(0.05, 0.95), max_size=5), data=st.data()
+    n=st.integers(1, 12),
+    seed=st.integers(0, 5),
+    shuffle=st.booleans(),
+    shares=st.lists(st.floats(0.05, 0.95), max_size=5),
+    data=st.data(),
 )
 def test_every_epoch_holds_what_is_left_once_and_another_process_finds_the_same(
     n: int, seed: int, shuffle: bool, shares: list[float], data: st.DataObject

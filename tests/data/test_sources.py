@@ -10,13 +10,13 @@ import fsspec
 import pytest
 from data_support import make_config
 
+from async_rl.core.errors import DataError
+from async_rl.core.types import AnswerTest, Prompt, StdinTest
 from async_rl.data import list_functions
 from async_rl.data.files import matching_files, read_rows
 from async_rl.data.fitting import filled, fitted
 from async_rl.data.prompts import examine, load_train_prompts
 from async_rl.data.tokenizer import build_tokenizer
-from async_rl.errors import DataError
-from async_rl.types import AnswerTest, Prompt, StdinTest
 
 TESTS = [{"kind": "stdin", "input": "1", "output": "2"}]
 
@@ -57,7 +57,10 @@ def test_a_pattern_without_files_is_an_error(tokenizer: Any, tmp_path: Path) -> 
 def test_files_of_one_name_in_two_folders_do_not_share_ids(tokenizer: Any, tmp_path: Path) -> None:
     for name in ("x", "y"):
         write(tmp_path / name / "train.jsonl", {"prompt": name, "tests": TESTS})
-    assert [prompt.prompt_id for prompt in load(tmp_path / "*" / "*.jsonl", tokenizer)] == ["x/train/1", "y/train/1"]
+    assert [prompt.prompt_id for prompt in load(tmp_path / "*" / "*.jsonl", tokenizer)] == [
+        "x/train/1",
+        "y/train/1",
+    ]
 
 
 def test_a_remote_file_is_copied_once_and_again_only_when_it_changed(tmp_path: Path) -> None:
@@ -89,7 +92,14 @@ def test_an_absent_remote_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "kept"), [("error", None), ("drop", None), ("left", [3, 4, 5]), ("right", [1, 2, 3]), ("middle", [1, 4, 5])]
+    ("mode", "kept"),
+    [
+        ("error", None),
+        ("drop", None),
+        ("left", [3, 4, 5]),
+        ("right", [1, 2, 3]),
+        ("middle", [1, 4, 5]),
+    ],
 )
 def test_each_truncation_keeps_its_own_tokens(mode: Any, kept: list[int] | None) -> None:
     assert fitted([1, 2, 3, 4, 5], 3, mode) == kept
@@ -104,7 +114,11 @@ def test_cut_prompts_have_the_text_of_their_tokens_and_are_counted(
     [left] = load(path, tokenizer, "data.truncation=left")
     [right] = load(path, tokenizer, "data.truncation=right")
     [middle] = load(path, tokenizer, "data.truncation=middle")
-    assert [("first" in p.text, "last" in p.text) for p in (left, right, middle)] == [(False, True), (True, False), (True, True)]
+    assert [("first" in p.text, "last" in p.text) for p in (left, right, middle)] == [
+        (False, True),
+        (True, False),
+        (True, True),
+    ]
     for prompt in (left, right, middle):
         assert len(prompt.token_ids) == 500
         assert prompt.text == tokenizer.decode(prompt.token_ids.tolist())
@@ -123,20 +137,37 @@ def test_filled_prompts_all_have_the_longest_length_and_end_as_they_did(tokenize
 def test_bad_rows_are_refused_with_their_number_or_left_out_and_counted(
     tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = write(tmp_path / "x.jsonl", {"prompt": "good", "tests": TESTS}, {"prompt": "no tests"}, {"tests": TESTS})
+    path = write(
+        tmp_path / "x.jsonl",
+        {"prompt": "good", "tests": TESTS},
+        {"prompt": "no tests"},
+        {"tests": TESTS},
+    )
     with path.open("a") as file:
         file.write("{broken\n")
-    with pytest.raises(DataError, match=r"x.jsonl, row 2: no tests among .* \(and 2 more rows; async-rl data check lists them\)"):
+    with pytest.raises(
+        DataError,
+        match=r"x.jsonl, row 2: no tests among .* \(and 2 more rows; async-rl data check lists them\)",
+    ):
         load(path, tokenizer)
     assert words(load(path, tokenizer, "data.bad_rows=drop")) == ["good"]
     assert "dropped 3 of 4 rows that cannot be used, the first: " in caplog.text
     config = make_config(f"data.train_files=[{path}]")
     reasons = [rejected.reason.partition("x.jsonl, ")[2] for rejected in examine([str(path)], config, tokenizer).rejected]
-    assert [reason[:18] for reason in reasons] == ["row 2: no tests am", "row 3: no column '", "row 4: no valid JS"]
+    assert [reason[:18] for reason in reasons] == [
+        "row 2: no tests am",
+        "row 3: no column '",
+        "row 4: no valid JS",
+    ]
 
 
 def test_bad_rows_and_over_long_prompts_are_told_apart(tokenizer: Any, tmp_path: Path) -> None:
-    path = write(tmp_path / "x.jsonl", {"prompt": "good", "tests": TESTS}, {"prompt": "x " * 600, "tests": TESTS}, {"prompt": "bad"})
+    path = write(
+        tmp_path / "x.jsonl",
+        {"prompt": "good", "tests": TESTS},
+        {"prompt": "x " * 600, "tests": TESTS},
+        {"prompt": "bad"},
+    )
     with pytest.raises(DataError, match="row 3"):
         load(path, tokenizer, "data.truncation=drop")
     with pytest.raises(DataError, match="row 2"):
@@ -156,14 +187,25 @@ def test_the_id_column_can_be_chosen_and_over_long_ids_are_refused(tokenizer: An
 
 def test_areal_rows_find_their_tests_in_the_metadata_file(tokenizer: Any, tmp_path: Path) -> None:
     tests = json.dumps({"inputs": ["1\n"], "outputs": ["2\n"]})
-    metadata = write(tmp_path / "code.jsonl", {"query_id": "q1", "input_output": tests, "solutions": []}, {"id": "q0", "input_output": "{"})
+    metadata = write(
+        tmp_path / "code.jsonl",
+        {"query_id": "q1", "input_output": tests, "solutions": []},
+        {"id": "q0", "input_output": "{"},
+    )
     path = write(tmp_path / "x.jsonl", {"question": "Do it", "query_id": "q1", "scores": [1.0]})
     [prompt] = load(path, tokenizer, f"data.metadata_file={metadata}")
-    assert (prompt.text, prompt.prompt_id, prompt.problem.tests) == ("Do it\n", "x/q1", [StdinTest(input="1\n", output="2\n")])
+    assert (prompt.text, prompt.prompt_id, prompt.problem.tests) == (
+        "Do it\n",
+        "x/q1",
+        [StdinTest(input="1\n", output="2\n")],
+    )
     with pytest.raises(DataError, match="row 1: no tests among"):
         load(path, tokenizer)
     other = write(tmp_path / "y.jsonl", {"prompt": "p", "id": "q2"}, {"prompt": "p", "id": "q0"})
-    with pytest.raises(DataError, match=r"y.jsonl, row 1: data.metadata_file=.*code.jsonl has no row with the id 'q2'"):
+    with pytest.raises(
+        DataError,
+        match=r"y.jsonl, row 1: data.metadata_file=.*code.jsonl has no row with the id 'q2'",
+    ):
         load(other, tokenizer, f"data.metadata_file={metadata}")
     broken = make_config(f"data.train_files=[{other}]", f"data.metadata_file={metadata}")
     assert "y.jsonl, row 2: input_output holds '{', which is no JSON" in examine([str(other)], broken, tokenizer).rejected[1].reason
@@ -174,32 +216,57 @@ def test_verl_rows_of_code_have_their_tests_in_the_ground_truth(tokenizer: Any, 
         "data_source": "codecontests",
         "prompt": "p",
         "ability": "code",
-        "reward_model": {"style": "rule", "ground_truth": json.dumps({"inputs": ["1"], "outputs": ["2"]})},
+        "reward_model": {
+            "style": "rule",
+            "ground_truth": json.dumps({"inputs": ["1"], "outputs": ["2"]}),
+        },
         "extra_info": {"split": "train", "index": 7},
     }
     [prompt] = load(write(tmp_path / "x.jsonl", row), tokenizer)
-    assert (prompt.data_source, prompt.problem.tests) == ("codecontests", [StdinTest(input="1", output="2")])
+    assert (prompt.data_source, prompt.problem.tests) == (
+        "codecontests",
+        [StdinTest(input="1", output="2")],
+    )
 
 
 def test_gsm8k_rows_of_either_layout_want_their_number(tokenizer: Any, tmp_path: Path) -> None:
     plain = {"question": "How many?", "answer": "2+2 = 4\n#### 4"}
-    verl = {"prompt": "How many?", "data_source": "openai/gsm8k", "reward_model": {"style": "rule", "ground_truth": "4"}}
+    verl = {
+        "prompt": "How many?",
+        "data_source": "openai/gsm8k",
+        "reward_model": {"style": "rule", "ground_truth": "4"},
+    }
     first, second = load(write(tmp_path / "x.jsonl", plain, verl), tokenizer)
     assert first.problem.tests == [AnswerTest(rule="gsm8k", expected="2+2 = 4\n#### 4")]
     assert second.problem.tests == [AnswerTest(rule="gsm8k", expected="4")]
-    assert (first.text, first.data_source, second.data_source) == ("How many?\n", "gsm8k", "openai/gsm8k")
+    assert (first.text, first.data_source, second.data_source) == (
+        "How many?\n",
+        "gsm8k",
+        "openai/gsm8k",
+    )
 
 
 def test_math_rows_want_their_expression_and_an_unknown_source_is_refused(tokenizer: Any, tmp_path: Path) -> None:
-    row = {"prompt": "?", "data_source": "lighteval/MATH", "reward_model": {"style": "rule", "ground_truth": "x"}}
+    row = {
+        "prompt": "?",
+        "data_source": "lighteval/MATH",
+        "reward_model": {"style": "rule", "ground_truth": "x"},
+    }
     [prompt] = load(write(tmp_path / "x.jsonl", row), tokenizer)
     assert prompt.problem.tests == [AnswerTest(rule="math", expected="x")]
-    with pytest.raises(DataError, match=r"y.jsonl, row 1: data_source=mine is not known, so nobody can score it; known are .*openai/gsm8k"):
+    with pytest.raises(
+        DataError,
+        match=r"y.jsonl, row 1: data_source=mine is not known, so nobody can score it; known are .*openai/gsm8k",
+    ):
         load(write(tmp_path / "y.jsonl", {**row, "data_source": "mine"}), tokenizer)
 
 
 def test_own_tests_may_name_an_answer_and_its_rule(tokenizer: Any, tmp_path: Path) -> None:
     [prompt] = load(
-        write(tmp_path / "x.jsonl", {"prompt": "?", "tests": [{"kind": "answer", "rule": "exact", "expected": "a"}]}), tokenizer
+        write(
+            tmp_path / "x.jsonl",
+            {"prompt": "?", "tests": [{"kind": "answer", "rule": "exact", "expected": "a"}]},
+        ),
+        tokenizer,
     )
     assert prompt.problem.tests == [AnswerTest(rule="exact", expected="a")]

@@ -15,14 +15,14 @@ import pyarrow.parquet as parquet
 import pytest
 from data_support import make_config
 
-from async_rl.config import RunConfig
+from async_rl.config.run import RunConfig
+from async_rl.core.errors import DataError
 from async_rl.data import list_functions
 from async_rl.data.files import local_copy
 from async_rl.data.prompts import load_train_prompts
 from async_rl.data.streamed import StreamedPrompts
 from async_rl.data.tables import open_table
 from async_rl.data.tokenizer import build_tokenizer
-from async_rl.errors import DataError
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,12 @@ def config_of(tmp_path: Path, *files: Path, held: bool = False, **data: object) 
     listed = ",".join(f"'{file}'" for file in files)
     limit = 100000 if held else 1000
     more = [f"data.{name}={value}" for name, value in data.items()]
-    return make_config(f"data.train_files=[{listed}]", f"data.max_rows_in_memory={limit}", f"cache_dir={tmp_path / 'cache'}", *more)
+    return make_config(
+        f"data.train_files=[{listed}]",
+        f"data.max_rows_in_memory={limit}",
+        f"cache_dir={tmp_path / 'cache'}",
+        *more,
+    )
 
 
 def test_streamed_prompts_are_those_that_would_be_held(tokenizer: Any, tmp_path: Path) -> None:
@@ -58,7 +63,11 @@ def test_streamed_prompts_are_those_that_would_be_held(tokenizer: Any, tmp_path:
     order = list(range(2800))
     random.Random(0).shuffle(order)
     for i in order:
-        assert (held[i].prompt_id, held[i].text, held[i].problem) == (streamed[i].prompt_id, streamed[i].text, streamed[i].problem)
+        assert (held[i].prompt_id, held[i].text, held[i].problem) == (
+            streamed[i].prompt_id,
+            streamed[i].text,
+            streamed[i].problem,
+        )
         assert held[i].token_ids.tolist() == streamed[i].token_ids.tolist()
     with pytest.raises(IndexError):
         streamed[2800]
@@ -101,11 +110,20 @@ def test_a_bad_row_far_into_the_file_gives_its_place_to_the_next_or_is_told(toke
     file = write_jsonl(tmp_path / "a.jsonl", lines)
     told: list[DataError] = []
     dropping = load_train_prompts(config_of(tmp_path, file, bad_rows="drop", truncation="drop"), tokenizer, told.append)
-    assert [dropping[i].prompt_id for i in (1099, 1100, 1101, 1102, 1199)] == ["a/1099", "a/1102", "a/1102", "a/1102", "a/0"]
+    assert [dropping[i].prompt_id for i in (1099, 1100, 1101, 1102, 1199)] == [
+        "a/1099",
+        "a/1102",
+        "a/1102",
+        "a/1102",
+        "a/0",
+    ]
     assert told == []
     strict = load_train_prompts(config_of(tmp_path, file), tokenizer, told.append)
     assert strict[1100].prompt_id == "a/1102"
-    assert [str(error).partition(":")[0] for error in told] == [f"{file}, row 2201", f"{file}, row 2203"]
+    assert [str(error).partition(":")[0] for error in told] == [
+        f"{file}, row 2201",
+        f"{file}, row 2203",
+    ]
     assert strict[1199].prompt_id == "a/0"
     assert "row 2399: " in str(told[-1])
     assert "data.max_prompt_tokens" in str(told[-1])

@@ -12,8 +12,8 @@ import pytest
 import torch
 from data_support import make_config
 
-from async_rl.config_data import ListFunctionsConfig
-from async_rl.config_generation import TinyCoderConfig
+from async_rl.config.data import ListFunctionsConfig
+from async_rl.config.generation import TinyCoderConfig
 from async_rl.data import list_functions, tiny_coder
 from async_rl.data.tokenizer import build_tokenizer
 
@@ -81,7 +81,10 @@ def test_the_loss_is_the_cross_entropy_of_the_labelled_tokens(tokenizer: Any) ->
 def test_padding_does_not_change_the_loss(tokenizer: Any) -> None:
     model = tiny_coder.build_model(CONFIG, tokenizer)
     ids, labels = next(tiny_coder.batches(pairs(), tokenizer, 8))
-    padded = torch.nn.functional.pad(ids, (0, 9), value=tokenizer.pad_token_id), torch.nn.functional.pad(labels, (0, 9), value=-100)
+    padded = (
+        torch.nn.functional.pad(ids, (0, 9), value=tokenizer.pad_token_id),
+        torch.nn.functional.pad(labels, (0, 9), value=-100),
+    )
     short, long = (float(tiny_coder.supervised_loss(model, batch).detach()) for batch in ((ids, labels), padded))
     assert short == pytest.approx(long, rel=1e-5)
 
@@ -116,7 +119,10 @@ def test_the_warm_start_lowers_the_loss_and_reports_every_step(tokenizer: Any) -
     model = tiny_coder.build_model(CONFIG, tokenizer)
     fractions: list[float] = []
     losses = tiny_coder.warm_start(
-        model, tiny_coder.batches(pairs(), tokenizer, 8), CONFIG, lambda fraction, text: fractions.append(fraction)
+        model,
+        tiny_coder.batches(pairs(), tokenizer, 8),
+        CONFIG,
+        lambda fraction, text: fractions.append(fraction),
     )
     assert len(losses) == len(fractions) == 12
     assert fractions == sorted(fractions)

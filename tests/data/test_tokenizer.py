@@ -12,7 +12,7 @@ from data_support import make_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from async_rl.config_data import ListFunctionsConfig
+from async_rl.config.data import ListFunctionsConfig
 from async_rl.data import list_functions
 from async_rl.data.tokenizer import END, build_tokenizer, load_tokenizer, spare_torch
 
@@ -72,7 +72,7 @@ def test_a_process_that_spares_torch_gets_the_same_tokens_and_texts(tokenizer: A
 import sys
 from pathlib import Path
 from async_rl.data.tokenizer import load_tokenizer, spare_torch
-from async_rl.launchers.compose import compose_unchecked
+from async_rl.launchers.configuration.compose import compose_unchecked
 config = compose_unchecked("grpo_code")
 spare_torch(config)
 tokenizer = load_tokenizer(config, Path(sys.argv[1]))
@@ -85,7 +85,9 @@ print(sys.modules["torch"], tokenizer(text)["input_ids"])
     assert told.strip() == f"None {tokenizer('def f(xs): ->')['input_ids']}"
 
 
-def test_torch_is_not_spared_where_a_tokenizer_brings_its_own_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_is_not_spared_where_a_tokenizer_brings_its_own_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.setenv("TRANSFORMERS_NO_ADVISORY_WARNINGS", "")
     spare_torch(make_config("model.trust_remote_code=true"))

@@ -30,7 +30,16 @@ SETTINGS = (
     "supervisor.max_restarts=1000",
     "supervisor.restart_window_s=10",
 )
-ORDER = ("generator", "learner in a checkpoint", "verifier", "buffer", "generator in a push", "supervisor", "stopped generator", "learner")
+ORDER = (
+    "generator",
+    "learner in a checkpoint",
+    "verifier",
+    "buffer",
+    "generator in a push",
+    "supervisor",
+    "stopped generator",
+    "learner",
+)
 """Each fault once, in an order in which everything has been up for a while before the next."""
 
 _MOST_WAIT_S = 90.0

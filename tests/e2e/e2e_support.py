@@ -37,19 +37,34 @@ class LiveRun:
     """`async-rl launch`, or `async-rl resume`, in a process of its own, its output in a file. copy: what is resumed instead."""
 
     def __init__(
-        self, output_dir: Path, *settings: str, name: str = "run", resumes: bool = False, prefix: Sequence[str] = (), copy: str = ""
+        self,
+        output_dir: Path,
+        *settings: str,
+        name: str = "run",
+        resumes: bool = False,
+        prefix: Sequence[str] = (),
+        copy: str = "",
     ) -> None:
         self.run_dir = output_dir / name
         self._output = output_dir / f"{name}.terminal"
         output_dir.mkdir(parents=True, exist_ok=True)
         arguments = ["launch", *settings, f"output_dir={output_dir}", f"run_name={name}"]
         if resumes:
-            arguments = ["resume", copy or str(self.run_dir), *settings, *(["--output-dir", str(output_dir)] if copy else [])]
+            arguments = [
+                "resume",
+                copy or str(self.run_dir),
+                *settings,
+                *(["--output-dir", str(output_dir)] if copy else []),
+            ]
         elif not any(setting.startswith("monitoring.tensorboard=") for setting in settings):
             arguments.append("monitoring.tensorboard=false")
         with self._output.open("wb") as sink:
             self.process = subprocess.Popen(
-                [*prefix, *_COMMAND, *arguments], stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT, start_new_session=True
+                [*prefix, *_COMMAND, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
 
     @property
@@ -113,18 +128,34 @@ class LiveRun:
 
     def status(self) -> str:
         """What `async-rl status` says."""
-        done = subprocess.run([*_COMMAND, "status", str(self.run_dir)], capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(
+            [*_COMMAND, "status", str(self.run_dir)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
         return done.stdout
 
     def told(self) -> dict[str, Any]:
         """What `async-rl status --json` says."""
-        done = subprocess.run([*_COMMAND, "status", str(self.run_dir), "--json"], capture_output=True, check=True, timeout=60)
+        done = subprocess.run(
+            [*_COMMAND, "status", str(self.run_dir), "--json"],
+            capture_output=True,
+            check=True,
+            timeout=60,
+        )
         found: dict[str, Any] = msgspec.json.decode(done.stdout)
         return found
 
     def audit(self) -> dict[str, Any]:
         """What `async-rl ledger --audit` finds; its exit code says the same."""
-        done = subprocess.run([*_COMMAND, "ledger", str(self.run_dir), "--audit", "--json"], capture_output=True, check=False, timeout=60)
+        done = subprocess.run(
+            [*_COMMAND, "ledger", str(self.run_dir), "--audit", "--json"],
+            capture_output=True,
+            check=False,
+            timeout=60,
+        )
         found = msgspec.json.decode(done.stdout)
         assert (done.returncode == 0) == (found["problems"] == []), done
         return found

@@ -79,13 +79,35 @@ class RayCluster:
         _ip("-n", namespace, "addr", "add", f"{self.address_of(node)}/24", "dev", "eth0")
         _ip("-n", namespace, "link", "set", "eth0", "up")
         _ip("-n", namespace, "link", "set", "lo", "up")
-        command = [*self.inside(node), _RAY, "start", f"--node-ip-address={self.address_of(node)}", f"--num-cpus={cpus}", "--block"]
-        command += [f"--object-store-memory={_STORE_BYTES}", f'--resources={{"generator": {generators}}}', "--disable-usage-stats"]
-        own = ["--head", f"--port={_PORT}", "--include-dashboard=false", f"--temp-dir={self._directory}"]
+        command = [
+            *self.inside(node),
+            _RAY,
+            "start",
+            f"--node-ip-address={self.address_of(node)}",
+            f"--num-cpus={cpus}",
+            "--block",
+        ]
+        command += [
+            f"--object-store-memory={_STORE_BYTES}",
+            f'--resources={{"generator": {generators}}}',
+            "--disable-usage-stats",
+        ]
+        own = [
+            "--head",
+            f"--port={_PORT}",
+            "--include-dashboard=false",
+            f"--temp-dir={self._directory}",
+        ]
         command += own if node == 1 else [f"--address={self.head}"]
         output = self._directory / f"node-{node}.txt"
         with output.open("wb") as sink:
-            self._nodes[node] = subprocess.Popen(command, env={**os.environ, **self.env}, stdout=sink, stderr=sink, start_new_session=True)
+            self._nodes[node] = subprocess.Popen(
+                command,
+                env={**os.environ, **self.env},
+                stdout=sink,
+                stderr=sink,
+                start_new_session=True,
+            )
         deadline_s = time.monotonic() + _READY_S
         while "Ray runtime started" not in output.read_text(errors="replace"):
             assert self._nodes[node].poll() is None, output.read_text(errors="replace")
@@ -97,7 +119,12 @@ class RayCluster:
     def kill_node(self, node: int) -> None:
         """The machine goes down: everything that runs in its namespace, at once."""
         for _ in range(20):  # what is killed may have started something meanwhile
-            said = subprocess.run(["ip", "netns", "pids", self._namespace(node)], capture_output=True, text=True, check=False).stdout
+            said = subprocess.run(
+                ["ip", "netns", "pids", self._namespace(node)],
+                capture_output=True,
+                text=True,
+                check=False,
+            ).stdout
             for pid in said.split():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(int(pid), signal.SIGKILL)

@@ -10,7 +10,12 @@ from chaos import ORDER, Chaos, Summary
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-SMALL = ("conf=grpo_code", "buffer.groups_per_step=4", "generation.group_size=4", "evaluation.every_steps=0")
+SMALL = (
+    "conf=grpo_code",
+    "buffer.groups_per_step=4",
+    "generation.group_size=4",
+    "evaluation.every_steps=0",
+)
 
 
 def survive(directory: Path, settings: Sequence[str], faults: Sequence[str], *, num_steps: int | None = None) -> Summary:

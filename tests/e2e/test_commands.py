@@ -31,7 +31,14 @@ QUICK = (
 
 def tell(*arguments: str | Path, code: int = 0, folder: Path | None = None) -> str:
     """What `async-rl` prints, called in the folder."""
-    done = subprocess.run([_COMMAND, *map(str, arguments)], capture_output=True, text=True, check=False, timeout=120, cwd=folder)
+    done = subprocess.run(
+        [_COMMAND, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        cwd=folder,
+    )
     assert done.returncode == code, f"async-rl {' '.join(map(str, arguments))}\n{done.stdout}{done.stderr}"
     return done.stdout + done.stderr
 
@@ -78,10 +85,18 @@ def test_status_shows_each_process_and_the_same_as_json(shared: Shared) -> None:
     run = shared.alive()
     text = tell("status", run.run_dir)
     assert re.search(r"^learner-0 +\d+ +\w+", text, re.MULTILINE)
-    assert re.search(r"groups: prompt → issued \d+ → generating \d+ → ready \d+ → leased \d+ → trained in step \d+", text)
+    assert re.search(
+        r"groups: prompt → issued \d+ → generating \d+ → ready \d+ → leased \d+ → trained in step \d+",
+        text,
+    )
     assert "reward " in text
     told = run.told()
-    assert {member["name"] for member in told["members"]} == {"buffer", "generator-0", "learner-0", "verifier-0"}
+    assert {member["name"] for member in told["members"]} == {
+        "buffer",
+        "generator-0",
+        "learner-0",
+        "verifier-0",
+    }
     assert (told["is_running"], told["num_steps"]) == (True, 100000)
 
 
@@ -108,7 +123,14 @@ def test_rollouts_and_the_ledger_tell_of_the_same_groups(shared: Shared) -> None
     ledger = json.loads(tell("ledger", run.run_dir, "--step", str(step), "--json"))
     assert {int(i) for i in ids} == {group["group_id"] for group in ledger}
     for option in ("--best", "--worst", "--failed"):
-        rewards = [float(r) for r in re.findall(r"^reward (\S+) \(", tell("rollouts", run.run_dir, option, "--num", "20"), re.MULTILINE)]
+        rewards = [
+            float(r)
+            for r in re.findall(
+                r"^reward (\S+) \(",
+                tell("rollouts", run.run_dir, option, "--num", "20"),
+                re.MULTILINE,
+            )
+        ]
         assert rewards == sorted(rewards, reverse=option == "--best") or option == "--failed"
         assert rewards
     assert run.audit()["problems"] == []
@@ -142,7 +164,12 @@ def test_a_task_that_init_wrote_is_checked_verified_and_runs(tmp_path: Path) -> 
     assert "run it:" in tell("init", task)
     assert "512" in tell("data", "check", task / "train.jsonl", f"conf={task / 'conf.yaml'}")
     assert "512" in tell("verify", task / "train.jsonl", "--references")
-    settings = ("generation.engine=hf", "buffer.groups_per_step=2", "evaluation.every_steps=0", "num_steps=2")
+    settings = (
+        "generation.engine=hf",
+        "buffer.groups_per_step=2",
+        "evaluation.every_steps=0",
+        "num_steps=2",
+    )
     run = LiveRun(tmp_path, f"conf={task / 'conf.yaml'}", *settings)
     try:
         assert run.wait() == 0, run.terminal
@@ -202,10 +229,26 @@ def test_commands_in_the_documents_run_as_they_stand_there(shared: Shared) -> No
         (folder / name).write_text(text)
     (folder / "problems.jsonl").write_bytes((folder / "my_task" / "train.jsonl").read_bytes())
     prompt = json.loads(tell("ledger", run.run_dir, "--step", "1", "--json"))[0]["prompt_id"]
-    values = {"RUN": "run", "my-run": "run", "PROCESS": "generator-0", "FILE": "problems.jsonl", "ID": prompt}
+    values = {
+        "RUN": "run",
+        "my-run": "run",
+        "PROCESS": "generator-0",
+        "FILE": "problems.jsonl",
+        "ID": prompt,
+    }
     values["model.path=/models/mine"] = f"model.path={model[1]}"
     commands = documented_commands(values)
-    assert {words[0] for words in commands} >= {"status", "rollouts", "logs", "ledger", "doctor", "verify", "data", "migrate", "launch"}
+    assert {words[0] for words in commands} >= {
+        "status",
+        "rollouts",
+        "logs",
+        "ledger",
+        "doctor",
+        "verify",
+        "data",
+        "migrate",
+        "launch",
+    }
     complete = [words for words in commands if words[0] not in ("data", "migrate", "verify") or len(words) > 2]
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda words: tell(*words, folder=folder), complete))

@@ -15,8 +15,18 @@ pytestmark = pytest.mark.slow
 
 
 def test_the_last_checkpoint_has_the_figures_of_the_last_evaluation(launch: Callable[..., LiveRun], tmp_path: Path) -> None:
-    settings = ["generation.engine=hf", "buffer.groups_per_step=4", "generation.group_size=4", "num_steps=1"]
-    settings += ["evaluation.every_steps=1", "evaluation.num_prompts=48", "evaluation.num_samples=2", "evaluation.greedy=true"]
+    settings = [
+        "generation.engine=hf",
+        "buffer.groups_per_step=4",
+        "generation.group_size=4",
+        "num_steps=1",
+    ]
+    settings += [
+        "evaluation.every_steps=1",
+        "evaluation.num_prompts=48",
+        "evaluation.num_samples=2",
+        "evaluation.greedy=true",
+    ]
     run = launch("conf=grpo_code", *settings)
     assert run.process.wait(300) == 0, run.terminal
     in_run = run.rows[-1]["scalars"] if "scalars" in run.rows[-1] else run.rows[-1]
@@ -26,7 +36,13 @@ def test_the_last_checkpoint_has_the_figures_of_the_last_evaluation(launch: Call
     alone = json.loads(done.stdout)
     assert (alone["version"], alone["failed_prompts"], alone["eval/num_samples"]) == (1, 0, 96)
     assert alone["eval/version_mean"] == 1
-    for name in ("eval/greedy_pass", "eval/pass_at_1", "eval/pass_at_k", "eval/maj_at_k", "eval/reward_mean"):
+    for name in (
+        "eval/greedy_pass",
+        "eval/pass_at_1",
+        "eval/pass_at_k",
+        "eval/maj_at_k",
+        "eval/reward_mean",
+    ):
         error = (alone[f"{name}_error"] ** 2 + in_run[f"{name}_error"] ** 2) ** 0.5
         assert abs(alone[name] - in_run[name]) <= 2 * error, name
     assert abs(alone["eval/greedy_pass"] - in_run["eval/greedy_pass"]) <= 2 / 48, "greedy answers differ by rounding at most"

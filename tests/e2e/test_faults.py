@@ -18,7 +18,9 @@ QUICK = (
 )
 
 
-def test_every_role_that_is_killed_comes_back_and_the_run_reaches_its_last_step(launch: Launch) -> None:
+def test_every_role_that_is_killed_comes_back_and_the_run_reaches_its_last_step(
+    launch: Launch,
+) -> None:
     run = launch(*QUICK, "num_steps=60", "checkpoint.every_steps=4")
     run.until(lambda: run.step >= 3, "step 3")
     others = ("generator-0", "verifier-0", "buffer")
@@ -27,7 +29,10 @@ def test_every_role_that_is_killed_comes_back_and_the_run_reaches_its_last_step(
         killed_at, pid = run.step, run.pid_of(process)
         run.kill(process)
         times_s[process] = time.time()
-        run.until(lambda killed_at=killed_at: run.step >= killed_at + 6, f"six more steps after {process} was killed")
+        run.until(
+            lambda killed_at=killed_at: run.step >= killed_at + 6,
+            f"six more steps after {process} was killed",
+        )
         assert run.pid_of(process) != pid
 
     stayed_up = [run.pid_of(process) for process in others]
@@ -78,7 +83,9 @@ def test_a_second_ctrl_c_ends_the_run_at_once(launch: Launch) -> None:
     assert run.processes() == []
 
 
-def test_a_learner_that_dies_too_often_ends_the_run_non_zero_with_the_cause_first(launch: Launch) -> None:
+def test_a_learner_that_dies_too_often_ends_the_run_non_zero_with_the_cause_first(
+    launch: Launch,
+) -> None:
     run = launch(*QUICK, "num_steps=1000", "supervisor.max_restarts=0")
     log = run.run_dir / "logs" / "supervisor.log"
     run.until(lambda: log.exists() and "learner-0 started" in log.read_text(), "the learner's start")
@@ -101,12 +108,18 @@ def test_a_hung_generator_is_cut_off_at_the_deadline_and_comes_back(launch: Laun
     run.until(lambda: run.step >= at + 2, "the run goes on")
 
 
-def test_a_generator_that_hangs_where_no_deadline_sees_it_is_found_by_its_silence(launch: Launch) -> None:
+def test_a_generator_that_hangs_where_no_deadline_sees_it_is_found_by_its_silence(
+    launch: Launch,
+) -> None:
     run = launch(*QUICK, "num_steps=1000", "weights.deadline_s=500", "supervisor.heartbeat_timeout_s=3")
     run.until(lambda: run.step >= 2, "step 2")
     stopped = run.pid_of("generator-0")
     run.kill("generator-0", signal.SIGSTOP)
-    run.until(lambda: _is_replaced(run, "generator-0", stopped), "the hung generator was replaced", timeout_s=30)
+    run.until(
+        lambda: _is_replaced(run, "generator-0", stopped),
+        "the hung generator was replaced",
+        timeout_s=30,
+    )
     assert "generator-0 was not heard of for 3 s" in (run.run_dir / "logs" / "supervisor.log").read_text()
     at = run.step
     run.until(lambda: run.step >= at + 4, "the run goes on")

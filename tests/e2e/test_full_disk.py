@@ -21,7 +21,9 @@ QUICK = (
 NO_ROOM = (65_536, resource.RLIM_INFINITY)
 
 
-def test_a_store_that_cannot_grow_for_a_moment_costs_a_restart_of_the_buffer_and_nothing_else(launch: Launch) -> None:
+def test_a_store_that_cannot_grow_for_a_moment_costs_a_restart_of_the_buffer_and_nothing_else(
+    launch: Launch,
+) -> None:
     run = launch(*QUICK, "num_steps=20")
     run.until(lambda: run.step >= 3, "step 3")
     resource.prlimit(run.pid_of("buffer"), resource.RLIMIT_FSIZE, NO_ROOM)
@@ -33,7 +35,9 @@ def test_a_store_that_cannot_grow_for_a_moment_costs_a_restart_of_the_buffer_and
     assert [row["step"] for row in run.rows] == list(range(1, 21))
 
 
-def test_a_full_disk_ends_the_run_with_what_to_do_and_resume_goes_on_when_there_is_room(launch: Launch) -> None:
+def test_a_full_disk_ends_the_run_with_what_to_do_and_resume_goes_on_when_there_is_room(
+    launch: Launch,
+) -> None:
     run = launch(*QUICK, "num_steps=12", "checkpoint.every_steps=2", "supervisor.max_restarts=1")
     run.until(lambda: (run.run_dir / "checkpoints" / "step_000002").is_dir(), "a checkpoint")
     for process in ("buffer", "learner-0"):

@@ -15,7 +15,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
     before = shared_memory()
-    run = LiveRun(tmp_path_factory.mktemp("learning"), "conf=grpo_code", f"num_steps={NUM_STEPS}", "weights.probe_every_pushes=5")
+    run = LiveRun(
+        tmp_path_factory.mktemp("learning"),
+        "conf=grpo_code",
+        f"num_steps={NUM_STEPS}",
+        "weights.probe_every_pushes=5",
+    )
     try:
         assert run.wait(timeout_s=800) == 0, run.terminal
         assert run.processes() == []

@@ -80,7 +80,11 @@ def test_every_port_that_is_taken_is_named_when_a_run_goes_on(launch: Launch, ru
     with taken_ports(3) as ports:
         given = [f"{setting}={port}" for setting, port in zip(settings, ports, strict=True)]
         run = launch("num_steps=6", "monitoring.tensorboard=true", *given, resumes=True)
-        ends_with(run, 2, *(f"{one}: cannot be used on 127.0.0.1 (Address already in use); choose another port" for one in given))
+        ends_with(
+            run,
+            2,
+            *(f"{one}: cannot be used on 127.0.0.1 (Address already in use); choose another port" for one in given),
+        )
     assert checkpoints(run_dir) == ["step_000002", "step_000004"]
 
 
@@ -99,7 +103,9 @@ def test_a_directory_that_may_not_be_written_is_told_before_anything_starts(laun
     os.chmod(run_dir, 0o700)
 
 
-def test_an_output_directory_that_may_not_be_written_is_told_before_anything_starts(tmp_path: Path) -> None:
+def test_an_output_directory_that_may_not_be_written_is_told_before_anything_starts(
+    tmp_path: Path,
+) -> None:
     closed = tmp_path / "closed"
     closed.mkdir()
     (closed / "run.terminal").touch()
@@ -148,7 +154,13 @@ def test_a_damaged_checkpoint_is_refused_and_without_it_the_run_goes_on_from_the
 
 def test_a_run_whose_machine_is_gone_is_resumed_from_its_mirror_alone(tmp_path: Path, ended: Path) -> None:
     copies = shutil.copytree(ended.parent / "copies", tmp_path / "copies")
-    there = LiveRun(tmp_path / "there", "num_steps=6", f"checkpoint.mirror={copies}", resumes=True, copy=f"file://{copies}/run")
+    there = LiveRun(
+        tmp_path / "there",
+        "num_steps=6",
+        f"checkpoint.mirror={copies}",
+        resumes=True,
+        copy=f"file://{copies}/run",
+    )
     try:
         assert there.wait() == 0, there.terminal
     finally:

@@ -12,9 +12,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 _RESTS = "generation rests: the learner holds the device"
 
 
-def test_turns_go_on_after_a_generator_died_at_rest_and_end_in_order_in_the_learners_turn(launch: Callable[..., LiveRun]) -> None:
+def test_turns_go_on_after_a_generator_died_at_rest_and_end_in_order_in_the_learners_turn(
+    launch: Callable[..., LiveRun],
+) -> None:
     # 60 epochs: turns of the learner that are long enough to be seen from outside.
-    run = launch(*SMALL, "placement=colocated", "num_steps=200", "learner.epochs=60", "supervisor.heartbeat_s=0.2")
+    run = launch(
+        *SMALL,
+        "placement=colocated",
+        "num_steps=200",
+        "learner.epochs=60",
+        "supervisor.heartbeat_s=0.2",
+    )
 
     def generator() -> dict[str, Any]:
         return next((m for m in run.told()["members"] if m["name"] == "generator-0"), {})
@@ -22,9 +30,15 @@ def test_turns_go_on_after_a_generator_died_at_rest_and_end_in_order_in_the_lear
     run.until(lambda: run.step >= 1 and generator().get("waits_for") == _RESTS, "a turn of the learner")
     killed = generator()["pid"]
     run.kill("generator-0")
-    run.until(lambda: generator().get("pid") not in (killed, None) and generator().get("version", -1) != -1, "its next life, with weights")
+    run.until(
+        lambda: generator().get("pid") not in (killed, None) and generator().get("version", -1) != -1,
+        "its next life, with weights",
+    )
     step = run.step
-    run.until(lambda: run.step >= step + 2 and generator().get("waits_for") == _RESTS, "another turn of the learner")
+    run.until(
+        lambda: run.step >= step + 2 and generator().get("waits_for") == _RESTS,
+        "another turn of the learner",
+    )
     run.process.send_signal(signal.SIGINT)
     assert run.wait() == 0, run.terminal
     assert "the run has stopped at step" in run.terminal

@@ -93,7 +93,12 @@ def test_rows_of_verl_are_templated_answered_scored_and_trained_with_ppo_math(
     rows = [
         {
             "data_source": "openai/gsm8k",
-            "prompt": [{"role": "user", "content": f"Ann has {i} apples and buys {i + 2} more. How many does she have?"}],
+            "prompt": [
+                {
+                    "role": "user",
+                    "content": f"Ann has {i} apples and buys {i + 2} more. How many does she have?",
+                }
+            ],
             "ability": "math",
             "reward_model": {"style": "rule", "ground_truth": str(2 * i + 2)},
             "extra_info": {"split": "train", "index": i},
@@ -102,8 +107,19 @@ def test_rows_of_verl_are_templated_answered_scored_and_trained_with_ppo_math(
     ]
     for name, part in (("train", rows[:4]), ("val", rows[4:])):
         pq.write_table(pa.Table.from_pylist(part), tmp_path / f"{name}.parquet")
-    files = (f"data.train_files={tmp_path}/train.parquet", f"data.val_files={tmp_path}/val.parquet", f"model.path={model}")
-    run = launch("conf=ppo_math", *SMALL, *files, f"rollout.fn={leads}:answers", "evaluation.every_steps=2", "evaluation.num_samples=2")
+    files = (
+        f"data.train_files={tmp_path}/train.parquet",
+        f"data.val_files={tmp_path}/val.parquet",
+        f"model.path={model}",
+    )
+    run = launch(
+        "conf=ppo_math",
+        *SMALL,
+        *files,
+        f"rollout.fn={leads}:answers",
+        "evaluation.every_steps=2",
+        "evaluation.num_samples=2",
+    )
     assert run.wait() == 0, run.terminal
     assert [row["reward/mean"] for row in run.rows if row["step"] in (1, 2)] == [0.5, 0.5]
     # Rows 4, 5 and 6 are evaluated once before the first step and once after the last: 4 and 6 pass.
@@ -122,10 +138,22 @@ def test_both_files_of_areal_are_joined_run_in_the_sandbox_and_trained_with_ppo_
     tests = {"inputs": ["1 2\n", "5 -7\n"], "outputs": ["3\n", "-2\n"]}
     questions = [{"query_id": f"q{i}", "prompt": "Print the sum of both numbers"} for i in range(4)]
     reference = "a, b = map(int, input().split())\nprint(a + b)"
-    metadata = [{"query_id": f"q{i}", "input_output": json.dumps(tests), "solutions": [reference], "number": i} for i in range(4)]
+    metadata = [
+        {
+            "query_id": f"q{i}",
+            "input_output": json.dumps(tests),
+            "solutions": [reference],
+            "number": i,
+        }
+        for i in range(4)
+    ]
     for name, rows in (("code", questions), ("metadata", metadata)):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    files = (f"data.train_files={tmp_path}/code.jsonl", f"data.metadata_file={tmp_path}/metadata.jsonl", f"model.path={model}")
+    files = (
+        f"data.train_files={tmp_path}/code.jsonl",
+        f"data.metadata_file={tmp_path}/metadata.jsonl",
+        f"model.path={model}",
+    )
     run = launch("conf=ppo_code", *SMALL, *files, f"rollout.fn={leads}:programs", "evaluation.every_steps=0")
     assert run.wait() == 0, run.terminal
     trained = {prompt: reward for prompt, state, reward, *_ in groups_of(run, "train") if state == "trained"}
@@ -145,7 +173,12 @@ def test_a_reward_function_that_fails_in_every_way_costs_the_groups_that_it_fail
     }
     rows = [{"id": how, "prompt": "How many", "how": how} for how in ("good", *said, "fine", "well", "right")]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    files = (f"data.train_files={tmp_path}/rows.jsonl", f"model.path={model}", "evaluation.every_steps=0", "generation.max_attempts=2")
+    files = (
+        f"data.train_files={tmp_path}/rows.jsonl",
+        f"model.path={model}",
+        "evaluation.every_steps=0",
+        "generation.max_attempts=2",
+    )
     run = launch("conf=grpo_code", *SMALL, *files, f"reward.fn={leads}:fails", "reward.timeout_s=3")
     assert run.wait() == 0, run.terminal
     found = groups_of(run, "train")
@@ -153,5 +186,10 @@ def test_a_reward_function_that_fails_in_every_way_costs_the_groups_that_it_fail
     assert dropped.keys() == said.keys()
     assert [how for how, sentence in said.items() if f"RewardError: {leads}:{sentence}" not in dropped[how]] == []
     assert [row["reward/mean"] for row in run.rows if row["step"] > 0] == [0.75, 0.75]
-    assert {prompt for prompt, _, reward, *_ in found if reward is not None} == {"good", "fine", "well", "right"}
+    assert {prompt for prompt, _, reward, *_ in found if reward is not None} == {
+        "good",
+        "fine",
+        "well",
+        "right",
+    }
     assert max(row.get("failures/reward_failed", 0) for row in run.rows) >= len(said)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from e2e_support import SMALL, LiveRun, async_rl
 
-from async_rl.launchers.control import ask_status
+from async_rl.launchers.commands.control import ask_status
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -39,7 +39,9 @@ def scaled(run: LiveRun, *words: str) -> str:
     return done.stdout
 
 
-def test_pools_are_scaled_one_by_one_and_only_the_evaluating_one_evaluates(launch: Callable[..., LiveRun]) -> None:
+def test_pools_are_scaled_one_by_one_and_only_the_evaluating_one_evaluates(
+    launch: Callable[..., LiveRun],
+) -> None:
     run = launch(*SMALL, *EVALUATION, *POOLS, "supervisor.heartbeat_s=0.2", "num_steps=100000")
     run.until(lambda: bool(run.rows) and run.step >= 2, "two steps and the evaluation of the second")
     learner = run.pid_of("learner-0")
@@ -48,7 +50,11 @@ def test_pools_are_scaled_one_by_one_and_only_the_evaluating_one_evaluates(launc
 
     said = scaled(run, "generators.big=2", "small=0", "judge=0")
     assert "generators.small: wanted 0; now live" in said
-    there = {"generators.big": (2, 2), "generators.small": (0, 0), "generators.judge": (0, 0)} | alone
+    there = {
+        "generators.big": (2, 2),
+        "generators.small": (0, 0),
+        "generators.judge": (0, 0),
+    } | alone
     run.until(lambda: counts(run) == there, "two big ones alone")
     at = step(run)
     run.until(lambda: step(run) >= at + 4, "four steps without an evaluator")

@@ -17,9 +17,25 @@ from ray_cluster import RayCluster, missing
 
 _ASYNC_RL = str(Path(sys.executable).with_name("async-rl"))
 SETTINGS = (
-    *("conf=ppo_code", "launcher=ray", "ray.generator_resource=generator", "cluster.verifier_cpus=1", "generators.count=2"),
-    *("num_steps=100000", "generation.engine=hf", "buffer.groups_per_step=2", "evaluation.every_steps=0", "checkpoint.every_minutes=0"),
-    *("supervisor.heartbeat_timeout_s=10", "buffer.lease_timeout_s=10", "supervisor.max_restarts=20"),
+    *(
+        "conf=ppo_code",
+        "launcher=ray",
+        "ray.generator_resource=generator",
+        "cluster.verifier_cpus=1",
+        "generators.count=2",
+    ),
+    *(
+        "num_steps=100000",
+        "generation.engine=hf",
+        "buffer.groups_per_step=2",
+        "evaluation.every_steps=0",
+        "checkpoint.every_minutes=0",
+    ),
+    *(
+        "supervisor.heartbeat_timeout_s=10",
+        "buffer.lease_timeout_s=10",
+        "supervisor.max_restarts=20",
+    ),
 )
 
 
@@ -34,7 +50,10 @@ def test_a_run_survives_the_loss_of_a_node_and_uses_one_that_is_added(tmp_path: 
         cluster.add_node(1, cpus=3, generators=0)
         cluster.add_node(2, cpus=2, generators=1)  # one for a verifier, wherever Ray puts it
         cluster.add_node(3, cpus=2, generators=1)
-        weights = ("weights.transfer=collective", "weights.deadline_s=20")  # nothing is shared between machines
+        weights = (
+            "weights.transfer=collective",
+            "weights.deadline_s=20",
+        )  # nothing is shared between machines
         run = LiveRun(tmp_path, *SETTINGS, *weights, f"ray.address={cluster.head}", prefix=cluster.inside(1))
         try:
             follow(run, cluster)
@@ -44,7 +63,10 @@ def test_a_run_survives_the_loss_of_a_node_and_uses_one_that_is_added(tmp_path: 
 
 def follow(run: LiveRun, cluster: RayCluster) -> None:
     node = {cluster.address_of(number): number for number in range(1, 5)}
-    run.until(lambda: run.step >= 2 and len(places(run, node, "generator")) == 2, "training with both generators")
+    run.until(
+        lambda: run.step >= 2 and len(places(run, node, "generator")) == 2,
+        "training with both generators",
+    )
     assert sorted(places(run, node, "generator").values()) == [2, 3]
     assert set(places(run, node, "buffer").values()) == set(places(run, node, "learner").values()) == {1}
     write_table(run, node, "three nodes")
@@ -56,7 +78,10 @@ def follow(run: LiveRun, cluster: RayCluster) -> None:
 
     (lost,) = (name for name, where in places(run, node, "generator").items() if where == 3)
     cluster.kill_node(3)
-    run.until(lambda: member(run, lost)["waits_for"] == "room on the cluster: 1 CPU, generator 1", f"{lost} to wait for a place")
+    run.until(
+        lambda: member(run, lost)["waits_for"] == "room on the cluster: 1 CPU, generator 1",
+        f"{lost} to wait for a place",
+    )
     at_loss = run.step
     run.until(lambda: run.step >= at_loss + 3, "three steps with one generator left")
     assert member(run, lost)["state"] == "starting"
@@ -65,8 +90,16 @@ def follow(run: LiveRun, cluster: RayCluster) -> None:
     cluster.add_node(4, cpus=2, generators=2)
     run.until(lambda: places(run, node, "generator").get(lost) == 4, f"{lost} on the new node")
     write_table(run, node, "node 4 is added")
-    subprocess.run([_ASYNC_RL, "scale", str(run.run_dir), "generators=3"], check=True, capture_output=True, timeout=60)
-    run.until(lambda: sorted(places(run, node, "generator").values()) == [2, 4, 4], "a third generator, on the new node")
+    subprocess.run(
+        [_ASYNC_RL, "scale", str(run.run_dir), "generators=3"],
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+    run.until(
+        lambda: sorted(places(run, node, "generator").values()) == [2, 4, 4],
+        "a third generator, on the new node",
+    )
     at_join = run.step
     run.until(lambda: run.step >= at_join + 2, "two steps with all three")
     write_table(run, node, "scale generators=3")
@@ -115,7 +148,13 @@ def test_a_cluster_of_its_own_ends_with_the_run_even_by_kill_9_and_leaves_nothin
 ) -> None:
     scratch = Path(tempfile.mkdtemp(prefix="arl-", dir="/tmp"))  # short: Ray puts socket paths below it
     monkeypatch.setenv("TMPDIR", str(scratch))
-    run = LiveRun(tmp_path, *SETTINGS, "ray.address=local", "ray.generator_resource=null", "generators.count=1")
+    run = LiveRun(
+        tmp_path,
+        *SETTINGS,
+        "ray.address=local",
+        "ray.generator_resource=null",
+        "generators.count=1",
+    )
     try:
         run.until(lambda: run.step >= 1, "a step")
         assert {found["address"].split(":")[1] for found in members(run)} == {"//127.0.0.1"}

@@ -39,7 +39,14 @@ def test_a_data_file_that_cannot_be_read_names_the_file(launch: Launch, tmp_path
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
-    said = refused(launch("conf=ppo_code", f"model.path={model}", f"data.train_files={tmp_path}/none.jsonl", "evaluation.every_steps=0"))
+    said = refused(
+        launch(
+            "conf=ppo_code",
+            f"model.path={model}",
+            f"data.train_files={tmp_path}/none.jsonl",
+            "evaluation.every_steps=0",
+        )
+    )
     assert f"data.train_files={tmp_path}/none.jsonl: there is no such file" in said
 
 
@@ -55,7 +62,13 @@ def test_a_broken_row_of_the_data_ends_the_run_with_file_and_row(launch: Launch,
     data = tmp_path / "rows.jsonl"
     data.write_text('{"prompt": "add", "test_list": ["assert f(1) == 2"]}\n{"prompt": 5}\n')
     lengths = ("data.max_prompt_tokens=64", "data.max_response_tokens=64")
-    run = launch("conf=grpo_code", f"model.path={cached_model()}", f"data.train_files={data}", "evaluation.every_steps=0", *lengths)
+    run = launch(
+        "conf=grpo_code",
+        f"model.path={cached_model()}",
+        f"data.train_files={data}",
+        "evaluation.every_steps=0",
+        *lengths,
+    )
     assert run.wait(timeout_s=120) == 1
     assert "rows.jsonl, row 2" in run.terminal, run.terminal
     assert run.processes() == []
@@ -64,6 +77,6 @@ def test_a_broken_row_of_the_data_ends_the_run_with_file_and_row(launch: Launch,
 def cached_model() -> Path:
     """The embedded model as a model of one's own; made if no test before did so."""
     from async_rl.data.prepare import prepare_model
-    from async_rl.launchers.compose import compose
+    from async_rl.launchers.configuration.compose import compose
 
     return prepare_model(compose("grpo_code", []), lambda *_: None)

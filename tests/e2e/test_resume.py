@@ -58,7 +58,13 @@ def weights(run: LiveRun, target: Path) -> dict[str, torch.Tensor]:
 
 
 def test_a_synchronous_run_that_was_killed_twice_ends_with_the_same_weights_bit_for_bit(launch: Launch, tmp_path: Path) -> None:
-    exact = (*QUICK, "buffer.max_staleness_versions=0", "generation.max_concurrent_groups=1", "num_steps=9", "checkpoint.every_steps=2")
+    exact = (
+        *QUICK,
+        "buffer.max_staleness_versions=0",
+        "generation.max_concurrent_groups=1",
+        "num_steps=9",
+        "checkpoint.every_steps=2",
+    )
     whole = launch(*exact, name="whole")
     assert whole.wait() == 0, whole.terminal
     broken = launch(*exact, name="broken")

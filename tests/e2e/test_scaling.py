@@ -27,7 +27,12 @@ def scaled(run: LiveRun, *words: str) -> subprocess.CompletedProcess[str]:
 def is_at(run: LiveRun, pool: str, count: int) -> bool:
     """Whether the pool has as many as wanted, and nobody who comes or goes."""
     found = next((p for p in run.told().get("pools", []) if p["pool"] == pool), None)
-    return found is not None and (found["wanted"], found["live"], found["starting"], found["draining"]) == (count, count, 0, 0)
+    return found is not None and (
+        found["wanted"],
+        found["live"],
+        found["starting"],
+        found["draining"],
+    ) == (count, count, 0, 0)
 
 
 def no_pause(rows: list[dict[str, float]]) -> None:
@@ -36,7 +41,10 @@ def no_pause(rows: list[dict[str, float]]) -> None:
     training = ("time/wait_batch_s", "time/advantages_s", "time/forward_s", "time/update_s")
     besides_s = [row["time/step_s"] - sum(row.get(name, 0.0) for name in training) for row in rows]
     assert max(besides_s) < max(2 * step_s, 2.0), (step_s, sorted(besides_s)[-5:])
-    assert max(row["time/step_s"] for row in rows) < max(10 * step_s, 8.0), (step_s, sorted(row["time/step_s"] for row in rows)[-5:])
+    assert max(row["time/step_s"] for row in rows) < max(10 * step_s, 8.0), (
+        step_s,
+        sorted(row["time/step_s"] for row in rows)[-5:],
+    )
 
 
 def joins(run: LiveRun) -> list[tuple[str, int, int]]:
@@ -54,7 +62,9 @@ def joins(run: LiveRun) -> list[tuple[str, int, int]]:
     return found
 
 
-def test_generators_and_verifiers_come_and_go_while_the_learner_keeps_stepping(launch: Launch) -> None:
+def test_generators_and_verifiers_come_and_go_while_the_learner_keeps_stepping(
+    launch: Launch,
+) -> None:
     run = launch(*QUICK, "num_steps=100000")
     run.until(lambda: run.step >= 5, "step 5")
     learner, first = run.pid_of("learner-0"), run.step
@@ -94,13 +104,21 @@ def test_generators_and_verifiers_come_and_go_while_the_learner_keeps_stepping(l
     assert "again in" not in log, "nobody who left was taken for lost"
 
 
-def test_a_run_without_generators_waits_says_so_and_goes_on_beside_another_run_that_is_scaled_too(launch: Launch) -> None:
+def test_a_run_without_generators_waits_says_so_and_goes_on_beside_another_run_that_is_scaled_too(
+    launch: Launch,
+) -> None:
     before = shared_memory()
     run = launch(*QUICK, "num_steps=12", "generators.count=0")
     beside = launch(*QUICK, "num_steps=30", "generators.count=1", name="beside")
-    run.until(lambda: "generators: 0 wanted, 0 live (async-rl scale generators=1 goes on)" in run.status(), "status says what is missing")
+    run.until(
+        lambda: "generators: 0 wanted, 0 live (async-rl scale generators=1 goes on)" in run.status(),
+        "status says what is missing",
+    )
     beside.until(lambda: beside.step >= 1, "its first step")
-    assert [scaled(run, "generators=1").returncode, scaled(beside, "generators=2").returncode] == [0, 0]
+    assert [scaled(run, "generators=1").returncode, scaled(beside, "generators=2").returncode] == [
+        0,
+        0,
+    ]
     assert [one.wait() for one in (run, beside)] == [0, 0], run.terminal + beside.terminal
     for one, num_steps in ((run, 12), (beside, 30)):
         assert [row["step"] for row in one.rows] == list(range(1, num_steps + 1))

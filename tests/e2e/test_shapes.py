@@ -6,17 +6,25 @@ from collections.abc import Callable
 import pytest
 from e2e_support import LiveRun
 
-from async_rl.store_ledger import reading
-from async_rl.store_rollouts import rollouts
-from async_rl.store_schema import STORE_FILE
+from async_rl.buffer.store.ledger import reading
+from async_rl.buffer.store.rollouts import rollouts
+from async_rl.buffer.store.schema import STORE_FILE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 Launch = Callable[..., LiveRun]
-QUICK = ("generation.engine=hf", "buffer.groups_per_step=4", "generation.group_size=4", "evaluation.every_steps=0", "num_steps=6")
+QUICK = (
+    "generation.engine=hf",
+    "buffer.groups_per_step=4",
+    "generation.group_size=4",
+    "evaluation.every_steps=0",
+    "num_steps=6",
+)
 
 
-def test_staleness_0_is_synchronous_on_the_same_path_and_ppo_with_critic_reports_its_value_model(launch: Launch) -> None:
+def test_staleness_0_is_synchronous_on_the_same_path_and_ppo_with_critic_reports_its_value_model(
+    launch: Launch,
+) -> None:
     run = launch("conf=ppo_code", *QUICK, "buffer.max_staleness_versions=0")
     assert run.wait() == 0, run.terminal
     assert [row["staleness/max_versions"] for row in run.rows] == [0] * 6
@@ -33,7 +41,12 @@ def test_two_generators_and_two_learner_ranks_run_by_configuration(launch: Launc
 
 @pytest.mark.parametrize(("conf", "placement"), [("grpo_code", "steps"), ("ppo_code", "step_deltas")])
 def test_scores_of_steps_travel_from_the_verifier_to_the_update(launch: Launch, conf: str, placement: str) -> None:
-    dense = ("reward.mode=fraction", "sandbox.stop_at_first_failure=false", "reward.fail_reward=-1", f"reward.placement={placement}")
+    dense = (
+        "reward.mode=fraction",
+        "sandbox.stop_at_first_failure=false",
+        "reward.fail_reward=-1",
+        f"reward.placement={placement}",
+    )
     run = launch(f"conf={conf}", *QUICK, *dense, "num_steps=500", "checkpoint.every_steps=500")
     run.until(lambda: run.step >= 2, "the second step")
     with reading(run.run_dir / STORE_FILE) as connection:

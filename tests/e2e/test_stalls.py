@@ -56,22 +56,37 @@ def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:
             process.send_signal(number)
 
 
-def test_whoever_holds_a_run_up_is_named_and_past_the_deadline_the_run_ends_with_that_sentence(launch: Launch) -> None:
+def test_whoever_holds_a_run_up_is_named_and_past_the_deadline_the_run_ends_with_that_sentence(
+    launch: Launch,
+) -> None:
     run = launch(*PATIENT)
     run.until(lambda: run.step >= 2, "step 2")
 
     verifier = psutil.Process(run.pid_of("verifier-0"))
     sentences = [
-        said_while(run, [verifier], "verifier-0 was not heard of for", "generator-0 waits for verdicts", "learner-0 waits for a batch")
+        said_while(
+            run,
+            [verifier],
+            "verifier-0 was not heard of for",
+            "generator-0 waits for verdicts",
+            "learner-0 waits for a batch",
+        )
     ]
     full = "generator-0 waits for verdicts: verifier http"
     sentences.append(said_while(run, verifier.children(recursive=True), full, "takes nothing now", "verifier-0: judging"))
 
     run.kill("generator-0")
-    run.until(lambda: "generator-0 was ended by SIGKILL" in (run.run_dir / "logs" / "supervisor.log").read_text(), "its end was noticed")
+    run.until(
+        lambda: "generator-0 was ended by SIGKILL" in (run.run_dir / "logs" / "supervisor.log").read_text(),
+        "its end was noticed",
+    )
     run.until(lambda: any("generator-0" in p.info["cmdline"] for p in run.processes()), "its next life")
     said_while(
-        run, [psutil.Process(run.pid_of("generator-0"))], "no generator serves", "generator-0: starting", "learner-0 waits for a batch"
+        run,
+        [psutil.Process(run.pid_of("generator-0"))],
+        "no generator serves",
+        "generator-0: starting",
+        "learner-0 waits for a batch",
     )
 
     run.kill("learner-0", signal.SIGSTOP)

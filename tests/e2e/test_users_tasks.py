@@ -9,7 +9,13 @@ from e2e_support import LiveRun
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 Launch = Callable[..., LiveRun]
-QUICK = ("generation.engine=hf", "buffer.groups_per_step=4", "generation.group_size=4", "evaluation.every_steps=0", "num_steps=3")
+QUICK = (
+    "generation.engine=hf",
+    "buffer.groups_per_step=4",
+    "generation.group_size=4",
+    "evaluation.every_steps=0",
+    "num_steps=3",
+)
 TASK = """
 def fails(sample):
     raise ZeroDivisionError("my mistake")

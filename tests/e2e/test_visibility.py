@@ -56,16 +56,23 @@ def test_stopped_and_killed_processes_show_in_status_and_tensorboard_with_their_
         pid = run.pid_of(process)
         run.kill(process, signal.SIGSTOP)
         took_s[f"{process} stopped, TensorBoard"] = seconds_until(
-            run, lambda process=process: f"{process} is silent" in texts(run, "run/silent"), f"{process} is silent in TensorBoard"
+            run,
+            lambda process=process: f"{process} is silent" in texts(run, "run/silent"),
+            f"{process} is silent in TensorBoard",
         )
         member = next(m for m in run.told()["members"] if m["name"] == process)
         assert member["state"] == "silent"
         assert f"stopped by a signal; kill -CONT {pid} lets it go on" in member["waits_for"]
         run.kill(process, signal.SIGCONT)
-        run.until(lambda process=process: f"{process} is heard again" in texts(run, "run/silent"), f"{process} is heard again")
+        run.until(
+            lambda process=process: f"{process} is heard again" in texts(run, "run/silent"),
+            f"{process} is heard again",
+        )
         run.kill(process)
         took_s[f"{process} killed, status"] = seconds_until(
-            run, lambda process=process: "SIGKILL" in run.told()["restarted_because"].get(process, ""), f"{process} killed in status"
+            run,
+            lambda process=process: "SIGKILL" in run.told()["restarted_because"].get(process, ""),
+            f"{process} killed in status",
         )
         took_s[f"{process} killed, TensorBoard"] = seconds_until(
             run,

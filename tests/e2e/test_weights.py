@@ -7,11 +7,25 @@ from e2e_support import LiveRun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-QUICK = ("conf=grpo_code", "generation.engine=hf", "buffer.groups_per_step=4", "generation.group_size=4", "evaluation.every_steps=0")
+QUICK = (
+    "conf=grpo_code",
+    "generation.engine=hf",
+    "buffer.groups_per_step=4",
+    "generation.group_size=4",
+    "evaluation.every_steps=0",
+)
 
 
-def test_a_generator_that_dies_is_replaced_and_both_are_fed_from_files(launch: Callable[..., LiveRun]) -> None:
-    run = launch(*QUICK, "num_steps=40", "generators.count=2", "weights.transfer=filesystem", "weights.probe_every_pushes=2")
+def test_a_generator_that_dies_is_replaced_and_both_are_fed_from_files(
+    launch: Callable[..., LiveRun],
+) -> None:
+    run = launch(
+        *QUICK,
+        "num_steps=40",
+        "generators.count=2",
+        "weights.transfer=filesystem",
+        "weights.probe_every_pushes=2",
+    )
     run.until(lambda: run.step >= 2, "step 2")
     assert {path.suffix for path in (run.run_dir / "weights").iterdir()} <= {".safetensors"}
     run.kill("generator-1")

@@ -19,14 +19,15 @@ import numpy as np
 import torch
 from generation_support import make_model, weights_of
 
-from async_rl.errors import AsyncRLError
+from async_rl.core.errors import AsyncRLError
+from async_rl.core.types import Sampling
 from async_rl.generation.engine import Engine, build_engine, prepare_environment
-from async_rl.launchers.compose import compose
-from async_rl.messages import LoadReport, Member
-from async_rl.messages_weights import Seat
-from async_rl.types import Sampling
-from async_rl.weights.broadcast import Broadcaster
+from async_rl.launchers.configuration.compose import compose
+from async_rl.protocol.generator import LoadReport
+from async_rl.protocol.membership import Member
+from async_rl.protocol.weights import Seat
 from async_rl.weights.membership import Epoch
+from async_rl.weights.transport.broadcast import Broadcaster
 
 LAST = 6
 LIFE = ("generator", 1)
@@ -34,7 +35,13 @@ CONFIG = compose("grpo_code", ["weights.transfer=collective", "weights.bucket_mb
 
 
 def sampling(*, temperature: float = 1.0, max_new_tokens: int = 100) -> Sampling:
-    return Sampling(temperature=temperature, top_p=1.0, top_k=-1, max_new_tokens=max_new_tokens, min_new_tokens=0)
+    return Sampling(
+        temperature=temperature,
+        top_p=1.0,
+        top_k=-1,
+        max_new_tokens=max_new_tokens,
+        min_new_tokens=0,
+    )
 
 
 def prompt(seed: int, length: int = 70) -> list[int]:
@@ -82,8 +89,20 @@ class Scenario:
         return report
 
     async def seat(self, version: int) -> Seat:
-        facts: Any = {"name": LIFE[0], "role": "generator", "pid": LIFE[1], "address": "tcp://127.0.0.1:1", "version": 0}
-        facts |= {"state": "", "waits_for": "", "since_s": 0.0, "counters": {}, "devices": await self.engine.weight_devices()}
+        facts: Any = {
+            "name": LIFE[0],
+            "role": "generator",
+            "pid": LIFE[1],
+            "address": "tcp://127.0.0.1:1",
+            "version": 0,
+        }
+        facts |= {
+            "state": "",
+            "waits_for": "",
+            "since_s": 0.0,
+            "counters": {},
+            "devices": await self.engine.weight_devices(),
+        }
         epoch = Epoch(number=version, version=version, members=frozenset([LIFE]), missing=set())
         return self.broadcaster.seats(epoch, {LIFE: Member(**facts)})[LIFE]
 
@@ -152,7 +171,12 @@ class Scenario:
     async def bad_blocks(self) -> None:
         good = self.manifest(LAST + 1)
         self.said["wrong_checksum"] = await refusal(self.engine.load_weights(msgspec.structs.replace(good, checksum=good.checksum ^ 1)))
-        lonely = msgspec.structs.replace(await self.seat(LAST + 1), communicator="of two who do not come", world_size=3, timeout_s=0.5)
+        lonely = msgspec.structs.replace(
+            await self.seat(LAST + 1),
+            communicator="of two who do not come",
+            world_size=3,
+            timeout_s=0.5,
+        )
         self.said["broken_broadcast"] = await refusal(self.engine.load_weights(good, lonely))
         self.said["wrong_place"] = await refusal(self.engine.load_weights(msgspec.structs.replace(good, path="/proc/self/fd/987654")))
         lacking = msgspec.structs.replace(good, tensors=good.tensors[:-1])
@@ -244,7 +268,10 @@ async def main(kind: str, model_path: Path) -> dict[str, Any]:
     prepare_environment(config, [])
     engine = build_engine(config, model_path)
     await engine.start()
-    model = make_model(model_path.with_name("again"), is_tied=json.loads((model_path / "config.json").read_text())["tie_word_embeddings"])
+    model = make_model(
+        model_path.with_name("again"),
+        is_tied=json.loads((model_path / "config.json").read_text())["tie_word_embeddings"],
+    )
     said = await Scenario(engine, model).play()
     if kind == "vllm":
         said |= await vllm_only(engine)

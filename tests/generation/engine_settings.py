@@ -12,9 +12,9 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
+from async_rl.core.types import Sampling
 from async_rl.generation.engine import build_engine, prepare_environment
-from async_rl.launchers.compose import compose, compose_unchecked
-from async_rl.types import Sampling
+from async_rl.launchers.configuration.compose import compose, compose_unchecked
 
 SAMPLING = Sampling(temperature=0.5, top_p=1.0, top_k=-1, max_new_tokens=9, min_new_tokens=0)
 

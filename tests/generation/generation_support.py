@@ -53,7 +53,13 @@ def model_of(model: Qwen3ForCausalLM, version: int) -> Qwen3ForCausalLM:
 
 
 @torch.no_grad()
-def replay(models: Mapping[int, Any], prompt: Sequence[int], token_ids: Sequence[int], versions: Sequence[int], temperature: float) -> Any:
+def replay(
+    models: Mapping[int, Any],
+    prompt: Sequence[int],
+    token_ids: Sequence[int],
+    versions: Sequence[int],
+    temperature: float,
+) -> Any:
     """float32 log-prob of each new token: the one at t is drawn by models[versions[t]], on the keys and values that older ones left."""
     inputs = [*prompt, *token_ids[:-1]]
     first = len(prompt) - 1
@@ -94,5 +100,8 @@ def recomputed_difference(model: Qwen3ForCausalLM, group: Mapping[str, Any]) -> 
             table = model_of(model, version)(ids).logits[0, len(group["prompt"]) - 1 : -1].log_softmax(-1)
             expected = table.gather(-1, torch.tensor(sample["token_ids"])[:, None])[:, 0].numpy()
             drawn = np.array(sample["versions"]) == version
-            worst = max(worst, float(np.abs(expected - np.array(sample["logprobs"], np.float32))[drawn].max()))
+            worst = max(
+                worst,
+                float(np.abs(expected - np.array(sample["logprobs"], np.float32))[drawn].max()),
+            )
     return worst

@@ -16,14 +16,30 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 V = "generation.vllm."
 SETTINGS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     (f"{V}max_num_seqs=99", {"max_num_seqs": 256}, {"max_num_seqs": 99}),
-    (f"{V}max_num_batched_tokens=999", {"max_num_batched_tokens": 2048}, {"max_num_batched_tokens": 999}),
-    (f"{V}gpu_memory_utilization=0.3", {"gpu_memory_utilization": 0.85}, {"gpu_memory_utilization": 0.3}),
+    (
+        f"{V}max_num_batched_tokens=999",
+        {"max_num_batched_tokens": 2048},
+        {"max_num_batched_tokens": 999},
+    ),
+    (
+        f"{V}gpu_memory_utilization=0.3",
+        {"gpu_memory_utilization": 0.85},
+        {"gpu_memory_utilization": 0.3},
+    ),
     (f"{V}tensor_parallel_size=2", {"tensor_parallel_size": 1}, {"tensor_parallel_size": 2}),
     (f"{V}enforce_eager=false", {"enforce_eager": True}, {"enforce_eager": False}),
     (f"{V}load_format=dummy", {"load_format": "auto"}, {"load_format": "dummy"}),
-    (f"{V}kv_cache_mb=32", {"kv_cache_memory_bytes": 64 << 20}, {"kv_cache_memory_bytes": 32 << 20}),
+    (
+        f"{V}kv_cache_mb=32",
+        {"kv_cache_memory_bytes": 64 << 20},
+        {"kv_cache_memory_bytes": 32 << 20},
+    ),
     ("model.dtype=bfloat16", {"dtype": "float32"}, {"dtype": "bfloat16"}),
-    ("data.max_response_tokens=100", {"max_model_len": 64 + 64 + 1}, {"max_model_len": 64 + 100 + 1}),
+    (
+        "data.max_response_tokens=100",
+        {"max_model_len": 64 + 64 + 1},
+        {"max_model_len": 64 + 100 + 1},
+    ),
     (
         "generation.ignore_eos=true",
         {"ignore_eos": False, "stop_token_ids": list(END_TOKENS)},
@@ -39,7 +55,12 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     out = model.with_name("told.json")
     script = str(Path(__file__).parent / "engine_settings.py")
     overrides = [json.dumps(["hardware=cpu", *given]) for given in ([], *([setting] for setting, *_ in SETTINGS))]
-    done = subprocess.run([sys.executable, script, str(model), str(out), *overrides], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, script, str(model), str(out), *overrides],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     found: list[dict[str, Any]] = json.loads(out.read_text())
     return found

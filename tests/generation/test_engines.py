@@ -15,7 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from generation_support import END_TOKENS, make_model, model_of, recomputed_difference, worst_difference
+from generation_support import (
+    END_TOKENS,
+    make_model,
+    model_of,
+    recomputed_difference,
+    worst_difference,
+)
 from transformers import Qwen3ForCausalLM
 
 HERE = Path(__file__).parent
@@ -25,14 +31,25 @@ TOLERANCE = 1e-4
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-@pytest.fixture(scope="module", params=[("vllm", True), ("vllm", False), ("hf", True)], ids=["vllm-tied", "vllm-untied", "hf-tied"])
+@pytest.fixture(
+    scope="module",
+    params=[("vllm", True), ("vllm", False), ("hf", True)],
+    ids=["vllm-tied", "vllm-untied", "hf-tied"],
+)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Qwen3ForCausalLM, dict[str, Any]]:
     kind, is_tied = request.param
     path = tmp_path_factory.mktemp(kind) / "model"
     model = make_model(path, is_tied=is_tied)
     out = path.with_name("said.json")
     command = [sys.executable, str(HERE / "engine_scenario.py"), kind, str(path), str(out)]
-    done = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=500, check=False)
+    done = subprocess.run(
+        command,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-5000:]
     return model, json.loads(out.read_text())
 
@@ -181,7 +198,9 @@ def test_closing_the_iterator_frees_the_rest(from_vllm: dict[str, Any]) -> None:
     assert from_vllm["held_after_close"] == 0
 
 
-def test_a_dead_engine_fails_what_is_in_flight_and_what_comes_later(from_vllm: dict[str, Any]) -> None:
+def test_a_dead_engine_fails_what_is_in_flight_and_what_comes_later(
+    from_vllm: dict[str, Any],
+) -> None:
     assert from_vllm["death"].startswith("Unavailable: the vLLM engine died under request dying: the model burns")
     assert from_vllm["after_death"].startswith("Unavailable")
     assert from_vllm["load_after_death"].startswith("Unavailable")

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from async_rl.errors import ConfigError
+from async_rl.core.errors import ConfigError
 from async_rl.generation.engine import read_model_facts
 from async_rl.generation.environment import gently, prepare_environment
-from async_rl.launchers.compose import compose
+from async_rl.launchers.configuration.compose import compose
 
 CHILD = """
 import os, signal, sys
@@ -63,7 +63,9 @@ def test_a_child_dies_with_a_parent_that_is_killed() -> None:
             os.close(handle)
 
 
-def test_the_kv_cache_setting_is_not_overridden_from_outside(environment: pytest.MonkeyPatch) -> None:
+def test_the_kv_cache_setting_is_not_overridden_from_outside(
+    environment: pytest.MonkeyPatch,
+) -> None:
     environment.setitem(os.environ, "VLLM_CPU_KVCACHE_SPACE", "40")
     prepare_environment(compose("grpo_code"), [])
     assert "VLLM_CPU_KVCACHE_SPACE" not in os.environ
@@ -78,7 +80,9 @@ def test_threads_follow_the_cores_given(environment: pytest.MonkeyPatch) -> None
     assert os.environ["OMP_NUM_THREADS"] == "3"
 
 
-def test_compilation_is_off_exactly_where_the_engine_is_eager(environment: pytest.MonkeyPatch) -> None:
+def test_compilation_is_off_exactly_where_the_engine_is_eager(
+    environment: pytest.MonkeyPatch,
+) -> None:
     environment.delitem(os.environ, "TORCHDYNAMO_DISABLE", raising=False)
     prepare_environment(compose("grpo_code", ["generation.vllm.enforce_eager=false"]), [])
     assert "TORCHDYNAMO_DISABLE" not in os.environ

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from generation_support import END_TOKENS, make_model, weights_of, worst_difference
 
+from async_rl.core.types import Sampling
 from async_rl.generation.engine import Completion, build_engine
-from async_rl.launchers.compose import compose
-from async_rl.types import Sampling
+from async_rl.launchers.configuration.compose import compose
 from async_rl.weights.publisher import WeightPublisher, tensor_spec
 
 PROMPT = list(range(10, 40))
@@ -24,7 +24,10 @@ def test_an_end_token_ends_a_sample_unless_it_is_ignored(tmp_path: Path, ignore_
     sampling = Sampling(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=60, min_new_tokens=0)
 
     async def written() -> list[Completion]:
-        config = compose("grpo_code", ["generation.engine=hf", f"generation.ignore_eos={str(ignore_eos).lower()}"])
+        config = compose(
+            "grpo_code",
+            ["generation.engine=hf", f"generation.ignore_eos={str(ignore_eos).lower()}"],
+        )
         engine = build_engine(config, tmp_path)
         await engine.start()
         try:

@@ -13,8 +13,8 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from async_rl.generation.engine import read_model_facts
-from async_rl.generation.vllm_engine import _engine_args
-from async_rl.launchers.compose import compose
+from async_rl.generation.vllm.engine import _engine_args
+from async_rl.launchers.configuration.compose import compose
 
 path = Path(sys.argv[1])
 gpus = ["learner.gpus_each=0.5", "generators.gpus_each=0.5"]
@@ -26,6 +26,12 @@ for overrides in (["placement=colocated"], ["placement=colocated", *gpus], gpus)
 @pytest.mark.slow
 def test_vllm_may_sleep_exactly_where_it_shares_a_gpu(tmp_path: Path) -> None:
     make_model(tmp_path / "model", is_tied=True)
-    done = subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path / "model")], capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path / "model")],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.split()[-3:] == ["False", "True", "False"]

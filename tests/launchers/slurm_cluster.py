@@ -73,7 +73,14 @@ class SlurmCluster:
         (root / "slurm.conf").write_text(config)
         files = {name: f"{root}/munge.{name}" for name in ("socket", "pid", "log", "seed")}
         self._start(
-            *("munged", "--foreground", "--force", f"--key-file={key}", f"--socket={files['socket']}", f"--pid-file={files['pid']}"),
+            *(
+                "munged",
+                "--foreground",
+                "--force",
+                f"--key-file={key}",
+                f"--socket={files['socket']}",
+                f"--pid-file={files['pid']}",
+            ),
             *(f"--log-file={files['log']}", f"--seed-file={files['seed']}"),
         )
         self._until(lambda: Path(files["socket"]).exists(), "munged")
@@ -84,7 +91,14 @@ class SlurmCluster:
 
     def run(self, *command: str) -> str:
         """What one of Slurm's commands says."""
-        done = subprocess.run(command, env={**os.environ, **self.env}, capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(
+            command,
+            env={**os.environ, **self.env},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
         return done.stdout
 
     def _start(self, *command: str) -> None:

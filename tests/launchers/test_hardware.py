@@ -5,13 +5,19 @@ import sys
 
 import pytest
 
-from async_rl.config_check import machine_problems
-from async_rl.errors import ConfigError
+from async_rl.config.checks.run import machine_problems
+from async_rl.core.errors import ConfigError
+from async_rl.core.machine import Machine
 from async_rl.launchers import cli
-from async_rl.launchers.compose import CONF_DIR, compose_for
-from async_rl.launchers.hardware import generating, learning, preset_for, pretended_machine, share_of_cores
-from async_rl.machine import Machine
-from async_rl.topology import processes
+from async_rl.launchers.configuration.compose import CONF_DIR, compose_for
+from async_rl.launchers.configuration.hardware import (
+    generating,
+    learning,
+    preset_for,
+    pretended_machine,
+    share_of_cores,
+)
+from async_rl.planning.topology import processes
 
 CPU = pretended_machine("cores=8,gpus=0,memory_gb=64")
 ONE = pretended_machine("cores=16,gpus=1,memory_gb=64")
@@ -20,7 +26,13 @@ EIGHT = pretended_machine("cores=64,gpus=8,memory_gb=512")
 
 @pytest.mark.parametrize(
     ("machine", "launcher", "preset"),
-    [(CPU, "local", "cpu"), (ONE, "local", "gpu"), (EIGHT, "local", "gpus"), (CPU, "ray", "cluster"), (EIGHT, "slurm", "cluster")],
+    [
+        (CPU, "local", "cpu"),
+        (ONE, "local", "gpu"),
+        (EIGHT, "local", "gpus"),
+        (CPU, "ray", "cluster"),
+        (EIGHT, "slurm", "cluster"),
+    ],
 )
 def test_a_machine_gets_the_preset_that_fits_it(machine: Machine, launcher: str, preset: str) -> None:
     assert preset_for(machine, launcher) == preset
@@ -51,7 +63,12 @@ def test_of_eight_gpus_six_generate_and_two_learn_each_on_its_own() -> None:
 def test_one_gpu_is_shared_in_halves() -> None:
     config, _ = compose_for(ONE, "ppo_code")
     gpus = {spec.name: (spec.gpus, spec.env["CUDA_VISIBLE_DEVICES"]) for spec in processes(config, ONE)}
-    assert gpus == {"buffer": (0, ""), "verifier-0": (0, ""), "learner-0": (0.5, "0"), "generator-0": (0.5, "0")}
+    assert gpus == {
+        "buffer": (0, ""),
+        "verifier-0": (0, ""),
+        "learner-0": (0.5, "0"),
+        "generator-0": (0.5, "0"),
+    }
 
 
 def test_in_its_turn_an_engine_has_nearly_all_of_a_shared_gpu() -> None:
@@ -66,11 +83,28 @@ def test_in_its_turn_an_engine_has_nearly_all_of_a_shared_gpu() -> None:
 
 @pytest.mark.parametrize(
     ("nodes", "gpus_per_node", "learners", "generators"),
-    [(1, 0, 1, 1), (3, 0, 1, 2), (1, 1, 1, 1), (1, 2, 1, 1), (1, 4, 1, 3), (1, 8, 2, 6), (2, 8, 4, 12), (4, 8, 8, 24), (8, 8, 8, 56)],
+    [
+        (1, 0, 1, 1),
+        (3, 0, 1, 2),
+        (1, 1, 1, 1),
+        (1, 2, 1, 1),
+        (1, 4, 1, 3),
+        (1, 8, 2, 6),
+        (2, 8, 4, 12),
+        (4, 8, 8, 24),
+        (8, 8, 8, 56),
+    ],
 )
 def test_a_cluster_learns_on_one_node_and_generates_on_what_is_left(nodes: int, gpus_per_node: int, learners: int, generators: int) -> None:
-    assert (learning(nodes, gpus_per_node), generating(nodes, gpus_per_node)) == (learners, generators)
-    config, _ = compose_for(CPU, "ppo_code", ["launcher=ray", f"cluster.nodes={nodes}", f"cluster.gpus_per_node={gpus_per_node}"])
+    assert (learning(nodes, gpus_per_node), generating(nodes, gpus_per_node)) == (
+        learners,
+        generators,
+    )
+    config, _ = compose_for(
+        CPU,
+        "ppo_code",
+        ["launcher=ray", f"cluster.nodes={nodes}", f"cluster.gpus_per_node={gpus_per_node}"],
+    )
     assert (config.learner.ranks, config.generators.count) == (learners, generators)
     assert (config.learner.gpus_each, config.generators.gpus_each) == ((1, 1) if gpus_per_node else (0, 0))
     assert (config.generators.cores, config.learner.cores, config.verifiers.cores) == ([], [], [])
@@ -88,7 +122,15 @@ def test_the_plan_of_a_machine_that_one_does_not_sit_at(monkeypatch: pytest.Monk
     assert "GPU 7 (1)" in said
     assert "generator-5" in said
     assert "generator-6" not in said
-    said = dry_run(monkeypatch, capsys, "--dry-run", "--machine", "cores=4,gpus=0,memory_gb=16", "launcher=ray", "generators.gpus_each=1")
+    said = dry_run(
+        monkeypatch,
+        capsys,
+        "--dry-run",
+        "--machine",
+        "cores=4,gpus=0,memory_gb=16",
+        "launcher=ray",
+        "generators.gpus_each=1",
+    )
     assert re.search(r"hardware +cluster \(4 cores, no GPUs, 16 GB\)", said)
     assert "1 CPU, 1 GPU of a node" in said
     assert "tcp://(its node):(free port)" in said
@@ -97,7 +139,11 @@ def test_the_plan_of_a_machine_that_one_does_not_sit_at(monkeypatch: pytest.Monk
 def test_pretending_goes_with_a_dry_run_only(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match="write it as cores=64,gpus=8,memory_gb=512"):
         pretended_machine("8 GPUs")
-    monkeypatch.setattr(sys, "argv", ["async-rl", "launch", "conf=ppo_code", "--machine", "cores=4,gpus=0,memory_gb=16"])
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["async-rl", "launch", "conf=ppo_code", "--machine", "cores=4,gpus=0,memory_gb=16"],
+    )
     with pytest.raises(SystemExit) as caught:
         cli.main()
     assert caught.value.code == 2

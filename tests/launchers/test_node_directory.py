@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from async_rl.launchers.node_directory import NodeDirectory, sweep
+from async_rl.launchers.backends.node_directory import NodeDirectory, sweep
 
 MAKER = """
 import sys, time
-from async_rl.launchers.node_directory import NodeDirectory
+from async_rl.launchers.backends.node_directory import NodeDirectory
 made = NodeDirectory("run-generator-0")
 made.write("keys/keys.json", b"secret")
 print(made.path, flush=True)
@@ -44,7 +44,9 @@ def test_it_is_gone_soon_after_its_maker_was_killed(temporary: Path) -> None:
         os.sched_yield()
 
 
-def test_what_nobody_holds_any_more_is_swept_and_what_is_held_or_another_s_stays(temporary: Path) -> None:
+def test_what_nobody_holds_any_more_is_swept_and_what_is_held_or_another_s_stays(
+    temporary: Path,
+) -> None:
     held = NodeDirectory("run-verifier-0")
     left = temporary / "async_rl-run-generator-0-abc"
     being_made = temporary / "async_rl-run-generator-1-abc"
@@ -54,6 +56,10 @@ def test_what_nobody_holds_any_more_is_swept_and_what_is_held_or_another_s_stays
     for path in (left, others):
         (path / ".held").touch()
     sweep(temporary)
-    assert {path.name for path in temporary.iterdir()} == {held.path.name, being_made.name, others.name}
+    assert {path.name for path in temporary.iterdir()} == {
+        held.path.name,
+        being_made.name,
+        others.name,
+    }
     held.remove()
     assert not held.path.exists()

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from async_rl.config import RunConfig
-from async_rl.launchers.cluster import needs
-from async_rl.launchers.compose import compose
-from async_rl.launchers.ray_places import actor_options, buffer_bundles, learner_bundles
-from async_rl.machine import Machine
-from async_rl.topology import ProcessSpec, processes
+from async_rl.config.run import RunConfig
+from async_rl.core.machine import Machine
+from async_rl.launchers.backends.cluster import needs
+from async_rl.launchers.backends.ray_places import actor_options, buffer_bundles, learner_bundles
+from async_rl.launchers.configuration.compose import compose
+from async_rl.planning.topology import ProcessSpec, processes
 
 MACHINE = Machine(cores=(0, 1), num_gpus=0, memory_mb=8000)
 
@@ -25,10 +25,26 @@ def spec(config: RunConfig, name: str) -> ProcessSpec:
 @pytest.mark.parametrize(
     ("overrides", "name", "expected"),
     [
-        ([], "generator-0", {"num_cpus": 1, "num_gpus": 0, "resources": {}, "scheduling_strategy": "SPREAD"}),
-        (["ray.generators=pack", "cluster.generator_cpus=4"], "generator-0", {"num_cpus": 4, "scheduling_strategy": "DEFAULT"}),
-        (["ray.generator_resource=a100", "generators.gpus_each=0.5"], "generator-0", {"num_gpus": 0.5, "resources": {"a100": 1}}),
-        (["ray.generator_resource=a100", "cluster.verifier_cpus=3"], "verifier-0", {"num_cpus": 3, "resources": {}}),
+        (
+            [],
+            "generator-0",
+            {"num_cpus": 1, "num_gpus": 0, "resources": {}, "scheduling_strategy": "SPREAD"},
+        ),
+        (
+            ["ray.generators=pack", "cluster.generator_cpus=4"],
+            "generator-0",
+            {"num_cpus": 4, "scheduling_strategy": "DEFAULT"},
+        ),
+        (
+            ["ray.generator_resource=a100", "generators.gpus_each=0.5"],
+            "generator-0",
+            {"num_gpus": 0.5, "resources": {"a100": 1}},
+        ),
+        (
+            ["ray.generator_resource=a100", "cluster.verifier_cpus=3"],
+            "verifier-0",
+            {"num_cpus": 3, "resources": {}},
+        ),
         (["cluster.buffer_cpus=2"], "buffer", {"num_cpus": 2}),
     ],
 )
@@ -42,16 +58,29 @@ def test_an_actor_takes_what_its_role_takes(overrides: list[str], name: str, exp
     ("overrides", "is_own", "expected"),
     [
         (["learner.ranks=2"], False, [{"CPU": 1.0, "node:10.0.0.1": 0.001}] * 2),
-        (["cluster.learner_cpus=8", "learner.gpus_each=1"], False, [{"CPU": 8.0, "GPU": 1.0, "node:10.0.0.1": 0.001}]),
+        (
+            ["cluster.learner_cpus=8", "learner.gpus_each=1"],
+            False,
+            [{"CPU": 8.0, "GPU": 1.0, "node:10.0.0.1": 0.001}],
+        ),
         (["cluster.shared_run_dir=true"], False, [{"CPU": 1.0}]),
         (["learner.gpus_each=1"], True, [{"GPU": 1.0}]),
         ([], True, []),
         (
-            ["placement=colocated", "learner.gpus_each=0.5", "generators.gpus_each=0.5", "cluster.generator_cpus=3"],
+            [
+                "placement=colocated",
+                "learner.gpus_each=0.5",
+                "generators.gpus_each=0.5",
+                "cluster.generator_cpus=3",
+            ],
             False,
             [{"CPU": 4.0, "GPU": 1.0, "node:10.0.0.1": 0.001}],
         ),
-        (["placement=colocated", "learner.ranks=2", "generators.count=2"], False, [{"CPU": n, "node:10.0.0.1": 0.001} for n in (3.0, 1.0)]),
+        (
+            ["placement=colocated", "learner.ranks=2", "generators.count=2"],
+            False,
+            [{"CPU": n, "node:10.0.0.1": 0.001} for n in (3.0, 1.0)],
+        ),
         (["placement=colocated"], True, []),
     ],
 )
@@ -66,8 +95,16 @@ def test_the_learner_stays_beside_the_supervisor_unless_files_are_shared(
     ("overrides", "name", "expected"),
     [
         ([], "generator-0", "room on the cluster: 1 CPU"),
-        (["ray.generator_resource=a100", "generators.gpus_each=0.5"], "generator-0", "room on the cluster: 1 CPU, 0.5 GPU, a100 1"),
-        (["ray.generator_resource=a100", "cluster.verifier_cpus=3"], "verifier-0", "room on the cluster: 3 CPU"),
+        (
+            ["ray.generator_resource=a100", "generators.gpus_each=0.5"],
+            "generator-0",
+            "room on the cluster: 1 CPU, 0.5 GPU, a100 1",
+        ),
+        (
+            ["ray.generator_resource=a100", "cluster.verifier_cpus=3"],
+            "verifier-0",
+            "room on the cluster: 3 CPU",
+        ),
     ],
 )
 def test_what_a_process_without_a_place_waits_for_is_said_in_words(overrides: list[str], name: str, expected: str) -> None:

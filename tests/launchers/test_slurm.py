@@ -11,15 +11,27 @@ import pytest
 from slurm_cluster import SlurmCluster, missing
 
 _ASYNC_RL = str(Path(sys.executable).with_name("async-rl"))
-_SHORT = ["num_steps=4", "generation.engine=hf", "buffer.groups_per_step=2", "evaluation.every_steps=0", "monitoring.tensorboard=false"]
+_SHORT = [
+    "num_steps=4",
+    "generation.engine=hf",
+    "buffer.groups_per_step=2",
+    "evaluation.every_steps=0",
+    "monitoring.tensorboard=false",
+]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(280)
-@pytest.mark.skipif(bool(missing()), reason=f"no Slurm here; lacks {', '.join(missing())} (apt-get install slurmctld slurmd munge)")
+@pytest.mark.skipif(
+    bool(missing()),
+    reason=f"no Slurm here; lacks {', '.join(missing())} (apt-get install slurmctld slurmd munge)",
+)
 def test_a_run_is_submitted_trains_in_steps_of_its_job_and_ends_the_job(tmp_path: Path) -> None:
     with SlurmCluster(tmp_path / "slurm") as slurm:
-        mine = ("generators.count=0", "generators.pools.mine={count:1,work:train,cpus_each:2,node_kind:fast}")
+        mine = (
+            "generators.count=0",
+            "generators.pools.mine={count:1,work:train,cpus_each:2,node_kind:fast}",
+        )
         done = launch(slurm, tmp_path, "slurm.time=00:20:00", *mine)
         assert done.returncode == 0, done.stdout + done.stderr
         run_dir = tmp_path / "run"
@@ -34,12 +46,21 @@ def test_a_run_is_submitted_trains_in_steps_of_its_job_and_ends_the_job(tmp_path
         assert msgspec.json.decode((run_dir / "state.json").read_bytes())["outcome"] == "finished", said
         assert {"buffer", "verifier-0", "generator-mine-0", "learner-0"} <= steps
         assert "step 4 of 4" in said
-        audit = subprocess.run([_ASYNC_RL, "ledger", str(run_dir), "--audit"], capture_output=True, text=True, check=False, timeout=60)
+        audit = subprocess.run(
+            [_ASYNC_RL, "ledger", str(run_dir), "--audit"],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
         assert audit.returncode == 0, audit.stdout
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(bool(missing()), reason=f"no Slurm here; lacks {', '.join(missing())} (apt-get install slurmctld slurmd munge)")
+@pytest.mark.skipif(
+    bool(missing()),
+    reason=f"no Slurm here; lacks {', '.join(missing())} (apt-get install slurmctld slurmd munge)",
+)
 def test_a_job_that_slurm_would_refuse_is_refused_before_the_run_exists(tmp_path: Path) -> None:
     with SlurmCluster(tmp_path / "slurm") as slurm:
         done = launch(slurm, tmp_path, "slurm.partition=nowhere")
@@ -51,6 +72,15 @@ def test_a_job_that_slurm_would_refuse_is_refused_before_the_run_exists(tmp_path
 
 def launch(slurm: SlurmCluster, output_dir: Path, *settings: str) -> "subprocess.CompletedProcess[str]":
     """`async-rl launch launcher=slurm`, as a person on the login node."""
-    command = [_ASYNC_RL, "launch", "conf=ppo_code", "launcher=slurm", *_SHORT, f"output_dir={output_dir}", "run_name=run", *settings]
+    command = [
+        _ASYNC_RL,
+        "launch",
+        "conf=ppo_code",
+        "launcher=slurm",
+        *_SHORT,
+        f"output_dir={output_dir}",
+        "run_name=run",
+        *settings,
+    ]
     environment = {**os.environ, **slurm.env, "COLUMNS": "140"}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from async_rl.config import RunConfig
-from async_rl.errors import ConfigError
-from async_rl.launchers.compose import compose
-from async_rl.launchers.slurm_launcher import SlurmLauncher, job_script, submit
-from async_rl.machine import Machine
-from async_rl.topology import ProcessSpec, processes
+from async_rl.config.run import RunConfig
+from async_rl.core.errors import ConfigError
+from async_rl.core.machine import Machine
+from async_rl.launchers.backends.slurm import SlurmLauncher, job_script, submit
+from async_rl.launchers.configuration.compose import compose
+from async_rl.planning.topology import ProcessSpec, processes
 
 POOL = "generators.pools.big={count:1,work:train,tensor_parallel_size:2,gpus_each:2,cpus_each:3,node_kind:h100}"
 MACHINE = Machine(cores=(0, 1), num_gpus=0, memory_mb=8000)
@@ -41,13 +41,36 @@ def spec(config: RunConfig, name: str) -> ProcessSpec:
 
 def test_the_script_asks_for_what_the_settings_say_and_becomes_the_supervisor() -> None:
     said = [
-        *("cluster.nodes=3", "cluster.gpus_per_node=8", "slurm.partition=big", "slurm.account=us", "slurm.time=02:00:00"),
-        *("slurm.cpus_per_node=16", "slurm.stop_before_s=300", 'slurm.extra=["--constraint=fast","--qos=high"]'),
+        *(
+            "cluster.nodes=3",
+            "cluster.gpus_per_node=8",
+            "slurm.partition=big",
+            "slurm.account=us",
+            "slurm.time=02:00:00",
+        ),
+        *(
+            "slurm.cpus_per_node=16",
+            "slurm.stop_before_s=300",
+            'slurm.extra=["--constraint=fast","--qos=high"]',
+        ),
     ]
     script = job_script(settings(*said), Path("/runs/mine"))
     assert options(script) == [
-        *("--job-name=mine", "--output=/runs/mine/logs/slurm.out", "--open-mode=append", "--nodes=3", "--ntasks-per-node=1"),
-        *("--cpus-per-task=16", "--gpus-per-node=8", "--time=02:00:00", "--partition=big", "--account=us", "--signal=B:TERM@300"),
+        *(
+            "--job-name=mine",
+            "--output=/runs/mine/logs/slurm.out",
+            "--open-mode=append",
+            "--nodes=3",
+            "--ntasks-per-node=1",
+        ),
+        *(
+            "--cpus-per-task=16",
+            "--gpus-per-node=8",
+            "--time=02:00:00",
+            "--partition=big",
+            "--account=us",
+            "--signal=B:TERM@300",
+        ),
         *("--no-kill", "--constraint=fast", "--qos=high"),
     ]
     assert script.startswith("#!/bin/bash\n")
@@ -58,7 +81,13 @@ def test_the_script_asks_for_what_the_settings_say_and_becomes_the_supervisor() 
 def test_what_is_left_open_is_left_to_slurm_and_nodes_are_whole() -> None:
     said = options(job_script(settings("slurm.stop_before_s=0"), Path("/runs/mine")))
     assert said == [
-        *("--job-name=mine", "--output=/runs/mine/logs/slurm.out", "--open-mode=append", "--nodes=1", "--ntasks-per-node=1"),
+        *(
+            "--job-name=mine",
+            "--output=/runs/mine/logs/slurm.out",
+            "--open-mode=append",
+            "--nodes=1",
+            "--ntasks-per-node=1",
+        ),
         *("--exclusive", "--time=24:00:00", "--no-kill"),
     ]
 
@@ -110,7 +139,12 @@ async def life(launcher: SlurmLauncher, config: RunConfig, name: str, act: str) 
     ],
 )
 def test_the_end_of_a_step_is_the_end_of_its_task(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher_of: type[SlurmLauncher], code: str, act: str, expected: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    launcher_of: type[SlurmLauncher],
+    code: str,
+    act: str,
+    expected: int,
 ) -> None:
     monkeypatch.setenv("PRETENDED", f"import os; print(os.getpid(), flush=True); {code}")
     config = settings()
@@ -135,14 +169,32 @@ def test_a_step_is_asked_to_end_by_the_signal_that_srun_passes_on(
         ([], "buffer", {"--cpus-per-task=1", "--gres=none", "--nodelist=localhost"}),
         (["cluster.buffer_cpus=3"], "buffer", {"--cpus-per-task=3"}),
         (["cluster.verifier_cpus=5"], "verifier-0", {"--cpus-per-task=5"}),
-        (["cluster.generator_cpus=4", "generators.gpus_each=2"], "generator-0", {"--cpus-per-task=4", "--gpus-per-node=2"}),
+        (
+            ["cluster.generator_cpus=4", "generators.gpus_each=2"],
+            "generator-0",
+            {"--cpus-per-task=4", "--gpus-per-node=2"},
+        ),
         (["cluster.learner_cpus=6"], "learner-0", {"--cpus-per-task=6", "--gres=none"}),
-        ([POOL], "generator-big-0", {"--cpus-per-task=3", "--gpus-per-node=2", "--constraint=h100", "--job-name=generator-big-0"}),
+        (
+            [POOL],
+            "generator-big-0",
+            {
+                "--cpus-per-task=3",
+                "--gpus-per-node=2",
+                "--constraint=h100",
+                "--job-name=generator-big-0",
+            },
+        ),
         ([POOL], "generator-0", {"--cpus-per-task=1", "--gres=none"}),
     ],
 )
 def test_a_step_takes_what_its_role_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher_of: type[SlurmLauncher], overrides: list[str], name: str, asks: set[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    launcher_of: type[SlurmLauncher],
+    overrides: list[str],
+    name: str,
+    asks: set[str],
 ) -> None:
     monkeypatch.setenv("PRETENDED", "import os; print(os.getpid(), flush=True)")
     config = settings(*overrides)

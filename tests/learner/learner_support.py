@@ -11,17 +11,24 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from async_rl.config import RunConfig
-from async_rl.launchers.compose import compose
+from async_rl.config.run import RunConfig
+from async_rl.core.types import Group, Purpose, Score, Trajectory
+from async_rl.launchers.configuration.compose import compose
 from async_rl.learner.optimizer import ModelOptimizer
 from async_rl.learner.sharding import full_tensor
 from async_rl.learner.trainer import Trainer
-from async_rl.types import Group, Purpose, Score, Trajectory
 
 VOCABULARY = 50
 
 
-def make_model(path: Path, *, hidden: int = 32, layers: int = 2, vocabulary: int = VOCABULARY, scale: float = 3.0) -> Path:
+def make_model(
+    path: Path,
+    *,
+    hidden: int = 32,
+    layers: int = 2,
+    vocabulary: int = VOCABULARY,
+    scale: float = 3.0,
+) -> Path:
     """A random Qwen3 with weights large enough that its distributions are far from uniform."""
     torch.manual_seed(7)
     config = Qwen3Config(
@@ -45,12 +52,23 @@ def make_model(path: Path, *, hidden: int = 32, layers: int = 2, vocabulary: int
 
 
 def make_config(conf: str, *overrides: str) -> RunConfig:
-    small = ["buffer.groups_per_step=4", "generation.group_size=4", "data.max_prompt_tokens=10", "data.max_response_tokens=12"]
+    small = [
+        "buffer.groups_per_step=4",
+        "generation.group_size=4",
+        "data.max_prompt_tokens=10",
+        "data.max_response_tokens=12",
+    ]
     return compose(conf, [*small, "learner.optimizer.warmup_steps=0", *overrides])
 
 
 def make_groups(
-    seed: int = 0, *, num_groups: int = 4, size: int = 4, version: int = 0, ages: Sequence[int] = (0,), vocabulary: int = VOCABULARY
+    seed: int = 0,
+    *,
+    num_groups: int = 4,
+    size: int = 4,
+    version: int = 0,
+    ages: Sequence[int] = (0,),
+    vocabulary: int = VOCABULARY,
 ) -> list[Group]:
     """Groups of random tokens; behavior log-probs are made up; rewards are 0 or 1, some samples are truncated."""
     rng = np.random.default_rng(seed)

@@ -12,7 +12,7 @@ import transformers
 from learner_support import make_groups, make_trainer
 from transformers import AutoModelForCausalLM
 
-from async_rl.errors import ConfigError
+from async_rl.core.errors import ConfigError
 from async_rl.learner.models import load_policy
 
 SIZES = {
@@ -49,7 +49,15 @@ def save(path: Path, kind: str, **settings: Any) -> Path:
         ("Mistral", {"sliding_window": None}),
         ("Mistral", {"sliding_window": 4}),
         ("Olmo2", {}),
-        ("Qwen3Moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8}),
+        (
+            "Qwen3Moe",
+            {
+                "num_experts": 4,
+                "num_experts_per_tok": 2,
+                "moe_intermediate_size": 24,
+                "head_dim": 8,
+            },
+        ),
     ],
 )
 def test_packed_rows_give_the_models_own_logprobs_and_it_learns(tmp_path: Path, kind: str, settings: dict[str, Any]) -> None:

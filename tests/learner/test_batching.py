@@ -25,8 +25,15 @@ def test_a_packed_row_by_hand() -> None:
     p, n, m = first.prompt_length, first.response_length, second.response_length
     assert row.input_ids[0].tolist() == [*first.token_ids.tolist(), *second.token_ids[p:].tolist()]
     assert row.position_ids[0].tolist() == [*range(p + n), *range(p, p + m)]
-    assert row.predict_index.tolist() == [*range(p - 1, p + n - 1), p - 1, *range(p + n, p + n + m - 1)]
-    assert row.target_ids.tolist() == [*first.token_ids[p:].tolist(), *second.token_ids[p:].tolist()]
+    assert row.predict_index.tolist() == [
+        *range(p - 1, p + n - 1),
+        p - 1,
+        *range(p + n, p + n + m - 1),
+    ]
+    assert row.target_ids.tolist() == [
+        *first.token_ids[p:].tolist(),
+        *second.token_ids[p:].tolist(),
+    ]
     assert row.last_index.tolist() == [p + n - 1, p + n + m - 1]
 
 
@@ -36,8 +43,15 @@ def test_a_row_without_ends_holds_no_token_that_predicts_nothing() -> None:
     batch = collate(groups, device=CPU)
     row, whole = pack(batch, [0, 1], device=CPU, with_ends=False), pack(batch, [0, 1], device=CPU)
     p, n = first.prompt_length, first.response_length
-    assert row.input_ids[0].tolist() == [*first.token_ids[:-1].tolist(), *second.token_ids[p:-1].tolist()]
-    assert row.predict_index.tolist() == [*range(p - 1, p + n - 1), p - 1, *range(p + n - 1, p + n + second.response_length - 2)]
+    assert row.input_ids[0].tolist() == [
+        *first.token_ids[:-1].tolist(),
+        *second.token_ids[p:-1].tolist(),
+    ]
+    assert row.predict_index.tolist() == [
+        *range(p - 1, p + n - 1),
+        p - 1,
+        *range(p + n - 1, p + n + second.response_length - 2),
+    ]
     assert torch.equal(row.target_ids, whole.target_ids)
     assert torch.equal(row.token_index, whole.token_index)
     assert row.last_index.numel() == 0
@@ -73,7 +87,12 @@ def test_every_query_sees_its_own_prompt_and_past_and_nothing_else(seed: int, nu
 
 
 @settings(max_examples=40, deadline=None)
-@given(seed=st.integers(0, 10**6), num_groups=st.integers(1, 3), size=st.integers(1, 4), window=st.integers(1, 25))
+@given(
+    seed=st.integers(0, 10**6),
+    num_groups=st.integers(1, 3),
+    size=st.integers(1, 4),
+    window=st.integers(1, 25),
+)
 def test_in_a_windowed_layer_every_query_sees_the_newest_tokens_only(seed: int, num_groups: int, size: int, window: int) -> None:
     batch = collate(make_groups(seed, num_groups=num_groups, size=size), device=CPU)
     row = pack(batch, range(batch.num_sequences), device=CPU)
@@ -104,7 +123,11 @@ def test_long_responses_do_not_share_their_prompt(monkeypatch: pytest.MonkeyPatc
 
 @settings(max_examples=40, deadline=None)
 @given(
-    seed=st.integers(0, 10**6), num_groups=st.integers(1, 6), size=st.integers(1, 4), ranks=st.integers(1, 4), budget=st.integers(1, 200)
+    seed=st.integers(0, 10**6),
+    num_groups=st.integers(1, 6),
+    size=st.integers(1, 4),
+    ranks=st.integers(1, 4),
+    budget=st.integers(1, 200),
 )
 def test_passes_hold_each_sequence_once_within_the_budget(seed: int, num_groups: int, size: int, ranks: int, budget: int) -> None:
     batch = collate(make_groups(seed, num_groups=num_groups, size=size), device=CPU)

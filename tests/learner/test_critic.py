@@ -15,9 +15,9 @@ from transformers import AutoModelForCausalLM
 
 from async_rl.batching.batch import collate
 from async_rl.batching.packing import pack
+from async_rl.core.types import Group
 from async_rl.learner.sharding import full_tensor
 from async_rl.learner.trainer import Trainer
-from async_rl.types import Group
 
 GAMMA, LAMBDA, VALUE_COEF, ENTROPY_COEF = 0.97, 0.9, 0.7, 0.02
 KNOBS = (
@@ -139,7 +139,12 @@ def test_a_shared_critic_comes_back_with_the_checkpoint_and_stays_out_of_the_exp
     assert restored.load(tmp_path / "checkpoint") == 1
     for version in (1, 2):
         expected, found = (t.step(make_groups(version, version=version), version).scalars for t in (trainer, restored))
-        for name in ("value/loss", "value/grad_norm", "policy/grad_norm", "value/explained_variance"):
+        for name in (
+            "value/loss",
+            "value/grad_norm",
+            "policy/grad_norm",
+            "value/explained_variance",
+        ):
             assert found[name] == expected[name], name
     trainer.export_hf(tmp_path / "hf")
     names = {name for name, *_ in trainer.tensor_specs()}
@@ -151,10 +156,15 @@ def test_a_shared_critic_comes_back_with_the_checkpoint_and_stays_out_of_the_exp
     assert all(torch.equal(p, full_tensor(state[n])) for n, p in exported.named_parameters())
 
 
-def test_a_rank_without_sequences_takes_part_in_the_gradient_of_a_shared_head(model_path: Path) -> None:
+def test_a_rank_without_sequences_takes_part_in_the_gradient_of_a_shared_head(
+    model_path: Path,
+) -> None:
     policy = make_trainer(model_path, "ppo_code", "learner.critic.backbone=shared")._policy
     idle = pack(collate(make_groups(), device=torch.device("cpu")), [], device=torch.device("cpu"))
     output = policy(idle, temperature=1.0, chunk_tokens=16)
     (output.logprobs.sum() + output.values.here.sum()).backward()
     assert policy.value_head is not None
-    assert [p.grad is not None and not p.grad.any() for p in policy.value_head.parameters()] == [True, True]
+    assert [p.grad is not None and not p.grad.any() for p in policy.value_head.parameters()] == [
+        True,
+        True,
+    ]

@@ -28,7 +28,13 @@ def said_by_transformers(path: Path) -> list[np.ndarray]:
 
 def said_by_vllm(path: Path) -> list[np.ndarray]:
     out = path.with_name("said.json")
-    command = [sys.executable, str(Path(__file__).with_name("vllm_scores.py")), str(path), json.dumps(ROWS), str(out)]
+    command = [
+        sys.executable,
+        str(Path(__file__).with_name("vllm_scores.py")),
+        str(path),
+        json.dumps(ROWS),
+        str(out),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-5000:]
     return [np.array(row) for row in json.loads(out.read_text())]
@@ -46,6 +52,9 @@ def test_transformers_and_vllm_load_the_export_and_agree_with_the_learner(tmp_pa
     expected = trainer.logprobs([np.array(row, dtype=np.int32) for row in ROWS])
     before = make_trainer(start, "grpo_code").logprobs([np.array(row, dtype=np.int32) for row in ROWS])
     assert max(float(np.abs(a - b).max()) for a, b in zip(expected, before, strict=True)) > 0.1, "the export is not the start"
-    for said in (said_by_transformers(tmp_path / "hf"), said_by_vllm(tmp_path / "hf") if conf == "ppo_code" else expected):
+    for said in (
+        said_by_transformers(tmp_path / "hf"),
+        said_by_vllm(tmp_path / "hf") if conf == "ppo_code" else expected,
+    ):
         for mine, theirs in zip(expected, said, strict=True):
             np.testing.assert_allclose(theirs, mine, atol=1e-4)

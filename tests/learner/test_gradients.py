@@ -8,12 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from learner_support import equal_rewards, make_groups, make_trainer, relative_difference, spy_on_gradients
+from learner_support import (
+    equal_rewards,
+    make_groups,
+    make_trainer,
+    relative_difference,
+    spy_on_gradients,
+)
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from async_rl.core.types import Group
 from async_rl.learner.update import Updater
-from async_rl.types import Group
 
 
 def sequence_logprobs(model: torch.nn.Module, token_ids: np.ndarray, prompt_length: int) -> tuple[Tensor, Tensor]:
@@ -47,13 +53,23 @@ def oracle_gradients(model_path: Path, groups: Sequence[Group], *, entropy_coef:
 def test_grpo_gradient_equals_the_oracle(model_path: Path, monkeypatch: pytest.MonkeyPatch, entropy_coef: float, kl_coef: float) -> None:
     groups = make_groups()
     collected = spy_on_gradients(monkeypatch)
-    trainer = make_trainer(model_path, "grpo_code", f"algorithm.entropy_coef={entropy_coef}", f"algorithm.kl_coef={kl_coef}")
+    trainer = make_trainer(
+        model_path,
+        "grpo_code",
+        f"algorithm.entropy_coef={entropy_coef}",
+        f"algorithm.kl_coef={kl_coef}",
+    )
     trainer.step(groups, 0)
     expected = oracle_gradients(model_path, groups, entropy_coef=entropy_coef, kl_coef=kl_coef)
     assert relative_difference(collected["policy"][0], expected) < 1e-5
 
 
-BASE = ("learner.minibatches=2", "learner.epochs=2", "algorithm.entropy_coef=0.01", "generation.temperature=0.8")
+BASE = (
+    "learner.minibatches=2",
+    "learner.epochs=2",
+    "algorithm.entropy_coef=0.01",
+    "generation.temperature=0.8",
+)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +111,7 @@ def test_sharing_prompts_does_not_change_gradients(model_path: Path, monkeypatch
 
 def test_a_separate_proximal_pass_gives_the_same_gradient_as_the_shared_one(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One update and no KL: the training pass itself gives the proximal log-probs. A second run computes them before."""
-    from async_rl.learner.evaluate import Evaluator
+    from async_rl.learner.forward_passes import Evaluator
 
     collected = spy_on_gradients(monkeypatch, is_stepping=False)
     groups = make_groups(ages=(0, 1), version=1)
@@ -111,7 +127,7 @@ def test_a_separate_proximal_pass_gives_the_same_gradient_as_the_shared_one(mode
 
 
 def test_kept_graphs_give_the_same_gradients_as_running_again(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from async_rl.learner.evaluate import Evaluator
+    from async_rl.learner.forward_passes import Evaluator
 
     collected = spy_on_gradients(monkeypatch)
     make_trainer(model_path, "ppo_code").step(make_groups(), 0)
@@ -132,7 +148,10 @@ def test_with_fresh_data_every_correction_is_the_plain_policy_gradient(
         trajectory.behavior_logprobs[:] = np.where(trajectory.loss_mask, scorer.logprobs([trajectory.token_ids])[0], 0)
     collected = spy_on_gradients(monkeypatch, is_stepping=False)
     result = make_trainer(
-        model_path, "grpo_code", f"algorithm.behavior_correction={correction}", f"algorithm.behavior_weight_min={minimum}"
+        model_path,
+        "grpo_code",
+        f"algorithm.behavior_correction={correction}",
+        f"algorithm.behavior_weight_min={minimum}",
     ).step(groups, 0)
     assert result.scalars["policy/behavior_weight_max"] == pytest.approx(1.0, abs=1e-4)
     assert result.scalars["policy/kl_proximal_policy"] == 0.0
@@ -170,7 +189,11 @@ def test_sequences_without_advantage_get_no_backward_pass_and_change_no_gradient
     monkeypatch.setattr(torch.Tensor, "backward", counted)
     skipping = make_trainer(model_path, "grpo_code", *knobs).step(groups, 1)
     few, num_backward = num_backward, 0
-    monkeypatch.setattr(Updater, "_pulls", lambda self, batch, mask: torch.ones(batch.num_sequences, dtype=torch.bool))
+    monkeypatch.setattr(
+        Updater,
+        "_pulls",
+        lambda self, batch, mask: torch.ones(batch.num_sequences, dtype=torch.bool),
+    )
     plain = make_trainer(model_path, "grpo_code", *knobs).step(groups, 1)
     assert few <= 0.7 * num_backward
     half = len(collected["policy"]) // 2
@@ -183,7 +206,12 @@ def test_sequences_without_advantage_get_no_backward_pass_and_change_no_gradient
 
 @pytest.mark.parametrize(
     ("knobs", "is_silent"),
-    [([], True), (["algorithm.entropy_coef=0.01"], False), (["algorithm.kl_coef=0.1"], False), (["algorithm.kl_placement=reward"], True)],
+    [
+        ([], True),
+        (["algorithm.entropy_coef=0.01"], False),
+        (["algorithm.kl_coef=0.1"], False),
+        (["algorithm.kl_placement=reward"], True),
+    ],
 )
 def test_a_batch_of_equal_rewards_is_silent_only_where_advantages_are_the_whole_loss(
     model_path: Path, monkeypatch: pytest.MonkeyPatch, knobs: list[str], is_silent: bool

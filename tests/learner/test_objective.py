@@ -12,16 +12,20 @@ import torch
 from learner_support import make_config, make_groups
 
 from async_rl.batching.batch import Batch, collate
-from async_rl.config import RunConfig
+from async_rl.config.run import RunConfig
+from async_rl.core.types import Group, Score, StepScore, Trajectory
 from async_rl.learner.objective import Evaluated, Targets, ValueUnits, compute_targets, trained_mask
 from async_rl.learner.objective_state import ObjectiveState
-from async_rl.types import Group, Score, StepScore, Trajectory
 
 CPU = torch.device("cpu")
 
 
 def group_of(
-    rewards: Sequence[float], *, truncated: Sequence[bool] = (), length: int = 3, steps: Sequence[tuple[StepScore, ...]] = ()
+    rewards: Sequence[float],
+    *,
+    truncated: Sequence[bool] = (),
+    length: int = 3,
+    steps: Sequence[tuple[StepScore, ...]] = (),
 ) -> Group:
     """Answers of `length` tokens to one prompt."""
     template = make_groups(num_groups=1, size=1)[0]
@@ -42,14 +46,28 @@ def group_of(
 
 def evaluated(batch: Batch, **fields: torch.Tensor) -> Evaluated:
     nothing = torch.zeros(batch.num_tokens)
-    before = Evaluated(proximal_logprobs=nothing, entropies=nothing, ref_logprobs=None, ref_kl=None, values=None, bootstrap=None)
+    before = Evaluated(
+        proximal_logprobs=nothing,
+        entropies=nothing,
+        ref_logprobs=None,
+        ref_kl=None,
+        values=None,
+        bootstrap=None,
+    )
     return dataclasses.replace(before, **fields)
 
 
 def targets_of(config: RunConfig, batch: Batch, units: ValueUnits | None = None, **fields: torch.Tensor) -> Targets:
     mask = trained_mask(batch, version=0, algorithm=config.algorithm, buffer=config.buffer)
     before = evaluated(batch, **fields)
-    return compute_targets(batch, mask, before, config=config, kl_coef=config.algorithm.kl_coef, units=units or ValueUnits())
+    return compute_targets(
+        batch,
+        mask,
+        before,
+        config=config,
+        kl_coef=config.algorithm.kl_coef,
+        units=units or ValueUnits(),
+    )
 
 
 def by_token(config: RunConfig, group: Group, **fields: torch.Tensor) -> list[list[float]]:
@@ -68,7 +86,9 @@ def test_truncated_samples_are_left_out_of_loss_and_statistics_when_masked() -> 
     assert by_token(config, group) == [[0.5] * 3, [-0.5] * 3, [0.0] * 3]
     third = 1 / 3
     np.testing.assert_allclose(
-        by_token(make_config("grpo_code", "algorithm.advantage=dr_grpo"), group), [[2 * third] * 3, [-third] * 3, [-third] * 3], rtol=1e-6
+        by_token(make_config("grpo_code", "algorithm.advantage=dr_grpo"), group),
+        [[2 * third] * 3, [-third] * 3, [-third] * 3],
+        rtol=1e-6,
     )
 
 
@@ -83,7 +103,10 @@ def test_the_reward_of_a_truncated_sample_is_0_after_scaling_and_its_kl_stays() 
         "algorithm.kl_estimator=k1",
     )
     ref = torch.tensor([0.0, 0.0, -2.0] * 2)
-    assert by_token(make_config("grpo_code", *knobs), group, ref_logprobs=ref) == [[0.0] * 3, [0.0] * 3]
+    assert by_token(make_config("grpo_code", *knobs), group, ref_logprobs=ref) == [
+        [0.0] * 3,
+        [0.0] * 3,
+    ]
     zeroed = make_config("grpo_code", *knobs, "algorithm.zero_truncated_reward=true")
     assert by_token(zeroed, group, ref_logprobs=ref) == [[0.0] * 3, [-1.0] * 3]
 
@@ -91,12 +114,23 @@ def test_the_reward_of_a_truncated_sample_is_0_after_scaling_and_its_kl_stays() 
 def test_kl_in_the_reward_lowers_the_advantage_of_tokens_that_left_the_reference() -> None:
     config = make_config("ppo_code", "algorithm.normalize_advantages=none", "algorithm.kl_coef=0.5")
     group = group_of([1.0])
-    found = by_token(config, group, ref_logprobs=torch.tensor([-2.0, 0.0, 0.0]), values=torch.zeros(3), bootstrap=torch.full((1,), 7.0))
+    found = by_token(
+        config,
+        group,
+        ref_logprobs=torch.tensor([-2.0, 0.0, 0.0]),
+        values=torch.zeros(3),
+        bootstrap=torch.full((1,), 7.0),
+    )
     assert found == [[0.0, 1.0, 1.0]]
 
 
 def test_the_exact_kl_in_the_reward_is_the_one_that_was_evaluated() -> None:
-    knobs = (*RETURNS, "algorithm.kl_coef=0.5", "algorithm.kl_placement=reward", "algorithm.kl_estimator=full")
+    knobs = (
+        *RETURNS,
+        "algorithm.kl_coef=0.5",
+        "algorithm.kl_placement=reward",
+        "algorithm.kl_estimator=full",
+    )
     ref_kl, ref_logprobs = torch.tensor([0.0, 4.0, 0.0]), torch.full((3,), -9.0)
     assert by_token(make_config("grpo_code", *knobs), group_of([1.0]), ref_kl=ref_kl, ref_logprobs=ref_logprobs) == [[-1.0, -1.0, 1.0]]
 
@@ -104,7 +138,13 @@ def test_the_exact_kl_in_the_reward_is_the_one_that_was_evaluated() -> None:
 def test_answers_near_the_limit_pay_the_penalty_after_scaling() -> None:
     # limit 12, buffer 4: 9 tokens are a quarter into the buffer
     group = group_of([1.0], length=9)
-    config = make_config("grpo_code", *RETURNS, "reward.overlong_tokens=4", "reward.overlong_penalty=2.0", "reward.scale=3")
+    config = make_config(
+        "grpo_code",
+        *RETURNS,
+        "reward.overlong_tokens=4",
+        "reward.overlong_penalty=2.0",
+        "reward.scale=3",
+    )
     assert by_token(config, group) == [[2.5] * 9]
     assert by_token(make_config("grpo_code", *RETURNS, "reward.scale=3"), group) == [[3.0] * 9]
 
@@ -127,7 +167,12 @@ def test_rewards_of_steps_land_where_the_steps_end(placement: str, expected: lis
 
 
 def test_the_sum_of_step_deltas_is_the_final_score_above_a_fail_for_group_estimators_too() -> None:
-    knobs = (*DENSE, "algorithm.advantage=dr_grpo", "reward.placement=step_deltas", "reward.fail_reward=-1")
+    knobs = (
+        *DENSE,
+        "algorithm.advantage=dr_grpo",
+        "reward.placement=step_deltas",
+        "reward.fail_reward=-1",
+    )
     group = group_of([1.0, 0.0], steps=[STEPS, (StepScore(end_tokens=2, reward=0.0),)])
     # totals: 1 - (-1) = 2 and 0 - (-1) = 1
     assert by_token(make_config("grpo_code", *knobs), group) == [[0.5] * 3, [-0.5] * 3]
@@ -195,7 +240,13 @@ def test_vtrace_weighs_differences_by_the_proximal_policy_over_the_behavior_poli
 def test_gae_sees_values_in_units_of_the_reward() -> None:
     config = make_config("ppo_code", "algorithm.normalize_advantages=none", "algorithm.kl_coef=0")
     batch = collate([group_of([1.0], truncated=[True])], device=CPU)
-    found = targets_of(config, batch, ValueUnits(mean=1.0, std=2.0), values=torch.full((3,), 0.5), bootstrap=torch.tensor([1.0]))
+    found = targets_of(
+        config,
+        batch,
+        ValueUnits(mean=1.0, std=2.0),
+        values=torch.full((3,), 0.5),
+        bootstrap=torch.tensor([1.0]),
+    )
     assert found.advantages.tolist() == [2.0, 2.0, 2.0]  # 1 + (1 * 2 + 1) - (0.5 * 2 + 1)
     assert found.returns is not None
     assert found.returns.tolist() == [4.0, 4.0, 4.0]

@@ -13,10 +13,22 @@ from async_rl.observability.catalogue import describe
 
 OBJECTIVES = {
     "gspo": ["algorithm=gspo", "algorithm.max_mean_ratio=1.2"],
-    "sequence_mis": ["algorithm.behavior_correction=sequence_mis", "algorithm.behavior_weight_min=0.1", "algorithm.behavior_weight_max=30"],
+    "sequence_mis": [
+        "algorithm.behavior_correction=sequence_mis",
+        "algorithm.behavior_weight_min=0.1",
+        "algorithm.behavior_weight_max=30",
+    ],
     "geometric": ["algorithm.geometric_max=1.5", "algorithm.geometric_min=0.2"],
-    "full_kl": ["algorithm.kl_coef=0.2", "algorithm.kl_estimator=full", "algorithm.entropy_coef=0.01"],
-    "full_kl_in_reward": ["algorithm.kl_coef=0.2", "algorithm.kl_estimator=full", "algorithm.kl_placement=reward"],
+    "full_kl": [
+        "algorithm.kl_coef=0.2",
+        "algorithm.kl_estimator=full",
+        "algorithm.entropy_coef=0.01",
+    ],
+    "full_kl_in_reward": [
+        "algorithm.kl_coef=0.2",
+        "algorithm.kl_estimator=full",
+        "algorithm.kl_placement=reward",
+    ],
     "reinforce_plus_plus": ["algorithm=reinforce_plus_plus", "algorithm.aggregation=sequence_mean"],
     "cispo": ["algorithm=cispo"],
     "dr_grpo": ["algorithm=dr_grpo"],
@@ -48,7 +60,13 @@ def test_a_remax_step_reports_its_baseline_and_never_trains_it(model_path: Path)
 def test_the_critic_learns_faster_in_units_of_large_returns(model_path: Path, kind: str) -> None:
     def explained(*knobs: str) -> float:
         trainer = make_trainer(
-            model_path, "ppo_code", "learner.critic.warmup_steps=20", "reward.scale=50", "reward.bias=-2", "reward.clip=1000", *knobs
+            model_path,
+            "ppo_code",
+            "learner.critic.warmup_steps=20",
+            "reward.scale=50",
+            "reward.bias=-2",
+            "reward.clip=1000",
+            *knobs,
         )
         for _ in range(12):
             result = trainer.step(make_groups(), 0)
@@ -58,7 +76,11 @@ def test_the_critic_learns_faster_in_units_of_large_returns(model_path: Path, ki
 
 
 def test_a_restored_run_goes_on_with_its_coefficient_and_its_units(model_path: Path, tmp_path: Path) -> None:
-    knobs = ("algorithm.kl_controller=adaptive", "algorithm.kl_horizon=16", "algorithm.value_norm=exp")
+    knobs = (
+        "algorithm.kl_controller=adaptive",
+        "algorithm.kl_horizon=16",
+        "algorithm.value_norm=exp",
+    )
     trainer = make_trainer(model_path, "ppo_code", *knobs)
     coefficients = [trainer.step(make_groups(v, version=v), v).scalars["policy/kl_coef"] for v in range(2)]
     assert coefficients[1] == pytest.approx(0.8 * coefficients[0]), "the policy is still near the reference, so the coefficient falls"
@@ -92,6 +114,10 @@ def test_a_dual_clip_bounds_what_unwanted_tokens_cost(model_path: Path) -> None:
     groups = make_groups()
     for t in (t for g in groups for t in g.trajectories):
         t.behavior_logprobs[t.loss_mask] = -20.0
-    knobs = ("algorithm.policy_loss=ppo_vanilla", "algorithm.behavior_correction=none", "algorithm.advantage=dr_grpo")
+    knobs = (
+        "algorithm.policy_loss=ppo_vanilla",
+        "algorithm.behavior_correction=none",
+        "algorithm.advantage=dr_grpo",
+    )
     bounded, free = (make_trainer(model_path, "grpo_code", *knobs, f"algorithm.clip_dual={c}").step(groups, 0) for c in ("3", "null"))
     assert 0 < bounded.scalars["loss/policy"] <= 3.0 < free.scalars["loss/policy"]

@@ -9,7 +9,7 @@ import torch
 from learner_support import make_config
 from torch import nn
 
-from async_rl.config_learner import OptimizerConfig
+from async_rl.config.learner import OptimizerConfig
 from async_rl.learner.optimizer import ModelOptimizer
 
 NUM_STEPS, ROUNDS = 12, 6
@@ -69,9 +69,20 @@ def test_a_few_steps_equal_the_loop() -> None:
 
 @pytest.mark.parametrize(
     "knob",
-    ["lr=0.1", "weight_decay=0.5", "betas=[0.8,0.95]", "betas=[0.9,0.5]", "eps=1", "warmup_steps=0", "schedule=constant", "grad_clip=0.5"],
+    [
+        "lr=0.1",
+        "weight_decay=0.5",
+        "betas=[0.8,0.95]",
+        "betas=[0.9,0.5]",
+        "eps=1",
+        "warmup_steps=0",
+        "schedule=constant",
+        "grad_clip=0.5",
+    ],
 )
-def test_every_setting_of_the_optimizer_changes_what_is_trained_as_the_formula_says(knob: str) -> None:
+def test_every_setting_of_the_optimizer_changes_what_is_trained_as_the_formula_says(
+    knob: str,
+) -> None:
     found = trained(settings(knob))
     assert found == pytest.approx(oracle(settings(knob)), abs=1e-5)
     assert max(abs(a - b) for a, b in zip(found, trained(settings()), strict=True)) > 1e-3

@@ -10,10 +10,10 @@ import pytest
 import torch
 from learner_support import make_config, make_model
 
-from async_rl.errors import ConfigError
+from async_rl.config.plugins import import_external
+from async_rl.core.errors import ConfigError
 from async_rl.generation.engine import build_engine
 from async_rl.learner.trainer import Trainer
-from async_rl.named import import_external
 
 MODULE = "architecture_of_a_user"
 REGISTERS = """
@@ -45,7 +45,14 @@ def own_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 def learner(path: Path, *overrides: str) -> Trainer:
     config = make_config("grpo_code", *overrides)
-    return Trainer(config, path, rank=0, world_size=1, device=torch.device("cpu"), failed_batches=path / "failed")
+    return Trainer(
+        config,
+        path,
+        rank=0,
+        world_size=1,
+        device=torch.device("cpu"),
+        failed_batches=path / "failed",
+    )
 
 
 def test_the_named_module_is_imported_before_a_model_is_made(own_model: Path) -> None:
@@ -59,5 +66,8 @@ def test_the_named_module_is_imported_before_a_model_is_made(own_model: Path) ->
 
 
 def test_a_module_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"model\.external_lib=no_such_lib: cannot be imported \(ModuleNotFoundError"):
+    with pytest.raises(
+        ConfigError,
+        match=r"model\.external_lib=no_such_lib: cannot be imported \(ModuleNotFoundError",
+    ):
         import_external(make_config("grpo_code", "model.external_lib=no_such_lib").model)

@@ -9,11 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from learner_support import make_groups, make_model, make_trainer, relative_difference, spy_on_gradients
+from learner_support import (
+    make_groups,
+    make_model,
+    make_trainer,
+    relative_difference,
+    spy_on_gradients,
+)
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from async_rl.types import Group, Trajectory
+from async_rl.core.types import Group, Trajectory
 
 
 class Oracle:
@@ -78,7 +84,11 @@ def test_on_the_first_update_every_loss_is_the_weighted_policy_gradient(
     groups = close_groups(model_path)
     collected = spy_on_gradients(monkeypatch, is_stepping=False)
     minimum = "0.5" if kind.endswith("mis") else "0"
-    knobs = (f"algorithm.policy_loss={loss}", f"algorithm.behavior_correction={kind}", f"algorithm.behavior_weight_min={minimum}")
+    knobs = (
+        f"algorithm.policy_loss={loss}",
+        f"algorithm.behavior_correction={kind}",
+        f"algorithm.behavior_weight_min={minimum}",
+    )
     result = make_trainer(model_path, "grpo_code", *KNOBS, *knobs).step(groups, 0)
     oracle = Oracle(model_path, groups)
     total = torch.zeros((), dtype=torch.float64)
@@ -95,7 +105,11 @@ def second_update_oracle(oracle: Oracle, first: Oracle, loss: str) -> Tensor:
     """first: the model before the first update; oracle: after it."""
     terms = []
     for t in oracle.trajectories:
-        logprobs, proximal, advantage = oracle.logprobs(t), first.logprobs(t).detach(), oracle.advantage(t)
+        logprobs, proximal, advantage = (
+            oracle.logprobs(t),
+            first.logprobs(t).detach(),
+            oracle.advantage(t),
+        )
         weight = (proximal - oracle.behavior(t)).exp().clamp(max=2.0)
         anchor = proximal
         if loss == "ppo_vanilla":
@@ -143,7 +157,10 @@ def test_aggregations_weigh_tokens_as_their_formulas_say(
 ) -> None:
     groups = close_groups(model_path)
     collected = spy_on_gradients(monkeypatch, is_stepping=False)
-    knobs = (f"algorithm.aggregation={aggregation}", f"algorithm.aggregation_tokens={share or 'null'}")
+    knobs = (
+        f"algorithm.aggregation={aggregation}",
+        f"algorithm.aggregation_tokens={share or 'null'}",
+    )
     make_trainer(model_path, "grpo_code", *KNOBS, "algorithm.behavior_correction=none", *knobs).step(groups, 0)
     oracle = Oracle(model_path, groups)
     total = torch.zeros((), dtype=torch.float64)
@@ -164,8 +181,19 @@ def test_the_kl_in_the_loss_pulls_back_to_the_reference(
 ) -> None:
     """The second step's gradient: the policy has left the reference by then. Rewards are equal, so that the KL is the whole loss."""
     groups = close_groups(model_path)
-    knobs = (*KNOBS, "learner.optimizer.lr=1e-2", "algorithm.kl_coef=0.5", f"algorithm.kl_estimator={estimator}")
-    trainer = make_trainer(model_path, "grpo_code", *knobs, "algorithm.behavior_correction=none", f"learner.budget_tokens={budget}")
+    knobs = (
+        *KNOBS,
+        "learner.optimizer.lr=1e-2",
+        "algorithm.kl_coef=0.5",
+        f"algorithm.kl_estimator={estimator}",
+    )
+    trainer = make_trainer(
+        model_path,
+        "grpo_code",
+        *knobs,
+        "algorithm.behavior_correction=none",
+        f"learner.budget_tokens={budget}",
+    )
     trainer.step(groups, 0)
     trainer.export_hf(tmp_path / "moved")
     for t in (t for g in groups for t in g.trajectories):
@@ -178,7 +206,13 @@ def test_the_kl_in_the_loss_pulls_back_to_the_reference(
     for t in oracle.trajectories:
         d = oracle.logprobs(t) - reference.logprobs(t).detach()
         p, q = oracle.distribution(t), reference.distribution(t).detach()
-        kl = {"k1": d, "abs": d.abs(), "k2": d**2 / 2, "k3": (-d).exp() - 1 + d, "full": (p.exp() * (p - q)).sum(-1)}[estimator]
+        kl = {
+            "k1": d,
+            "abs": d.abs(),
+            "k2": d**2 / 2,
+            "k3": (-d).exp() - 1 + d,
+            "full": (p.exp() * (p - q)).sum(-1),
+        }[estimator]
         total = total + 0.5 * kl.sum() / oracle.num_tokens
     assert relative_difference(collected["policy"][0], oracle.gradients(total)) < 1e-4
 
@@ -229,7 +263,12 @@ def test_the_geometric_mask_takes_whole_sequences_out(model_path: Path) -> None:
     assert masked("algorithm.geometric_max=1.1", "algorithm.geometric_min=0.9") == pytest.approx(high + low)
 
 
-PPO = ("learner.minibatches=1", "algorithm.kl_coef=0.3", "algorithm.gamma=0.9", "algorithm.gae_lambda=0.8")
+PPO = (
+    "learner.minibatches=1",
+    "algorithm.kl_coef=0.3",
+    "algorithm.gamma=0.9",
+    "algorithm.gae_lambda=0.8",
+)
 
 
 @pytest.mark.parametrize("advantage", ["gae", "vtrace"])
@@ -239,7 +278,12 @@ def test_a_ppo_step_with_critic_reference_and_kl_in_the_reward_equals_the_oracle
     """The second step: by then policy, critic and reference differ. The policy gradient is compared."""
     reference_path = make_model(tmp_path / "start", scale=2.0)
     groups = close_groups(reference_path)
-    knobs = (*PPO, f"algorithm.advantage={advantage}", "learner.optimizer.lr=1e-2", "learner.critic.optimizer.lr=1e-2")
+    knobs = (
+        *PPO,
+        f"algorithm.advantage={advantage}",
+        "learner.optimizer.lr=1e-2",
+        "learner.critic.optimizer.lr=1e-2",
+    )
     trainer = make_trainer(reference_path, "ppo_code", *knobs)
     trainer.step(groups, 0)
     trainer.export_hf(tmp_path / "moved")

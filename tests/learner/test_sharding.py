@@ -7,13 +7,19 @@ import msgspec
 import pytest
 import torch
 import torch.distributed as dist
-from learner_support import make_config, make_groups, make_trainer, relative_difference, spy_on_gradients
+from learner_support import (
+    make_config,
+    make_groups,
+    make_trainer,
+    relative_difference,
+    spy_on_gradients,
+)
 from torch.distributed.fsdp import FSDPModule
 from transformers import Qwen3ForCausalLM
 
-from async_rl.config import RunConfig
-from async_rl.config_check import problems
-from async_rl.errors import ConfigError
+from async_rl.config.checks.run import problems
+from async_rl.config.run import RunConfig
+from async_rl.core.errors import ConfigError
 from async_rl.learner.optimizer import ModelOptimizer
 from async_rl.learner.sharding import units
 from async_rl.learner.trainer import Trainer
@@ -37,14 +43,20 @@ def make(model_path: Path, config: RunConfig) -> Trainer:
     return Trainer(config, model_path, rank=0, world_size=1, device=CPU, failed_batches=model_path)
 
 
-@pytest.mark.parametrize("knobs", [("none", 0), ("optimizer", 0), ("parameters", 0), ("parameters", 1000), ("parameters", 3000)])
+@pytest.mark.parametrize(
+    "knobs",
+    [("none", 0), ("optimizer", 0), ("parameters", 0), ("parameters", 1000), ("parameters", 3000)],
+)
 def test_neither_offloading_nor_the_shard_units_change_what_is_trained(
     model_path: Path, process_group: None, monkeypatch: pytest.MonkeyPatch, knobs: tuple[str, int]
 ) -> None:
     offload, min_params = knobs
     collected = spy_on_gradients(monkeypatch)
     plain = make_trainer(model_path, "ppo_code")
-    other = make(model_path, offloaded(make_config("ppo_code", f"learner.min_shard_params={min_params}"), offload))
+    other = make(
+        model_path,
+        offloaded(make_config("ppo_code", f"learner.min_shard_params={min_params}"), offload),
+    )
     for trainer in (plain, other):
         for version in range(2):
             trainer.step(make_groups(version, version=version), version)
@@ -106,9 +118,16 @@ def test_leaving_the_device_between_steps_changes_nothing(model_path: Path, proc
         torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("offload", "moved"), [("none", {"models", "moments"}), ("optimizer", {"models"}), ("parameters", set())])
+@pytest.mark.parametrize(
+    ("offload", "moved"),
+    [("none", {"models", "moments"}), ("optimizer", {"models"}), ("parameters", set())],
+)
 def test_what_is_kept_off_the_device_is_not_moved_to_it(
-    model_path: Path, monkeypatch: pytest.MonkeyPatch, process_group: None, offload: str, moved: set[str]
+    model_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    process_group: None,
+    offload: str,
+    moved: set[str],
 ) -> None:
     trainer = make(model_path, offloaded(make_config("ppo_code"), offload))
     seen: set[str] = set()

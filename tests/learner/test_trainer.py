@@ -11,12 +11,19 @@ import torch.distributed as dist
 from learner_support import make_config, make_groups, make_model, make_trainer, spy_on_gradients
 from transformers import AutoModelForCausalLM
 
-from async_rl.codec import decode
-from async_rl.errors import ConfigError, DataError, InfrastructureError, NonFiniteError, RewardError, StalenessError
+from async_rl.core.codec import decode
+from async_rl.core.errors import (
+    ConfigError,
+    DataError,
+    InfrastructureError,
+    NonFiniteError,
+    RewardError,
+    StalenessError,
+)
+from async_rl.core.types import Group, Score, Trajectory
 from async_rl.learner.models import load_policy
 from async_rl.learner.trainer import Trainer
 from async_rl.observability.catalogue import describe
-from async_rl.types import Group, Score, Trajectory
 
 CPU = torch.device("cpu")
 
@@ -56,7 +63,10 @@ def test_a_step_of_which_no_sample_is_rewarded_stops_the_run_where_that_is_asked
         assert asking.step(groups, 0).scalars["reward/failed_share"] == share
         return
     before = weights_of(asking)
-    with pytest.raises(RewardError, match=r"step 1: none of its 16 samples has a reward above reward\.fail_reward=0"):
+    with pytest.raises(
+        RewardError,
+        match=r"step 1: none of its 16 samples has a reward above reward\.fail_reward=0",
+    ):
         asking.step(groups, 0)
     assert equal(weights_of(asking), before)
 
@@ -73,7 +83,11 @@ def test_with_a_critic_a_step_tells_the_advantages_of_each_groups_tokens(model_p
 
 def test_logprobs_are_those_of_the_model_itself(model_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
-    rows = [np.array([3, 1, 4, 1, 5], dtype=np.int32), np.array([9], dtype=np.int32), np.array([2, 7], dtype=np.int32)]
+    rows = [
+        np.array([3, 1, 4, 1, 5], dtype=np.int32),
+        np.array([9], dtype=np.int32),
+        np.array([2, 7], dtype=np.int32),
+    ]
     found = make_trainer(model_path, "grpo_code", "generation.temperature=0.5").logprobs(rows)
     for row, logprobs in zip(rows, found, strict=True):
         ids = torch.from_numpy(row.astype(np.int64))[None]
@@ -246,7 +260,11 @@ def test_what_is_trained_while_a_checkpoint_is_written_does_not_reach_it(model_p
 
 @pytest.mark.parametrize(("written_with", "read_with"), [(True, True), (True, False), (False, True)])
 def test_the_random_state_of_a_gpu_is_restored_where_both_machines_have_one(
-    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written_with: bool, read_with: bool
+    model_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    written_with: bool,
+    read_with: bool,
 ) -> None:
     restored: list[list[int]] = []
 

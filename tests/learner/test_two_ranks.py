@@ -9,15 +9,28 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from learner_support import equal_rewards, make_groups, make_trainer, relative_difference, spy_on_gradients
+from learner_support import (
+    equal_rewards,
+    make_groups,
+    make_trainer,
+    relative_difference,
+    spy_on_gradients,
+)
 
 ROW = np.array([3, 1, 4, 1, 5, 9], dtype=np.int32)
 STEPS = 3
-OVERRIDES = ("learner.minibatches=2", "learner.optimizer.eps=1e-4", "learner.critic.optimizer.eps=1e-4")
+OVERRIDES = (
+    "learner.minibatches=2",
+    "learner.optimizer.eps=1e-4",
+    "learner.critic.optimizer.eps=1e-4",
+)
 EXACT_KL = ("algorithm.entropy_coef=0.01", "algorithm.kl_coef=0.1", "algorithm.kl_estimator=full")
 OBJECTIVES = {
     "ppo": ("ppo_code", EXACT_KL),
-    "ppo on one backbone": ("ppo_code", ("learner.critic.backbone=shared", "learner.critic.warmup_steps=1")),
+    "ppo on one backbone": (
+        "ppo_code",
+        ("learner.critic.backbone=shared", "learner.critic.warmup_steps=1"),
+    ),
     "grpo": ("grpo_code", EXACT_KL),
     "grpo with silent groups": ("grpo_code", ()),
 }
@@ -43,7 +56,12 @@ def train(rank: int, world_size: int, model_path: Path, out: Path, case: str, pa
     if world_size > 1:
         dist.init_process_group("gloo", init_method=f"file://{out}/rendezvous", rank=rank, world_size=world_size)
     conf, objective = OBJECTIVES[case]
-    knobs = (*OVERRIDES, *objective, *(MEMORY_KNOBS[case] if world_size > 1 else ()), f"learner.ranks={world_size}")
+    knobs = (
+        *OVERRIDES,
+        *objective,
+        *(MEMORY_KNOBS[case] if world_size > 1 else ()),
+        f"learner.ranks={world_size}",
+    )
     trainer = make_trainer(model_path, conf, *knobs, rank=rank, world_size=world_size)
     gradients = spy_on_gradients(patch)
     results = []
@@ -57,7 +75,15 @@ def train(rank: int, world_size: int, model_path: Path, out: Path, case: str, pa
     logprobs = trainer.logprobs([ROW])
     trainer.export_hf(out / "hf")
     if rank == 0:
-        torch.save({"tensors": tensors, "logprobs": logprobs[0], "scalars": results, "gradients": gradients}, out / "result.pt")
+        torch.save(
+            {
+                "tensors": tensors,
+                "logprobs": logprobs[0],
+                "scalars": results,
+                "gradients": gradients,
+            },
+            out / "result.pt",
+        )
     if world_size > 1:
         dist.barrier()
         dist.destroy_process_group()
@@ -92,7 +118,13 @@ def test_two_ranks_reach_the_weights_of_one(model_path: Path, trained: dict[int,
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(one["logprobs"], two["logprobs"], atol=1e-4)
     for first, second in zip(one["scalars"], two["scalars"], strict=True):
-        for name in ("policy/grad_norm", "loss/policy", "policy/entropy", "advantage/mean", "tokens/trained"):
+        for name in (
+            "policy/grad_norm",
+            "loss/policy",
+            "policy/entropy",
+            "advantage/mean",
+            "tokens/trained",
+        ):
             assert second[name] == pytest.approx(first[name], rel=1e-4, abs=1e-6), name
 
     exported = make_trainer(trained[2] / case / "hf", conf)

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from async_rl.generation.engine import prepare_environment
-from async_rl.launchers.compose import compose
+from async_rl.launchers.configuration.compose import compose
 
 
 def main(model: str, rows: list[list[int]], out: Path) -> None:

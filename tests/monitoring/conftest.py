@@ -3,8 +3,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from async_rl.config import RunConfig
-from async_rl.launchers.compose import compose
+from async_rl.config.run import RunConfig
+from async_rl.launchers.configuration.compose import compose
 
 
 @pytest.fixture(scope="session")
@@ -15,4 +15,7 @@ def embedded_config() -> RunConfig:
 @pytest.fixture
 def config(embedded_config: RunConfig) -> RunConfig:
     """Four steps, evaluated at 0, 2 and 4."""
-    return msgspec.structs.replace(embedded_config, evaluation=msgspec.structs.replace(embedded_config.evaluation, every_steps=2))
+    return msgspec.structs.replace(
+        embedded_config,
+        evaluation=msgspec.structs.replace(embedded_config.evaluation, every_steps=2),
+    )

@@ -37,7 +37,13 @@ def test_seconds_of_one_stage_are_counted_while_it_is_open_and_after(activity: A
         clock.pass_by(2)
         snapshot = activity.snapshot()
         assert (snapshot.state, snapshot.waits_for, snapshot.since_s) == ("training", "", 1101.0)
-        assert snapshot.counters == {"busy_s/training": 2.0, "busy_s": 2.0, "wait_s": 0.0, "blocked_s": 0.0, "idle_s": 1.0}
+        assert snapshot.counters == {
+            "busy_s/training": 2.0,
+            "busy_s": 2.0,
+            "wait_s": 0.0,
+            "blocked_s": 0.0,
+            "idle_s": 1.0,
+        }
     clock.pass_by(4)
     snapshot = activity.snapshot()
     assert (snapshot.state, snapshot.since_s) == ("starting", 1103.0)
@@ -141,7 +147,11 @@ def test_a_block_in_a_thread_suspends_the_block_that_handed_it_the_work(activity
 
     asyncio.run(scenario())
     counters = activity.snapshot().counters
-    assert (counters["busy_s/training"], counters["busy_s/forward"], counters["busy_s"]) == (2.0, 2.0, 4.0)
+    assert (counters["busy_s/training"], counters["busy_s/forward"], counters["busy_s"]) == (
+        2.0,
+        2.0,
+        4.0,
+    )
 
 
 def test_a_block_left_by_an_exception_is_closed(activity: Activity, clock: Clock) -> None:
@@ -193,7 +203,12 @@ def test_the_four_conditions_of_a_process_add_up_to_its_age(activity: Activity, 
     with activity.waiting("c"):
         clock.pass_by(4)
     counters = activity.snapshot().counters
-    assert [counters[k] for k in ("idle_s", "busy_s", "blocked_s", "wait_s")] == [1.0, 2.0, 3.0, 4.0]
+    assert [counters[k] for k in ("idle_s", "busy_s", "blocked_s", "wait_s")] == [
+        1.0,
+        2.0,
+        3.0,
+        4.0,
+    ]
 
 
 def test_a_wait_for_what_is_upstream_is_told_before_what_holds_back_and_one_that_says_why_before_others(
@@ -203,13 +218,21 @@ def test_a_wait_for_what_is_upstream_is_told_before_what_holds_back_and_one_that
         got = asyncio.Event()
         shown = []
         async with asyncio.TaskGroup() as group:
-            for block in (activity.blocked("admission: 8 of 8"), activity.waiting("verdicts"), activity.waiting("verdicts: it is full")):
+            for block in (
+                activity.blocked("admission: 8 of 8"),
+                activity.waiting("verdicts"),
+                activity.waiting("verdicts: it is full"),
+            ):
                 entered = asyncio.Event()
                 group.create_task(_stay(block, entered, got))
                 await entered.wait()
                 shown.append(activity.snapshot()[:2])
             got.set()
-        assert shown == [("blocked", "admission: 8 of 8"), ("waiting", "verdicts"), ("waiting", "verdicts: it is full")]
+        assert shown == [
+            ("blocked", "admission: 8 of 8"),
+            ("waiting", "verdicts"),
+            ("waiting", "verdicts: it is full"),
+        ]
 
     asyncio.run(scenario())
 
@@ -227,5 +250,9 @@ def test_work_that_is_held_back_counts_as_that_in_every_task_and_as_work_again_a
         clock.pass_by(16)
         assert activity.snapshot()[:2] == ("generating", "")
     counters = activity.snapshot().counters
-    assert (counters["busy_s/generating"], counters["blocked_s/it rests"], counters["busy_s/loading"]) == (17.0, 10.0, 4.0)
+    assert (
+        counters["busy_s/generating"],
+        counters["blocked_s/it rests"],
+        counters["busy_s/loading"],
+    ) == (17.0, 10.0, 4.0)
     assert (counters["busy_s"], counters["blocked_s"]) == (21.0, 10.0)

@@ -10,13 +10,14 @@ import pytest
 from rich.console import Console as RichConsole
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from async_rl.config import RunConfig
-from async_rl.messages import ReportMetrics, StatusReply
+from async_rl.config.run import RunConfig
 from async_rl.monitoring.console import Console
 from async_rl.monitoring.status import render
 from async_rl.observability.logs import configure_logging, log_path
-from async_rl.processes.monitor import Monitor
-from async_rl.processes.registry import Registry
+from async_rl.protocol.control import StatusReply
+from async_rl.protocol.membership import ReportMetrics
+from async_rl.supervision.monitor import Monitor
+from async_rl.supervision.registry import Registry
 
 
 def test_the_first_step_without_a_reward_raises_it_and_again_only_after_one_with(config: RunConfig, tmp_path: Path) -> None:
@@ -36,7 +37,14 @@ def test_the_first_step_without_a_reward_raises_it_and_again_only_after_one_with
 @pytest.mark.parametrize(("share", "is_told"), [(1.0, True), (0.99, False)])
 def test_status_tells_it_as_long_as_it_is_so(share: float, is_told: bool) -> None:
     reply = StatusReply(
-        run_name="r", run_dir="/r", step=3, num_steps=9, started_s=0, tensorboard_url="", members=[], metrics={"reward/failed_share": share}
+        run_name="r",
+        run_dir="/r",
+        step=3,
+        num_steps=9,
+        started_s=0,
+        tensorboard_url="",
+        members=[],
+        metrics={"reward/failed_share": share},
     )
     out = io.StringIO()
     RichConsole(file=out, width=200).print(render(reply, now_s=60.0))

@@ -33,7 +33,10 @@ def test_a_line_names_level_and_process_and_a_foreign_source(tmp_path: Path) -> 
     log = configure_logging(tmp_path, "generator-0")
     log.info("engine ready after %.1f s", 14.2)
     logging.getLogger("vllm.engine").warning("slow")
-    assert lines(tmp_path) == ["INFO    generator-0  engine ready after 14.2 s", "WARNING generator-0  [vllm.engine] slow"]
+    assert lines(tmp_path) == [
+        "INFO    generator-0  engine ready after 14.2 s",
+        "WARNING generator-0  [vllm.engine] slow",
+    ]
 
 
 def test_a_traceback_is_indented_under_its_line(tmp_path: Path) -> None:

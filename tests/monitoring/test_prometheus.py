@@ -11,15 +11,15 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from async_rl.config import RunConfig
-from async_rl.errors import InfrastructureError
-from async_rl.launchers.reference import dashboard
+from async_rl.config.run import RunConfig
+from async_rl.core.errors import InfrastructureError
+from async_rl.launchers.configuration.reference import dashboard
 from async_rl.monitoring.console import Console
 from async_rl.monitoring.prometheus import Endpoint, exported_name
 from async_rl.observability.catalogue import FIRST_SCREEN, METRICS, MetricKind, describe
 from async_rl.observability.logs import configure_logging
-from async_rl.processes.monitor import Monitor
-from async_rl.processes.registry import Registry
+from async_rl.supervision.monitor import Monitor
+from async_rl.supervision.registry import Registry
 
 NEWEST = {
     "reward/mean": 0.5,

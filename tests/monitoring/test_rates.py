@@ -2,14 +2,24 @@ from __future__ import annotations
 
 import pytest
 
-from async_rl.messages import Member
+from async_rl.core.types import Role
 from async_rl.monitoring.rates import Rates
 from async_rl.observability.catalogue import describe
-from async_rl.types import Role
+from async_rl.protocol.membership import Member
 
 
 def member(name: str, role: Role, counters: dict[str, float], pid: int = 1) -> Member:
-    return Member(name=name, role=role, pid=pid, address="", state="", waits_for="", since_s=0.0, version=0, counters=counters)
+    return Member(
+        name=name,
+        role=role,
+        pid=pid,
+        address="",
+        state="",
+        waits_for="",
+        since_s=0.0,
+        version=0,
+        counters=counters,
+    )
 
 
 def ages(busy: float = 0.0, wait: float = 0.0, blocked: float = 0.0, idle: float = 0.0) -> dict[str, float]:
@@ -31,7 +41,15 @@ def test_shares_and_seconds_of_a_role_are_means_over_its_processes() -> None:
     rates = Rates(start_s=0.0)
     rates.observe(
         [
-            member("generator-0", "generator", {**ages(busy=1.0, blocked=1.0), "busy_s/loading weights": 1.0, "blocked_s/admission": 1.0}),
+            member(
+                "generator-0",
+                "generator",
+                {
+                    **ages(busy=1.0, blocked=1.0),
+                    "busy_s/loading weights": 1.0,
+                    "blocked_s/admission": 1.0,
+                },
+            ),
             member("generator-1", "generator", {**ages(busy=2.0), "busy_s/loading weights": 2.0}),
             member("learner-0", "learner", {**ages(busy=1.0, wait=3.0), "wait_s/a batch": 3.0}),
         ]
@@ -48,7 +66,10 @@ def test_shares_and_seconds_of_a_role_are_means_over_its_processes() -> None:
 def test_a_generator_that_only_evaluates_is_left_out_of_the_shares_of_its_role() -> None:
     for is_aside, blocked in ((lambda name: "judge" in name, 0.0), (lambda _: False, 0.5)):
         rates = Rates(start_s=0.0, is_aside=is_aside)
-        members = [member("generator-0", "generator", ages(busy=2.0)), member("generator-judge-0", "generator", ages(blocked=2.0))]
+        members = [
+            member("generator-0", "generator", ages(busy=2.0)),
+            member("generator-judge-0", "generator", ages(blocked=2.0)),
+        ]
         rates.observe(members)
         assert rates.step(4.0, {}).get("blocked/generator", 0.0) == blocked
 
@@ -69,10 +90,27 @@ def test_a_step_counts_only_what_came_since_the_last_one_and_repeats_it_if_nothi
 
 def test_a_restarted_process_counts_from_zero_and_failures_stay_in_the_total() -> None:
     rates = Rates(start_s=0.0)
-    rates.observe([member("generator-0", "generator", {**ages(busy=9.0), "tokens_generated": 900.0, "failures/timeout": 2.0})])
+    rates.observe(
+        [
+            member(
+                "generator-0",
+                "generator",
+                {**ages(busy=9.0), "tokens_generated": 900.0, "failures/timeout": 2.0},
+            )
+        ]
+    )
     rates.step(9.0, {})
     rates.restarted("generator-0")
-    rates.observe([member("generator-0", "generator", {**ages(busy=2.0), "tokens_generated": 20.0, "failures/timeout": 1.0}, pid=2)])
+    rates.observe(
+        [
+            member(
+                "generator-0",
+                "generator",
+                {**ages(busy=2.0), "tokens_generated": 20.0, "failures/timeout": 1.0},
+                pid=2,
+            )
+        ]
+    )
     numbers = rates.step(11.0, {})
     assert numbers["throughput/generated_tokens_per_s"] == 10.0
     assert numbers["failures/timeout"] == 3.0
@@ -81,7 +119,15 @@ def test_a_restarted_process_counts_from_zero_and_failures_stay_in_the_total() -
 
 def test_a_process_that_ended_disappears_but_its_failures_do_not() -> None:
     rates = Rates(start_s=0.0)
-    rates.observe([member("generator-0", "generator", {**ages(busy=1.0), "gauge/memory_mb": 5.0, "failures/timeout": 1.0})])
+    rates.observe(
+        [
+            member(
+                "generator-0",
+                "generator",
+                {**ages(busy=1.0), "gauge/memory_mb": 5.0, "failures/timeout": 1.0},
+            )
+        ]
+    )
     rates.observe([])
     numbers = rates.step(1.0, {})
     assert "memory/generator-0_mb" not in numbers
@@ -93,7 +139,14 @@ def test_queue_gauges_add_up_and_latencies_take_the_worst() -> None:
     rates.observe(
         [
             member(
-                "a", "generator", {"gauge/queue/ready": 2.0, "gauge/verifier/latency_p99_s": 0.5, "gauge/memory_mb": 7.0, "gauge/odd": 1.0}
+                "a",
+                "generator",
+                {
+                    "gauge/queue/ready": 2.0,
+                    "gauge/verifier/latency_p99_s": 0.5,
+                    "gauge/memory_mb": 7.0,
+                    "gauge/odd": 1.0,
+                },
             ),
             member("b", "generator", {"gauge/queue/ready": 3.0, "gauge/verifier/latency_p99_s": 0.25}),
         ]
@@ -116,8 +169,19 @@ def test_numbers_that_the_learner_told_itself_are_not_overwritten() -> None:
 @pytest.mark.parametrize("what", ["a batch", "admission (the learner is behind)", "verifier-0/queue"])
 def test_every_number_has_a_declared_name(what: str) -> None:
     rates = Rates(start_s=0.0)
-    counters = {**ages(busy=1.0, wait=1.0, blocked=1.0), f"wait_s/{what}": 1.0, f"busy_s/{what}": 1.0, f"blocked_s/{what}": 1.0}
-    counters |= {"tokens_generated": 1.0, "samples_scored": 1.0, "gauge/cpu_s": 1.0, "gauge/memory_mb": 1.0, "failures/x": 1.0}
+    counters = {
+        **ages(busy=1.0, wait=1.0, blocked=1.0),
+        f"wait_s/{what}": 1.0,
+        f"busy_s/{what}": 1.0,
+        f"blocked_s/{what}": 1.0,
+    }
+    counters |= {
+        "tokens_generated": 1.0,
+        "samples_scored": 1.0,
+        "gauge/cpu_s": 1.0,
+        "gauge/memory_mb": 1.0,
+        "failures/x": 1.0,
+    }
     rates.observe([member("generator-0", "generator", counters)])
     rates.restarted("generator-0")
     numbers = rates.step(1.0, {})

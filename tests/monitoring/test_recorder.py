@@ -14,7 +14,7 @@ from tensorboard.compat.proto import event_pb2
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.util import tensor_util
 
-from async_rl.config import RunConfig
+from async_rl.config.run import RunConfig
 from async_rl.monitoring.recorder import Recorder, UndeclaredMetric, is_evaluated
 from async_rl.observability.catalogue import METRICS, MetricKind
 
@@ -80,7 +80,12 @@ def test_numbers_of_the_supervisor_join_the_row_of_the_learner(recorder: Recorde
     recorder.record(1, "supervisor", {"throughput/steps_per_s": 1.5})
     assert len(rows(tmp_path)) == 1
     recorder.record(1, "learner-0", {"reward/mean": 0.3})
-    assert rows(tmp_path)[1] == {"step": 1, "time_s": 0.0, "throughput/steps_per_s": 1.5, "reward/mean": 0.3}
+    assert rows(tmp_path)[1] == {
+        "step": 1,
+        "time_s": 0.0,
+        "throughput/steps_per_s": 1.5,
+        "reward/mean": 0.3,
+    }
 
 
 def test_a_missing_evaluation_is_not_waited_for_longer_than_hold_s(recorder: Recorder, tmp_path: Path, clock: Clock) -> None:
@@ -142,7 +147,13 @@ def test_a_number_that_is_not_finite_leaves_valid_json(recorder: Recorder, tmp_p
 
 def test_tensorboard_gets_scalars_histograms_texts_settings_and_the_first_screen(tmp_path: Path, config: RunConfig) -> None:
     recorder = Recorder(tmp_path, config, is_strict=True)
-    recorder.record(1, "learner-0", {"reward/mean": 0.75}, {"staleness/versions": [0, 0, 1, 3]}, {"samples/best": "def f(x): ..."})
+    recorder.record(
+        1,
+        "learner-0",
+        {"reward/mean": 0.75},
+        {"staleness/versions": [0, 0, 1, 3]},
+        {"samples/best": "def f(x): ..."},
+    )
     recorder.close()
     values = {(e.step, v.tag): v for e in events(tmp_path) if e.HasField("summary") for v in e.summary.value}
     assert tensor_util.make_ndarray(values[1, "reward/mean"].tensor) == 0.75
@@ -174,7 +185,11 @@ def test_rows_of_a_history_that_was_given_up_are_replaced_and_tensorboard_forget
     recorder.start_from(1)
     recorder.record(2, "learner-0", {"reward/mean": 0.3})
     recorder.record(2, "buffer", {"eval/pass_at_1": 0.5})
-    assert [(r["step"], r.get("reward/mean")) for r in rows(tmp_path)] == [(0, None), (1, 0.1), (2, 0.3)]
+    assert [(r["step"], r.get("reward/mean")) for r in rows(tmp_path)] == [
+        (0, None),
+        (1, 0.1),
+        (2, 0.3),
+    ]
     restarts = [e.step for e in events(tmp_path) if e.HasField("session_log")]
     assert restarts == [2]
 
@@ -226,7 +241,11 @@ def test_two_hours_of_the_quickest_run_add_less_than_200_mb_of_events_and_every_
 ) -> None:
     scalars = {re.sub(r"<(\w+)>", r"\1-0", spec.name): 0.5 for spec in METRICS.values() if spec.kind is MetricKind.SCALAR}
     per_process = {name.replace("-0", f"-{i}"): 0.5 for name in scalars if "-0" in name for i in range(1, 5)}
-    config = msgspec.structs.replace(config, num_steps=10**6, evaluation=msgspec.structs.replace(config.evaluation, every_steps=0))
+    config = msgspec.structs.replace(
+        config,
+        num_steps=10**6,
+        evaluation=msgspec.structs.replace(config.evaluation, every_steps=0),
+    )
     recorder = Recorder(tmp_path, config, clock=clock, is_strict=True)
     sizes = []
     for step in range(1, 401):

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from async_rl.messages import Member
 from async_rl.monitoring.stall import Stall, sentence
+from async_rl.protocol.membership import Member
 
 
 def member(name: str, *, state: str = "busy", waits_for: str = "", since_s: float = 40.0, **more: Any) -> Member:
     role: Any = name.split("-")[0]
     facts = {"pid": 1, "version": -1} | more
-    return Member(name=name, role=role, address="", state=state, waits_for=waits_for, since_s=since_s, counters={}, **facts)
+    return Member(
+        name=name,
+        role=role,
+        address="",
+        state=state,
+        waits_for=waits_for,
+        since_s=since_s,
+        counters={},
+        **facts,
+    )
 
 
 def test_the_sentence_follows_the_chain_from_the_learner_to_who_is_missing() -> None:
@@ -28,7 +37,11 @@ def test_the_sentence_follows_the_chain_from_the_learner_to_who_is_missing() -> 
 
 
 def test_a_learner_that_works_for_ever_is_named_too() -> None:
-    members = [member("learner-0", state="training", version=3), member("generator-0", since_s=95), member("verifier-0", state="serving")]
+    members = [
+        member("learner-0", state="training", version=3),
+        member("generator-0", since_s=95),
+        member("verifier-0", state="serving"),
+    ]
     told = sentence(members, stalled_s=90, now_s=100, unheard_s={})
     assert told == "no learner step after version 3 for 1 min 30 s: learner-0: training (1 min 0 s)"
 

@@ -8,15 +8,26 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from async_rl.launchers.schema import settings
-from async_rl.messages import Member, StatusReply
+from async_rl.core.types import PoolCount, Role
+from async_rl.launchers.configuration.schema import settings
 from async_rl.monitoring.bottleneck import advice, bottleneck, per_second
 from async_rl.monitoring.status import render, sparkline
-from async_rl.types import PoolCount, Role
+from async_rl.protocol.control import StatusReply
+from async_rl.protocol.membership import Member
 
 
 def member(name: str, role: Role, *, pid: int = 7, state: str = "working", **counters: float) -> Member:
-    return Member(name=name, role=role, pid=pid, address="", state=state, waits_for="", since_s=0.0, version=1, counters=counters)
+    return Member(
+        name=name,
+        role=role,
+        pid=pid,
+        address="",
+        state=state,
+        waits_for="",
+        since_s=0.0,
+        version=1,
+        counters=counters,
+    )
 
 
 def learner(busy_s: float, wait_s: float) -> Member:
@@ -29,7 +40,16 @@ def generator(busy_s: float, wait_s: float, blocked_s: float) -> Member:
 
 def reply(members: list[Member], **metrics: float) -> StatusReply:
     named = {name.replace("__", "/"): value for name, value in metrics.items()}
-    return StatusReply(run_name="r", run_dir="/r", step=3, num_steps=9, started_s=0, tensorboard_url="", members=members, metrics=named)
+    return StatusReply(
+        run_name="r",
+        run_dir="/r",
+        step=3,
+        num_steps=9,
+        started_s=0,
+        tensorboard_url="",
+        members=members,
+        metrics=named,
+    )
 
 
 def shown(answer: StatusReply, before: StatusReply | None = None, rewards: tuple[float, ...] = ()) -> str:
@@ -57,10 +77,26 @@ def test_nothing_is_said_of_a_process_that_told_no_time() -> None:
 @pytest.mark.parametrize(
     ("learner_s", "generator_s", "named"),
     [
-        ((9, 1), (4, 0, 6), "the learner: at work 90% of the time, generators held back by admission 60%"),
-        ((2, 8), (10, 0, 0), "generation: the learner waits 80% of the time, generators write 100%"),
-        ((4, 6), (3, 0, 7), "admission: the learner waits 60% of the time, generators are held back 70%"),
-        ((4, 6), (3, 7, 0), "scoring: the learner waits 60% of the time, generators have only verdicts to wait for 70%"),
+        (
+            (9, 1),
+            (4, 0, 6),
+            "the learner: at work 90% of the time, generators held back by admission 60%",
+        ),
+        (
+            (2, 8),
+            (10, 0, 0),
+            "generation: the learner waits 80% of the time, generators write 100%",
+        ),
+        (
+            (4, 6),
+            (3, 0, 7),
+            "admission: the learner waits 60% of the time, generators are held back 70%",
+        ),
+        (
+            (4, 6),
+            (3, 7, 0),
+            "scoring: the learner waits 60% of the time, generators have only verdicts to wait for 70%",
+        ),
     ],
 )
 def test_the_bottleneck_is_named_with_its_shares(learner_s: tuple[int, int], generator_s: tuple[int, int, int], named: str) -> None:
@@ -83,7 +119,10 @@ def test_a_silent_process_is_named_before_any_bottleneck() -> None:
     assert "bottleneck" not in text
 
 
-@pytest.mark.parametrize(("learner_s", "generator_s"), [((9, 1), (1, 0, 0)), ((1, 9), (9, 0, 0)), ((1, 9), (0, 0, 9)), ((1, 9), (0, 9, 0))])
+@pytest.mark.parametrize(
+    ("learner_s", "generator_s"),
+    [((9, 1), (1, 0, 0)), ((1, 9), (9, 0, 0)), ((1, 9), (0, 0, 9)), ((1, 9), (0, 9, 0))],
+)
 def test_every_relief_names_settings_that_exist(learner_s: tuple[int, int], generator_s: tuple[int, int, int]) -> None:
     words = bottleneck([learner(*learner_s), generator(*generator_s)]).replace("(", " ").replace(")", " ").replace(",", " ").split()
     named = [word for word in words if "." in word]
@@ -92,7 +131,17 @@ def test_every_relief_names_settings_that_exist(learner_s: tuple[int, int], gene
 
 
 def test_the_flow_counts_groups_in_each_state_and_failures() -> None:
-    text = shown(reply([], queue__issued=1, queue__generating=12, queue__ready=3, queue__leased=16, failures__over_age=2, failures__x=1))
+    text = shown(
+        reply(
+            [],
+            queue__issued=1,
+            queue__generating=12,
+            queue__ready=3,
+            queue__leased=16,
+            failures__over_age=2,
+            failures__x=1,
+        )
+    )
     assert "groups: prompt → issued 1 → generating 12 → ready 3 → leased 16 → trained in step 3   failed 3" in text
 
 
@@ -124,7 +173,10 @@ def test_a_sparkline_goes_from_the_lowest_to_the_highest_bar() -> None:
 
 def test_a_run_in_balance_keeps_the_name_of_its_bottleneck() -> None:
     """Half the learner's time each way: what was named stays until something else is worse by a tenth."""
-    a_little_work, a_little_wait = [learner(52, 48), generator(60, 0, 40)], [learner(48, 52), generator(60, 0, 40)]
+    a_little_work, a_little_wait = (
+        [learner(52, 48), generator(60, 0, 40)],
+        [learner(48, 52), generator(60, 0, 40)],
+    )
     assert bottleneck(a_little_wait).startswith("generation")
     assert bottleneck(a_little_wait, last="the learner: at work").startswith("the learner")
     assert bottleneck(a_little_work, last="generation: the learner waits").startswith("generation")
@@ -142,7 +194,16 @@ def test_status_advises_how_many_generators_would_balance() -> None:
 def test_no_advice_is_given_in_balance_or_while_verdicts_are_what_is_missing() -> None:
     assert advice([learner(95, 5), generator(95, 0, 5)]) == ""
     assert advice([learner(50, 50), generator(20, 80, 0)]) == ""
-    assert advice([learner(50, 50), generator(100, 0, 0), member("generator-1", "generator", state="draining")]) == ""
+    assert (
+        advice(
+            [
+                learner(50, 50),
+                generator(100, 0, 0),
+                member("generator-1", "generator", state="draining"),
+            ]
+        )
+        == ""
+    )
 
 
 def pool(name: str, wanted: int, work: str) -> PoolCount:
@@ -151,7 +212,11 @@ def pool(name: str, wanted: int, work: str) -> PoolCount:
 
 def test_status_says_which_pool_is_missing_for_what() -> None:
     def told(plain: int, big: int, judge: int) -> str:
-        pools = [pool("generators", plain, "train"), pool("generators.big", big, "train"), pool("generators.judge", judge, "evaluation")]
+        pools = [
+            pool("generators", plain, "train"),
+            pool("generators.big", big, "train"),
+            pool("generators.judge", judge, "evaluation"),
+        ]
         return shown(msgspec.structs.replace(reply([]), pools=pools))
 
     assert "goes on)" not in told(0, 1, 1)
@@ -164,7 +229,11 @@ def test_status_says_which_pool_is_missing_for_what() -> None:
 def test_generators_that_only_evaluate_are_left_out_of_the_bottleneck_and_the_advice_names_the_pools_that_train() -> None:
     resting = member("generator-judge-0", "generator", busy_s=0.0, wait_s=100.0, blocked_s=0.0)
     members = [learner(40, 60), generator(100, 0, 0), resting]
-    pools = [pool("generators", 1, "train"), pool("generators.big", 0, "train"), pool("generators.judge", 1, "evaluation")]
+    pools = [
+        pool("generators", 1, "train"),
+        pool("generators.big", 0, "train"),
+        pool("generators.judge", 1, "evaluation"),
+    ]
     text = shown(msgspec.structs.replace(reply(members), pools=pools))
     assert "generators write 100%" in text
     assert "about 1.5 generators more would balance (generators or generators.big)" in text
@@ -173,7 +242,14 @@ def test_generators_that_only_evaluate_are_left_out_of_the_bottleneck_and_the_ad
 def test_status_shows_each_pool_and_what_brings_generators_back() -> None:
     counts = {"verifiers": (1, 0, 1, 0), "generators": (0, 0, 0, 2)}
     pools = [
-        PoolCount(pool=p, wanted=w, starting=s, live=n, draining=d, work="both" if p == "generators" else "")
+        PoolCount(
+            pool=p,
+            wanted=w,
+            starting=s,
+            live=n,
+            draining=d,
+            work="both" if p == "generators" else "",
+        )
         for p, (w, s, n, d) in counts.items()
     ]
     text = shown(msgspec.structs.replace(reply([]), pools=pools))

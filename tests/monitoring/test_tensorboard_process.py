@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from async_rl.errors import InfrastructureError
+from async_rl.core.errors import InfrastructureError
 from async_rl.monitoring.event_file import EventFile
 from async_rl.monitoring.tensorboard_process import TensorBoard
 
@@ -48,7 +48,10 @@ def test_a_taken_port_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(InfrastructureError, match=rf"127\.0\.0\.1:{port} \(monitoring\.tensorboard_port\).*0 for a free one"):
+        with pytest.raises(
+            InfrastructureError,
+            match=rf"127\.0\.0\.1:{port} \(monitoring\.tensorboard_port\).*0 for a free one",
+        ):
             TensorBoard(tmp_path, host="127.0.0.1", port=port)
 
 

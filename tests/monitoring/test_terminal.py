@@ -9,17 +9,36 @@ import msgspec
 import pytest
 from rich.console import Console as RichConsole
 
-from async_rl.config import RunConfig
-from async_rl.messages import Member, StatusReply
+from async_rl.config.run import RunConfig
+from async_rl.core.types import Role
 from async_rl.monitoring.console import Console, progress_line, who_waits
 from async_rl.monitoring.status import duration, render
-from async_rl.types import Role
+from async_rl.protocol.control import StatusReply
+from async_rl.protocol.membership import Member
 
 NOW = 1000.0
 
 
-def member(name: str, role: Role, *, state: str = "working", waits_for: str = "", since_s: float = NOW, version: int = -1) -> Member:
-    return Member(name=name, role=role, pid=42, address="", state=state, waits_for=waits_for, since_s=since_s, version=version, counters={})
+def member(
+    name: str,
+    role: Role,
+    *,
+    state: str = "working",
+    waits_for: str = "",
+    since_s: float = NOW,
+    version: int = -1,
+) -> Member:
+    return Member(
+        name=name,
+        role=role,
+        pid=42,
+        address="",
+        state=state,
+        waits_for=waits_for,
+        since_s=since_s,
+        version=version,
+        counters={},
+    )
 
 
 class Screen:
@@ -28,7 +47,14 @@ class Screen:
     def __init__(self, config: RunConfig, run_dir: Path, *, is_terminal: bool) -> None:
         self.out = io.StringIO()
         self.now = 0.0
-        terminal = RichConsole(file=self.out, force_terminal=is_terminal, width=100, highlight=False, no_color=True, legacy_windows=False)
+        terminal = RichConsole(
+            file=self.out,
+            force_terminal=is_terminal,
+            width=100,
+            highlight=False,
+            no_color=True,
+            legacy_windows=False,
+        )
         self.console = Console(config, run_dir, terminal=terminal, clock=lambda: self.now, wall=lambda: NOW + self.now)
 
     @property
@@ -53,13 +79,22 @@ def test_the_live_line_leaves_out_what_is_not_known_yet() -> None:
 
 
 def test_whoever_is_not_up_yet_is_named_first() -> None:
-    members = [member("generator-0", "generator", state="starting"), member("learner-0", "learner", state="waiting", waits_for="a batch")]
+    members = [
+        member("generator-0", "generator", state="starting"),
+        member("learner-0", "learner", state="waiting", waits_for="a batch"),
+    ]
     assert who_waits(members, now_s=NOW, worth_telling_s=0.0) == "generator-0 starts"
 
 
 def test_one_without_a_place_on_the_cluster_does_not_start_but_waits_for_room() -> None:
     learner = member("learner-0", "learner", state="waiting", waits_for="a batch", since_s=NOW - 60)
-    waits = member("verifier-1", "verifier", state="starting", waits_for="room on the cluster: 2 CPU", since_s=NOW - 70)
+    waits = member(
+        "verifier-1",
+        "verifier",
+        state="starting",
+        waits_for="room on the cluster: 2 CPU",
+        since_s=NOW - 70,
+    )
     told = "verifier-1 waits for room on the cluster: 2 CPU (1 min 10 s)"
     assert who_waits([learner, waits], now_s=NOW, worth_telling_s=1.0) == told
 
@@ -72,7 +107,13 @@ def test_a_wait_shorter_than_worth_telling_is_left_out() -> None:
 def test_an_idle_verifier_is_no_news_but_a_generator_held_back_is() -> None:
     members = [
         member("verifier-0", "verifier", state="waiting", waits_for="requests", since_s=NOW - 60),
-        member("generator-1", "generator", state="blocked", waits_for="admission: 48 of 48", since_s=NOW - 5),
+        member(
+            "generator-1",
+            "generator",
+            state="blocked",
+            waits_for="admission: 48 of 48",
+            since_s=NOW - 5,
+        ),
     ]
     assert who_waits(members, now_s=NOW, worth_telling_s=1.0) == "generator-1 is held back by admission: 48 of 48 (5 s)"
 
@@ -91,7 +132,10 @@ def test_without_the_live_line_only_notes_and_the_end_are_shown(config: RunConfi
     screen.console.progress(1, {}, [])
     screen.console.note("generator-0 came back")
     screen.console.end("finished", "", 4)
-    assert screen.lines == ["generator-0 came back", f"the run has finished at step 4 of 4; numbers in {tmp_path}/metrics.jsonl"]
+    assert screen.lines == [
+        "generator-0 came back",
+        f"the run has finished at step 4 of 4; numbers in {tmp_path}/metrics.jsonl",
+    ]
 
 
 def test_preparing_is_told_at_its_end_even_if_it_took_no_time(config: RunConfig, tmp_path: Path) -> None:
@@ -99,7 +143,10 @@ def test_preparing_is_told_at_its_end_even_if_it_took_no_time(config: RunConfig,
     screen.console.preparing(0.0, "corpus")
     screen.console.preparing(0.5, "warm start")
     screen.console.preparing(1.0, "model ready")
-    assert screen.lines == ["preparing the model   0%  corpus", "preparing the model 100%  model ready"]
+    assert screen.lines == [
+        "preparing the model   0%  corpus",
+        "preparing the model 100%  model ready",
+    ]
 
 
 def test_on_a_terminal_the_line_is_redrawn_in_place_and_notes_stay(config: RunConfig, tmp_path: Path) -> None:
@@ -121,10 +168,16 @@ def test_on_a_terminal_the_line_is_redrawn_in_place_and_notes_stay(config: RunCo
 def test_a_failure_is_told_with_its_cause(config: RunConfig, tmp_path: Path) -> None:
     screen = Screen(config, tmp_path, is_terminal=False)
     screen.console.end("failed", "learner-0 failed: NonFiniteError: the loss is nan", 3)
-    assert screen.lines == ["the run has failed at step 3 of 4", "learner-0 failed: NonFiniteError: the loss is nan"]
+    assert screen.lines == [
+        "the run has failed at step 3 of 4",
+        "learner-0 failed: NonFiniteError: the loss is nan",
+    ]
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (59, "59 s"), (200, "3 min 20 s"), (7500, "2 h 5 min"), (-3, "0 s")])
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0 s"), (59, "59 s"), (200, "3 min 20 s"), (7500, "2 h 5 min"), (-3, "0 s")],
+)
 def test_durations_are_told_in_the_units_that_matter(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
@@ -139,7 +192,14 @@ def test_status_lists_every_process_with_what_it_waits_for() -> None:
         tensorboard_url="http://127.0.0.1:6006/",
         members=[
             member("verifier-0", "verifier", state="serving"),
-            member("generator-0", "generator", state="blocked", waits_for="admission: 48 of 48", since_s=NOW - 2, version=11),
+            member(
+                "generator-0",
+                "generator",
+                state="blocked",
+                waits_for="admission: 48 of 48",
+                since_s=NOW - 2,
+                version=11,
+            ),
             member("learner-0", "learner", state="training", since_s=NOW - 1, version=12),
         ],
         metrics={"reward/mean": 0.5, "throughput/generated_tokens_per_s": 9841.2},

@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from async_rl.config import RunConfig
-from async_rl.launchers.compose import compose
-from async_rl.launchers.preflight import preflight
-from async_rl.machine import Machine
+from async_rl.config.run import RunConfig
+from async_rl.core.machine import Machine
+from async_rl.launchers.configuration.compose import compose
+from async_rl.launchers.configuration.preflight import preflight
 from async_rl.monitoring.recorder import Recorder
 from async_rl.monitoring.wandb_run import WandbRun
 
@@ -35,7 +35,10 @@ def test_each_row_is_handed_on_once_and_in_order(tmp_path: Path, config: RunConf
     recorder.record(1, "learner-0", {"reward/mean": 0.25})
     recorder.record(2, "learner-0", {"reward/mean": 0.5})
     recorder.close()
-    assert rows == [(1, {"reward/mean": 0.25}), (2, {"throughput/steps_per_s": 2.0, "reward/mean": 0.5})]
+    assert rows == [
+        (1, {"reward/mean": 0.25}),
+        (2, {"throughput/steps_per_s": 2.0, "reward/mean": 0.5}),
+    ]
 
 
 def test_a_run_is_kept_offline_with_its_numbers(tmp_path: Path, config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:

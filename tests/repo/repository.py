@@ -14,7 +14,11 @@ PRODUCT_FOLDERS = ("async_rl", "launchers", "sandbox", "conf")
 def files(suffix: str = "") -> tuple[Path, ...]:
     """Tracked files and new ones that git does not ignore, by path."""
     listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     paths = (ROOT / name for name in sorted(set(listed.split("\0"))) if name.endswith(suffix) and name)
     return tuple(path for path in paths if path.is_file())

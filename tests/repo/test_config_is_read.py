@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from async_rl.config import RunConfig
-from async_rl.config_base import Section
-from async_rl.launchers.compose import compose, names
-from async_rl.launchers.schema import settings
+from async_rl.config.base import Section
+from async_rl.config.run import RunConfig
+from async_rl.launchers.configuration.compose import compose, names
+from async_rl.launchers.configuration.schema import settings
 
 ROOT = Path(__file__).resolve().parents[2]
 # They declare settings, compare them or show what follows from them; none of that is a use.

@@ -12,14 +12,24 @@ import pytest
 import typer
 from repository import ROOT, files, name
 
-from async_rl.errors import ConfigError
+from async_rl.core.errors import ConfigError
 from async_rl.launchers.cli import app, split_conf
-from async_rl.launchers.compose import compose_unchecked
-from async_rl.launchers.schema import settings
+from async_rl.launchers.configuration.compose import compose_unchecked
+from async_rl.launchers.configuration.schema import settings
 from async_rl.observability.catalogue import METRICS, describe
 
 DOCUMENTS = [path for path in files(".md") if name(path) == "README.md" or name(path).startswith("docs/")]
-FOLDERS = ("async_rl/", "launchers/", "sandbox/", "conf/", "tests/", "docs/", "benchmarks/", "requirements/", ".ci/")
+FOLDERS = (
+    "async_rl/",
+    "launchers/",
+    "sandbox/",
+    "conf/",
+    "tests/",
+    "docs/",
+    "benchmarks/",
+    "requirements/",
+    ".ci/",
+)
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
 SETTINGS = settings()

@@ -8,13 +8,25 @@ from pathlib import Path
 
 import pytest
 
-from async_rl.launchers.schema import settings
+from async_rl.launchers.configuration.schema import settings
 
 TESTS = Path(__file__).resolve().parents[1]
 
-_ADVANTAGES, _LOSSES, _POLICY = "algorithms/test_advantages.py::", "algorithms/test_losses.py::", "learner/test_policy_losses.py::"
-_OBJECTIVE, _TRAINING, _TRAINER = "learner/test_objective.py::", "learner/test_objective_in_training.py::", "learner/test_trainer.py::"
-_GRADIENTS, _OPTIMIZER, _CRITIC = "learner/test_gradients.py::", "learner/test_optimizer.py::", "learner/test_critic.py::"
+_ADVANTAGES, _LOSSES, _POLICY = (
+    "algorithms/test_advantages.py::",
+    "algorithms/test_losses.py::",
+    "learner/test_policy_losses.py::",
+)
+_OBJECTIVE, _TRAINING, _TRAINER = (
+    "learner/test_objective.py::",
+    "learner/test_objective_in_training.py::",
+    "learner/test_trainer.py::",
+)
+_GRADIENTS, _OPTIMIZER, _CRITIC = (
+    "learner/test_gradients.py::",
+    "learner/test_optimizer.py::",
+    "learner/test_critic.py::",
+)
 _UNITS, _CONFIG = "algorithms/test_value_norm.py::", "config/test_config_check.py::"
 _EVERY_OPTIMIZER = f"{_OPTIMIZER}test_every_setting_of_the_optimizer_changes_what_is_trained_as_the_formula_says"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from repository import ROOT
 
-from async_rl.launchers.reference import metrics_page, pages
-from async_rl.launchers.reference_settings import settings_page, span, unit
-from async_rl.launchers.schema import settings
+from async_rl.launchers.configuration.reference import metrics_page, pages
+from async_rl.launchers.configuration.reference_settings import settings_page, span, unit
+from async_rl.launchers.configuration.schema import settings
 from async_rl.observability.catalogue import METRICS
 
 

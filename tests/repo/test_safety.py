@@ -13,13 +13,19 @@ FORBIDDEN_CALLS = {"eval", "exec"}
 REGISTRY_HOSTS = re.compile(
     "|".join(
         re.escape(a + b)
-        for a, b in [("pypi.", "org"), ("files.python", "hosted.org"), ("download.py", "torch.org"), ("npmjs", ".org"), ("npmjs", ".com")]
+        for a, b in [
+            ("pypi.", "org"),
+            ("files.python", "hosted.org"),
+            ("download.py", "torch.org"),
+            ("npmjs", ".org"),
+            ("npmjs", ".com"),
+        ]
     )
     + "|"
     + re.escape("deb.")
     + re.escape("debian.org")
 )
-BOUNDARIES = {"async_rl/processes/main.py", "async_rl/processes/generator.py"}
+BOUNDARIES = {"async_rl/runtime/main.py", "async_rl/processes/generator.py"}
 
 
 def test_no_pickle_outside_the_jail() -> None:

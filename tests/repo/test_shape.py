@@ -45,7 +45,15 @@ def code_lines(path: Path) -> int:
     lines = {
         row
         for token in tokenize.generate_tokens(io.StringIO(text).readline)
-        if token.type not in (tokenize.NL, tokenize.NEWLINE, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+        if token.type
+        not in (
+            tokenize.NL,
+            tokenize.NEWLINE,
+            tokenize.COMMENT,
+            tokenize.INDENT,
+            tokenize.DEDENT,
+            tokenize.ENDMARKER,
+        )
         for row in range(token.start[0], token.end[0] + 1)
     }
     for node in ast.walk(ast.parse(text)):

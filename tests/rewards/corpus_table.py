@@ -24,8 +24,8 @@ from rewards_support import Jail
 from rich.console import Console
 from rich.table import Table
 
-from async_rl.rewards.protocol import VerifyRequest
-from async_rl.types import CallTest, StdinTest
+from async_rl.core.types import CallTest, StdinTest
+from async_rl.rewards.verifier.protocol import VerifyRequest
 
 ROOT = Path(__file__).parents[2]
 SYSTEM_PYTHON = Path("/usr/bin/python3.11")
@@ -74,10 +74,19 @@ def other_user() -> Iterator[list[str]]:
         tree = Path(name)
         tree.chmod(0o755)
         (tree / "async_rl").mkdir(mode=0o755)
-        for part in (*(ROOT / "async_rl").glob("*"), *(ROOT / part for part in ("launchers", "sandbox", "conf"))):
+        for part in (
+            *(ROOT / "async_rl").glob("*"),
+            *(ROOT / part for part in ("launchers", "sandbox", "conf")),
+        ):
             (tree / "async_rl" / part.name).symlink_to(part)
         packages = next(Path(path) for path in sys.path if path.endswith("site-packages"))
-        become = ["setpriv", f"--reuid={OTHER}", f"--regid={OTHER}", "--clear-groups", "--inh-caps=-all"]
+        become = [
+            "setpriv",
+            f"--reuid={OTHER}",
+            f"--regid={OTHER}",
+            "--clear-groups",
+            "--inh-caps=-all",
+        ]
         yield [*become, "env", f"PYTHONPATH={tree}:{packages}", str(SYSTEM_PYTHON), "-B"]
 
 
@@ -121,7 +130,11 @@ def _table() -> None:
     table = Table("family", "programs", *columns, box=None)
     for family in dict.fromkeys(case.family for case in (*CASES, *HONEST)):
         right = [Counter(is_right for kind, _, _, is_right in results if kind == family) for results in columns.values()]
-        table.add_row(family, str(max(count.total() for count in right)), *(f"{count[True]} of {count.total()}" for count in right))
+        table.add_row(
+            family,
+            str(max(count.total() for count in right)),
+            *(f"{count[True]} of {count.total()}" for count in right),
+        )
     console = Console(highlight=False, width=140)
     console.print(table)
     for name, results in columns.items():

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 
-from async_rl.rewards.protocol import RewardSample
+from async_rl.rewards.verifier.protocol import RewardSample
 
 NOT_A_FUNCTION = 3
 
@@ -23,7 +23,10 @@ def letters(sample: RewardSample) -> int:
 
 async def in_parts(sample: RewardSample) -> dict[str, float]:
     await asyncio.sleep(0.01)
-    return {"short": 1.0 - len(sample.response) / 10, "wanted": float(sample.row["wanted"] in sample.response)}
+    return {
+        "short": 1.0 - len(sample.response) / 10,
+        "wanted": float(sample.row["wanted"] in sample.response),
+    }
 
 
 def with_score(sample: RewardSample) -> dict[str, float]:
@@ -48,7 +51,15 @@ def by_response(sample: RewardSample) -> object:
         sys.exit(9)
     if what == "hang":
         time.sleep(1000)
-    return {"nan": float("nan"), "text": "0.5", "none": None, "list": [1.0], "empty": {}, "parts": {"a": "b"}, "inf": 1e999}.get(what, 1.0)
+    return {
+        "nan": float("nan"),
+        "text": "0.5",
+        "none": None,
+        "list": [1.0],
+        "empty": {},
+        "parts": {"a": "b"},
+        "inf": 1e999,
+    }.get(what, 1.0)
 
 
 _may_go = asyncio.Event()

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from async_rl.config_rewards import SandboxConfig
-from async_rl.rewards.judging import Judge
-from async_rl.rewards.protocol import VerifyRequest, VerifyResponse
+from async_rl.config.rewards import SandboxConfig
+from async_rl.rewards.verifier.judging import Judge
+from async_rl.rewards.verifier.protocol import VerifyRequest, VerifyResponse
 from async_rl.sandbox.pool import Pool
 
 T = TypeVar("T")

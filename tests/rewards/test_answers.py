@@ -10,12 +10,12 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
-from async_rl.errors import InfrastructureError
-from async_rl.launchers.compose import compose
-from async_rl.rewards.answer_child import AnswerChild
+from async_rl.core.errors import InfrastructureError
+from async_rl.core.types import AnswerTest, CodeProblem, Prompt, Verdict
+from async_rl.launchers.configuration.compose import compose
 from async_rl.rewards.answers import boxed, is_right
 from async_rl.rewards.scoring import Scorer
-from async_rl.types import AnswerTest, CodeProblem, Prompt, Verdict
+from async_rl.rewards.verifier.answer_child import AnswerChild
 
 
 def in_a_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
@@ -136,7 +136,13 @@ class ByRule:
 async def test_the_whole_response_is_scored_where_words_are_wanted(response: str, reward: float) -> None:
     config = compose("grpo_code", ["reward.pass_reward=2", "reward.fail_reward=-1", "reward.extraction=fenced"])
     problem = CodeProblem(tests=[AnswerTest(rule="gsm8k", expected="#### 7")])
-    prompt = Prompt(prompt_id="p", text="?", token_ids=np.zeros(1, np.int32), data_source="gsm8k", problem=problem)
+    prompt = Prompt(
+        prompt_id="p",
+        text="?",
+        token_ids=np.zeros(1, np.int32),
+        data_source="gsm8k",
+        problem=problem,
+    )
     scorer = Scorer(config, ByRule())
     assert (await scorer.score(prompt, response)).reward == reward
     steps = await scorer.score_steps(prompt, response, num_tokens=5, tokens_until=lambda _: 1)

@@ -4,9 +4,9 @@ from __future__ import annotations
 import pytest
 from rewards_support import Jail
 
-from async_rl.rewards.asserts import take_apart
-from async_rl.rewards.protocol import VerifyRequest
-from async_rl.types import AssertTest, CallTest, Verdict
+from async_rl.core.types import AssertTest, CallTest, Verdict
+from async_rl.rewards.verifier.asserts import take_apart
+from async_rl.rewards.verifier.protocol import VerifyRequest
 
 HUMAN_EVAL = """
 METADATA = {'author': 'x'}
@@ -81,7 +81,10 @@ def leave(): sys.exit(0)
         ("assert add(add(1)) == 3", "pass"),
         ("assert all(add(i, i) == 2 * i for i in range(20))", "pass"),
         ("assert all(add(i, i) == i for i in range(20))", "wrong_answer"),
-        ("try:\n    fail(1)\n    assert False\nexcept ValueError as e:\n    assert str(e) == 'no'", "pass"),
+        (
+            "try:\n    fail(1)\n    assert False\nexcept ValueError as e:\n    assert str(e) == 'no'",
+            "pass",
+        ),
         ("y = fail(1)", "runtime_error"),
         ("y = leave()", "runtime_error"),
         ("y = obj()\nassert y == 1", "wrong_answer"),
@@ -92,7 +95,14 @@ def leave(): sys.exit(0)
     ],
 )
 def test_verdicts_of_assert_tests(jail: Jail, test: str, verdict: str) -> None:
-    response = jail.verify(VerifyRequest(code=SOLUTION, tests=[AssertTest(code=test)], setup="def helper(x): return 2 * x", timeout_s=0.3))
+    response = jail.verify(
+        VerifyRequest(
+            code=SOLUTION,
+            tests=[AssertTest(code=test)],
+            setup="def helper(x): return 2 * x",
+            timeout_s=0.3,
+        )
+    )
     assert response.verdict == verdict, response
 
 
@@ -115,7 +125,10 @@ def test_what_a_program_does_to_its_arguments_changes_nothing_on_the_tests_side(
 def test_calls_with_equal_arguments_do_not_share_them(jail: Jail) -> None:
     shared = [2, 1]
     code = "def f(xs):\n    xs.append(3)\n    return len(xs)\n"
-    calls = [CallTest(function="f", args=[shared], expected=3), CallTest(function="f", args=[shared], expected=3)]
+    calls = [
+        CallTest(function="f", args=[shared], expected=3),
+        CallTest(function="f", args=[shared], expected=3),
+    ]
     assert jail.verify(VerifyRequest(code=code, tests=list(calls), timeout_s=0.5)).verdict == "pass"
     twice = [AssertTest(code="assert f([2, 1]) == 3")] * 2
     assert jail.verify(VerifyRequest(code=code, tests=list(twice), timeout_s=0.5)).verdict == "pass"
@@ -133,7 +146,11 @@ def test_calls_with_equal_arguments_do_not_share_them(jail: Jail) -> None:
         "def h(x): return 0\ndef f(x): raise AssertionError",
     ],
 )
-@pytest.mark.parametrize("test", ["assert f(3) == 9", "def h(x):\n    return f(x)\nassert h(3) == 9"], ids=["apart", "judge"])
+@pytest.mark.parametrize(
+    "test",
+    ["assert f(3) == 9", "def h(x):\n    return f(x)\nassert h(3) == 9"],
+    ids=["apart", "judge"],
+)
 def test_assert_test_is_not_fooled(jail: Jail, code: str, test: str) -> None:
     response = jail.verify(VerifyRequest(code=code, tests=[AssertTest(code=test)], timeout_s=0.5))
     assert response.verdict in (Verdict.WRONG_ANSWER, Verdict.RUNTIME_ERROR), response

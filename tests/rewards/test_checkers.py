@@ -9,16 +9,22 @@ import msgspec
 import pytest
 from rewards_support import LIMITS
 
-from async_rl.errors import ConfigError, InfrastructureError
-from async_rl.rewards.comparison import Comparison, load_checker
-from async_rl.rewards.judging import Judge
-from async_rl.rewards.protocol import VerifyRequest
+from async_rl.core.errors import ConfigError, InfrastructureError
+from async_rl.core.types import CallTest, StdinTest
+from async_rl.rewards.verifier.comparison import Comparison, load_checker
+from async_rl.rewards.verifier.judging import Judge
+from async_rl.rewards.verifier.protocol import VerifyRequest
 from async_rl.sandbox.pool import Pool
-from async_rl.types import CallTest, StdinTest
 
 CODE = "def f(x):\n    return x\nif __name__ == '__main__':\n    print(input())"
-IN_ORDER = [CallTest(function="f", args=[[1, 2]], expected=[1, 2]), StdinTest(input="1 2", output="1 2")]
-OUT_OF_ORDER = [CallTest(function="f", args=[[1, 2]], expected=[2, 1]), StdinTest(input="1 2", output="2 1")]
+IN_ORDER = [
+    CallTest(function="f", args=[[1, 2]], expected=[1, 2]),
+    StdinTest(input="1 2", output="1 2"),
+]
+OUT_OF_ORDER = [
+    CallTest(function="f", args=[[1, 2]], expected=[2, 1]),
+    StdinTest(input="1 2", output="2 1"),
+]
 ANYTHING = [CallTest(function="f", args=[[1, 2]], expected=None), StdinTest(input="1 2", output="")]
 
 
@@ -43,14 +49,22 @@ def test_checker_sees_what_the_program_was_given() -> None:
     assert verdicts("checkers_for_tests:echoes_the_input", [ANYTHING[0]]) == ["wrong_answer"]
 
 
-@pytest.mark.parametrize(("checker", "said"), [("broken", "raised ValueError: no idea"), ("vague", "gave 1, not True or False")])
+@pytest.mark.parametrize(
+    ("checker", "said"),
+    [("broken", "raised ValueError: no idea"), ("vague", "gave 1, not True or False")],
+)
 def test_checker_that_fails_is_an_infrastructure_error_and_no_verdict(checker: str, said: str) -> None:
     with pytest.raises(InfrastructureError, match=said):
         verdicts(f"checkers_for_tests:{checker}", IN_ORDER)
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("no_such_module:f", "cannot be imported"), ("math:nothing", "has no nothing"), ("math:pi", "is a float")]
+    ("name", "said"),
+    [
+        ("no_such_module:f", "cannot be imported"),
+        ("math:nothing", "has no nothing"),
+        ("math:pi", "is a float"),
+    ],
 )
 def test_checker_that_cannot_be_had_is_refused_at_the_start(name: str, said: str) -> None:
     with pytest.raises(ConfigError, match=f"sandbox.checker={name}: .*{said}"):

@@ -3,15 +3,23 @@ from __future__ import annotations
 
 import pytest
 
-from async_rl.rewards.comparison import Comparison
 from async_rl.rewards.extraction import extract_code
+from async_rl.rewards.verifier.comparison import Comparison
 
 outputs_equal = Comparison(relative_tolerance=1e-9, checker=None).outputs_equal
 
 
 @pytest.mark.parametrize(
     ("got", "expected"),
-    [("9", "9\n"), ("1 2 \n3\n\n", "1 2\n3"), ("0.30000000000000004", "0.3"), ("1e3", "1000.0"), ("a  b", "a b"), ("", ""), ("007", "7")],
+    [
+        ("9", "9\n"),
+        ("1 2 \n3\n\n", "1 2\n3"),
+        ("0.30000000000000004", "0.3"),
+        ("1e3", "1000.0"),
+        ("a  b", "a b"),
+        ("", ""),
+        ("007", "7"),
+    ],
 )
 def test_outputs_that_count_as_equal(got: str, expected: str) -> None:
     assert outputs_equal(got, expected)

@@ -11,13 +11,13 @@ import msgspec
 import pytest
 from rewards_support import LIMITS
 
-from async_rl.config_rewards import SandboxConfig, VerifiersConfig
-from async_rl.errors import ConfigError
+from async_rl.config.rewards import SandboxConfig, VerifiersConfig
+from async_rl.core.errors import ConfigError
+from async_rl.core.types import AssertTest, CallTest, CodeTest
 from async_rl.observability.activity import Activity
-from async_rl.rewards.protocol import VerifyRequest
-from async_rl.rewards.service import VerifierService
-from async_rl.rewards.serving import open_service
-from async_rl.types import AssertTest, CallTest, CodeTest
+from async_rl.rewards.verifier.protocol import VerifyRequest
+from async_rl.rewards.verifier.service import VerifierService
+from async_rl.rewards.verifier.serving import open_service
 
 T = TypeVar("T")
 VERIFIERS = VerifiersConfig(memo_programs=0, count=1, cells=1, cores=[], queue_size=64, timeout_s=30, max_attempts=2)

@@ -10,9 +10,9 @@ from corpus_table import LEVELS, Host, can_become_other, other_user, request_of
 from hostile_programs import CASES, HONEST, Case
 from rewards_support import Jail
 
-from async_rl.rewards.protocol import VerifyRequest
+from async_rl.core.types import CallTest, Verdict
+from async_rl.rewards.verifier.protocol import VerifyRequest
 from async_rl.sandbox.pool import LANDLOCK
-from async_rl.types import CallTest, Verdict
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +31,10 @@ def test_hostile_program_gets_its_right_verdict(jail: Jail, host: Host, case: Ca
     assert host.state() == before
     # The cell is unharmed: an honest program passes in it, and nothing the hostile one wrote is left.
     after = jail.verify(
-        VerifyRequest(code="import os\ndef f(x):\n    return os.listdir('.') or 9", tests=[CallTest(function="f", args=[3], expected=9)])
+        VerifyRequest(
+            code="import os\ndef f(x):\n    return os.listdir('.') or 9",
+            tests=[CallTest(function="f", args=[3], expected=9)],
+        )
     )
     if jail.pool.level != LANDLOCK:
         assert after.verdict is Verdict.PASS, after
@@ -72,7 +75,14 @@ def test_every_verdict_is_right_as_another_user_too(level: int) -> None:
         pytest.skip("needs root, setpriv, a system Python 3.11 and an environment that other users can read")
     script = Path(__file__).with_name("corpus_table.py").resolve()
     with other_user() as command:
-        done = subprocess.run([*command, str(script), str(level)], cwd="/", capture_output=True, text=True, timeout=250, check=False)
+        done = subprocess.run(
+            [*command, str(script), str(level)],
+            cwd="/",
+            capture_output=True,
+            text=True,
+            timeout=250,
+            check=False,
+        )
     if "this machine has no level" in done.stderr:
         pytest.skip(done.stderr.strip().splitlines()[-1])
     assert done.returncode == 0, done.stderr

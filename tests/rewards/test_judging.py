@@ -7,9 +7,9 @@ import signal
 import pytest
 from rewards_support import Jail
 
-from async_rl.errors import InfrastructureError
-from async_rl.rewards.protocol import VerifyRequest
-from async_rl.types import AssertTest, CallTest, StdinTest
+from async_rl.core.errors import InfrastructureError
+from async_rl.core.types import AssertTest, CallTest, StdinTest
+from async_rl.rewards.verifier.protocol import VerifyRequest
 
 
 def _verdicts(jail: Jail, code: str, tests: list[CallTest | StdinTest | AssertTest], *, stop: bool = False) -> list[str]:
@@ -42,12 +42,20 @@ def test_each_call_has_its_own_verdict_and_the_rest_goes_on(jail: Jail) -> None:
 
 def test_tests_after_the_first_failure_are_left_unrun(jail: Jail) -> None:
     assert _verdicts(jail, PARTLY, _calls(0, 1, 2, 3), stop=True) == ["pass", "runtime_error"]
-    assert _verdicts(jail, "def f(x): return 0", _calls(0, 1, 2, 3), stop=True) == ["pass", "wrong_answer"]
+    assert _verdicts(jail, "def f(x): return 0", _calls(0, 1, 2, 3), stop=True) == [
+        "pass",
+        "wrong_answer",
+    ]
 
 
 def test_kinds_may_be_mixed(jail: Jail) -> None:
     code = "import sys\ndef f(x): return x\nif __name__ == '__main__': print(sys.stdin.read().upper())"
-    tests = [*_calls(0), StdinTest(input="a", output="A"), AssertTest(code="assert f(1) == 1"), AssertTest(code="y = f(2)\nassert y == 2")]
+    tests = [
+        *_calls(0),
+        StdinTest(input="a", output="A"),
+        AssertTest(code="assert f(1) == 1"),
+        AssertTest(code="y = f(2)\nassert y == 2"),
+    ]
     assert _verdicts(jail, code, tests) == ["pass"] * 4
 
 
@@ -131,4 +139,7 @@ def test_fifty_megabytes_of_output_pass_under_a_limit_that_allows_them(jail: Jai
     test = StdinTest(input="", output=("x" * 99 + "\n") * 500_000)
     wide = VerifyRequest(code=program, tests=[test], timeout_s=5, output_kb=50_000)
     narrow = VerifyRequest(code=program, tests=[test], timeout_s=5, output_kb=40_000)
-    assert [str(jail.verify(request).verdict) for request in (wide, narrow)] == ["pass", "output_limit"]
+    assert [str(jail.verify(request).verdict) for request in (wide, narrow)] == [
+        "pass",
+        "output_limit",
+    ]

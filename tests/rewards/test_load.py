@@ -37,8 +37,16 @@ def _job(index: int) -> tuple[dict[str, Any], str]:
         (f"print(int(input()) + {index})", stdin, "pass"),
         ("print(input())", stdin, "wrong_answer" if index else "pass"),
         ("while True: print('x' * 1000)", stdin, "output_limit"),
-        (f"def f(x): return x * {index}", [{"kind": "assert", "code": f"assert f(3) == {3 * index}"}], "pass"),
-        ("def f(x): return x", [{"kind": "assert", "code": "y = f(3)\nassert y == 4"}], "wrong_answer"),
+        (
+            f"def f(x): return x * {index}",
+            [{"kind": "assert", "code": f"assert f(3) == {3 * index}"}],
+            "pass",
+        ),
+        (
+            "def f(x): return x",
+            [{"kind": "assert", "code": "y = f(3)\nassert y == 4"}],
+            "wrong_answer",
+        ),
     ]
     code, tests, verdict = programs[index % len(programs)]
     return {"code": code, "tests": tests, "timeout_s": 5, "memory_mb": 128}, verdict
@@ -90,7 +98,16 @@ async def _load(url: str, server: psutil.Process) -> tuple[Counter[str], int, li
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_each_of_many_jobs_gets_its_right_verdict_while_cells_are_killed() -> None:
-    command = [sys.executable, "-m", "async_rl.launchers.cli", "verifier", "--token", "t", "--cells", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "async_rl.launchers.cli",
+        "verifier",
+        "--token",
+        "t",
+        "--cells",
+        "2",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout
         try:
@@ -99,7 +116,7 @@ def test_each_of_many_jobs_gets_its_right_verdict_while_cells_are_killed() -> No
         finally:
             process.terminate()
             process.stdout.read()
-    print(f"{dict(counts)}, {killed} cells killed, server memory MB {[size >> 20 for size in memory]}")  # noqa: T201  the long form is read by a person
+    print(f"{dict(counts)}, {killed} cells killed, server memory MB {[size >> 20 for size in memory]}")
     assert counts["done"] == NUM_JOBS
     assert killed > 0
     assert memory[-1] - memory[0] < GROWTH_BYTES, memory

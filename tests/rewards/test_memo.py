@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from async_rl.errors import InfrastructureError
+from async_rl.core.errors import InfrastructureError
+from async_rl.core.types import CallTest, CodeProblem, Verdict
 from async_rl.rewards.memo import VerdictMemo
-from async_rl.types import CallTest, CodeProblem, Verdict
 
 PROBLEM = CodeProblem(tests=[CallTest(function="f", args=[1], expected=2)])
 OTHER = CodeProblem(tests=[CallTest(function="f", args=[1], expected=3)])

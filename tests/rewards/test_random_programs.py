@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rewards_support import Jail
 
-from async_rl.rewards.protocol import VerifyRequest
-from async_rl.types import AssertTest, CallTest, StdinTest
+from async_rl.core.types import AssertTest, CallTest, StdinTest
+from async_rl.rewards.verifier.protocol import VerifyRequest
 
 ORACLE = """
 import io, json, sys
@@ -60,7 +60,12 @@ def _expression(rng: random.Random, depth: int) -> str:
 
 def _trusted(code: str, tests: list[tuple[str, int, Any]]) -> list[str]:
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", ORACLE], input=json.dumps([code, tests]), capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-I", "-S", "-c", ORACLE],
+        input=json.dumps([code, tests]),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
     answers: list[str] = json.loads(done.stdout)
     return answers
@@ -79,7 +84,10 @@ def test_verdicts_equal_those_of_a_slow_trusted_run(jail: Jail, seed: int, kind:
     inputs = rng.sample(range(12), 5)
     for argument in inputs:
         space: dict[str, Any] = {}
-        exec(code if rng.random() < 0.5 and kind != "stdin" and "broken" not in code else right, space)
+        exec(
+            code if rng.random() < 0.5 and kind != "stdin" and "broken" not in code else right,
+            space,
+        )
         try:
             value = space["f"](argument)
         except (ArithmeticError, LookupError, ValueError, TypeError):

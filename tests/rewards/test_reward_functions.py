@@ -13,14 +13,14 @@ import psutil
 import pytest
 from verifier_support import verifier_process
 
-from async_rl.config import RunConfig
-from async_rl.config_check import problems
-from async_rl.errors import ConfigError, RewardError
-from async_rl.launchers.compose import compose, compose_unchecked
-from async_rl.rewards.client import VerifierClient
+from async_rl.config.checks.run import problems
+from async_rl.config.run import RunConfig
+from async_rl.core.errors import ConfigError, RewardError
+from async_rl.core.types import CallTest, Verdict
+from async_rl.launchers.configuration.compose import compose, compose_unchecked
 from async_rl.rewards.functions import check_functions
-from async_rl.rewards.protocol import RewardSample
-from async_rl.types import CallTest, Verdict
+from async_rl.rewards.verifier.client import VerifierClient
+from async_rl.rewards.verifier.protocol import RewardSample
 
 HERE = Path(__file__).parent / "reward_functions_for_tests.py"
 SAMPLE = RewardSample(
@@ -60,7 +60,11 @@ def test_functions_plain_and_async_give_a_score_or_parts() -> None:
         scores = await client.ask_functions([*names, "xml_format", "length"], SAMPLE)
         assert scores == {
             name("letters"): {"score": 6.0},
-            name("in_parts"): {"score": pytest.approx(1.4), "short": pytest.approx(0.4), "wanted": 1.0},
+            name("in_parts"): {
+                "score": pytest.approx(1.4),
+                "short": pytest.approx(0.4),
+                "wanted": 1.0,
+            },
             name("with_score"): {"score": 0.25, "detail": 7.0},
             name("sees"): {"score": 1.0},
             "xml_format": {"score": 0.0},
@@ -114,7 +118,10 @@ def test_a_function_that_blocks_the_event_loop_is_blamed_itself_and_not_the_call
         await asyncio.sleep(0)  # they are asked first, so that their deadlines come first
         blocking = asyncio.create_task(client.ask_functions([name("blocks")], saying("block")))
         assert [await call for call in innocent] == [{name("slow"): {"score": 1.0}}] * 3
-        with pytest.raises(RewardError, match=r"blocks gave no score within 0\.8 s .* and kept the event loop to itself"):
+        with pytest.raises(
+            RewardError,
+            match=r"blocks gave no score within 0\.8 s .* and kept the event loop to itself",
+        ):
             await blocking
         assert await client.ask_functions([name("blocks")], saying("good")) == {name("blocks"): {"score": 1.0}}
 
@@ -168,7 +175,10 @@ def test_a_verifier_runs_the_functions_of_its_own_configuration_only() -> None:
         ("/no/such/file.py:f", "cannot be imported (FileNotFoundError"),
         (name("not_there"), "has no not_there"),
         (name("NOT_A_FUNCTION"), "is a int"),
-        (name("as_in_verl"), "is called as as_in_verl(sample), which it does not allow (missing a required argument: 'solution_str')"),
+        (
+            name("as_in_verl"),
+            "is called as as_in_verl(sample), which it does not allow (missing a required argument: 'solution_str')",
+        ),
     ],
 )
 def test_a_wrong_name_is_refused_before_anything_starts(function: str, said: str) -> None:
@@ -178,7 +188,9 @@ def test_a_wrong_name_is_refused_before_anything_starts(function: str, said: str
     assert said in found
 
 
-def test_loading_that_takes_longer_than_reward_load_timeout_s_ends_the_verifier(tmp_path: Path) -> None:
+def test_loading_that_takes_longer_than_reward_load_timeout_s_ends_the_verifier(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "heavy.py").write_text("import time\ntime.sleep(1)\n\ndef score(sample):\n    return 1\n")
     heavy = f"{tmp_path}/heavy.py:score"
 

@@ -17,18 +17,23 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, Qwen3Config, Qwen3ForSequenceClassification
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    Qwen3Config,
+    Qwen3ForSequenceClassification,
+)
 from verifier_support import TOKEN, serve, verifier, verifier_process
 
-from async_rl.config import RunConfig
-from async_rl.config_rewards import RewardConfig, RewardModelConfig
+from async_rl.config.rewards import RewardConfig, RewardModelConfig
+from async_rl.config.run import RunConfig
+from async_rl.core.errors import ConfigError, RewardError
+from async_rl.core.types import CallTest
 from async_rl.data.tokenizer import build_tokenizer
-from async_rl.errors import ConfigError, RewardError
-from async_rl.launchers.compose import compose
-from async_rl.rewards.protocol import RewardSample
+from async_rl.launchers.configuration.compose import compose
+from async_rl.rewards.models import RewardModel
 from async_rl.rewards.remote import RemoteScorer
-from async_rl.rewards.reward_model import RewardModel
-from async_rl.types import CallTest
+from async_rl.rewards.verifier.protocol import RewardSample
 
 TEMPLATE = "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 
@@ -120,7 +125,10 @@ def run_config(**fields: Any) -> RunConfig:
 
 def test_a_verifier_loads_the_model_where_the_configuration_asks_for_it(model_path: Path) -> None:
     async def run() -> float:
-        async with asyncio.timeout(120), verifier_process(run_config(fn="reward_model", model=settings(model_path))) as client:
+        async with (
+            asyncio.timeout(120),
+            verifier_process(run_config(fn="reward_model", model=settings(model_path))) as client,
+        ):
             return (await client.ask_functions(["reward_model"], sample("yes")))["reward_model"]["score"]
 
     assert asyncio.run(run()) == pytest.approx(ask(settings(model_path), [sample("yes")])[0], abs=1e-5)
@@ -129,7 +137,12 @@ def test_a_verifier_loads_the_model_where_the_configuration_asks_for_it(model_pa
 def remote(url: str, **fields: Any) -> RewardConfig:
     reward = compose("grpo_code").reward
     given = {key: fields.pop(key) for key in ("form", "attempts", "token_env") if key in fields}
-    return msgspec.structs.replace(reward, fn="remote", remote=msgspec.structs.replace(reward.remote, url=url, **given), **fields)
+    return msgspec.structs.replace(
+        reward,
+        fn="remote",
+        remote=msgspec.structs.replace(reward.remote, url=url, **given),
+        **fields,
+    )
 
 
 @asynccontextmanager
@@ -163,7 +176,11 @@ def from_server(answer: Callable[[int, dict[str, Any], Request], Response], **fi
 
 def test_a_plain_server_gets_the_sample_and_gives_a_number_or_parts() -> None:
     def answer(_: int, body: dict[str, Any], __: Request) -> Response:
-        assert (body["response"], body["prompt_id"], body["row"]["prompt"][1]["content"]) == ("yes", "p", "ask")
+        assert (body["response"], body["prompt_id"], body["row"]["prompt"][1]["content"]) == (
+            "yes",
+            "p",
+            "ask",
+        )
         return JSONResponse({"score": 0.5, "tone": 2})
 
     assert from_server(answer) == ({"score": 0.5, "tone": 2}, 1)
@@ -206,7 +223,9 @@ def test_a_server_that_does_not_answer_is_given_up_within_reward_timeout_s() -> 
     assert "ReadTimeout" in asyncio.run(run())
 
 
-def test_the_token_is_sent_from_the_environment_and_missed_where_it_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_token_is_sent_from_the_environment_and_missed_where_it_is_not_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("SCORE_TOKEN", "mine")
 
     def answer(_: int, __: dict[str, Any], request: Request) -> Response:
@@ -214,7 +233,10 @@ def test_the_token_is_sent_from_the_environment_and_missed_where_it_is_not_set(m
 
     assert from_server(answer, token_env="SCORE_TOKEN")[0] == {"sent": 1.0}
     assert from_server(answer)[0] == {"sent": 0.0}
-    with pytest.raises(ConfigError, match=r"reward\.remote\.token_env=NOT_SET: there is no such environment variable"):
+    with pytest.raises(
+        ConfigError,
+        match=r"reward\.remote\.token_env=NOT_SET: there is no such environment variable",
+    ):
         RemoteScorer(remote("http://127.0.0.1:1", token_env="NOT_SET"))
 
 
@@ -223,8 +245,16 @@ def test_another_verifier_judges_the_rows_tests(monkeypatch: pytest.MonkeyPatch)
 
     async def run() -> list[Any]:
         async with verifier() as (url, _):
-            programs = ("def f(x):\n    return x", "def f(x):\n    return 1", "```python\nunfinished")
+            programs = (
+                "def f(x):\n    return x",
+                "def f(x):\n    return 1",
+                "```python\nunfinished",
+            )
             async with scoring(remote(url, form="verifier", token_env="SCORE_TOKEN")) as scorer:
                 return [await scorer(sample(program)) for program in programs]
 
-    assert json.loads(json.dumps(asyncio.run(run()))) == [{"score": 1.0}, {"score": 0.5}, {"score": 0.0}]
+    assert json.loads(json.dumps(asyncio.run(run()))) == [
+        {"score": 1.0},
+        {"score": 0.5},
+        {"score": 0.0},
+    ]

@@ -11,13 +11,13 @@ import msgspec
 import numpy as np
 import pytest
 
+from async_rl.config.reward_terms import Term, functions_of, terms_of
+from async_rl.core.errors import DataError
+from async_rl.core.types import AnswerTest, CallTest, CodeProblem, CodeTest, Prompt, Score, Verdict
 from async_rl.data.problems import read_hidden
-from async_rl.errors import DataError
-from async_rl.launchers.compose import compose
-from async_rl.reward_terms import Term, functions_of, terms_of
-from async_rl.rewards.protocol import RewardSample
+from async_rl.launchers.configuration.compose import compose
 from async_rl.rewards.scoring import Scorer
-from async_rl.types import AnswerTest, CallTest, CodeProblem, CodeTest, Prompt, Score, Verdict
+from async_rl.rewards.verifier.protocol import RewardSample
 
 PROGRAM = "def f(x):\n    return x"
 CALL = CallTest(function="f", args=[1], expected=1)
@@ -48,8 +48,20 @@ def sample() -> RewardSample:
     )  # fmt: skip
 
 
-def score(text: str, *overrides: str, tests: Sequence[CodeTest] = (CALL,), source: str = "code", verifier: Verifier | None = None) -> Score:
-    prompt = Prompt(prompt_id="p", text="", token_ids=np.zeros(1, np.int32), data_source=source, problem=CodeProblem(tests=list(tests)))
+def score(
+    text: str,
+    *overrides: str,
+    tests: Sequence[CodeTest] = (CALL,),
+    source: str = "code",
+    verifier: Verifier | None = None,
+) -> Score:
+    prompt = Prompt(
+        prompt_id="p",
+        text="",
+        token_ids=np.zeros(1, np.int32),
+        data_source=source,
+        problem=CodeProblem(tests=list(tests)),
+    )
     scorer = Scorer(compose("grpo_code", list(overrides)), verifier or Verifier(), ask)
     return asyncio.run(scorer.score(prompt, text, sample))
 
@@ -57,7 +69,14 @@ def score(text: str, *overrides: str, tests: Sequence[CodeTest] = (CALL,), sourc
 def test_the_reward_is_the_weighted_sum_and_every_part_has_its_name() -> None:
     found = score(PROGRAM, 'reward.fns=[tests,"my:style",length]', "reward.weights=[1,2,-1]")
     assert found.reward == 1.0 + 2 * 0.5 - 0.25
-    assert found.parts == {"tests_passed": 1, "compiles": 1, "tests": 1, "style": 0.5, "style.to_ne": 2.0, "length": 0.25}
+    assert found.parts == {
+        "tests_passed": 1,
+        "compiles": 1,
+        "tests": 1,
+        "style": 0.5,
+        "style.to_ne": 2.0,
+        "length": 0.25,
+    }
     assert found.verdicts == (Verdict.PASS,)
     assert score(PROGRAM, 'reward.fns=[tests,"my:style",length]', "reward.weights=[1,0,-1]").reward == 0.75
 
@@ -108,17 +127,29 @@ def test_a_row_without_tests_is_used_where_functions_score_it_and_comes_along() 
     with pytest.raises(DataError, match="no tests among the columns"):
         read_hidden("f row 0", ROW, compose("grpo_code").reward)
     with pytest.raises(DataError, match="no tests among the columns"):
-        read_hidden("f row 0", ROW, compose("grpo_code", ["reward.fns=[tests,length]", "reward.weights=[1,1]"]).reward)
+        read_hidden(
+            "f row 0",
+            ROW,
+            compose("grpo_code", ["reward.fns=[tests,length]", "reward.weights=[1,1]"]).reward,
+        )
     problem, shown = read_hidden("f row 0", ROW, compose("grpo_code", ["reward.fn=my:style"]).reward)
     assert (problem.tests, shown, json.loads(problem.row)) == ([], (), ROW)
     assert read_hidden("f row 0", ROW, compose("grpo_code", ['reward.by_source=["mine=my:style"]']).reward)[0].tests == []
-    assert read_hidden("f row 0", {**ROW, "tests": [msgspec.to_builtins(CALL)]}, compose("grpo_code").reward, has_rollout=True)[0].row != ""
+    assert (
+        read_hidden(
+            "f row 0",
+            {**ROW, "tests": [msgspec.to_builtins(CALL)]},
+            compose("grpo_code").reward,
+            has_rollout=True,
+        )[0].row
+        != ""
+    )
     with_tests = {**ROW, "tests": [msgspec.to_builtins(CALL)]}
     assert read_hidden("f row 0", with_tests, compose("grpo_code").reward)[0].row == ""
 
 
 def test_a_function_of_a_file_is_found_wherever_the_command_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from async_rl.named import load_function
+    from async_rl.config.plugins import load_function
 
     (tmp_path / "my_task.py").write_text("def score(sample):\n    return 3\n")
     assert load_function("reward.fn", f"{tmp_path}/my_task.py:score", "sample")(None) == 3

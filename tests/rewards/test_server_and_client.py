@@ -15,11 +15,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 from verifier_support import TOKEN, run_config, serve, verifier
 
-from async_rl.errors import DeadlineExceeded, InfrastructureError, ProtocolError
+from async_rl.core.errors import DeadlineExceeded, InfrastructureError, ProtocolError
+from async_rl.core.types import CallTest, CodeProblem, Prompt, Verdict
 from async_rl.observability.activity import Activity
-from async_rl.rewards.client import VerifierClient
 from async_rl.rewards.scoring import Scorer
-from async_rl.types import CallTest, CodeProblem, Prompt, Verdict
+from async_rl.rewards.verifier.client import VerifierClient
 
 GOOD, BAD = "def f(x):\n    return x * x\n", "def f(x):\n    return x\n"
 PROBLEM = CodeProblem(tests=[CallTest(function="f", args=[i], expected=i * i) for i in (1, 2, 3)])
@@ -27,11 +27,22 @@ HEADERS = {"authorization": f"Bearer {TOKEN}"}
 
 
 def _body(code: str = GOOD, **more: Any) -> dict[str, Any]:
-    return {"code": code, "language": "python", "tests": [{"kind": "call", "function": "f", "args": [3], "expected": 9}], **more}
+    return {
+        "code": code,
+        "language": "python",
+        "tests": [{"kind": "call", "function": "f", "args": [3], "expected": 9}],
+        **more,
+    }
 
 
 def _prompt() -> Prompt:
-    return Prompt(prompt_id="p", text="square", token_ids=np.zeros(1, np.int32), data_source="code", problem=PROBLEM)
+    return Prompt(
+        prompt_id="p",
+        text="square",
+        token_ids=np.zeros(1, np.int32),
+        data_source="code",
+        problem=PROBLEM,
+    )
 
 
 def test_verify_answers_in_the_documented_form() -> None:
@@ -41,16 +52,27 @@ def test_verify_answers_in_the_documented_form() -> None:
             assert answer["verdict"] == "pass"
             assert set(answer["tests"][0]) == {"verdict", "cpu_s", "wall_s", "memory_mb", "message"}
             assert answer["level"] in (1, 2)
-            tests = [{"kind": "stdin", "input": "3", "output": "9"}, {"kind": "assert", "code": "assert f(2) == 4"}]
+            tests = [
+                {"kind": "stdin", "input": "3", "output": "9"},
+                {"kind": "assert", "code": "assert f(2) == 4"},
+            ]
             answer = (
-                await http.post("/verify", json=_body(GOOD + "if __name__ == '__main__': print(f(int(input())))", tests=tests))
+                await http.post(
+                    "/verify",
+                    json=_body(GOOD + "if __name__ == '__main__': print(f(int(input())))", tests=tests),
+                )
             ).json()
             assert [t["verdict"] for t in answer["tests"]] == ["pass", "pass"]
             lines = (await http.post("/verify_batch", json={"requests": [_body(), _body(BAD)]})).text.splitlines()
             got = {line["index"]: line["response"]["verdict"] for line in map(json.loads, lines)}
             assert got == {0: "pass", 1: "wrong_answer"}
             health = (await http.get("/health")).json()
-            assert (health["status"], health["done"], health["queued"], health["cells"]) == ("ok", 4, 0, 1)
+            assert (health["status"], health["done"], health["queued"], health["cells"]) == (
+                "ok",
+                4,
+                0,
+                1,
+            )
 
     asyncio.run(run())
 
@@ -104,7 +126,10 @@ SLOW = "import time\ntime.sleep(0.6)\n" + GOOD
 
 def test_full_queue_answers_429_and_a_leaving_client_takes_its_program_along() -> None:
     async def run() -> None:
-        async with verifier(queue_size=1) as (url, service), httpx.AsyncClient(base_url=url, headers=HEADERS) as http:
+        async with (
+            verifier(queue_size=1) as (url, service),
+            httpx.AsyncClient(base_url=url, headers=HEADERS) as http,
+        ):
             endless = _body("while True: pass", timeout_s=100)
             waiting = [asyncio.create_task(http.post("/verify", json=endless)) for _ in range(2)]
             await _until(lambda: service.num_admitted == 2)
@@ -123,7 +148,10 @@ def test_full_queue_answers_429_and_a_leaving_client_takes_its_program_along() -
 
 def test_client_that_leaves_a_batch_takes_all_its_programs_along() -> None:
     async def run() -> None:
-        async with verifier() as (url, service), httpx.AsyncClient(base_url=url, headers=HEADERS) as http:
+        async with (
+            verifier() as (url, service),
+            httpx.AsyncClient(base_url=url, headers=HEADERS) as http,
+        ):
             endless = {"requests": [_body("while True: pass", timeout_s=100)] * 20}
             waiting = asyncio.create_task(http.post("/verify_batch", json=endless))
             await _until(lambda: service.num_running == 1)
@@ -139,7 +167,10 @@ def test_client_that_leaves_a_batch_takes_all_its_programs_along() -> None:
 
 def test_program_that_finds_no_cell_in_time_is_an_infrastructure_error() -> None:
     async def run() -> None:
-        async with verifier(queue_timeout_s=0.2) as (url, service), httpx.AsyncClient(base_url=url, headers=HEADERS) as http:
+        async with (
+            verifier(queue_timeout_s=0.2) as (url, service),
+            httpx.AsyncClient(base_url=url, headers=HEADERS) as http,
+        ):
             endless = asyncio.create_task(http.post("/verify", json=_body("while True: pass", timeout_s=100)))
             await _until(lambda: service.num_running == 1)
             answer = (await http.post("/verify", json=_body())).json()
@@ -157,7 +188,10 @@ def test_program_that_finds_no_cell_in_time_is_an_infrastructure_error() -> None
 
 def test_results_of_a_batch_arrive_as_they_finish() -> None:
     async def run() -> None:
-        async with verifier(cells=2) as (url, _), httpx.AsyncClient(base_url=url, headers=HEADERS) as http:
+        async with (
+            verifier(cells=2) as (url, _),
+            httpx.AsyncClient(base_url=url, headers=HEADERS) as http,
+        ):
             batch = {"requests": [_body(SLOW), _body(), _body()]}
             async with http.stream("POST", "/verify_batch", json=batch) as answer:
                 order = [json.loads(line)["index"] async for line in answer.aiter_lines()]
@@ -168,7 +202,10 @@ def test_results_of_a_batch_arrive_as_they_finish() -> None:
 
 def test_metrics_count_verdicts_and_refusals_in_prometheus_form() -> None:
     async def run() -> None:
-        async with verifier(queue_size=1) as (url, service), httpx.AsyncClient(base_url=url, headers=HEADERS) as http:
+        async with (
+            verifier(queue_size=1) as (url, service),
+            httpx.AsyncClient(base_url=url, headers=HEADERS) as http,
+        ):
             for code in (GOOD, GOOD, BAD, "def f("):
                 await http.post("/verify", json=_body(code))
             service.admit(2)
@@ -184,7 +221,10 @@ def test_metrics_count_verdicts_and_refusals_in_prometheus_form() -> None:
 
 def test_drain_finishes_what_was_admitted_and_refuses_the_rest() -> None:
     async def run() -> None:
-        async with verifier() as (url, service), httpx.AsyncClient(base_url=url, headers=HEADERS) as http:
+        async with (
+            verifier() as (url, service),
+            httpx.AsyncClient(base_url=url, headers=HEADERS) as http,
+        ):
             running = asyncio.create_task(http.post("/verify", json=_body(SLOW)))
             await _until(lambda: service.num_admitted == 1)
             draining = asyncio.create_task(service.drain(10))
@@ -199,7 +239,10 @@ def test_drain_finishes_what_was_admitted_and_refuses_the_rest() -> None:
 def test_scorer_gives_rewards_by_mode() -> None:
     async def run() -> None:
         async with verifier() as (url, _):
-            for mode, expected in (("all_or_nothing", [1.0, -1.0, -1.0, -1.0]), ("fraction", [1.0, -1 / 3, -1.0, -1.0])):
+            for mode, expected in (
+                ("all_or_nothing", [1.0, -1.0, -1.0, -1.0]),
+                ("fraction", [1.0, -1 / 3, -1.0, -1.0]),
+            ):
                 config = run_config(mode=mode)
                 client = VerifierClient(config, TOKEN)
                 client.update_servers([url])
@@ -223,7 +266,11 @@ def _refusing(status: int) -> Starlette:
 
 def test_client_retries_elsewhere_and_gives_up_with_a_typed_error() -> None:
     async def run() -> None:
-        async with verifier() as (good, _), serve(_refusing(500)) as broken, serve(_refusing(503)) as full:
+        async with (
+            verifier() as (good, _),
+            serve(_refusing(500)) as broken,
+            serve(_refusing(503)) as full,
+        ):
             client = VerifierClient(run_config(timeout_s=30, max_attempts=2), TOKEN)
             dead = "http://127.0.0.1:9"
             client.update_servers([dead, full, good])
@@ -253,7 +300,10 @@ def test_client_says_whom_it_waits_for_and_why_once_nobody_takes_a_program() -> 
             waiting = asyncio.create_task(client.verify(PROBLEM, GOOD))
             await _until(lambda: client.num_retries > 1)
             shown = activity.snapshot()
-            assert (shown.state, shown.waits_for) == ("waiting", f"verdicts: verifier {full} takes nothing now: no")
+            assert (shown.state, shown.waits_for) == (
+                "waiting",
+                f"verdicts: verifier {full} takes nothing now: no",
+            )
             client.update_servers([good])
             assert await waiting == [Verdict.PASS] * 3
             assert activity.snapshot().waits_for == ""

@@ -4,14 +4,23 @@ import asyncio
 
 import numpy as np
 
-from async_rl.config import RunConfig
-from async_rl.launchers.compose import compose
+from async_rl.config.run import RunConfig
+from async_rl.core.types import CallTest, CodeProblem, Prompt, Score, StepScore, Verdict
+from async_rl.launchers.configuration.compose import compose
 from async_rl.rewards.scoring import Scorer
-from async_rl.types import CallTest, CodeProblem, Prompt, Score, StepScore, Verdict
 
 TESTS = [CallTest(function="f", args=[i], expected=i) for i in range(4)]
-PROMPT = Prompt(prompt_id="p", text="", token_ids=np.zeros(1, np.int32), data_source="code", problem=CodeProblem(tests=list(TESTS)))
-CONFIG: RunConfig = compose("grpo_code", ["reward.mode=fraction", "sandbox.stop_at_first_failure=false", "reward.placement=steps"])
+PROMPT = Prompt(
+    prompt_id="p",
+    text="",
+    token_ids=np.zeros(1, np.int32),
+    data_source="code",
+    problem=CodeProblem(tests=list(TESTS)),
+)
+CONFIG: RunConfig = compose(
+    "grpo_code",
+    ["reward.mode=fraction", "sandbox.stop_at_first_failure=false", "reward.placement=steps"],
+)
 
 
 class CountsPasses:
@@ -37,8 +46,14 @@ FIRST, SECOND = block("answer = 'x' + 'one long line'"), block("answer = 'xxx' +
 
 def test_each_complete_block_is_a_step_scored_by_the_tests_that_it_passes() -> None:
     found = score(f"First try:\n{FIRST}\nbetter:\n{SECOND}\ndone")
-    first_end, second_end = len(f"First try:\n{FIRST}"), len(f"First try:\n{FIRST}\nbetter:\n{SECOND}")
-    assert found.steps == (StepScore(end_tokens=first_end, reward=0.25), StepScore(end_tokens=second_end, reward=0.75))
+    first_end, second_end = (
+        len(f"First try:\n{FIRST}"),
+        len(f"First try:\n{FIRST}\nbetter:\n{SECOND}"),
+    )
+    assert found.steps == (
+        StepScore(end_tokens=first_end, reward=0.25),
+        StepScore(end_tokens=second_end, reward=0.75),
+    )
     assert found.reward == 0.75
 
 

@@ -9,11 +9,11 @@ import psutil
 from rewards_support import LIMITS
 from verifier_support import TOKEN, run_config
 
+from async_rl.core.types import CallTest, CodeProblem, Verdict
 from async_rl.observability.activity import Activity
 from async_rl.processes import verifier
-from async_rl.processes.runtime import ProcessContext
-from async_rl.rewards.client import VerifierClient
-from async_rl.types import CallTest, CodeProblem, Verdict
+from async_rl.rewards.verifier.client import VerifierClient
+from async_rl.runtime.context import ProcessContext
 
 PROBLEM = CodeProblem(tests=[CallTest(function="f", args=[3], expected=9)])
 SLOW = "import time\ndef f(x):\n    time.sleep(0.5)\n    return x * x"

@@ -11,14 +11,17 @@ import pytest
 from verifier_support import TOKEN, verifier
 from wire_clients import PROGRAMS, SUMS, ArealCallClient, ArealFunctionClient, SandboxFusionClient
 
-from async_rl.rewards.service import VerifierService
+from async_rl.rewards.verifier.service import VerifierService
 
 T = TypeVar("T")
 SPIN = "while True: pass"
 
 
 def with_server(
-    work: Callable[[str, httpx.Client], T], *, closed: bool = False, before: Callable[[VerifierService], None] | None = None
+    work: Callable[[str, httpx.Client], T],
+    *,
+    closed: bool = False,
+    before: Callable[[VerifierService], None] | None = None,
 ) -> T:
     """Run a blocking client in a thread against a live server; closed: one whose jail is gone."""
 
@@ -74,7 +77,11 @@ def test_areal_call_names_the_error_and_stops_only_if_told() -> None:
             client.send(cases, code)["uid"]
         ]
 
-    assert with_server(work) == [["", "WrongAnswer"], ["", "WrongAnswer", "RuntimeError", ""], "[q-1]-[0-1]"]
+    assert with_server(work) == [
+        ["", "WrongAnswer"],
+        ["", "WrongAnswer", "RuntimeError", ""],
+        "[q-1]-[0-1]",
+    ]
 
 
 def test_sandbox_fusion_client_gets_right_verdicts() -> None:
@@ -90,12 +97,24 @@ def test_run_code_tells_output_status_and_exception() -> None:
         client = SandboxFusionClient(f"{base}/run_code", http)
         return [
             client.send(code, "5\n", run_timeout=0.3)
-            for code in ("print(int(input()) * 2)", "print('so far', flush=True)\nraise KeyError('x')", SPIN)
+            for code in (
+                "print(int(input()) * 2)",
+                "print('so far', flush=True)\nraise KeyError('x')",
+                SPIN,
+            )
         ]
 
     well, failed, late = with_server(work)
-    assert (well["status"], well["run_result"]["stdout"], well["run_result"]["return_code"]) == ("Success", "10\n", 0)
-    assert (failed["status"], failed["run_result"]["status"], failed["run_result"]["stdout"]) == ("Failed", "Finished", "so far\n")
+    assert (well["status"], well["run_result"]["stdout"], well["run_result"]["return_code"]) == (
+        "Success",
+        "10\n",
+        0,
+    )
+    assert (failed["status"], failed["run_result"]["status"], failed["run_result"]["stdout"]) == (
+        "Failed",
+        "Finished",
+        "so far\n",
+    )
     assert "KeyError" in failed["run_result"]["stderr"]
     assert failed["run_result"]["return_code"] == 1
     assert (late["status"], late["run_result"]["status"]) == ("Failed", "TimeLimitExceeded")
@@ -121,7 +140,10 @@ def test_full_queue_is_what_each_client_comes_back_for() -> None:
 
     def work(base: str, http: httpx.Client) -> list[int]:
         stdin_case = {"code": "print(1)", "testcases": [{"input": "", "expectedOutput": "1"}]}
-        bodies = [("/apis/functioncalls", stdin_case), ("/run_code", {"code": "print(1)", "language": "python"})]
+        bodies = [
+            ("/apis/functioncalls", stdin_case),
+            ("/run_code", {"code": "print(1)", "language": "python"}),
+        ]
         return [http.post(base + path, json=body).status_code for path, body in bodies]
 
     assert with_server(work, before=fill) == [429, 504]
@@ -133,12 +155,24 @@ def test_full_queue_is_what_each_client_comes_back_for() -> None:
         ("/run_code", {"code": "1", "language": "cpp"}, "$.language"),
         ("/run_code", {"code": "1", "language": "python", "files": {"a": "b"}}, "$.files"),
         ("/run_code", {"language": "python"}, "`code` - at `$`"),
-        ("/apis/functioncalls", {"code": "1", "language": "JAVA", "testcases": [{"input": "", "expectedOutput": ""}]}, "$.language"),
-        ("/apis/functioncalls", {"code": "1", "isRemote": True, "testcases": [{"input": "", "expectedOutput": ""}]}, "$.isRemote"),
+        (
+            "/apis/functioncalls",
+            {"code": "1", "language": "JAVA", "testcases": [{"input": "", "expectedOutput": ""}]},
+            "$.language",
+        ),
+        (
+            "/apis/functioncalls",
+            {"code": "1", "isRemote": True, "testcases": [{"input": "", "expectedOutput": ""}]},
+            "$.isRemote",
+        ),
         ("/apis/functioncalls", {"code": "1", "testcases": []}, "$.testcases"),
         (
             "/apis/functioncalls",
-            {"code": "1", "entryFunction": "f", "testcases": [{"input": "x", "expectedOutput": "1"}]},
+            {
+                "code": "1",
+                "entryFunction": "f",
+                "testcases": [{"input": "x", "expectedOutput": "1"}],
+            },
             "$.testcases[0].input",
         ),
         (
@@ -165,7 +199,11 @@ def test_what_cannot_be_done_is_refused_with_the_path_of_the_field(path: str, bo
 
 def test_token_in_the_path_must_be_the_right_one() -> None:
     def work(base: str, http: httpx.Client) -> list[int]:
-        wrong = [base.replace(TOKEN, "other"), base.replace(f"/token/{TOKEN}", ""), base.replace(TOKEN, "")]
+        wrong = [
+            base.replace(TOKEN, "other"),
+            base.replace(f"/token/{TOKEN}", ""),
+            base.replace(TOKEN, ""),
+        ]
         return [http.post(f"{url}/apis/functioncalls", json={}).status_code for url in wrong]
 
     assert with_server(work) == [401, 401, 401]

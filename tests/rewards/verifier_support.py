@@ -15,16 +15,16 @@ import uvicorn
 from rewards_support import LIMITS
 from starlette.types import ASGIApp
 
-from async_rl.config import RunConfig
-from async_rl.config_rewards import VerifiersConfig
-from async_rl.launchers.compose import compose_unchecked
+from async_rl.config.rewards import VerifiersConfig
+from async_rl.config.run import RunConfig
+from async_rl.launchers.configuration.compose import compose_unchecked
 from async_rl.observability.activity import Activity
 from async_rl.processes import verifier as verifier_main
-from async_rl.processes.runtime import ProcessContext
-from async_rl.rewards.client import VerifierClient
-from async_rl.rewards.judging import Judge
-from async_rl.rewards.server import build_app
-from async_rl.rewards.service import VerifierService
+from async_rl.rewards.verifier.client import VerifierClient
+from async_rl.rewards.verifier.judging import Judge
+from async_rl.rewards.verifier.server import build_app
+from async_rl.rewards.verifier.service import VerifierService
+from async_rl.runtime.context import ProcessContext
 from async_rl.sandbox.pool import Pool
 
 TOKEN = "secret"
@@ -34,7 +34,15 @@ def run_config(*, timeout_s: float = 20.0, max_attempts: int = 3, mode: str = "a
     """The sections that client and scorer read."""
     base = compose_unchecked("ppo_code").reward
     reward = msgspec.structs.replace(base, mode="fraction" if mode == "fraction" else "all_or_nothing", fail_reward=-1.0)
-    verifiers = VerifiersConfig(memo_programs=0, count=1, cells=1, cores=[], queue_size=64, timeout_s=timeout_s, max_attempts=max_attempts)
+    verifiers = VerifiersConfig(
+        memo_programs=0,
+        count=1,
+        cells=1,
+        cores=[],
+        queue_size=64,
+        timeout_s=timeout_s,
+        max_attempts=max_attempts,
+    )
     return cast(RunConfig, SimpleNamespace(sandbox=LIMITS, verifiers=verifiers, reward=reward))
 
 
@@ -63,7 +71,11 @@ async def verifier(*, cells: int = 1, queue_size: int = 64, queue_timeout_s: flo
     """A whole verifier: cells, service, socket."""
     async with Pool(cells) as pool:
         service = VerifierService(
-            pool=pool, judge=Judge(pool, LIMITS), queue_size=queue_size, num_cells=cells, queue_timeout_s=queue_timeout_s
+            pool=pool,
+            judge=Judge(pool, LIMITS),
+            queue_size=queue_size,
+            num_cells=cells,
+            queue_timeout_s=queue_timeout_s,
         )
         async with serve(build_app(service, TOKEN)) as url:
             yield url, service
@@ -79,7 +91,13 @@ async def verifier_process(config: RunConfig) -> AsyncIterator[VerifierClient]:
 
     log = logging.getLogger("verifier")
     context = SimpleNamespace(
-        config=config, host="127.0.0.1", token=TOKEN, register=register, stopping=asyncio.Event(), activity=Activity(), log=log
+        config=config,
+        host="127.0.0.1",
+        token=TOKEN,
+        register=register,
+        stopping=asyncio.Event(),
+        activity=Activity(),
+        log=log,
     )
     process = asyncio.create_task(verifier_main.run(cast(ProcessContext, context)))
     await asyncio.wait((process, registered), return_when=asyncio.FIRST_COMPLETED)

@@ -115,16 +115,30 @@ PROGRAMS: list[tuple[str, dict[str, Any], str, bool]] = [
         "class Solution:\n    def largest(self, xs: List[int], n: int):\n        return sorted(xs)[::-1][:n]",
         True,
     ),
-    ("right, function", CALLS, "def largest(xs, n):\n    return sorted(xs, reverse=True)[:n]", True),
+    (
+        "right, function",
+        CALLS,
+        "def largest(xs, n):\n    return sorted(xs, reverse=True)[:n]",
+        True,
+    ),
     ("wrong function", CALLS, "def largest(xs, n):\n    return xs[:n]", False),
-    ("lies about equality", CALLS, "class L(list):\n    __eq__ = lambda s, o: True\ndef largest(xs, n):\n    return L()", False),
+    (
+        "lies about equality",
+        CALLS,
+        "class L(list):\n    __eq__ = lambda s, o: True\ndef largest(xs, n):\n    return L()",
+        False,
+    ),
 ]
 
 
 def transcript(base: str) -> None:
     """Print what each client sent and what it made of the answers. base: http://host:port/token/T."""
     with httpx.Client(timeout=60) as http:
-        form_a, form_b, fusion = ArealFunctionClient(base, http), ArealCallClient(base, http), SandboxFusionClient(f"{base}/run_code", http)
+        form_a, form_b, fusion = (
+            ArealFunctionClient(base, http),
+            ArealCallClient(base, http),
+            SandboxFusionClient(f"{base}/run_code", http),
+        )
         print("AReaL code function, POST /hapis/faas.hcs.io/v1/functions/realhf_code_verify/invoke")
         for name, problem, code, _ in PROGRAMS:
             print(f"  {name:24} -> {json.dumps(form_a.send(problem, code))}")

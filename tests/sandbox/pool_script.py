@@ -28,7 +28,12 @@ PROGRAMS = {
 
 async def main() -> None:
     async with Pool(2, best_level=int(sys.argv[2])) as pool:
-        said = {"level": pool.level, "uid": os.getuid(), "reasons": pool.reasons, "pids": [cell.pid for cell in pool._cells]}
+        said = {
+            "level": pool.level,
+            "uid": os.getuid(),
+            "reasons": pool.reasons,
+            "pids": [cell.pid for cell in pool._cells],
+        }
         request = job_request(Mode.CALLS, 1, cpu_s=0.3, memory_bytes=128 << 20, output_bytes=1 << 16)
         for name, code in PROGRAMS.items():
             outcome = await pool.run(Job(request, (code, [("f", [3], {})], False, False)))

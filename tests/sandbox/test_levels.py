@@ -12,7 +12,9 @@ from async_rl.sandbox.protocol import Mode
 REQUEST = job_request(Mode.CALLS, 1, cpu_s=1, memory_bytes=128 << 20, output_bytes=1 << 16)
 
 
-def test_machine_without_a_jail_is_refused_with_the_reasons_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_machine_without_a_jail_is_refused_with_the_reasons_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     start = Cell.start
 
     async def refuse(level: int, readable: list[str], packages: dict[str, str]) -> Cell:
@@ -27,7 +29,10 @@ def test_machine_without_a_jail_is_refused_with_the_reasons_unless_told_otherwis
             outcome = await pool.run(Job(REQUEST, ("def f(x): return x * x", [("f", [3], {})], False, False)))
             return pool.level, outcome.frames.frames[-1].body
 
-    with pytest.raises(Unsafe, match=r"level 1 is forbidden here; level 2 is forbidden here.*sandbox\.allow_unsafe=true"):
+    with pytest.raises(
+        Unsafe,
+        match=r"level 1 is forbidden here; level 2 is forbidden here.*sandbox\.allow_unsafe=true",
+    ):
         asyncio.run(Pool(1).start())
     assert asyncio.run(unsafe()) == (NOTHING, b"9")
 

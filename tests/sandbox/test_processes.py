@@ -45,8 +45,24 @@ def test_ordinary_user_gets_the_same_jail(level: int, tmp_path: Path) -> None:
         try:
             for path in (place, *place.rglob("*")):
                 path.chmod(0o755)
-            become = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"]
-            command, cwd = [*become, str(SYSTEM_PYTHON), "-B", str(place / SCRIPT.name), str(place), str(level)], place
+            become = [
+                "setpriv",
+                "--reuid=65534",
+                "--regid=65534",
+                "--clear-groups",
+                "--inh-caps=-all",
+            ]
+            command, cwd = (
+                [
+                    *become,
+                    str(SYSTEM_PYTHON),
+                    "-B",
+                    str(place / SCRIPT.name),
+                    str(place),
+                    str(level),
+                ],
+                place,
+            )
             done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
         finally:
             shutil.rmtree(place)
@@ -63,7 +79,10 @@ def test_ordinary_user_gets_the_same_jail(level: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("level", [NAMESPACES, LANDLOCK])
 def test_cells_die_with_a_server_that_is_killed(level: int) -> None:
     server = subprocess.Popen(
-        [sys.executable, str(SCRIPT), str(ROOT), str(level), "stay"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, str(SCRIPT), str(ROOT), str(level), "stay"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert server.stdout
     assert server.stdin
@@ -81,7 +100,12 @@ def test_closing_a_pool_leaves_no_process_and_no_mount() -> None:
     mounts = Path("/proc/self/mounts").read_text()
     before = set(psutil.Process().children(recursive=True))
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(ROOT), "1"], capture_output=True, text=True, timeout=60, check=True, stdin=subprocess.DEVNULL
+        [sys.executable, str(SCRIPT), str(ROOT), "1"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        stdin=subprocess.DEVNULL,
     )
     deadline = time.monotonic() + 10
     pids = json.loads(done.stdout)["pids"]

@@ -13,7 +13,12 @@ from async_rl.sandbox.cell import Job, job_request
 from async_rl.sandbox.pool import NAMESPACES, Pool
 from async_rl.sandbox.protocol import Mode
 
-KILL, DENY, ENOSYS, ALLOW = 0x80000000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS, 0x7FFF0000
+KILL, DENY, ENOSYS, ALLOW = (
+    0x80000000,
+    0x00050000 | errno.EPERM,
+    0x00050000 | errno.ENOSYS,
+    0x7FFF0000,
+)
 X86_64, I386 = 0xC000003E, 0x40000003
 HIGHEST = 520
 PASSED_BY_THE_KERNEL = {335, 336}
@@ -67,7 +72,16 @@ def test_other_entries_into_the_kernel_kill(program: bytes) -> None:
 def test_clone_makes_threads_only(program: bytes) -> None:
     assert simulate(program, 56, args=(0x3D0F00,)) == ALLOW
     assert simulate(program, 56, args=(0x7D0F00,)) == ALLOW
-    for flags in (0, 17, 0x4111, 0x3D0F00 | 0x10000000, 0x3D0F00 | 0x02000000, 0x3D0F00 & ~0x10000, 0x01200011, 0x3D0F00 | 0x2000):
+    for flags in (
+        0,
+        17,
+        0x4111,
+        0x3D0F00 | 0x10000000,
+        0x3D0F00 | 0x02000000,
+        0x3D0F00 & ~0x10000,
+        0x01200011,
+        0x3D0F00 | 0x2000,
+    ):
         assert simulate(program, 56, args=(flags,)) == DENY, hex(flags)
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from async_rl.rewards.comparison import Comparison
+from async_rl.rewards.verifier.comparison import Comparison
 from async_rl.sandbox.frames import Kind, read_frames
 from async_rl.sandbox.values import Foreign, decode, encode
 
@@ -24,7 +24,11 @@ SCALARS = (
     | st.binary()
     | st.complex_numbers(allow_nan=False)
 )
-HASHABLE = st.recursive(SCALARS.filter(lambda x: x == x), lambda c: st.tuples(c, c) | st.frozensets(c, max_size=3), max_leaves=5)
+HASHABLE = st.recursive(
+    SCALARS.filter(lambda x: x == x),
+    lambda c: st.tuples(c, c) | st.frozensets(c, max_size=3),
+    max_leaves=5,
+)
 VALUES = st.recursive(
     SCALARS,
     lambda c: st.lists(c, max_size=4) | st.tuples(c, c) | st.sets(HASHABLE, max_size=3) | st.dictionaries(HASHABLE, c, max_size=3),
@@ -86,7 +90,10 @@ def test_reading_any_frames_never_raises(lines: list[bytes]) -> None:
 
 def test_frames_are_read_in_order_up_to_the_first_wrong_one() -> None:
     read = read_frames(b"-1 l 5 0\n0 v 1000000000 [1, 2]\n2 v 0 1\n")
-    assert [(f.run, f.kind, f.cpu_s, f.body) for f in read.frames] == [(-1, Kind.LOADED, 5e-9, b"0"), (0, Kind.VALUE, 1.0, b"[1, 2]")]
+    assert [(f.run, f.kind, f.cpu_s, f.body) for f in read.frames] == [
+        (-1, Kind.LOADED, 5e-9, b"0"),
+        (0, Kind.VALUE, 1.0, b"[1, 2]"),
+    ]
     assert read.is_malformed
     assert not read_frames(b"-1 l 5 0\n0 v 1 [1").is_malformed
 

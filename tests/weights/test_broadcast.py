@@ -10,14 +10,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from async_rl.errors import WeightsError
-from async_rl.launchers.compose import compose
-from async_rl.messages import Member
-from async_rl.weights import broadcast
-from async_rl.weights.broadcast import Broadcaster
+from async_rl.core.errors import WeightsError
+from async_rl.launchers.configuration.compose import compose
+from async_rl.protocol.membership import Member
 from async_rl.weights.membership import Epoch
-from async_rl.wire.buckets import bucket_checksum, buckets, tensor_of
-from async_rl.wire.shared_tensors import SharedTensors, SharedTensorsReader, layout
+from async_rl.weights.transport import broadcast
+from async_rl.weights.transport.broadcast import Broadcaster
+from async_rl.weights.transport.buckets import bucket_checksum, buckets, tensor_of
+from async_rl.weights.transport.shared_memory import SharedTensors, SharedTensorsReader, layout
 
 
 @given(sizes=st.lists(st.integers(1, 300), min_size=1, max_size=12), bucket_bytes=st.integers(1, 900))
@@ -39,14 +39,25 @@ def test_buckets_hold_each_tensor_once_and_no_more_than_fits_unless_one_alone_do
 
 
 def test_a_tensor_that_does_not_fit_its_announcement_is_refused() -> None:
-    for dtype, shape, said in (("int8", [8], "dtype int8"), ("float32", [3], "does not fit 8 bytes")):
+    for dtype, shape, said in (
+        ("int8", [8], "dtype int8"),
+        ("float32", [3], "does not fit 8 bytes"),
+    ):
         (entry,), _ = layout([("w", dtype, shape, 8)])
         with pytest.raises(WeightsError, match=said):
             tensor_of(entry, torch.zeros(8, dtype=torch.uint8))
 
 
 def member(*devices: str) -> Member:
-    facts = {"name": "g", "role": "generator", "address": "tcp://10.0.0.9:1", "state": "", "waits_for": "", "since_s": 0.0, "counters": {}}
+    facts = {
+        "name": "g",
+        "role": "generator",
+        "address": "tcp://10.0.0.9:1",
+        "state": "",
+        "waits_for": "",
+        "since_s": 0.0,
+        "counters": {},
+    }
     return Member(pid=1, version=-1, devices=list(devices), **facts)  # type: ignore[arg-type]
 
 
@@ -79,7 +90,11 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Broadcaster]
     ],
 )
 def test_auto_broadcasts_between_gpus_that_are_not_shared(
-    transfer: str, learner: str, devices: list[str], is_reached: bool, make: Callable[..., Broadcaster]
+    transfer: str,
+    learner: str,
+    devices: list[str],
+    is_reached: bool,
+    make: Callable[..., Broadcaster],
 ) -> None:
     assert make(f"weights.transfer={transfer}", device=learner).reaches(member(*devices)) is is_reached
 
@@ -106,17 +121,35 @@ def test_nccl_is_taken_where_every_rank_has_a_gpu_of_its_own(
 def test_a_seat_says_how_much_is_sent_at_once_and_when_to_give_up(
     bucket_mb: int, deadline_s: int, make: Callable[..., Broadcaster]
 ) -> None:
-    one = make("weights.transfer=collective", f"weights.bucket_mb={bucket_mb}", f"weights.deadline_s={deadline_s}")
+    one = make(
+        "weights.transfer=collective",
+        f"weights.bucket_mb={bucket_mb}",
+        f"weights.deadline_s={deadline_s}",
+    )
     seat = one.seats(epoch(1), {("g", 1): member("cpu")})["g", 1]
-    assert (seat.bucket_bytes, seat.timeout_s, seat.host) == (bucket_mb << 20, deadline_s / 2, "10.0.0.9")
+    assert (seat.bucket_bytes, seat.timeout_s, seat.host) == (
+        bucket_mb << 20,
+        deadline_s / 2,
+        "10.0.0.9",
+    )
 
 
-def test_ranks_are_the_sums_of_those_before_and_only_whole_epochs_of_the_same_lives_share_a_name(make: Callable[..., Broadcaster]) -> None:
+def test_ranks_are_the_sums_of_those_before_and_only_whole_epochs_of_the_same_lives_share_a_name(
+    make: Callable[..., Broadcaster],
+) -> None:
     one = make("weights.transfer=collective")
-    members = {("g", 1): member("cpu", "cpu"), ("h", 2): member("cpu"), ("i", 3): member("cpu", "cpu", "cpu")}
+    members = {
+        ("g", 1): member("cpu", "cpu"),
+        ("h", 2): member("cpu"),
+        ("i", 3): member("cpu", "cpu", "cpu"),
+    }
     first = epoch(4, *members)
     seats = one.seats(first, members)
-    assert [(s.first_rank, s.world_size, s.communicator) for s in seats.values()] == [(1, 7, "L.4"), (3, 7, "L.4"), (4, 7, "L.4")]
+    assert [(s.first_rank, s.world_size, s.communicator) for s in seats.values()] == [
+        (1, 7, "L.4"),
+        (3, 7, "L.4"),
+        (4, 7, "L.4"),
+    ]
     second = epoch(5, *members)
     assert {s.communicator for s in one.seats(second, members).values()} == {"L.4"}
     second.gave_up.add(("h", 2))

@@ -8,12 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from async_rl.errors import BlockUnreachable, ConfigError, WeightsError
-from async_rl.generation.tensors import tensor_views
-from async_rl.messages import Manifest
-from async_rl.weights.files import FileReader, WeightFiles
+from async_rl.core.errors import BlockUnreachable, ConfigError, WeightsError
+from async_rl.protocol.weights import Manifest
 from async_rl.weights.publisher import WeightPublisher, tensor_spec
-from async_rl.wire.shared_tensors import SharedTensorsReader
+from async_rl.weights.receiver import tensor_views
+from async_rl.weights.transport.filesystem import FileReader, WeightFiles
+from async_rl.weights.transport.shared_memory import SharedTensorsReader
 
 TENSORS = {
     "a": torch.arange(6, dtype=torch.float32).reshape(2, 3),
@@ -69,7 +69,10 @@ def test_a_version_that_somebody_still_reads_is_kept(tmp_path: Path) -> None:
     with publisher() as weights:
         for version in (1, 2, 3):
             files.write(weights.write(version, TENSORS.values()), keep={2})
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["version_2.safetensors", "version_3.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "version_2.safetensors",
+        "version_3.safetensors",
+    ]
     files.close()
     assert list(tmp_path.iterdir()) == []
 
@@ -103,20 +106,35 @@ def test_a_file_of_another_version_is_refused(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_is_named_with_its_setting(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with publisher() as weights, pytest.raises(ConfigError, match=r"cannot be written to .*file/weights.*weights\.path"):
+    with (
+        publisher() as weights,
+        pytest.raises(ConfigError, match=r"cannot be written to .*file/weights.*weights\.path"),
+    ):
         WeightFiles(str(tmp_path / "file" / "weights")).write(weights.write(1, TENSORS.values()))
 
 
 def test_a_missing_file_names_the_setting(tmp_path: Path) -> None:
-    with publisher() as weights, FileReader() as reader, pytest.raises(WeightsError, match=r"cannot be read from .*\(weights.path\)"):
+    with (
+        publisher() as weights,
+        FileReader() as reader,
+        pytest.raises(WeightsError, match=r"cannot be read from .*\(weights.path\)"),
+    ):
         reader.fetch(str(tmp_path / "none"), weights.write(1, TENSORS.values()))
 
 
-def test_a_block_of_another_machine_is_unreachable_whatever_its_path_leads_to_here(tmp_path: Path) -> None:
+def test_a_block_of_another_machine_is_unreachable_whatever_its_path_leads_to_here(
+    tmp_path: Path,
+) -> None:
     with publisher() as weights:
         manifest = weights.write(1, TENSORS.values())
     (tmp_path / "link").symlink_to("/dev/zero")
     for path in (str(tmp_path / "none"), str(tmp_path / "link")):
-        elsewhere = Manifest(version=1, path=path, tensors=manifest.tensors, total_bytes=manifest.total_bytes, checksum=manifest.checksum)
+        elsewhere = Manifest(
+            version=1,
+            path=path,
+            tensors=manifest.tensors,
+            total_bytes=manifest.total_bytes,
+            checksum=manifest.checksum,
+        )
         with pytest.raises(BlockUnreachable):
             SharedTensorsReader(elsewhere)

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from async_rl.errors import WeightsError
+from async_rl.core.errors import WeightsError
 from async_rl.weights.membership import Answer, Epoch, Life, WeightGroup
 
 A, B, C = ("a", 1), ("b", 2), ("c", 3)

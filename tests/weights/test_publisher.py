@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from async_rl.errors import WeightsError
-from async_rl.generation.tensors import tensor_views
+from async_rl.core.errors import WeightsError
 from async_rl.weights.publisher import WeightPublisher, tensor_bytes, tensor_spec
-from async_rl.wire.shared_tensors import SharedTensorsReader
+from async_rl.weights.receiver import tensor_views
+from async_rl.weights.transport.shared_memory import SharedTensorsReader
 
 TENSORS = {
     "a": torch.arange(6, dtype=torch.float32).reshape(2, 3),
@@ -61,7 +61,10 @@ def test_a_reader_cannot_change_the_block() -> None:
 
 
 def test_a_tensor_of_another_dtype_is_refused() -> None:
-    with publisher() as weights, pytest.raises(WeightsError, match=r"tensor 0 has dtype float64, float32 was announced"):
+    with (
+        publisher() as weights,
+        pytest.raises(WeightsError, match=r"tensor 0 has dtype float64, float32 was announced"),
+    ):
         weights.write(1, [tensor.double() for tensor in TENSORS.values()])
 
 

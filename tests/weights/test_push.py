@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
-from async_rl.errors import BlockUnreachable, Unavailable, WeightsError
-from async_rl.messages import LoadReport, LoadWeights, Manifest
+from async_rl.core.errors import BlockUnreachable, Unavailable, WeightsError
+from async_rl.protocol.generator import LoadReport, LoadWeights
+from async_rl.protocol.weights import Manifest
 from async_rl.weights.push import Route
 
 MANIFEST = Manifest(version=3, path="/nowhere", tensors=[], total_bytes=0, checksum=0)

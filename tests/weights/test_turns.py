@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from async_rl.errors import WeightsError
+from async_rl.core.errors import WeightsError
 from async_rl.weights.membership import Answer, Epoch, Life, WeightGroup
 from async_rl.weights.turns import Orders, Phase, Turns
 
@@ -88,7 +88,7 @@ class Generator:
 
 @dataclass
 class Learner:
-    """One life, as processes/pushing.py and processes/shared_device.py drive it."""
+    """One life, as training/pushing.py and training/shared_device.py drive it."""
 
     turns: Turns
     number: int

@@ -6,10 +6,15 @@ import msgspec
 import psutil
 import pytest
 
-from async_rl.config_running import NetworkConfig
-from async_rl.errors import ConfigError, Unavailable
-from async_rl.launchers.compose import compose
-from async_rl.wire.addresses import host_for_people, host_of_interface, process_host, supervisor_host
+from async_rl.config.running import NetworkConfig
+from async_rl.core.errors import ConfigError, Unavailable
+from async_rl.launchers.configuration.compose import compose
+from async_rl.wire.addresses import (
+    host_for_people,
+    host_of_interface,
+    process_host,
+    supervisor_host,
+)
 
 AUTOMATIC = compose("ppo_code").network
 

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from async_rl.errors import DeadlineExceeded, ProtocolError, StalenessError, Unavailable
-from async_rl.messages import CommitStep, GetStatus, Message, Ok, RequestWork, Work
-from async_rl.messages_scaling import Drain, Pools, Scale
+from async_rl.core.errors import DeadlineExceeded, ProtocolError, StalenessError, Unavailable
+from async_rl.protocol.base import Message, Ok
+from async_rl.protocol.buffer import RequestWork, Work
+from async_rl.protocol.control import GetStatus, Pools, Scale
+from async_rl.protocol.generator import Drain
+from async_rl.protocol.learner import CommitStep
 from async_rl.wire.keys import Keys, create_keys, load_keys
 from async_rl.wire.rpc import RpcClient, RpcServer
 

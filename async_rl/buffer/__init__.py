@@ -1,0 +1,1 @@
+"""The replay buffer: admission, tickets, replay and the store behind them."""

@@ -1,0 +1,184 @@
+"""Answers from a run's store, for people: what became of a prompt, of a step, of a group, and how many groups are in which state.
+
+Invariants: reads only, also while the run writes; one answer comes from one moment.
+Used by `async-rl ledger` and `async-rl resume`; tables in store_schema.py, the audit of the whole history in store_audit.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from async_rl.buffer.store.schema import SCHEMA_VERSION
+from async_rl.buffer.store.writer import connect
+from async_rl.core.errors import InfrastructureError, Unavailable
+from async_rl.core.types import GroupState
+
+_COLUMNS = (
+    "group_id, purpose, prompt_id, position, state, attempt, generator, oldest_version, newest_version, train_version,"
+    " num_tokens, num_trained_tokens, reward_mean, pass_rate, rewards, parts, reason, message, admitted_s, changed_s"
+)
+_STEP_OF = "(SELECT version FROM trained JOIN steps USING (step_id) WHERE trained.group_id=groups.group_id AND undone_s IS NULL)"
+
+
+class Transition(msgspec.Struct, frozen=True, kw_only=True):
+    """One change of state. version: the generator's, the oldest written, the one trained on, or the step, by state."""
+
+    at_s: float
+    state: str
+    attempt: int
+    generator: str
+    version: int | None
+    reason: str
+
+
+class LedgerGroup(msgspec.Struct, frozen=True, kw_only=True):
+    """One group and its history. step: the step of the surviving history that trained it; times are Unix seconds."""
+
+    group_id: int
+    purpose: str
+    prompt_id: str
+    position: int
+    state: str
+    attempt: int
+    generator: str
+    oldest_version: int | None
+    newest_version: int | None
+    train_version: int | None
+    num_tokens: int | None
+    num_trained_tokens: int | None
+    reward_mean: float | None
+    pass_rate: float | None
+    rewards: list[float]
+    parts: dict[str, float]
+    reason: str
+    message: str
+    admitted_s: float
+    changed_s: float
+    step: int | None
+    history: list[Transition]
+
+
+class LeftPrompt(msgspec.Struct, frozen=True, kw_only=True):
+    """A prompt that left the training data: its mean reward, and the first position that was issued without it."""
+
+    prompt_id: str
+    position: int
+    score: float
+    left_s: float
+
+
+class LedgerSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """The run in counts. dropped: training groups by reason; staleness: trained groups by age in versions."""
+
+    learner_version: int
+    num_undone_steps: int
+    num_prompts: int
+    next_position: int
+    num_left: int
+    states: dict[str, int]
+    dropped: dict[str, int]
+    evaluation_states: dict[str, int]
+    staleness: dict[int, int]
+    generators: dict[str, int]
+    num_stored: int
+    stored_bytes: int
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """One moment of the store, read-only. Raises Unavailable if there is none, InfrastructureError if it cannot be read."""
+    if not path.is_file():
+        raise Unavailable(f"{path} is not there: the run has stored nothing yet")
+    with contextlib.closing(connect(path)) as connection:
+        try:
+            connection.execute("PRAGMA query_only=1")
+            connection.execute("BEGIN")
+            found = connection.execute("PRAGMA user_version").fetchone()[0]
+            if found != SCHEMA_VERSION:
+                raise InfrastructureError(
+                    f"{path} has store schema {found}, this version reads {SCHEMA_VERSION}; use the one it was made with"
+                )
+            yield connection
+        except sqlite3.Error as error:
+            raise InfrastructureError(f"{path} cannot be read: {error}") from error
+
+
+class Ledger:
+    """What can be asked of one moment of the store."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    @property
+    def learner_version(self) -> int:
+        """Steps of the surviving history."""
+        return int(self._connection.execute("SELECT coalesce(max(version), 0) FROM steps WHERE undone_s IS NULL").fetchone()[0])
+
+    def of_prompt(self, prompt_id: str) -> list[LedgerGroup]:
+        """Every group of the prompt, oldest first."""
+        return self._groups("prompt_id=?", prompt_id)
+
+    def left(self) -> tuple[LeftPrompt, ...]:
+        """The prompts that left the training data, in the order in which they left."""
+        names = ", ".join(LeftPrompt.__struct_fields__)
+        rows = self._connection.execute(f"SELECT {names} FROM left_prompts ORDER BY position, prompt_id")
+        return tuple(LeftPrompt(**dict(zip(LeftPrompt.__struct_fields__, row, strict=True))) for row in rows)
+
+    def of_step(self, step: int) -> list[LedgerGroup]:
+        """The groups that the surviving step trained."""
+        return self._groups(
+            "group_id IN (SELECT group_id FROM trained JOIN steps USING (step_id) WHERE version=? AND undone_s IS NULL)",
+            step,
+        )
+
+    def of_state(self, state: GroupState) -> list[LedgerGroup]:
+        """Every group in this state."""
+        return self._groups("state=?", state.value)
+
+    def summary(self) -> LedgerSummary:
+        """The run in counts."""
+        return LedgerSummary(
+            learner_version=self.learner_version,
+            num_undone_steps=self._one("SELECT count(*) FROM steps WHERE undone_s IS NOT NULL"),
+            num_prompts=self._one("SELECT count(*) FROM prompts WHERE purpose='train'"),
+            next_position=self._one("SELECT coalesce(max(position), -1) + 1 FROM groups WHERE purpose='train'"),
+            num_left=self._one("SELECT count(*) FROM left_prompts"),
+            states={s.value: 0 for s in GroupState} | self._counts("SELECT state, count(*) FROM groups WHERE purpose='train' GROUP BY 1"),
+            dropped=self._counts("SELECT reason, count(*) FROM groups WHERE purpose='train' AND state='dropped' GROUP BY 1 ORDER BY 1"),
+            evaluation_states=self._counts("SELECT state, count(*) FROM groups WHERE purpose='eval' GROUP BY 1 ORDER BY 1"),
+            staleness=self._counts(
+                "SELECT max(train_version - oldest_version, 0), count(*) FROM groups WHERE state='trained' GROUP BY 1 ORDER BY 1"
+            ),
+            generators=self._counts("SELECT generator, count(*) FROM groups WHERE state='trained' GROUP BY 1 ORDER BY 1"),
+            num_stored=self._one("SELECT count(*) FROM blobs"),
+            stored_bytes=self._one("SELECT coalesce(sum(length(payload)), 0) FROM blobs"),
+        )
+
+    def _groups(self, where: str, value: str | int) -> list[LedgerGroup]:
+        rows = self._connection.execute(f"SELECT {_COLUMNS}, {_STEP_OF} FROM groups WHERE {where} ORDER BY group_id", (value,))
+        return [self._group(row) for row in rows]
+
+    def _group(self, row: tuple[Any, ...]) -> LedgerGroup:
+        values = dict(zip(LedgerGroup.__struct_fields__, row, strict=False))
+        history = self._connection.execute(
+            "SELECT at_s, state, attempt, generator, version, reason FROM transitions WHERE group_id=? ORDER BY transition_id",
+            row[:1],
+        )
+        values["rewards"] = msgspec.json.decode(values["rewards"] or "[]")
+        values["parts"] = msgspec.json.decode(values["parts"] or "{}")
+        return LedgerGroup(
+            **values,
+            history=[Transition(**dict(zip(Transition.__struct_fields__, r, strict=True))) for r in history],
+        )
+
+    def _one(self, query: str) -> int:
+        return int(self._connection.execute(query).fetchone()[0])
+
+    def _counts(self, query: str) -> dict[Any, int]:
+        return dict(self._connection.execute(query).fetchall())

@@ -1,0 +1,141 @@
+"""The pools of processes whose number may change: which there are, what their generators write, and the configuration each of them reads.
+
+Invariants
+- A pool is `verifiers`, `generators` (those of generators.count) or `generators.<name>` (an entry of generators.pools); its processes are
+  `verifier-<rank>`, `generator-<rank>` and `generator-<name>-<rank>`.
+- A generator reads its settings where every other process does: `config_of` puts those of its pool there.
+- Where a pool evaluates only, no other pool evaluates, and it never gets a training prompt.
+Pure. Docs: docs/decisions/pools.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from async_rl.config.generation import PoolConfig
+from async_rl.config.run import RunConfig
+from async_rl.core.types import Purpose
+
+GENERATORS, VERIFIERS = "generators", "verifiers"
+SEATS_PER_POOL = 10_000
+"""More processes than a pool may have."""
+PLACES = {
+    "count": "generators.count",
+    "cores": "generators.cores",
+    "gpus_each": "generators.gpus_each",
+    "max_concurrent_groups": "generation.max_concurrent_groups",
+    "tensor_parallel_size": "generation.vllm.tensor_parallel_size",
+    "max_num_seqs": "generation.vllm.max_num_seqs",
+    "max_num_batched_tokens": "generation.vllm.max_num_batched_tokens",
+    "kv_cache_mb": "generation.vllm.kv_cache_mb",
+    "gpu_memory_utilization": "generation.vllm.gpu_memory_utilization",
+    "cpus_each": "cluster.generator_cpus",
+    "node_kind": "ray.generator_resource",
+}
+"""Settings of a pool, and which setting of the run each stands for."""
+Work = Literal["train", "evaluation", "both"]
+_PURPOSES: Mapping[Work, frozenset[Purpose]] = {
+    "train": frozenset({Purpose.TRAIN}),
+    "evaluation": frozenset({Purpose.EVAL}),
+    "both": frozenset(Purpose),
+}
+
+
+def generator_pools(config: RunConfig) -> list[str]:
+    """The pools of generators, the plain one first."""
+    return [GENERATORS, *(f"{GENERATORS}.{name}" for name in config.generators.pools)]
+
+
+def pool_counts(config: RunConfig) -> dict[str, int]:
+    """The pools that `async-rl scale` changes, and how many processes of each the configuration asks for."""
+    return {pool: config_of(config, pool).generators.count for pool in generator_pools(config)} | {VERIFIERS: config.verifiers.count}
+
+
+def with_counts(config: RunConfig, counts: Mapping[str, int]) -> RunConfig:
+    """The configuration with as many generators of these pools."""
+    replace, generators = msgspec.structs.replace, config.generators
+    pools = {name: replace(pool, count=counts.get(f"{GENERATORS}.{name}", pool.count)) for name, pool in generators.pools.items()}
+    return replace(
+        config,
+        generators=replace(generators, count=counts.get(GENERATORS, generators.count), pools=pools),
+    )
+
+
+def pool_of(process: str) -> str:
+    """The pool of the process of this name; empty for buffer and learner, whose number does not change."""
+    role, *name = process.split("-")[:-1] or [process]
+    return ".".join([f"{role}s", *name]) if role in ("generator", "verifier") else ""
+
+
+def process_name(pool: str, rank: int) -> str:
+    """The name of the pool's process of this rank."""
+    plural, *name = pool.split(".")
+    return "-".join([plural.removesuffix("s"), *name, str(rank)])
+
+
+def settings_of(config: RunConfig, pool: str) -> PoolConfig | None:
+    """What the configuration says of this pool alone; nothing of the plain ones."""
+    return config.generators.pools.get(pool.partition(".")[2])
+
+
+def config_of(config: RunConfig, pool: str) -> RunConfig:
+    """The configuration that a process of the pool reads. A tensor parallel generator takes a GPU for each part, if generators take any."""
+    given = own_settings(config, pool)
+    if not given:
+        return config
+    tree: dict[str, Any] = msgspec.to_builtins(config)
+    for name, value in given.items():
+        *parents, leaf = PLACES[name].split(".")
+        node = tree
+        for parent in parents:
+            node = node[parent]
+        node[leaf] = value
+    return msgspec.convert(tree, RunConfig)
+
+
+def in_words_of(pool: str, config: RunConfig, problem: str) -> str:
+    """What is wrong with `config_of` a pool, told of the settings that the pool has of its own."""
+    for name in own_settings(config, pool):
+        problem = problem.replace(f"{PLACES[name]}=", f"generators.pools.{pool.partition('.')[2]}.{name}=")
+    return problem
+
+
+def own_settings(config: RunConfig, pool: str) -> dict[str, Any]:
+    """The settings of this pool alone, by their names in generators.pools."""
+    settings = settings_of(config, pool)
+    if settings is None:
+        return {}
+    given = {name: value for name, value in msgspec.structs.asdict(settings).items() if name in PLACES and value is not None}
+    if settings.tensor_parallel_size is not None:
+        given.setdefault(
+            "gpus_each",
+            float(settings.tensor_parallel_size) if config.generators.gpus_each > 0 else 0.0,
+        )
+    return given
+
+
+def work_of(config: RunConfig, pool: str) -> Work:
+    """What the pool's generators write. The plain ones do both until a pool is there for evaluation alone."""
+    settings = settings_of(config, pool)
+    if settings is not None:
+        return settings.work
+    return "train" if any(other.work == "evaluation" for other in config.generators.pools.values()) else "both"
+
+
+def purposes_of(config: RunConfig, pool: str) -> frozenset[Purpose]:
+    """What the pool's generators may be given."""
+    return _PURPOSES[work_of(config, pool)]
+
+
+def evaluates_only(config: RunConfig, process: str) -> bool:
+    """Whether the process of this name is a generator that never gets a training prompt."""
+    return pool_of(process).startswith(GENERATORS) and work_of(config, pool_of(process)) == "evaluation"
+
+
+def seat(config: RunConfig, process: str) -> int:
+    """A number that no other generator of the run has: its rank, counted on from pool to pool."""
+    pools, pool = generator_pools(config), pool_of(process)
+    return int(process.rpartition("-")[2]) + SEATS_PER_POOL * (pools.index(pool) if pool in pools else 0)

@@ -1,0 +1,38 @@
+"""How samples are drawn, and best-of-n: which of those drawn for a prompt are kept as its group.
+
+Pure. The buffer asks for `num_drawn`; the generator keeps the `best_of` them once all are scored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from async_rl.config.generation import GenerationConfig
+from async_rl.config.run import RunConfig
+from async_rl.core.types import Purpose, Sampling, Trajectory
+
+
+def num_drawn(generation: GenerationConfig) -> int:
+    """Samples drawn for a training prompt, of which generation.group_size are kept."""
+    return generation.generation_size or generation.group_size
+
+
+def sampling_of(config: RunConfig, purpose: Purpose) -> Sampling:
+    """How the tokens of a group are drawn."""
+    generation, is_training = config.generation, purpose is Purpose.TRAIN
+    return Sampling(
+        temperature=generation.temperature if is_training else config.evaluation.temperature,
+        top_p=generation.top_p if is_training else 1.0,
+        top_k=generation.top_k if is_training else -1,
+        max_new_tokens=config.data.max_response_tokens,
+        min_new_tokens=generation.min_response_tokens if is_training else 0,
+    )
+
+
+def best_of(samples: Sequence[Trajectory], *, count: int) -> list[Trajectory]:
+    """The `count` samples of the highest reward, of equal ones the longest, in the order in which they were drawn."""
+    ranked = sorted(
+        range(len(samples)),
+        key=lambda i: (-samples[i].score.reward, -samples[i].response_length, i),
+    )
+    return [samples[i] for i in sorted(ranked[:count])]

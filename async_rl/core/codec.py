@@ -1,0 +1,72 @@
+"""MessagePack for every typed value of the project, numpy arrays included; used on the wire and in the store.
+
+An array travels as extension type 1: one byte for the dtype, one for the number of dimensions, each dimension as uint32, then the raw
+little-endian bytes.  Only the dtypes in `_DTYPES` are allowed, so no payload can name code or objects.  Decoded arrays are read-only views.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+
+from async_rl.core.errors import ProtocolError
+
+T = TypeVar("T")
+_ARRAY = 1
+_DTYPES = (np.dtype("<i4"), np.dtype("<f4"), np.dtype("?"), np.dtype("<i8"), np.dtype("u1"))
+_KINDS = {dtype: kind for kind, dtype in enumerate(_DTYPES)}
+
+
+@functools.cache
+def _head(num_dimensions: int) -> struct.Struct:
+    return struct.Struct(f"<BB{num_dimensions}I")
+
+
+def _enc_hook(value: Any) -> msgspec.msgpack.Ext:
+    if isinstance(value, np.ndarray) and (kind := _KINDS.get(value.dtype)) is not None:
+        return msgspec.msgpack.Ext(_ARRAY, _head(value.ndim).pack(kind, value.ndim, *value.shape) + value.tobytes())
+    raise ProtocolError(
+        f"{type(value).__name__} cannot travel; allowed are messages, plain values and arrays of {[str(d) for d in _DTYPES]}"
+    )
+
+
+def _ext_hook(code: int, data: memoryview) -> Any:
+    if code != _ARRAY:
+        raise ProtocolError(f"extension type {code} is unknown")
+    try:
+        kind, ndim = struct.unpack_from("<BB", data)
+        shape = struct.unpack_from(f"<{ndim}I", data, 2)
+        return np.frombuffer(bytes(data[2 + 4 * ndim :]), dtype=_DTYPES[kind]).reshape(shape)
+    except (struct.error, IndexError, ValueError) as error:
+        raise ProtocolError(f"malformed array: {error}") from error
+
+
+def _dec_hook(expected: Any, value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value
+    raise ProtocolError(f"expected an array, got {type(value).__name__}")
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_enc_hook)
+_decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
+
+
+def encode(value: object) -> bytes:
+    """One value as MessagePack. Raises ProtocolError for what may not travel."""
+    return _encoder.encode(value)
+
+
+def decode(data: bytes | memoryview, expected: type[T]) -> T:
+    """The value of type `expected` in `data`. Raises ProtocolError if it is anything else."""
+    decoder = _decoders.get(expected)
+    if decoder is None:
+        decoder = _decoders[expected] = msgspec.msgpack.Decoder(expected, dec_hook=_dec_hook, ext_hook=_ext_hook)
+    try:
+        result: T = decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError(f"not a valid {expected}: {error}") from error
+    return result

@@ -1,0 +1,308 @@
+"""The vLLM engine: token ids in, token ids out, weights changed between two steps.
+
+Invariants
+- Every token's label is the version of the weights that drew it: label and weights change together, with no step in flight.
+- A new version never reads the prefix cache of an older one: version and number of the load are the cache salt.
+- A load that failed half-way leaves the engine dirty: paused for good, everything in flight fails, all further work is refused.
+Weights are verified and, on CPU, loaded and packed before the pause, so a bad block costs nothing and the pause is an exchange of tensors.
+Built by `engine.build_engine` (blocking for seconds: importing this module imports vLLM).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.inputs.engine import tokens_input
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+from async_rl.config.run import RunConfig
+from async_rl.core.codec import encode
+from async_rl.core.errors import AsyncRLError, ConfigError, GroupBroken, Unavailable, WeightsError
+from async_rl.core.types import NO_VERSION, FloatArray, IntArray, Sampling
+from async_rl.generation.engine import Completion, ModelFacts, read_model_facts, require_version
+from async_rl.generation.environment import uses_gpu
+from async_rl.generation.vllm.core import ThreadedCore, open_threaded, written_logprobs
+from async_rl.protocol.generator import LoadReport
+from async_rl.protocol.weights import Manifest, Source
+from async_rl.weights.receiver import verify_block
+
+_EXTENSION = "async_rl.generation.vllm.worker.SharedWeightsExtension"
+_ONLY_WHEN_FINISHED = 1 << 30
+"""Tokens between two outputs of a request: vLLM then speaks of a sample at its first token and at its end only."""
+_CPU_BLOCK_TOKENS = 32
+"""The smallest block of vLLM's attention on CPU: prompts share whole blocks, so smaller blocks share more of a short prompt."""
+
+
+class VllmEngine:
+    """AsyncLLM behind the `Engine` interface."""
+
+    def __init__(self, config: RunConfig, model_path: Path, *, seed: int) -> None:
+        self._config = config
+        facts = read_model_facts(model_path)
+        self._end_token_ids = () if config.generation.ignore_eos else facts.end_token_ids
+        self._args = _engine_args(config, model_path, facts, seed)
+        self._version = NO_VERSION
+        self._num_loads = 0  # a learner that went back trains the same version again, to other weights
+        self._is_dirty = False
+        self._is_resting = False
+        self._loading = asyncio.Lock()
+        self._num_probes = 0
+        self._opened: AsyncLLM | None = None
+
+    @property
+    def version(self) -> int:
+        """Version of the weights that write now."""
+        return self._version
+
+    @property
+    def _llm(self) -> AsyncLLM:
+        if self._opened is None:
+            raise Unavailable("the vLLM engine is not started, or closed")
+        return self._opened
+
+    async def start(self) -> None:
+        """Builds model and cache in a thread, so that the event loop goes on meanwhile."""
+        loop = asyncio.get_running_loop()
+        try:
+            if uses_gpu(self._config):
+                self._opened = AsyncLLM.from_engine_args(self._args)
+            else:
+                self._opened = await asyncio.to_thread(open_threaded, self._args, loop)
+            await self._llm.collective_rpc("prepare_shared_weights")
+        except (ValueError, OSError) as error:
+            raise ConfigError(f"vLLM refused the model {self._args.model} or the settings of generation.vllm: {error}") from error
+
+    async def close(self) -> None:
+        """Ends the engine."""
+        if self._opened is not None:
+            opened, self._opened = self._opened, None
+            await asyncio.to_thread(opened.shutdown)
+
+    async def generate(
+        self, request_id: str, prompt_token_ids: Sequence[int], num_samples: int, sampling: Sampling
+    ) -> AsyncGenerator[Completion, None]:
+        """Yields each completion as it finishes. All samples read one prefill of the prompt through the prefix cache."""
+        self._require_usable()
+        params = SamplingParams(
+            n=num_samples,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            max_tokens=sampling.max_new_tokens,
+            min_tokens=sampling.min_new_tokens,
+            stop_token_ids=list(self._end_token_ids),
+            ignore_eos=self._config.generation.ignore_eos,
+            logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.CUMULATIVE,
+            stream_interval=_ONLY_WHEN_FINISHED,
+        )
+        async with aclosing(self._outputs(request_id, prompt_token_ids, params)) as outputs:
+            async for output in outputs:
+                for sample in output.outputs:
+                    if sample.finished():
+                        yield self._completion(sample)
+
+    async def logprobs(self, rows: Sequence[IntArray]) -> list[FloatArray]:
+        """Scores the rows with the weights held now, outside the prefix cache."""
+        self._require_usable()
+        self._num_probes += 1
+        return list(await asyncio.gather(*(self._row_logprobs(f"probe-{self._num_probes}-{i}", row) for i, row in enumerate(rows))))
+
+    async def _row_logprobs(self, request_id: str, row: IntArray) -> FloatArray:
+        params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, flat_logprobs=True, detokenize=False)
+        scores = np.zeros(len(row), np.float32)
+        async with aclosing(self._outputs(request_id, row.tolist(), params)) as outputs:
+            async for output in outputs:
+                if output.finished:
+                    # One entry per token, the first token has none.
+                    scores[1:] = output.prompt_logprobs.logprobs
+        return scores
+
+    async def _outputs(self, request_id: str, token_ids: Sequence[int], params: SamplingParams) -> AsyncGenerator[RequestOutput, None]:
+        """vLLM's outputs of one request, its errors turned into ours; leaving it aborts the request."""
+        prompt = tokens_input(list(token_ids), cache_salt=f"{self._version}.{self._num_loads}")
+        try:
+            async with aclosing(self._llm.generate(prompt, params, request_id)) as outputs:
+                async for output in outputs:
+                    yield output
+        except (EngineDeadError, EngineGenerateError) as error:
+            if isinstance(error.__cause__, AsyncRLError):
+                raise error.__cause__ from error
+            cause = error.__cause__ or error
+            raise Unavailable(f"the vLLM engine died under request {request_id}: {cause}; start the generator again") from error
+
+    def _completion(self, sample: CompletionOutput) -> Completion:
+        if sample.finish_reason not in ("stop", "length") or sample.weight_versions is None:
+            raise Unavailable(f"vLLM ended sample {sample.index} with {sample.finish_reason}")
+        token_ids = np.array(sample.token_ids, np.int32)
+        versions = np.full(len(token_ids), NO_VERSION, np.int32)
+        for span in sample.weight_versions:
+            versions[span.start : span.end] = int(span.version)
+        return Completion(
+            index=sample.index,
+            token_ids=token_ids,
+            logprobs=written_logprobs(sample.logprobs.logprobs),
+            versions=versions,
+            is_truncated=int(token_ids[-1]) not in self._end_token_ids,
+        )
+
+    async def rest(self) -> None:
+        """On a GPU vLLM sleeps at level 2, for the next load brings all weights; on a CPU only the cache's blocks can be freed."""
+        async with self._loading:
+            core = self._llm.engine_core
+            if isinstance(core, ThreadedCore):
+                await core.rest_async()
+            elif not self._is_resting:
+                await self._llm.sleep(level=2, mode="keep")
+            self._is_resting = True
+
+    async def weight_devices(self) -> list[str]:
+        """One of each worker."""
+        devices: list[str] = await self._llm.collective_rpc("weight_device")
+        return devices
+
+    async def load_weights(self, manifest: Manifest, source: Source | None = None) -> LoadReport:
+        """Verifies the weights while generation goes on, then changes weights and label between two steps."""
+        async with self._loading:
+            started_s = time.perf_counter()
+            self._require_clean()
+            if source is None:
+                await asyncio.to_thread(verify_block, manifest)
+            method, args = await self._stage(manifest, source)
+            # A caller that gives up must not leave the engine between two versions.
+            switch = asyncio.create_task(self._switch(manifest.version, method, args), name=f"weights {manifest.version}")
+            pause_s = await asyncio.shield(switch)
+            return LoadReport(version=manifest.version, load_s=time.perf_counter() - started_s, pause_s=pause_s)
+
+    async def _stage(self, manifest: Manifest, source: Source | None) -> tuple[str, tuple[bytes, ...]]:
+        """Does beside the engine what can be done there; returns the workers' method, with arguments, for the rest."""
+        core = self._llm.engine_core
+        args = encode(manifest), b"" if source is None else encode(source)
+        if isinstance(core, ThreadedCore):
+            _require_whole(await core.beside_async("stage_shared_weights", *args))
+            return "exchange_shared_weights", ()
+        return "load_shared_weights", args
+
+    async def _switch(self, version: int, method: str, args: tuple[bytes, ...]) -> float:
+        """Changes weights and label together; returns the seconds that generation stood still."""
+        core: Any = self._llm.engine_core
+        with _DirtyOnError(self, version):
+            if isinstance(core, ThreadedCore):
+                pause_s = await core.change_weights_async(method, args, str(version))
+                self._version = version
+                self._num_loads += 1
+                self._is_resting = False
+                return pause_s
+            if self._is_resting:
+                await self._llm.wake_up(["weights"])
+            else:  # not AsyncLLM.pause_generation: it sleeps 20 ms after the same call
+                await core.pause_scheduler_async("keep", False)
+            paused_s = time.perf_counter()
+            _require_whole(await core.collective_rpc_async(method, None, args))
+            await core.set_weight_version_async(str(version))
+            self._version = version
+            self._num_loads += 1
+            if self._is_resting:
+                await self._llm.wake_up(["kv_cache"])  # and with it, the scheduler
+            else:
+                await core.resume_scheduler_async()
+            self._is_resting = False
+            return time.perf_counter() - paused_s
+
+    def declare_dirty(self, error: WeightsError) -> None:
+        """Fails what is in flight and refuses all further work: nobody knows what the model holds."""
+        self._is_dirty = True
+        if self._opened is not None:
+            self._opened.output_processor.propagate_error(error)
+
+    def _require_usable(self) -> None:
+        require_version(self._version)
+        self._require_clean()
+
+    def _require_clean(self) -> None:
+        if self._is_dirty:
+            raise WeightsError(f"a load after version {self._version} failed half-way; start the generator again")
+
+
+class _DirtyOnError:
+    """Whatever ends a change of weights before its end leaves the engine dirty; but a broken broadcast leaves it paused, to be repeated."""
+
+    def __init__(self, engine: VllmEngine, version: int) -> None:
+        self._engine = engine
+        self._version = version
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+        if error is None or isinstance(error, GroupBroken):
+            return
+        root = error.__cause__ or error
+        failure = WeightsError(
+            f"loading version {self._version} failed half-way ({type(root).__name__}: {root}); start the generator again"
+        )
+        self._engine.declare_dirty(failure)
+        if isinstance(error, Exception):
+            raise failure from error
+
+
+def _require_whole(broken: list[str]) -> None:
+    """Raises GroupBroken if one of the workers says so."""
+    if reason := next(filter(None, broken), ""):
+        raise GroupBroken(reason)
+
+
+def _engine_args(config: RunConfig, model_path: Path, facts: ModelFacts, seed: int) -> AsyncEngineArgs:
+    """Everything vLLM is told. Raises ConfigError if prompt and response do not fit the model's positions."""
+    data, vllm = config.data, config.generation.vllm
+    longest = data.max_prompt_tokens + data.max_response_tokens
+    if longest > facts.max_positions:
+        raise ConfigError(
+            f"data.max_prompt_tokens={data.max_prompt_tokens} + data.max_response_tokens={data.max_response_tokens} exceed the "
+            f"{facts.max_positions} positions of the model in {model_path}; lower one of them"
+        )
+    is_on_gpu = uses_gpu(config)
+    settings: dict[str, Any] = {}
+    if vllm.kv_cache_mb:
+        settings["kv_cache_memory_bytes"] = vllm.kv_cache_mb << 20
+    if vllm.enforce_eager:
+        settings["compilation_config"] = {"mode": 0}
+    if not is_on_gpu:
+        settings["block_size"] = _CPU_BLOCK_TOKENS
+    elif config.placement == "colocated":
+        settings["enable_sleep_mode"] = True
+    return AsyncEngineArgs(
+        model=str(model_path),
+        skip_tokenizer_init=True,
+        trust_remote_code=config.model.trust_remote_code,
+        dtype=config.model.dtype,
+        seed=seed,
+        load_format=vllm.load_format,
+        use_tqdm_on_load=False,
+        tensor_parallel_size=vllm.tensor_parallel_size,
+        distributed_executor_backend="uni" if vllm.tensor_parallel_size == 1 else "mp",
+        worker_extension_cls=_EXTENSION,
+        # One more than a trajectory: a probe of a whole one generates a token.
+        max_model_len=min(longest + 1, facts.max_positions),
+        max_num_seqs=vllm.max_num_seqs,
+        max_num_batched_tokens=vllm.max_num_batched_tokens,
+        gpu_memory_utilization=vllm.gpu_memory_utilization,
+        enforce_eager=vllm.enforce_eager,
+        enable_prefix_caching=True,
+        logprobs_mode="processed_logprobs",
+        disable_log_stats=True,
+        generation_config="vllm",
+        **settings,
+    )

@@ -1,0 +1,1 @@
+"""The messages that processes exchange over ZeroMQ."""

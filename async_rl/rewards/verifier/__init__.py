@@ -1,0 +1,1 @@
+"""The verifier: an HTTP server that judges programs and answers, and its client."""

@@ -1,0 +1,130 @@
+"""The HTTP form of a verification: what `POST /verify` and `POST /verify_batch` take and give. Read by server and client.
+
+A limit left out is the server's own (its `sandbox` section); one given is taken as it is, up to the bounds below.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from async_rl.core.types import CodeTest, Value, Verdict
+
+MAX_TIMEOUT_S = 300
+MIN_MEMORY_MB, MAX_MEMORY_MB = 16, 65536
+
+
+class RewardSample(Value):
+    """What a reward function gets of one sample.
+
+    response: what the policy wrote last, which is judged; transcript: everything after the prompt, of all turns and tools, special tokens
+    left out; token_ids of the same, is_written: which of them the policy wrote.  row: the row of the data file, {} for the embedded task;
+    tests: the row's own, if it has any.  is_truncated: cut by the length limit, of max_tokens.
+    """
+
+    prompt_id: str
+    prompt: str
+    response: str
+    transcript: str
+    token_ids: list[int]
+    is_written: list[bool]
+    data_source: str
+    row: dict[str, Any]
+    tests: list[CodeTest]
+    setup: str
+    is_truncated: bool
+    max_tokens: int
+
+
+class VerifyRequest(Value):
+    """One program and its tests, or a sample for functions that the verifier's own configuration names.
+
+    setup is code of the tests' side, never run with the program.
+    """
+
+    code: str
+    tests: Annotated[list[CodeTest], Meta(max_length=1000)]
+    language: Literal["python"] = "python"
+    setup: str = ""
+    timeout_s: Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)] | None = None
+    memory_mb: Annotated[int, Meta(ge=MIN_MEMORY_MB, le=MAX_MEMORY_MB)] | None = None
+    output_kb: Annotated[int, Meta(ge=1, le=262144)] | None = None
+    stop_at_first_failure: bool | None = None
+    functions: list[str] = msgspec.field(default_factory=list)
+    sample: RewardSample | None = None
+
+    def __post_init__(self) -> None:
+        if not self.tests and self.sample is None:
+            raise ValueError("tests is empty, so every program would pass; give at least one - at `$.tests`")
+
+
+class TestResult(Value):
+    """How one test ended. cpu_s is the program's own claim below the measured total; memory_mb is of the process that ran it."""
+
+    __test__ = False
+
+    verdict: Verdict
+    cpu_s: float
+    wall_s: float
+    memory_mb: float
+    message: str
+
+
+class VerifyResponse(Value):
+    """The program's verdict (its first failure, or pass), one result per test run, and the level of the jail.
+
+    scores: of each function its named parts, "score" among them; failure: why there are none.
+    """
+
+    verdict: Verdict
+    tests: list[TestResult]
+    level: int
+    scores: dict[str, dict[str, float]] = msgspec.field(default_factory=dict)
+    failure: str = ""
+
+
+class BatchRequest(Value):
+    """Several programs; each is answered by a line of its own, as it finishes."""
+
+    requests: Annotated[list[VerifyRequest], Meta(min_length=1, max_length=1024)]
+
+
+class BatchLine(Value):
+    """One line of the answer to a batch: result `index`."""
+
+    index: int
+    response: VerifyResponse
+
+
+class Health(Value):
+    """What `GET /health` says. queued counts programs that wait, running those in a cell."""
+
+    status: Literal["ok", "draining"]
+    level: int
+    landlock_abi: int
+    has_seccomp: bool
+    cells: int
+    queued: int
+    running: int
+    done: int
+    infrastructure_errors: int
+    cells_replaced: int
+    reasons: list[str]
+
+
+def infrastructure_response(message: str, level: int) -> VerifyResponse:
+    """The answer for a program that nothing is known about."""
+    verdict = Verdict.INFRASTRUCTURE_ERROR
+    return VerifyResponse(
+        verdict=verdict,
+        tests=[TestResult(verdict=verdict, cpu_s=0, wall_s=0, memory_mb=0, message=message)],
+        level=level,
+    )
+
+
+class ErrorReply(Value):
+    """Body of every 4xx and 5xx."""
+
+    error: str

@@ -1,0 +1,125 @@
+"""One verifier from its first cell to its last answer: opens the jail, serves HTTP on a socket, drains and leaves.
+
+takes: settings and a bound socket; waits for: requests; gives: answers
+woken by: a request; `stopping`, upon which new work is refused, what was admitted is finished, and the server ends
+Used by processes/verifier.py, in a run, and by launchers/commands/verifier.py, without one.  The only file that knows uvicorn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
+import uvicorn
+
+from async_rl.config.rewards import RewardConfig, SandboxConfig, VerifiersConfig
+from async_rl.core.errors import ConfigError, Unavailable
+from async_rl.observability.activity import Activity
+from async_rl.rewards.verifier.flavours import PackagedPool
+from async_rl.rewards.verifier.judging import Judge
+from async_rl.rewards.verifier.reward_child import RewardFunctions
+from async_rl.rewards.verifier.server import build_app
+from async_rl.rewards.verifier.service import VerifierService
+from async_rl.sandbox.pool import Pool, Unsafe
+
+_BACKLOG = 2048
+_CLOSE_S = 5
+"""Seconds for connections to end once all verdicts are out."""
+
+
+@contextlib.asynccontextmanager
+async def open_service(
+    verifiers: VerifiersConfig,
+    sandbox: SandboxConfig,
+    activity: Activity,
+    reward: RewardConfig | None = None,
+) -> AsyncIterator[VerifierService]:
+    """A service with warm cells, and with the functions of `reward` if it is given.
+
+    Raises ConfigError if no jail works here, with the reason of each level, or if a function cannot be loaded.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            pool = await stack.enter_async_context(Pool(verifiers.cells, allow_unsafe=sandbox.allow_unsafe))
+        except Unsafe as error:
+            raise ConfigError(str(error)) from error
+        packaged = PackagedPool(pool, verifiers.cells, sandbox.packages, allow_unsafe=sandbox.allow_unsafe)
+        stack.push_async_callback(packaged.close)
+        judge = Judge(pool, sandbox, packaged)
+        stack.push_async_callback(judge.close)
+        functions = None if reward is None else RewardFunctions(reward)
+        if functions is not None:
+            stack.push_async_callback(functions.close)
+            await functions.start()
+        yield VerifierService(
+            functions=functions,
+            pool=pool,
+            judge=judge,
+            queue_size=verifiers.queue_size,
+            num_cells=verifiers.cells,
+            queue_timeout_s=verifiers.timeout_s,
+            activity=activity,
+        )
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound, listening socket. Raises ConfigError if the address cannot be had."""
+    try:
+        return socket.create_server(
+            (host, port),
+            family=socket.AF_INET6 if ":" in host else socket.AF_INET,
+            backlog=_BACKLOG,
+        )
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise ConfigError(f"{host}:{port} cannot be bound ({reason}); choose another address, or port 0 for a free one") from error
+
+
+async def serve(
+    service: VerifierService,
+    listener: socket.socket,
+    *,
+    token: str,
+    ready: Callable[[str], Awaitable[None]],
+    stopping: asyncio.Event,
+    log: logging.Logger,
+) -> None:
+    """Serve until `stopping`, then finish what was admitted. ready: told the URL once requests are accepted."""
+    host, port = listener.getsockname()[:2]
+    app = build_app(service, token)
+    server = _Server(
+        uvicorn.Config(
+            app,
+            lifespan="off",
+            ws="none",
+            access_log=False,
+            log_config=None,
+            timeout_graceful_shutdown=_CLOSE_S,
+        )
+    )
+    serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
+    try:
+        await ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+        stopped = asyncio.create_task(stopping.wait(), name="stopping")
+        await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if serving.done():
+            raise Unavailable(f"the HTTP server on {host}:{port} ended by itself")
+        if not await service.drain(service.queue_timeout_s):
+            log.warning("left with programs unfinished after %g s", service.queue_timeout_s)
+    finally:
+        server.should_exit = True
+        await serving
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without signal handlers of its own: the process has them already."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Nothing is captured."""
+        yield

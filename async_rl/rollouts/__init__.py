@@ -1,0 +1,1 @@
+"""From a ticket to a complete group: rollouts and conversations."""

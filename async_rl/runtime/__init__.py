@@ -1,0 +1,1 @@
+"""What every child process has: its context, its peers, its entry point."""

@@ -1,0 +1,102 @@
+"""The entry of every child process: `python -m async_rl.runtime.main --name generator-0 ...`.
+
+Sets what must be set before heavy imports (cores, death with the parent), runs the role's `run(context)`, and is one of the two places
+that catch every exception: it writes the log, tells the supervisor the root cause, and exits 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import ctypes
+import importlib
+import logging
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import get_args
+
+from async_rl.core.errors import AsyncRLError, DataError, RewardError, root_cause
+from async_rl.core.types import Role
+from async_rl.observability.logs import configure_logging
+from async_rl.protocol.membership import ReportFatal
+from async_rl.runtime.context import connect_control, open_context
+
+_PR_SET_PDEATHSIG = 1
+_REPORT_S = 5.0
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Asks the kernel to kill this process when its parent ends; exits at once if that has happened already. 0: whoever it is."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if parent_pid and os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def describe(error: BaseException) -> str:
+    """What a person reads first: one line for our own errors, the traceback for others."""
+    cause = root_cause(error)
+    if isinstance(cause, AsyncRLError):
+        return f"{type(cause).__name__}: {cause}"
+    return "".join(traceback.format_exception(cause)).strip()
+
+
+async def _run(arguments: argparse.Namespace, cores: tuple[int, ...], log: logging.Logger) -> None:
+    role = importlib.import_module(f"async_rl.processes.{arguments.role}")
+    async with open_context(
+        name=arguments.name,
+        role=arguments.role,
+        rank=arguments.rank,
+        cores=cores,
+        run_dir=arguments.run_dir,
+        log=log,
+    ) as context:
+        await role.run(context)
+
+
+async def _report(run_dir: Path, name: str, error: Exception) -> None:
+    ends_run = isinstance(root_cause(error), RewardError | DataError)
+    async with connect_control(run_dir) as supervisor:
+        await supervisor.call(ReportFatal(name=name, text=describe(error), ends_run=ends_run), timeout_s=_REPORT_S)
+
+
+def main() -> int:
+    """Runs one process to its end; returns its exit code."""
+    parser = argparse.ArgumentParser(prog="async_rl.runtime.main")
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--role", required=True, choices=get_args(Role))
+    parser.add_argument("--rank", type=int, required=True)
+    parser.add_argument("--cores", default="", help="comma-separated core numbers; empty = all")
+    parser.add_argument("--run-dir", type=Path, required=True)
+    parser.add_argument("--parent-pid", type=int, required=True)
+    parser.add_argument("--announce", action="store_true", help="the first line of output is the process id")
+    arguments = parser.parse_args()
+    if arguments.announce:
+        sys.stdout.write(f"{os.getpid()}\n")
+        sys.stdout.flush()
+    die_with_parent(arguments.parent_pid)
+    cores = tuple(int(c) for c in arguments.cores.split(",") if c)
+    if cores:
+        os.sched_setaffinity(0, cores)
+    log = configure_logging(arguments.run_dir, arguments.name)
+    try:
+        asyncio.run(_run(arguments, cores, log))
+    except Exception as error:  # the process boundary: every failure surfaces, none is swallowed
+        log.error("fatal", exc_info=error)
+        try:
+            asyncio.run(_report(arguments.run_dir, arguments.name, error))
+        except AsyncRLError as unreachable:
+            log.error("the supervisor could not be told: %s", unreachable)
+        return 1
+    log.info("finished")
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    logging.shutdown()
+    sys.stdout.flush()
+    # Engines leave threads and atexit hooks behind that can hang for minutes; everything of ours is closed by now.
+    os._exit(code)

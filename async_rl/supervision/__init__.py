@@ -1,0 +1,1 @@
+"""Starting, watching, scaling and ending the processes of a run."""

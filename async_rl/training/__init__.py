@@ -1,0 +1,1 @@
+"""The learner pool: ranks, pushes of weights, checkpoints."""

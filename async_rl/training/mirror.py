@@ -1,0 +1,117 @@
+"""Copies of a run at another place, given by any fsspec URL (s3://, gs://, hdfs://, a directory elsewhere), from which it can be resumed.
+
+In `<url>/<run>/`: the checkpoints `step_<v>` that the local folder keeps, the ledger `ledger_<v>.sqlite` of the newest of them, and in
+`files/` the configurations and metrics.jsonl. A file `step_<v>.complete` is written last and deleted first: object stores know no rename.
+Used by the learner's Saver, `async-rl launch` (the place must be free) and `async-rl resume URL`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import fsspec
+
+from async_rl.buffer.store.schema import STORE_FILE
+from async_rl.buffer.store.writer import snapshot
+from async_rl.core.errors import ConfigError, InfrastructureError
+from async_rl.planning.topology import SCALE_FILE
+from async_rl.training import checkpoints
+
+_DONE = ".complete"
+_RECORDS = ("config*.yaml", "metrics.jsonl", SCALE_FILE)
+_FILES = "files/"  # beside the checkpoints they would make the copy look like a run
+
+
+class Mirror:
+    """The copies of one run. Every call may block for as long as the place takes."""
+
+    def __init__(self, url: str, run_dir: Path) -> None:
+        self._url = url
+        self._run_dir = run_dir
+        try:
+            self._fs, root = fsspec.core.url_to_fs(url)
+        except (ValueError, ImportError, OSError) as error:
+            raise InfrastructureError(f"checkpoint.mirror={url} cannot be used: {error}") from error
+        self._root = f"{root.rstrip('/')}/{run_dir.name}"
+
+    def update(self) -> None:
+        """Copies what is missing there and deletes what is kept no more. Raises InfrastructureError if that cannot be done."""
+        kept = checkpoints.versions(self._run_dir)
+        try:
+            there = self.versions()
+            self._fs.makedirs(self._root, exist_ok=True)
+            missing = sorted(set(kept) - set(there))
+            for version in missing:
+                directory = checkpoints.directory_of(self._run_dir, version)
+                for path in sorted(p for p in directory.rglob("*") if p.is_file()):
+                    self._put(path, f"{directory.name}/{path.relative_to(directory)}")
+            if missing:
+                self._put_records(missing[-1])
+            for version in missing:
+                self._fs.pipe_file(f"{self._root}/{_name(version)}{_DONE}", b"complete")
+            for version in set(there) - set(kept):
+                self._fs.rm_file(f"{self._root}/{_name(version)}{_DONE}")
+                self._fs.rm(f"{self._root}/{_name(version)}", recursive=True)
+            for name in self._names() if missing else ():
+                if name.startswith("ledger_") and name != _ledger(missing[-1]):
+                    self._fs.rm_file(f"{self._root}/{name}")
+        except OSError as error:
+            raise InfrastructureError(f"checkpoint.mirror={self._url} cannot be written: {error}") from error
+
+    def versions(self) -> list[int]:
+        """Versions of the complete copies, oldest first."""
+        return sorted(int(name.removeprefix("step_").removesuffix(_DONE)) for name in self._names() if name.endswith(_DONE))
+
+    def fetch(self) -> None:
+        """Makes the run's directory, which must not exist yet, from the newest copy. Raises ConfigError if there is none."""
+        if self._run_dir.exists():
+            raise ConfigError(f"{self._run_dir} exists already; resume it by its name, or move it away to take the copy of {self._url}")
+        try:
+            there = self.versions()
+            if not there:
+                raise ConfigError(f"{self._url}/{self._run_dir.name} holds no complete copy of a run; give <checkpoint.mirror>/<run name>")
+            partial = self._run_dir.with_name(self._run_dir.name + ".partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            for path in self._fs.find(self._root):
+                name = path.strip("/").removeprefix(self._root.strip("/") + "/")
+                if name.startswith(f"{_name(there[-1])}/"):
+                    self._get(path, partial / "checkpoints" / name)
+                elif name == _ledger(there[-1]):
+                    self._get(path, partial / STORE_FILE)
+                elif name.startswith(_FILES):
+                    self._get(path, partial / name.removeprefix(_FILES))
+            partial.rename(self._run_dir)
+        except OSError as error:
+            raise InfrastructureError(f"{self._url}/{self._run_dir.name} cannot be brought to {self._run_dir}: {error}") from error
+
+    def _names(self) -> list[str]:
+        if not self._fs.exists(self._root):
+            return []
+        return [path.rstrip("/").rpartition("/")[2] for path in self._fs.ls(self._root, detail=False, refresh=True)]
+
+    def _put_records(self, version: int) -> None:
+        """The ledger as it is now, which is that of the version or later, and what tells of the run."""
+        copy = self._run_dir / "ledger.partial"
+        snapshot(self._run_dir / STORE_FILE, copy)
+        self._put(copy, _ledger(version))
+        copy.unlink()
+        for path in (path for pattern in _RECORDS for path in self._run_dir.glob(pattern)):
+            self._put(path, _FILES + path.name)
+
+    def _put(self, path: Path, name: str) -> None:
+        target = f"{self._root}/{name}"
+        self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
+        self._fs.put_file(str(path), target)
+
+    def _get(self, path: str, target: Path) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        self._fs.get_file(path, str(target))
+
+
+def _name(version: int) -> str:
+    return checkpoints.directory_of(Path(), version).name
+
+
+def _ledger(version: int) -> str:
+    return f"ledger_{version:06d}.sqlite"

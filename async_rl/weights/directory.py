@@ -1,0 +1,32 @@
+"""The weights that lie in a model's directory, as a push of one version: what an engine without a learner is given.
+
+Called by rollouts/standalone.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from async_rl.config.generation import ModelConfig
+from async_rl.protocol.weights import Manifest
+from async_rl.weights.publisher import WeightPublisher, tensor_spec
+
+
+@contextmanager
+def published(path: Path, model: ModelConfig, version: int) -> Iterator[Manifest]:
+    """All parameters of the model, tied ones once, in memory that engines of this host map until the block ends."""
+    from transformers import AutoModelForCausalLM
+
+    loaded = AutoModelForCausalLM.from_pretrained(
+        str(path),
+        dtype=getattr(torch, model.dtype),
+        trust_remote_code=model.trust_remote_code,
+        local_files_only=True,
+    )
+    parameters = dict(loaded.named_parameters())
+    with WeightPublisher([tensor_spec(name, tensor) for name, tensor in parameters.items()]) as publisher:
+        yield publisher.write(version, parameters.values())

@@ -1,0 +1,1 @@
+"""The media that weights travel through, one file each."""

@@ -1,0 +1,234 @@
+"""Runs a run as one job of Slurm: its supervisor in the batch step, every other process in a step of its own that `srun` starts.
+
+Invariants
+- The job is an allocation and no more: a restart, and a process that joins later, is another `srun` in it. A step that finds no free CPUs
+  waits for them, as Slurm does anyway.
+- Steps end with the supervisor: `srun` dies with it, Slurm ends the job with its batch step, and a process that cannot reach the supervisor
+  ends itself.
+- SIGTERM makes `srun` kill its task, so a process is asked to end by SIGUSR1, which `srun` passes on.
+- The run's directory is on a filesystem that the nodes share; the buffer, which writes the store, stays on the supervisor's node.
+Docs: docs/cluster.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from async_rl.config.pools import pool_of, settings_of
+from async_rl.config.run import RunConfig
+from async_rl.core.errors import ConfigError, InfrastructureError
+from async_rl.launchers.backends.cluster import cluster_cpus, needs, on_cluster
+from async_rl.launchers.backends.local import LocalLauncher, child_command
+from async_rl.planning.topology import ProcessSpec
+from async_rl.wire.addresses import AUTO
+
+SCRIPT_FILE = "job.sh"
+_KILL_S = 5.0
+_SUBMIT_S = 60.0
+
+
+def is_inside_job() -> bool:
+    """Whether this process runs in an allocation already, and so starts steps rather than a job."""
+    return "SLURM_JOB_ID" in os.environ
+
+
+def job_script(config: RunConfig, run_dir: Path) -> str:
+    """What sbatch gets: the options as #SBATCH lines, then the supervisor in place of the shell."""
+    lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in _options(config, run_dir))]
+    lines.append(f"exec {shlex.join([sys.executable, '-m', 'async_rl.launchers.slurm_job', str(run_dir)])}")
+    return "\n".join(lines) + "\n"
+
+
+def submit(config: RunConfig, run_dir: Path) -> str:
+    """Writes the script into the run's directory and gives it to Slurm; the job's number. Raises ConfigError if Slurm refuses it."""
+    script = run_dir / SCRIPT_FILE
+    script.write_text(job_script(config, run_dir))
+    try:
+        done = subprocess.run(
+            ["sbatch", "--parsable", str(script)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_SUBMIT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ConfigError(f"launcher=slurm: sbatch cannot be run here ({error}); launch from a machine that submits jobs") from error
+    if done.returncode:
+        raise ConfigError(f"launcher=slurm: sbatch refuses {script}: {done.stderr.strip()}; correct slurm.* and cluster.*")
+    return done.stdout.strip().partition(";")[0]
+
+
+def refusal(config: RunConfig) -> str:
+    """Why Slurm would not take the job, in its own words; empty if it would."""
+    script = job_script(config, Path(config.output_dir) / str(config.run_name))
+    command = ["sbatch", "--test-only"]
+    try:
+        done = subprocess.run(command, input=script, capture_output=True, text=True, check=False, timeout=_SUBMIT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    return " ".join(done.stderr.split()) if done.returncode else ""
+
+
+def _options(config: RunConfig, run_dir: Path) -> Iterator[str]:
+    slurm, cluster = config.slurm, config.cluster
+    yield f"--job-name={run_dir.name}"
+    yield f"--output={run_dir}/logs/slurm.out"
+    yield "--open-mode=append"
+    yield f"--nodes={cluster.nodes}"
+    yield "--ntasks-per-node=1"
+    yield f"--cpus-per-task={slurm.cpus_per_node}" if slurm.cpus_per_node else "--exclusive"
+    if cluster.gpus_per_node:
+        yield f"--gpus-per-node={cluster.gpus_per_node}"
+    yield f"--time={slurm.time}"
+    if slurm.partition is not None:
+        yield f"--partition={slurm.partition}"
+    if slurm.account is not None:
+        yield f"--account={slurm.account}"
+    if slurm.stop_before_s:
+        yield f"--signal=B:TERM@{slurm.stop_before_s}"
+    yield "--no-kill"  # a lost node takes its processes, not the job
+    yield from slurm.extra
+
+
+class SlurmProcess:
+    """One `srun` with one task, whose first line of output is its process id."""
+
+    def __init__(self, srun: asyncio.subprocess.Process, output: Path, waits_for: str) -> None:
+        self.pid = 0
+        self.waits_for = waits_for
+        self.why = ""
+        self._srun = srun
+        self._output = output
+        self._has_place = asyncio.Event()
+        self._reading = asyncio.create_task(self._read(), name="output of srun")
+        self._killing: asyncio.Task[None] | None = None
+
+    async def placed(self) -> None:
+        """Returns once the task runs on a node, or never will."""
+        await self._has_place.wait()
+
+    async def wait(self) -> int:
+        """The task's exit code; -N if signal N ended it."""
+        code = await self._srun.wait()
+        await asyncio.shield(self._reading)
+        return 128 - code if code > 128 else code
+
+    def terminate(self) -> None:
+        """Asks the task to end, through srun."""
+        self._signal(signal.SIGUSR1 if self.pid else signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Ends the task now, and srun in any case."""
+        if self._killing is None and self._srun.returncode is None:
+            self._killing = asyncio.create_task(self._kill(), name="kill the step")
+
+    async def _kill(self) -> None:
+        self._signal(signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_KILL_S):
+                await self._srun.wait()
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._srun.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._srun.send_signal(number)
+
+    async def _read(self) -> None:
+        """The process id, then everything else into the process's file."""
+        assert self._srun.stdout is not None
+        try:
+            first = await self._srun.stdout.readline()
+            self.pid = int(first) if first.strip().isdigit() else 0
+            self._has_place.set()
+            while data := await self._srun.stdout.read(2**16):
+                with self._output.open("ab") as file:
+                    file.write(data)
+        finally:
+            self._has_place.set()
+
+
+class SlurmLauncher:
+    """Starts steps in the job that this process runs in."""
+
+    def __init__(self, run_dir: Path, config: RunConfig) -> None:
+        self._run_dir = run_dir.absolute()
+        self._config = config
+        self._started: list[SlurmProcess] = []
+
+    async def open(self) -> str:
+        """This node's address. Raises ConfigError outside a job, or where the node's name leads nowhere that others can reach."""
+        if not is_inside_job():
+            raise ConfigError("launcher=slurm: this process is in no job; launch with async-rl launch, which submits one")
+        self._node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+        address = await asyncio.to_thread(_address_of, self._node)
+        network = self._config.network
+        if address.startswith("127.") and self._config.cluster.nodes > 1 and network.host == AUTO and network.interface is None:
+            raise ConfigError(f"launcher=slurm: {self._node} is {address} to itself, which other nodes cannot reach; set network.interface")
+        return address
+
+    async def close(self) -> None:
+        """Ends every step."""
+        for process in self._started:
+            process.kill()
+        await asyncio.gather(*(process.wait() for process in self._started), return_exceptions=True)
+
+    def output_of(self, name: str) -> Path:
+        """The file with what the process and its libraries print."""
+        return LocalLauncher(self._run_dir).output_of(name)
+
+    async def start(self, spec: ProcessSpec) -> SlurmProcess:
+        """Starts an srun, which waits until the job has room for its step. Raises InfrastructureError if it cannot be run."""
+        placed = on_cluster(self._config, spec)
+        output = self.output_of(spec.name)
+        try:
+            with output.open("ab") as errors:
+                srun = await asyncio.create_subprocess_exec(
+                    *self._srun(spec),
+                    *child_command(placed, self._run_dir, parent_pid=0),
+                    "--announce",
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=asyncio.subprocess.PIPE,
+                    stderr=errors,
+                    start_new_session=True,
+                    env={**os.environ, **placed.env},
+                )
+        except OSError as error:
+            raise InfrastructureError(f"{spec.name} could not be started: srun: {error}") from error
+        process = SlurmProcess(srun, output, needs(self._config, spec))
+        self._started.append(process)
+        return process
+
+    def _srun(self, spec: ProcessSpec) -> list[str]:
+        options = [
+            "srun",
+            "--exact",
+            "--nodes=1",
+            "--ntasks=1",
+            "--mem=0",
+            f"--job-name={spec.name}",
+        ]
+        options.append(f"--cpus-per-task={cluster_cpus(self._config, spec)}")
+        options.append(f"--gpus-per-node={math.ceil(spec.gpus)}" if spec.gpus else "--gres=none")
+        if (pool := settings_of(self._config, pool_of(spec.name))) is not None and pool.node_kind is not None:
+            options.append(f"--constraint={pool.node_kind}")
+        if spec.role == "buffer":
+            options.append(f"--nodelist={self._node}")
+        return options
+
+
+def _address_of(node: str) -> str:
+    try:
+        return socket.gethostbyname(node)
+    except OSError as error:
+        raise ConfigError(f"launcher=slurm: the name of this node, {node}, has no address ({error}); set network.host") from error

@@ -1,0 +1,111 @@
+"""`async-rl verifier`: the verifier's server alone, without a run, for whoever speaks one of its forms.
+
+Invariants: settings come from conf/ and what is given beside them; loopback unless told otherwise; never without a token: one is made and
+printed where none is given; the first SIGTERM or Ctrl-C drains, a second one ends it at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import signal
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from async_rl.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from async_rl.config.run import RunConfig
+
+_TOKEN_BYTES = 24
+_LEVELS = {1: "namespaces", 2: "Landlock and seccomp", 3: "none: programs run unconfined"}
+VerifierSettings = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[key=value ...]", help="settings of sandbox and verifiers that differ from conf/"),
+]
+
+
+def verifier(
+    settings: VerifierSettings = None,
+    host: Annotated[str | None, typer.Option(help="address to bind; default: loopback")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="port to bind; 0 = a free one, which is printed")] = 0,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="ASYNC_RL_TOKEN",
+            help="what clients must send; default: a fresh one, which is printed",
+        ),
+    ] = None,
+    cells: Annotated[
+        int | None,
+        typer.Option(min=1, help="programs that run side by side; default: verifiers.cells"),
+    ] = None,
+    allow_unsafe: Annotated[
+        bool,
+        typer.Option("--allow-unsafe", help="run even where no jail works, if every program is trusted"),
+    ] = False,
+) -> None:
+    """Serve verdicts over HTTP until stopped, without any run.
+
+    Examples: async-rl verifier; async-rl verifier --port 8080 --cells 4 sandbox.timeout_s=5
+    """
+    given = list(settings or [])
+    given += [f"verifiers.cells={cells}"] if cells is not None else []
+    given += ["sandbox.allow_unsafe=true"] if allow_unsafe else []
+    config = verifier_config(given)
+    from async_rl.wire.addresses import host_for_people
+
+    if token == "":
+        raise ConfigError("--token is empty; give one, or leave it out to have one made")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    asyncio.run(_serve(config, host or host_for_people(config.network), port, token))
+
+
+def verifier_config(settings: list[str]) -> RunConfig:
+    """The configuration of conf/ with settings of the verifier's own sections. Raises ConfigError for others."""
+    from async_rl.launchers.configuration.compose import compose, names
+
+    for setting in settings:
+        if not setting.startswith(("sandbox.", "verifiers.", "reward.")):
+            raise ConfigError(f"{setting}: without a run only sandbox.*, verifiers.* and reward.* mean something; leave it out")
+    return compose(names()[0], settings)
+
+
+async def _serve(config: RunConfig, host: str, port: int, token: str | None) -> None:
+    from async_rl.observability.activity import Activity
+    from async_rl.rewards.verifier.serving import listen, open_service, serve
+
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        stopping.set()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    secret = token or secrets.token_urlsafe(_TOKEN_BYTES)
+    with listen(host, port) as listener:
+        async with open_service(config.verifiers, config.sandbox, Activity(), config.reward) as service:
+
+            async def ready(url: str) -> None:
+                level = service.pool.level
+                typer.echo(f"verifier at {url} (jail level {level}: {_LEVELS[level]}; {service.num_cells} cells)")
+                if token is None:
+                    typer.echo(f"token {secret}")
+                for reason in service.pool.reasons:
+                    typer.echo(f"a stronger jail was not possible: {reason}")
+
+            await serve(
+                service,
+                listener,
+                token=secret,
+                ready=ready,
+                stopping=stopping,
+                log=logging.getLogger("async_rl"),
+            )
+    typer.echo("verifier ended: everything that was admitted is answered")

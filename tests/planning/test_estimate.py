@@ -1,0 +1,156 @@
+"""Facts about what a run amounts to before it starts."""
+
+from async_rl.launchers.configuration.compose import compose
+from async_rl.planning.estimate import (
+    EMBEDDED_POSITIONS,
+    derived_numbers,
+    disk_mb,
+    embedded_shape,
+    fit_problems,
+    kv_cache_tokens,
+    memory_mb,
+    shape_from_hf,
+    total_memory_mb,
+)
+
+QWEN3_06B = {
+    "vocab_size": 151936,
+    "hidden_size": 1024,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 40960,
+    "tie_word_embeddings": True,
+}
+
+
+def test_a_critic_on_the_policys_backbone_costs_no_second_model() -> None:
+    own, shared, none = (
+        memory_mb(compose(conf, overrides), "learner", shape_from_hf(QWEN3_06B))
+        for conf, overrides in (
+            ("ppo_code", ["algorithm.kl_coef=0"]),
+            ("ppo_code", ["algorithm.kl_coef=0", "learner.critic.backbone=shared"]),
+            ("grpo_code", []),
+        )
+    )
+    assert abs((own - shared) * 2**20 / (16 * 596_049_920) - 1) < 0.01, "weight, gradient and two moments"
+    assert shared == none
+
+
+def test_the_mask_of_shared_prompts_grows_with_the_budget_times_the_longest_sequence() -> None:
+    shape = shape_from_hf(QWEN3_06B)
+    long = [
+        "data.max_prompt_tokens=8000",
+        "data.max_response_tokens=8000",
+        "learner.budget_tokens=32000",
+    ]
+    shared, alone = (
+        memory_mb(
+            compose(
+                "grpo_code",
+                [*long, f"generation.group_size={size}", "algorithm.advantage=reinforce_plus_plus"],
+            ),
+            "learner",
+            shape,
+        )
+        for size in (8, 1)
+    )
+    assert shared - alone == round(32000 * 16000 * 4 / 2**20)
+
+
+def test_parameters_of_a_known_model_are_counted_to_a_percent() -> None:
+    assert abs(shape_from_hf(QWEN3_06B).num_parameters / 596_049_920 - 1) < 0.01
+
+
+def test_keys_and_values_of_a_known_model_fill_the_cache() -> None:
+    # 2 x 28 layers x 8 heads x 128 x 4 bytes = 224 KiB a token: 4.57 tokens per MiB.
+    assert kv_cache_tokens(compose("ppo_code", ["generation.vllm.kv_cache_mb=64"]), shape_from_hf(QWEN3_06B)) == 292
+
+
+def test_derived_numbers_follow_from_the_settings() -> None:
+    overrides = [
+        "buffer.groups_per_step=8",
+        "generation.group_size=4",
+        "buffer.max_staleness_versions=3",
+        "num_steps=10",
+    ]
+    config = compose(
+        "ppo_code",
+        [
+            *overrides,
+            "data.max_prompt_tokens=20",
+            "data.max_response_tokens=30",
+            "evaluation.every_steps=4",
+        ],
+    )
+    rows = dict(derived_numbers(config, embedded_shape(config.model)))
+    assert rows["groups per step"] == "8"
+    assert rows["sequences per step"] == "32 (8 groups x 4)"
+    assert rows["tokens per step"] == "at most 1,600 (960 generated)"
+    assert rows["staleness bound"] == "3 versions = at most 32 groups in flight"
+    assert rows["sequences of the run"] == "320 in 10 steps"
+    assert rows["evaluations"].startswith("4 of 256 held-out prompts")
+
+
+def test_more_of_anything_needs_more_memory() -> None:
+    base = compose("ppo_code", ["generators.cores=[0]", "learner.cores=[1]"])
+    shape = shape_from_hf(QWEN3_06B)
+    for role, override in [
+        ("generator", "generation.vllm.kv_cache_mb=128"),
+        ("learner", "learner.budget_tokens=16384"),
+        ("learner", "learner.logits_chunk_mb=512"),
+        ("verifier", "sandbox.memory_mb=512"),
+        ("buffer", "buffer.groups_per_step=64"),
+    ]:
+        more = compose("ppo_code", [override, "generators.cores=[0]", "learner.cores=[1]"])
+        assert memory_mb(more, role, shape) > memory_mb(base, role, shape), override  # type: ignore[arg-type]
+    for override in (
+        "algorithm=grpo",
+        "learner.gradient_checkpointing=true",
+        "algorithm.kl_coef=0",
+    ):
+        assert memory_mb(compose("ppo_code", [override]), "learner", shape) < memory_mb(base, "learner", shape), override
+    assert total_memory_mb(compose("ppo_code", ["generators.count=2"]), shape) > total_memory_mb(base, shape)
+    assert disk_mb(compose("ppo_code", ["checkpoint.keep=5"]), shape) > disk_mb(base, shape)
+    assert total_memory_mb(base, None) < total_memory_mb(base, shape)
+
+
+def test_what_cannot_fit_is_refused_with_both_numbers() -> None:
+    config = compose("ppo_code", ["data.max_prompt_tokens=400", "data.max_response_tokens=200"])
+    (positions,) = fit_problems(config, embedded_shape(config.model), memory_mb_available=10**6)
+    assert f"= 600 is above the {EMBEDDED_POSITIONS} positions" in positions
+    (cache,) = fit_problems(config, shape_from_hf(QWEN3_06B), memory_mb_available=10**6)
+    assert "holds 292 tokens of this model, one sequence may have 600; raise it to at least 132" in cache
+    enough = compose(
+        "ppo_code",
+        [
+            "data.max_prompt_tokens=400",
+            "data.max_response_tokens=200",
+            "generation.vllm.kv_cache_mb=132",
+        ],
+    )
+    assert fit_problems(enough, shape_from_hf(QWEN3_06B), memory_mb_available=10**6) == []
+    config = compose("ppo_code")
+    (memory,) = fit_problems(config, embedded_shape(config.model), memory_mb_available=1024)
+    assert "this machine has 1.0 GB" in memory
+
+
+def test_the_embedded_default_fits_a_small_machine() -> None:
+    for conf in ("ppo_code", "grpo_code"):
+        config = compose(conf)
+        assert fit_problems(config, embedded_shape(config.model), memory_mb_available=6 * 1024) == []
+
+
+def test_a_shared_device_says_how_long_its_turns_are_and_what_the_learner_brings() -> None:
+    shape = shape_from_hf(QWEN3_06B)
+    rows = dict(derived_numbers(compose("grpo_code", ["placement=colocated", "weights.push_every_steps=2"]), shape))
+    assert rows["placement"] == "colocated: generation until 32 groups are ready, then 2 learner steps, in turns"
+    assert "GPU memory" not in rows
+    gpus = ["learner.gpus_each=0.5", "generators.gpus_each=0.5"]
+    learner_mb = memory_mb(compose("grpo_code"), "learner", shape) - memory_mb(compose("grpo_code"), "learner", None)
+    assert dict(derived_numbers(compose("grpo_code", ["placement=colocated", *gpus]), shape))["GPU memory"] == (
+        f"{learner_mb / 1024:.1f} GB in the learner's turn, then in main memory"
+    )
+    assert "placement" not in dict(derived_numbers(compose("grpo_code", gpus), shape))

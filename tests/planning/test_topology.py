@@ -1,0 +1,117 @@
+"""Facts about which process runs where."""
+
+from async_rl.config.pools import pool_counts
+from async_rl.core.machine import Machine, this_machine
+from async_rl.launchers.configuration.compose import compose
+from async_rl.planning.topology import ProcessSpec, has_its_gpus, joining, processes
+
+TWO_CORES = Machine(cores=(0, 1), num_gpus=0, memory_mb=8000)
+PINNED = ("generators.cores=[0]", "learner.cores=[1]")
+
+
+def specs(*overrides: str, machine: Machine = TWO_CORES) -> dict[str, ProcessSpec]:
+    listed = processes(compose("ppo_code", [*PINNED, *overrides]), machine)
+    assert len({spec.name for spec in listed}) == len(listed)
+    return {spec.name: spec for spec in listed}
+
+
+def test_two_cores_generate_on_one_and_learn_on_the_other() -> None:
+    run = specs()
+    assert list(run) == ["buffer", "learner-0", "generator-0", "verifier-0"]
+    assert (run["generator-0"].cores, run["learner-0"].cores, run["buffer"].cores) == (
+        (0,),
+        (1,),
+        (),
+    )
+
+
+def test_ranks_and_roles_follow_the_counts() -> None:
+    run = specs("generators.count=2", "verifiers.count=3", "learner.ranks=2")
+    assert [(s.role, s.rank) for s in run.values()] == [
+        *[("buffer", 0), ("learner", 0), ("learner", 1), ("generator", 0), ("generator", 1)],
+        *[("verifier", 0), ("verifier", 1), ("verifier", 2)],
+    ]
+
+
+def test_learner_ranks_deal_out_their_cores_in_turn_and_share_them_where_there_are_too_few() -> None:
+    machine = Machine(cores=tuple(range(8)), num_gpus=0, memory_mb=8000)
+    run = specs("learner.ranks=3", "learner.cores=[0,1,2,3,4]", machine=machine)
+    assert [run[f"learner-{r}"].cores for r in range(3)] == [(0, 3), (1, 4), (2,)]
+    run = specs("learner.ranks=3", "learner.cores=[6,7]", machine=machine)
+    assert [run[f"learner-{r}"].cores for r in range(3)] == [(6,), (7,), (6,)]
+    assert specs("learner.cores=[]")["learner-0"].cores == ()
+
+
+def test_generators_take_their_share_of_the_pool_and_start_again_at_its_end() -> None:
+    machine = Machine(cores=tuple(range(8)), num_gpus=0, memory_mb=8000)
+    run = specs(
+        "generators.count=3",
+        "generators.cores=[1,2,3,4]",
+        "generators.cores_each=2",
+        machine=machine,
+    )
+    assert [run[f"generator-{r}"].cores for r in range(3)] == [(1, 2), (3, 4), (1, 2)]
+    run = specs("generators.count=2", "generators.cores=[]", "generators.cores_each=1", machine=machine)
+    assert [run[f"generator-{r}"].cores for r in range(2)] == [(0,), (1,)]
+    assert specs("generators.cores=[0,1]")["generator-0"].cores == (0, 1)
+
+
+def test_a_process_has_as_many_threads_as_cores() -> None:
+    run = specs("learner.cores=[]", "generators.cores=[0]")
+    assert [run[name].env["OMP_NUM_THREADS"] for name in ("generator-0", "learner-0", "verifier-0", "buffer")] == ["1", "2", "1", "1"]
+
+
+def test_gpus_are_dealt_out_whole_or_in_shares_and_hidden_from_the_others() -> None:
+    machine = Machine(cores=(0, 1), num_gpus=4, memory_mb=8000)
+    run = specs(
+        "generators.count=2",
+        "generators.gpus_each=0.5",
+        "learner.gpus_each=1",
+        "learner.ranks=2",
+        machine=machine,
+    )
+    visible = {name: spec.env["CUDA_VISIBLE_DEVICES"] for name, spec in run.items()}
+    assert visible == {
+        "buffer": "",
+        "verifier-0": "",
+        "learner-0": "0",
+        "learner-1": "1",
+        "generator-0": "2",
+        "generator-1": "2",
+    }
+    assert "CUDA_VISIBLE_DEVICES" not in specs()["learner-0"].env
+
+
+def test_this_machine_has_at_least_one_core_and_some_memory() -> None:
+    machine = this_machine()
+    assert machine.cores
+    assert machine.memory_mb > 256
+
+
+def test_a_joining_process_takes_the_lowest_free_rank_and_the_gpus_that_nobody_has() -> None:
+    machine = Machine(cores=(0, 1), num_gpus=4, memory_mb=8000)
+    config = compose("ppo_code", ["generators.count=3", "generators.gpus_each=1", "learner.gpus_each=1"])
+    start = processes(config, machine)
+    staying = [spec for spec in start if spec.name != "generator-1"]
+    joins = joining(config, machine, "generators", staying)
+    assert (joins.name, joins.env["CUDA_VISIBLE_DEVICES"], has_its_gpus(joins)) == (
+        "generator-1",
+        "2",
+        True,
+    )
+    assert joins == next(spec for spec in start if spec.name == "generator-1")
+    beyond = joining(config, machine, "generators", start)
+    assert (beyond.name, beyond.env["CUDA_VISIBLE_DEVICES"], has_its_gpus(beyond)) == (
+        "generator-3",
+        "",
+        False,
+    )
+    assert joining(config, machine, "verifiers", start).name == "verifier-1"
+
+
+def test_wanted_counts_stand_in_for_those_of_the_configuration() -> None:
+    machine = Machine(cores=(0, 1), num_gpus=0, memory_mb=8000)
+    config = compose("ppo_code", ["generators.count=3"])
+    assert pool_counts(config) == {"generators": 3, "verifiers": 1}
+    names = [spec.name for spec in processes(config, machine, {"generators": 0, "verifiers": 2})]
+    assert names == ["buffer", "learner-0", "verifier-0", "verifier-1"]

@@ -1,0 +1,74 @@
+"""How long the learner waits for a batch before it calls the run stuck."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from async_rl.core.errors import DeadlineExceeded
+from async_rl.launchers.configuration.compose import compose_unchecked
+from async_rl.observability.activity import Activity
+from async_rl.processes.learner import Learner
+from async_rl.protocol.learner import Batch, TakeBatch
+from async_rl.protocol.membership import Member, Members
+from async_rl.runtime.directory import Directory
+
+
+class Buffer:
+    """Has no batch for the first `num_refusals` requests, each of which it holds for a hundredth of a second."""
+
+    def __init__(self, num_refusals: int) -> None:
+        self._left = num_refusals
+
+    async def call(self, request: TakeBatch, *, timeout_s: float) -> Batch:
+        await asyncio.sleep(0.01)
+        self._left -= 1
+        return Batch(groups=[] if self._left >= 0 else ["the batch"], waits_for="3 of 4 groups")  # type: ignore[list-item]
+
+
+def take(timeout_s: float, *, generators: tuple[str, ...] = ("generator-0",)) -> Any:
+    directory = Directory()
+    members = [
+        Member(
+            name=n,
+            role="generator",
+            pid=1,
+            address="a",
+            state="",
+            waits_for="",
+            since_s=0,
+            version=0,
+            counters={},
+        )
+        for n in generators
+    ]
+    directory.update(Members(epoch=1, members=members))
+    context: Any = SimpleNamespace(
+        config=compose_unchecked("grpo_code", [f"learner.take_timeout_s={timeout_s}"]),
+        run_dir=Path("run"),
+        incarnation="life",
+        host="127.0.0.1",
+        activity=Activity(),
+        directory=directory,
+        peer=lambda _: Buffer(num_refusals=60),
+    )
+    ranks: Any = None
+    return asyncio.run(Learner(context, ranks, torch.device("cpu"))._take(5))
+
+
+def test_a_batch_that_comes_later_than_the_timeout_ends_the_run_with_what_the_buffer_waits_for() -> None:
+    with pytest.raises(
+        DeadlineExceeded,
+        match=r"no batch for version 5 within 0\.1 s .*the buffer waits for 3 of 4 groups",
+    ):
+        take(0.1)
+    assert take(60) == ["the batch"]
+
+
+def test_without_any_generator_the_learner_waits_for_as_long_as_nobody_asks_for_one() -> None:
+    assert take(0.1, generators=()) == ["the batch"]

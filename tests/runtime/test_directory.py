@@ -1,0 +1,135 @@
+"""Reaching whoever serves under a name: across its lives, and without keeping what belonged to those that ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from async_rl.core.errors import Unavailable
+from async_rl.protocol.base import Message
+from async_rl.protocol.buffer import RequestWork, Work
+from async_rl.protocol.membership import Member, Members
+from async_rl.runtime.directory import Connections, Directory, Peer
+from async_rl.wire.keys import Keys, create_keys
+from async_rl.wire.rpc import RpcServer
+
+ASK = RequestWork(generator="g", incarnation="i", version=0, credit=1, wait_s=0)
+
+
+class Lives:
+    """Lives of one process, one after the other: the directory knows the newest, which answers with its pid, or not at all."""
+
+    def __init__(self, keys: Keys, stack: AsyncExitStack) -> None:
+        self.directory = Directory()
+        self.connect = Connections(keys, self.directory)
+        self.asked = asyncio.Event()
+        self.ports: set[int] = set()
+        self._keys, self._stack = keys, stack
+
+    async def begin(self, pid: int, *, answers: bool = True) -> None:
+        async def work(_: RequestWork) -> Message:
+            self.asked.set()
+            if not answers:
+                await asyncio.get_running_loop().create_future()
+            return Work(tickets=[], waits_for=str(pid))
+
+        address = await self._stack.enter_async_context(_serving(RpcServer("127.0.0.1", 0, self._keys, {RequestWork: work})))
+        self.ports.add(int(address.rpartition(":")[2]))
+        member = Member(
+            name="buffer",
+            role="buffer",
+            pid=pid,
+            address=address,
+            state="",
+            waits_for="",
+            since_s=0.0,
+            version=0,
+            counters={},
+        )
+        self.directory.update(Members(epoch=pid, members=[member]))
+
+    async def ask(self) -> str:
+        reply: Work = await Peer("buffer", self.directory, self.connect).call(ASK, timeout_s=30)
+        return reply.waits_for
+
+
+@asynccontextmanager
+async def _serving(server: RpcServer) -> AsyncIterator[str]:
+    with server:
+        task = asyncio.create_task(server.serve())
+        yield server.address
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def lives(path: Path) -> AsyncIterator[Lives]:
+    async with AsyncExitStack() as stack:
+        it = Lives(create_keys(path / "keys"), stack)
+        yield it
+        await it.connect.close()
+
+
+def test_a_request_that_its_process_did_not_live_to_answer_is_answered_by_its_successor(
+    tmp_path: Path,
+) -> None:
+    async def main() -> str:
+        async with lives(tmp_path) as it:
+            await it.begin(1, answers=False)
+            asking = asyncio.create_task(it.ask())
+            await it.asked.wait()
+            await it.begin(2)
+            return await asking
+
+    assert asyncio.run(main()) == "2"
+
+
+def test_a_process_that_does_not_come_is_named_with_what_was_asked_and_how_long(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        async with lives(tmp_path) as it:
+            await Peer("buffer", it.directory, it.connect).call(ASK, timeout_s=0.1)
+
+    with pytest.raises(Unavailable, match=r"buffer is not there: RequestWork got no reply within 0\.1 s"):
+        asyncio.run(main())
+
+
+def test_only_the_connection_to_the_living_process_is_kept(tmp_path: Path) -> None:
+    async def main() -> list[int]:
+        async with lives(tmp_path) as it:
+            num_connected = []
+            for pid in range(1, 6):
+                await it.begin(pid)
+                assert await it.ask() == str(pid)
+                found = psutil.Process().net_connections("tcp")
+                num_connected.append(sum(c.raddr != () and c.raddr.port in it.ports and c.status == "ESTABLISHED" for c in found))
+            return num_connected
+
+    assert max(asyncio.run(main())) <= 2, "one may still be under way to its end"
+
+
+def test_a_connection_on_which_somebody_waits_stays_open_though_its_process_left_the_list(
+    tmp_path: Path,
+) -> None:
+    """A generator that is to leave is no member any more while it still answers."""
+
+    async def main() -> bool:
+        async with lives(tmp_path) as it:
+            await it.begin(1, answers=False)
+            waiting = asyncio.create_task(it.connect(it.directory.members[0].address).call(ASK, timeout_s=30))
+            await it.asked.wait()
+            for pid in (2, 3):
+                await it.begin(pid)
+                assert await it.ask() == str(pid)
+            is_open = not waiting.done()
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+            return is_open
+
+    assert asyncio.run(main())

@@ -1,0 +1,76 @@
+"""A process on another machine has no parent that the kernel could watch: it ends by itself once the supervisor no longer answers."""
+
+import asyncio
+import os
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from async_rl.launchers.configuration.compose import compose, write_config
+from async_rl.protocol.base import Message, Ok
+from async_rl.protocol.membership import Heartbeat, Members, Register, WatchMembers
+from async_rl.runtime.context import Control
+from async_rl.wire.keys import create_keys
+from async_rl.wire.rpc import RpcServer
+
+
+@pytest.mark.slow
+def test_a_process_without_supervisor_ends_itself_within_the_heartbeat_timeout(
+    tmp_path: Path,
+) -> None:
+    config = compose(
+        "ppo_code",
+        ["verifiers.cells=1", "supervisor.heartbeat_s=0.2", "supervisor.heartbeat_timeout_s=2"],
+    )
+    write_config(config, tmp_path / "config.yaml")
+
+    async def main() -> tuple[int | None, float]:
+        registered = asyncio.Event()
+
+        async def register(_: Register) -> Message:
+            registered.set()
+            return Ok()
+
+        async def beat(_: Heartbeat) -> Message:
+            return Ok()
+
+        async def watch(message: WatchMembers) -> Message:
+            await asyncio.sleep(message.wait_s)
+            return Members(epoch=message.known_epoch, members=[])
+
+        keys = create_keys(tmp_path / "keys")
+        with RpcServer("127.0.0.1", 0, keys, {Register: register, Heartbeat: beat, WatchMembers: watch}) as server:
+            control = Control(address=server.address, pid=os.getpid(), machine="elsewhere", model_path="")
+            (tmp_path / "control.json").write_bytes(msgspec.json.encode(control))
+            serving = asyncio.create_task(server.serve())
+            command = [
+                sys.executable,
+                "-m",
+                "async_rl.runtime.main",
+                "--name",
+                "verifier-0",
+                "--role",
+                "verifier",
+                "--rank",
+                "0",
+            ]
+            process = await asyncio.create_subprocess_exec(*command, "--run-dir", str(tmp_path), "--parent-pid", "0")
+            try:
+                async with asyncio.timeout(60):
+                    await registered.wait()
+                    serving.cancel()
+                    gone_s = time.monotonic()
+                    return await process.wait(), time.monotonic() - gone_s
+            finally:
+                serving.cancel()
+                if process.returncode is None:
+                    process.kill()
+                    await process.wait()
+
+    code, took_s = asyncio.run(main())
+    assert code == 1
+    assert took_s < 30, "the deadline is 2 s; the rest is for a busy machine"
+    assert "did not answer Heartbeat within 2 s" in (tmp_path / "logs" / "verifier-0.log").read_text()

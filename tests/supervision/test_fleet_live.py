@@ -1,0 +1,120 @@
+"""Facts about processes that are added to a live fleet and let go."""
+
+import asyncio
+from pathlib import Path
+
+from test_fleet import Scripted, World, spec
+
+from async_rl.protocol.membership import Heartbeat, Register
+from async_rl.supervision.registry import Registry
+
+
+def test_a_process_that_was_let_go_is_not_started_again_and_is_forgotten(tmp_path: Path) -> None:
+    def ready(world: World, process: Scripted) -> None:
+        world.registry.register(
+            Register(
+                name=f"verifier-{process.pid - 1000}",
+                role="verifier",
+                pid=process.pid,
+                address="http://x",
+            )
+        )
+
+    async def main() -> World:
+        world = World("verifier", tmp_path, ready, ranks=2)
+        world.registry.wanted = {"verifiers": 1}
+        running = asyncio.create_task(world.fleet.run())
+        while len(world.registry.directory.members) < 2:
+            await world.registry.directory.changed(world.registry.directory.epoch)
+        world.fleet.let_go("verifier-1")
+        assert [m.name for m in world.registry.directory.members] == ["verifier-0"]
+        assert [(p.live, p.draining) for p in world.registry.pools()] == [(1, 1)]
+        assert not await world.fleet.until_left("verifier-1", timeout_s=0.01)
+        world.fleet.end("verifier-1", at_once=False)
+        assert await world.fleet.until_left("verifier-1", timeout_s=10)
+        assert [(p.live, p.draining) for p in world.registry.pools()] == [(1, 0)]
+        assert [spec.name for spec in world.fleet.specs] == ["verifier-0"]
+        world.fleet.add(spec("verifier", 1))
+        while len(world.registry.directory.members) < 2:
+            await world.registry.directory.changed(world.registry.directory.epoch)
+        world.fleet.kill_all()
+        await running
+        return world
+
+    world = asyncio.run(main())
+    assert (world.left, world.lost, len(world.launcher.started)) == ([("verifier-1", "")], [], 3)
+
+
+def test_a_draining_generator_still_gets_weights_and_says_that_it_drains() -> None:
+    registry = Registry()
+    registry.register(Register(name="generator-0", role="generator", pid=1, address="tcp://x"))
+    registry.drain("generator-0")
+    registry.beat(
+        Heartbeat(
+            name="generator-0",
+            pid=1,
+            state="generating",
+            waits_for="",
+            since_s=0,
+            version=7,
+            counters={},
+        )
+    )
+    assert [(m.name, m.state, m.version) for m in registry.members] == [("generator-0", "draining", 7)]
+    assert [m.name for m in registry.directory.members] == ["generator-0"]
+
+
+def test_a_process_added_to_a_live_run_that_cannot_start_is_given_up_and_the_run_goes_on(
+    tmp_path: Path,
+) -> None:
+    def fails_unless_first(world: World, process: Scripted) -> None:
+        if process.pid == 1000:
+            world.register(process)
+        else:
+            world.fleet.note_fatal("generator-1", "OutOfMemory: 9 GB")
+            process.end(1)
+
+    async def main() -> World:
+        world = World("generator", tmp_path, fails_unless_first)
+        running = asyncio.create_task(world.fleet.run())
+        while not world.registry.directory.members:
+            await world.registry.directory.changed(world.registry.directory.epoch)
+        world.fleet.add(spec("generator", 1))
+        async with asyncio.timeout(10):
+            await world.someone_left.wait()
+        assert not world.fleet.failed.done()
+        world.fleet.kill_all()
+        await running
+        return world
+
+    assert asyncio.run(main()).left == [("generator-1", "failed: OutOfMemory: 9 GB")]
+
+
+def test_one_that_starts_is_shown_at_once_and_killed_when_it_is_let_go_for_it_may_not_hear_a_request(
+    tmp_path: Path,
+) -> None:
+    def deaf_unless_first(world: World, process: Scripted) -> None:
+        if process.pid == 1000:
+            world.register(process)
+        else:
+            process.terminate = lambda: None  # type: ignore[method-assign]
+
+    async def main() -> World:
+        world = World("generator", tmp_path, deaf_unless_first)
+        world.registry.wanted = {"generators": 2}
+        running = asyncio.create_task(world.fleet.run())
+        while not world.registry.directory.members:
+            await world.registry.directory.changed(world.registry.directory.epoch)
+        world.fleet.add(spec("generator", 1))
+        assert [(p.live, p.starting) for p in world.registry.pools()] == [(1, 1)]
+        await asyncio.wait({running}, timeout=0.1)
+        for rank in (1, 2):  # the second is let go before it was even started
+            if rank == 2:
+                world.fleet.add(spec("generator", rank))
+            world.fleet.let_go(f"generator-{rank}")
+            assert await world.fleet.until_left(f"generator-{rank}", timeout_s=10)
+        world.fleet.kill_all()
+        await running
+        return world
+
+    assert asyncio.run(main()).left == [("generator-1", ""), ("generator-2", "")]

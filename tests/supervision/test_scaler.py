@@ -1,0 +1,348 @@
+"""From wanted counts to processes that come and go, with a fleet of scripted processes."""
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+from test_fleet import LIMITS, Scripted, ScriptedLauncher
+
+from async_rl.config.run import RunConfig
+from async_rl.core.errors import ConfigError
+from async_rl.core.machine import Machine
+from async_rl.core.types import PoolCount
+from async_rl.launchers.configuration.compose import compose
+from async_rl.planning.estimate import memory_mb
+from async_rl.planning.headroom import Headroom
+from async_rl.planning.topology import SCALE_FILE, ProcessSpec, processes
+from async_rl.protocol.membership import Heartbeat, Register
+from async_rl.runtime.directory import Connections
+from async_rl.supervision.fleet import Fleet
+from async_rl.supervision.registry import Registry
+from async_rl.supervision.scaler import Scaler, wanted_counts
+from async_rl.wire.keys import create_keys
+
+MACHINE = Machine(cores=(0, 1), num_gpus=0, memory_mb=8000)
+
+
+class ScaledRun:
+    """A supervisor without sockets: processes serve as soon as they are started, and end when asked."""
+
+    def __init__(self, config: RunConfig, run_dir: Path, machine: Machine = MACHINE) -> None:
+        self.free_mb = 100_000
+        self.registry = Registry()
+        self.registry.wanted = wanted_counts(config, run_dir)
+        self.launcher = ScriptedLauncher(self.serve, run_dir / "out")
+        log = logging.getLogger("test")
+        self.fleet = Fleet(
+            processes(config, machine, self.registry.wanted),
+            launcher=self.launcher,
+            registry=self.registry,
+            config=LIMITS,
+            on_lost=self.told,
+            on_left=self.told,
+            log=log,
+        )
+        connect = Connections(create_keys(run_dir / "keys"), self.registry.directory)
+        headroom = Headroom(config, run_dir, lambda: self.free_mb)
+        self.scaler = Scaler(
+            config,
+            run_dir,
+            machine=machine,
+            fleet=self.fleet,
+            registry=self.registry,
+            connect=connect,
+            headroom=headroom,
+            log=log,
+        )
+
+    async def told(self, _: ProcessSpec, __: str) -> None:
+        pass
+
+    def serve(self, spec: ProcessSpec, process: Scripted) -> None:
+        message = Register(name=spec.name, role=spec.role, pid=process.pid, address="")
+        asyncio.get_running_loop().call_soon(self.registry.register, message)
+
+    async def until(self, *names: str) -> None:
+        async with asyncio.timeout(10):
+            while sorted(m.name for m in self.registry.members if m.address == "" and m.state == "ready") != sorted(names):
+                await self.registry.directory.changed(self.registry.directory.epoch)
+
+    def tell(self, name: str, **counters: float) -> None:
+        pid = next(m.pid for m in self.registry.members if m.name == name)
+        self.registry.beat(
+            Heartbeat(
+                name=name,
+                pid=pid,
+                state="ready",
+                waits_for="",
+                since_s=0,
+                version=0,
+                counters=counters,
+            )
+        )
+
+
+def with_run(
+    config: RunConfig,
+    run_dir: Path,
+    act: Callable[[ScaledRun], Awaitable[None]],
+    machine: Machine = MACHINE,
+) -> None:
+    async def main() -> None:
+        run = ScaledRun(config, run_dir, machine)
+        tasks = [asyncio.create_task(run.fleet.run()), asyncio.create_task(run.scaler.run())]
+        try:
+            await act(run)
+        finally:
+            run.fleet.kill_all()
+            tasks[1].cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_processes_come_and_go_until_there_are_as_many_as_wanted_and_a_later_life_of_the_run_has_as_many(
+    tmp_path: Path,
+) -> None:
+    config = compose("grpo_code", [])
+
+    async def act(run: ScaledRun) -> None:
+        await run.until("buffer", "learner-0", "verifier-0", "generator-0")
+        run.scaler.scale({"verifiers": 3}, "test", is_forced=False)
+        await run.until("buffer", "learner-0", "verifier-0", "verifier-1", "verifier-2", "generator-0")
+        run.scaler.scale({"verifiers": 1}, "test", is_forced=False)
+        await run.until("buffer", "learner-0", "verifier-0", "generator-0")
+        run.scaler.scale({"generators": 2}, "test", is_forced=False)
+        await run.until("buffer", "learner-0", "verifier-0", "generator-0", "generator-1")
+
+    with_run(config, tmp_path, act)
+    assert wanted_counts(config, tmp_path) == {"generators": 2, "verifiers": 1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted", "remedy"),
+    [
+        (
+            [],
+            {"generator": 3},
+            "generator=3: there is no such pool; did you mean generators. this run has generators, verifiers",
+        ),
+        ([], {"verifiers": 0}, "keep at least 1"),
+        ([], {"generators": 20_000}, "give a number from 0 to 10000"),
+        (["generators.gpus_each=1"], {"generators": 2}, "need 2 GPUs, this machine has 1"),
+        (
+            ["generators.autoscale.enabled=true"],
+            {"generators": 2},
+            "resume the run with generators.autoscale.enabled=false",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_with_its_remedy_and_changes_nothing(
+    tmp_path: Path, settings: list[str], wanted: dict[str, int], remedy: str
+) -> None:
+    async def act(run: ScaledRun) -> None:
+        before = dict(run.registry.wanted)
+        with pytest.raises(ConfigError, match=remedy):
+            run.scaler.scale(wanted, "test", is_forced=False)
+        assert run.registry.wanted == before
+        assert not (tmp_path / SCALE_FILE).exists()
+
+    with_run(
+        compose("grpo_code", settings),
+        tmp_path,
+        act,
+        Machine(cores=(0, 1), num_gpus=1, memory_mb=8000),
+    )
+
+
+POOLS = ("generators.pools={big:{count:1,work:train},judge:{count:1,work:evaluation}}",)
+START = ("buffer", "learner-0", "verifier-0", "generator-0", "generator-big-0", "generator-judge-0")
+
+
+def test_each_pool_is_scaled_by_itself_by_either_name_and_kept_for_a_later_life(
+    tmp_path: Path,
+) -> None:
+    config = compose("grpo_code", POOLS)
+
+    async def act(run: ScaledRun) -> None:
+        await run.until(*START)
+        run.scaler.scale({"generators.big": 3, "judge": 0}, "test", is_forced=False)
+        await run.until(*START[:-1], "generator-big-1", "generator-big-2")
+        run.scaler.scale({"big": 1, "generators": 2}, "test", is_forced=False)
+        await run.until(*START[:-1], "generator-1")
+        found = {pool.pool: (pool.wanted, pool.live, pool.work) for pool in run.registry.pools()}
+        assert found == {
+            "generators": (2, 2, "train"),
+            "generators.big": (1, 1, "train"),
+            "generators.judge": (0, 0, "evaluation"),
+            "verifiers": (1, 1, ""),
+        }
+
+    with_run(config, tmp_path, act)
+    assert wanted_counts(config, tmp_path) == {
+        "generators": 2,
+        "generators.big": 1,
+        "generators.judge": 0,
+        "verifiers": 1,
+    }
+    assert wanted_counts(compose("grpo_code", []), tmp_path) == {"generators": 2, "verifiers": 1}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "remedy"),
+    [
+        (
+            {"bgi": 2},
+            "bgi=2: there is no such pool; did you mean generators.big. this run has generators, generators.big, generators.judge,",
+        ),
+        ({"generators.jugde": 2}, "did you mean generators.judge. "),
+        ({"big": 2, "generators.big": 3}, "big and generators.big are the same pool; give it once"),
+        ({"big": 10_001}, "generators.big=10001: give a number from 0 to 10000"),
+        (
+            {"big": 2},
+            "generators.pools.big.gpus_each=1 x 2 and generators.pools.judge.gpus_each=1 x 1 .*need 4 GPUs, this machine has 3",
+        ),
+    ],
+)
+def test_a_wrong_pool_is_told_with_the_nearest_right_one(tmp_path: Path, wanted: dict[str, int], remedy: str) -> None:
+    async def act(run: ScaledRun) -> None:
+        with pytest.raises(ConfigError, match=remedy):
+            run.scaler.scale(wanted, "test", is_forced=False)
+
+    gpus = (
+        "generators.pools.big.gpus_each=1",
+        "generators.pools.judge.gpus_each=1",
+        "learner.gpus_each=1",
+    )
+    with_run(
+        compose("grpo_code", [*POOLS, *gpus]),
+        tmp_path,
+        act,
+        Machine(cores=(0, 1), num_gpus=3, memory_mb=8000),
+    )
+
+
+def test_one_that_cannot_be_started_is_no_longer_wanted(tmp_path: Path) -> None:
+    async def act(run: ScaledRun) -> None:
+        await run.until("buffer", "learner-0", "verifier-0", "generator-0")
+        run.scaler.scale({"generators": 2}, "test", is_forced=False)
+        spec = next(spec for spec in run.fleet.specs if spec.name == "generator-1")
+        run.scaler.given_up(spec, "failed: OutOfMemory")
+        assert run.registry.wanted["generators"] == 1
+
+    with_run(compose("grpo_code", []), tmp_path, act)
+
+
+AUTOSCALED = (
+    "generators.autoscale.enabled=true",
+    "generators.autoscale.interval_s=0.05",
+    "supervisor.heartbeat_s=0.01",
+)
+
+
+def test_the_autoscaler_moves_its_pool_and_looks_at_no_generator_that_only_evaluates(
+    tmp_path: Path,
+) -> None:
+    config = compose("grpo_code", [*POOLS, *AUTOSCALED, "generators.autoscale.pool=generators.big"])
+
+    async def act(run: ScaledRun) -> None:
+        await run.until(*START)
+        with pytest.raises(
+            ConfigError,
+            match=r"generators.big=2: generators.autoscale.enabled=true decides on them",
+        ):
+            run.scaler.scale({"big": 2}, "test", is_forced=False)
+        told_s = 0.0
+        async with asyncio.timeout(10):
+            while run.registry.wanted["generators.big"] == 1:
+                told_s += 1.0
+                run.tell("learner-0", busy_s=told_s, wait_s=told_s)
+                for name in ("generator-0", "generator-big-0"):
+                    run.tell(name, busy_s=2 * told_s, blocked_s=0.0)
+                run.tell("generator-judge-0", busy_s=0.0, blocked_s=2 * told_s)
+                await asyncio.sleep(0.01)
+        assert run.registry.wanted == {
+            "generators": 1,
+            "generators.big": 2,
+            "generators.judge": 1,
+            "verifiers": 1,
+        }
+
+    with_run(config, tmp_path, act)
+
+
+def test_the_autoscaler_adds_a_generator_for_a_learner_that_waits(tmp_path: Path) -> None:
+    config = compose("grpo_code", AUTOSCALED)
+
+    async def act(run: ScaledRun) -> None:
+        await run.until("buffer", "learner-0", "verifier-0", "generator-0")
+        told_s = 0.0
+        async with asyncio.timeout(10):
+            while run.registry.wanted["generators"] == 1:
+                told_s += 1.0
+                run.tell("learner-0", busy_s=told_s, wait_s=told_s)
+                run.tell("generator-0", busy_s=2 * told_s, blocked_s=0.0)
+                await asyncio.sleep(0.01)
+        await run.until("buffer", "learner-0", "verifier-0", "generator-0", "generator-1")
+
+    with_run(config, tmp_path, act)
+    assert wanted_counts(config, tmp_path)["generators"] == 2
+
+
+def test_more_than_memory_holds_is_refused_with_the_figures_unless_it_is_forced_and_fewer_are_never_refused(
+    tmp_path: Path,
+) -> None:
+    config = compose("grpo_code", ["verifiers.count=2"])
+    each_mb = memory_mb(config, "generator", None)
+
+    async def act(run: ScaledRun) -> None:
+        await run.until("buffer", "learner-0", "verifier-0", "verifier-1", "generator-0")
+        run.free_mb = 2 * each_mb - 1
+        told = (
+            f"generators=3: needs about {2 * each_mb} MB more (2 of generators at {each_mb} MB), {run.free_mb} MB are free on this machine"
+        )
+        with pytest.raises(ConfigError, match=re.escape(told) + ".*--force"):
+            run.scaler.scale({"generators": 3}, "test", is_forced=False)
+        assert run.registry.wanted["generators"] == 1
+        run.free_mb = 0
+        run.scaler.scale({"verifiers": 1}, "test", is_forced=False)
+        run.scaler.scale({"generators": 3}, "test", is_forced=True)
+        assert run.registry.wanted == {"generators": 3, "verifiers": 1}
+
+    with_run(config, tmp_path, act)
+
+
+def test_one_that_still_starts_has_not_taken_its_memory_yet(tmp_path: Path) -> None:
+    config = compose("grpo_code", [])
+    each_mb = memory_mb(config, "generator", None)
+    pools = [PoolCount(pool="generators", wanted=3, live=1, starting=2, draining=0)]
+    assert Headroom(config, tmp_path, lambda: 3 * each_mb).problems(pools, {"generators": 4}) == []
+    assert Headroom(config, tmp_path, lambda: 3 * each_mb - 1).problems(pools, {"generators": 4}) != []
+    big = compose("grpo_code", [*POOLS, "generators.pools.big.kv_cache_mb=1000"])
+    added_mb = 1000 - big.generation.vllm.kv_cache_mb
+    of_big = [PoolCount(pool="generators.big", wanted=1, live=1, starting=0, draining=0)]
+    (told,) = Headroom(big, tmp_path, lambda: 0).problems(of_big, {"generators.big": 3})
+    assert f"(2 of generators.big at {each_mb + added_mb} MB)" in told
+    on_cluster = compose("grpo_code", ["launcher=ray"])
+    assert Headroom(on_cluster, tmp_path, lambda: 0).problems(pools, {"generators": 4}) == []
+
+
+def test_the_autoscaler_adds_nobody_where_memory_does_not_suffice_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = compose("grpo_code", AUTOSCALED)
+
+    async def act(run: ScaledRun) -> None:
+        await run.until("buffer", "learner-0", "verifier-0", "generator-0")
+        run.free_mb, told_s = 10, 0.0
+        async with asyncio.timeout(10):
+            while "not added" not in caplog.text:
+                told_s += 1.0
+                run.tell("learner-0", busy_s=told_s, wait_s=told_s)
+                run.tell("generator-0", busy_s=2 * told_s, blocked_s=0.0)
+                await asyncio.sleep(0.01)
+        assert run.registry.wanted["generators"] == 1
+
+    with_run(config, tmp_path, act)
+    assert "10 MB are free" in caplog.text

@@ -1,0 +1,115 @@
+"""A learner's pusher, and the little around it that it needs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from async_rl.launchers.configuration.compose import compose
+from async_rl.observability.activity import Activity
+from async_rl.protocol.membership import Expel, Member, Members
+from async_rl.protocol.weights import Manifest
+from async_rl.runtime.directory import Directory
+from async_rl.training.pushing import Pusher
+from async_rl.weights.transport.shared_memory import SharedTensors, layout
+
+
+class Learner:
+    """A pusher with everything around it that it needs."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        generators: Mapping[str, Any],
+        *overrides: str,
+        num_tensors: int = 1,
+        rows: int = 5,
+        device: str = "cpu",
+    ) -> None:
+        names = ["embed", *(f"layer {number}" for number in range(1, num_tensors))]
+        self._block = SharedTensors(*layout([(name, "float32", [rows, 1], 4 * rows) for name in names]))
+        self._generators = generators
+        self._num_tensors, self._rows = num_tensors, rows
+        self._directory = Directory()
+        self.cut_off: list[Expel] = []
+        self.end_process: Callable[[str], None] = str
+        config = compose("grpo_code", ["weights.deadline_s=0.3", "weights.probe_every_pushes=0", *overrides])
+        context: Any = SimpleNamespace(
+            config=config,
+            run_dir=run_dir,
+            activity=Activity(),
+            incarnation="one",
+            host="127.0.0.1",
+            log=logging.getLogger(__name__),
+            directory=self._directory,
+            supervisor=self,
+            incarnation_of=lambda member: generators[member.name],
+        )
+        self.pusher = Pusher(context, self, rank_device=torch.device(device))  # type: ignore[arg-type]
+
+    def serve(self, *names: str) -> None:
+        """These generators are in the directory from now on."""
+        self._directory.update(
+            Members(
+                epoch=self._directory.epoch + 1,
+                members=[member(n, self._generators[n]) for n in names],
+            )
+        )
+
+    async def call(self, request: Expel, *, timeout_s: float) -> None:
+        """The supervisor: who is cut off is ended and leaves."""
+        self.cut_off.append(request)
+        self.end_process(request.name)
+        self.leave(request.name)
+
+    def leave(self, name: str) -> None:
+        """This generator is no longer in the directory."""
+        self.serve(*(m.name for m in self._directory.members if m.name != name))
+
+    async def publish(self, version: int) -> Manifest:
+        """The ranks."""
+        return self._block.write(version, [bytes_of(version, number, self._rows) for number in range(self._num_tensors)])
+
+    async def logprobs(self, rows: object) -> list[Any]:
+        """The ranks' answer to a probe that no generator here can answer."""
+        return []
+
+    def run(self, story: Callable[[], Awaitable[None]]) -> None:
+        """The story beside the pusher, in a minute at most."""
+
+        async def both() -> None:
+            async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+                pushing = group.create_task(self.pusher.run())
+                await story()
+                pushing.cancel()
+
+        asyncio.run(both())
+
+
+def member(name: str, generator: Any) -> Member:
+    """As the directory shows a generator that has `devices`, or one rank on the CPU."""
+    devices = vars(generator).get("devices", ["cpu"])
+    return Member(
+        name=name,
+        role="generator",
+        pid=1,
+        address="tcp://127.0.0.1:1",
+        state="",
+        waits_for="",
+        since_s=0,
+        version=-1,
+        counters={},
+        devices=devices,
+    )
+
+
+def bytes_of(version: int, number: int, rows: int) -> Any:
+    """What tensor `number` of a version holds."""
+    return np.random.default_rng((version, number)).integers(0, 256, 4 * rows, dtype=np.uint8)

@@ -1,0 +1,133 @@
+"""A generator without an engine: a process whose ranks receive broadcasts, and that can be killed or stopped in the middle of one."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from async_rl.core.codec import decode, encode
+from async_rl.core.errors import GroupBroken, Unavailable
+from async_rl.protocol.base import Message
+from async_rl.protocol.generator import LoadReport, ReceiveWeights
+from async_rl.protocol.weights import Seat
+from async_rl.weights.receiver import Receiver
+
+_FORK = multiprocessing.get_context("forkserver")
+_FORK.set_forkserver_preload(["receiving_process"])
+
+
+class Generator:
+    """misfortune: what happens to its process at tensor 3 of version 1: kill, stop, wait (until `go_on`)."""
+
+    def __init__(self, *, misfortune: str = "", devices: tuple[str, ...] = ("cpu",)) -> None:
+        self.devices = list(devices)
+        self.versions: list[int] = []
+        self.digests: list[list[str]] = []
+        self.seats: list[Seat] = []
+        self.is_asked = asyncio.Event()
+        self.on_death: Callable[[], None] = list
+        self._pipe, theirs = _FORK.Pipe()
+        self._gate = _FORK.Event()
+        self._is_at_gate = _FORK.Event()
+        self.process = _FORK.Process(
+            target=_serve,
+            args=(theirs, _Script(misfortune, self._is_at_gate, self._gate), devices),
+            daemon=True,
+        )
+        self.process.start()
+        theirs.close()
+        self._pipe.recv()  # it is up, so that deadlines are about broadcasts
+
+    async def is_waiting(self) -> None:
+        """Returns once its misfortune to wait has begun."""
+        await asyncio.to_thread(self._is_at_gate.wait, 60)
+
+    def go_on(self) -> None:
+        self._gate.set()
+
+    async def call(self, request: Message, *, timeout_s: float) -> Message:
+        assert isinstance(request, ReceiveWeights)
+        self.seats.append(request.source)
+        self.is_asked.set()
+        try:
+            self._pipe.send_bytes(encode(request))
+            said = await asyncio.to_thread(self._pipe.recv)
+        except (EOFError, OSError) as error:
+            self.on_death()
+            raise Unavailable("its process ended") from error
+        if isinstance(said, str):
+            raise GroupBroken(said)
+        self.versions.append(request.manifest.version)
+        self.digests.append(said)
+        return LoadReport(version=request.manifest.version, load_s=0.1, pause_s=0.1)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self._pipe.close()
+
+
+def digest(tensors: Any) -> str:
+    """Of names and bytes, in order."""
+    found = hashlib.sha256()
+    for name, tensor in tensors:
+        found.update(name.encode() + tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+@dataclass
+class _Script:
+    misfortune: str
+    is_at_gate: Any
+    gate: Any
+
+    def follow(self, tensors: Any) -> Any:
+        for index, tensor in enumerate(tensors):
+            if index == 3 and self.misfortune == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            elif index == 3 and self.misfortune == "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            elif index == 3 and self.misfortune == "wait":
+                self.is_at_gate.set()
+                self.gate.wait()
+            yield tensor
+
+
+def _serve(pipe: Connection, script: _Script, devices: tuple[str, ...]) -> None:
+    torch.set_num_threads(1)
+    pipe.send("up")
+    # On the CPU all ranks are threads of this process; a GPU's number stands behind a colon.
+    receivers = [Receiver(rank, torch.device(device)) for rank, device in enumerate(devices)]
+    while True:
+        request = decode(pipe.recv_bytes(), ReceiveWeights)
+        said = [""] * len(receivers)
+        errors: list[str] = []
+
+        def receive(
+            rank: int,
+            request: ReceiveWeights = request,
+            said: list[str] = said,
+            errors: list[str] = errors,
+        ) -> None:
+            try:
+                with receivers[rank].receiving(request.manifest, request.source) as tensors:
+                    said[rank] = digest(script.follow(tensors) if request.manifest.version == 1 else tensors)
+            except GroupBroken as error:
+                errors.append(str(error))
+
+        threads = [threading.Thread(target=receive, args=(rank,)) for rank in range(len(receivers))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        pipe.send(errors[0] if errors else said)

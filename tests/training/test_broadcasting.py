@@ -1,0 +1,177 @@
+"""Broadcasts to real processes: what arrives, who shares a communicator, and what becomes of the others when one is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pushing_support import Learner, bytes_of
+from receiving_process import Generator, digest
+
+NUM_TENSORS = 40
+ROWS = 2**17 + 5  # half a MB each, so that a bucket of 1 MB holds one
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> Iterator[Callable[..., Learner]]:
+    """Makes a learner that broadcasts to these generators, whose processes end with the test."""
+    all_generators: list[Generator] = []
+
+    def make(generators: dict[str, Generator], *overrides: str, device: str = "cpu") -> Learner:
+        all_generators.extend(generators.values())
+        settings = (
+            "weights.transfer=collective",
+            "weights.deadline_s=40",
+            "weights.bucket_mb=1",
+            *overrides,
+        )
+        learner = Learner(tmp_path, generators, *settings, num_tensors=NUM_TENSORS, rows=ROWS, device=device)
+        learner.end_process = lambda name: generators[name].process.kill()
+        for name, generator in generators.items():
+            generator.on_death = lambda name=name: learner.leave(name)
+        return learner
+
+    yield make
+    for generator in all_generators:
+        generator.end()
+
+
+def expected(version: int) -> str:
+    names = ["embed", *(f"layer {number}" for number in range(1, NUM_TENSORS))]
+    return digest((name, torch.from_numpy(bytes_of(version, number, ROWS))) for number, name in enumerate(names))
+
+
+def communicators(generator: Generator) -> list[str]:
+    return [seat.communicator for seat in generator.seats]
+
+
+async def push(learner: Learner, *versions: int) -> None:
+    for version in versions:
+        await learner.pusher.publish(version)
+        await learner.pusher.live(version)
+
+
+def test_all_ranks_of_all_members_get_each_version_bit_for_bit_and_keep_their_communicator(
+    fleet: Callable[..., Learner],
+) -> None:
+    generators = {"a": Generator(), "b": Generator(devices=("cpu", "cpu")), "c": Generator()}
+    learner = fleet(generators)
+
+    async def story() -> None:
+        learner.serve(*generators)
+        await push(learner, 0, 1, 2)
+
+    learner.run(story)
+    assert [g.versions for g in generators.values()] == [[0, 1, 2]] * 3
+    assert [g.digests for g in generators.values()] == [[[expected(v)] * len(g.devices) for v in (0, 1, 2)] for g in generators.values()]
+    assert [(g.seats[0].first_rank, g.seats[0].world_size) for g in generators.values()] == [
+        (1, 5),
+        (2, 5),
+        (4, 5),
+    ]
+    assert {name for g in generators.values() for name in communicators(g)} == {"one.1"}
+    assert learner.cut_off == []
+
+
+def test_a_late_joiner_has_a_communicator_of_its_own_and_the_next_version_is_for_all_in_another(
+    fleet: Callable[..., Learner],
+) -> None:
+    generators = {"a": Generator(), "b": Generator()}
+    learner = fleet(generators)
+
+    async def story() -> None:
+        learner.serve("a")
+        await push(learner, 0)
+        learner.serve("a", "b")
+        await generators["b"].is_asked.wait()
+        await learner.pusher.live(0)
+        await push(learner, 1)
+
+    learner.run(story)
+    assert communicators(generators["a"]) == ["one.1", "one.3"]
+    assert communicators(generators["b"]) == ["one.2", "one.3"]
+    assert [seat.world_size for seat in generators["b"].seats] == [2, 3]
+    assert generators["b"].digests == [[expected(0)], [expected(1)]]
+
+
+def test_who_joins_during_a_broadcast_waits_for_its_end(fleet: Callable[..., Learner]) -> None:
+    generators = {"a": Generator(misfortune="wait"), "b": Generator()}
+    learner = fleet(generators)
+
+    async def story() -> None:
+        learner.serve("a")
+        await push(learner, 0)
+        await learner.pusher.publish(1)
+        await generators["a"].is_waiting()
+        learner.serve("a", "b")
+        generators["a"].go_on()
+        await learner.pusher.live(1)
+
+    learner.run(story)
+    assert generators["a"].versions == [0, 1]
+    assert generators["b"].digests == [[expected(1)]]
+    assert communicators(generators["b"]) == ["one.3"]
+
+
+def test_a_member_that_dies_before_all_ranks_have_met_does_not_keep_the_others_waiting(
+    fleet: Callable[..., Learner],
+) -> None:
+    generators = {"a": Generator(), "b": Generator()}
+    learner = fleet(generators, "weights.deadline_s=1000")  # half of it is longer than the test may take
+
+    async def story() -> None:
+        generators["b"].process.kill()
+        learner.serve(*generators)
+        await push(learner, 0)
+
+    learner.run(story)
+    assert generators["a"].digests == [[expected(0)]]
+    assert communicators(generators["a"]) == ["one.1", "one.2"]
+
+
+@pytest.mark.parametrize("misfortune", ["kill", "stop"])
+def test_the_others_get_the_version_under_another_epoch_when_one_is_lost(misfortune: str, fleet: Callable[..., Learner]) -> None:
+    generators = {"a": Generator(), "b": Generator(misfortune=misfortune), "c": Generator()}
+    learner = fleet(generators, "weights.deadline_s=30")  # the others give up after half of it, which has to do for a busy machine
+
+    async def story() -> None:
+        learner.serve(*generators)
+        await push(learner, 0, 1, 2)
+
+    learner.run(story)
+    survivors = generators["a"], generators["c"]
+    assert [g.versions for g in survivors] == [[0, 1, 2]] * 2
+    assert [g.digests for g in survivors] == [[[expected(v)] for v in (0, 1, 2)]] * 2
+    assert generators["b"].versions == [0]
+    assert [e.name for e in learner.cut_off] == (["b"] if misfortune == "stop" else [])
+
+
+def gpus(count: int) -> Any:
+    found = torch.cuda.device_count()
+    return pytest.mark.skipif(found < count, reason=f"NCCL needs {count} GPUs for {count} ranks; this machine has {found}")
+
+
+@pytest.mark.gpu
+@gpus(3)
+def test_nccl_brings_each_version_bit_for_bit(fleet: Callable[..., Learner]) -> None:
+    generators = {"a": Generator(devices=("cuda:1",)), "b": Generator(devices=("cuda:2",))}
+    learner = fleet(
+        generators,
+        "weights.backend=nccl",
+        "generators.gpus_each=1",
+        "learner.gpus_each=1",
+        device="cuda:0",
+    )
+
+    async def story() -> None:
+        learner.serve(*generators)
+        await push(learner, 0, 1, 2)
+
+    learner.run(story)
+    assert [g.digests for g in generators.values()] == [[[expected(v)] for v in (0, 1, 2)]] * 2
+    assert {seat.backend for g in generators.values() for seat in g.seats} == {"nccl"}

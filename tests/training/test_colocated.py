@@ -1,0 +1,464 @@
+"""Turns on a shared device as learner and generators take them: real pushes, a real engine, a learner's step that notes its time."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from async_rl.config.run import RunConfig
+from async_rl.core.errors import DeadlineExceeded, WeightsError
+from async_rl.core.types import Sampling
+from async_rl.generation.engine import Engine, build_engine
+from async_rl.launchers.configuration.compose import compose
+from async_rl.observability.activity import Activity
+from async_rl.protocol.base import Message
+from async_rl.protocol.generator import LoadReport, LoadWeights, ReceiveWeights, Rest
+from async_rl.protocol.membership import Expel, Member, Members
+from async_rl.protocol.weights import DeviceBlock, Manifest
+from async_rl.rollouts.resting import Resting
+from async_rl.runtime.directory import Directory
+from async_rl.training.pushing import Pusher
+from async_rl.weights.publisher import WeightPublisher, tensor_spec
+
+SHARED_GPU = ("learner.gpus_each=0.5", "generators.gpus_each=0.5")
+BLOCK = DeviceBlock(
+    gpu="GPU-1",
+    size_bytes=20,
+    offset=0,
+    handle=b"",
+    storage_size_bytes=20,
+    storage_offset_bytes=0,
+    ref_counter_handle=b"",
+    ref_counter_offset=0,
+    event_handle=b"",
+    event_sync_required=False,
+)
+
+
+class Generator:
+    """The part of a generator process that rests and wakes, around an engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.activity = Activity()
+        self.resting = Resting(engine, self.activity)
+        self.heard: list[str] = []
+        self.hangs = False
+
+    async def call(self, request: Message, *, timeout_s: float) -> Message:
+        self.heard.append(type(request).__name__)
+        if self.hangs:
+            raise DeadlineExceeded("it hangs")
+        if isinstance(request, Rest):
+            return await self.resting.rest(request)
+        assert isinstance(request, LoadWeights | ReceiveWeights)
+        async with self.resting.waking(request.turn):
+            return await self.engine.load_weights(request.manifest)
+
+
+class World:
+    """A pusher with its directory, its supervisor and its ranks; generators join by name."""
+
+    def __init__(self, config: RunConfig, run_dir: Path, specs: list[Any], tensors: Callable[[], Any]) -> None:
+        self.directory = Directory()
+        self.generators: dict[str, Generator] = {}
+        self.moves: list[str] = []
+        self.has_unshared = asyncio.Event()
+        self.cut_off: list[Expel] = []
+        self._publisher = WeightPublisher(specs)
+        self._tensors = tensors
+        context: Any = SimpleNamespace(
+            config=config,
+            run_dir=run_dir,
+            activity=Activity(),
+            directory=self.directory,
+            supervisor=self,
+            incarnation="one",
+            host="127.0.0.1",
+            incarnation_of=lambda member: self.generators[member.name],
+        )
+        self.pusher = Pusher(context, self, rank_device=torch.device("cpu"))  # type: ignore[arg-type]
+        self.serve()
+
+    def serve(self) -> None:
+        members = [
+            Member(
+                name=n,
+                role="generator",
+                pid=1,
+                address="a",
+                state="",
+                waits_for="",
+                since_s=0,
+                version=-1,
+                counters={},
+            )
+            for n in self.generators
+        ]
+        self.directory.update(Members(epoch=self.directory.epoch + 1, members=members))
+
+    def join(self, name: str, generator: Generator) -> None:
+        self.generators[name] = generator
+        self.serve()
+
+    async def call(self, request: Expel, *, timeout_s: float) -> None:
+        """The supervisor ends whom the learner cuts off."""
+        self.cut_off.append(request)
+        del self.generators[request.name]
+        self.serve()
+
+    async def publish(self, version: int) -> Manifest:
+        return self._publisher.write(version, self._tensors())
+
+    async def logprobs(self, rows: object) -> list[Any]:
+        return []
+
+    async def share_on_device(self) -> DeviceBlock:
+        self.moves.append("share")
+        return BLOCK
+
+    async def unshare_on_device(self) -> None:
+        self.moves.append("unshare")
+        self.has_unshared.set()
+
+    async def enter_device(self) -> None:
+        self.moves.append("enter")
+
+    async def leave_device(self) -> None:
+        self.moves.append("leave")
+
+
+class Still:
+    """An engine that writes nothing."""
+
+    def __init__(self) -> None:
+        self.did: list[str] = []
+
+    async def start(self) -> None:
+        self.did.append("start")
+
+    async def rest(self) -> None:
+        self.did.append("rest")
+
+    async def load_weights(self, manifest: Manifest) -> LoadReport:
+        self.did.append(f"load {manifest.version}")
+        return LoadReport(version=manifest.version, load_s=0.1, pause_s=0.1)
+
+
+def small_world(tmp_path: Path, *overrides: str) -> World:
+    config = compose("grpo_code", ["placement=colocated", "weights.probe_every_pushes=0", *overrides])
+    return World(config, tmp_path, [("embed", "float32", (5,), 20)], lambda: [torch.zeros(5)])
+
+
+@asynccontextmanager
+async def pushing(world: World) -> AsyncIterator[asyncio.TaskGroup]:
+    async with asyncio.timeout(120), asyncio.TaskGroup() as group:
+        task = group.create_task(world.pusher.run())
+        yield group
+        task.cancel()
+
+
+def run(story: Awaitable[None]) -> None:
+    asyncio.run(story)  # type: ignore[arg-type]
+
+
+def test_an_engine_starts_with_the_first_push_and_rests_at_every_turn(tmp_path: Path) -> None:
+    world, engine = small_world(tmp_path), Still()
+
+    async def story() -> None:
+        generator = Generator(engine)  # type: ignore[arg-type]
+        async with pushing(world) as group:
+            group.create_task(generator.resting.start_when_called())
+            world.join("a", generator)
+            await world.pusher.take_device(world.enter_device)
+            assert engine.did == []
+            await world.pusher.publish(0)
+            await world.pusher.live(0)
+            assert engine.did == ["start", "load 0"]
+            await world.pusher.take_device(world.enter_device)
+            await world.pusher.take_device(world.enter_device)  # it has it already
+            await world.pusher.publish(1)
+            await world.pusher.live(1)
+
+    run(story())
+    assert engine.did == ["start", "load 0", "rest", "load 1"]
+    assert world.moves == ["enter", "leave"] * 2
+    shares = {name: value for name, value in world.pusher.metrics().items() if name.startswith("device/")}
+    assert shares.keys() == {
+        "device/generating_share",
+        "device/switching_share",
+        "device/learning_share",
+    }
+    assert sum(shares.values()) == pytest.approx(1.0)
+
+
+def test_a_generator_that_joins_during_a_turn_is_left_alone_until_it_ends(tmp_path: Path) -> None:
+    world, early, late = small_world(tmp_path), Still(), Still()
+
+    async def story() -> None:
+        generators = [Generator(early), Generator(late)]  # type: ignore[arg-type]
+        async with pushing(world) as group:
+            for generator in generators:
+                group.create_task(generator.resting.start_when_called())
+            world.join("early", generators[0])
+            await world.pusher.take_device(world.enter_device)
+            world.join("late", generators[1])
+            await asyncio.to_thread(lambda: None)
+            assert late.did == []
+            await world.pusher.publish(3)
+            await world.pusher.live(3)
+
+    run(story())
+    assert early.did == late.did == ["start", "load 3"]
+
+
+def test_memory_of_the_gpu_is_shared_until_all_have_read_it_and_who_comes_later_reads_the_block(
+    tmp_path: Path,
+) -> None:
+    world = small_world(tmp_path, *SHARED_GPU, "weights.transfer=ipc")
+
+    async def story() -> None:
+        first, late = Generator(Still()), Generator(Still())  # type: ignore[arg-type]
+        async with pushing(world):
+            for generator in (first, late):
+                await generator.resting.start()
+            world.join("first", first)
+            await world.pusher.take_device(world.enter_device)
+            await world.pusher.publish(0)
+            await world.has_unshared.wait()
+            world.has_unshared.clear()
+            assert world.moves == ["enter", "share", "leave", "unshare"]
+            world.join("late", late)
+            while "LoadWeights" not in late.heard:
+                await asyncio.to_thread(lambda: None)
+            await world.pusher.take_device(world.enter_device)
+            await world.pusher.publish(1)
+            await world.has_unshared.wait()
+        assert first.heard == ["Rest", "ReceiveWeights", "Rest", "ReceiveWeights"]
+        assert late.heard == ["LoadWeights", "Rest", "ReceiveWeights"]
+
+    run(story())
+    assert world.moves == ["enter", "share", "leave", "unshare"] * 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([*SHARED_GPU, "weights.transfer=ipc"], "ReceiveWeights"),
+        ([*SHARED_GPU, "weights.transfer=auto"], "LoadWeights"),
+        ([*SHARED_GPU, "weights.transfer=shared_memory"], "LoadWeights"),
+        (["weights.transfer=auto"], "LoadWeights"),
+    ],
+)
+def test_weights_are_handed_over_in_memory_of_the_gpu_only_where_that_is_asked_for(
+    overrides: list[str], expected: str, tmp_path: Path
+) -> None:
+    world, generator = small_world(tmp_path, *overrides), Generator(Still())  # type: ignore[arg-type]
+
+    async def story() -> None:
+        async with pushing(world):
+            await generator.resting.start()
+            world.join("a", generator)
+            await world.pusher.take_device(world.enter_device)
+            await world.pusher.publish(0)
+            await world.pusher.live(0)
+
+    run(story())
+    assert generator.heard == ["Rest", expected]
+
+
+def test_who_does_not_rest_is_cut_off_and_the_learner_has_the_device(tmp_path: Path) -> None:
+    world, engine = small_world(tmp_path, "weights.rest_deadline_s=7"), Still()
+
+    async def story() -> None:
+        generator, hanging = Generator(engine), Generator(engine)  # type: ignore[arg-type]
+        hanging.hangs = True
+        async with pushing(world):
+            world.join("good", generator)
+            world.join("hangs", hanging)
+            await world.pusher.take_device(world.enter_device)
+            assert world.pusher.device is not None
+            assert world.pusher.device.is_learners
+
+    run(story())
+    # Not heard of before, so it may have been starting: 180 s more (supervisor.start_timeout_s).
+    assert [(e.name, e.reason) for e in world.cut_off] == [("hangs", "it did not come to rest within 187 s (weights.rest_deadline_s)")]
+
+
+def test_an_order_of_a_dead_learner_does_not_wake_a_generator(tmp_path: Path) -> None:
+    async def story() -> None:
+        generator = Generator(Still())  # type: ignore[arg-type]
+        await generator.resting.rest(Rest(turn=9))
+        with pytest.raises(WeightsError, match="an order of turn 8 came after one of turn 9"):
+            async with generator.resting.waking(8):
+                raise AssertionError("it woke")
+
+    run(story())
+
+
+def test_time_at_rest_counts_for_no_limit() -> None:
+    async def story() -> tuple[bool, bool]:
+        loop = asyncio.get_running_loop()
+        generator = Generator(Still())  # type: ignore[arg-type]
+        await generator.resting.start()
+        async with generator.resting.limit(3600):
+            [limit] = generator.resting._limits
+            limit.reschedule(loop.time() + 50)
+            await generator.resting.rest(Rest(turn=1))
+            is_stopped = limit.when() is None
+            async with generator.resting.waking(1):
+                pass
+            when_s = limit.when()
+            assert when_s is not None
+            goes_on = 0 < when_s - loop.time() <= 50
+        return is_stopped, goes_on
+
+    assert asyncio.run(story()) == (True, True)
+
+
+def test_a_limit_still_ends_what_takes_too_long() -> None:
+    async def story() -> None:
+        generator = Generator(Still())  # type: ignore[arg-type]
+        with pytest.raises(TimeoutError):
+            async with generator.resting.limit(0.01):
+                await asyncio.get_running_loop().create_future()
+
+    run(story())
+
+
+async def _ask(activity: Activity) -> None:
+    with activity.blocked("admission: the learner is behind"):
+        await asyncio.get_running_loop().create_future()
+
+
+def test_a_generator_at_rest_says_who_has_the_device() -> None:
+    async def story() -> list[tuple[str, str]]:
+        generator = Generator(Still())  # type: ignore[arg-type]
+        await generator.resting.start()
+        said = []
+        telling = asyncio.create_task(generator.resting.tell())
+        asking = asyncio.create_task(_ask(generator.activity))
+        await asyncio.to_thread(lambda: None)
+        with generator.activity("generating"):
+            for at_rest in (True, False):
+                if at_rest:
+                    await generator.resting.rest(Rest(turn=1))
+                else:
+                    async with generator.resting.waking(1):
+                        pass
+                for _ in range(3):
+                    await asyncio.to_thread(lambda: None)
+                said.append(generator.activity.snapshot()[:2])
+        telling.cancel()
+        asking.cancel()
+        return said
+
+    rests = "generation rests: the learner holds the device"
+    assert asyncio.run(story()) == [("blocked", rests), ("generating", "")]
+
+
+@pytest.mark.parametrize("placement", ["colocated", "disaggregated"])
+def test_generation_and_steps_share_no_moment_where_they_share_a_device(tmp_path: Path, placement: str) -> None:
+    path = tmp_path / "model"
+    torch.manual_seed(3)
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "head_dim": 16,
+    }
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
+            vocab_size=100,
+            num_key_value_heads=2,
+            max_position_embeddings=512,
+            tie_word_embeddings=True,
+            eos_token_id=2,
+            **sizes,
+        )
+    )
+    model.save_pretrained(path)
+    weights = dict(model.named_parameters())
+    overrides = [
+        f"placement={placement}",
+        f"model.path={path}",
+        "generation.engine=hf",
+        "weights.probe_every_pushes=0",
+    ]
+    config = compose("grpo_code", overrides)
+    world = World(
+        config,
+        tmp_path,
+        [tensor_spec(name, tensor) for name, tensor in weights.items()],
+        weights.values,
+    )
+    forward_s: list[float] = []
+    steps: list[tuple[float, float]] = []
+
+    def step() -> None:
+        """Lasts until generation has gone on beside it, but no longer than it takes to see that it does not."""
+        begun_s, num_before = time.monotonic(), len(forward_s)
+        longest_s = 0.3 if placement == "colocated" else 60.0
+        while len(forward_s) < num_before + 3 and time.monotonic() - begun_s < longest_s:
+            torch.randn(200, 200).mm(torch.randn(200, 200))
+        steps.append((begun_s, time.monotonic()))
+
+    async def write(engine: Engine, number: int) -> list[list[int]]:
+        sampling = Sampling(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=60, min_new_tokens=0)
+        return [done.versions.tolist() async for done in engine.generate(f"{number}.1", [5, 6, 7, 8 + number], 4, sampling)]
+
+    async def story() -> list[list[int]]:
+        engine = build_engine(config, path)
+        generator = Generator(engine)
+        samples: list[list[int]] = []
+        has_weights, is_over = asyncio.Event(), asyncio.Event()
+
+        async def keep_writing(first: int) -> None:
+            await has_weights.wait()
+            for number in itertools.count(first, 3):
+                if is_over.is_set():
+                    return
+                samples.extend(await write(engine, number % 60))
+
+        async with pushing(world) as group:
+            await generator.resting.start()
+            engine._model.register_forward_pre_hook(lambda *_: forward_s.append(time.monotonic()))  # type: ignore[attr-defined]
+            world.join("a", generator)
+            writers = [group.create_task(keep_writing(first)) for first in range(3)]
+            for version in range(5):
+                await world.pusher.take_device(world.enter_device)
+                await asyncio.to_thread(step) if version else None
+                await world.pusher.publish(version)
+                await world.pusher.live(version)
+                has_weights.set()
+                num_before = len(forward_s)
+                while len(forward_s) < num_before + 5:
+                    await asyncio.to_thread(lambda: None)
+            is_over.set()
+            await asyncio.gather(*writers)
+        await engine.close()
+        return samples
+
+    samples = asyncio.run(story())
+    during = [sum(begun_s <= at_s <= ended_s for at_s in forward_s) for begun_s, ended_s in steps]
+    assert len(during) == 4
+    if placement == "colocated":
+        assert during == [0, 0, 0, 0]
+    else:
+        assert min(during) >= 3
+    assert len(samples) % 4 == 0
+    assert any(len(set(versions)) > 1 for versions in samples), "some sample was to be under way during a step"
+    assert all(versions == sorted(versions) for versions in samples)
+    assert np.unique([v for versions in samples for v in versions]).tolist() == [0, 1, 2, 3, 4]

@@ -1,0 +1,95 @@
+"""Copies of the checkpoints at an fsspec URL."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from async_rl.buffer.store.schema import STORE_FILE
+from async_rl.core.errors import ConfigError, InfrastructureError
+from async_rl.training.checkpoints import directory_of, versions
+from async_rl.training.mirror import Mirror
+
+
+def make(run_dir: Path, version: int) -> None:
+    directory = directory_of(run_dir, version)
+    (directory / "inner").mkdir(parents=True)
+    (directory / ".metadata").write_text(f"of {version}")
+    (directory / "inner" / "0.distcp").write_bytes(bytes([version]) * 1000)
+
+
+def record(run_dir: Path, version: int) -> None:
+    """The ledger and the records that a run has beside its checkpoints, after so many steps."""
+    with contextlib.closing(sqlite3.connect(run_dir / STORE_FILE)) as store:
+        store.execute("PRAGMA journal_mode=WAL")
+        store.execute("CREATE TABLE IF NOT EXISTS steps (version INTEGER)")
+        store.execute("INSERT INTO steps VALUES (?)", (version,))
+        store.commit()
+    (run_dir / "config.yaml").write_text("name: mine\n")
+    (run_dir / "metrics.jsonl").write_text(f"to {version}\n")
+
+
+def steps(run_dir: Path) -> list[int]:
+    with contextlib.closing(sqlite3.connect(run_dir / STORE_FILE)) as store:
+        return [version for (version,) in store.execute("SELECT version FROM steps")]
+
+
+@pytest.mark.parametrize("kind", ["memory", "file"])
+def test_copies_follow_the_run_and_bring_the_newest_of_it_back(tmp_path: Path, kind: str) -> None:
+    url = "memory://mirror" if kind == "memory" else f"file://{tmp_path}/elsewhere"
+    run_dir = tmp_path / f"run-{kind}"
+    mirror = Mirror(url, run_dir)
+    for version in (5, 10):
+        make(run_dir, version)
+        record(run_dir, version)
+        mirror.update()
+    assert mirror.versions() == [5, 10]
+    shutil.rmtree(directory_of(run_dir, 5))
+    make(run_dir, 15)
+    record(run_dir, 16)
+    mirror.update()
+    assert mirror.versions() == [10, 15]
+    back = tmp_path / "other machine" / run_dir.name
+    Mirror(url, back).fetch()
+    assert versions(back) == [15]
+    assert (directory_of(back, 15) / "inner" / "0.distcp").read_bytes() == bytes([15]) * 1000
+    assert (directory_of(back, 15) / ".metadata").read_text() == "of 15"
+    assert steps(back) == [5, 10, 16]
+    assert (back / "metrics.jsonl").read_text() == "to 16\n"
+    assert sorted(path.name for path in back.iterdir()) == [
+        "checkpoints",
+        "config.yaml",
+        "metrics.jsonl",
+        STORE_FILE,
+    ]
+    with pytest.raises(ConfigError, match="exists already"):
+        mirror.fetch()
+
+
+def test_a_copy_that_was_not_finished_is_not_brought_back(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    mirror = Mirror(str(tmp_path / "elsewhere"), run_dir)
+    for version in (5, 10):
+        make(run_dir, version)
+        record(run_dir, version)
+        mirror.update()
+    there = tmp_path / "elsewhere" / "run"
+    assert sorted(path.name for path in there.glob("ledger_*")) == ["ledger_000010.sqlite"]
+    for version in (10, 5):
+        (there / f"step_{version:06d}.complete").unlink()
+    with pytest.raises(ConfigError, match="holds no complete copy"):
+        Mirror(str(tmp_path / "elsewhere"), tmp_path / "back" / "run").fetch()
+    assert not (tmp_path / "back").exists()
+
+
+def test_a_place_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InfrastructureError, match=r"checkpoint\.mirror=nowhere://x cannot be used"):
+        Mirror("nowhere://x", tmp_path)
+    (tmp_path / "file").write_text("")
+    make(tmp_path / "run", 5)
+    with pytest.raises(InfrastructureError, match="cannot be written"):
+        Mirror(str(tmp_path / "file"), tmp_path / "run").update()

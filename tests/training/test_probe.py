@@ -1,0 +1,59 @@
+"""Facts about the comparison of learner and generators on fixed tokens, before the first step and after pushes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from async_rl.core.errors import WeightsError
+from async_rl.launchers.configuration.compose import compose
+from async_rl.protocol.generator import Logprobs
+from async_rl.training.pushing import Pusher, probe_rows
+
+
+def check(difference: float, *overrides: str, version: int = 0) -> dict[str, float]:
+    """Compares a generator that is `difference` off in one token of one row."""
+    rows = probe_rows(50)
+    expected = [np.zeros(len(row), np.float32) for row in rows]
+    answer = [row.copy() for row in expected]
+    answer[-1][-1] += difference
+    context: Any = SimpleNamespace(
+        config=compose("grpo_code", list(overrides)),
+        run_dir=Path("/nowhere"),
+        incarnation="one",
+        host="127.0.0.1",
+    )
+    pusher = Pusher(context, ranks=None, rank_device=torch.device("cpu"))  # type: ignore[arg-type]
+    pusher._compare("generator-0", Logprobs(version=version, rows=answer), expected, 0)
+    return pusher.metrics()
+
+
+def test_rounding_is_reported_and_passes() -> None:
+    assert check(5e-4)["weights/probe_abs_max"] == pytest.approx(5e-4, rel=1e-3)
+
+
+@pytest.mark.parametrize("difference", [0.01, -3.0, float("nan")])
+def test_a_larger_difference_ends_the_run_with_its_likely_causes(difference: float) -> None:
+    with pytest.raises(
+        WeightsError,
+        match=r"generator-0 and the learner disagree by .* nats on version 0 .*likely causes: .*dtype",
+    ):
+        check(difference)
+
+
+def test_the_tolerance_is_the_configured_one() -> None:
+    check(0.01, "weights.probe_tolerance=0.1")
+
+
+def test_an_answer_of_another_version_is_not_compared() -> None:
+    assert "weights/probe_abs_max" not in check(9.0, version=1)
+
+
+def test_the_probe_is_the_same_in_every_run() -> None:
+    assert all(np.array_equal(a, b) for a, b in zip(probe_rows(50), probe_rows(50), strict=True))
+    assert len({int(t) for row in probe_rows(50) for t in row}) > 25

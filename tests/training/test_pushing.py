@@ -1,0 +1,154 @@
+"""The learner's pushes: late joiners, a generator that hangs, one that does not share memory, a file that cannot be written."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from pushing_support import Learner
+
+from async_rl.core.errors import BlockUnreachable, ConfigError
+from async_rl.protocol.base import Message
+from async_rl.protocol.generator import LoadReport, LoadWeights, Logprobs, Probe
+from async_rl.weights.transport.filesystem import FileReader
+
+
+class Generator:
+    """Loads for real from files; hangs or fails if told so."""
+
+    def __init__(self, *, hangs: bool = False, shares_memory: bool = True) -> None:
+        self.versions: list[int] = []
+        self.urls: list[str] = []
+        self.has_loaded = asyncio.Event()
+        self.is_asked = asyncio.Event()
+        self.may_read = asyncio.Event()
+        self.may_read.set()
+        self._hangs = hangs
+        self._shares_memory = shares_memory
+        self._files = FileReader()
+
+    async def call(self, request: Message, *, timeout_s: float) -> Message:
+        if isinstance(request, Probe):
+            return Logprobs(version=-1, rows=[])
+        assert isinstance(request, LoadWeights)
+        if self._hangs:
+            await asyncio.get_running_loop().create_future()
+        if request.url:
+            self.is_asked.set()
+            await self.may_read.wait()
+            self._files.fetch(request.url, request.manifest)
+        elif not self._shares_memory:
+            raise BlockUnreachable("no such block here")
+        self.urls.append(request.url)
+        self.versions.append(request.manifest.version)
+        self.has_loaded.set()
+        return LoadReport(version=request.manifest.version, load_s=0.2, pause_s=0.1 * len(self.versions))
+
+
+def test_a_late_joiner_gets_the_version_and_nobody_else_is_asked(tmp_path: Path) -> None:
+    generators = {"a": Generator(), "b": Generator()}
+    learner = Learner(tmp_path, generators)
+
+    async def story() -> None:
+        learner.serve("a")
+        await learner.pusher.publish(0)
+        await learner.pusher.live(0)
+        learner.serve("a", "b")
+        await generators["b"].has_loaded.wait()
+        await learner.pusher.publish(1)
+        await learner.pusher.live(1)
+
+    learner.run(story)
+    assert generators["a"].versions == generators["b"].versions == [0, 1]
+    assert learner.pusher.metrics()["weights/pause_s"] == pytest.approx(0.2)
+
+
+def test_a_generator_that_hangs_is_cut_off_and_the_learner_goes_on(tmp_path: Path) -> None:
+    generators = {"a": Generator(), "b": Generator(hangs=True)}
+    learner = Learner(tmp_path, generators)
+
+    async def story() -> None:
+        learner.serve("a", "b")
+        await learner.pusher.publish(0)
+        await generators["a"].has_loaded.wait()
+        await learner.pusher.publish(1)
+        await learner.pusher.live(1)
+
+    learner.run(story)
+    assert generators["a"].versions == [0, 1]
+    assert [(e.name, e.reason) for e in learner.cut_off] == [("b", "version 0 was not loaded within 0.3 s (weights.deadline_s)")]
+
+
+def test_a_mixed_fleet_gets_each_version_by_the_way_that_reaches_each_member(
+    tmp_path: Path,
+) -> None:
+    generators = {"near": Generator(), "far": Generator(shares_memory=False)}
+    learner = Learner(tmp_path, generators)
+
+    async def story() -> None:
+        learner.serve("near", "far")
+        for version in (0, 1):
+            await learner.pusher.publish(version)
+            await learner.pusher.live(version)
+
+    learner.run(story)
+    assert generators["near"].urls == ["", ""]
+    assert [url.rpartition("/")[2] for url in generators["far"].urls] == [
+        "version_0.safetensors",
+        "version_1.safetensors",
+    ]
+    assert learner.cut_off == []
+    assert list((tmp_path / "weights").iterdir()) == []
+
+
+def test_a_version_is_published_while_a_far_generator_still_reads_the_file_of_the_one_before(
+    tmp_path: Path,
+) -> None:
+    far = Generator(shares_memory=False)
+    learner = Learner(tmp_path, {"near": Generator(), "far": far}, "weights.deadline_s=50")
+
+    async def story() -> None:
+        far.may_read.clear()
+        learner.serve("near", "far")
+        await learner.pusher.publish(0)
+        await far.is_asked.wait()
+        await learner.pusher.publish(1)
+        assert far.versions == []
+        far.may_read.set()
+        await learner.pusher.live(1)
+
+    learner.run(story)
+    assert far.versions == [0, 1]
+
+
+@pytest.mark.parametrize("override", ["weights.path=null", "weights.path=memory://elsewhere"])
+def test_files_go_where_the_setting_says(override: str, tmp_path: Path) -> None:
+    generators = {"a": Generator()}
+    learner = Learner(tmp_path / "my_run", generators, "weights.transfer=filesystem", override)
+
+    async def story() -> None:
+        learner.serve("a")
+        await learner.pusher.publish(0)
+        await learner.pusher.live(0)
+
+    learner.run(story)
+    folder = "memory:///elsewhere/my_run" if "memory" in override else f"file://{tmp_path}/my_run/weights"
+    assert generators["a"].urls == [f"{folder}/version_0.safetensors"]
+
+
+def test_a_file_that_cannot_be_written_ends_the_run_and_no_generator_is_blamed(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "weights").write_text("in the way")
+    learner = Learner(tmp_path, {"a": Generator()}, "weights.transfer=filesystem")
+
+    async def story() -> None:
+        learner.serve("a")
+        await learner.pusher.publish(0)
+        await learner.pusher.live(0)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        learner.run(story)
+    assert caught.group_contains(ConfigError, match="weights.path")
+    assert learner.cut_off == []

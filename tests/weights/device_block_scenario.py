@@ -1,0 +1,76 @@
+"""What vLLM itself makes of a version in memory of a GPU, with torch's mapping and the GPU's name played: prints JSON.
+
+A process of its own, as engine_scenario.py.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch.multiprocessing import reductions
+
+from async_rl.core.codec import encode
+from async_rl.generation.engine import read_model_facts
+from async_rl.generation.vllm.engine import _engine_args
+from async_rl.generation.vllm.worker import SharedWeightsExtension
+from async_rl.launchers.configuration.compose import compose
+from async_rl.protocol.weights import DeviceBlock, Manifest, TensorEntry
+from async_rl.weights.transport.ipc import pack
+from async_rl.weights.transport.ipc_receiver import mapping_arguments
+
+GPUS = ["learner.gpus_each=0.5", "generators.gpus_each=0.5"]
+
+
+def sleeps(model_path: Path, placement: str) -> bool:
+    config = compose("grpo_code", [*GPUS, f"placement={placement}"])
+    return bool(_engine_args(config, model_path, read_model_facts(model_path), 0).enable_sleep_mode)
+
+
+def main(model_path: Path) -> dict[str, Any]:
+    tensors = {
+        "a": torch.arange(6, dtype=torch.bfloat16).reshape(2, 3),
+        "b": torch.tensor([7.0, 8.0], dtype=torch.bfloat16),
+    }
+    packed = pack(tensors.values(), size_bytes=16, device=torch.device("cpu"))
+    entries = [TensorEntry(name=n, dtype="bfloat16", shape=list(t.shape), offset=64, size_bytes=2 * t.numel()) for n, t in tensors.items()]
+    manifest = Manifest(version=3, path="", tensors=entries, total_bytes=0, checksum=0)
+    block = DeviceBlock(
+        gpu="GPU-1",
+        size_bytes=16,
+        offset=0,
+        handle=b"h",
+        storage_size_bytes=16,
+        storage_offset_bytes=512,
+        ref_counter_handle=b"r",
+        ref_counter_offset=1,
+        event_handle=b"e",
+        event_sync_required=True,
+    )
+    asked: list[tuple[Any, ...]] = []
+
+    def mapped(*arguments: Any) -> torch.Tensor:
+        asked.append(arguments)
+        return packed
+
+    reductions.rebuild_cuda_tensor = mapped
+    torch.cuda.get_device_properties = lambda index: SimpleNamespace(uuid="GPU-1")  # type: ignore[assignment,misc,return-value]
+    worker: Any = SharedWeightsExtension()
+    worker.device = torch.device("cuda", 5)
+    with worker._weights(encode(manifest), encode(block)) as tensors_found:
+        loaded = list(tensors_found)
+    expected = list(mapping_arguments(block))
+    expected[6] = 5
+    return {
+        "asks_torch_for_the_block": [list(arguments) for arguments in asked] == [expected],
+        "loads_the_tensors": [(name, tensor.tolist()) for name, tensor in loaded] == [(n, t.tolist()) for n, t in tensors.items()],
+        "sleeps": [sleeps(model_path, placement) for placement in ("disaggregated", "colocated")],
+    }
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(main(Path(sys.argv[1]))))
