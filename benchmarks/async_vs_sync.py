@@ -1,8 +1,10 @@
-"""Asynchronous against synchronous training in one run, phases alternating: how near to the bound that the stages' own times set.
+"""Asynchronous against synchronous training in one run, phases alternating: how near to the bound
+that the stages' own times set.
 
-One real run (vLLM, verifier, learner) is told to run ahead by its max_staleness, then not at all, and so on.  In the synchronous phases the
-stages take turns, so their busy seconds per step are their own times; the bound is their sum over the slower one.  Steps right after a
-change of phase are left out.
+One real run (vLLM, verifier, learner) is told to run ahead by its max_staleness, then not at all,
+and so on.  In the synchronous phases the stages take turns, so their busy seconds per step are
+their own times; the bound is their sum over the slower one.  Steps right after a change of phase
+are left out.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ def seconds_per_step(phase: list[dict[str, Any]]) -> float:
 
 def busy_s(phase: list[dict[str, Any]], role: str) -> float:
     """Seconds per step in which the role was busy, weighted by the steps' lengths."""
-    busy = sum(row[f"busy/{role}"] * (row["time_s"] - before["time_s"]) for before, row in itertools.pairwise(phase))
+    busy = sum(
+        row[f"busy/{role}"] * (row["time_s"] - before["time_s"])
+        for before, row in itertools.pairwise(phase)
+    )
     return float(busy) / (len(phase) - 1)
 
 
@@ -45,18 +50,28 @@ def measure(settings: list[str], *, staleness: int, num_phases: int, phase_steps
             run.limit(versions)
             first = run.step()
             run.wait_for(first + phase_steps, 60 * phase_steps)
-            phases[versions].append([row for row in run.rows() if first + LEFT_OUT <= row["step"] <= first + phase_steps])
+            phases[versions].append(
+                [
+                    row
+                    for row in run.rows()
+                    if first + LEFT_OUT <= row["step"] <= first + phase_steps
+                ]
+            )
     report(phases[0], phases[staleness], staleness)
 
 
-def report(sync: list[list[dict[str, Any]]], ahead: list[list[dict[str, Any]]], staleness: int) -> None:
+def report(
+    sync: list[list[dict[str, Any]]], ahead: list[list[dict[str, Any]]], staleness: int
+) -> None:
     """Figures from the phases, pair by pair."""
     sync_s = statistics.median(map(seconds_per_step, sync))
     ahead_s = statistics.median(map(seconds_per_step, ahead))
     generate_s = statistics.median(busy_s(phase, "generator") for phase in sync)
     learn_s = statistics.median(busy_s(phase, "learner") for phase in sync)
     bound = (generate_s + learn_s) / max(generate_s, learn_s)
-    speedup = statistics.median(seconds_per_step(a) / seconds_per_step(b) for a, b in zip(sync, ahead, strict=False))
+    speedup = statistics.median(
+        seconds_per_step(a) / seconds_per_step(b) for a, b in zip(sync, ahead, strict=False)
+    )
     slower = "generator" if generate_s > learn_s else "learner"
     busy = statistics.median(busy_s(phase, slower) / seconds_per_step(phase) for phase in ahead)
     figure("synchronous step", sync_s, "s")
@@ -64,7 +79,9 @@ def report(sync: list[list[dict[str, Any]]], ahead: list[list[dict[str, Any]]], 
     figure("generation per step, alone", generate_s, "s")
     figure("learning per step, alone", learn_s, "s")
     figure("bound on the speed-up", bound, "x")
-    figure("speed-up, asynchronous over synchronous", speedup, "x", goal="at least 0.95 of the bound")
+    figure(
+        "speed-up, asynchronous over synchronous", speedup, "x", goal="at least 0.95 of the bound"
+    )
     figure("share of the bound", speedup / bound, "", goal="at least 0.95")
     figure(f"busy share of the slower stage ({slower})", busy, "", goal="at least 0.95")
 

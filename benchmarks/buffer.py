@@ -1,7 +1,9 @@
-"""The buffer: groups through put, acknowledgement, take and commit on this machine's disk, beside what plain SQLite writes there.
+"""The buffer: groups through put, acknowledgement, take and commit on this machine's disk, beside
+what plain SQLite writes there.
 
-Phases alternate, so that both see the same machine.  Each group has 8 trajectories; the service is called without sockets.  "in memory" is
-the same on a file system in memory, so without durability; "Ray" moves the same groups between two actors through its object store.
+Phases alternate, so that both see the same machine.  Each group has 8 trajectories; the service is
+called without sockets.  "in memory" is the same on a file system in memory, so without durability;
+"Ray" moves the same groups between two actors through its object store.
 """
 
 from __future__ import annotations
@@ -61,7 +63,9 @@ def _config(durability: str) -> RunConfig:
     return replace(
         base,
         num_steps=1_000_000,
-        buffer=replace(base.buffer, groups_per_step=BATCH, max_staleness_versions=2, durability=durability),
+        buffer=replace(
+            base.buffer, groups_per_step=BATCH, max_staleness_versions=2, durability=durability
+        ),
         generation=replace(base.generation, group_size=GROUP_SIZE),
     )
 
@@ -94,7 +98,9 @@ def _group(ticket: Ticket, num_tokens: int) -> Group:
 
 
 class _Loop:
-    """One service with batch after batch through it: while the learner takes and commits one, the generators put the next, as in a run."""
+    """One service with batch after batch through it: while the learner takes and commits one, the
+    generators put the next, as in a run.
+    """
 
     def __init__(self, service: BufferService, num_tokens: int, version: int) -> None:
         self._service = service
@@ -111,7 +117,9 @@ class _Loop:
         return self._group_bytes * self.num_groups / self.busy_s
 
     async def run(self, num_steps: int, rate_bytes_s: float | None = None) -> None:
-        """So many batches: each all at once, or put by put at the given rate. Only their way through the service is timed."""
+        """So many batches: each all at once, or put by put at the given rate. Only their way
+        through the service is timed.
+        """
         await self._put_all(await self._make(), rate_bytes_s)
         for step in range(num_steps):
             groups = await self._make() if step < num_steps - 1 else []
@@ -122,7 +130,9 @@ class _Loop:
                 self.num_groups += len(groups)
 
     async def _make(self) -> list[Group]:
-        request = RequestWork(generator="g", incarnation="a", version=self._version, credit=BATCH, wait_s=0.0)
+        request = RequestWork(
+            generator="g", incarnation="a", version=self._version, credit=BATCH, wait_s=0.0
+        )
         tickets = (await self._service.request_work(request)).tickets  # type: ignore[attr-defined]
         return [_group(t, self._num_tokens) for t in tickets]
 
@@ -181,11 +191,15 @@ async def _recovery(directory: Path, num_groups: int) -> None:
     """How long a buffer takes to come back with so many stored groups."""
     config = _config("normal")
     replace = msgspec.structs.replace
-    config = replace(config, buffer=replace(config.buffer, groups_per_step=num_groups, max_staleness_versions=0))
+    config = replace(
+        config, buffer=replace(config.buffer, groups_per_step=num_groups, max_staleness_versions=0)
+    )
     path = directory / "recovery.sqlite"
     async with Store(path, durability="normal", clock=time.time) as store:
         service = BufferService(config, _Prompts(), store, clock=time.monotonic)
-        request = RequestWork(generator="g", incarnation="a", version=0, credit=num_groups, wait_s=0.0)
+        request = RequestWork(
+            generator="g", incarnation="a", version=0, credit=num_groups, wait_s=0.0
+        )
         for ticket in (await service.request_work(request)).tickets:  # type: ignore[attr-defined]
             await service.put_group(PutGroup(group=_group(ticket, 64)))
     started = time.perf_counter()
@@ -195,13 +209,19 @@ async def _recovery(directory: Path, num_groups: int) -> None:
 
 
 def _ray_rate(num_tokens: int, num_steps: int) -> float:
-    """Bytes per second through Ray's object store: one actor puts, another gets, each batch is acknowledged."""
+    """Bytes per second through Ray's object store: one actor puts, another gets, each batch is
+    acknowledged.
+    """
     import ray
 
     class Source:
         def __init__(self) -> None:
             ticket = _ticket()
-            self._groups = [msgspec.to_builtins(_group(ticket, num_tokens), builtin_types=(np.ndarray,), enc_hook=lambda x: x)] * BATCH
+            self._groups = [
+                msgspec.to_builtins(
+                    _group(ticket, num_tokens), builtin_types=(np.ndarray,), enc_hook=lambda x: x
+                )
+            ] * BATCH
 
         def batch(self) -> list[object]:
             return [ray.put(group) for group in self._groups]
@@ -227,7 +247,9 @@ async def _measure(directory: Path, num_tokens: int, durability: str, num_steps:
     for round_ in range(ROUNDS):
         path = directory / f"{num_tokens}-{durability}-{round_}"
         config = _config(durability)
-        async with Store(path.with_suffix(".sqlite"), durability=config.buffer.durability, clock=time.time) as store:
+        async with Store(
+            path.with_suffix(".sqlite"), durability=config.buffer.durability, clock=time.time
+        ) as store:
             service = BufferService(config, _Prompts(), store, clock=time.monotonic)
             loop = _Loop(service, num_tokens, 0)
             await loop.run(num_steps)
@@ -235,7 +257,12 @@ async def _measure(directory: Path, num_tokens: int, durability: str, num_steps:
             paced = _Loop(service, num_tokens, num_steps)
             await paced.run(num_steps, rate / 2)
         payload = _payload(num_tokens)
-        plain = len(payload) * num_steps * BATCH / _plain(path.with_suffix(".plain"), durability, payload, num_steps)
+        plain = (
+            len(payload)
+            * num_steps
+            * BATCH
+            / _plain(path.with_suffix(".plain"), durability, payload, num_steps)
+        )
         rates.append(
             (
                 rate,
@@ -285,7 +312,9 @@ def main() -> None:
         asyncio.run(_recovery(Path(directory), 10_000))
     with tempfile.TemporaryDirectory(prefix="bench-buffer-", dir="/dev/shm") as directory:
         for num_tokens, num_steps in ((1000, 80), (8000, 10)):
-            rate = asyncio.run(_rate(Path(directory) / f"{num_tokens}.sqlite", num_tokens, num_steps))
+            rate = asyncio.run(
+                _rate(Path(directory) / f"{num_tokens}.sqlite", num_tokens, num_steps)
+            )
             figure(f"{num_tokens // 1000}k tokens, in memory: put to committed", rate / 1e6, "MB/s")
     _measure_ray()
 

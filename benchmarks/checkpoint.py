@@ -1,8 +1,11 @@
-"""How long a checkpoint holds the learner up, beside a step and beside a bare copy of the same state to host memory.
+"""How long a checkpoint holds the learner up, beside a step and beside a bare copy of the same
+state to host memory.
 
 Run: `OMP_NUM_THREADS=1 python -m benchmarks.checkpoint [--rounds N]`.
-Two random models: the embedded one's shape, and one of about 350 MB. Steps, copies (to memory that is new) and checkpoints alternate; the
-writing, which goes on beside the next steps, is told too: how long until the checkpoint has its name, and what it costs the step beside it.
+Two random models: the embedded one's shape, and one of about 350 MB. Steps, copies (to memory that
+is new) and checkpoints alternate; the
+writing, which goes on beside the next steps, is told too: how long until the checkpoint has its
+name, and what it costs the step beside it.
 """
 
 from __future__ import annotations
@@ -29,7 +32,9 @@ from benchmarks.learner import batches, make_groups, random_model
 LARGE = {"hidden": 1024, "layers": 6, "heads": 16, "vocabulary": 4096, "head_dim": 64}
 
 
-def measure(name: str, model_path: Path, groups: Sequence[Group], directory: Path, *, rounds: int) -> None:
+def measure(
+    name: str, model_path: Path, groups: Sequence[Group], directory: Path, *, rounds: int
+) -> None:
     """Prints the figures of one model."""
     config = compose("grpo_code", ["learner.optimizer.lr=1e-5"])
     trainer = Trainer(
@@ -62,8 +67,13 @@ def measure(name: str, model_path: Path, groups: Sequence[Group], directory: Pat
         if round_number:
             for column, value in seconds.items():
                 columns[column].append(value)
-    step_s, copy_s, stall_s, beside_s, written_s = (statistics.median(values) for values in columns.values())
-    excess = statistics.median((s - c) / t for s, c, t in zip(columns["stall"], columns["copy"], columns["step"], strict=True))
+    step_s, copy_s, stall_s, beside_s, written_s = (
+        statistics.median(values) for values in columns.values()
+    )
+    excess = statistics.median(
+        (s - c) / t
+        for s, c, t in zip(columns["stall"], columns["copy"], columns["step"], strict=True)
+    )
     figure(f"{name}: step", step_s * 1e3, "ms")
     figure(f"{name}: copy of the state to host memory", copy_s * 1e3, "ms")
     figure(f"{name}: stall per checkpoint", stall_s * 1e3, "ms")
@@ -80,7 +90,9 @@ def _seconds(work: Callable[[], object]) -> float:
 
 def _copy_s(trainer: Trainer) -> float:
     state = trainer._checkpointer._state()
-    return _seconds(lambda: tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), state))
+    return _seconds(
+        lambda: tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), state)
+    )
 
 
 def main() -> None:

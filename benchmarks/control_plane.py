@@ -1,8 +1,9 @@
-"""The buffer under 1, 16, 128 and 1,024 simulated generators: real sockets, the real service, the real store; only the model is missing.
+"""The buffer under 1, 16, 128 and 1,024 simulated generators: real sockets, the real service, the
+real store; only the model is missing.
 
-All of them together ask for work and put groups at the same rate whatever their number: each holds one group for as long as that takes.
-A learner takes and commits what is ready.  The buffer runs in a process of its own, whose CPU time is compared; at the end the ledger is
-audited.
+All of them together ask for work and put groups at the same rate whatever their number: each holds
+one group for as long as that takes. A learner takes and commits what is ready.  The buffer runs in
+a process of its own, whose CPU time is compared; at the end the ledger is audited.
 
 Run: `python -m benchmarks.control_plane [--generators N ...]`.
 """
@@ -143,7 +144,9 @@ class Load:
             task.cancel()
         for outcome in await asyncio.gather(*tasks, return_exceptions=True):
             if not isinstance(outcome, asyncio.CancelledError):
-                raise RuntimeError("a simulated process ended by itself") from (outcome if isinstance(outcome, BaseException) else None)
+                raise RuntimeError("a simulated process ended by itself") from (
+                    outcome if isinstance(outcome, BaseException) else None
+                )
         self._context.term()
         return result
 
@@ -172,7 +175,9 @@ class Load:
 
     def _written(self, ticket: Ticket) -> Group:
         versions = np.full_like(self._template.trajectories[0].versions, ticket.admitted_version)
-        samples = [msgspec.structs.replace(t, versions=versions) for t in self._template.trajectories]
+        samples = [
+            msgspec.structs.replace(t, versions=versions) for t in self._template.trajectories
+        ]
         return msgspec.structs.replace(
             self._template,
             group_id=ticket.group_id,
@@ -185,10 +190,14 @@ class Load:
     async def _learn(self) -> None:
         async with RpcClient(self._address, self._keys, context=self._context) as buffer:
             while True:
-                batch = await buffer.call(TakeBatch(train_version=self.version, wait_s=20.0), timeout_s=60)
+                batch = await buffer.call(
+                    TakeBatch(train_version=self.version, wait_s=20.0), timeout_s=60
+                )
                 if batch.groups:
                     ids = [group.group_id for group in batch.groups]
-                    await buffer.call(CommitStep(version=self.version + 1, group_ids=ids), timeout_s=60)
+                    await buffer.call(
+                        CommitStep(version=self.version + 1, group_ids=ids), timeout_s=60
+                    )
                     self.version += 1
 
 
@@ -199,7 +208,9 @@ def measure(num_generators: int) -> float:
         with buffer_process(directory, num_generators) as process:
             load = Load(directory, num_generators)
             cpu_s, num_put, seconds = asyncio.run(load.run(process))
-        promise = Promise(groups_per_step=batch_of(num_generators), max_staleness_versions=2, over_age="drop")
+        promise = Promise(
+            groups_per_step=batch_of(num_generators), max_staleness_versions=2, over_age="drop"
+        )
         with reading(directory / "store.sqlite") as connection:
             found = audit(connection, promise)
     per_group_ms = 1e3 * cpu_s / num_put

@@ -1,6 +1,8 @@
-"""How long training data of a million prompts takes to open, how long a prompt takes to read, and how much memory it keeps.
+"""How long training data of a million prompts takes to open, how long a prompt takes to read, and
+how much memory it keeps.
 
-Makes the parquet file itself. A fresh process per measurement, as a buffer is. The bound: open within 10 s, whatever is cached.
+Makes the parquet file itself. A fresh process per measurement, as a buffer is. The bound: open
+within 10 s, whatever is cached.
 """
 
 from __future__ import annotations
@@ -16,7 +18,10 @@ from benchmarks.figures import figure
 
 NUM_ROWS = 1_000_000
 NUM_READ = 5_000
-PROMPT = "A shop sells {} boxes on Monday and {} boxes on Tuesday, each with {} pens. How many pens is that in all? " * 3
+PROMPT = (
+    "A shop sells {} boxes on Monday and {} boxes on Tuesday, each with {} pens. How many pens is"
+    " that in all? " * 3
+)
 
 
 def write(path: Path, num_rows: int) -> None:
@@ -60,7 +65,9 @@ def measure(path: Path, cache: Path) -> None:
     open_s, started = time.perf_counter() - started, time.perf_counter()
     for k in range(NUM_READ):
         _ = prompts[order.index(k)]
-    sys.stdout.write(f"{open_s} {1000 * (time.perf_counter() - started) / NUM_READ} {own_mb() - before_mb}\n")
+    sys.stdout.write(
+        f"{open_s} {1000 * (time.perf_counter() - started) / NUM_READ} {own_mb() - before_mb}\n"
+    )
 
 
 def main() -> None:

@@ -1,10 +1,13 @@
-"""Tokens per second of one engine on one core, and of vLLM alone (its offline `LLM`) on the same prompts, phases alternating.
+"""Tokens per second of one engine on one core, and of vLLM alone (its offline `LLM`) on the same
+prompts, phases alternating.
 
-CPU seconds are printed beside wall-clock ones, because they hold on a machine that does other things too; the ratio is theirs.
+CPU seconds are printed beside wall-clock ones, because they hold on a machine that does other
+things too; the ratio is theirs.
 
 Run: `python -m benchmarks.generation [--model DIR] [--rounds N] [--core N]`.
-64 groups of 8 in the embedded task's shape (prompts of 20-30 tokens, responses of up to 45), 128 samples in flight.
-Both engines live at the same time, each in its own process pinned to the same core; one works while the other waits for its turn.
+64 groups of 8 in the embedded task's shape (prompts of 20-30 tokens, responses of up to 45), 128
+samples in flight. Both engines live at the same time, each in its own process pinned to the same
+core; one works while the other waits for its turn.
 """
 
 from __future__ import annotations
@@ -98,17 +101,26 @@ async def ours(model: Path) -> None:
     tensors = parameters(model)
     publisher = WeightPublisher([tensor_spec(name, tensor) for name, tensor in tensors.items()])
     await engine.load_weights(publisher.write(0, tensors.values()))
-    sampling = Sampling(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=LONGEST, min_new_tokens=0)
+    sampling = Sampling(
+        temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=LONGEST, min_new_tokens=0
+    )
     slots = asyncio.Semaphore(IN_FLIGHT // GROUP_SIZE)
 
     async def group(name: str, prompt: list[int]) -> int:
         async with slots:
-            return sum([len(sample.token_ids) async for sample in engine.generate(name, prompt, GROUP_SIZE, sampling)])
+            return sum(
+                [
+                    len(sample.token_ids)
+                    async for sample in engine.generate(name, prompt, GROUP_SIZE, sampling)
+                ]
+            )
 
     tell(start_s=start_s, memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
     while line := await asyncio.to_thread(sys.stdin.readline):
         clock = Clock()
-        counts = await asyncio.gather(*(group(f"{line.strip()}-{i}", prompt) for i, prompt in enumerate(prompts(int(line)))))
+        counts = await asyncio.gather(
+            *(group(f"{line.strip()}-{i}", prompt) for i, prompt in enumerate(prompts(int(line))))
+        )
         tell(num_tokens=sum(counts), **clock.read())
     await engine.close()
     publisher.close()
@@ -118,7 +130,12 @@ def parameters(model: Path) -> dict[str, Any]:
     """The model's tensors as the learner would push them."""
     from transformers import AutoModelForCausalLM
 
-    return {name: tensor.detach() for name, tensor in AutoModelForCausalLM.from_pretrained(model, dtype="float32").named_parameters()}
+    return {
+        name: tensor.detach()
+        for name, tensor in AutoModelForCausalLM.from_pretrained(
+            model, dtype="float32"
+        ).named_parameters()
+    }
 
 
 def alone(model: Path) -> None:
@@ -144,13 +161,17 @@ def alone(model: Path) -> None:
         start_s=time.perf_counter() - started_s,
         memory_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
     )
-    params = SamplingParams(n=GROUP_SIZE, max_tokens=LONGEST, stop_token_ids=[END_TOKEN], logprobs=0, detokenize=False)
+    params = SamplingParams(
+        n=GROUP_SIZE, max_tokens=LONGEST, stop_token_ids=[END_TOKEN], logprobs=0, detokenize=False
+    )
     for line in sys.stdin:
         asked = [TokensPrompt(prompt_token_ids=prompt) for prompt in prompts(int(line))]
         clock = Clock()
         outputs = llm.generate(asked, params, use_tqdm=False)
         tell(
-            num_tokens=sum(len(sample.token_ids) for output in outputs for sample in output.outputs),
+            num_tokens=sum(
+                len(sample.token_ids) for output in outputs for sample in output.outputs
+            ),
             **clock.read(),
         )
 
@@ -228,7 +249,9 @@ def main() -> None:
     """Starts both engines, alternates their rounds, prints the figures."""
     from benchmarks.figures import figure
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", type=Path)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)))

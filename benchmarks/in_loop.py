@@ -1,8 +1,10 @@
-"""Tokens per second of a generator inside the running loop, against vLLM alone on the same prompts, core and concurrency.
+"""Tokens per second of a generator inside the running loop, against vLLM alone on the same prompts,
+core and concurrency.
 
-The loop trains, judges and pushes as always.  Phases alternate in one run: the loop works for some seconds, then every process of it is
-held still and vLLM's own offline engine answers the same prompts on the generator's core, with the weights that the run began with.
-Counted is the time in which the generator had work, pauses for new weights left out.
+The loop trains, judges and pushes as always.  Phases alternate in one run: the loop works for some
+seconds, then every process of it is held still and vLLM's own offline engine answers the same
+prompts on the generator's core, with the weights that the run began with. Counted is the time in
+which the generator had work, pauses for new weights left out.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ SETTINGS = ["supervisor.heartbeat_timeout_s=600", "num_steps=2000"]
 
 
 def alone(run_dir: Path, core: int) -> None:
-    """vLLM's offline engine with the run's model, prompts and settings; plays a round for every line on stdin."""
+    """vLLM's offline engine with the run's model, prompts and settings; plays a round for every
+    line on stdin.
+    """
     from async_rl.data.prepare import prepare_model
     from async_rl.data.prompts import load_train_prompts
     from async_rl.data.tokenizer import load_tokenizer
@@ -65,7 +69,10 @@ def alone(run_dir: Path, core: int) -> None:
     print("told " + json.dumps({"max_num_seqs": vllm.max_num_seqs}), flush=True)
     for line in sys.stdin:
         first = int(line) * NUM_PROMPTS % (len(prompts) - NUM_PROMPTS)
-        asked = [TokensPrompt(prompt_token_ids=prompt.token_ids.tolist()) for prompt in prompts[first : first + NUM_PROMPTS]]
+        asked = [
+            TokensPrompt(prompt_token_ids=prompt.token_ids.tolist())
+            for prompt in prompts[first : first + NUM_PROMPTS]
+        ]
         started_s = time.perf_counter()
         outputs = llm.generate(asked, params, use_tqdm=False)
         spent_s = time.perf_counter() - started_s
@@ -92,9 +99,13 @@ def play(process: subprocess.Popen[str], number: int) -> dict[str, float]:
 
 
 def loop_rate(rows: list[dict[str, Any]]) -> float:
-    """Tokens per second over the rows, in the time in which the generator had work and did not change weights."""
+    """Tokens per second over the rows, in the time in which the generator had work and did not
+    change weights.
+    """
     tokens = sum(row["throughput/generated_tokens_per_s"] * row["time/step_s"] for row in rows)
-    spent_s = sum(row["busy/generator"] * row["time/step_s"] - row["weights/pause_s"] for row in rows)
+    spent_s = sum(
+        row["busy/generator"] * row["time/step_s"] - row["weights/pause_s"] for row in rows
+    )
     return float(tokens / spent_s)
 
 
@@ -120,7 +131,9 @@ def measure(settings: list[str], *, rounds: int, phase_s: float, core: int) -> N
             "stdout": subprocess.PIPE,
             "stderr": subprocess.DEVNULL,
         }
-        child = subprocess.Popen(command, **pipes, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        child = subprocess.Popen(
+            command, **pipes, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        )
         heard(child)
         play(child, 0)
         for number in range(rounds):
@@ -141,7 +154,9 @@ def measure(settings: list[str], *, rounds: int, phase_s: float, core: int) -> N
     figure("vLLM alone", statistics.median(told["tokens_per_s"] for told in beside), "tokens/s")
     figure("response length inside", statistics.mean(lengths), "tokens")
     figure("response length alone", statistics.mean(told["length"] for told in beside), "tokens")
-    ratio = statistics.median(mine / told["tokens_per_s"] for mine, told in zip(inside, beside, strict=True))
+    ratio = statistics.median(
+        mine / told["tokens_per_s"] for mine, told in zip(inside, beside, strict=True)
+    )
     figure("inside the loop over vLLM alone", ratio, "x", goal="at least 0.9")
 
 

@@ -1,10 +1,12 @@
-"""The learner against a bare loop, in one process with phases alternating, and the memory of log-probs against materialised logits.
+"""The learner against a bare loop, in one process with phases alternating, and the memory of
+log-probs against materialised logits.
 
-The bare loop is what one writes without a framework: the same model under FSDP2 on one rank, all rows padded to the longest (or eight by
-eight), the model's own attention, log_softmax, clipping, AdamW; no diagnostics, no critic, no reference (ppo_code has both).
-Batches: responses of log-normal length, the longest 8 times the mean; all of one length; and the embedded task's.  In the first two no
-prompt is shared and every group has both rewards, so nothing can be left out.
-CPU seconds are compared, because they hold on a machine that does other things too.
+The bare loop is what one writes without a framework: the same model under FSDP2 on one rank, all
+rows padded to the longest (or eight by eight), the model's own attention, log_softmax, clipping,
+AdamW; no diagnostics, no critic, no reference (ppo_code has both). Batches: responses of log-normal
+length, the longest 8 times the mean; all of one length; and the embedded task's.  In the first two
+no prompt is shared and every group has both rewards, so nothing can be left out. CPU seconds are
+compared, because they hold on a machine that does other things too.
 
 Run: `OMP_NUM_THREADS=1 python -m benchmarks.learner [--rounds N] [--batch mix] [OVERRIDE ...]`.
 """
@@ -62,7 +64,9 @@ def random_model(directory: Path, vocabulary: int = VOCABULARY) -> Path:
     return directory
 
 
-def make_groups(prompts: Sequence[Sequence[int]], lengths: Sequence[int], seed: int = 0) -> list[Group]:
+def make_groups(
+    prompts: Sequence[Sequence[int]], lengths: Sequence[int], seed: int = 0
+) -> list[Group]:
     """Sequence i has prompts[i] and a random response of lengths[i] tokens; rewards alternate."""
     rng = np.random.default_rng(seed)
 
@@ -107,7 +111,11 @@ def batches() -> dict[str, list[Group]]:
     rng = np.random.default_rng(1)
 
     def prompts(count: int, repeat: int) -> list[list[int]]:
-        return [ids for _ in range(count // repeat) for ids in [rng.integers(0, VOCABULARY, rng.integers(16, 25)).tolist()] * repeat]
+        return [
+            ids
+            for _ in range(count // repeat)
+            for ids in [rng.integers(0, VOCABULARY, rng.integers(16, 25)).tolist()] * repeat
+        ]
 
     return {
         "mix": make_groups(prompts(64, 1), mixed_lengths(64, 64)),
@@ -117,7 +125,9 @@ def batches() -> dict[str, list[Group]]:
 
 
 def bare_loop(model_path: Path, groups: Sequence[Group], *, rows_each: int) -> Callable[[], None]:
-    """One GRPO step without a framework, on micro-batches of rows_each sequences that are padded to their longest."""
+    """One GRPO step without a framework, on micro-batches of rows_each sequences that are padded to
+    their longest.
+    """
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
     mesh = init_device_mesh("cpu", (1,))
     for layer in model.model.layers:
@@ -150,7 +160,9 @@ def bare_loop(model_path: Path, groups: Sequence[Group], *, rows_each: int) -> C
     return step
 
 
-def framework_step(conf: str, overrides: Sequence[str], model_path: Path, groups: Sequence[Group]) -> Callable[[], None]:
+def framework_step(
+    conf: str, overrides: Sequence[str], model_path: Path, groups: Sequence[Group]
+) -> Callable[[], None]:
     """One step of the Trainer."""
     config = compose(conf, ["learner.optimizer.lr=1e-5", *overrides])
     trainer = Trainer(
@@ -185,10 +197,16 @@ def compare(
             if round_number:
                 cpu_s[phase].append(time.process_time() - started_s)
     lengths = [t.response_length for g in groups for t in g.trajectories]
-    print(f"{name}: {len(lengths)} responses, mean {np.mean(lengths):.0f} and at most {max(lengths)} tokens")
+    print(
+        f"{name}: {len(lengths)} responses, mean {np.mean(lengths):.0f} and at most {max(lengths)}"
+        " tokens"
+    )
     for phase, values in cpu_s.items():
         spent_s = statistics.median(values)
-        print(f"  {phase:10} {spent_s:7.3f} CPU s per step (best {min(values):.3f}), {sum(lengths) / spent_s:7.0f} tokens/s")
+        print(
+            f"  {phase:10} {spent_s:7.3f} CPU s per step (best {min(values):.3f}),"
+            f" {sum(lengths) / spent_s:7.0f} tokens/s"
+        )
         for bare in phases.keys() & {"bare", "bare in 8s"} if not phase.startswith("bare") else ():
             ratio = statistics.median(cpu_s[bare]) / spent_s
             figure(
@@ -200,7 +218,8 @@ def compare(
 
 
 def peak_mb(kind: str, vocabulary: int) -> float:
-    """Peak memory of log-probs of 8192 tokens, forward and backward, above what their inputs and gradients take.
+    """Peak memory of log-probs of 8192 tokens, forward and backward, above what their inputs and
+    gradients take.
 
     kind: "ours", or "logits" for log_softmax over the whole matrix.
     """
@@ -215,7 +234,9 @@ def peak_mb(kind: str, vocabulary: int) -> float:
     if kind == "logits":
         logprobs = torch.log_softmax(hidden @ head.t(), -1).gather(1, targets[:, None]).squeeze(1)
     else:
-        logprobs, _ = token_logprobs(hidden, head=head, targets=targets, temperature=1.0, chunk_tokens=chunk_tokens)
+        logprobs, _ = token_logprobs(
+            hidden, head=head, targets=targets, temperature=1.0, chunk_tokens=chunk_tokens
+        )
     logprobs.sum().backward()
     return status_mb("VmHWM") - before_mb
 
@@ -227,7 +248,9 @@ def status_mb(name: str) -> float:
 
 
 def memory() -> None:
-    """Each measurement in a process of its own; materialised logits are measured where they fit and computed where they do not."""
+    """Each measurement in a process of its own; materialised logits are measured where they fit and
+    computed where they do not.
+    """
     for vocabulary in (32_000, 150_000):
         command = [
             sys.executable,
@@ -238,7 +261,9 @@ def memory() -> None:
             "--vocabulary",
             str(vocabulary),
         ]
-        ours = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+        ours = float(
+            subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1]
+        )
         one_matrix = MEMORY_TOKENS * vocabulary * 4 / 2**20
         figure(f"log-probs at V={vocabulary}: peak above inputs", ours, "MB")
         figure(
@@ -249,7 +274,11 @@ def memory() -> None:
         )
         if vocabulary == 32_000:
             command[4] = "logits"
-            whole = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+            whole = float(
+                subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[
+                    -1
+                ]
+            )
             figure(
                 f"log-probs at V={vocabulary}: share of log_softmax's peak ({whole:.0f} MB)",
                 ours / whole,
@@ -263,7 +292,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch", action="append", choices=["mix", "equal", "embedded", "none"])
-    parser.add_argument("--peak", choices=["ours", "logits"], help="only this measurement of memory")
+    parser.add_argument(
+        "--peak", choices=["ours", "logits"], help="only this measurement of memory"
+    )
     parser.add_argument("--vocabulary", type=int, default=32_000)
     parser.add_argument("overrides", nargs="*")
     arguments = parser.parse_args()

@@ -1,8 +1,10 @@
-"""Model FLOPs utilisation of the update on a GPU: Qwen3-0.6B's shape in bfloat16, with and without packing and checkpointing.
+"""Model FLOPs utilisation of the update on a GPU: Qwen3-0.6B's shape in bfloat16, with and without
+packing and checkpointing.
 
-Utilisation = FLOPs the model needs for the trained and the prompt tokens (6 per parameter and token, attention besides; recomputation does
-not count) per second, over the rate of a large bfloat16 product measured in the same run.
-Without a GPU it says so and ends well.  Run: `python -m benchmarks.learner_gpu [--rounds N] [--layers N]`.
+Utilisation = FLOPs the model needs for the trained and the prompt tokens (6 per parameter and
+token, attention besides; recomputation does not count) per second, over the rate of a large
+bfloat16 product measured in the same run. Without a GPU it says so and ends well.  Run: `python -m
+benchmarks.learner_gpu [--rounds N] [--layers N]`.
 """
 
 from __future__ import annotations
@@ -65,14 +67,19 @@ def product_flops(device: torch.device) -> float:
 
 
 def needed_flops(groups: Sequence[Group], layers: int) -> float:
-    """6 per parameter and token (the vocabulary's where a token is predicted); 12 x width per layer and pair of tokens that attend."""
+    """6 per parameter and token (the vocabulary's where a token is predicted); 12 x width per layer
+    and pair of tokens that attend.
+    """
     width = SHAPE["num_attention_heads"] * SHAPE["head_dim"]
     kv_width = SHAPE["num_key_value_heads"] * SHAPE["head_dim"]
     per_layer = SHAPE["hidden_size"] * (2 * width + 2 * kv_width + 3 * SHAPE["intermediate_size"])
     lengths = [len(t.token_ids) for g in groups for t in g.trajectories]
     trained = sum(t.response_length for g in groups for t in g.trajectories)
     pairs = sum(n * (n + 1) / 2 for n in lengths)
-    return 6 * (layers * per_layer * sum(lengths) + SHAPE["hidden_size"] * VOCABULARY * trained) + 12 * layers * width * pairs
+    return (
+        6 * (layers * per_layer * sum(lengths) + SHAPE["hidden_size"] * VOCABULARY * trained)
+        + 12 * layers * width * pairs
+    )
 
 
 def step_s(
@@ -143,7 +150,9 @@ def main() -> None:
                 )
                 name = f"{'packed' if is_packed else 'one sequence at a time'}{', checkpointing' if checkpointing else ''}"
                 goal = ">= 0.45" if is_packed and not checkpointing else ""
-                figure(f"{name}: share of the product's rate", needed / seconds / rate, "", goal=goal)
+                figure(
+                    f"{name}: share of the product's rate", needed / seconds / rate, "", goal=goal
+                )
                 figure(f"{name}: peak memory", peak_gb, "GB")
 
 

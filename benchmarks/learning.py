@@ -1,7 +1,9 @@
-"""How long conf=ppo_code and conf=grpo_code train until 0.80 of the held-out programs pass at temperature 1, for three seeds each.
+"""How long conf=ppo_code and conf=grpo_code train until 0.80 of the held-out programs pass at
+temperature 1, for three seeds each.
 
-Training time is counted from the begin of the first step (waiting for its batch included) to the step whose weights first reached 0.80.
-Start-up is told apart: from the command to the first optimizer step, with the embedded model in the cache.
+Training time is counted from the begin of the first step (waiting for its batch included) to the
+step whose weights first reached 0.80. Start-up is told apart: from the command to the first
+optimizer step, with the embedded model in the cache.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ def learn(conf: str, seed: int, extra: list[str]) -> list[dict[str, Any]]:
 
 def read(path: Path) -> list[dict[str, Any]]:
     """The complete rows so far."""
-    return [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]] if path.exists() else []
+    return (
+        [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]] if path.exists() else []
+    )
 
 
 def curve(rows: list[dict[str, Any]]) -> dict[int, float]:
@@ -63,7 +67,9 @@ def is_reached(rows: list[dict[str, Any]]) -> bool:
 def main() -> None:
     """Runs all seeds and prints the curves and the figures."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--confs", nargs="+", default=["grpo_code", "ppo_code"], choices=list(LIMIT_S))
+    parser.add_argument(
+        "--confs", nargs="+", default=["grpo_code", "ppo_code"], choices=list(LIMIT_S)
+    )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("extra", nargs="*")
     arguments = parser.parse_args()
@@ -73,7 +79,11 @@ def main() -> None:
             by_step = {row["step"]: row for row in rows}
             begin_s = by_step[1]["time_s"] - by_step[1]["time/step_s"]
             rates = curve(rows)
-            points = [f"{step}:{rate:.2f}@{by_step[step]['time_s'] - begin_s:.0f}s" for step, rate in rates.items() if step]
+            points = [
+                f"{step}:{rate:.2f}@{by_step[step]['time_s'] - begin_s:.0f}s"
+                for step, rate in rates.items()
+                if step
+            ]
             print(f"{conf} seed {seed}: 0:{rates[0]:.2f}  {'  '.join(points)}")
             first = next((step for step, rate in rates.items() if rate >= GOAL), None)
             trained_s = by_step[first]["time_s"] - begin_s if first else float("nan")

@@ -1,4 +1,6 @@
-"""A real run as a benchmark drives it: started with settings, followed by its metrics, told how far to run ahead, held still, ended."""
+"""A real run as a benchmark drives it: started with settings, followed by its metrics, told how far
+to run ahead, held still, ended.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,10 @@ class LiveRun:
     def rows(self) -> list[dict[str, Any]]:
         """What the run has recorded so far."""
         try:
-            return [json.loads(line) for line in (self.run_dir / "metrics.jsonl").read_bytes().split(b"\n")[:-1]]
+            return [
+                json.loads(line)
+                for line in (self.run_dir / "metrics.jsonl").read_bytes().split(b"\n")[:-1]
+            ]
         except OSError:
             return []
 

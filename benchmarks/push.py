@@ -1,7 +1,9 @@
-"""How long generation stands still for a push, beside the time to load and pack the weights with nothing else to do.
+"""How long generation stands still for a push, beside the time to load and pack the weights with
+nothing else to do.
 
 Run: `python -m benchmarks.push [--pushes N] [--core N]`.
-Two random models: the embedded one's shape, and one of about 350 MB. 64 samples are in flight while versions follow each other.
+Two random models: the embedded one's shape, and one of about 350 MB. 64 samples are in flight while
+versions follow each other.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ async def writes(engine: Engine, name: str) -> None:
     count = 0
     while True:
         count += 1
-        async for _ in engine.generate(f"{name}-{count}", rng.integers(2, 500, size=30).tolist(), 8, sampling):
+        async for _ in engine.generate(
+            f"{name}-{count}", rng.integers(2, 500, size=30).tolist(), 8, sampling
+        ):
             pass
 
 
@@ -52,7 +56,9 @@ async def measure(size: str, model: Path, num_pushes: int) -> None:
     core = engine._llm.engine_core  # type: ignore[attr-defined]  # the floor is measured inside
     assert isinstance(core, ThreadedCore)
     tensors = parameters(model)
-    with WeightPublisher([tensor_spec(name, tensor) for name, tensor in tensors.items()]) as publisher:
+    with WeightPublisher(
+        [tensor_spec(name, tensor) for name, tensor in tensors.items()]
+    ) as publisher:
         manifest = publisher.write(0, tensors.values())
         await engine.load_weights(manifest)
         floors = []
@@ -60,7 +66,9 @@ async def measure(size: str, model: Path, num_pushes: int) -> None:
             started_s = time.perf_counter()
             await core.beside_async("stage_shared_weights", encode(manifest))
             floors.append(time.perf_counter() - started_s)
-        writers = [asyncio.create_task(writes(engine, f"group {i}"), name=f"group {i}") for i in range(8)]
+        writers = [
+            asyncio.create_task(writes(engine, f"group {i}"), name=f"group {i}") for i in range(8)
+        ]
         written, reports = [], []
         for version in range(1, num_pushes + 1):
             started_s = time.perf_counter()
@@ -106,7 +114,9 @@ def report(
 
 def main() -> None:
     """One process per model, since vLLM changes its process for good."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pushes", type=int, default=20)
     parser.add_argument("--core", type=int, default=max(os.sched_getaffinity(0)))
     parser.add_argument("--size", choices=list(SIZES))

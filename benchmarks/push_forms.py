@@ -1,8 +1,10 @@
-"""Time per push to 1, 2 and 4 generators on one host, in each form, beside the time to copy the same bytes in memory.
+"""Time per push to 1, 2 and 4 generators on one host, in each form, beside the time to copy the
+same bytes in memory.
 
-Run: `python -m benchmarks.push_forms [--pushes N] [--generators 1,2,4] [--size "350 MB"] [--engine hf]`.
-Generators are processes with a real engine that writes nothing meanwhile, reached over the run's sockets; the learner's side is the real
-pusher. Each push is paired with a copy of the block's bytes between two buffers, right after it; ratios are medians over the pairs.
+Run: `python -m benchmarks.push_forms [--pushes N] [--generators 1,2,4] [--size "350 MB"] [--engine
+hf]`. Generators are processes with a real engine that writes nothing meanwhile, reached over the
+run's sockets; the learner's side is the real pusher. Each push is paired with a copy of the block's
+bytes between two buffers, right after it; ratios are medians over the pairs.
 """
 
 from __future__ import annotations
@@ -49,13 +51,19 @@ async def generate(model: Path, keys: Path, kind: str) -> None:
     files = FileReader()
 
     async def load(request: LoadWeights) -> Any:
-        manifest = await asyncio.to_thread(files.fetch, request.url, request.manifest) if request.url else request.manifest
+        manifest = (
+            await asyncio.to_thread(files.fetch, request.url, request.manifest)
+            if request.url
+            else request.manifest
+        )
         return await engine.load_weights(manifest)
 
     async def receive(request: ReceiveWeights) -> Any:
         return await engine.load_weights(request.manifest, request.source)
 
-    with RpcServer(HOST, 0, load_keys(keys), {LoadWeights: load, ReceiveWeights: receive}) as server:
+    with RpcServer(
+        HOST, 0, load_keys(keys), {LoadWeights: load, ReceiveWeights: receive}
+    ) as server:
         print(
             json.dumps({"address": server.address, "devices": await engine.weight_devices()}),
             flush=True,
@@ -72,7 +80,9 @@ class Learner:
         from async_rl.weights.publisher import WeightPublisher, tensor_spec
 
         self._tensors = parameters(model)
-        self.publisher = WeightPublisher([tensor_spec(name, tensor) for name, tensor in self._tensors.items()])
+        self.publisher = WeightPublisher(
+            [tensor_spec(name, tensor) for name, tensor in self._tensors.items()]
+        )
         self._path, self._model, self._members, self._keys, self._device = (
             directory,
             model,
@@ -90,8 +100,12 @@ class Learner:
         self.num_bytes, self._is_written_s = manifest.total_bytes, time.perf_counter()
         return manifest
 
-    async def pushes(self, form: str, count: int, num_pushes: int) -> AsyncIterator[tuple[float, float]]:
-        """Seconds from the written block until all serve the version, and the longest pause of a generator; the first push warms up."""
+    async def pushes(
+        self, form: str, count: int, num_pushes: int
+    ) -> AsyncIterator[tuple[float, float]]:
+        """Seconds from the written block until all serve the version, and the longest pause of a
+        generator; the first push warms up.
+        """
         from async_rl.observability.activity import Activity
         from async_rl.runtime.directory import Connections, Directory, Incarnation
         from async_rl.training.pushing import Pusher
@@ -141,11 +155,16 @@ def copier(num_bytes: int) -> Any:
     return copy
 
 
-async def measure(model: Path, directory: Path, counts: list[int], options: argparse.Namespace) -> None:
+async def measure(
+    model: Path, directory: Path, counts: list[int], options: argparse.Namespace
+) -> None:
     """All forms to each number of generators."""
     keys = create_keys(directory / "keys")
     async with AsyncExitStack() as stack:
-        members = [await stack.enter_async_context(generator(model, directory / "keys", i, options.engine)) for i in range(max(counts))]
+        members = [
+            await stack.enter_async_context(generator(model, directory / "keys", i, options.engine))
+            for i in range(max(counts))
+        ]
         learner = Learner(directory, model, members, keys)
         stack.callback(learner.publisher.close)
         for count in counts:
@@ -171,7 +190,9 @@ async def generator(model: Path, keys: Path, rank: int, kind: str) -> AsyncItera
         str(model),
         str(keys),
     ]
-    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
     try:
         assert process.stdout is not None
         said = json.loads(await process.stdout.readline())
@@ -197,7 +218,9 @@ def report(name: str, rows: Iterable[tuple[float, float, float]]) -> None:
 
 def main() -> None:
     """The learner's side, or with --serve a generator's."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pushes", type=int, default=7)
     parser.add_argument("--generators", default="1,2,4")
     parser.add_argument("--size", choices=list(SIZES), default="350 MB")

@@ -1,8 +1,10 @@
-"""Learner steps per second with a reward function of 50 ms and with one of 2 s, in phases that alternate within one run.
+"""Learner steps per second with a reward function of 50 ms and with one of 2 s, in phases that
+alternate within one run.
 
-The function sleeps (it asks somebody else) as long as a file says; samples are scored while others are generated and trained, so the loop
-should not notice, as long as buffer.max_staleness_versions leaves room for what is being scored: by Little's law seconds times steps per
-second, in batches, beside those that are generated and trained. Printed with the bound.
+The function sleeps (it asks somebody else) as long as a file says; samples are scored while others
+are generated and trained, so the loop should not notice, as long as buffer.max_staleness_versions
+leaves room for what is being scored: by Little's law seconds times steps per second, in batches,
+beside those that are generated and trained. Printed with the bound.
 """
 
 from __future__ import annotations
@@ -50,14 +52,18 @@ def main() -> None:
     """Prints both rates and their ratio."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=12, help="steps that are counted in each phase")
+    parser.add_argument(
+        "--steps", type=int, default=12, help="steps that are counted in each phase"
+    )
     given = parser.parse_args()
     rates: dict[float, list[float]] = {delay_s: [] for delay_s in DELAYS_S}
     with tempfile.TemporaryDirectory() as scratch:
         file, function = Path(scratch) / "delay_s", Path(scratch) / "slow.py"
         file.write_text(str(DELAYS_S[0]))
         function.write_text(FUNCTION.format(file=str(file)))
-        with LiveRun(scratch, [setting.format(function=f"{function}:slow") for setting in SETTINGS]) as run:
+        with LiveRun(
+            scratch, [setting.format(function=f"{function}:slow") for setting in SETTINGS]
+        ) as run:
             run.wait_for(5)
             for _ in range(given.rounds):
                 for delay_s in DELAYS_S:

@@ -1,7 +1,9 @@
-"""Runs the benchmarks one after the other and prints one table of their figures: `python benchmarks/run.py [NAME ...]`.
+"""Runs the benchmarks one after the other and prints one table of their figures: `python
+benchmarks/run.py [NAME ...]`.
 
-A benchmark is a module of this folder with a `main()`; what it prints through `benchmarks.figures.figure` makes the table, the rest is
-shown as it comes.  Each runs in a process of its own, so that none inherits another's memory or threads.
+A benchmark is a module of this folder with a `main()`; what it prints through
+`benchmarks.figures.figure` makes the table, the rest is shown as it comes.  Each runs in a process
+of its own, so that none inherits another's memory or threads.
 """
 
 from __future__ import annotations
@@ -18,14 +20,18 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.figures import MARK  # noqa: E402  a script's own folder is on the path, its parent is not
+from benchmarks.figures import (
+    MARK,
+)  # noqa: E402  a script's own folder is on the path, its parent is not
 
 NO_BENCHMARKS = {"run", "figures", "live_run", "__init__"}
 
 
 def names() -> list[str]:
     """The benchmarks of this folder."""
-    return sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in NO_BENCHMARKS)
+    return sorted(
+        path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in NO_BENCHMARKS
+    )
 
 
 def run(name: str) -> tuple[int, list[list[str]]]:

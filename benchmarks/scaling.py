@@ -1,8 +1,10 @@
-"""A run that trains while its generators become 1, 3, 1 and 2: how long the learner stood still, how soon a joiner had work.
+"""A run that trains while its generators become 1, 3, 1 and 2: how long the learner stood still,
+how soon a joiner had work.
 
-Figures come from the store, which holds when each step was committed and each group handed out, and from the supervisor's log. Steps differ
-by themselves, so the longest time without one is set beside the longest of the same run with one generator. On two cores an engine that
-starts shares the core of the one that writes; where joiners have cores of their own nothing is shared.
+Figures come from the store, which holds when each step was committed and each group handed out, and
+from the supervisor's log. Steps differ by themselves, so the longest time without one is set beside
+the longest of the same run with one generator. On two cores an engine that starts shares the core
+of the one that writes; where joiners have cores of their own nothing is shared.
 
 Run: `python -m benchmarks.scaling [--engine hf]`.
 """
@@ -33,7 +35,11 @@ SETTINGS = ["conf=grpo_code", "num_steps=100000", "weights.probe_every_pushes=0"
 def supervisor_said(run: LiveRun, sentence: str) -> list[float]:
     """Unix times at which the supervisor's log has a line that ends with what the pattern matches."""
     lines = (run.run_dir / "logs" / "supervisor.log").read_text().splitlines()
-    return [datetime.fromisoformat(" ".join(line.split()[:2])).timestamp() for line in lines if re.search(f" {sentence}", line)]
+    return [
+        datetime.fromisoformat(" ".join(line.split()[:2])).timestamp()
+        for line in lines
+        if re.search(f" {sentence}", line)
+    ]
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -65,14 +71,19 @@ def commits_s(run: LiveRun) -> list[float]:
 def first_work(run: LiveRun, generator: str, since_s: float) -> tuple[float, int]:
     """When the generator was handed its first group since then, and the version that it held."""
     with contextlib.closing(sqlite3.connect(run.run_dir / "store.sqlite")) as store:
-        query = "SELECT at_s, version FROM transitions WHERE generator=? AND state='generating' AND at_s>? ORDER BY at_s LIMIT 1"
+        query = (
+            "SELECT at_s, version FROM transitions WHERE generator=? AND state='generating' AND"
+            " at_s>? ORDER BY at_s LIMIT 1"
+        )
         at_s, version = store.execute(query, (generator, since_s)).fetchone()
     return float(at_s), int(version)
 
 
 def gaps(times_s: list[float], begin_s: float, end_s: float) -> list[float]:
     """Seconds between one step and the next, of those that end within the window."""
-    return [after - before for before, after in itertools.pairwise(times_s) if begin_s < after <= end_s]
+    return [
+        after - before for before, after in itertools.pairwise(times_s) if begin_s < after <= end_s
+    ]
 
 
 def report(run: LiveRun, first_scale_s: float) -> None:
@@ -84,7 +95,9 @@ def report(run: LiveRun, first_scale_s: float) -> None:
     figure("a step with one generator, median", step_s, "s")
     figure("longest time without a step, one generator", max(alone), "s")
     figure("longest time without a step, 1 -> 3 -> 1 -> 2", max(scaled), "s")
-    figure("the same over the longest with one generator", max(scaled) / max(alone), "x", goal="<= 2")
+    figure(
+        "the same over the longest with one generator", max(scaled) / max(alone), "x", goal="<= 2"
+    )
     for name in ("generator-1", "generator-2"):
         for joined_s in supervisor_said(run, f"{name} serves at"):
             at_s, version = first_work(run, name, joined_s)
@@ -124,8 +137,16 @@ def main() -> None:
             before = 3 if generators == 1 else 1
             scale(run, generators)
             joining, leaving = max(0, generators - before), max(0, before - generators)
-            until(lambda due=seen[0] + joining: len(supervisor_said(run, r"generator-\d serves at")) == due)
-            until(lambda due=seen[1] + leaving: len(supervisor_said(run, r"generator-\d has left")) == due)
+            until(
+                lambda due=seen[0] + joining: (
+                    len(supervisor_said(run, r"generator-\d serves at")) == due
+                )
+            )
+            until(
+                lambda due=seen[1] + leaving: (
+                    len(supervisor_said(run, r"generator-\d has left")) == due
+                )
+            )
             run.wait_for(run.step() + MORE_STEPS)
         report(run, first_scale_s)
 

@@ -1,8 +1,10 @@
-"""The verifier: verdicts per second and their latency under full isolation, on one core and on two, beside what else runs a program.
+"""The verifier: verdicts per second and their latency under full isolation, on one core and on two,
+beside what else runs a program.
 
-All phases on one core share it between server and cell.  Phases alternate in short rounds, so that all see the same machine; ratios are
-medians over rounds.  ASYNC_RL_BENCH_PROBLEMS names a file of problems with reference solutions in a column `code` (MBPP's form); without
-it the programs are those of the project's own task.
+All phases on one core share it between server and cell.  Phases alternate in short rounds, so that
+all see the same machine; ratios are medians over rounds.  ASYNC_RL_BENCH_PROBLEMS names a file of
+problems with reference solutions in a column `code` (MBPP's form); without it the programs are
+those of the project's own task.
 """
 
 from __future__ import annotations
@@ -35,10 +37,14 @@ from benchmarks.figures import figure
 
 ROUNDS = 5
 SLOW_S = 1.0
-"""A reference that computes longer than this measures itself, not the verifier: left out and counted."""
+"""A reference that computes longer than this measures itself, not the verifier: left out and
+counted.
+"""
 PROGRAM = "import sys\ndata = sys.stdin.read().split()\nprint(sum(int(x) for x in data) * {i})\n"
 PYTHON = [os.path.realpath(sys.executable), "-I", "-S", "-c"]
-"""Without site, whose .pth files cost ten times the interpreter on some machines: the faster rival is the one to beat."""
+"""Without site, whose .pth files cost ten times the interpreter on some machines: the faster rival
+is the one to beat.
+"""
 BWRAP = [
     "bwrap",
     "--unshare-all",
@@ -70,12 +76,17 @@ def _problems() -> tuple[list[VerifyRequest], str]:
         requests = []
         for place, row in read_rows(path):
             problem, _ = read_problem(place, row)
-            requests.append(VerifyRequest(code=row["code"], tests=problem.tests, setup=problem.setup))
+            requests.append(
+                VerifyRequest(code=row["code"], tests=problem.tests, setup=problem.setup)
+            )
         return requests, "reference solutions"
     config = compose_unchecked("ppo_code").data.list_functions
     rng, hidden = random.Random(0), HiddenTests(config)
     rates = [[0.0] * 64] * 3
-    return [VerifyRequest(code=flawed_program(spec, rates, rng), tests=hidden(spec).tests) for spec in split(config)[0][:400]], "own task"
+    return [
+        VerifyRequest(code=flawed_program(spec, rates, rng), tests=hidden(spec).tests)
+        for spec in split(config)[0][:400]
+    ], "own task"
 
 
 def _stdin_programs(num_tests: int, count: int) -> list[VerifyRequest]:
@@ -88,7 +99,9 @@ def _stdin_programs(num_tests: int, count: int) -> list[VerifyRequest]:
     ]
 
 
-async def _rate(judge: Judge, requests: Sequence[VerifyRequest], side_by_side: int = 1) -> tuple[float, list[float]]:
+async def _rate(
+    judge: Judge, requests: Sequence[VerifyRequest], side_by_side: int = 1
+) -> tuple[float, list[float]]:
     """Verdicts per second, and the seconds that each took; all must pass."""
     took: list[float] = []
     waiting = iter(requests)
@@ -126,7 +139,11 @@ def _subprocess_rate(command: Sequence[str], requests: Sequence[VerifyRequest]) 
 async def _one_core(pool: Pool, judge: Judge) -> None:
     problems, name = _problems()
     judged = [(await judge.verify(request)).tests for request in problems]
-    quick = [request for request, tests in zip(problems, judged, strict=True) if sum(test.cpu_s for test in tests) < SLOW_S]
+    quick = [
+        request
+        for request, tests in zip(problems, judged, strict=True)
+        if sum(test.cpu_s for test in tests) < SLOW_S
+    ]
     figure("level of the jail", pool.level, "")
     if len(quick) < len(problems):
         figure(f"programs of more than {SLOW_S:g} CPU s, left out", len(problems) - len(quick), "")
@@ -165,7 +182,9 @@ async def _one_core(pool: Pool, judge: Judge) -> None:
 
 
 async def _http(requests: Sequence[VerifyRequest]) -> None:
-    """What HTTP adds in batches of 64, the client's own time included: client, server and cell share the core."""
+    """What HTTP adds in batches of 64, the client's own time included: client, server and cell
+    share the core.
+    """
     config = compose_unchecked("ppo_code")
     added: list[float] = []
     with listen("127.0.0.1", 0) as listener:
@@ -182,7 +201,10 @@ async def _http(requests: Sequence[VerifyRequest]) -> None:
                 name="server",
             )
             url = await ready
-            batches = [msgspec.msgpack.encode(BatchRequest(requests=list(requests[i : i + 64]))) for i in range(0, len(requests), 64)]
+            batches = [
+                msgspec.msgpack.encode(BatchRequest(requests=list(requests[i : i + 64])))
+                for i in range(0, len(requests), 64)
+            ]
             headers = {"Authorization": "Bearer t", "Content-Type": "application/msgpack"}
             async with httpx.AsyncClient(headers=headers, timeout=60) as client:
                 for _ in range(ROUNDS):

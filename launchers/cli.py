@@ -1,7 +1,8 @@
 """The command line: launch a run, ask how it is and what it did, stop it, go on with it.
 
-Invariants: wrong settings exit with 2 before any process starts, a run that fails with 1, one line per problem, no traceback; nothing heavy
-(torch, vLLM, transformers) is imported here, ever; output goes to stdout, problems to stderr.
+Invariants: wrong settings exit with 2 before any process starts, a run that fails with 1, one line
+per problem, no traceback; nothing heavy (torch, vLLM, transformers) is imported here, ever; output
+goes to stdout, problems to stderr.
 """
 
 from __future__ import annotations
@@ -43,12 +44,17 @@ from async_rl.launchers.commands.verify import verify
 from async_rl.planning.topology import processes
 
 EXIT_WRONG_SETTINGS = 2
-STOP_GRACE_S = 60.0  # beyond supervisor.stop_timeout_s: the last evaluation and the other processes' ends
+STOP_GRACE_S = (
+    60.0  # beyond supervisor.stop_timeout_s: the last evaluation and the other processes' ends
+)
 
 app = typer.Typer(
     help="Asynchronous reinforcement learning of language models.",
     no_args_is_help=True,
-    epilog="async-rl --install-completion makes the Tab key complete commands, runs, configurations and settings.",
+    epilog=(
+        "async-rl --install-completion makes the Tab key complete commands, runs, configurations"
+        " and settings."
+    ),
     pretty_exceptions_enable=False,
 )
 app.command()(status)
@@ -87,7 +93,9 @@ def launch(
     ],
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="show configuration, processes and derived numbers; start nothing"),
+        typer.Option(
+            "--dry-run", help="show configuration, processes and derived numbers; start nothing"
+        ),
     ] = False,
     pretended: Annotated[
         str | None,
@@ -100,7 +108,8 @@ def launch(
 ) -> None:
     """Start a run and supervise it until it ends.
 
-    Examples: async-rl launch conf=ppo_code; async-rl launch conf=grpo_code num_steps=200; async-rl launch conf=ppo_code --dry-run
+    Examples: async-rl launch conf=ppo_code; async-rl launch conf=grpo_code num_steps=200; async-rl
+    launch conf=ppo_code --dry-run
     """
     from async_rl.launchers.configuration.compose import compose_for
     from async_rl.launchers.configuration.hardware import pretended_machine
@@ -120,7 +129,9 @@ def launch(
         show_config(terminal, config)
     show_plan(terminal, config, specs, machine, model_shape(config), preset=preset)
     if dry_run and config.launcher == "slurm":
-        terminal.out(job_script(config, Path(config.output_dir) / str(config.run_name)), highlight=False)
+        terminal.out(
+            job_script(config, Path(config.output_dir) / str(config.run_name)), highlight=False
+        )
     if not dry_run:
         raise typer.Exit(_supervise(config, make_run_dir(config)))
 
@@ -128,7 +139,9 @@ def launch(
 @app.command()
 def stop(
     run: Run = None,
-    now: Annotated[bool, typer.Option("--now", help="at once: the step in progress is lost")] = False,
+    now: Annotated[
+        bool, typer.Option("--now", help="at once: the step in progress is lost")
+    ] = False,
     output_dir: OutputDir = None,
 ) -> None:
     """Finish the step, save and end a run; returns once it has ended.
@@ -141,10 +154,17 @@ def stop(
         typer.echo(ended(runs.remains(run_dir)))
         return
     ask_stop(run_dir, pid, is_graceful=not now)
-    typer.echo(f"run {run_dir.name} is ending" if now else f"run {run_dir.name} is stopping: it finishes its step and saves")
-    if not wait_for_run(run_dir, pid, timeout_s=runs.config_of(run_dir).supervisor.stop_timeout_s + STOP_GRACE_S):
+    typer.echo(
+        f"run {run_dir.name} is ending"
+        if now
+        else f"run {run_dir.name} is stopping: it finishes its step and saves"
+    )
+    if not wait_for_run(
+        run_dir, pid, timeout_s=runs.config_of(run_dir).supervisor.stop_timeout_s + STOP_GRACE_S
+    ):
         typer.echo(
-            f"error: run {run_dir.name} (pid {pid}) has not ended; async-rl stop {run_dir.name} --now ends it at once",
+            f"error: run {run_dir.name} (pid {pid}) has not ended; async-rl stop {run_dir.name}"
+            " --now ends it at once",
             err=True,
         )
         raise typer.Exit(1)
@@ -157,7 +177,10 @@ def resume(
         str,
         typer.Argument(
             metavar="RUN",
-            help="name or directory of a run that has ended or was killed, or the URL of its copy: <checkpoint.mirror>/<name>",
+            help=(
+                "name or directory of a run that has ended or was killed, or the URL of its copy:"
+                " <checkpoint.mirror>/<name>"
+            ),
             autocompletion=complete_run,
         ),
     ],
@@ -169,7 +192,8 @@ def resume(
 ) -> None:
     """Go on with a run where its last checkpoint and its ledger stand.
 
-    Examples: async-rl resume my-run; async-rl resume my-run num_steps=400; async-rl resume s3://bucket/copies/my-run
+    Examples: async-rl resume my-run; async-rl resume my-run num_steps=400; async-rl resume
+    s3://bucket/copies/my-run
     """
     from async_rl.launchers.commands.resume import (
         counts_after_resume,
@@ -203,10 +227,16 @@ def resume(
 def export(
     run: Annotated[
         str,
-        typer.Argument(metavar="RUN", help="name or directory of a run", autocompletion=complete_run),
+        typer.Argument(
+            metavar="RUN", help="name or directory of a run", autocompletion=complete_run
+        ),
     ],
-    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="where the model is written")],
-    step: Annotated[int | None, typer.Option(help="of which checkpoint; default: the newest")] = None,
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIRECTORY", help="where the model is written")
+    ],
+    step: Annotated[
+        int | None, typer.Option(help="of which checkpoint; default: the newest")
+    ] = None,
     output_dir: OutputDir = None,
 ) -> None:
     """Write the policy of a checkpoint as a Hugging Face model.
@@ -230,9 +260,13 @@ def ledger(
     state: Annotated[str | None, typer.Option(help="the groups in this state")] = None,
     left: Annotated[
         bool,
-        typer.Option("--left", help="the prompts that left the data by their mean reward (data.filter)"),
+        typer.Option(
+            "--left", help="the prompts that left the data by their mean reward (data.filter)"
+        ),
     ] = False,
-    summary: Annotated[bool, typer.Option("--summary", help="counts; what is shown if nothing else is asked")] = False,
+    summary: Annotated[
+        bool, typer.Option("--summary", help="counts; what is shown if nothing else is asked")
+    ] = False,
     audit: Annotated[
         bool,
         typer.Option("--audit", help="check the whole history; exit code 0 only if it is clean"),
@@ -248,7 +282,10 @@ def ledger(
     from async_rl.launchers.commands.ledger import Question, answer, show
 
     if sum([prompt is not None, step is not None, state is not None, left, summary, audit]) > 1:
-        raise ConfigError("--prompt, --step, --state, --left, --summary and --audit are different questions; ask one")
+        raise ConfigError(
+            "--prompt, --step, --state, --left, --summary and --audit are different questions;"
+            " ask one"
+        )
     run_dir = runs.find(run, output_dir or default_output_dir())
     found = answer(
         run_dir,
@@ -269,7 +306,10 @@ def split_conf(settings: list[str]) -> tuple[str, list[str]]:
 
     given = [setting.partition("=")[2] for setting in settings if setting.startswith("conf=")]
     if len(given) != 1:
-        raise ConfigError(f"conf= is given {len(given)} times; give it once: a yaml file, or one of {', '.join(names())}")
+        raise ConfigError(
+            f"conf= is given {len(given)} times; give it once: a yaml file, or one of"
+            f" {', '.join(names())}"
+        )
     return given[0], [setting for setting in settings if not setting.startswith("conf=")]
 
 
@@ -282,7 +322,9 @@ def named(config: RunConfig) -> RunConfig:
 
 
 def make_run_dir(config: RunConfig) -> Path:
-    """Create the run's directory with the configuration in it, which is written once and never changed."""
+    """Create the run's directory with the configuration in it, which is written once and never
+    changed.
+    """
     from async_rl.launchers.configuration.compose import write_config
 
     run_dir = Path(config.output_dir) / str(config.run_name)
@@ -292,7 +334,10 @@ def make_run_dir(config: RunConfig) -> Path:
         write_config(config, run_dir / "config.yaml")
         leave_mark(run_dir)
     except OSError as error:
-        raise ConfigError(f"output_dir={config.output_dir}: {run_dir} cannot be made ({error.strerror}); choose another") from error
+        raise ConfigError(
+            f"output_dir={config.output_dir}: {run_dir} cannot be made ({error.strerror}); choose"
+            " another"
+        ) from error
     return run_dir
 
 
@@ -300,7 +345,10 @@ def _supervise(config: RunConfig, run_dir: Path) -> int:
     if config.launcher == "slurm" and not is_inside_job():
         job = submit(config, run_dir)
         name = run_dir.name
-        typer.echo(f"run {name} is job {job}: async-rl status {name}, async-rl logs {name} --follow, squeue --job {job}, scancel {job}")
+        typer.echo(
+            f"run {name} is job {job}: async-rl status {name}, async-rl logs {name} --follow,"
+            f" squeue --job {job}, scancel {job}"
+        )
         return 0
     from async_rl.launchers.backends.choosing import make_launcher
     from async_rl.processes.supervisor import run_supervised

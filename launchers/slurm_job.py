@@ -1,6 +1,8 @@
-"""The batch step of launcher=slurm: supervises the run whose directory is given, which `async-rl launch` has made.
+"""The batch step of launcher=slurm: supervises the run whose directory is given, which `async-rl
+launch` has made.
 
-`python -m async_rl.launchers.slurm_job RUN_DIR`, in the script that launchers/backends/slurm.py writes.
+`python -m async_rl.launchers.slurm_job RUN_DIR`, in the script that launchers/backends/slurm.py
+writes.
 """
 
 from __future__ import annotations

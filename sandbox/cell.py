@@ -1,8 +1,9 @@
-"""The host's end of one cell: starts it, hands it one job at a time, and ends it at the first anomaly.
+"""The host's end of one cell: starts it, hands it one job at a time, and ends it at the first
+anomaly.
 
-Takes a job; waits for the cell's reply; gives an `Outcome`, or raises `CellFailed`, after which the cell is dead and is thrown away.
-Invariants: a cell dies with the thread that started it (PR_SET_PDEATHSIG) and when its socket closes; memory files are always closed.
-Used by `pool.py`.
+Takes a job; waits for the cell's reply; gives an `Outcome`, or raises `CellFailed`, after which the
+cell is dead and is thrown away. Invariants: a cell dies with the thread that started it
+(PR_SET_PDEATHSIG) and when its socket closes; memory files are always closed. Used by `pool.py`.
 """
 
 from __future__ import annotations
@@ -25,13 +26,18 @@ from .protocol import Hello, Mode, Reply, Request
 _START_TIMEOUT_S = 30.0
 _GRACE_S = 30.0
 _CROWDED = 8
-"""A machine may be so full that a program takes this many times its limits; after that its cell is taken for broken."""
+"""A machine may be so full that a program takes this many times its limits; after that its cell is
+taken for broken.
+"""
 _MARSHAL_VERSION = 2
-"""Writes no back references: arguments that are one object here arrive as several, so no call can change what the next one gets."""
+"""Writes no back references: arguments that are one object here arrive as several, so no call can
+change what the next one gets.
+"""
 _ENVIRONMENT = {
     "PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "TZ": "UTC", "HOME": "/tmp", "MALLOC_ARENA_MAX": "1", "PYTHONUTF8": "1",
     "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1",  # a zygote with threads could not fork
-    "LD_BIND_NOW": "1",  # symbols bound by a child would be bound, on pages of its own, by each child again
+    # symbols bound by a child would be bound, on pages of its own, by each child again
+    "LD_BIND_NOW": "1",
 }  # fmt: skip
 
 _COMMAND = [
@@ -49,7 +55,8 @@ class CellFailed(Exception):
 
 
 class Job(NamedTuple):
-    """One program to run: limits, what its child is told (never an expected output), and one input per stream run.
+    """One program to run: limits, what its child is told (never an expected output), and one input
+    per stream run.
 
     test: for Mode.JUDGE, setup and code of the test, seen by the judging child alone.
     """
@@ -61,7 +68,9 @@ class Job(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came out of one child. outputs: bytes of each stream run, one byte over the limit if there was more."""
+    """What came out of one child. outputs: bytes of each stream run, one byte over the limit if
+    there was more.
+    """
 
     reply: Reply
     frames: Frames
@@ -77,10 +86,14 @@ class Cell:
         self.hello: Hello | None = None
 
     @classmethod
-    async def start(cls, level: int, readable: Sequence[str], packages: Mapping[str, str] | None = None) -> Cell:
-        """A cell at the given level. Raises CellFailed with the cell's own words if it cannot be had.
+    async def start(
+        cls, level: int, readable: Sequence[str], packages: Mapping[str, str] | None = None
+    ) -> Cell:
+        """A cell at the given level. Raises CellFailed with the cell's own words if it cannot be
+        had.
 
-        readable: directories it must see besides the system's; packages: names to import, and the directory to import each from.
+        readable: directories it must see besides the system's; packages: names to import, and the
+        directory to import each from.
         """
         named = [f"{name}={folder}" for name, folder in (packages or {}).items()]
         host, inside = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -102,7 +115,9 @@ class Cell:
             except (OSError, TimeoutError, CellFailed) as error:
                 cell.kill()
                 said = os.pread(words, 4000, 0).decode(errors="replace").strip().splitlines()
-                raise CellFailed(f"a cell at level {level} did not start: {said[-1] if said else error}") from error
+                raise CellFailed(
+                    f"a cell at level {level} did not start: {said[-1] if said else error}"
+                ) from error
             except BaseException:
                 cell.kill()
                 raise
@@ -117,7 +132,9 @@ class Cell:
         return self._process.pid
 
     async def run(self, job: Job) -> Outcome:
-        """Run one child. Cancelling ends the child, or the cell if it does not answer. Raises CellFailed."""
+        """Run one child. Cancelling ends the child, or the cell if it does not answer. Raises
+        CellFailed.
+        """
         files: list[int] = []
         try:
             files.append(_memory_file("payload", marshal.dumps(job.payload, _MARSHAL_VERSION)))
@@ -149,7 +166,9 @@ class Cell:
             reply = Reply.unpack(data)
         except (OSError, TimeoutError, ValueError) as error:
             self.kill()
-            raise CellFailed(f"cell {self.pid} failed in a job: {error or type(error).__name__}") from error
+            raise CellFailed(
+                f"cell {self.pid} failed in a job: {error or type(error).__name__}"
+            ) from error
         except BaseException:
             if self._host.fileno() < 0:
                 self.kill()
@@ -157,7 +176,9 @@ class Cell:
         return reply
 
     async def _cancel(self) -> None:
-        """End the child of the running job and take its reply off the socket; a cell that does not answer at once is killed."""
+        """End the child of the running job and take its reply off the socket; a cell that does not
+        answer at once is killed.
+        """
         try:
             self._host.send(b"cancel")
             async with asyncio.timeout(1.0):
@@ -178,7 +199,9 @@ class Cell:
         self._process.wait()
 
 
-def job_request(mode: Mode, num_runs: int, *, cpu_s: float, memory_bytes: int, output_bytes: int) -> Request:
+def job_request(
+    mode: Mode, num_runs: int, *, cpu_s: float, memory_bytes: int, output_bytes: int
+) -> Request:
     """Limits of a job; a run may sleep a second longer than it may compute."""
     return Request(int(mode), num_runs, cpu_s, cpu_s + 1, memory_bytes, output_bytes)
 

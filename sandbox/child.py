@@ -1,7 +1,8 @@
-"""A forked child from its first instruction to its last: reads what it is told, locks itself down, runs its part, leaves by os._exit.
+"""A forked child from its first instruction to its last: reads what it is told, locks itself down,
+runs its part, leaves by os._exit.
 
-Order matters: descriptors and limits first, then capabilities and Landlock, the system call filter last; then nothing can be undone.
-Forked by `zygote.py`; never returns.
+Order matters: descriptors and limits first, then capabilities and Landlock, the system call filter
+last; then nothing can be undone. Forked by `zygote.py`; never returns.
 """
 
 from __future__ import annotations
@@ -22,11 +23,15 @@ if TYPE_CHECKING:
 
 _MAX_TASKS = 64
 FAULT_AT, FAULT_BYTES = 8, 256
-"""Where in the shared page a child that could not be locked down says why; before it, one byte per child that could."""
+"""Where in the shared page a child that could not be locked down says why; before it, one byte per
+child that could.
+"""
 
 
 class Part(NamedTuple):
-    """One child of a job: its place among the job's children, its payload, the descriptors it keeps, and what it runs with them."""
+    """One child of a job: its place among the job's children, its payload, the descriptors it
+    keeps, and what it runs with them.
+    """
 
     place: int
     payload: int
@@ -35,7 +40,9 @@ class Part(NamedTuple):
 
 
 def parts(request: Request, descriptors: Sequence[int], pipes: Sequence[int]) -> list[Part]:
-    """The children of a job; the last one decides when the job is over. pipes: read and write end of the requests, of the answers."""
+    """The children of a job; the last one decides when the job is over. pipes: read and write end
+    of the requests, of the answers.
+    """
     payload, result = descriptors[PAYLOAD], descriptors[RESULT]
     if request.mode == Mode.CALLS:
         return [Part(0, payload, [result], lambda told: Calls(result, request).run(*told))]
@@ -51,7 +58,9 @@ def parts(request: Request, descriptors: Sequence[int], pipes: Sequence[int]) ->
         ]
     asked, asking, answers, answering = pipes
     return [
-        Part(0, payload, [asked, answering], lambda told: Solver(answering, request, asked).run(told)),
+        Part(
+            0, payload, [asked, answering], lambda told: Solver(answering, request, asked).run(told)
+        ),
         Part(
             1,
             descriptors[FIRST_STREAM],
@@ -69,7 +78,9 @@ def main(request: Request, part: Part, jail: Jail) -> None:
         try:
             _lock_down(request, part, jail)
         except BaseException as error:
-            jail.ready[FAULT_AT : FAULT_AT + FAULT_BYTES] = f"{type(error).__name__}: {error}".encode()[:FAULT_BYTES].ljust(FAULT_BYTES)
+            jail.ready[FAULT_AT : FAULT_AT + FAULT_BYTES] = (
+                f"{type(error).__name__}: {error}".encode()[:FAULT_BYTES].ljust(FAULT_BYTES)
+            )
             raise
         code = part.run(told)
     finally:

@@ -1,6 +1,8 @@
-"""The lines `<run> <kind> <nanoseconds of CPU> <body>` of a result file, and how they are read: in order, believing nothing.
+"""The lines `<run> <kind> <nanoseconds of CPU> <body>` of a result file, and how they are read: in
+order, believing nothing.
 
-`read_frames` is pure and never raises: whatever the bytes are, there is a list of frames and a claim whether the rest was malformed.
+`read_frames` is pure and never raises: whatever the bytes are, there is a list of frames and a
+claim whether the rest was malformed.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ _KINDS = {kind.value: kind for kind in Kind}
 
 
 def read_frames(data: bytes) -> Frames:
-    """Frames in the bytes of a result file. A cut last line is left out: the child ended while writing it."""
+    """Frames in the bytes of a result file. A cut last line is left out: the child ended while
+    writing it.
+    """
     frames: list[Frame] = []
     for expected, line in enumerate(data.split(b"\n")[:-1], start=-1):
         frame = read_frame(line, expected)

@@ -1,9 +1,11 @@
-"""Tests that cannot be taken apart: the test runs in one child, the program in another, and only plain values pass between them.
+"""Tests that cannot be taken apart: the test runs in one child, the program in another, and only
+plain values pass between them.
 
-`Solver` loads the program and answers calls; `Test` executes the test's code, in which every name that the test does not define itself is
-a proxy that asks the solver.  Both are locked down like any child.  The solver sees calls one at a time and nothing else; it holds neither
-the test's code nor the result file.  What the test side reads from the solver is hostile and goes through `values.decode`.
-Forked by `zygote.py` through `child.py`.
+`Solver` loads the program and answers calls; `Test` executes the test's code, in which every name
+that the test does not define itself is a proxy that asks the solver.  Both are locked down like any
+child.  The solver sees calls one at a time and nothing else; it holds neither the test's code nor
+the result file.  What the test side reads from the solver is hostile and goes through
+`values.decode`. Forked by `zygote.py` through `child.py`.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ _NAMES_TRIED = 10_000
 
 
 class Solver(Runner):
-    """Loads the program, then answers one request line with one frame until the test side closes its end."""
+    """Loads the program, then answers one request line with one frame until the test side closes
+    its end.
+    """
 
     def __init__(self, result: int, request: Request, requests: int) -> None:
         super().__init__(result, request)
@@ -56,7 +60,9 @@ class ProgramFailed(BaseException):
 
 
 class Test(Runner):
-    """Runs the test. Result: LOADED, then DONE if it held, VALUE with a message if it did not, or the solver's own failure."""
+    """Runs the test. Result: LOADED, then DONE if it held, VALUE with a message if it did not, or
+    the solver's own failure.
+    """
 
     def __init__(self, result: int, request: Request, requests: int, answers: int) -> None:
         super().__init__(result, request)
@@ -65,7 +71,9 @@ class Test(Runner):
         self._num_asked = 0
 
     def run(self, setup: str, test: str) -> int:
-        """The verdict is the frame of run 0; a program that does not load has its own frame for run -1."""
+        """The verdict is the frame of run 0; a program that does not load has its own frame for run
+        -1.
+        """
         started = self.now()
         loaded = self._answer(-1)
         if loaded.kind is not Kind.LOADED:
@@ -79,7 +87,11 @@ class Test(Runner):
             self.frame(0, failed.kind, started, failed.body)
         except BaseException as error:  # noqa: BLE001  a test that raises has failed
             cause = error.__cause__
-            kind, body = (cause.kind, cause.body) if isinstance(cause, ProgramFailed) else (Kind.VALUE, describe(error))
+            kind, body = (
+                (cause.kind, cause.body)
+                if isinstance(cause, ProgramFailed)
+                else (Kind.VALUE, describe(error))
+            )
             self.frame(0, kind, started, body)
         else:
             self.frame(0, Kind.DONE, started, b"0")
@@ -87,10 +99,17 @@ class Test(Runner):
 
     def _execute(self, setup: str, test: str) -> None:
         namespace: dict[str, Any] = {"__name__": "test"}
-        codes = [compile(source, name, "exec", dont_inherit=True) for source, name in ((setup, "setup"), (test, "test"))]
+        codes = [
+            compile(source, name, "exec", dont_inherit=True)
+            for source, name in ((setup, "setup"), (test, "test"))
+        ]
         for name in (name for code in codes for name in _names(code)):
             if name not in vars(builtins) and name not in namespace:
-                namespace[name] = sys.modules[name] if name in _OFFERED and name in sys.modules else self._proxy(name)
+                namespace[name] = (
+                    sys.modules[name]
+                    if name in _OFFERED and name in sys.modules
+                    else self._proxy(name)
+                )
         for code in codes:
             exec(code, namespace)
 
@@ -98,7 +117,9 @@ class Test(Runner):
         def ask(*args: Any, **keywords: Any) -> Any:
             request = values.encode((name, list(args), keywords))
             if b'{"o":' in request:
-                raise TypeError(f"{name} was given a value that cannot be passed to another process")
+                raise TypeError(
+                    f"{name} was given a value that cannot be passed to another process"
+                )
             os.write(self._requests, request + b"\n")
             self._num_asked += 1
             return self._value(self._answer(self._num_asked - 1))
@@ -110,7 +131,9 @@ class Test(Runner):
         line = next(self._answers, None)
         frame = read_frame(line, run) if line is not None else None
         if frame is None:
-            raise ProgramFailed(Kind.ERROR, b'"the program ended the process, or its answer was malformed"')
+            raise ProgramFailed(
+                Kind.ERROR, b'"the program ended the process, or its answer was malformed"'
+            )
         return frame
 
     def _value(self, frame: Frame) -> Any:
@@ -142,10 +165,16 @@ _OFFERED = frozenset(
 
 
 def unwrapped(value: Any) -> Any:
-    """Instances of subclasses of plain types as what they are underneath, all the way down; other foreign values stay."""
+    """Instances of subclasses of plain types as what they are underneath, all the way down; other
+    foreign values stay.
+    """
     kind = type(value)
     if kind is values.Foreign:
-        return unwrapped(value.value) if value.kind == "subclass" else values.Foreign(value.kind, value.type_name, unwrapped(value.value))
+        return (
+            unwrapped(value.value)
+            if value.kind == "subclass"
+            else values.Foreign(value.kind, value.type_name, unwrapped(value.value))
+        )
     if kind is list or kind is tuple or kind is set or kind is frozenset:
         return kind(map(unwrapped, value))
     if kind is dict:
@@ -154,7 +183,9 @@ def unwrapped(value: Any) -> Any:
 
 
 def _raise_like(frame: Frame) -> NoReturn:
-    """Raise the builtin exception the program raised, if a test wants to catch it, else ProgramFailed."""
+    """Raise the builtin exception the program raised, if a test wants to catch it, else
+    ProgramFailed.
+    """
     text = values.decode(frame.body) if frame.body.startswith(b'"') else ""
     name, _, message = text.partition(": ")
     kind = vars(builtins).get(name)
@@ -176,7 +207,9 @@ def _names(code: types.CodeType) -> Iterator[str]:
 
 
 def _lines(descriptor: int, longest: int) -> Iterator[bytes]:
-    """Lines from a pipe, without their ends; stops at the end of the pipe or at a line that is too long."""
+    """Lines from a pipe, without their ends; stops at the end of the pipe or at a line that is too
+    long.
+    """
     rest = b""
     while True:
         line, separator, after = rest.partition(b"\n")

@@ -1,6 +1,8 @@
-"""The few Linux calls the jail needs that Python does not offer, through ctypes; each raises OSError on failure.
+"""The few Linux calls the jail needs that Python does not offer, through ctypes; each raises
+OSError on failure.
 
-Called by the modules of this package only.  The numbers are those of x86-64; `MACHINE_SUPPORTED` tells whether they hold here.
+Called by the modules of this package only.  The numbers are those of x86-64; `MACHINE_SUPPORTED`
+tells whether they hold here.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ import struct
 import sys
 from collections.abc import Callable
 
-MACHINE_SUPPORTED = sys.platform == "linux" and platform.machine() == "x86_64" and sys.maxsize > 2**32
+MACHINE_SUPPORTED = (
+    sys.platform == "linux" and platform.machine() == "x86_64" and sys.maxsize > 2**32
+)
 
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
@@ -66,7 +70,9 @@ def _check(result: int, what: str) -> int:
 def syscall(name: str, number: int, *args: object) -> int:
     """The raw system call; integers are passed as 64 bit, bytes and None as pointers."""
     return _check(
-        _libc.syscall(ctypes.c_long(number), *(ctypes.c_ulong(a) if isinstance(a, int) else a for a in args)),
+        _libc.syscall(
+            ctypes.c_long(number), *(ctypes.c_ulong(a) if isinstance(a, int) else a for a in args)
+        ),
         name,
     )
 
@@ -74,8 +80,9 @@ def syscall(name: str, number: int, *args: object) -> int:
 def fork() -> int:
     """fork(2) of a process that has one thread, with the interpreter's lock held across it.
 
-    os.fork also runs every at-fork hook (the generator of `random` alone is seeded anew each time) and touches 180 more pages: 0.5 ms of
-    CPU per child, a fifth of a program.  With one thread none of them is needed, and an unseeded `random` is the same for each program.
+    os.fork also runs every at-fork hook (the generator of `random` alone is seeded anew each time)
+    and touches 180 more pages: 0.5 ms of CPU per child, a fifth of a program.  With one thread none
+    of them is needed, and an unseeded `random` is the same for each program.
     """
     return _check(_python.fork(), "fork")
 
@@ -85,7 +92,9 @@ def unshare(flags: int) -> None:
     _check(_libc.unshare(ctypes.c_int(flags)), f"unshare({flags:#x})")
 
 
-def mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+def mount(
+    source: str | None, target: str, kind: str | None, flags: int, data: str | None = None
+) -> None:
     """mount(2)."""
     encoded = [None if text is None else os.fsencode(text) for text in (source, target, kind, data)]
     _check(
@@ -122,14 +131,27 @@ def prctl(option: int, value: int | ctypes.c_void_p = 0) -> None:
     """prctl(2) with one argument that matters."""
     argument = ctypes.c_ulong(value) if isinstance(value, int) else value
     _check(
-        _libc.prctl(ctypes.c_int(option), argument, ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)),
+        _libc.prctl(
+            ctypes.c_int(option), argument, ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)
+        ),
         f"prctl({option})",
     )
 
 
 def prepare_syscall(name: str, number: int, *args: object) -> Callable[[], None]:
-    """A system call whose arguments are made now: a child that makes it touches few pages, and each page costs it more than the call."""
-    converted = [ctypes.c_ulong(a) if isinstance(a, int) else ctypes.c_char_p(a) if isinstance(a, bytes) else a for a in args]
+    """A system call whose arguments are made now: a child that makes it touches few pages, and each
+    page costs it more than the call.
+    """
+    converted = [
+        (
+            ctypes.c_ulong(a)
+            if isinstance(a, int)
+            else ctypes.c_char_p(a)
+            if isinstance(a, bytes)
+            else a
+        )
+        for a in args
+    ]
     made = [ctypes.c_long(number), *converted, *[ctypes.c_ulong(0)] * (6 - len(args))]
     call = _python.syscall
 
@@ -142,7 +164,9 @@ def prepare_syscall(name: str, number: int, *args: object) -> Callable[[], None]
 
 def prepare_capability_drop() -> Callable[[], None]:
     """Empty the permitted, effective and inheritable sets."""
-    return prepare_syscall("capset", _SYS_CAPSET, struct.pack("Ii", _CAPABILITY_VERSION_3, 0), bytes(24))
+    return prepare_syscall(
+        "capset", _SYS_CAPSET, struct.pack("Ii", _CAPABILITY_VERSION_3, 0), bytes(24)
+    )
 
 
 class _Filter(ctypes.Structure):
@@ -152,7 +176,9 @@ class _Filter(ctypes.Structure):
 
 
 def prepare_seccomp(program: bytes) -> Callable[[], None]:
-    """Put a BPF program (8 bytes per instruction) in front of every system call of the calling thread, for good."""
+    """Put a BPF program (8 bytes per instruction) in front of every system call of the calling
+    thread, for good.
+    """
     head = ctypes.byref(_Filter(len(program) // 8, program))
     return prepare_syscall("seccomp", _SYS_PRCTL, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, head)
 
@@ -177,7 +203,9 @@ def landlock_abi() -> int:
 
 def landlock_create(attributes: bytes) -> int:
     """A new ruleset's descriptor."""
-    return syscall("landlock_create_ruleset", _SYS_LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0)
+    return syscall(
+        "landlock_create_ruleset", _SYS_LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0
+    )
 
 
 def landlock_allow(ruleset: int, path: str, access: int) -> None:

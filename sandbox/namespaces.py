@@ -1,9 +1,10 @@
-"""Level 1: a root of its own, and every namespace the kernel has. Runs in a fresh, single-threaded process, before pid 1 of the cell.
+"""Level 1: a root of its own, and every namespace the kernel has. Runs in a fresh, single-threaded
+process, before pid 1 of the cell.
 
-Invariants: nothing of the host is visible but /usr, the directories of the interpreter and of packages, and five device nodes, all
-read-only; /tmp is the only writable place.  The cell never has host uid 0: a root server's cells run as `CELL_UID`, an ordinary
-user's as that user.
-Used by `entry.py`.
+Invariants: nothing of the host is visible but /usr, the directories of the interpreter and of
+packages, and five device nodes, all read-only; /tmp is the only writable place.  The cell never has
+host uid 0: a root server's cells run as `CELL_UID`, an ordinary user's as that user. Used by
+`entry.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from collections.abc import Sequence
 from . import linux
 
 CELL_UID = 61_184
-"""Host uid and gid of a cell whose server is root: the first of the range that systemd gives to services without a user of their own."""
+"""Host uid and gid of a cell whose server is root: the first of the range that systemd gives to
+services without a user of their own.
+"""
 SCRATCH = "/tmp"
 _SCRATCH_OPTIONS = "size=16m,nr_inodes=256,mode=0777"
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
@@ -24,9 +27,18 @@ _BUILD = "/mnt" if os.path.isdir("/mnt") else "/tmp"
 
 
 def enter(readable: Sequence[str]) -> None:
-    """Leave the host; afterwards the next fork is pid 1. Raises OSError where the kernel or a policy refuses."""
+    """Leave the host; afterwards the next fork is pid 1. Raises OSError where the kernel or a
+    policy refuses.
+    """
     process_directory = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY)
-    apart = linux.CLONE_NEWNS | linux.CLONE_NEWPID | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS | linux.CLONE_NEWCGROUP
+    apart = (
+        linux.CLONE_NEWNS
+        | linux.CLONE_NEWPID
+        | linux.CLONE_NEWNET
+        | linux.CLONE_NEWIPC
+        | linux.CLONE_NEWUTS
+        | linux.CLONE_NEWCGROUP
+    )
     if os.geteuid() == 0:
         linux.unshare(linux.CLONE_NEWNS)
         _build_root(readable)

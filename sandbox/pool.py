@@ -1,7 +1,9 @@
-"""A fixed number of warm cells, handed out one job at a time; a broken one is replaced while the others work on.
+"""A fixed number of warm cells, handed out one job at a time; a broken one is replaced while the
+others work on.
 
-Takes a job; waits for a free cell; gives an Outcome or raises CellFailed (the caller tries again or reports an infrastructure error).
-Woken by: a cell that becomes free.  `level` says how strong the jail is here; `start` refuses a machine below level 2 unless told so.
+Takes a job; waits for a free cell; gives an Outcome or raises CellFailed (the caller tries again or
+reports an infrastructure error). Woken by: a cell that becomes free.  `level` says how strong the
+jail is here; `start` refuses a machine below level 2 unless told so.
 """
 
 from __future__ import annotations
@@ -31,20 +33,26 @@ def interpreter_paths() -> list[str]:
 
 
 def package_paths(package: str) -> list[str]:
-    """Where an installed package lies: its directory or file, then the folder of shared libraries that wheels put beside it, if any.
+    """Where an installed package lies: its directory or file, then the folder of shared libraries
+    that wheels put beside it, if any.
 
     Raises CellFailed if it is not installed.
     """
     found = importlib.util.find_spec(package)
     if found is None or not (found.submodule_search_locations or found.has_location):
-        raise CellFailed(f"the package {package!r} (sandbox.packages) is not installed here; install it or take it off the list")
+        raise CellFailed(
+            f"the package {package!r} (sandbox.packages) is not installed here; install it or take"
+            " it off the list"
+        )
     path = os.path.realpath((found.submodule_search_locations or [str(found.origin)])[0])
     libraries = os.path.join(os.path.dirname(path), f"{package}.libs")
     return [path, *([libraries] if os.path.isdir(libraries) else [])]
 
 
 class Pool:
-    """`num_cells` cells. Use as an async context manager, or call start and close. packages: what programs find imported in each cell."""
+    """`num_cells` cells. Use as an async context manager, or call start and close. packages: what
+    programs find imported in each cell.
+    """
 
     def __init__(
         self,
@@ -66,12 +74,16 @@ class Pool:
         self.num_replaced = 0
 
     async def start(self) -> None:
-        """Find the strongest level that works, and warm all cells. Raises Unsafe with the reason of each level, or CellFailed."""
+        """Find the strongest level that works, and warm all cells. Raises Unsafe with the reason of
+        each level, or CellFailed.
+        """
         self._packages = {package: package_paths(package) for package in self._wanted}
         first = await self._probe()
         self.hello = first.hello
         self._add(first)
-        for cell in await asyncio.gather(*(self._start_cell(self.level) for _ in range(self._num_cells - 1))):
+        for cell in await asyncio.gather(
+            *(self._start_cell(self.level) for _ in range(self._num_cells - 1))
+        ):
             self._add(cell)
 
     async def _probe(self) -> Cell:
@@ -122,7 +134,9 @@ class Pool:
                     task.add_done_callback(self._replacing.discard)
 
     async def _replace(self) -> None:
-        """A new cell for a broken one; tries on with growing pauses, since a pool without cells answers nobody."""
+        """A new cell for a broken one; tries on with growing pauses, since a pool without cells
+        answers nobody.
+        """
         self.num_replaced += 1
         pause_s = 0.05
         while not self._is_closed:

@@ -1,7 +1,8 @@
-"""What a child does once it is locked down: run the program on calls or on streams, and write frames of what came out.
+"""What a child does once it is locked down: run the program on calls or on streams, and write
+frames of what came out.
 
-Nothing here is trusted once the program runs; it holds no expected output, so all a program can change is what it itself emits.
-Used by `child.py`; `Runner` and the helpers also by `judge.py`.
+Nothing here is trusted once the program runs; it holds no expected output, so all a program can
+change is what it itself emits. Used by `child.py`; `Runner` and the helpers also by `judge.py`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def describe(error: BaseException) -> bytes:
 
 
 class Runner:
-    """Writes frames. It keeps its own references, so that a program that patches a module by accident still gets its verdict."""
+    """Writes frames. It keeps its own references, so that a program that patches a module by
+    accident still gets its verdict.
+    """
 
     def __init__(self, result: int, request: Request) -> None:
         self._result, self._limit = result, request.output_bytes
@@ -46,7 +49,9 @@ class Runner:
         return self._clock()
 
     def frame(self, run: int, kind: Kind, started: int, body: bytes) -> None:
-        """One line; a body over the limit becomes a TOO_LARGE frame. The clock may step back by microseconds in virtual machines."""
+        """One line; a body over the limit becomes a TOO_LARGE frame. The clock may step back by
+        microseconds in virtual machines.
+        """
         if len(body) > self._limit - 100:
             kind, body = Kind.TOO_LARGE, b"0"
         self._write(
@@ -82,7 +87,9 @@ def _exit_status(error: SystemExit) -> int:
 
 
 def load_program(runner: Runner, code: str, *, has_call_names: bool) -> dict[str, Any] | None:
-    """The namespace of the program once its body ran, after a LOADED frame; None after a frame that says why it did not."""
+    """The namespace of the program once its body ran, after a LOADED frame; None after a frame that
+    says why it did not.
+    """
     compiled = runner.compile(code)
     if compiled is None:
         return None
@@ -140,7 +147,9 @@ class Streams(Runner):
     """Run the code once per pair of standard input and output."""
 
     def run(self, code: str, streams: list[int]) -> int:
-        """One DONE, ERROR, MEMORY or EXIT frame per run, after LOADED; the exit status is that of the last run."""
+        """One DONE, ERROR, MEMORY or EXIT frame per run, after LOADED; the exit status is that of
+        the last run.
+        """
         compiled = self.compile(code)
         if compiled is None:
             return 0
@@ -181,7 +190,9 @@ class Streams(Runner):
 
 def _open_streams() -> None:
     """sys.stdin and sys.stdout on descriptors 0 and 1; errors go where nobody reads."""
-    sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, "r", closefd=False)), encoding="utf-8")  # type: ignore[misc]
+    sys.stdin = sys.__stdin__ = io.TextIOWrapper(
+        io.BufferedReader(io.FileIO(0, "r", closefd=False)), encoding="utf-8"
+    )  # type: ignore[misc]
     sys.stdout = sys.__stdout__ = io.TextIOWrapper(  # type: ignore[misc]
         io.BufferedWriter(io.FileIO(1, "w", closefd=False)),
         encoding="utf-8",
@@ -205,7 +216,9 @@ _WARM_RUNS = 20
 
 
 def warm_up() -> None:
-    """Do in the zygote what its children will do, until the interpreter has specialised it: what is written there no child writes again."""
+    """Do in the zygote what its children will do, until the interpreter has specialised it: what is
+    written there no child writes again.
+    """
     request = Request(Mode.CALLS, 2, 1.0, 1.0, 1 << 20, 1 << 16)
     calls: list[Any] = [("f", [[1, 2, 3]], {}), ("f", [[]], {})]
     for _ in range(_WARM_RUNS):

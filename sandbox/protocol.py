@@ -1,7 +1,9 @@
-"""What a host and its cell say to each other over their socket pair: one request and one reply per job, both sides ours.
+"""What a host and its cell say to each other over their socket pair: one request and one reply per
+job, both sides ours.
 
-A request carries descriptors: the payload (marshal: code and inputs, never an expected output), the result file, then the standard
-input and output of each run.  All are memory files the host made, so nothing needs pumping and a cell holds no data between jobs.
+A request carries descriptors: the payload (marshal: code and inputs, never an expected output), the
+result file, then the standard input and output of each run.  All are memory files the host made, so
+nothing needs pumping and a cell holds no data between jobs.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ MAX_DESCRIPTORS = 200
 
 
 class Mode(enum.IntEnum):
-    """What the child does. CALLS: run the code, then make the calls. STREAMS: run the code once per input. JUDGE: a test runs in one
-    child and asks another, which runs the code, for each call."""
+    """What the child does. CALLS: run the code, then make the calls. STREAMS: run the code once per
+    input. JUDGE: a test runs in one child and asks another, which runs the code, for each call.
+    """
 
     CALLS = 1
     STREAMS = 2
@@ -25,7 +28,9 @@ class Mode(enum.IntEnum):
 
 
 class Request(NamedTuple):
-    """Limits of one job. num_runs: calls or streams in it; each may use cpu_s of CPU time and sleep for sleep_s."""
+    """Limits of one job. num_runs: calls or streams in it; each may use cpu_s of CPU time and sleep
+    for sleep_s.
+    """
 
     mode: int
     num_runs: int
@@ -56,7 +61,8 @@ class Ending(enum.IntEnum):
 
 
 class Reply(NamedTuple):
-    """What the zygote saw of the child. code: exit status or signal; peak_bytes: largest resident size.
+    """What the zygote saw of the child. code: exit status or signal; peak_bytes: largest resident
+    size.
 
     fault: why the child could not be locked down.
     """

@@ -1,12 +1,12 @@
 """The allow-list of system calls for a program, and the BPF code generated from it.
 
 Invariants
-- Anything but x86-64's own entry (int 0x80, x32) kills the process; a number not listed answers EPERM (clone3: ENOSYS, so that glibc
-  falls back to clone).
-- One process, no new ones: no fork, vfork, exec, no signal to anybody, no socket but a connected local pair, no ptrace, no mount,
-  no namespaces, no limits raised.  Threads are allowed.
-- The jumps come from one recursive generator over the number line; `tests/sandbox/test_seccomp.py` runs the code in a simulator for
-  every number and tries each denied number in the kernel.
+- Anything but x86-64's own entry (int 0x80, x32) kills the process; a number not listed answers
+  EPERM (clone3: ENOSYS, so that glibc falls back to clone).
+- One process, no new ones: no fork, vfork, exec, no signal to anybody, no socket but a connected
+  local pair, no ptrace, no mount, no namespaces, no limits raised.  Threads are allowed.
+- The jumps come from one recursive generator over the number line; `tests/sandbox/test_seccomp.py`
+  runs the code in a simulator for every number and tries each denied number in the kernel.
 Used by `child.py`.
 """
 
@@ -30,7 +30,9 @@ Condition = tuple[int, int, int]
 
 
 def low(argument: int, value: int, mask: int = 0xFFFFFFFF) -> Condition:
-    """The low word of an argument; the kernel reads int arguments (and clone's flags) from it alone."""
+    """The low word of an argument; the kernel reads int arguments (and clone's flags) from it
+    alone.
+    """
     return (16 + 8 * argument, mask, value)
 
 
@@ -79,8 +81,10 @@ CONDITIONAL: dict[str, tuple[int, list[list[Condition]]]] = {
     "fcntl": (72, [[low(1, command)] for command in (0, 1, 2, 3, 4, 1030)]),
     "prlimit64": (302, [[low(0, 0), low(2, 0), high(2, 0)]]),
 }
-"""Allowed if all conditions of one alternative hold: clone only as a thread; ioctl TCGETS, FIONBIO, FIONREAD, TIOCGWINSZ, FIONCLEX,
-FIOCLEX; fcntl without owners, signals and leases; prlimit64 only to read the own limits."""
+"""Allowed if all conditions of one alternative hold: clone only as a thread; ioctl TCGETS, FIONBIO,
+FIONREAD, TIOCGWINSZ, FIONCLEX, FIOCLEX; fcntl without owners, signals and leases; prlimit64 only to
+read the own limits.
+"""
 
 _CLONE3 = 435
 
@@ -100,12 +104,16 @@ def _leaf(alternatives: list[list[Condition]]) -> list[bytes]:
 
 
 def _tree(ranges: list[tuple[int, list[bytes]]]) -> list[bytes]:
-    """Code that, with the number in the accumulator, ends in the leaf of the last range that starts at or below it.
+    """Code that, with the number in the accumulator, ends in the leaf of the last range that starts
+    at or below it.
 
-    Equal leaves stand once, behind all jumps: a child has the kernel compile the program, so each instruction counts.
+    Equal leaves stand once, behind all jumps: a child has the kernel compile the program, so each
+    instruction counts.
     """
     leaves = list({id(leaf): leaf for _, leaf in ranges}.values())
-    nodes: list[tuple[int, int, int]] = []  # boundary, target at or above it, target below it; ~i is leaf i
+    nodes: list[
+        tuple[int, int, int]
+    ] = []  # boundary, target at or above it, target below it; ~i is leaf i
 
     def build(part: list[tuple[int, list[bytes]]]) -> int:
         if len(part) == 1:
@@ -118,10 +126,15 @@ def _tree(ranges: list[tuple[int, list[bytes]]]) -> list[bytes]:
 
     build(ranges)
     starts = list(itertools.accumulate((len(leaf) for leaf in leaves), initial=len(nodes)))
-    jumps = [[(starts[~target] if target < 0 else target) - at - 1 for target in node[1:]] for at, node in enumerate(nodes)]
+    jumps = [
+        [(starts[~target] if target < 0 else target) - at - 1 for target in node[1:]]
+        for at, node in enumerate(nodes)
+    ]
     if max(map(max, jumps)) > 255:
         raise ValueError("a conditional jump does not fit 8 bits")
-    return [_ins(_JGE, node[0], *jump) for node, jump in zip(nodes, jumps, strict=True)] + [line for leaf in leaves for line in leaf]
+    return [_ins(_JGE, node[0], *jump) for node, jump in zip(nodes, jumps, strict=True)] + [
+        line for leaf in leaves for line in leaf
+    ]
 
 
 def build_filter() -> bytes:

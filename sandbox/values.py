@@ -1,9 +1,12 @@
-"""Plain values as bytes between a program and its judge: JSON, with a tagged object for each type that JSON lacks.
+"""Plain values as bytes between a program and its judge: JSON, with a tagged object for each type
+that JSON lacks.
 
-Tags: t tuple, s set, f frozenset, d dict (list of pairs), i big integer (hex), b bytes (hex), c complex, u instance of a subclass of a
-plain type or numpy scalar ([type name, its plain value]), r iterator, view or array ([type name, items]), o anything else (type name).
-Invariants: `encode` runs inside the jail and is not trusted; `decode` runs outside, accepts hostile bytes, raises ValueError for anything
-malformed, and returns exact builtin types (or `Foreign`), whose comparison runs no code of the program.
+Tags: t tuple, s set, f frozenset, d dict (list of pairs), i big integer (hex), b bytes (hex), c
+complex, u instance of a subclass of a plain type or numpy scalar ([type name, its plain value]), r
+iterator, view or array ([type name, items]), o anything else (type name). Invariants: `encode` runs
+inside the jail and is not trusted; `decode` runs outside, accepts hostile bytes, raises ValueError
+for anything malformed, and returns exact builtin types (or `Foreign`), whose comparison runs no
+code of the program.
 """
 
 from __future__ import annotations
@@ -16,13 +19,16 @@ from itertools import islice
 from typing import Any, Final
 
 MAX_DEPTH: Final = 60
-"""Nesting beyond this is refused on both sides: the host's own recursion stays far below its limit."""
+"""Nesting beyond this is refused on both sides: the host's own recursion stays far below its limit.
+"""
 MAX_ITEMS: Final = 100_000
 """Items taken from an iterator."""
 
 _SCALARS = frozenset({int, float, bool, str, type(None)})
 _INT_BOUND = 1 << 1000
-_to_chunks = json.encoder.c_make_encoder(None, None, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, True)  # type: ignore[attr-defined]
+_to_chunks = json.encoder.c_make_encoder(
+    None, None, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, True
+)  # type: ignore[attr-defined]
 _from_json = json.JSONDecoder().decode
 _VIEWS: tuple[type, ...] = (
     range,
@@ -42,7 +48,8 @@ _VIEWS: tuple[type, ...] = (
 class Foreign:
     """A value that is not of an exact plain type. Equal to nothing, itself included.
 
-    kind is "subclass", "iterator" or "opaque"; value is the plain value underneath, None for opaque.
+    kind is "subclass", "iterator" or "opaque"; value is the plain value underneath, None for
+    opaque.
     """
 
     __slots__ = ("kind", "type_name", "value")
@@ -66,7 +73,9 @@ class Foreign:
 
 
 def encode(value: Any) -> bytes:
-    """The value as bytes. Raises MemoryError, RecursionError or ValueError for what cannot be put into bytes."""
+    """The value as bytes. Raises MemoryError, RecursionError or ValueError for what cannot be put
+    into bytes.
+    """
     kind = type(value)
     if kind in _SCALARS or (kind is list and _SCALARS.issuperset(map(type, value))):
         try:
@@ -104,7 +113,11 @@ def _foreign(value: Any, kind: type, depth: int) -> Any:
     name = kind.__name__[:80]
     if kind in _VIEWS:
         items = list(islice(value, MAX_ITEMS + 1))
-        return {"r": [name, [_tagged(item, depth) for item in items]]} if len(items) <= MAX_ITEMS else {"o": name}
+        return (
+            {"r": [name, [_tagged(item, depth) for item in items]]}
+            if len(items) <= MAX_ITEMS
+            else {"o": name}
+        )
     for base, exact in _UNDERLYING.items():
         if issubclass(kind, base):
             return {"u": [name, _tagged(exact(value), depth)]}
@@ -166,7 +179,9 @@ def _items(body: Any, depth: int) -> list[Any]:
 
 
 def _hashable(items: list[Any]) -> list[Any]:
-    """The items, if they can be hashed without many collisions (a program could make a set of them take hours)."""
+    """The items, if they can be hashed without many collisions (a program could make a set of them
+    take hours).
+    """
     hashes = sorted(map(hash, items))
     if any(a == b for a, b in zip(hashes, hashes[64:], strict=False)):
         raise ValueError("too many equal hashes")
@@ -194,7 +209,11 @@ def _read_bytes(body: Any, depth: int) -> bytes:
 
 
 def _read_complex(body: Any, depth: int) -> complex:
-    if type(body) is not list or len(body) != 2 or not all(type(part) in (int, float) for part in body):
+    if (
+        type(body) is not list
+        or len(body) != 2
+        or not all(type(part) in (int, float) for part in body)
+    ):
         raise ValueError("a complex number is two numbers")
     return complex(body[0], body[1])
 

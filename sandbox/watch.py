@@ -1,8 +1,8 @@
 """Watches a running child: says when it ended, or which limit it went over.
 
-CPU time decides.  Against programs that wait for ever, sleeping is limited too: time in which no task of the child ran, wanted to run or
-waited for a disk, and in which this process was itself scheduled.  So a crowded or stalled machine makes no program late.
-Used by `zygote.py`.
+CPU time decides.  Against programs that wait for ever, sleeping is limited too: time in which no
+task of the child ran, wanted to run or waited for a disk, and in which this process was itself
+scheduled.  So a crowded or stalled machine makes no program late. Used by `zygote.py`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ _PID = re.compile(rb"^Pid:\t(\d+)$", re.MULTILINE)
 _TICK_S = 0.02
 _IDLE_SHARE = 0.01
 _BLIND_FACTOR = 3
-"""Without a readable /proc, whoever used no CPU time may have been kept waiting: its sleep counts for a third."""
+"""Without a readable /proc, whoever used no CPU time may have been kept waiting: its sleep counts
+for a third.
+"""
 
 
 def open_proc() -> int:
@@ -30,7 +32,9 @@ def open_proc() -> int:
         return -1
 
 
-def watch(request: Request, pids: Sequence[int], process: int, result: int, poller: select.poll, proc: int) -> Ending:
+def watch(
+    request: Request, pids: Sequence[int], process: int, result: int, poller: select.poll, proc: int
+) -> Ending:
     """Wait for the end of the child behind the descriptor `process`, or of a limit on all `pids`.
 
     A run counts as done when the result file grows.
@@ -64,7 +68,9 @@ def _ending(ready: Sequence[tuple[int, int]], process: int) -> Ending:
 
 
 def _share_asleep(proc: int, pids: Sequence[int]) -> float:
-    """1 if every task of these processes sleeps because it wants to, 0 if one does not, a third if that cannot be seen."""
+    """1 if every task of these processes sleeps because it wants to, 0 if one does not, a third if
+    that cannot be seen.
+    """
     try:
         return float(all(state in b"SZX" for pid in pids for state in _states(proc, pid)))
     except OSError:
@@ -72,7 +78,9 @@ def _share_asleep(proc: int, pids: Sequence[int]) -> float:
 
 
 def _states(proc: int, pid: int) -> list[bytes]:
-    """State letters of the tasks of a process, whose number differs in the host's /proc: its descriptor knows it there."""
+    """State letters of the tasks of a process, whose number differs in the host's /proc: its
+    descriptor knows it there.
+    """
     process = os.pidfd_open(pid)
     try:
         number = _read(proc, f"self/fdinfo/{process}")
@@ -83,7 +91,10 @@ def _states(proc: int, pid: int) -> list[bytes]:
         raise ProcessLookupError(f"process {pid} has no number in /proc")
     directory = os.open(f"{int(found[1])}/task", os.O_RDONLY | os.O_DIRECTORY, dir_fd=proc)
     try:
-        return [_read(directory, f"{task}/stat").rpartition(b") ")[2][:1] for task in os.listdir(directory)]
+        return [
+            _read(directory, f"{task}/stat").rpartition(b") ")[2][:1]
+            for task in os.listdir(directory)
+        ]
     finally:
         os.close(directory)
 

@@ -1,7 +1,9 @@
-"""The process of a cell that forks one child per program and says how it ended. It never sees code or data.
+"""The process of a cell that forks one child per program and says how it ended. It never sees code
+or data.
 
-Takes a request with descriptors from the host; waits for the child, a cancellation or the end of a limit; gives a reply.  Ends when the
-host's end of the socket closes, and with its parent in any case.
+Takes a request with descriptors from the host; waits for the child, a cancellation or the end of a
+limit; gives a reply.  Ends when the host's end of the socket closes, and with its parent in any
+case.
 """
 
 from __future__ import annotations
@@ -36,9 +38,11 @@ _LIMITED = {
 
 
 class Jail(NamedTuple):
-    """What each child is locked down with. ready: a shared byte the child sets once it is; uid: -1 to keep it.
+    """What each child is locked down with. ready: a shared byte the child sets once it is; uid: -1
+    to keep it.
 
-    confine: what it gives up first; seal: the filter of system calls, after which nothing can be undone.
+    confine: what it gives up first; seal: the filter of system calls, after which nothing can be
+    undone.
     """
 
     level: int
@@ -53,7 +57,9 @@ class Jail(NamedTuple):
 
 
 def main(arguments: list[str]) -> None:
-    """Enter the wanted level, then serve. Arguments: level, host pid, socket descriptor, package=directory ..., readable paths."""
+    """Enter the wanted level, then serve. Arguments: level, host pid, socket descriptor,
+    package=directory ..., readable paths.
+    """
     level, host, descriptor, rest = (
         int(arguments[0]),
         int(arguments[1]),
@@ -92,7 +98,10 @@ def _die_with(host: int) -> None:
 def _prepare(level: int, readable: list[str]) -> Jail:
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
     limits = {which: resource.getrlimit(which)[1] for which in _LIMITED}
-    hard = {which: sys.maxsize if limit == resource.RLIM_INFINITY else limit for which, limit in limits.items()}
+    hard = {
+        which: sys.maxsize if limit == resource.RLIM_INFINITY else limit
+        for which, limit in limits.items()
+    }
     for which, value in _LIMITED.items():
         if value != sys.maxsize:
             resource.setrlimit(which, (min(value, hard[which]),) * 2)
@@ -134,7 +143,9 @@ def _open_to_others(path: str) -> bool:
 
 
 def _address_space() -> int:
-    """Bytes of address space this process has now; a child's limit comes on top. Without /proc, a measured guess."""
+    """Bytes of address space this process has now; a child's limit comes on top. Without /proc, a
+    measured guess.
+    """
     limit = 1 << 34
     for step in (1 << 28, 1 << 24, 1 << 20):
         while limit > step and _fits(limit - step):
@@ -176,7 +187,9 @@ def _serve(host: _socket.socket, jail: Jail) -> None:
             os._exit(0)
         if not ancillary:
             continue  # a cancellation that came after the end of its job
-        reply = _run(Request.unpack(data), memoryview(ancillary[0][2]).cast("i").tolist(), jail, poller)
+        reply = _run(
+            Request.unpack(data), memoryview(ancillary[0][2]).cast("i").tolist(), jail, poller
+        )
         if jail.level == NAMESPACES and not namespaces.scratch_is_clean():
             namespaces.renew_scratch()
             os.chdir(namespaces.SCRATCH)
@@ -187,7 +200,9 @@ def _serve(host: _socket.socket, jail: Jail) -> None:
 
 
 def _run(request: Request, descriptors: list[int], jail: Jail, poller: select.poll) -> Reply:
-    """Fork the job's children, watch the last one, end all. CPU time and memory are those of all and of the largest."""
+    """Fork the job's children, watch the last one, end all. CPU time and memory are those of all
+    and of the largest.
+    """
     started = time.monotonic()
     jail.ready[: child.FAULT_AT + child.FAULT_BYTES] = bytes(child.FAULT_AT + child.FAULT_BYTES)
     pipes = [*os.pipe(), *os.pipe()] if request.mode == Mode.JUDGE else []
@@ -209,7 +224,9 @@ def _run(request: Request, descriptors: list[int], jail: Jail, poller: select.po
         poller.unregister(process)
         os.close(process)
         os.close(result)
-    for pid in reversed(pids):  # the judging child first, which would take its solver's end for an answer
+    for pid in reversed(
+        pids
+    ):  # the judging child first, which would take its solver's end for an answer
         if ending != Ending.EXITED or pid != pids[-1]:
             os.kill(pid, _SIGKILL)
     cpu, peak, code = 0.0, 0, 0

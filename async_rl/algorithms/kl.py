@@ -1,4 +1,5 @@
-"""KL(policy, reference): estimates from sampled tokens (http://joschu.net/blog/kl-approx.html), the exact one, and its coefficient.
+"""KL(policy, reference): estimates from sampled tokens (http://joschu.net/blog/kl-approx.html), the
+exact one, and its coefficient.
 
 Called by the learner for the KL in the reward, the KL in the loss, and for diagnostics.
 """
@@ -19,10 +20,9 @@ def kl_estimate(policy_logprobs: Tensor, *, ref_logprobs: Tensor, estimator: KLE
     """Estimate KL(policy, reference) at each token, for tokens sampled from the policy.
 
     policy_logprobs, ref_logprobs: float32 [...] -> float32 [...].  With d = policy - ref:
-      k1   d                 unbiased, may be negative; as a loss its expected gradient is 0, so it belongs in the reward
-      abs  |d|
-      k2   d^2 / 2           its gradient is that of the KL
-      k3   exp(-d) - 1 + d   unbiased, never negative
+      k1  d  unbiased, may be negative; as a loss its expected gradient is 0, so it belongs in the
+      reward abs  |d| k2  d^2 / 2  its gradient is that of the KL k3  exp(-d) - 1 + d  unbiased,
+      never negative
     """
     d = policy_logprobs - ref_logprobs
     if estimator == "k1":
@@ -45,8 +45,9 @@ def full_kl(
 ) -> Tensor:
     """The exact KL between the next-token distributions, sum over v of p_v (log p_v - log q_v).
 
-    hidden, ref_hidden: [R, H]; head, ref_head: [V, H] -> float32 [R], differentiable once with respect to hidden and head.
-    p = softmax(hidden head^T / temperature), q the same of the reference.  Logits exist for chunk_tokens rows at a time.
+    hidden, ref_hidden: [R, H]; head, ref_head: [V, H] -> float32 [R], differentiable once with
+    respect to hidden and head. p = softmax(hidden head^T / temperature), q the same of the
+    reference.  Logits exist for chunk_tokens rows at a time.
     """
     result: Tensor = _FullKL.apply(hidden, head, ref_hidden, ref_head, temperature, chunk_tokens)  # type: ignore[no-untyped-call]
     return result
@@ -83,17 +84,28 @@ class _FullKL(torch.autograd.Function):
         for start in range(0, len(hidden), ctx.chunk_tokens):
             rows = slice(start, start + ctx.chunk_tokens)
             logp = chunk_logprobs(hidden[rows], head, ctx.temperature)
-            surplus = logp - chunk_logprobs(ref_hidden[rows], ref_head, ctx.temperature) - kl[rows, None]
-            grad_logits = logp.exp_().mul_(surplus).mul_(grads[0][rows, None] / ctx.temperature).to(hidden.dtype)
+            surplus = (
+                logp - chunk_logprobs(ref_hidden[rows], ref_head, ctx.temperature) - kl[rows, None]
+            )
+            grad_logits = (
+                logp.exp_()
+                .mul_(surplus)
+                .mul_(grads[0][rows, None] / ctx.temperature)
+                .to(hidden.dtype)
+            )
             torch.mm(grad_logits, head, out=grad_hidden[rows])
             grad_head += grad_logits.t() @ hidden[rows]
         return grad_hidden, grad_head.to(head.dtype), None, None, None, None
 
 
-def adapted_kl_coef(kl_coef: float, *, kl: float, target: float, horizon: float, num_sequences: int) -> float:
-    """kl_coef (1 + clip(kl / target - 1, -0.2, 0.2) num_sequences / horizon) (arXiv 1909.08593 sec. 2.2).
+def adapted_kl_coef(
+    kl_coef: float, *, kl: float, target: float, horizon: float, num_sequences: int
+) -> float:
+    """kl_coef (1 + clip(kl / target - 1, -0.2, 0.2) num_sequences / horizon) (arXiv 1909.08593 sec.
+    2.2).
 
-    kl: nats of KL(policy, reference) per sequence, positive where the policy left the reference; above target the coefficient grows.
+    kl: nats of KL(policy, reference) per sequence, positive where the policy left the reference;
+    above target the coefficient grows.
     """
     error = min(max(kl / target - 1, -0.2), 0.2)
     return kl_coef * (1 + error * num_sequences / horizon)

@@ -1,4 +1,5 @@
-"""Log-probs and entropies of tokens from hidden states, without ever holding the [R, V] logits of a whole batch.
+"""Log-probs and entropies of tokens from hidden states, without ever holding the [R, V] logits of a
+whole batch.
 
 The learner's logits exist here and in kl.py's exact KL, nowhere else.
 Position handling is not here: row i of `hidden` predicts `targets[i]`.
@@ -12,19 +13,24 @@ import torch
 from torch import Tensor
 
 
-def token_logprobs(hidden: Tensor, *, head: Tensor, targets: Tensor, temperature: float, chunk_tokens: int) -> tuple[Tensor, Tensor]:
-    """log softmax(hidden head^T / temperature) at the targets, and the entropy of that distribution.
+def token_logprobs(
+    hidden: Tensor, *, head: Tensor, targets: Tensor, temperature: float, chunk_tokens: int
+) -> tuple[Tensor, Tensor]:
+    """log softmax(hidden head^T / temperature) at the targets, and the entropy of that
+    distribution.
 
-    hidden: [R, H]; head: [V, H]; targets: int64 [R] -> logprobs float32 [R], entropies float32 [R], both differentiable once.
-    Logits exist for at most chunk_tokens rows at a time, in forward and backward; where all rows fit into one chunk they are kept instead
-    of computed again.
+    hidden: [R, H]; head: [V, H]; targets: int64 [R] -> logprobs float32 [R], entropies float32 [R],
+    both differentiable once. Logits exist for at most chunk_tokens rows at a time, in forward and
+    backward; where all rows fit into one chunk they are kept instead of computed again.
     """
     logprobs, entropies = _TokenLogprobs.apply(hidden, head, targets, temperature, chunk_tokens)  # type: ignore[no-untyped-call]
     return logprobs, entropies
 
 
 def chunk_logprobs(hidden: Tensor, head: Tensor, temperature: float) -> Tensor:
-    """log softmax(hidden head^T / temperature): [C, H], [V, H] -> float32 [C, V]. Holds all its logits: give it few rows."""
+    """log softmax(hidden head^T / temperature): [C, H], [V, H] -> float32 [C, V]. Holds all its
+    logits: give it few rows.
+    """
     return _fill(
         _room(hidden, head, len(hidden)),
         _room(hidden, head, len(hidden)),
@@ -35,11 +41,17 @@ def chunk_logprobs(hidden: Tensor, head: Tensor, temperature: float) -> Tensor:
 
 
 def _room(hidden: Tensor, head: Tensor, num_rows: int) -> Tensor:
-    return torch.empty(min(num_rows, len(hidden)), len(head), dtype=torch.float32, device=hidden.device)
+    return torch.empty(
+        min(num_rows, len(hidden)), len(head), dtype=torch.float32, device=hidden.device
+    )
 
 
-def _fill(result: Tensor, scratch: Tensor, hidden: Tensor, head: Tensor, temperature: float) -> Tensor:
-    """Writes the log-probs of these rows into the first rows of `result`, returned in that size; logits pass through scratch."""
+def _fill(
+    result: Tensor, scratch: Tensor, hidden: Tensor, head: Tensor, temperature: float
+) -> Tensor:
+    """Writes the log-probs of these rows into the first rows of `result`, returned in that size;
+    logits pass through scratch.
+    """
     result, scratch = result[: len(hidden)], scratch[: len(hidden)]
     if hidden.dtype is torch.float32:
         torch.mm(hidden, head.t(), out=scratch)
@@ -51,9 +63,11 @@ def _fill(result: Tensor, scratch: Tensor, hidden: Tensor, head: Tensor, tempera
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """With z the scaled logits, p their softmax, y the target: d logp_y / dz = 1_y - p and dH / dz = -p (log p + H).
+    """With z the scaled logits, p their softmax, y the target: d logp_y / dz = 1_y - p and dH / dz
+    = -p (log p + H).
 
-    The two [C, V] matrices are used again for every chunk: new ones would leave gaps in memory, which cost as much again.
+    The two [C, V] matrices are used again for every chunk: new ones would leave gaps in memory,
+    which cost as much again.
     """
 
     @staticmethod
@@ -75,7 +89,9 @@ class _TokenLogprobs(torch.autograd.Function):
             probs = torch.exp(distribution, out=scratch[: len(distribution)])
             entropies[rows] = torch.linalg.vecdot(probs, distribution).neg_()
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(hidden, head, targets, entropies, matrix if len(hidden) <= chunk_tokens else None)
+        ctx.save_for_backward(
+            hidden, head, targets, entropies, matrix if len(hidden) <= chunk_tokens else None
+        )
         ctx.temperature = temperature
         ctx.chunk_tokens = chunk_tokens
         return logprobs, entropies
@@ -94,13 +110,19 @@ class _TokenLogprobs(torch.autograd.Function):
         )
         for start in range(0, len(hidden), ctx.chunk_tokens):
             rows = slice(start, start + ctx.chunk_tokens)
-            distribution = kept if kept is not None else _fill(matrix, scratch, hidden[rows], head, ctx.temperature)
+            distribution = (
+                kept
+                if kept is not None
+                else _fill(matrix, scratch, hidden[rows], head, ctx.temperature)
+            )
             size, share = len(distribution), grad_logprobs[rows, None]
             grad_logits = torch.exp(distribution, out=scratch[:size])
             if grad_entropies is None:
                 grad_logits.mul_(-share)
             else:
-                pull = torch.add(distribution, entropies[rows, None], out=matrix[:size]).mul_(grad_entropies[rows, None])
+                pull = torch.add(distribution, entropies[rows, None], out=matrix[:size]).mul_(
+                    grad_entropies[rows, None]
+                )
                 grad_logits.mul_(pull.add_(share).neg_())
             grad_logits.scatter_add_(1, targets[rows, None], share)
             if ctx.temperature != 1.0:

@@ -15,9 +15,11 @@ def learning_rate(
     schedule: Literal["constant", "cosine"],
     min_lr_ratio: float,
 ) -> float:
-    """Learning rate of step 0, 1, ...: linear warm-up to lr, then constant, or a cosine from lr to min_lr_ratio * lr at num_steps.
+    """Learning rate of step 0, 1, ...: linear warm-up to lr, then constant, or a cosine from lr to
+    min_lr_ratio * lr at num_steps.
 
-    The first step has lr / warmup_steps, the warmup_steps-th has lr.  After num_steps the cosine stays at its floor.
+    The first step has lr / warmup_steps, the warmup_steps-th has lr.  After num_steps the cosine
+    stays at its floor.
     """
     if step < warmup_steps:
         return lr * (step + 1) / warmup_steps

@@ -1,6 +1,7 @@
 """Sums over the trained tokens of each sequence, given back to every one of its tokens.
 
-Used wherever a formula is about a sequence (its ratio, its weight) while everything else is per token.
+Used wherever a formula is about a sequence (its ratio, its weight) while everything else is per
+token.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from torch import Tensor
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Sequences:
-    """Which tokens belong together: index int64 [R] in 0..count-1; mask bool [R], the tokens that enter a sum."""
+    """Which tokens belong together: index int64 [R] in 0..count-1; mask bool [R], the tokens that
+    enter a sum.
+    """
 
     index: Tensor
     count: int
@@ -25,5 +28,7 @@ class Sequences:
         return sums[self.index]
 
     def mean(self, x: Tensor) -> Tensor:
-        """Mean of x over the masked tokens of each token's sequence, 0 where there is none: float32 [R] -> float32 [R]."""
+        """Mean of x over the masked tokens of each token's sequence, 0 where there is none: float32
+        [R] -> float32 [R].
+        """
         return self.total(x) / self.total(torch.ones_like(x)).clamp(min=1)

@@ -1,6 +1,7 @@
 """Running mean and spread of returns, in whose units the critic learns.
 
-Pure: observing gives a new `Moments`.  Every rank observes the whole batch, so all agree without talking.
+Pure: observing gives a new `Moments`.  Every rank observes the whole batch, so all agree without
+talking.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ _BOUND = 5.0
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Moments:
-    """Weighted sums of x, of x^2, and of the weights; mean = total / weight. All 0 = nothing seen yet: mean 0, spread 1."""
+    """Weighted sums of x, of x^2, and of the weights; mean = total / weight. All 0 = nothing seen
+    yet: mean 0, spread 1.
+    """
 
     total: float = 0.0
     total_square: float = 0.0
@@ -28,7 +31,8 @@ class Moments:
     def observed(self, returns: Tensor, *, kind: ValueNorm, beta: float) -> Moments:
         """With these returns (float32 [N]) taken in; unchanged if there are none.
 
-        exp: every batch counts 1 - beta times its mean, what came before beta times; dividing by the weight takes the start's bias off.
+        exp: every batch counts 1 - beta times its mean, what came before beta times; dividing by
+        the weight takes the start's bias off.
         ma:  every token counts once, for ever.
         """
         n = returns.numel()

@@ -1,9 +1,10 @@
 """Packs sequences into one row of tokens in which a prompt shared by several responses stands once.
 
-A row is a list of segments: a prompt, a response that continues one, or a whole sequence where nobody shares its prompt.  A response
-attends to its prompt and to itself, the others to themselves; so the row computes what separate sequences would, without padding in any
-linear layer and without repeating prompts.
-Invariant: here, and nowhere else, it is known that the hidden state of a token predicts the next one (`predict_index`).
+A row is a list of segments: a prompt, a response that continues one, or a whole sequence where
+nobody shares its prompt.  A response attends to its prompt and to itself, the others to themselves;
+so the row computes what separate sequences would, without padding in any linear layer and without
+repeating prompts. Invariant: here, and nowhere else, it is known that the hidden state of a token
+predicts the next one (`predict_index`).
 """
 
 from __future__ import annotations
@@ -22,15 +23,20 @@ from async_rl.core.types import IntArray
 
 _Indices = npt.NDArray[np.int64]
 _MIN_FILL = 0.6
-"""Segments shorter than this share of a block's longest begin a new block: below it, padding costs more than another kernel call."""
+"""Segments shorter than this share of a block's longest begin a new block: below it, padding costs
+more than another kernel call.
+"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Attention of N segments, padded to Q queries and K keys. Rows of the packed row are gathered, attended, and scattered back.
+    """Attention of N segments, padded to Q queries and K keys. Rows of the packed row are gathered,
+    attended, and scattered back.
 
-    The K keys are those of the longest prompt, then the segments' own, so a segment without a prompt has K = Q and is plainly causal.
-    query_index: int64 [N * Q]; key_index: int64 [N * K], into the packed row; prefix_lengths: int64 [N], tokens of each prompt.
+    The K keys are those of the longest prompt, then the segments' own, so a segment without a
+    prompt has K = Q and is plainly causal.
+    query_index: int64 [N * Q]; key_index: int64 [N * K], into the packed row; prefix_lengths: int64
+    [N], tokens of each prompt.
     bias: float32 [N, 1, Q, K], 0 or -inf; None where no segment has a prompt.
     """
 
@@ -41,7 +47,9 @@ class Block:
     num_segments: int
 
     def windowed_bias(self, window: int) -> Tensor | None:
-        """The bias of a layer in which a token sees only the `window` newest ones, itself included: float32 [N, 1, Q, K]."""
+        """The bias of a layer in which a token sees only the `window` newest ones, itself included:
+        float32 [N, 1, Q, K].
+        """
         num_queries, num_keys = (
             len(self.query_index) // self.num_segments,
             len(self.key_index) // self.num_segments,
@@ -53,7 +61,8 @@ class Block:
         prefix = self.prefix_lengths[:, None]
         keys = torch.cat(
             [
-                query.new_zeros(self.num_segments, num_prefix) + torch.arange(num_prefix, device=query.device),
+                query.new_zeros(self.num_segments, num_prefix)
+                + torch.arange(num_prefix, device=query.device),
                 prefix + query,
             ],
             1,
@@ -62,7 +71,9 @@ class Block:
         bias = (
             self.bias[:, 0]
             if self.bias is not None
-            else torch.zeros_like(distance, dtype=torch.float32).masked_fill(distance < 0, -torch.inf)
+            else torch.zeros_like(distance, dtype=torch.float32).masked_fill(
+                distance < 0, -torch.inf
+            )
         )
         return bias.masked_fill(distance >= window, -torch.inf)[:, None]
 
@@ -71,7 +82,8 @@ class Block:
 class Layout:
     """Who attends to whom in a packed row of T tokens.
 
-    output_index: int64 [T], where each token's output stands in the concatenated outputs of the blocks.
+    output_index: int64 [T], where each token's output stands in the concatenated outputs of the
+    blocks.
     """
 
     blocks: tuple[Block, ...]
@@ -80,11 +92,14 @@ class Layout:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pass:
-    """One forward pass, compared by identity: a packed row of T tokens that holds S sequences with R' response tokens.
+    """One forward pass, compared by identity: a packed row of T tokens that holds S sequences with
+    R' response tokens.
 
-    input_ids, position_ids: int64 [1, T].  predict_index: int64 [R'], the row position whose hidden state predicts each response token;
-    target_ids: int64 [R'], that token; token_index: int64 [R'], its place in the batch's R.  last_index: int64 [S], each sequence's last
-    token, empty where rows were packed without ends; sequences: int64 [S], its place in the batch's B.
+    input_ids, position_ids: int64 [1, T].  predict_index: int64 [R'], the row position whose hidden
+    state predicts each response token;
+    target_ids: int64 [R'], that token; token_index: int64 [R'], its place in the batch's R.
+    last_index: int64 [S], each sequence's last token, empty where rows were packed without ends;
+    sequences: int64 [S], its place in the batch's B.
     """
 
     input_ids: Tensor
@@ -97,10 +112,14 @@ class Pass:
     layout: Layout
 
 
-def pack(batch: Batch, sequences: Sequence[int], *, device: torch.device, with_ends: bool = True) -> Pass:
-    """Packs these sequences of the batch. No sequences: a row of one token whose results nobody reads, to keep ranks in step.
+def pack(
+    batch: Batch, sequences: Sequence[int], *, device: torch.device, with_ends: bool = True
+) -> Pass:
+    """Packs these sequences of the batch. No sequences: a row of one token whose results nobody
+    reads, to keep ranks in step.
 
-    with_ends: keep the last token of each response, which predicts nothing; only a critic asks what it thinks after it.
+    with_ends: keep the last token of each response, which predicts nothing; only a critic asks what
+    it thinks after it.
     """
     if not sequences:
         return _idle_pass(device)
@@ -171,14 +190,18 @@ def _idle_pass(device: torch.device) -> Pass:
 
 
 def _positions(segments: _Indices) -> _Indices:
-    """Position of each token in its own sequence. segments: [N, 4] of (start, length, prefix start, prefix length), in row order."""
+    """Position of each token in its own sequence. segments: [N, 4] of (start, length, prefix start,
+    prefix length), in row order.
+    """
     lengths = segments[:, 1]
     within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     return within + np.repeat(segments[:, 3], lengths)
 
 
 def segment_layout(segments: _Indices, *, device: torch.device) -> Layout:
-    """Sorts segments by length into blocks of similar ones. segments: [N, 4] of (start, length, prefix start, prefix length)."""
+    """Sorts segments by length into blocks of similar ones. segments: [N, 4] of (start, length,
+    prefix start, prefix length).
+    """
     order = np.lexsort((-segments[:, 1], segments[:, 3] > 0))
     segments = segments[order]
     output_index = np.empty(int(segments[:, 1].sum()), dtype=np.int64)
@@ -186,7 +209,9 @@ def segment_layout(segments: _Indices, *, device: torch.device) -> Layout:
     first, written = 0, 0
     while first < len(segments):
         _, longest, _, prefix = segments[first]
-        fits = (segments[first:, 1] >= _MIN_FILL * longest) & ((segments[first:, 3] > 0) == (prefix > 0))
+        fits = (segments[first:, 1] >= _MIN_FILL * longest) & (
+            (segments[first:, 3] > 0) == (prefix > 0)
+        )
         size = len(fits) if fits.all() else int(fits.argmin())
         blocks.append(_block(segments[first : first + size], output_index, written, device))
         first += size
@@ -195,7 +220,9 @@ def segment_layout(segments: _Indices, *, device: torch.device) -> Layout:
 
 
 def _block(members: _Indices, output_index: _Indices, written: int, device: torch.device) -> Block:
-    """Pads the members to their longest and notes in output_index where the block's outputs, after `written` others, will stand."""
+    """Pads the members to their longest and notes in output_index where the block's outputs, after
+    `written` others, will stand.
+    """
     start, length, prefix_start, prefix_length = (members[:, i, None] for i in range(4))
     num_queries, num_prefix = int(length.max()), int(prefix_length.max())
     query, prefix = np.arange(num_queries), np.arange(num_prefix)
@@ -208,7 +235,9 @@ def _block(members: _Indices, output_index: _Indices, written: int, device: torc
         is_seen = np.empty((len(members), num_queries, num_prefix + num_queries), dtype=bool)
         is_seen[:, :, :num_prefix] = is_prefix[:, None]
         is_seen[:, :, num_prefix:] = np.tri(num_queries, dtype=bool)
-        bias = torch.from_numpy(np.where(is_seen, np.float32(0), np.float32(-np.inf))[:, None]).to(device)
+        bias = torch.from_numpy(np.where(is_seen, np.float32(0), np.float32(-np.inf))[:, None]).to(
+            device
+        )
     return Block(
         query_index=torch.from_numpy(own.reshape(-1)).to(device),
         key_index=torch.from_numpy(keys.reshape(-1)).to(device),

@@ -1,9 +1,10 @@
 """Deals sequences out to minibatches, ranks and forward passes, balanced by tokens.
 
 Invariants
-- Minibatches depend on nothing but the batch and the seed: neither on the number of ranks nor on a memory budget, so those never
-  change the objective.
-- Sequences that begin with the same prompt stay together where they can, because a packed row holds such a prompt once.
+- Minibatches depend on nothing but the batch and the seed: neither on the number of ranks nor on a
+  memory budget, so those never change the objective.
+- Sequences that begin with the same prompt stay together where they can, because a packed row holds
+  such a prompt once.
 Pure; every rank computes the same partition.
 """
 
@@ -22,8 +23,12 @@ def cost_tokens(batch: Batch, sequences: Sequence[int]) -> int:
     return sum(prompts.values()) + sum(batch.response_lengths[s] for s in sequences)
 
 
-def _bundles(batch: Batch, sequences: Sequence[int], *, parts: int, cap_tokens: int | None) -> list[list[int]]:
-    """Sequences of one prompt each; split further when there are too few for `parts`, or over cap_tokens."""
+def _bundles(
+    batch: Batch, sequences: Sequence[int], *, parts: int, cap_tokens: int | None
+) -> list[list[int]]:
+    """Sequences of one prompt each; split further when there are too few for `parts`, or over
+    cap_tokens.
+    """
     by_prompt: dict[int, list[int]] = {}
     for s in sequences:
         by_prompt.setdefault(batch.prompt_key[s], []).append(s)
@@ -44,7 +49,9 @@ def _bundles(batch: Batch, sequences: Sequence[int], *, parts: int, cap_tokens: 
 
 
 def minibatches(batch: Batch, *, count: int, rng: np.random.Generator | None) -> list[list[int]]:
-    """Splits the batch into `count` lists of sequences of about equal tokens: dealt out at random, or in order without rng."""
+    """Splits the batch into `count` lists of sequences of about equal tokens: dealt out at random,
+    or in order without rng.
+    """
     everything = list(range(batch.num_sequences))
     if count == 1:
         return [everything]
@@ -58,11 +65,14 @@ def minibatches(batch: Batch, *, count: int, rng: np.random.Generator | None) ->
     return [sorted(sequences) for sequences in result]
 
 
-def passes(batch: Batch, sequences: Sequence[int], *, ranks: int, budget_tokens: int) -> list[list[list[int]]]:
+def passes(
+    batch: Batch, sequences: Sequence[int], *, ranks: int, budget_tokens: int
+) -> list[list[list[int]]]:
     """For each rank, the sequences of each of its forward passes.
 
-    A pass holds at most budget_tokens tokens, or one longer sequence.  All ranks get the same number of passes, because sharded models
-    communicate in each; a rank with less to do has empty ones at its end.
+    A pass holds at most budget_tokens tokens, or one longer sequence.  All ranks get the same
+    number of passes, because sharded models communicate in each; a rank with less to do has empty
+    ones at its end.
     """
     bundles = _bundles(batch, sequences, parts=ranks, cap_tokens=budget_tokens)
     bundles.sort(key=lambda members: -cost_tokens(batch, members))

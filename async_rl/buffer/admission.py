@@ -1,12 +1,16 @@
-"""Which ticket may be issued now, to which generator, and why not: the groups that are admitted and not yet finished.
+"""Which ticket may be issued now, to which generator, and why not: the groups that are admitted and
+not yet finished.
 
 Pure: no clock, socket or randomness; the buffer's service calls it and stores what it decides.
 Invariants
-- At most (max_staleness + 1) x groups_per_step training groups are active (issued, generating, ready or leased).
-- A training ticket is handed out only if the group, trained in its turn, is within the staleness bound: groups are trained in the order of
-  admission, groups_per_step at a time, so a group with `ahead` active groups before it meets the weights of version
-  learner_version + ahead // groups_per_step, and its tokens are at least as new as the generator's version.
-- A ticket that came back goes out first, oldest first, with the next attempt number; evaluation goes before training.
+- At most (max_staleness + 1) x groups_per_step training groups are active (issued, generating,
+  ready or leased).
+- A training ticket is handed out only if the group, trained in its turn, is within the staleness
+  bound: groups are trained in the order of admission, groups_per_step at a time, so a group with
+  `ahead` active groups before it meets the weights of version learner_version + ahead //
+  groups_per_step, and its tokens are at least as new as the generator's version.
+- A ticket that came back goes out first, oldest first, with the next attempt number; evaluation
+  goes before training.
 - An open group has exactly one holder (generating) or none (issued).
 """
 
@@ -35,7 +39,9 @@ class Gate:
         return (self.max_staleness_versions + 1) * self.groups_per_step
 
     def refusal(self, *, ahead: int, learner_version: int, generator_version: int) -> str:
-        """Why a generator at this version may not start a group with `ahead` active groups before it; empty if it may."""
+        """Why a generator at this version may not start a group with `ahead` active groups before
+        it; empty if it may.
+        """
         steps_ahead = ahead // self.groups_per_step
         lag = max(learner_version - generator_version, 0)
         if learner_version + steps_ahead >= self.num_steps:
@@ -45,23 +51,30 @@ class Gate:
         if steps_ahead + lag <= self.max_staleness_versions:
             if generator_version <= learner_version:
                 return ""
-            return f"the generator holds version {generator_version}, which the learner left behind when it went back to {learner_version}"
+            return (
+                f"the generator holds version {generator_version}, which the learner left behind"
+                f" when it went back to {learner_version}"
+            )
         if steps_ahead > self.max_staleness_versions:
             return (
-                f"{ahead} groups are active, (max_staleness + 1) x groups_per_step = {self.max_active} may be; "
-                f"the learner has to finish step {learner_version + 1}"
+                f"{ahead} groups are active, (max_staleness + 1) x groups_per_step ="
+                f" {self.max_active} may be; the learner has to finish step {learner_version + 1}"
             )
         needed = learner_version + steps_ahead - self.max_staleness_versions
-        return f"the next group needs weights of version {needed} or later, the generator has {generator_version}"
+        return (
+            f"the next group needs weights of version {needed} or later, the generator has"
+            f" {generator_version}"
+        )
 
 
 @dataclass(slots=True, kw_only=True)
 class OpenGroup:
     """One admitted, unfinished group.
 
-    index: which prompt of its purpose's order.  attempt: 0 before the first hand-out.  version: no token of this attempt is older; for an
-    issued group the version of its last attempt.  evaluation: the version that an evaluation group is for.  num_spared: attempts that
-    ended because a generator left as it was asked to; they do not count.
+    index: which prompt of its purpose's order.  attempt: 0 before the first hand-out.  version: no
+    token of this attempt is older; for an issued group the version of its last attempt.
+    evaluation: the version that an evaluation group is for.  num_spared: attempts that ended
+    because a generator left as it was asked to; they do not count.
     """
 
     group_id: int
@@ -77,9 +90,13 @@ class OpenGroup:
 
 
 class Admission:
-    """The open groups, and the rule that opens more. `stored_before(group_id)` counts ready and leased groups trained before that one."""
+    """The open groups, and the rule that opens more. `stored_before(group_id)` counts ready and
+    leased groups trained before that one.
+    """
 
-    def __init__(self, gate: Gate, *, max_attempts: int, stored_before: Callable[[int | None], int]) -> None:
+    def __init__(
+        self, gate: Gate, *, max_attempts: int, stored_before: Callable[[int | None], int]
+    ) -> None:
         self.gate = gate
         self.open: dict[int, OpenGroup] = {}
         self.next_group_id = 0
@@ -107,7 +124,9 @@ class Admission:
         return self.num_training - len(self._waiting[Purpose.TRAIN])
 
     def num_free(self, purpose: Purpose) -> int:
-        """Tickets that a generator with the newest weights could get now, roughly: what waits, and for training room under the bound."""
+        """Tickets that a generator with the newest weights could get now, roughly: what waits, and
+        for training room under the bound.
+        """
         room = max(self.gate.max_active - self.num_active, 0) if purpose is Purpose.TRAIN else 0
         return len(self._waiting[purpose]) + room
 
@@ -118,7 +137,11 @@ class Admission:
 
     def training(self) -> Iterator[OpenGroup]:
         """Open training groups, oldest admission first."""
-        return (self.open[group_id] for group_id in sorted(self.open) if self.open[group_id].purpose is Purpose.TRAIN)
+        return (
+            self.open[group_id]
+            for group_id in sorted(self.open)
+            if self.open[group_id].purpose is Purpose.TRAIN
+        )
 
     def held_by(self, generator: str) -> list[OpenGroup]:
         """What this generator works on."""
@@ -138,15 +161,23 @@ class Admission:
         learner_version: int,
         purposes: Collection[Purpose] = ANY_PURPOSE,
     ) -> str:
-        """Why nothing for these purposes can be handed to a generator at this version; empty if something can."""
+        """Why nothing for these purposes can be handed to a generator at this version; empty if
+        something can.
+        """
         if Purpose.EVAL in purposes and self._evaluation_for(generator_version) is not None:
             return ""
         if Purpose.TRAIN not in purposes:
             version = self.waiting_evaluation()
-            return "the next evaluation" if version is None else f"weights of version {version}, which is to be evaluated"
+            return (
+                "the next evaluation"
+                if version is None
+                else f"weights of version {version}, which is to be evaluated"
+            )
         waiting = self._waiting[Purpose.TRAIN]
         ahead = self._ahead_of(waiting[0]) if waiting else self.num_active
-        return self.gate.refusal(ahead=ahead, learner_version=learner_version, generator_version=generator_version)
+        return self.gate.refusal(
+            ahead=ahead, learner_version=learner_version, generator_version=generator_version
+        )
 
     def hand_out(
         self,
@@ -157,7 +188,9 @@ class Admission:
         learner_version: int,
         purposes: Collection[Purpose] = ANY_PURPOSE,
     ) -> OpenGroup | None:
-        """The next group for this generator, now generating: evaluation, then what came back, then a new prompt; None if refused."""
+        """The next group for this generator, now generating: evaluation, then what came back, then
+        a new prompt; None if refused.
+        """
         if self.refusal(version, learner_version, purposes):
             return None
         group_id = self._evaluation_for(version) if Purpose.EVAL in purposes else None
@@ -167,7 +200,9 @@ class Admission:
         elif self._waiting[Purpose.TRAIN]:
             group = self.open[self._waiting[Purpose.TRAIN].pop(0)]
         else:
-            group = OpenGroup(group_id=self.next_group_id, purpose=Purpose.TRAIN, index=self.next_index)
+            group = OpenGroup(
+                group_id=self.next_group_id, purpose=Purpose.TRAIN, index=self.next_index
+            )
             self.next_group_id += 1
             self.next_index += 1
             self.open[group.group_id] = group
@@ -180,15 +215,24 @@ class Admission:
         return group
 
     def start_evaluation(self, version: int, num_prompts: int) -> list[OpenGroup]:
-        """Opens one group per held-out prompt; they wait for a generator that holds `version` or a later one."""
-        groups = [OpenGroup(group_id=self.next_group_id + i, purpose=Purpose.EVAL, index=i, evaluation=version) for i in range(num_prompts)]
+        """Opens one group per held-out prompt; they wait for a generator that holds `version` or a
+        later one.
+        """
+        groups = [
+            OpenGroup(
+                group_id=self.next_group_id + i, purpose=Purpose.EVAL, index=i, evaluation=version
+            )
+            for i in range(num_prompts)
+        ]
         self.next_group_id += num_prompts
         for group in groups:
             self._add(group)
         return groups
 
     def give_back(self, group_id: int, *, is_spared: bool = False) -> bool:
-        """A generating group's attempt ended without a result: True if it waits to be issued again, False if it is closed for good."""
+        """A generating group's attempt ended without a result: True if it waits to be issued again,
+        False if it is closed for good.
+        """
         group = self.open[group_id]
         group.num_spared += is_spared
         self._let_go(group)
@@ -234,9 +278,17 @@ class Admission:
             bisect.insort(self._waiting[group.purpose], group.group_id)
 
     def _evaluation_for(self, version: int) -> int | None:
-        """Groups wait in the order of the evaluations' start, not of their versions (the learner may have gone back)."""
-        return next((i for i in self._waiting[Purpose.EVAL] if self.open[i].evaluation <= version), None)
+        """Groups wait in the order of the evaluations' start, not of their versions (the learner
+        may have gone back).
+        """
+        return next(
+            (i for i in self._waiting[Purpose.EVAL] if self.open[i].evaluation <= version), None
+        )
 
     def _ahead_of(self, group_id: int) -> int:
-        older = sum(1 for group in self.open.values() if group.purpose is Purpose.TRAIN and group.group_id < group_id)
+        older = sum(
+            1
+            for group in self.open.values()
+            if group.purpose is Purpose.TRAIN and group.group_id < group_id
+        )
         return older + self._stored_before(group_id)

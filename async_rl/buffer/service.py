@@ -1,10 +1,13 @@
 """The buffer's answers: what is stored, which batch is trained, what is evaluated. No sockets here.
 
 Invariants
-- Memory changes first, in one stretch without an await, and queues the same change for the store; the reply leaves after `store.flush()`,
-  and never if the store fails: that ends this process (buffer.py watches `Store.failed`), and the next one is asked again.
-  So the store always holds a prefix of what memory decided, and nobody acts on a decision that a crash could take back.
-- Every request may come twice: lost tickets are given again, a known put or commit is just confirmed, a lease is repeated.
+- Memory changes first, in one stretch without an await, and queues the same change for the store;
+  the reply leaves after `store.flush()`,
+  and never if the store fails: that ends this process (buffer.py watches `Store.failed`), and the
+  next one is asked again. So the store always holds a prefix of what memory decided, and nobody
+  acts on a decision that a crash could take back.
+- Every request may come twice: lost tickets are given again, a known put or commit is just
+  confirmed, a lease is repeated.
 - Parked requests wait for events that the change sets; nothing polls.
 Called by processes/buffer.py, which owns the sockets, the clock and the tasks.
 """
@@ -46,9 +49,13 @@ from async_rl.protocol.learner import (
 
 
 class BufferService:
-    """Ticket desk, replay and store of one run, as asynchronous request handlers. clock: monotonic seconds."""
+    """Ticket desk, replay and store of one run, as asynchronous request handlers. clock: monotonic
+    seconds.
+    """
 
-    def __init__(self, config: RunConfig, prompts: PromptSource, store: Store, *, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, config: RunConfig, prompts: PromptSource, store: Store, *, clock: Callable[[], float]
+    ) -> None:
         buffer = config.buffer
         self._keep_steps = buffer.keep_steps
         self._max_staleness = buffer.max_staleness_versions
@@ -78,14 +85,28 @@ class BufferService:
         self._learner_epoch = 0
 
     def recover(self) -> None:
-        """Takes over what the store holds: ready stays ready, leased stays leased, open groups stay with their generators until lost."""
+        """Takes over what the store holds: ready stays ready, leased stays leased, open groups stay
+        with their generators until lost.
+        """
         found = self._store.recover()
         self.desk.recover(found)
-        self.replay.restore(learner_version=found.learner_version, ready=found.ready, leased=found.leased)
-        self.num_trained = sum(count for (state, _), count in found.counts.items() if state == GroupState.TRAINED)
-        self.drops.update({reason: count for (state, reason), count in found.counts.items() if state == GroupState.DROPPED})
+        self.replay.restore(
+            learner_version=found.learner_version, ready=found.ready, leased=found.leased
+        )
+        self.num_trained = sum(
+            count for (state, _), count in found.counts.items() if state == GroupState.TRAINED
+        )
+        self.drops.update(
+            {
+                reason: count
+                for (state, reason), count in found.counts.items()
+                if state == GroupState.DROPPED
+            }
+        )
         for version, is_finished in found.evaluations.items():
-            self._evaluations[version] = 0 if is_finished else sum(g.evaluation == version for g in found.open)
+            self._evaluations[version] = (
+                0 if is_finished else sum(g.evaluation == version for g in found.open)
+            )
             if not is_finished and self._evaluations[version] == 0:
                 self.finished_evaluations.put_nowait(version)
 
@@ -98,22 +119,36 @@ class BufferService:
         return work
 
     async def put_group(self, request: PutGroup) -> Message:
-        """Stores a complete group; a result of another attempt or one already known changes nothing."""
+        """Stores a complete group; a result of another attempt or one already known changes
+        nothing.
+        """
         group = request.group
         self.desk.heard(group.generator)
         known = self.desk.admission.open.get(group.group_id)
         if known is not None and known.attempt == group.attempt:
             self._accept(group, known)
         elif group.group_id >= self.desk.admission.next_group_id:
-            raise ProtocolError(f"group {group.group_id} was never issued; is its generator of another run?")
+            raise ProtocolError(
+                f"group {group.group_id} was never issued; is its generator of another run?"
+            )
         return await self._confirm()
 
     async def fail_group(self, request: FailGroup) -> Message:
-        """The attempt is over; the group goes out again, or is dropped after generation.max_attempts."""
+        """The attempt is over; the group goes out again, or is dropped after
+        generation.max_attempts.
+        """
         self.desk.heard(request.generator)
         known = self.desk.admission.open.get(request.group_id)
-        if known is not None and known.attempt == request.attempt and known.state is GroupState.GENERATING:
-            reason = DropReason(request.reason) if request.reason in tuple(DropReason) else DropReason.GENERATION_FAILED
+        if (
+            known is not None
+            and known.attempt == request.attempt
+            and known.state is GroupState.GENERATING
+        ):
+            reason = (
+                DropReason(request.reason)
+                if request.reason in tuple(DropReason)
+                else DropReason.GENERATION_FAILED
+            )
             self.desk.give_back([known], reason, request.message)
         return await self._confirm()
 
@@ -123,11 +158,18 @@ class BufferService:
         return await self._confirm()
 
     async def limit_staleness(self, request: LimitStaleness) -> Message:
-        """Admission runs less far ahead from now on; what is admitted already is trained as it would have been."""
+        """Admission runs less far ahead from now on; what is admitted already is trained as it
+        would have been.
+        """
         configured = self._max_staleness
         if not 0 <= request.max_staleness_versions <= configured:
-            raise ConfigError(f"max_staleness_versions={request.max_staleness_versions} is not within 0..{configured}, the run's own bound")
-        self.desk.admission.gate = replace(self.desk.admission.gate, max_staleness_versions=request.max_staleness_versions)
+            raise ConfigError(
+                f"max_staleness_versions={request.max_staleness_versions} is not within"
+                f" 0..{configured}, the run's own bound"
+            )
+        self.desk.admission.gate = replace(
+            self.desk.admission.gate, max_staleness_versions=request.max_staleness_versions
+        )
         self.desk.serve()
         return Ok()
 
@@ -143,7 +185,9 @@ class BufferService:
         group_ids: tuple[int, ...] = ()
         try:
             async with asyncio.timeout(request.wait_s):
-                while epoch == self._learner_epoch and not (group_ids := self._take(request.train_version)):
+                while epoch == self._learner_epoch and not (
+                    group_ids := self._take(request.train_version)
+                ):
                     await self._changed.wait()
         except TimeoutError:
             pass
@@ -164,16 +208,21 @@ class BufferService:
         return Ok()
 
     async def sync_version(self, request: SyncVersion) -> Message:
-        """The learner starts at this version: batches its checkpoint does not hold are ready again, trained steps beyond it are undone."""
+        """The learner starts at this version: batches its checkpoint does not hold are ready again,
+        trained steps beyond it are undone.
+        """
         await self._stored()
         if request.version < self._store.forgotten_before:
             raise ProtocolError(
-                f"the learner starts at version {request.version}, but the trajectories of steps up to {self._store.forgotten_before} are "
-                f"deleted, because a newer checkpoint held them; bring that checkpoint back"
+                f"the learner starts at version {request.version}, but the trajectories of steps up"
+                f" to {self._store.forgotten_before} are deleted, because a newer checkpoint held"
+                " them; bring that checkpoint back"
             )
         self._learner_epoch += 1
         before = self.replay.learner_version
-        undone = await self._store.trained_after(request.version) if request.version < before else []
+        undone = (
+            await self._store.trained_after(request.version) if request.version < before else []
+        )
         outcome = self.replay.sync(request.version, undone)
         for step, group_ids in outcome.trained:
             self._trained(step, group_ids)
@@ -184,15 +233,21 @@ class BufferService:
                 reason=f"learner started at version {request.version}",
             )
         self.num_trained -= len(undone)
-        self._evaluations = {v: n for v, n in self._evaluations.items() if v <= request.version or n > 0}
+        self._evaluations = {
+            v: n for v, n in self._evaluations.items() if v <= request.version or n > 0
+        }
         self.desk.admission.fall_back(request.version)
         return await self._confirm()
 
     async def start_evaluation(self, request: StartEvaluation) -> Message:
-        """Opens one group per held-out prompt; finished_evaluations gets the version when all are done."""
+        """Opens one group per held-out prompt; finished_evaluations gets the version when all are
+        done.
+        """
         if request.version not in self._evaluations and self._prompts.num_held_out > 0:
             self._evaluations[request.version] = self.desk.start_evaluation(request.version)
-        elif self._evaluations.get(request.version) == 0:  # a learner that came back to this version asks again: its numbers may be lost
+        elif (
+            self._evaluations.get(request.version) == 0
+        ):  # a learner that came back to this version asks again: its numbers may be lost
             self.finished_evaluations.put_nowait(request.version)
         return await self._confirm()
 
@@ -201,7 +256,9 @@ class BufferService:
         return EvaluationScores(pass_rates=await self._store.evaluation_scores())
 
     async def forget_before(self, request: ForgetBefore) -> Message:
-        """Trajectories that no checkpoint can need any more are deleted, but for the newest; what the ledger says of them stays."""
+        """Trajectories that no checkpoint can need any more are deleted, but for the newest; what
+        the ledger says of them stays.
+        """
         trained = self.replay.learner_version
         version = min(request.version, trained - self._keep_steps)
         if request.version <= trained and self._store.forgotten_before < version:
@@ -221,10 +278,14 @@ class BufferService:
         }
 
     def waits_for(self) -> str:
-        """What the learner waits for here, else why generators are refused; then the evaluation that nobody takes; empty if all is well."""
+        """What the learner waits for here, else why generators are refused; then the evaluation
+        that nobody takes; empty if all is well.
+        """
         refusal, text = self.desk.refusal(), ""
         if self._take_reason:
-            why = refusal or ("" if self.desk.admission.num_generating else "no generator asks for work")
+            why = refusal or (
+                "" if self.desk.admission.num_generating else "no generator asks for work"
+            )
             text = f"groups: {self._take_reason}" + (f"; {why}" if why else "")
         elif refusal:
             text = f"admission: {refusal}"
@@ -256,12 +317,17 @@ class BufferService:
     def _accept(self, group: Group, known: OpenGroup) -> None:
         num_samples = self.desk.num_samples(known.purpose)
         if len(group.trajectories) != num_samples:
-            raise ProtocolError(f"group {group.group_id} has {len(group.trajectories)} samples, its ticket says {num_samples}")
+            raise ProtocolError(
+                f"group {group.group_id} has {len(group.trajectories)} samples, its ticket says"
+                f" {num_samples}"
+            )
         summary = summarize(group)
         self.desk.close(known)
         self._store.put(group, summary)
         if known.purpose is Purpose.TRAIN:
-            self.desk.score_filter.note(known.index, [sample.score.reward for sample in group.trajectories])
+            self.desk.score_filter.note(
+                known.index, [sample.score.reward for sample in group.trajectories]
+            )
         if known.purpose is Purpose.EVAL:
             self._count_evaluated(known)
         elif summary.oldest_version == NO_VERSION:
@@ -304,12 +370,16 @@ class BufferService:
         is_new = train_version not in self.replay.leases
         current = self.replay.learner_version
         unfinished = (
-            Unfinished(group_id=g.group_id, version=current if g.state is GroupState.ISSUED else g.version)
+            Unfinished(
+                group_id=g.group_id, version=current if g.state is GroupState.ISSUED else g.version
+            )
             for g in self.desk.admission.training()
         )
         take = self.replay.take(train_version, unfinished)
         for group_id in take.dropped:
-            self._drop(group_id, DropReason.OVER_AGE, f"too old for the batch of version {train_version}")
+            self._drop(
+                group_id, DropReason.OVER_AGE, f"too old for the batch of version {train_version}"
+            )
         if is_new and take.group_ids:
             self._store.lease(train_version, take.group_ids)
         self._take_reason = take.waits_for

@@ -1,10 +1,14 @@
-"""The desk where generators get tickets: parked requests, fair shares, lost replies, lost generators.
+"""The desk where generators get tickets: parked requests, fair shares, lost replies, lost
+generators.
 
 Invariants
-- A request is answered with tickets at once, or parked until admission frees some, its wait is over, or a newer request replaces it.
+- A request is answered with tickets at once, or parked until admission frees some, its wait is
+  over, or a newer request replaces it.
 - Evaluation goes before training; a generator of a pool for one of them gets nothing of the other.
-- A ticket that its generator does not list as held was lost with a reply and is given again, same attempt.
-- A generator that is gone (told so, replaced by another incarnation, unheard of for too long) holds nothing: its groups go out again.
+- A ticket that its generator does not list as held was lost with a reply and is given again, same
+  attempt.
+- A generator that is gone (told so, replaced by another incarnation, unheard of for too long) holds
+  nothing: its groups go out again.
 Called by buffer/service.py, which flushes the store before any reply leaves.
 """
 
@@ -62,13 +66,16 @@ class _Waiter:
     @property
     def credit(self) -> int:
         """Samples it may still get."""
-        return self.request.credit * self.group_size - sum(ticket.num_samples for ticket in self.tickets)
+        return self.request.credit * self.group_size - sum(
+            ticket.num_samples for ticket in self.tickets
+        )
 
 
 class TicketDesk:
     """Admission with its queue of generators.
 
-    clock: monotonic seconds.  dropped: told of each group that has no attempt left.  changed: called after every change of open groups.
+    clock: monotonic seconds.  dropped: told of each group that has no attempt left.  changed:
+    called after every change of open groups.
     """
 
     def __init__(
@@ -87,7 +94,9 @@ class TicketDesk:
             max_staleness_versions=config.buffer.max_staleness_versions,
             num_steps=config.num_steps,
         )
-        self.admission = Admission(gate, max_attempts=config.generation.max_attempts, stored_before=replay.stored_before)
+        self.admission = Admission(
+            gate, max_attempts=config.generation.max_attempts, stored_before=replay.stored_before
+        )
         self._config = config
         self._prompts = prompts
         self._store = store
@@ -99,25 +108,36 @@ class TicketDesk:
         self._heard_s: dict[str, float] = {}
         self._handed_s: dict[int, float] = {}
         self._purposes = {pool: purposes_of(config, pool) for pool in generator_pools(config)}
-        self._evaluators = [pool for pool, purposes in self._purposes.items() if purposes == {Purpose.EVAL}]
+        self._evaluators = [
+            pool for pool, purposes in self._purposes.items() if purposes == {Purpose.EVAL}
+        ]
         self.score_filter = ScoreFilter(config, prompts.order)
 
     def recover(self, found: Recovered) -> None:
-        """Open groups stay with the generators that had them; these may still put them. Raises ProtocolError if the data changed."""
-        self.score_filter.restore(found.left, self._store.rewards() if self.score_filter.is_on else [])
+        """Open groups stay with the generators that had them; these may still put them. Raises
+        ProtocolError if the data changed.
+        """
+        self.score_filter.restore(
+            found.left, self._store.rewards() if self.score_filter.is_on else []
+        )
         for group in found.open:
             prompt_id = self._prompts.prompt(group.purpose, group.index).prompt_id
             if prompt_id != found.prompt_ids[group.group_id]:
                 raise ProtocolError(
-                    f"group {group.group_id} was issued for prompt {found.prompt_ids[group.group_id]}, the data now has {prompt_id} "
-                    f"in its place; resume with the data and the seed that the run began with"
+                    f"group {group.group_id} was issued for prompt"
+                    f" {found.prompt_ids[group.group_id]}, the data now has {prompt_id} in its"
+                    " place; resume with the data and the seed that the run began with"
                 )
             if group.state is GroupState.GENERATING:
                 self._heard_s[group.generator] = self._handed_s[group.group_id] = self._clock()
-        self.admission.restore(found.open, next_group_id=found.next_group_id, next_index=found.next_index)
+        self.admission.restore(
+            found.open, next_group_id=found.next_group_id, next_index=found.next_index
+        )
 
     async def request_work(self, request: RequestWork) -> Work:
-        """Tickets within the generator's credit; parked while admission refuses. credit=0 only tells a new version."""
+        """Tickets within the generator's credit; parked while admission refuses. credit=0 only
+        tells a new version.
+        """
         name = request.generator
         self.heard(name)
         self.give_back(
@@ -126,7 +146,11 @@ class TicketDesk:
             "replaced",
         )
         parked = self._waiters.get(name)
-        if request.credit == 0 and parked is not None and parked.request.incarnation == request.incarnation:
+        if (
+            request.credit == 0
+            and parked is not None
+            and parked.request.incarnation == request.incarnation
+        ):
             parked.version = request.version
             self.serve()
             return Work(tickets=[])
@@ -140,7 +164,9 @@ class TicketDesk:
         )
         if request.held is not None:
             lost = [g for g in self.admission.held_by(name) if g.group_id not in request.held]
-            for group in lost[: request.credit]:  # given to weights that the learner may have left behind since
+            for group in lost[
+                : request.credit
+            ]:  # given to weights that the learner may have left behind since
                 group.version = min(group.version, request.version)
             waiter.tickets.extend(map(self._ticket, lost[: request.credit]))
         self.serve()
@@ -153,7 +179,13 @@ class TicketDesk:
         finally:
             if self._waiters.get(name) is waiter:
                 del self._waiters[name]
-        refusal = "" if waiter.tickets else self.admission.refusal(waiter.version, self._replay.learner_version, waiter.purposes)
+        refusal = (
+            ""
+            if waiter.tickets
+            else self.admission.refusal(
+                waiter.version, self._replay.learner_version, waiter.purposes
+            )
+        )
         return Work(tickets=waiter.tickets, waits_for=refusal)
 
     def serve(self) -> None:
@@ -164,9 +196,15 @@ class TicketDesk:
         self._changed()
 
     def _serve(self, purpose: Purpose) -> None:
-        """A generator that is refused a training ticket for its old weights loads newer ones in a moment: its share is kept for it."""
+        """A generator that is refused a training ticket for its old weights loads newer ones in a
+        moment: its share is kept for it.
+        """
         num_kept = collections.Counter[str]()
-        able = ((i, name, w) for i, (name, w) in enumerate(self._waiters.items()) if purpose in w.purposes)
+        able = (
+            (i, name, w)
+            for i, (name, w) in enumerate(self._waiters.items())
+            if purpose in w.purposes
+        )
         loads = [(self.admission.num_held(name), i, name) for i, name, w in able if w.credit > 0]
         heapq.heapify(loads)
         while loads and num_kept.total() < self.admission.num_free(purpose):
@@ -174,7 +212,9 @@ class TicketDesk:
             waiter = self._waiters[name]
             is_refused = not self._hand_out(name, waiter, purpose)
             num_kept[name] += is_refused and purpose is Purpose.TRAIN
-            if (is_refused and purpose is Purpose.EVAL) or waiter.credit <= num_kept[name] * waiter.group_size:
+            if (is_refused and purpose is Purpose.EVAL) or waiter.credit <= num_kept[
+                name
+            ] * waiter.group_size:
                 heapq.heappop(loads)
             else:
                 heapq.heapreplace(loads, (load + 1, i, name))
@@ -204,7 +244,9 @@ class TicketDesk:
         *,
         is_spared: bool = False,
     ) -> None:
-        """These generating groups go out again, or are dropped after generation.max_attempts that were not spared."""
+        """These generating groups go out again, or are dropped after generation.max_attempts that
+        were not spared.
+        """
         for group in groups:
             self._handed_s.pop(group.group_id, None)
             if self.admission.give_back(group.group_id, is_spared=is_spared):
@@ -216,35 +258,51 @@ class TicketDesk:
         """The generator lives."""
         self._heard_s[generator] = self._clock()
 
-    def lose(self, generator: str, incarnation: str, message: str, *, is_spared: bool = False) -> None:
+    def lose(
+        self, generator: str, incarnation: str, message: str, *, is_spared: bool = False
+    ) -> None:
         """The generator (this incarnation, or any if empty) is gone; is_spared: it was asked to go."""
         held = [g for g in self.admission.held_by(generator) if incarnation in ("", g.incarnation)]
         parked = self._waiters.get(generator)
         if parked is not None and incarnation in ("", parked.request.incarnation):
             del self._waiters[generator]
             parked.done.set()
-        self.give_back(held, DropReason.GENERATOR_LOST, f"{generator}: {message}", is_spared=is_spared)
+        self.give_back(
+            held, DropReason.GENERATOR_LOST, f"{generator}: {message}", is_spared=is_spared
+        )
         self.serve()
 
     def expire(self, alive: Iterable[str]) -> float:
-        """Loses generators unheard of for buffer.lease_timeout_s and not `alive`, and groups out for far longer than generation.timeout_s.
+        """Loses generators unheard of for buffer.lease_timeout_s and not `alive`, and groups out
+        for far longer than generation.timeout_s.
 
         Returns the seconds until it has to be called again.
         """
         now = self._clock()
         lease_s = self._config.buffer.lease_timeout_s
         longest_s = self._config.generation.timeout_s + lease_s
-        if self._config.placement == "colocated":  # time limits stand still while a generator rests, which is no longer than this
+        if (
+            self._config.placement == "colocated"
+        ):  # time limits stand still while a generator rests, which is no longer than this
             longest_s += self._config.supervisor.stall_timeout_s
         self._heard_s.update(dict.fromkeys(alive, now))
         for name in self.holders():
             if now - self._heard_s[name] >= lease_s:
                 self.lose(name, "", f"unheard of for {lease_s:g} s (buffer.lease_timeout_s)")
-        old = [self.admission.open[i] for i, since in self._handed_s.items() if now - since >= longest_s]
-        self.give_back(old, DropReason.GENERATOR_LOST, f"neither put nor failed for {longest_s:g} s")
+        old = [
+            self.admission.open[i]
+            for i, since in self._handed_s.items()
+            if now - since >= longest_s
+        ]
+        self.give_back(
+            old, DropReason.GENERATOR_LOST, f"neither put nor failed for {longest_s:g} s"
+        )
         self.serve()
         leases = [self._heard_s[name] + lease_s for name in self.holders()]
-        return min([now + lease_s, *leases, *(since + longest_s for since in self._handed_s.values())]) - now
+        return (
+            min([now + lease_s, *leases, *(since + longest_s for since in self._handed_s.values())])
+            - now
+        )
 
     def holders(self) -> set[str]:
         """Generators that work on something."""
@@ -254,23 +312,41 @@ class TicketDesk:
         """Why a parked generator gets no training group; empty if none is parked."""
         for waiter in self._waiters.values():
             if Purpose.TRAIN in waiter.purposes and (
-                refusal := self.admission.refusal(waiter.version, self._replay.learner_version, waiter.purposes)
+                refusal := self.admission.refusal(
+                    waiter.version, self._replay.learner_version, waiter.purposes
+                )
             ):
                 return refusal
         return ""
 
     def unserved_evaluation(self) -> str:
-        """Which evaluation waits because nobody of the pools that are there for it is; empty if none does."""
+        """Which evaluation waits because nobody of the pools that are there for it is; empty if
+        none does.
+        """
         version = self.admission.waiting_evaluation()
-        if version is None or not self._evaluators or any(Purpose.EVAL in waiter.purposes for waiter in self._waiters.values()):
+        if (
+            version is None
+            or not self._evaluators
+            or any(Purpose.EVAL in waiter.purposes for waiter in self._waiters.values())
+        ):
             return ""
-        if any(group.purpose is Purpose.EVAL and group.state is GroupState.GENERATING for group in self.admission.open.values()):
+        if any(
+            group.purpose is Purpose.EVAL and group.state is GroupState.GENERATING
+            for group in self.admission.open.values()
+        ):
             return ""
-        return f"evaluation of version {version}: no generator of {', '.join(self._evaluators)} asks for work"
+        return (
+            f"evaluation of version {version}: no generator of {', '.join(self._evaluators)} asks"
+            " for work"
+        )
 
     def num_samples(self, purpose: Purpose) -> int:
         """Samples of one group as it is put; of a training prompt more may be drawn."""
-        return self._config.generation.group_size if purpose is Purpose.TRAIN else self._config.evaluation.num_samples
+        return (
+            self._config.generation.group_size
+            if purpose is Purpose.TRAIN
+            else self._config.evaluation.num_samples
+        )
 
     def _hand_out(self, name: str, waiter: _Waiter, purpose: Purpose) -> bool:
         group = self.admission.hand_out(
@@ -301,13 +377,16 @@ class TicketDesk:
         leavers = self.score_filter.leavers_at(position)
         if not leavers:
             return
-        names = [self._prompts.prompt(Purpose.TRAIN, leaver.position).prompt_id for leaver in leavers]
+        names = [
+            self._prompts.prompt(Purpose.TRAIN, leaver.position).prompt_id for leaver in leavers
+        ]
         self._store.leave(
             position,
             [(who.index, name, who.score) for who, name in zip(leavers, names, strict=True)],
         )
         _log.info(
-            "%d prompts left the training data by their mean reward (data.filter), the first %s with %.3g; %d remain",
+            "%d prompts left the training data by their mean reward (data.filter), the first %s"
+            " with %.3g; %d remain",
             len(leavers),
             names[0],
             leavers[0].score,
@@ -321,7 +400,9 @@ class TicketDesk:
             attempt=group.attempt,
             purpose=group.purpose,
             prompt=self._prompts.prompt(group.purpose, group.index),
-            num_samples=num_drawn(generation) if is_training else self._config.evaluation.num_samples,
+            num_samples=(
+                num_drawn(generation) if is_training else self._config.evaluation.num_samples
+            ),
             sampling=sampling_of(self._config, group.purpose),
             admitted_version=group.version,
         )

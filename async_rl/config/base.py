@@ -1,4 +1,6 @@
-"""The base of every section of the configuration, apart from the sections so that each file of them can use it."""
+"""The base of every section of the configuration, apart from the sections so that each file of them
+can use it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Settings of runs on more than one machine: what each kind of process takes of a node, and how Ray and Slurm are asked for it.
+"""Settings of runs on more than one machine: what each kind of process takes of a node, and how Ray
+and Slurm are asked for it.
 
 Part of the schema in `config.py`, whose invariants hold here.
 """
@@ -13,7 +14,9 @@ from async_rl.config.base import Section
 
 
 class ClusterConfig(Section):
-    """What launcher=ray and launcher=slurm have in common; GPUs per process are generators.gpus_each and learner.gpus_each."""
+    """What launcher=ray and launcher=slurm have in common; GPUs per process are
+    generators.gpus_each and learner.gpus_each.
+    """
 
     nodes: Annotated[
         int,
@@ -28,11 +31,20 @@ class ClusterConfig(Section):
     ]
     buffer_cpus: Annotated[int, Meta(ge=1, description="CPUs taken by the buffer")]
     verifier_cpus: Annotated[int, Meta(ge=1, description="CPUs taken by each verifier")]
-    generator_cpus: Annotated[int, Meta(ge=1, description="CPUs taken by each generator, and its threads")]
-    learner_cpus: Annotated[int, Meta(ge=1, description="CPUs taken by each learner rank, and its threads")]
+    generator_cpus: Annotated[
+        int, Meta(ge=1, description="CPUs taken by each generator, and its threads")
+    ]
+    learner_cpus: Annotated[
+        int, Meta(ge=1, description="CPUs taken by each learner rank, and its threads")
+    ]
     shared_run_dir: Annotated[
         bool,
-        Meta(description="output_dir is on a filesystem that all nodes share; false: buffer and learner stay beside the supervisor"),
+        Meta(
+            description=(
+                "output_dir is on a filesystem that all nodes share; false: buffer and learner stay"
+                " beside the supervisor"
+            )
+        ),
     ]
 
 
@@ -43,24 +55,36 @@ class RayConfig(Section):
         str,
         Meta(
             min_length=1,
-            description="HOST:PORT of a cluster's head; auto = the one this machine belongs to; local = one of its own",
+            description=(
+                "HOST:PORT of a cluster's head; auto = the one this machine belongs to; local = one"
+                " of its own"
+            ),
         ),
     ]
-    generators: Annotated[Literal["spread", "pack"], Meta(description="over as many nodes as there are, or on few")]
+    generators: Annotated[
+        Literal["spread", "pack"], Meta(description="over as many nodes as there are, or on few")
+    ]
     learner: Annotated[
         Literal["strict_pack", "pack", "spread", "strict_spread"],
         Meta(description="the learner's ranks: strategy of their placement group"),
     ]
     generator_resource: Annotated[
         str | None,
-        Meta(description="custom resource of which each generator takes 1 (ray start --resources); null = any node will do"),
+        Meta(
+            description=(
+                "custom resource of which each generator takes 1 (ray start --resources); null ="
+                " any node will do"
+            )
+        ),
     ]
 
 
 class SlurmConfig(Section):
     """launcher=slurm."""
 
-    partition: Annotated[str | None, Meta(description="sbatch --partition; null = the cluster's default")]
+    partition: Annotated[
+        str | None, Meta(description="sbatch --partition; null = the cluster's default")
+    ]
     account: Annotated[str | None, Meta(description="sbatch --account; null = yours")]
     time: Annotated[
         str,
@@ -69,7 +93,9 @@ class SlurmConfig(Section):
             description="time limit: minutes, HH:MM:SS or days-HH:MM:SS",
         ),
     ]
-    cpus_per_node: Annotated[int, Meta(ge=0, description="CPUs of each node; 0 = whole nodes, shared with nobody")]
+    cpus_per_node: Annotated[
+        int, Meta(ge=0, description="CPUs of each node; 0 = whole nodes, shared with nobody")
+    ]
     stop_before_s: Annotated[
         int,
         Meta(
@@ -78,4 +104,6 @@ class SlurmConfig(Section):
             description="before the time limit the run finishes its step, saves and ends: seconds",
         ),
     ]
-    extra: Annotated[list[str], Meta(description="further options of sbatch, as in --constraint=a100")]
+    extra: Annotated[
+        list[str], Meta(description="further options of sbatch, as in --constraint=a100")
+    ]

@@ -1,4 +1,5 @@
-"""Settings of what generates: the model, how responses are sampled, the engine and the pool of generators.
+"""Settings of what generates: the model, how responses are sampled, the engine and the pool of
+generators.
 
 Part of the schema in `config.py`, whose invariants hold here.
 """
@@ -18,7 +19,9 @@ class TinyCoderConfig(Section):
     hidden_size: Annotated[int, Meta(ge=16, description="width")]
     num_layers: Annotated[int, Meta(ge=1, description="decoder layers")]
     num_heads: Annotated[int, Meta(ge=1, description="attention heads")]
-    warm_start_steps: Annotated[int, Meta(ge=0, description="supervised steps on the flawed corpus")]
+    warm_start_steps: Annotated[
+        int, Meta(ge=0, description="supervised steps on the flawed corpus")
+    ]
     warm_start_batch: Annotated[int, Meta(ge=1, description="sequences per supervised step")]
     warm_start_lr: Annotated[float, Meta(gt=0, description="peak learning rate of the warm start")]
     flaw_probability: Annotated[
@@ -26,7 +29,9 @@ class TinyCoderConfig(Section):
         Meta(
             ge=0,
             lt=1,
-            description="how often the corpus gets a concept wrong, which leaves something to learn",
+            description=(
+                "how often the corpus gets a concept wrong, which leaves something to learn"
+            ),
         ),
     ]
     flaw_spread: Annotated[
@@ -34,7 +39,9 @@ class TinyCoderConfig(Section):
         Meta(
             ge=0,
             le=1,
-            description="concepts are wrong at flaw_probability * (1 -+ flaw_spread), evenly spaced",
+            description=(
+                "concepts are wrong at flaw_probability * (1 -+ flaw_spread), evenly spaced"
+            ),
         ),
     ]
     retry_share: Annotated[
@@ -42,7 +49,10 @@ class TinyCoderConfig(Section):
         Meta(
             ge=0,
             le=1,
-            description="share of the corpus in which a first program failed and the prompt is asked again (two turns)",
+            description=(
+                "share of the corpus in which a first program failed and the prompt is asked again"
+                " (two turns)"
+            ),
         ),
     ]
     seed: Annotated[int, Meta(ge=0, description="seed of weights and corpus")]
@@ -53,20 +63,35 @@ class ModelConfig(Section):
 
     path: Annotated[
         str | None,
-        Meta(description="directory or hub name of a Hugging Face causal LM; null = the embedded tiny_coder"),
+        Meta(
+            description=(
+                "directory or hub name of a Hugging Face causal LM; null = the embedded tiny_coder"
+            )
+        ),
     ]
     dtype: Annotated[
         Literal["float32", "bfloat16"],
         Meta(description="compute type of learner and generators; master weights are float32"),
     ]
-    trust_remote_code: Annotated[bool, Meta(description="let transformers run code that comes with the model")]
+    trust_remote_code: Annotated[
+        bool, Meta(description="let transformers run code that comes with the model")
+    ]
     external_lib: Annotated[
         Annotated[str, Meta(pattern=r"^[\w.]+$")] | None,
-        Meta(description="module imported before the model is made, which may register its architecture; null = none"),
+        Meta(
+            description=(
+                "module imported before the model is made, which may register its architecture;"
+                " null = none"
+            )
+        ),
     ]
     override_config: Annotated[
         list[Annotated[str, Meta(pattern=r"^\w+=.+$")]],
-        Meta(description="field=value in place of what the model's config.json says, the value as JSON"),
+        Meta(
+            description=(
+                "field=value in place of what the model's config.json says, the value as JSON"
+            )
+        ),
     ]
     tiny_coder: TinyCoderConfig
 
@@ -81,24 +106,39 @@ class VllmConfig(Section):
         int,
         Meta(
             ge=0,
-            description="MB of KV cache per engine on CPU, and on GPU where not 0; 0 = by gpu_memory_utilization",
+            description=(
+                "MB of KV cache per engine on CPU, and on GPU where not 0; 0 = by"
+                " gpu_memory_utilization"
+            ),
         ),
     ]
-    gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1, description="share of the GPU's memory for the engine")]
+    gpu_memory_utilization: Annotated[
+        float, Meta(gt=0, le=1, description="share of the GPU's memory for the engine")
+    ]
     enforce_eager: Annotated[bool, Meta(description="no compilation, no CUDA graphs")]
-    load_format: Annotated[Literal["auto", "dummy"], Meta(description="dummy = random weights until the first push")]
+    load_format: Annotated[
+        Literal["auto", "dummy"], Meta(description="dummy = random weights until the first push")
+    ]
 
 
 class GenerationConfig(Section):
     """How responses are sampled, and by which engine."""
 
-    engine: Annotated[Literal["vllm", "hf"], Meta(description="vllm, or transformers generate for debugging")]
+    engine: Annotated[
+        Literal["vllm", "hf"], Meta(description="vllm, or transformers generate for debugging")
+    ]
     group_size: Annotated[int, Meta(ge=1, description="samples per prompt that are trained")]
     generation_size: Annotated[
         Annotated[int, Meta(ge=1)] | None,
-        Meta(description="samples per prompt, of which the group_size best are kept; null = group_size"),
+        Meta(
+            description=(
+                "samples per prompt, of which the group_size best are kept; null = group_size"
+            )
+        ),
     ]
-    temperature: Annotated[float, Meta(gt=0, le=10, description="divides the logits, of the learner too")]
+    temperature: Annotated[
+        float, Meta(gt=0, le=10, description="divides the logits, of the learner too")
+    ]
     top_p: Annotated[
         float,
         Meta(
@@ -112,23 +152,36 @@ class GenerationConfig(Section):
         int,
         Meta(
             ge=0,
-            description="tokens before end-of-sequence is allowed; above 0 is refused: it changes the support",
+            description=(
+                "tokens before end-of-sequence is allowed; above 0 is refused: it changes the"
+                " support"
+            ),
         ),
     ]
     ignore_eos: Annotated[
         bool,
-        Meta(description="write on after an end token, up to data.max_response_tokens; for stress tests"),
+        Meta(
+            description=(
+                "write on after an end token, up to data.max_response_tokens; for stress tests"
+            )
+        ),
     ]
     max_concurrent_groups: Annotated[int, Meta(ge=1, description="groups in flight per generator")]
-    max_attempts: Annotated[int, Meta(ge=1, description="times a group is tried before it is dropped")]
-    timeout_s: Annotated[float, Meta(gt=0, description="longest time one group may take in a generator")]
+    max_attempts: Annotated[
+        int, Meta(ge=1, description="times a group is tried before it is dropped")
+    ]
+    timeout_s: Annotated[
+        float, Meta(gt=0, description="longest time one group may take in a generator")
+    ]
     vllm: VllmConfig
 
 
 class AutoscaleConfig(Section):
     """How many generators there are while the run is live, if the run is to decide."""
 
-    enabled: Annotated[bool, Meta(description="add and remove generators until neither they nor the learner wait")]
+    enabled: Annotated[
+        bool, Meta(description="add and remove generators until neither they nor the learner wait")
+    ]
     min: Annotated[int, Meta(ge=1, description="fewest generators")]
     max: Annotated[int, Meta(ge=1, description="most generators")]
     pool: Annotated[
@@ -143,7 +196,9 @@ class AutoscaleConfig(Section):
         Meta(
             gt=0,
             lt=1,
-            description="share of time that learner or generators may wait before the number changes",
+            description=(
+                "share of time that learner or generators may wait before the number changes"
+            ),
         ),
     ]
     interval_s: Annotated[
@@ -156,17 +211,31 @@ class AutoscaleConfig(Section):
 
 
 class PoolConfig(Section, omit_defaults=True):
-    """A further pool of generators, and what differs from the rest; what is left out is as it is for the rest."""
+    """A further pool of generators, and what differs from the rest; what is left out is as it is
+    for the rest.
+    """
 
-    count: Annotated[int, Meta(ge=0, description="processes at the start, until async-rl scale changes it")]
+    count: Annotated[
+        int, Meta(ge=0, description="processes at the start, until async-rl scale changes it")
+    ]
     work: Annotated[
         Literal["train", "evaluation", "both"],
-        Meta(description="what they write: training groups, held-out evaluations (which then go nowhere else), or both"),
+        Meta(
+            description=(
+                "what they write: training groups, held-out evaluations (which then go nowhere"
+                " else), or both"
+            )
+        ),
     ]
     cores: Annotated[list[int] | None, Meta(description="instead of generators.cores")] = None
     gpus_each: Annotated[
         Annotated[float, Meta(ge=0)] | None,
-        Meta(description="instead of generators.gpus_each; with tensor_parallel_size alone as many as that, if generators take any"),
+        Meta(
+            description=(
+                "instead of generators.gpus_each; with tensor_parallel_size alone as many as that,"
+                " if generators take any"
+            )
+        ),
     ] = None
     max_concurrent_groups: Annotated[
         Annotated[int, Meta(ge=1)] | None,
@@ -192,12 +261,16 @@ class PoolConfig(Section, omit_defaults=True):
         Annotated[float, Meta(gt=0, le=1)] | None,
         Meta(description="instead of generation.vllm.gpu_memory_utilization"),
     ] = None
-    cpus_each: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="instead of cluster.generator_cpus")] = None
+    cpus_each: Annotated[
+        Annotated[int, Meta(ge=1)] | None, Meta(description="instead of cluster.generator_cpus")
+    ] = None
     node_kind: Annotated[
         Annotated[str, Meta(min_length=1)] | None,
         Meta(
-            description="nodes that they may run on: launcher=ray, a custom resource of which each takes 1; launcher=slurm, a feature "
-            "of the node (srun --constraint)"
+            description=(
+                "nodes that they may run on: launcher=ray, a custom resource of which each takes 1;"
+                " launcher=slurm, a feature of the node (srun --constraint)"
+            )
         ),
     ] = None
 
@@ -209,7 +282,9 @@ class GeneratorsConfig(Section):
         int,
         Meta(
             ge=0,
-            description="processes at the start, until async-rl scale changes it; 0 = wait for that",
+            description=(
+                "processes at the start, until async-rl scale changes it; 0 = wait for that"
+            ),
         ),
     ]
     cores: Annotated[
@@ -218,7 +293,9 @@ class GeneratorsConfig(Section):
     ]
     cores_each: Annotated[
         int,
-        Meta(ge=0, description="cores per process taken from `cores`; 0 = each may use all of them"),
+        Meta(
+            ge=0, description="cores per process taken from `cores`; 0 = each may use all of them"
+        ),
     ]
     gpus_each: Annotated[float, Meta(ge=0, description="GPUs per process")]
     drain_timeout_s: Annotated[

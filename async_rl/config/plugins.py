@@ -1,8 +1,9 @@
 """Functions that a configuration names: `package.module:function`, or `/path/to/file.py:function`.
 
-Invariants: names come from the configuration, never from the wire; a name that cannot be had is a ConfigError that names the setting.
-Called before anything expensive starts (preflight) and by the processes that use the functions.  Modules beside the place where the command
-was given are found too.
+Invariants: names come from the configuration, never from the wire; a name that cannot be had is a
+ConfigError that names the setting. Called before anything expensive starts (preflight) and by the
+processes that use the functions.  Modules beside the place where the command was given are found
+too.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def load_function(setting: str, name: str, *takes: str) -> Callable[..., Any]:
     try:
         found = vars(_module(place))[function]
     except KeyError as error:
-        raise ConfigError(f"{setting}={name}: {place} has no {function}; name a function that it defines") from error
+        raise ConfigError(
+            f"{setting}={name}: {place} has no {function}; name a function that it defines"
+        ) from error
     except _FAILURES as error:
         reason = f"{type(error).__name__}: {error}"
         raise ConfigError(
@@ -58,7 +61,10 @@ def load_function(setting: str, name: str, *takes: str) -> Callable[..., Any]:
         inspect.signature(found).bind(*takes)
     except TypeError as error:
         call = f"{function}({', '.join(takes)})"
-        raise ConfigError(f"{setting}={name}: is called as {call}, which it does not allow ({error}); define it so") from error
+        raise ConfigError(
+            f"{setting}={name}: is called as {call}, which it does not allow ({error}); define"
+            " it so"
+        ) from error
     except ValueError:  # written in C: Python cannot tell
         pass
     return found  # type: ignore[no-any-return]
@@ -70,12 +76,17 @@ def load_rollout(rollout: RolloutConfig) -> Callable[..., Awaitable[str | None]]
         return None
     function = load_function("rollout.fn", rollout.fn, "talk")
     if not inspect.iscoroutinefunction(function):
-        raise ConfigError(f"rollout.fn={rollout.fn}: is no async function; define it with async def, so that no sample waits for another")
+        raise ConfigError(
+            f"rollout.fn={rollout.fn}: is no async function; define it with async def, so that no"
+            " sample waits for another"
+        )
     return function
 
 
 def import_external(model: ModelConfig) -> None:
-    """Imports model.external_lib, if one is named, before a model is made or a tokenizer read. Raises ConfigError."""
+    """Imports model.external_lib, if one is named, before a model is made or a tokenizer read.
+    Raises ConfigError.
+    """
     if model.external_lib is None:
         return
     try:
@@ -83,7 +94,8 @@ def import_external(model: ModelConfig) -> None:
     except _FAILURES as error:
         reason = f"{type(error).__name__}: {error}"
         raise ConfigError(
-            f"model.external_lib={model.external_lib}: cannot be imported ({reason}); name one that is installed or stands in {Path.cwd()}"
+            f"model.external_lib={model.external_lib}: cannot be imported ({reason}); name one that"
+            f" is installed or stands in {Path.cwd()}"
         ) from error
 
 

@@ -1,9 +1,12 @@
-"""The pools of processes whose number may change: which there are, what their generators write, and the configuration each of them reads.
+"""The pools of processes whose number may change: which there are, what their generators write, and
+the configuration each of them reads.
 
 Invariants
-- A pool is `verifiers`, `generators` (those of generators.count) or `generators.<name>` (an entry of generators.pools); its processes are
-  `verifier-<rank>`, `generator-<rank>` and `generator-<name>-<rank>`.
-- A generator reads its settings where every other process does: `config_of` puts those of its pool there.
+- A pool is `verifiers`, `generators` (those of generators.count) or `generators.<name>` (an entry
+  of generators.pools); its processes are `verifier-<rank>`, `generator-<rank>` and
+  `generator-<name>-<rank>`.
+- A generator reads its settings where every other process does: `config_of` puts those of its pool
+  there.
 - Where a pool evaluates only, no other pool evaluates, and it never gets a training prompt.
 Pure. Docs: docs/decisions/pools.md.
 """
@@ -50,14 +53,21 @@ def generator_pools(config: RunConfig) -> list[str]:
 
 
 def pool_counts(config: RunConfig) -> dict[str, int]:
-    """The pools that `async-rl scale` changes, and how many processes of each the configuration asks for."""
-    return {pool: config_of(config, pool).generators.count for pool in generator_pools(config)} | {VERIFIERS: config.verifiers.count}
+    """The pools that `async-rl scale` changes, and how many processes of each the configuration
+    asks for.
+    """
+    return {pool: config_of(config, pool).generators.count for pool in generator_pools(config)} | {
+        VERIFIERS: config.verifiers.count
+    }
 
 
 def with_counts(config: RunConfig, counts: Mapping[str, int]) -> RunConfig:
     """The configuration with as many generators of these pools."""
     replace, generators = msgspec.structs.replace, config.generators
-    pools = {name: replace(pool, count=counts.get(f"{GENERATORS}.{name}", pool.count)) for name, pool in generators.pools.items()}
+    pools = {
+        name: replace(pool, count=counts.get(f"{GENERATORS}.{name}", pool.count))
+        for name, pool in generators.pools.items()
+    }
     return replace(
         config,
         generators=replace(generators, count=counts.get(GENERATORS, generators.count), pools=pools),
@@ -65,7 +75,9 @@ def with_counts(config: RunConfig, counts: Mapping[str, int]) -> RunConfig:
 
 
 def pool_of(process: str) -> str:
-    """The pool of the process of this name; empty for buffer and learner, whose number does not change."""
+    """The pool of the process of this name; empty for buffer and learner, whose number does not
+    change.
+    """
     role, *name = process.split("-")[:-1] or [process]
     return ".".join([f"{role}s", *name]) if role in ("generator", "verifier") else ""
 
@@ -82,7 +94,9 @@ def settings_of(config: RunConfig, pool: str) -> PoolConfig | None:
 
 
 def config_of(config: RunConfig, pool: str) -> RunConfig:
-    """The configuration that a process of the pool reads. A tensor parallel generator takes a GPU for each part, if generators take any."""
+    """The configuration that a process of the pool reads. A tensor parallel generator takes a GPU
+    for each part, if generators take any.
+    """
     given = own_settings(config, pool)
     if not given:
         return config
@@ -99,7 +113,9 @@ def config_of(config: RunConfig, pool: str) -> RunConfig:
 def in_words_of(pool: str, config: RunConfig, problem: str) -> str:
     """What is wrong with `config_of` a pool, told of the settings that the pool has of its own."""
     for name in own_settings(config, pool):
-        problem = problem.replace(f"{PLACES[name]}=", f"generators.pools.{pool.partition('.')[2]}.{name}=")
+        problem = problem.replace(
+            f"{PLACES[name]}=", f"generators.pools.{pool.partition('.')[2]}.{name}="
+        )
     return problem
 
 
@@ -108,7 +124,11 @@ def own_settings(config: RunConfig, pool: str) -> dict[str, Any]:
     settings = settings_of(config, pool)
     if settings is None:
         return {}
-    given = {name: value for name, value in msgspec.structs.asdict(settings).items() if name in PLACES and value is not None}
+    given = {
+        name: value
+        for name, value in msgspec.structs.asdict(settings).items()
+        if name in PLACES and value is not None
+    }
     if settings.tensor_parallel_size is not None:
         given.setdefault(
             "gpus_each",
@@ -118,11 +138,17 @@ def own_settings(config: RunConfig, pool: str) -> dict[str, Any]:
 
 
 def work_of(config: RunConfig, pool: str) -> Work:
-    """What the pool's generators write. The plain ones do both until a pool is there for evaluation alone."""
+    """What the pool's generators write. The plain ones do both until a pool is there for evaluation
+    alone.
+    """
     settings = settings_of(config, pool)
     if settings is not None:
         return settings.work
-    return "train" if any(other.work == "evaluation" for other in config.generators.pools.values()) else "both"
+    return (
+        "train"
+        if any(other.work == "evaluation" for other in config.generators.pools.values())
+        else "both"
+    )
 
 
 def purposes_of(config: RunConfig, pool: str) -> frozenset[Purpose]:
@@ -132,10 +158,15 @@ def purposes_of(config: RunConfig, pool: str) -> frozenset[Purpose]:
 
 def evaluates_only(config: RunConfig, process: str) -> bool:
     """Whether the process of this name is a generator that never gets a training prompt."""
-    return pool_of(process).startswith(GENERATORS) and work_of(config, pool_of(process)) == "evaluation"
+    return (
+        pool_of(process).startswith(GENERATORS)
+        and work_of(config, pool_of(process)) == "evaluation"
+    )
 
 
 def seat(config: RunConfig, process: str) -> int:
     """A number that no other generator of the run has: its rank, counted on from pool to pool."""
     pools, pool = generator_pools(config), pool_of(process)
-    return int(process.rpartition("-")[2]) + SEATS_PER_POOL * (pools.index(pool) if pool in pools else 0)
+    return int(process.rpartition("-")[2]) + SEATS_PER_POOL * (
+        pools.index(pool) if pool in pools else 0
+    )

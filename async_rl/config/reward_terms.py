@@ -1,6 +1,7 @@
 """What scores a row: the terms of its reward with their weights, by its data_source.
 
-Pure; asked by data (does a row need tests?), by the scorer, and by the verifier (which functions to load).
+Pure; asked by data (does a row need tests?), by the scorer, and by the verifier (which functions to
+load).
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ def terms_of(reward: RewardConfig, data_source: str) -> tuple[Term, ...]:
     if (own := _by_source(reward).get(data_source)) is not None:
         return (Term(own, 1.0),)
     if reward.fns:
-        return tuple(Term(function, weight) for function, weight in zip(reward.fns, reward.weights, strict=True))
+        return tuple(
+            Term(function, weight)
+            for function, weight in zip(reward.fns, reward.weights, strict=True)
+        )
     return (Term(reward.fn or TESTS, 1.0),)
 
 
@@ -45,7 +49,10 @@ def functions_of(reward: RewardConfig) -> tuple[str, ...]:
 
 def needs_tests(reward: RewardConfig, data_source: str) -> bool:
     """Whether a row of this source must have tests or an answer."""
-    return any(name == TESTS or (name == "remote" and reward.remote.form == "verifier") for name, _ in terms_of(reward, data_source))
+    return any(
+        name == TESTS or (name == "remote" and reward.remote.form == "verifier")
+        for name, _ in terms_of(reward, data_source)
+    )
 
 
 def setting_of(reward: RewardConfig, function: str) -> str:

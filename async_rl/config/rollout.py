@@ -17,6 +17,11 @@ class RolloutConfig(Section):
 
     fn: Annotated[
         Annotated[str, Meta(min_length=1)] | None,
-        Meta(description="package.module:function or file.py:function, async, that leads each sample; null = one answer and no more"),
+        Meta(
+            description=(
+                "package.module:function or file.py:function, async, that leads each sample; null ="
+                " one answer and no more"
+            )
+        ),
     ]
     max_turns: Annotated[int, Meta(ge=1, description="times the policy may write in one sample")]

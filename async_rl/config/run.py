@@ -2,8 +2,10 @@
 
 Invariants
 - No default lives here: `conf/` holds them all.  A missing field is an error, an unknown one too.
-- Fields say their unit in the name or in the description; ranges are checked when the configuration is decoded.
-- Checks that join several fields are in `config_check.py`; composition from files and overrides is in `launchers/configuration/compose.py`.
+- Fields say their unit in the name or in the description; ranges are checked when the configuration
+  is decoded.
+- Checks that join several fields are in `config_check.py`; composition from files and overrides is
+  in `launchers/configuration/compose.py`.
 Read by every process from `<run>/config.yaml`, which is written once.
 """
 
@@ -40,13 +42,21 @@ class RunConfig(Section):
         Meta(description="directory name under output_dir; null = a readable unique one"),
     ]
     output_dir: Annotated[str, Meta(min_length=1, description="where runs are kept")]
-    cache_dir: Annotated[str | None, Meta(description="where the embedded model is kept; null = ~/.cache/async_rl")]
-    num_steps: Annotated[int, Meta(ge=1, description="learner steps; null at launch = those of data.epochs")]
+    cache_dir: Annotated[
+        str | None, Meta(description="where the embedded model is kept; null = ~/.cache/async_rl")
+    ]
+    num_steps: Annotated[
+        int, Meta(ge=1, description="learner steps; null at launch = those of data.epochs")
+    ]
     seed: Annotated[int, Meta(ge=0, description="seed of order, sampling and initialisation")]
     launcher: Annotated[Literal["local", "ray", "slurm"], Meta(description="where processes run")]
     placement: Annotated[
         Literal["disaggregated", "colocated"],
-        Meta(description="generators and learner on devices of their own, or on the same one, taking turns"),
+        Meta(
+            description=(
+                "generators and learner on devices of their own, or on the same one, taking turns"
+            )
+        ),
     ]
     data: DataConfig
     model: ModelConfig

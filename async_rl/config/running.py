@@ -1,4 +1,5 @@
-"""Settings of a run's life: buffer, weight pushes, evaluation, checkpoints, monitoring, network, supervision.
+"""Settings of a run's life: buffer, weight pushes, evaluation, checkpoints, monitoring, network,
+supervision.
 
 Part of the schema in `config.py`, whose invariants hold here.
 """
@@ -29,16 +30,23 @@ class BufferConfig(Section):
     ]
     durability: Annotated[
         Literal["normal", "full"],
-        Meta(description="SQLite synchronous level: survives a process's death, or the machine's too"),
+        Meta(
+            description="SQLite synchronous level: survives a process's death, or the machine's too"
+        ),
     ]
     keep_steps: Annotated[
         int,
         Meta(
             ge=0,
-            description="newest steps whose trajectories stay stored for async-rl rollouts, though no checkpoint needs them",
+            description=(
+                "newest steps whose trajectories stay stored for async-rl rollouts, though no"
+                " checkpoint needs them"
+            ),
         ),
     ]
-    lease_timeout_s: Annotated[float, Meta(gt=0, description="a generator unheard of for so long loses its tickets")]
+    lease_timeout_s: Annotated[
+        float, Meta(gt=0, description="a generator unheard of for so long loses its tickets")
+    ]
 
 
 class WeightsConfig(Section):
@@ -47,14 +55,21 @@ class WeightsConfig(Section):
     transfer: Annotated[
         Literal["auto", "shared_memory", "filesystem", "collective", "ipc"],
         Meta(
-            description="shared memory reaches generators on the learner's machine, a file or a collective (a broadcast) those elsewhere, "
-            "ipc a vLLM generator on the learner's GPU (placement=colocated); "
-            "auto: collective between GPUs of their own, else shared memory and where that fails a file"
+            description=(
+                "shared memory reaches generators on the learner's machine, a file or a collective"
+                " (a broadcast) those elsewhere, ipc a vLLM generator on the learner's GPU"
+                " (placement=colocated); auto: collective between GPUs of their own, else shared"
+                " memory and where that fails a file"
+            )
         ),
     ]
     backend: Annotated[
         Literal["auto", "gloo", "nccl"],
-        Meta(description="of a collective; auto = nccl where every rank has a GPU of its own, else gloo"),
+        Meta(
+            description=(
+                "of a collective; auto = nccl where every rank has a GPU of its own, else gloo"
+            )
+        ),
     ]
     bucket_mb: Annotated[
         int,
@@ -62,7 +77,11 @@ class WeightsConfig(Section):
     ]
     path: Annotated[
         str | None,
-        Meta(description="fsspec URL of the directory for files of weights; null = in the run's directory"),
+        Meta(
+            description=(
+                "fsspec URL of the directory for files of weights; null = in the run's directory"
+            )
+        ),
     ]
     push_every_steps: Annotated[int, Meta(ge=1, description="learner steps between pushes")]
     deadline_s: Annotated[
@@ -73,7 +92,10 @@ class WeightsConfig(Section):
         float,
         Meta(
             gt=0,
-            description="placement=colocated: a generator that does not rest by then, when it is asked to, leaves the fleet",
+            description=(
+                "placement=colocated: a generator that does not rest by then, when it is asked to,"
+                " leaves the fleet"
+            ),
         ),
     ]
     probe_every_pushes: Annotated[
@@ -89,19 +111,30 @@ class WeightsConfig(Section):
 class EvaluationConfig(Section):
     """Held-out evaluation through the generators."""
 
-    every_steps: Annotated[int, Meta(ge=0, description="learner steps between evaluations; 0 = never")]
-    num_prompts: Annotated[int, Meta(ge=0, description="held-out prompts per evaluation, the first so many; 0 = all")]
+    every_steps: Annotated[
+        int, Meta(ge=0, description="learner steps between evaluations; 0 = never")
+    ]
+    num_prompts: Annotated[
+        int, Meta(ge=0, description="held-out prompts per evaluation, the first so many; 0 = all")
+    ]
     num_samples: Annotated[
         int,
         Meta(
             ge=1,
-            description="samples per held-out prompt; more than one gives pass@k and maj@k, and needs a temperature",
+            description=(
+                "samples per held-out prompt; more than one gives pass@k and maj@k, and needs a"
+                " temperature"
+            ),
         ),
     ]
     temperature: Annotated[float, Meta(ge=0, description="0 = greedy")]
     greedy: Annotated[
         bool,
-        Meta(description="besides the samples one greedy answer per held-out prompt: eval/greedy_pass"),
+        Meta(
+            description=(
+                "besides the samples one greedy answer per held-out prompt: eval/greedy_pass"
+            )
+        ),
     ]
 
 
@@ -112,24 +145,35 @@ class CheckpointConfig(Section):
         int,
         Meta(
             ge=0,
-            description="learner steps between checkpoints; 0 = not by steps; one is written at the end",
+            description=(
+                "learner steps between checkpoints; 0 = not by steps; one is written at the end"
+            ),
         ),
     ]
     every_minutes: Annotated[
         float,
         Meta(
             ge=0,
-            description="minutes after which the next step is saved, whatever its number; 0 = never",
+            description=(
+                "minutes after which the next step is saved, whatever its number; 0 = never"
+            ),
         ),
     ]
     keep: Annotated[int, Meta(ge=1, description="checkpoints kept, the newest")]
     mirror: Annotated[
         str | None,
-        Meta(description="fsspec URL of a directory that gets a copy of each checkpoint kept and of the ledger; null = none"),
+        Meta(
+            description=(
+                "fsspec URL of a directory that gets a copy of each checkpoint kept and of the"
+                " ledger; null = none"
+            )
+        ),
     ]
     keep_best: Annotated[
         int,
-        Meta(ge=0, description="older checkpoints kept besides, those of the best held-out pass rate"),
+        Meta(
+            ge=0, description="older checkpoints kept besides, those of the best held-out pass rate"
+        ),
     ]
 
 
@@ -156,12 +200,16 @@ class NetworkConfig(Section):
         str,
         Meta(
             min_length=1,
-            description="the supervisor's address; auto = loopback with launcher=local, else the node's own",
+            description=(
+                "the supervisor's address; auto = loopback with launcher=local, else the node's own"
+            ),
         ),
     ]
     interface: Annotated[
         str | None,
-        Meta(description="network interface that every node uses; null = the way to the supervisor"),
+        Meta(
+            description="network interface that every node uses; null = the way to the supervisor"
+        ),
     ]
     control_port: Annotated[
         int,
@@ -174,25 +222,33 @@ class SupervisorConfig(Section):
     """Restarts, heartbeats and the end of a run."""
 
     heartbeat_s: Annotated[float, Meta(gt=0, description="seconds between heartbeats")]
-    heartbeat_timeout_s: Annotated[float, Meta(gt=0, description="a process unheard of for so long is ended and started again")]
+    heartbeat_timeout_s: Annotated[
+        float, Meta(gt=0, description="a process unheard of for so long is ended and started again")
+    ]
     start_timeout_s: Annotated[float, Meta(gt=0, description="longest start of a process")]
     stop_timeout_s: Annotated[
         float,
         Meta(
             gt=0,
-            description="time to finish the step and save after a stop, before processes are killed",
+            description=(
+                "time to finish the step and save after a stop, before processes are killed"
+            ),
         ),
     ]
     max_restarts: Annotated[
         int,
-        Meta(ge=0, description="restarts of one process within restart_window_s before the run fails"),
+        Meta(
+            ge=0, description="restarts of one process within restart_window_s before the run fails"
+        ),
     ]
     restart_window_s: Annotated[float, Meta(gt=0, description="window of max_restarts")]
     stall_warning_s: Annotated[
         float,
         Meta(
             gt=0,
-            description="time without a learner step after which status, log and TensorBoard say why",
+            description=(
+                "time without a learner step after which status, log and TensorBoard say why"
+            ),
         ),
     ]
     stall_timeout_s: Annotated[

@@ -30,7 +30,9 @@ def sampling_of(config: RunConfig, purpose: Purpose) -> Sampling:
 
 
 def best_of(samples: Sequence[Trajectory], *, count: int) -> list[Trajectory]:
-    """The `count` samples of the highest reward, of equal ones the longest, in the order in which they were drawn."""
+    """The `count` samples of the highest reward, of equal ones the longest, in the order in which
+    they were drawn.
+    """
     ranked = sorted(
         range(len(samples)),
         key=lambda i: (-samples[i].score.reward, -samples[i].response_length, i),

@@ -1,7 +1,9 @@
-"""MessagePack for every typed value of the project, numpy arrays included; used on the wire and in the store.
+"""MessagePack for every typed value of the project, numpy arrays included; used on the wire and in
+the store.
 
-An array travels as extension type 1: one byte for the dtype, one for the number of dimensions, each dimension as uint32, then the raw
-little-endian bytes.  Only the dtypes in `_DTYPES` are allowed, so no payload can name code or objects.  Decoded arrays are read-only views.
+An array travels as extension type 1: one byte for the dtype, one for the number of dimensions, each
+dimension as uint32, then the raw little-endian bytes.  Only the dtypes in `_DTYPES` are allowed, so
+no payload can name code or objects.  Decoded arrays are read-only views.
 """
 
 from __future__ import annotations
@@ -28,9 +30,12 @@ def _head(num_dimensions: int) -> struct.Struct:
 
 def _enc_hook(value: Any) -> msgspec.msgpack.Ext:
     if isinstance(value, np.ndarray) and (kind := _KINDS.get(value.dtype)) is not None:
-        return msgspec.msgpack.Ext(_ARRAY, _head(value.ndim).pack(kind, value.ndim, *value.shape) + value.tobytes())
+        return msgspec.msgpack.Ext(
+            _ARRAY, _head(value.ndim).pack(kind, value.ndim, *value.shape) + value.tobytes()
+        )
     raise ProtocolError(
-        f"{type(value).__name__} cannot travel; allowed are messages, plain values and arrays of {[str(d) for d in _DTYPES]}"
+        f"{type(value).__name__} cannot travel; allowed are messages, plain values and arrays of"
+        f" {[str(d) for d in _DTYPES]}"
     )
 
 
@@ -64,7 +69,9 @@ def decode(data: bytes | memoryview, expected: type[T]) -> T:
     """The value of type `expected` in `data`. Raises ProtocolError if it is anything else."""
     decoder = _decoders.get(expected)
     if decoder is None:
-        decoder = _decoders[expected] = msgspec.msgpack.Decoder(expected, dec_hook=_dec_hook, ext_hook=_ext_hook)
+        decoder = _decoders[expected] = msgspec.msgpack.Decoder(
+            expected, dec_hook=_dec_hook, ext_hook=_ext_hook
+        )
     try:
         result: T = decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

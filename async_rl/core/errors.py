@@ -1,20 +1,19 @@
 """The tree of errors that async_rl raises on purpose.
 
     AsyncRLError
-    |- ConfigError            a setting is unknown, mistyped, out of range or contradicts another; raised before any process starts
-    |- DataError              a data file or one of its rows cannot be used; names file and row
-    |- InfrastructureError    something around the policy failed (socket, jail, verifier, engine); retried, never a reward
-    |  |- DeadlineExceeded    a remote call or a wait ran past its deadline
-    |  |- Unavailable         the peer is gone, or not there yet
-    |- RewardError            a reward function that a user brought failed; its group goes back, or the run stops (reward.on_failure)
-    |- ProtocolError          a peer sent what the schema does not allow
-    |- WeightsError           a push failed or the engine holds weights that it should not
-    |  |- BlockUnreachable    the generator does not share the learner's memory; nothing was changed
-    |  |- GroupBroken         a broadcast of weights did not come to its end; it is repeated without whoever was lost
-    |- EngineDead             a generation engine died or is not to be trusted; its generator ends and is started again
-    |- StalenessError         a batch would break the staleness bound
-    |- NonFiniteError         a loss, a gradient or a log-prob is not finite
-    |- RunFailed              the run as a whole ended; carries the root cause and the process it came from
+    |- ConfigError  a setting is unknown, mistyped, out of range or contradicts another; raised
+    before any process starts |- DataError  a data file or one of its rows cannot be used; names
+    file and row |- InfrastructureError  something around the policy failed (socket, jail, verifier,
+    engine); retried, never a reward |  |- DeadlineExceeded  a remote call or a wait ran past its
+    deadline |  |- Unavailable  the peer is gone, or not there yet |- RewardError  a reward function
+    that a user brought failed; its group goes back, or the run stops (reward.on_failure) |-
+    ProtocolError  a peer sent what the schema does not allow |- WeightsError  a push failed or the
+    engine holds weights that it should not |  |- BlockUnreachable  the generator does not share the
+    learner's memory; nothing was changed |  |- GroupBroken  a broadcast of weights did not come to
+    its end; it is repeated without whoever was lost |- EngineDead  a generation engine died or is
+    not to be trusted; its generator ends and is started again |- StalenessError  a batch would
+    break the staleness bound |- NonFiniteError  a loss, a gradient or a log-prob is not finite |-
+    RunFailed  the run as a whole ended; carries the root cause and the process it came from
 
 Every message says what happened, the value, and what to do about it.
 """
@@ -63,7 +62,9 @@ class BlockUnreachable(WeightsError):
 
 
 class GroupBroken(WeightsError):
-    """The members of a communicator did not all come, or one was lost; what was received is thrown away."""
+    """The members of a communicator did not all come, or one was lost; what was received is thrown
+    away.
+    """
 
 
 class EngineDead(AsyncRLError):
@@ -83,7 +84,9 @@ class RunFailed(AsyncRLError):
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """The first ordinary exception inside nested exception groups; the error itself if it is no group."""
+    """The first ordinary exception inside nested exception groups; the error itself if it is no
+    group.
+    """
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

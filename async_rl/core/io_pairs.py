@@ -1,8 +1,10 @@
-"""Tests from pairs of input and output text, as AReaL's data and its verifier protocol write them. Pure.
+"""Tests from pairs of input and output text, as AReaL's data and its verifier protocol write them.
+Pure.
 
-`{"inputs": [str], "outputs": [str], "fn_name"?: str}`, or the same as a JSON string.  Without a function each pair is a standard input and
-what should be printed; with one, each line of an input is one JSON argument and the output is the JSON of the returned value.
-Used by data/problems.py for rows and by rewards/verifier/wire_forms.py for requests.
+`{"inputs": [str], "outputs": [str], "fn_name"?: str}`, or the same as a JSON string.  Without a
+function each pair is a standard input and what should be printed; with one, each line of an input
+is one JSON argument and the output is the JSON of the returned value. Used by data/problems.py for
+rows and by rewards/verifier/wire_forms.py for requests.
 """
 
 from __future__ import annotations
@@ -16,22 +18,39 @@ from async_rl.core.types import CallTest, CodeTest, StdinTest
 
 
 def read_input_output(place: str, value: Any) -> list[CodeTest]:
-    """The tests of one `input_output`, an object or its JSON string. Raises DataError, which begins with the place."""
+    """The tests of one `input_output`, an object or its JSON string. Raises DataError, which begins
+    with the place.
+    """
     data = _json(f"{place}: input_output", value) if isinstance(value, str) else value
     if not isinstance(data, dict):
-        raise DataError(f"{place}: input_output must hold an object {{inputs, outputs, fn_name?}}, this is a {type(data).__name__}")
-    inputs, outputs = (_texts(f"{place}: input_output.{name}", data.get(name)) for name in ("inputs", "outputs"))
+        raise DataError(
+            f"{place}: input_output must hold an object {{inputs, outputs, fn_name?}}, this is a"
+            f" {type(data).__name__}"
+        )
+    inputs, outputs = (
+        _texts(f"{place}: input_output.{name}", data.get(name)) for name in ("inputs", "outputs")
+    )
     if len(inputs) != len(outputs):
-        raise DataError(f"{place}: input_output has {len(inputs)} inputs and {len(outputs)} outputs; each input needs its output")
+        raise DataError(
+            f"{place}: input_output has {len(inputs)} inputs and {len(outputs)} outputs; each input"
+            " needs its output"
+        )
     function = data.get("fn_name") or ""
     if not isinstance(function, str):
-        raise DataError(f"{place}: input_output.fn_name must be a string, this is a {type(function).__name__}")
+        raise DataError(
+            f"{place}: input_output.fn_name must be a string, this is a {type(function).__name__}"
+        )
     places = f"{place}: input_output.inputs", f"{place}: input_output.outputs"
-    return [pair_test(given, wanted, function, places=places) for given, wanted in zip(inputs, outputs, strict=True)]
+    return [
+        pair_test(given, wanted, function, places=places)
+        for given, wanted in zip(inputs, outputs, strict=True)
+    ]
 
 
 def pair_test(given: str, wanted: str, function: str, *, places: tuple[str, str]) -> CodeTest:
-    """The test of one pair: a call of `function` unless that is empty. Raises DataError with the place of the text that is wrong."""
+    """The test of one pair: a call of `function` unless that is empty. Raises DataError with the
+    place of the text that is wrong.
+    """
     if not function:
         return StdinTest(input=given, output=wanted)
     args = [_json(places[0], line) for line in given.splitlines() if line.strip()]
@@ -42,7 +61,9 @@ def _json(place: str, text: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError as error:
-        raise DataError(f"{place} holds {text[:80]!r}, which is no JSON ({error}); write values as JSON") from error
+        raise DataError(
+            f"{place} holds {text[:80]!r}, which is no JSON ({error}); write values as JSON"
+        ) from error
 
 
 def _texts(place: str, value: Any) -> list[str]:

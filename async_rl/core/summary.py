@@ -1,4 +1,5 @@
-"""One finished group in numbers: what admission, the store and evaluation need to know without its trajectories.
+"""One finished group in numbers: what admission, the store and evaluation need to know without its
+trajectories.
 
 Pure; the buffer computes it once per put.
 """
@@ -17,7 +18,9 @@ from async_rl.core.types import NO_VERSION, Group, Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Versions are those of the trained tokens, NO_VERSION if none is trained; pass_rate: share of samples of which every test passed."""
+    """Versions are those of the trained tokens, NO_VERSION if none is trained; pass_rate: share of
+    samples of which every test passed.
+    """
 
     oldest_version: int
     newest_version: int
@@ -45,25 +48,41 @@ def part_means(samples: Iterable[Trajectory]) -> dict[str, float]:
 
 def failed_share(groups: Iterable[Group], fail_reward: float) -> float:
     """The share of samples with no more than the reward of a failure."""
-    has_failed = [sample.score.reward <= fail_reward for group in groups for sample in group.trajectories]
+    has_failed = [
+        sample.score.reward <= fail_reward for group in groups for sample in group.trajectories
+    ]
     return sum(has_failed) / max(len(has_failed), 1)
 
 
 def summarize(group: Group) -> Summary:
-    """The numbers of a complete group. Raises ProtocolError if its arrays do not fit together or hold values that cannot be."""
+    """The numbers of a complete group. Raises ProtocolError if its arrays do not fit together or
+    hold values that cannot be.
+    """
     if not group.trajectories:
         raise ProtocolError(f"group {group.group_id} has no trajectories")
     for i, sample in enumerate(group.trajectories):
         length = len(sample.token_ids)
         if (
-            not len(sample.loss_mask) == len(sample.behavior_logprobs) == len(sample.versions) == length
+            not len(sample.loss_mask)
+            == len(sample.behavior_logprobs)
+            == len(sample.versions)
+            == length
             or not 0 < sample.prompt_length <= length
         ):
-            raise ProtocolError(f"group {group.group_id}, sample {i}: arrays of different lengths, or no prompt")
+            raise ProtocolError(
+                f"group {group.group_id}, sample {i}: arrays of different lengths, or no prompt"
+            )
     # All samples at once: a pass per sample costs as much as storing it.
-    versions = np.concatenate([s.versions for s in group.trajectories])[np.concatenate([s.loss_mask for s in group.trajectories])]
-    if versions.size and (versions.min() < 0 or not np.isfinite(np.concatenate([s.behavior_logprobs for s in group.trajectories])).all()):
-        raise ProtocolError(f"group {group.group_id}: a trained token has no version, or a log-prob is not finite")
+    versions = np.concatenate([s.versions for s in group.trajectories])[
+        np.concatenate([s.loss_mask for s in group.trajectories])
+    ]
+    if versions.size and (
+        versions.min() < 0
+        or not np.isfinite(np.concatenate([s.behavior_logprobs for s in group.trajectories])).all()
+    ):
+        raise ProtocolError(
+            f"group {group.group_id}: a trained token has no version, or a log-prob is not finite"
+        )
     samples = group.trajectories
     return Summary(
         oldest_version=int(versions.min()) if versions.size else NO_VERSION,

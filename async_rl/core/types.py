@@ -2,7 +2,8 @@
 
 Invariants
 - Position t of every per-token array is about token t of `token_ids` (prompt first, then response).
-- `loss_mask` is True exactly where the policy wrote the token and it is to be trained; prompt positions are False.
+- `loss_mask` is True exactly where the policy wrote the token and it is to be trained; prompt
+  positions are False.
 - `versions[t]` is the policy version that sampled token t, -1 where the policy did not sample it.
 Used by every layer; imports numpy and msgspec only.
 """
@@ -29,7 +30,8 @@ class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class PoolCount(Value):
-    """How many processes of a pool there should be, and how many begin, serve, and finish what they have before they leave.
+    """How many processes of a pool there should be, and how many begin, serve, and finish what they
+    have before they leave.
 
     work: what its generators write (train, evaluation, both); empty for verifiers.
     """
@@ -50,7 +52,9 @@ class Purpose(enum.StrEnum):
 
 
 class GroupState(enum.StrEnum):
-    """The one state a group is in. `issued` waits for its generator's first token, `leased` is with the learner."""
+    """The one state a group is in. `issued` waits for its generator's first token, `leased` is with
+    the learner.
+    """
 
     ISSUED = "issued"
     GENERATING = "generating"
@@ -92,7 +96,9 @@ class StdinTest(Value, tag_field="kind", tag="stdin"):
 
 
 class CallTest(Value, tag_field="kind", tag="call"):
-    """Call `function` with `args` (plain JSON values), compare the returned value with `expected`, type included."""
+    """Call `function` with `args` (plain JSON values), compare the returned value with `expected`,
+    type included.
+    """
 
     function: str
     args: list[Any]
@@ -106,7 +112,9 @@ class AssertTest(Value, tag_field="kind", tag="assert"):
 
 
 class AnswerTest(Value, tag_field="kind", tag="answer"):
-    """Compare a response in words with the answer that is wanted (rewards/answers.py says how each rule does); no program is run."""
+    """Compare a response in words with the answer that is wanted (rewards/answers.py says how each
+    rule does); no program is run.
+    """
 
     rule: Literal["gsm8k", "math", "exact", "regex"]
     expected: str
@@ -134,7 +142,8 @@ class CodeProblem(Value, tag_field="type", tag="code"):
 class Prompt(Value):
     """One row of a data set, ready to be sampled from.
 
-    token_ids: int32 [P], chat template and generation prompt included.  data_source selects the reward.
+    token_ids: int32 [P], chat template and generation prompt included.  data_source selects the
+    reward.
     """
 
     prompt_id: str
@@ -157,8 +166,8 @@ class Sampling(Value):
 class Ticket(Value):
     """The right, given by admission, to roll out one group.
 
-    group_id grows in order of admission.  attempt counts from 1 and grows each time the ticket is issued again;
-    a result of an older attempt is recognised by it and ignored.
+    group_id grows in order of admission.  attempt counts from 1 and grows each time the ticket is
+    issued again; a result of an older attempt is recognised by it and ignored.
     """
 
     group_id: int
@@ -171,7 +180,9 @@ class Ticket(Value):
 
 
 class StepScore(Value):
-    """The score of one step of a response, which ends with its end_tokens-th token (counted from 1)."""
+    """The score of one step of a response, which ends with its end_tokens-th token (counted from
+    1).
+    """
 
     end_tokens: int
     reward: float
@@ -180,8 +191,9 @@ class StepScore(Value):
 class Score(Value):
     """What the verifier says of one trajectory.
 
-    reward is the task's score before the algorithm scales it; parts are its named components; verdicts has one entry per test run; steps,
-    where they are scored (reward.placement), are in order.
+    reward is the task's score before the algorithm scales it; parts are its named components;
+    verdicts has one entry per test run; steps, where they are scored (reward.placement), are in
+    order.
     """
 
     reward: float
@@ -199,7 +211,8 @@ class Score(Value):
 class Trajectory(Value):
     """One sampled response with its prompt.
 
-    token_ids int32 [L], loss_mask bool [L], behavior_logprobs float32 [L] (0 where not sampled), versions int32 [L].
+    token_ids int32 [L], loss_mask bool [L], behavior_logprobs float32 [L] (0 where not sampled),
+    versions int32 [L].
     is_truncated: stopped by the length limit, without an end-of-sequence token.
     """
 
@@ -224,7 +237,9 @@ class Trajectory(Value):
 
 
 class Group(Value):
-    """The trajectories of one ticket: the unit of admission, storage and sampling. baseline: the greedy answer."""
+    """The trajectories of one ticket: the unit of admission, storage and sampling. baseline: the
+    greedy answer.
+    """
 
     group_id: int
     attempt: int
@@ -239,7 +254,9 @@ class Group(Value):
 
     @property
     def oldest_version(self) -> int:
-        """Oldest behavior version among the trained tokens of all members; NO_VERSION if none is trained."""
+        """Oldest behavior version among the trained tokens of all members; NO_VERSION if none is
+        trained.
+        """
         versions = [v for t in self.trajectories if (v := t.oldest_version) != NO_VERSION]
         return min(versions, default=NO_VERSION)
 

@@ -1,6 +1,7 @@
 """Where things made or fetched once are kept, and the lock under which that happens.
 
-Invariant: a lock ends with its owner, so a killed process blocks nobody.  Used by prepare.py (models) and files.py (remote data).
+Invariant: a lock ends with its owner, so a killed process blocks nobody.  Used by prepare.py
+(models) and files.py (remote data).
 """
 
 from __future__ import annotations
@@ -13,7 +14,11 @@ from pathlib import Path
 
 def cache_root(cache_dir: str | None) -> Path:
     """The directory that cache_dir names."""
-    return Path(cache_dir).expanduser().absolute() if cache_dir else Path.home() / ".cache" / "async_rl"
+    return (
+        Path(cache_dir).expanduser().absolute()
+        if cache_dir
+        else Path.home() / ".cache" / "async_rl"
+    )
 
 
 @contextlib.contextmanager

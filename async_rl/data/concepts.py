@@ -1,10 +1,15 @@
-"""The vocabulary of the embedded task: what a filter, a map and a reduction are called, how they are written, and how they go wrong.
+"""The vocabulary of the embedded task: what a filter, a map and a reduction are called, how they
+are written, and how they go wrong.
 
 Invariants
-- `code` of a filter is a condition on `x`, of a map an expression in `x`, of a reduction an expression in `ys`; `run` computes the same.
-- Every reduction is defined on the empty list, and its values are JSON values (integers within 64 bits, lists of them).
-- A flaw is a program of the same shape that gives other values; the corpus of the warm start is sown with them.
-Used by list_functions.py (specs, tests, corpus).  Changing a table changes the key under which the embedded model is cached.
+- `code` of a filter is a condition on `x`, of a map an expression in `x`, of a reduction an
+  expression in `ys`; `run` computes the same.
+- Every reduction is defined on the empty list, and its values are JSON values (integers within 64
+  bits, lists of them).
+- A flaw is a program of the same shape that gives other values; the corpus of the warm start is
+  sown with them.
+Used by list_functions.py (specs, tests, corpus).  Changing a table changes the key under which the
+embedded model is cached.
 """
 
 from __future__ import annotations
@@ -16,7 +21,9 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Concept:
-    """One thing that a spec can ask for: two phrases for it, its code, the same as a function, and its flawed forms."""
+    """One thing that a spec can ask for: two phrases for it, its code, the same as a function, and
+    its flawed forms.
+    """
 
     phrases: tuple[str, str]
     code: str
@@ -31,7 +38,9 @@ FILTERS: tuple[Concept, ...] = (
         lambda x: x % 2 == 0,
         ("x % 2 == 1", "x // 2 == 0"),
     ),
-    Concept(("that are odd", "not divisible by 2"), "x % 2 == 1", lambda x: x % 2 == 1, ("x % 2 == 0",)),
+    Concept(
+        ("that are odd", "not divisible by 2"), "x % 2 == 1", lambda x: x % 2 == 1, ("x % 2 == 0",)
+    ),
     Concept(
         ("that are positive", "above zero"),
         "x > 0",
@@ -40,7 +49,9 @@ FILTERS: tuple[Concept, ...] = (
     ),
     Concept(("that are negative", "below zero"), "x < 0", lambda x: x < 0, ("x > 0", "x <= 0")),
     Concept(("greater than 3", "above 3"), "x > 3", lambda x: x > 3, ("x >= 3", "x < 3")),
-    Concept(("that are at least 5", "not below 5"), "x >= 5", lambda x: x >= 5, ("x > 5", "x <= 5")),
+    Concept(
+        ("that are at least 5", "not below 5"), "x >= 5", lambda x: x >= 5, ("x > 5", "x <= 5")
+    ),
     Concept(("less than 4", "under 4"), "x < 4", lambda x: x < 4, ("x <= 4", "x > 4")),
     Concept(("that are at most 2", "not above 2"), "x <= 2", lambda x: x <= 2, ("x < 2", "x >= 2")),
     Concept(
@@ -67,7 +78,9 @@ FILTERS: tuple[Concept, ...] = (
         lambda x: x % 4 == 0,
         ("x % 4 == 2", "x % 2 == 0"),
     ),
-    Concept(("other than zero", "that are nonzero"), "x != 0", lambda x: x != 0, ("x > 0", "x == 0")),
+    Concept(
+        ("other than zero", "that are nonzero"), "x != 0", lambda x: x != 0, ("x > 0", "x == 0")
+    ),
     Concept(("other than 6", "different from 6"), "x != 6", lambda x: x != 6, ("x == 6", "x > 6")),
     Concept(
         ("from 2 to 9", "between 2 and 9 inclusive"),
@@ -104,7 +117,9 @@ FILTERS: tuple[Concept, ...] = (
 MAPS: tuple[Concept, ...] = (
     Concept(("double each", "multiply each by 2"), "x * 2", lambda x: x * 2, ("x + 2", "x ** 2")),
     Concept(("triple each", "multiply each by 3"), "x * 3", lambda x: x * 3, ("x + 3", "x ** 3")),
-    Concept(("square each", "multiply each by itself"), "x ** 2", lambda x: x**2, ("x * 2", "x ** 3")),
+    Concept(
+        ("square each", "multiply each by itself"), "x ** 2", lambda x: x**2, ("x * 2", "x ** 3")
+    ),
     Concept(
         ("cube each", "raise each to the third power"),
         "x ** 3",
@@ -112,8 +127,12 @@ MAPS: tuple[Concept, ...] = (
         ("x * 3", "x ** 2"),
     ),
     Concept(("negate each", "flip the sign of each"), "-x", lambda x: -x, ("abs(x)", "1 - x")),
-    Concept(("take the absolute value of each", "drop the sign of each"), "abs(x)", abs, ("-x", "x")),
-    Concept(("increase each by 1", "add one to each"), "x + 1", lambda x: x + 1, ("x - 1", "x + 2")),
+    Concept(
+        ("take the absolute value of each", "drop the sign of each"), "abs(x)", abs, ("-x", "x")
+    ),
+    Concept(
+        ("increase each by 1", "add one to each"), "x + 1", lambda x: x + 1, ("x - 1", "x + 2")
+    ),
     Concept(
         ("decrease each by 1", "subtract one from each"),
         "x - 1",
@@ -121,7 +140,9 @@ MAPS: tuple[Concept, ...] = (
         ("x + 1", "1 - x"),
     ),
     Concept(("increase each by 5", "add 5 to each"), "x + 5", lambda x: x + 5, ("x * 5", "x - 5")),
-    Concept(("decrease each by 4", "subtract 4 from each"), "x - 4", lambda x: x - 4, ("4 - x", "x + 4")),
+    Concept(
+        ("decrease each by 4", "subtract 4 from each"), "x - 4", lambda x: x - 4, ("4 - x", "x + 4")
+    ),
     Concept(
         ("subtract each from 10", "replace each by 10 minus it"),
         "10 - x",
@@ -308,7 +329,9 @@ TEMPLATES: tuple[str, ...] = (
     "Take the numbers {filter}. Then {map}. Return {reduction}.",
     "Compute {reduction} after you {map}, using only numbers {filter}.",
 )
-"""Word orders of a spec; `{filter}`, `{map}` and `{reduction}` stand for one of the concept's phrases."""
+"""Word orders of a spec; `{filter}`, `{map}` and `{reduction}` stand for one of the concept's
+phrases.
+"""
 
 PROGRAM = "def f(xs):\n    ys = [{map} for x in xs if {filter}]\n    return {reduction}"
 """The form in which the corpus writes a solution: complete source of `f`, which runs as it is."""

@@ -1,6 +1,7 @@
 """The number of steps that so many passes over the training data are.
 
-Rows that will be left out count too: files are not checked here.  Called by launchers/configuration/compose.py where num_steps is null.
+Rows that will be left out count too: files are not checked here.  Called by
+launchers/configuration/compose.py where num_steps is null.
 """
 
 from __future__ import annotations
@@ -15,14 +16,24 @@ from async_rl.data.tables import open_table
 
 
 def steps_of_epochs(config: RunConfig) -> int:
-    """Steps after which every training row was issued data.epochs times, the last step filled up. Raises ConfigError."""
+    """Steps after which every training row was issued data.epochs times, the last step filled up.
+    Raises ConfigError.
+    """
     if config.data.epochs is None:
-        raise ConfigError("num_steps=null and data.epochs=null: nothing says how long the run is; set num_steps, or data.epochs=1")
+        raise ConfigError(
+            "num_steps=null and data.epochs=null: nothing says how long the run is; set num_steps,"
+            " or data.epochs=1"
+        )
     if config.data.train_files:
         try:
-            num_rows = sum(len(open_table(file, config.cache_dir)) for file in matching_files(config.data.train_files))
+            num_rows = sum(
+                len(open_table(file, config.cache_dir))
+                for file in matching_files(config.data.train_files)
+            )
         except DataError as error:
             raise ConfigError(f"num_steps=null: the rows cannot be counted: {error}") from error
     else:
-        num_rows = list_functions.NUM_WORDINGS * len(list_functions.split(config.data.list_functions)[0])
+        num_rows = list_functions.NUM_WORDINGS * len(
+            list_functions.split(config.data.list_functions)[0]
+        )
     return max(math.ceil(config.data.epochs * num_rows / config.buffer.groups_per_step), 1)

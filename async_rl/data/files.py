@@ -1,8 +1,9 @@
-"""Rows of data files: jsonl line by line, parquet row group by row group, a json array at once; local, by pattern, or at an fsspec URL.
+"""Rows of data files: jsonl line by line, parquet row group by row group, a json array at once;
+local, by pattern, or at an fsspec URL.
 
-Invariants: every row comes with a place ("file, row n", counted from 1); nothing is skipped, what cannot be read is a DataError; a remote
-file is copied once, under a lock, to the cache, and again only if it has changed there.
-Used by prompts.py and by `async-rl verify`.
+Invariants: every row comes with a place ("file, row n", counted from 1); nothing is skipped, what
+cannot be read is a DataError; a remote file is copied once, under a lock, to the cache, and again
+only if it has changed there. Used by prompts.py and by `async-rl verify`.
 """
 
 from __future__ import annotations
@@ -44,27 +45,39 @@ def read_rows(file: str, *, cache_dir: str | None = None) -> Iterator[tuple[str,
 
 
 def read_placed(file: str, *, cache_dir: str | None) -> Iterator[Placed]:
-    """As read_rows, but a row that cannot be read is its DataError, and the next one follows. Raises DataError for the file."""
+    """As read_rows, but a row that cannot be read is its DataError, and the next one follows.
+    Raises DataError for the file.
+    """
     suffix = PurePosixPath(file).suffix.lower()
     reader = _READERS.get(suffix)
     if reader is None:
-        raise DataError(f"{file}: unknown kind of file {suffix!r}; give one of {', '.join(_READERS)}")
+        raise DataError(
+            f"{file}: unknown kind of file {suffix!r}; give one of {', '.join(_READERS)}"
+        )
     with readable(file), local_copy(file, cache_dir).open("rb") as handle:
         yield from reader(file, handle)
 
 
 def local_copy(file: str, cache_dir: str | None) -> Path:
     """Where the file can be read: itself, or the copy of an fsspec URL."""
-    return _fetched(file, PurePosixPath(file).suffix.lower(), cache_root(cache_dir) / "data") if "://" in file else Path(file)
+    return (
+        _fetched(file, PurePosixPath(file).suffix.lower(), cache_root(cache_dir) / "data")
+        if "://" in file
+        else Path(file)
+    )
 
 
 def matching_files(patterns: Sequence[str]) -> list[str]:
-    """The files that paths, URLs and patterns name, in the order given, those of one pattern by name. Raises DataError."""
+    """The files that paths, URLs and patterns name, in the order given, those of one pattern by
+    name. Raises DataError.
+    """
     files: list[str] = []
     for pattern in patterns:
         found = _matches(pattern) if has_magic(pattern) else [pattern]
         if not found:
-            raise DataError(f"{pattern}: no file is named like that; correct data.train_files or data.val_files")
+            raise DataError(
+                f"{pattern}: no file is named like that; correct data.train_files or data.val_files"
+            )
         files += [file for file in found if file not in files]
     return files
 
@@ -86,7 +99,9 @@ def readable(file: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise DataError(f"{file}: no such file; correct data.train_files or data.val_files") from error
+        raise DataError(
+            f"{file}: no such file; correct data.train_files or data.val_files"
+        ) from error
     except (OSError, ImportError, ValueError) as error:
         raise DataError(f"{file}: cannot be read ({type(error).__name__}: {error})") from error
 
@@ -102,7 +117,9 @@ def _fetched(url: str, suffix: str, directory: Path) -> Path:
         return target
     directory.mkdir(parents=True, exist_ok=True)
     lock = target.with_suffix(".lock")
-    with locked(lock, lambda: _log.info("waiting for another process that copies %s (lock %s)", url, lock)):
+    with locked(
+        lock, lambda: _log.info("waiting for another process that copies %s (lock %s)", url, lock)
+    ):
         if not target.exists():
             with tempfile.TemporaryDirectory(dir=directory) as scratch:
                 copy = Path(scratch) / "copy"
@@ -130,7 +147,8 @@ def _json(file: str, handle: BinaryIO) -> Iterator[Placed]:
     rows = _decode(file, handle.read())
     if not isinstance(rows, list):
         raise DataError(
-            f"{file}: holds one {type(rows).__name__}, not an array of rows; write a json array, or one object per line as .jsonl"
+            f"{file}: holds one {type(rows).__name__}, not an array of rows; write a json array, or"
+            " one object per line as .jsonl"
         )
     for number, row in enumerate(rows, start=1):
         place = f"{file}, row {number}"
@@ -157,7 +175,9 @@ def _decode(place: str, data: bytes) -> Any:
 def _object(place: str, row: Any) -> Row | DataError:
     if isinstance(row, dict):
         return row
-    return DataError(f"{place}: a row must be an object with columns, this is a {type(row).__name__}")
+    return DataError(
+        f"{place}: a row must be an object with columns, this is a {type(row).__name__}"
+    )
 
 
 _READERS: dict[str, Callable[[str, BinaryIO], Iterator[Placed]]] = {

@@ -12,9 +12,11 @@ Truncation = Literal["error", "drop", "left", "right", "middle"]
 
 
 def fitted(ids: Sequence[int], limit: int, mode: Truncation) -> list[int] | None:
-    """At most `limit` of the ids: the last ones ("left" is cut off), the first ones, or both ends; None where none may be cut.
+    """At most `limit` of the ids: the last ones ("left" is cut off), the first ones, or both ends;
+    None where none may be cut.
 
-    ids: int [L] -> int [min(L, limit)].  An odd limit gives "middle" one more at the end, where the question and the generation prompt are.
+    ids: int [L] -> int [min(L, limit)].  An odd limit gives "middle" one more at the end, where the
+    question and the generation prompt are.
     """
     if len(ids) <= limit:
         return list(ids)
@@ -29,6 +31,8 @@ def fitted(ids: Sequence[int], limit: int, mode: Truncation) -> list[int] | None
 
 
 def filled(ids: Sequence[int], length: int) -> list[int]:
-    """The ids repeated to exactly `length`, ending as they end. ids: int [L], 1 <= L <= length -> int [length]."""
+    """The ids repeated to exactly `length`, ending as they end. ids: int [L], 1 <= L <= length ->
+    int [length].
+    """
     repeated = list(ids) * -(-length // len(ids))
     return repeated[len(repeated) - length :]

@@ -1,10 +1,14 @@
-"""The embedded task: specs (filter x map x reduction over a list of integers), their split, prompts, hidden tests and flawed corpus.
+"""The embedded task: specs (filter x map x reduction over a list of integers), their split,
+prompts, hidden tests and flawed corpus.
 
 Invariants
-- Everything follows from `ListFunctionsConfig.seed` (and the corpus from a seed of its own): same settings, same prompts in the same order.
-- Both wordings of a spec are on the same side of the split; no text of a held-out spec is in the corpus or among the training prompts.
+- Everything follows from `ListFunctionsConfig.seed` (and the corpus from a seed of its own): same
+  settings, same prompts in the same order.
+- Both wordings of a spec are on the same side of the split; no text of a held-out spec is in the
+  corpus or among the training prompts.
 - The response is complete Python source that defines `f`; the hidden tests call it.
-Called by prompts.py (prompts with tests) and tiny_coder.py (corpus).  Pure Python: importing it costs nothing.
+Called by prompts.py (prompts with tests) and tiny_coder.py (corpus).  Pure Python: importing it
+costs nothing.
 """
 
 from __future__ import annotations
@@ -63,33 +67,48 @@ def program(filter_code: str, map_code: str, reduction_code: str) -> str:
 def wording(spec: Spec, which: int) -> str:
     """The prompt's text: the `which`-th of the two wordings of `spec`, one line ended by a newline.
 
-    The other wording has the other phrase of every concept and another word order; which is which differs between specs.
+    The other wording has the other phrase of every concept and another word order; which is which
+    differs between specs.
     """
     mix = random.Random(spec.name).getrandbits(8)
-    filter_, map_, reduction = (concept.phrases[(mix >> slot & 1) ^ which] for slot, concept in enumerate(spec.concepts))
+    filter_, map_, reduction = (
+        concept.phrases[(mix >> slot & 1) ^ which] for slot, concept in enumerate(spec.concepts)
+    )
     template = TEMPLATES[((mix >> 3) + which * (1 + (mix >> 5) % 3)) % len(TEMPLATES)]
     return template.format(filter=filter_, map=map_, reduction=reduction) + "\n"
 
 
 def split(config: ListFunctionsConfig) -> tuple[list[Spec], list[Spec]]:
-    """(training specs, held-out specs), each in a random order, so that any prefix is a fair sample."""
-    specs = [Spec(f, m, r) for f in range(len(FILTERS)) for m in range(len(MAPS)) for r in range(len(REDUCTIONS))]
+    """(training specs, held-out specs), each in a random order, so that any prefix is a fair
+    sample.
+    """
+    specs = [
+        Spec(f, m, r)
+        for f in range(len(FILTERS))
+        for m in range(len(MAPS))
+        for r in range(len(REDUCTIONS))
+    ]
     random.Random(f"split-{config.seed}").shuffle(specs)
     num_held_out = min(max(round(len(specs) * config.held_out_fraction), 1), len(specs) - 1)
     return specs[num_held_out:], specs[:num_held_out]
 
 
 class HiddenTests:
-    """Makes the tests of a spec; the first one is the empty list, the others are drawn from a common pool of inputs.
+    """Makes the tests of a spec; the first one is the empty list, the others are drawn from a
+    common pool of inputs.
 
-    The pool is common because the filtered and mapped lists are then computed once for all reductions, which keeps loading fast.
+    The pool is common because the filtered and mapped lists are then computed once for all
+    reductions, which keeps loading fast.
     """
 
     def __init__(self, config: ListFunctionsConfig) -> None:
         self._num_tests = config.num_tests
         self._seed = config.seed
         rng = random.Random(f"inputs-{config.seed}")
-        self._inputs = [[rng.randint(-12, 15) for _ in range(rng.randint(5, 11))] for _ in range(max(_NUM_INPUTS, config.num_tests))]
+        self._inputs = [
+            [rng.randint(-12, 15) for _ in range(rng.randint(5, 11))]
+            for _ in range(max(_NUM_INPUTS, config.num_tests))
+        ]
         self._mapped: dict[tuple[int, int], list[list[int]]] = {}
 
     def __call__(self, spec: Spec) -> CodeProblem:
@@ -99,40 +118,57 @@ class HiddenTests:
         if mapped is None:
             mapped = [[change(x) for x in xs if keep(x)] for xs in self._inputs]
             self._mapped[spec.filter, spec.map] = mapped
-        drawn = random.Random(f"tests-{self._seed}-{spec.name}").sample(range(len(self._inputs)), self._num_tests - 1)
+        drawn = random.Random(f"tests-{self._seed}-{spec.name}").sample(
+            range(len(self._inputs)), self._num_tests - 1
+        )
         tests = [CallTest(function=FUNCTION, args=[[]], expected=reduce([]))]
-        tests += [CallTest(function=FUNCTION, args=[self._inputs[i]], expected=reduce(mapped[i])) for i in drawn]
+        tests += [
+            CallTest(function=FUNCTION, args=[self._inputs[i]], expected=reduce(mapped[i]))
+            for i in drawn
+        ]
         return CodeProblem(tests=list(tests))
 
 
 def flaw_rates(flaw_probability: float, flaw_spread: float) -> tuple[tuple[float, ...], ...]:
     """How often the corpus gets each filter, map and reduction wrong.
 
-    Within each table the rates are evenly spaced over flaw_probability * (1 -+ flaw_spread), in an order fixed once, so that their
-    mean is flaw_probability: some concepts are nearly right from the start, some are more often wrong than right.
+    Within each table the rates are evenly spaced over flaw_probability * (1 -+ flaw_spread), in an
+    order fixed once, so that their
+    mean is flaw_probability: some concepts are nearly right from the start, some are more often
+    wrong than right.
     """
     rates = []
     for slot, table in enumerate(_SLOTS):
         places = list(range(len(table)))
         random.Random(f"flaw-rates-{slot}").shuffle(places)
         offsets = [2 * place / (len(table) - 1) - 1 for place in places]
-        rates.append(tuple(min(flaw_probability * (1 + flaw_spread * offset), 1.0) for offset in offsets))
+        rates.append(
+            tuple(min(flaw_probability * (1 + flaw_spread * offset), 1.0) for offset in offsets)
+        )
     return tuple(rates)
 
 
 def flawed_program(spec: Spec, rates: Sequence[Sequence[float]], rng: random.Random) -> str:
-    """A solution of `spec` in which each concept is wrong with its rate; which of its flaws is drawn evenly."""
+    """A solution of `spec` in which each concept is wrong with its rate; which of its flaws is
+    drawn evenly.
+    """
     parts = []
-    for slot, (index, concept) in enumerate(zip((spec.filter, spec.map, spec.reduction), spec.concepts, strict=True)):
+    for slot, (index, concept) in enumerate(
+        zip((spec.filter, spec.map, spec.reduction), spec.concepts, strict=True)
+    ):
         is_flawed = rng.random() < rates[slot][index]
         parts.append(rng.choice(concept.flaws) if is_flawed else concept.code)
     return program(*parts)
 
 
-def corpus(specs: Sequence[Spec], rates: Sequence[Sequence[float]], seed: int, retry_share: float = 0.0) -> Iterator[tuple[str, str]]:
-    """Endless (prompt, program) pairs for the warm start, over all wordings of `specs`, in random order.
+def corpus(
+    specs: Sequence[Spec], rates: Sequence[Sequence[float]], seed: int, retry_share: float = 0.0
+) -> Iterator[tuple[str, str]]:
+    """Endless (prompt, program) pairs for the warm start, over all wordings of `specs`, in random
+    order.
 
-    retry_share: of so many the prompt holds a first program, END, what came of it and the prompt again, as in examples/run_and_retry.py.
+    retry_share: of so many the prompt holds a first program, END, what came of it and the prompt
+    again, as in examples/run_and_retry.py.
     """
     rng = random.Random(f"corpus-{seed}")
     while True:
@@ -164,12 +200,17 @@ def vocabulary_text() -> Iterator[str]:
     for table, slot in zip(_SLOTS, ("filter", "map", "reduction"), strict=True):
         for concept in table:
             for phrase in concept.phrases:
-                yield from (template.format(**{"filter": "", "map": "", "reduction": "", slot: phrase}) for template in TEMPLATES)
+                yield from (
+                    template.format(**{"filter": "", "map": "", "reduction": "", slot: phrase})
+                    for template in TEMPLATES
+                )
             for code in (concept.code, *concept.flaws):
                 yield PROGRAM.format(**{"filter": "x", "map": "x", "reduction": "ys", slot: code})
 
 
 def fingerprint() -> str:
     """Changes with every phrase, code and form of the task: part of the key of the cached model."""
-    tables = [[[concept.phrases, concept.code, concept.flaws] for concept in table] for table in _SLOTS]
+    tables = [
+        [[concept.phrases, concept.code, concept.flaws] for concept in table] for table in _SLOTS
+    ]
     return hashlib.sha256(repr([tables, TEMPLATES, PROGRAM]).encode()).hexdigest()

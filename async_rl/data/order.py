@@ -1,8 +1,10 @@
-"""Which prompt comes k-th: epochs over the prompts, each shuffled anew, computed from k and from which prompts left at which epoch.
+"""Which prompt comes k-th: epochs over the prompts, each shuffled anew, computed from k and from
+which prompts left at which epoch.
 
-Invariants: every epoch holds every prompt that has not left once; the same (seed, n, shuffle) and the same leavers give the same order in
-any process and after any restart; what leaves changes no position before the epoch that it misses first.
-Used by the buffer, which stores nothing but k and who left (score_filter.py decides that).
+Invariants: every epoch holds every prompt that has not left once; the same (seed, n, shuffle) and
+the same leavers give the same order in any process and after any restart; what leaves changes no
+position before the epoch that it misses first. Used by the buffer, which stores nothing but k and
+who left (score_filter.py decides that).
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ class PromptOrder:
         self._shuffle = shuffle
         self._left_epoch = np.full(n, np.iinfo(np.int64).max)
         self._eras: list[tuple[int, int, int]] = [(0, 0, n)]
-        """(first position, first epoch, prompts per epoch) of each stretch in which nobody leaves."""
+        """(first position, first epoch, prompts per epoch) of each stretch in which nobody leaves.
+        """
         self._epoch = -1
         self._members: NDArray[np.int64] = np.arange(n)
 
@@ -34,25 +37,37 @@ class PromptOrder:
         return np.flatnonzero(self._left_epoch == np.iinfo(np.int64).max)
 
     def index(self, k: int) -> int:
-        """Index of the k-th prompt, k counted from 0 across epochs. The last epoch's order is kept, no other."""
+        """Index of the k-th prompt, k counted from 0 across epochs. The last epoch's order is kept,
+        no other.
+        """
         if k < 0:
             raise ValueError(f"k={k} is negative")
         epoch, place = self._place(k)
         if epoch != self._epoch:
             n = len(self._left_epoch)
-            order = np.random.default_rng([self._seed, epoch]).permutation(n) if self._shuffle else np.arange(n)
+            order = (
+                np.random.default_rng([self._seed, epoch]).permutation(n)
+                if self._shuffle
+                else np.arange(n)
+            )
             self._members, self._epoch = order[self._left_epoch[order] > epoch], epoch
         return int(self._members[place])
 
     def may_lose_at(self, k: int) -> bool:
-        """Whether an epoch begins with position k, the order is not settled beyond it, and it is not the first."""
+        """Whether an epoch begins with position k, the order is not settled beyond it, and it is
+        not the first.
+        """
         return k > self._eras[-1][0] and self._place(k)[1] == 0
 
     def remove(self, indices: Sequence[int], k: int) -> None:
-        """These prompts are left out from position k on. Raises ValueError where that cannot be, or nothing would remain."""
+        """These prompts are left out from position k on. Raises ValueError where that cannot be, or
+        nothing would remain.
+        """
         left = len(self.active) - len(indices)
         if not self.may_lose_at(k) or left < 1:
-            raise ValueError(f"{len(indices)} of {len(self.active)} prompts cannot leave at position {k}")
+            raise ValueError(
+                f"{len(indices)} of {len(self.active)} prompts cannot leave at position {k}"
+            )
         epoch, _ = self._place(k)
         self._left_epoch[list(indices)] = epoch
         self._eras.append((k, epoch, left))
@@ -60,6 +75,8 @@ class PromptOrder:
 
     def _place(self, k: int) -> tuple[int, int]:
         """Epoch of position k, and the place in it."""
-        start, epoch, size = self._eras[bisect.bisect_right(self._eras, k, key=lambda era: era[0]) - 1]
+        start, epoch, size = self._eras[
+            bisect.bisect_right(self._eras, k, key=lambda era: era[0]) - 1
+        ]
         ahead, place = divmod(k - start, size)
         return epoch + ahead, place

@@ -1,10 +1,14 @@
-"""The model's directory, ready to be loaded by learner and generators: the embedded one from the cache, or the one that model.path names.
+"""The model's directory, ready to be loaded by learner and generators: the embedded one from the
+cache, or the one that model.path names.
 
 Invariants
 - What prepare_model returns holds config.json, a tokenizer and safetensors.
-- A cached model is complete or absent: built beside its place and renamed; a file lock keeps two runs from building it twice.
-- The key of a cached model hashes every setting and table that it depends on, so a change of any of them builds another one.
-Called once by the launcher, before any process starts.  torch is imported only if the embedded model has to be built.
+- A cached model is complete or absent: built beside its place and renamed; a file lock keeps two
+  runs from building it twice.
+- The key of a cached model hashes every setting and table that it depends on, so a change of any of
+  them builds another one.
+Called once by the launcher, before any process starts.  torch is imported only if the embedded
+model has to be built.
 """
 
 from __future__ import annotations
@@ -39,7 +43,8 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenize
 
 
 def prepare_model(config: RunConfig, on_progress: Progress) -> Path:
-    """The directory of the model that the run starts from; on_progress(fraction, text) while it is made or downloaded.
+    """The directory of the model that the run starts from; on_progress(fraction, text) while it is
+    made or downloaded.
 
     Raises ConfigError where model.path or cache_dir cannot be used.
     """
@@ -47,14 +52,17 @@ def prepare_model(config: RunConfig, on_progress: Progress) -> Path:
         return _overridden(_resolve(config.model.path, on_progress), config)
     if config.data.train_files:
         raise ConfigError(
-            f"data.train_files={config.data.train_files} is set while model.path=null: the embedded model knows only the embedded task; "
-            "set model.path to a Hugging Face model, or leave data.train_files empty"
+            f"data.train_files={config.data.train_files} is set while model.path=null: the embedded"
+            " model knows only the embedded task; set model.path to a Hugging Face model, or leave"
+            " data.train_files empty"
         )
     return _overridden(_embedded(config, on_progress), config)
 
 
 def _overridden(directory: Path, config: RunConfig) -> Path:
-    """The directory, or one in the cache that differs from it in the fields that model.override_config names."""
+    """The directory, or one in the cache that differs from it in the fields that
+    model.override_config names.
+    """
     if not config.model.override_config:
         return directory
     from transformers import AutoConfig
@@ -62,15 +70,27 @@ def _overridden(directory: Path, config: RunConfig) -> Path:
     import_external(config.model)
     text = (directory / "config.json").read_bytes()
     fields = msgspec.json.decode(text, type=dict)
-    known = fields.keys() | AutoConfig.from_pretrained(directory, trust_remote_code=config.model.trust_remote_code).to_dict()
+    known = (
+        fields.keys()
+        | AutoConfig.from_pretrained(
+            directory, trust_remote_code=config.model.trust_remote_code
+        ).to_dict()
+    )
     for field, _, value in (override.partition("=") for override in config.model.override_config):
         if field not in known:
-            raise ConfigError(f"model.override_config={field}={value}: {directory} has no such field; it has {', '.join(sorted(known))}")
+            raise ConfigError(
+                f"model.override_config={field}={value}: {directory} has no such field; it has"
+                f" {', '.join(sorted(known))}"
+            )
         try:
             fields[field] = msgspec.json.decode(value)
         except msgspec.DecodeError as error:
-            raise ConfigError(f'model.override_config={field}={value}: no JSON ({error}); quote text: {field}="x"') from error
-    key = hashlib.sha256(b"\n".join([bytes(directory), text, msgspec.json.encode(config.model.override_config)])).hexdigest()[:16]
+            raise ConfigError(
+                f'model.override_config={field}={value}: no JSON ({error}); quote text: {field}="x"'
+            ) from error
+    key = hashlib.sha256(
+        b"\n".join([bytes(directory), text, msgspec.json.encode(config.model.override_config)])
+    ).hexdigest()[:16]
     target = cache_root(config.cache_dir) / f"overridden-{key}"
     target.parent.mkdir(parents=True, exist_ok=True)
     if not target.is_dir():
@@ -89,9 +109,13 @@ def _overridden(directory: Path, config: RunConfig) -> Path:
 def cached_model_path(config: RunConfig) -> Path:
     """Where the embedded model of these settings is kept, whether it exists or not."""
     tiny_coder = msgspec.to_builtins(config.model.tiny_coder)
-    if config.model.tiny_coder.retry_share == 0:  # then the corpus is what it was before there was this setting
+    if (
+        config.model.tiny_coder.retry_share == 0
+    ):  # then the corpus is what it was before there was this setting
         del tiny_coder["retry_share"]
-    settings = msgspec.json.encode([FORMAT_VERSION, tiny_coder, config.data.list_functions, fingerprint()])
+    settings = msgspec.json.encode(
+        [FORMAT_VERSION, tiny_coder, config.data.list_functions, fingerprint()]
+    )
     return cache_root(config.cache_dir) / f"tiny_coder-{hashlib.sha256(settings).hexdigest()[:16]}"
 
 
@@ -110,8 +134,8 @@ def _embedded(config: RunConfig, on_progress: Progress) -> Path:
                 _build(target, config, on_progress)
     except OSError as error:
         raise ConfigError(
-            f"the embedded model cannot be kept in cache_dir={config.cache_dir} ({target.parent}): {error}; "
-            "set cache_dir to a writable directory with space"
+            f"the embedded model cannot be kept in cache_dir={config.cache_dir} ({target.parent}):"
+            f" {error}; set cache_dir to a writable directory with space"
         ) from error
     return target
 
@@ -119,21 +143,26 @@ def _embedded(config: RunConfig, on_progress: Progress) -> Path:
 def _build(target: Path, config: RunConfig, on_progress: Progress) -> None:
     """Make the model beside `target` and rename it there.
 
-    An interrupted build leaves nothing, and what a killed one left is removed: the lock says that nobody is at it.
+    An interrupted build leaves nothing, and what a killed one left is removed: the lock says that
+    nobody is at it.
     """
     free_bytes = shutil.disk_usage(target.parent).free
     if free_bytes < _NEEDED_FREE_BYTES:
         raise ConfigError(
-            f"{target.parent} has {free_bytes >> 20} MB free, the embedded model needs {_NEEDED_FREE_BYTES >> 20}; "
-            "free some space or set cache_dir to another disk"
+            f"{target.parent} has {free_bytes >> 20} MB free, the embedded model needs"
+            f" {_NEEDED_FREE_BYTES >> 20}; free some space or set cache_dir to another disk"
         )
     tiny_coder = importlib.import_module("async_rl.data.tiny_coder")
     for left in target.parent.glob(f"{target.name}.*{_SCRATCH_SUFFIX}"):
         shutil.rmtree(left)
-    with tempfile.TemporaryDirectory(prefix=f"{target.name}.", suffix=_SCRATCH_SUFFIX, dir=target.parent) as scratch:
+    with tempfile.TemporaryDirectory(
+        prefix=f"{target.name}.", suffix=_SCRATCH_SUFFIX, dir=target.parent
+    ) as scratch:
         made = Path(scratch) / "model"
         made.mkdir()
-        tiny_coder.make_tiny_coder(made, config.model.tiny_coder, config.data.list_functions, on_progress)
+        tiny_coder.make_tiny_coder(
+            made, config.model.tiny_coder, config.data.list_functions, on_progress
+        )
         if target.exists():
             shutil.rmtree(target)
         made.rename(target)
@@ -143,15 +172,20 @@ def _resolve(path: str, on_progress: Progress) -> Path:
     directory = Path(path).expanduser()
     if not directory.is_dir():
         if directory.exists():
-            raise ConfigError(f"model.path={path} is a file; give the directory that holds config.json, tokenizer and safetensors")
+            raise ConfigError(
+                f"model.path={path} is a file; give the directory that holds config.json, tokenizer"
+                " and safetensors"
+            )
         if not _HUB_NAME.fullmatch(path) or path.startswith("."):
             raise ConfigError(
-                f"model.path={path} does not exist; give the directory of a Hugging Face model, a hub name, or null for the embedded model"
+                f"model.path={path} does not exist; give the directory of a Hugging Face model, a"
+                " hub name, or null for the embedded model"
             )
         directory = _from_hub(path, on_progress)
     if missing := _missing_parts(directory):
         raise ConfigError(
-            f"model.path={path} lacks {' and '.join(missing)} in {directory}; export the model with save_pretrained (model and tokenizer)"
+            f"model.path={path} lacks {' and '.join(missing)} in {directory}; export the model with"
+            " save_pretrained (model and tokenizer)"
         )
     return directory.resolve()
 
@@ -184,8 +218,9 @@ def _from_hub(name: str, on_progress: Progress) -> Path:
     ) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(
-            f"model.path={name} is no directory, not in the local hub cache, and cannot be downloaded ({type(error).__name__}: {reason}); "
-            "give the directory of a model, or download it on a machine with access"
+            f"model.path={name} is no directory, not in the local hub cache, and cannot be"
+            f" downloaded ({type(error).__name__}: {reason}); give the directory of a model, or"
+            " download it on a machine with access"
         ) from error
 
 

@@ -1,11 +1,16 @@
 """From the columns of a row to the tests of a programming problem, in six layouts.
 
-- `tests` (with optional `setup`): our own, a list of {kind: stdin | call | assert | answer, ...}, or the same as a JSON string.
-- `test_list` (with optional `test_imports`): assert statements, as in MBPP.  They name the function, so the prompt has to show them.
-- `test` and `entry_point`: a function check(candidate) and the name of what it is given, as in HumanEval.
-- `reward_model` {style, ground_truth}, as in verl: by `data_source` an answer in words, or for code what `input_output` holds.
+- `tests` (with optional `setup`): our own, a list of {kind: stdin | call | assert | answer, ...},
+  or the same as a JSON string.
+- `test_list` (with optional `test_imports`): assert statements, as in MBPP.  They name the
+  function, so the prompt has to show them.
+- `test` and `entry_point`: a function check(candidate) and the name of what it is given, as in
+  HumanEval.
+- `reward_model` {style, ground_truth}, as in verl: by `data_source` an answer in words, or for code
+  what `input_output` holds.
 - `answer` that ends with `#### number`, as in GSM8K.
-- `input_output`: a JSON string or an object {inputs, outputs, fn_name?}, as in AReaL; with `fn_name` each line of an input is one argument.
+- `input_output`: a JSON string or an object {inputs, outputs, fn_name?}, as in AReaL; with
+  `fn_name` each line of an input is one argument.
 Invariant: a row without usable tests is a DataError that names its place.  Used by prompts.py.
 """
 
@@ -34,21 +39,31 @@ _RULES: dict[Any, Literal["gsm8k", "math"]] = {
 }
 _CODE_SOURCES = ("code", "codecontests", "apps", "codeforces", "taco")
 _REMEDY = (
-    "give a column `tests` (list of {kind: stdin|call|assert|answer, ...}), `test_list` (assert statements), `test` with `entry_point`, "
-    "or `input_output`"
+    "give a column `tests` (list of {kind: stdin|call|assert|answer, ...}), `test_list` (assert"
+    " statements), `test` with `entry_point`, or `input_output`"
 )
 
 
-def read_hidden(place: str, row: Row, reward: RewardConfig, *, has_rollout: bool = False) -> tuple[CodeProblem, tuple[str, ...]]:
-    """As `read_problem`; where functions score the row it comes along, and needs no tests of its own if none of them asks for any.
+def read_hidden(
+    place: str, row: Row, reward: RewardConfig, *, has_rollout: bool = False
+) -> tuple[CodeProblem, tuple[str, ...]]:
+    """As `read_problem`; where functions score the row it comes along, and needs no tests of its
+    own if none of them asks for any.
 
     has_rollout: a function leads the rollouts, which gets the row too.
     """
     source = row.get("data_source")
     if not functions_of(reward) and not has_rollout:
         return read_problem(place, row)
-    problem, shown = read_problem(place, row) if needs_tests(reward, str(source)) else (CodeProblem(tests=[]), ())
-    return msgspec.structs.replace(problem, row=msgspec.json.encode(row, enc_hook=str).decode()), shown
+    problem, shown = (
+        read_problem(place, row)
+        if needs_tests(reward, str(source))
+        else (CodeProblem(tests=[]), ())
+    )
+    return (
+        msgspec.structs.replace(problem, row=msgspec.json.encode(row, enc_hook=str).decode()),
+        shown,
+    )
 
 
 def read_problem(place: str, row: Row) -> tuple[CodeProblem, tuple[str, ...]]:
@@ -68,7 +83,10 @@ def read_problem(place: str, row: Row) -> tuple[CodeProblem, tuple[str, ...]]:
         problem, shown = CodeProblem(tests=[AssertTest(code=check)]), ()
     elif row.get("input_output") is not None:
         problem, shown = CodeProblem(tests=read_input_output(place, row["input_output"])), ()
-    elif isinstance(row.get("reward_model"), dict) and row["reward_model"].get("ground_truth") is not None:
+    elif (
+        isinstance(row.get("reward_model"), dict)
+        and row["reward_model"].get("ground_truth") is not None
+    ):
         problem, shown = CodeProblem(tests=_ground_truth(place, row)), ()
     elif isinstance(row.get("answer"), str) and _GSM8K_ANSWER.search(row["answer"]):
         problem, shown = CodeProblem(tests=[AnswerTest(rule="gsm8k", expected=row["answer"])]), ()
@@ -78,21 +96,31 @@ def read_problem(place: str, row: Row) -> tuple[CodeProblem, tuple[str, ...]]:
         msgspec.msgpack.encode(problem)
     except OverflowError as error:
         raise DataError(
-            f"{place}: a test holds an integer of more than 64 bits, which cannot travel; write it as an assert statement"
+            f"{place}: a test holds an integer of more than 64 bits, which cannot travel; write it"
+            " as an assert statement"
         ) from error
     if not problem.tests:
-        raise DataError(f"{place}: the list of tests is empty, so every program would pass; {_REMEDY}")
+        raise DataError(
+            f"{place}: the list of tests is empty, so every program would pass; {_REMEDY}"
+        )
     return problem, shown
 
 
 def _ground_truth(place: str, row: Row) -> list[CodeTest]:
     source, truth = row.get("data_source"), row["reward_model"]["ground_truth"]
     if source in _RULES:
-        return [AnswerTest(rule=_RULES[source], expected=_text(place, "reward_model.ground_truth", truth))]
+        return [
+            AnswerTest(
+                rule=_RULES[source], expected=_text(place, "reward_model.ground_truth", truth)
+            )
+        ]
     if source in _CODE_SOURCES:
         return read_input_output(f"{place}: reward_model.ground_truth", truth)
     known = ", ".join(sorted([*_RULES, *_CODE_SOURCES]))
-    raise DataError(f"{place}: data_source={source} is not known, so nobody can score it; known are {known}; or give a column `tests`")
+    raise DataError(
+        f"{place}: data_source={source} is not known, so nobody can score it; known are {known}; or"
+        " give a column `tests`"
+    )
 
 
 def _own_tests(place: str, value: Any) -> list[CodeTest]:
@@ -103,21 +131,32 @@ def _own_tests(place: str, value: Any) -> list[CodeTest]:
     try:
         return msgspec.convert(value, list[CodeTest])
     except msgspec.ValidationError as error:
-        raise DataError(f"{place}: column tests is not as documented ({error}); {_REMEDY}") from error
+        raise DataError(
+            f"{place}: column tests is not as documented ({error}); {_REMEDY}"
+        ) from error
 
 
 def _without_absent(test: Any) -> Any:
-    """Parquet gives every struct of a list the same fields, None where absent; only the value that a call returns may be None."""
+    """Parquet gives every struct of a list the same fields, None where absent; only the value that
+    a call returns may be None.
+    """
     if not isinstance(test, dict):
         return test
-    return {key: value for key, value in test.items() if value is not None or (key == "expected" and test.get("kind") == "call")}
+    return {
+        key: value
+        for key, value in test.items()
+        if value is not None or (key == "expected" and test.get("kind") == "call")
+    }
 
 
 def _json(place: str, column: str, text: str) -> Any:
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError as error:
-        raise DataError(f"{place}: {column} holds {text[:80]!r}, which is no JSON ({error}); write values as JSON") from error
+        raise DataError(
+            f"{place}: {column} holds {text[:80]!r}, which is no JSON ({error}); write values as"
+            " JSON"
+        ) from error
 
 
 def _text(place: str, column: str, value: Any) -> str:

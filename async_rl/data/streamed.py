@@ -1,8 +1,10 @@
-"""The prompts of training files too large to be held: each row is read, checked and tokenized when it is asked for.
+"""The prompts of training files too large to be held: each row is read, checked and tokenized when
+it is asked for.
 
-Invariants: prompt i is that of row i, in any process and after any restart; where row i cannot be used it is the prompt of the next
-row that can, and the row is told to `refused`, or counted and logged where the configuration leaves such rows out.
-Made by prompts.py for files with more than data.max_rows_in_memory rows.
+Invariants: prompt i is that of row i, in any process and after any restart; where row i cannot be
+used it is the prompt of the next row that can, and the row is told to `refused`, or counted and
+logged where the configuration leaves such rows out. Made by prompts.py for files with more than
+data.max_rows_in_memory rows.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ _log = logging.getLogger(__name__)
 
 
 class StreamedPrompts:
-    """See above. read: what becomes of (number of the table, number of the row counted from 1, row). is_refused: not to be left out."""
+    """See above. read: what becomes of (number of the table, number of the row counted from 1,
+    row). is_refused: not to be left out.
+    """
 
     def __init__(
         self,
@@ -64,7 +68,8 @@ class StreamedPrompts:
                 self._num_dropped += 1
                 if self._num_dropped.bit_count() == 1:  # the 1st, 2nd, 4th, 8th, ...
                     _log.warning(
-                        "%d rows so far cannot be used, the next ones take their places; the last: %s",
+                        "%d rows so far cannot be used, the next ones take their places; the"
+                        " last: %s",
                         self._num_dropped,
                         found.reason,
                     )

@@ -1,9 +1,11 @@
-"""Data files whose rows are found by their number, for training data that is not to be held in memory.
+"""Data files whose rows are found by their number, for training data that is not to be held in
+memory.
 
-jsonl: the place of each line is kept, 16 bytes a row.  parquet: copied once, batch by batch, to an uncompressed form in the cache that the
-kernel maps into memory and takes back as it likes.  json: one array cannot be read in parts, so its rows are held.
-Invariants: row n here is row n of files.read_placed, with the same place; what is kept grows by a few bytes per row, whatever is in it.
-Used by prompts.py.
+jsonl: the place of each line is kept, 16 bytes a row.  parquet: copied once, batch by batch, to an
+uncompressed form in the cache that the kernel maps into memory and takes back as it likes.  json:
+one array cannot be read in parts, so its rows are held. Invariants: row n here is row n of
+files.read_placed, with the same place; what is kept grows by a few bytes per row, whatever is in
+it. Used by prompts.py.
 """
 
 from __future__ import annotations
@@ -40,7 +42,11 @@ def open_table(file: str, cache_dir: str | None) -> Table:
         return _Held(list(read_placed(file, cache_dir=cache_dir)))
     with readable(file):
         local = local_copy(file, cache_dir)
-        return _Lines(file, local) if suffix == ".jsonl" else _Parquet(file, local, cache_root(cache_dir) / "data")
+        return (
+            _Lines(file, local)
+            if suffix == ".jsonl"
+            else _Parquet(file, local, cache_root(cache_dir) / "data")
+        )
     raise AssertionError("readable raises what it catches")
 
 
@@ -114,7 +120,9 @@ class _Parquet:
         import pyarrow.parquet as parquet
 
         state = self._local.stat()
-        name = hashlib.sha256(f"{self._local.absolute()} {state.st_size} {state.st_mtime_ns}".encode()).hexdigest()[:24]
+        name = hashlib.sha256(
+            f"{self._local.absolute()} {state.st_size} {state.st_mtime_ns}".encode()
+        ).hexdigest()[:24]
         target = self._directory / f"{name}.arrow"
         if target.exists():
             return target

@@ -1,8 +1,11 @@
-"""The embedded model: a small Qwen3 that has read a flawed corpus, saved as a Hugging Face directory.
+"""The embedded model: a small Qwen3 that has read a flawed corpus, saved as a Hugging Face
+directory.
 
 Invariants
-- Held-out specs are not in the corpus; prompts carry no loss; padding is never attended to by a token that carries loss.
-- Same settings on the same machine give the same weights; no global random state is read or left changed.
+- Held-out specs are not in the corpus; prompts carry no loss; padding is never attended to by a
+  token that carries loss.
+- Same settings on the same machine give the same weights; no global random state is read or left
+  changed.
 Called by prepare.py, which owns the cache.  The only module of data/ that needs torch.
 """
 
@@ -35,7 +38,9 @@ Batch = tuple[Tensor, Tensor]
 
 
 def build_model(config: TinyCoderConfig, tokenizer: Any) -> Any:
-    """A Qwen3ForCausalLM with fresh float32 weights drawn from `config.seed`; input and output embeddings are tied."""
+    """A Qwen3ForCausalLM with fresh float32 weights drawn from `config.seed`; input and output
+    embeddings are tied.
+    """
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     qwen = Qwen3Config(
@@ -61,10 +66,12 @@ def build_model(config: TinyCoderConfig, tokenizer: Any) -> Any:
 
 
 def batches(pairs: Iterator[tuple[str, str]], tokenizer: Any, batch_size: int) -> Iterator[Batch]:
-    """Endless supervised batches: token ids int64 [B, L] and labels int64 [B, L], -100 on prompts and padding.
+    """Endless supervised batches: token ids int64 [B, L] and labels int64 [B, L], -100 on prompts
+    and padding.
 
-    Sequences of about the same length share a batch: drawn _BUCKET_BATCHES at a time and sorted.  The order of those batches is then
-    spread by a fixed stride, so that lengths do not rise in a saw tooth.
+    Sequences of about the same length share a batch: drawn _BUCKET_BATCHES at a time and sorted.
+    The order of those batches is then spread by a fixed stride, so that lengths do not rise in a
+    saw tooth.
     """
     pad, end = tokenizer.pad_token_id, tokenizer.eos_token_id
     while True:
@@ -88,18 +95,23 @@ def batches(pairs: Iterator[tuple[str, str]], tokenizer: Any, batch_size: int) -
 
 
 def supervised_loss(model: Any, batch: Batch) -> Tensor:
-    """Summed cross-entropy (float32 scalar) of the labelled tokens; logits are computed at their positions only."""
+    """Summed cross-entropy (float32 scalar) of the labelled tokens; logits are computed at their
+    positions only.
+    """
     ids, labels = batch
     hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
     wanted = labels[:, 1:] != -100
-    return F.cross_entropy(model.lm_head(hidden[:, :-1][wanted]), labels[:, 1:][wanted], reduction="sum")
+    return F.cross_entropy(
+        model.lm_head(hidden[:, :-1][wanted]), labels[:, 1:][wanted], reduction="sum"
+    )
 
 
 def accumulate_gradients(model: nn.Module, batch: Batch, pool: Executor) -> float:
     """Set the gradients of the mean loss over the labelled tokens of `batch`; returns that loss.
 
-    Each worker of the pool takes a share of the rows on one core.  Against threads inside each operation this waits once per step instead
-    of hundreds of times, which matters on a busy machine, and the result does not depend on the number of cores.
+    Each worker of the pool takes a share of the rows on one core.  Against threads inside each
+    operation this waits once per step instead of hundreds of times, which matters on a busy
+    machine, and the result does not depend on the number of cores.
     """
     parameters = list(model.parameters())
     num_tokens = int((batch[1][:, 1:] != -100).sum())
@@ -108,7 +120,9 @@ def accumulate_gradients(model: nn.Module, batch: Batch, pool: Executor) -> floa
         loss = supervised_loss(model, (batch[0][rows], batch[1][rows])) / num_tokens
         return float(loss.detach()), torch.autograd.grad(loss, parameters)
 
-    shares = list(pool.map(share, [slice(part, None, _NUM_WORKERS) for part in range(_NUM_WORKERS)]))
+    shares = list(
+        pool.map(share, [slice(part, None, _NUM_WORKERS) for part in range(_NUM_WORKERS)])
+    )
     for index, parameter in enumerate(parameters):
         parameter.grad = torch.stack([gradients[index] for _, gradients in shares]).sum(0)
     return sum(loss for loss, _ in shares)
@@ -123,13 +137,18 @@ def learning_rate(step: int, *, num_steps: int, peak: float) -> float:
 
 
 def build_optimizers(model: nn.Module, lr: float) -> list[torch.optim.Optimizer]:
-    """Muon for the matrices inside the layers, in as many shares as there are workers, and AdamW for embeddings and norms.
+    """Muon for the matrices inside the layers, in as many shares as there are workers, and AdamW
+    for embeddings and norms.
 
-    Against AdamW alone, Muon (arXiv 2502.16982, its scaling) needs about half the steps and leaves a third of the malformed programs.
+    Against AdamW alone, Muon (arXiv 2502.16982, its scaling) needs about half the steps and leaves
+    a third of the malformed programs.
     """
     inner = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     outer = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
-    muons = [torch.optim.Muon(share, lr=lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw") for share in _shares(inner)]
+    muons = [
+        torch.optim.Muon(share, lr=lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+        for share in _shares(inner)
+    ]
     return [*muons, torch.optim.AdamW(outer, lr=lr, betas=(0.9, 0.98), weight_decay=0.0)]
 
 
@@ -138,7 +157,9 @@ def _shares(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
     return [share for share in shares if share]
 
 
-def warm_start(model: nn.Module, data: Iterator[Batch], config: TinyCoderConfig, on_progress: Progress) -> list[float]:
+def warm_start(
+    model: nn.Module, data: Iterator[Batch], config: TinyCoderConfig, on_progress: Progress
+) -> list[float]:
     """Supervised steps on `data`; returns the loss of each step."""
     optimizers = build_optimizers(model, config.warm_start_lr)
     losses: list[float] = []
@@ -172,8 +193,12 @@ def _one_thread_per_operation() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def make_tiny_coder(directory: Path, config: TinyCoderConfig, task: ListFunctionsConfig, on_progress: Progress) -> None:
-    """Build tokenizer and model, warm-start it on the training specs and save everything into `directory`."""
+def make_tiny_coder(
+    directory: Path, config: TinyCoderConfig, task: ListFunctionsConfig, on_progress: Progress
+) -> None:
+    """Build tokenizer and model, warm-start it on the training specs and save everything into
+    `directory`.
+    """
     on_progress(0.0, "building the tokenizer")
     tokenizer = build_tokenizer(list_functions.vocabulary_text(), MAX_LENGTH)
     model = build_model(config, tokenizer)

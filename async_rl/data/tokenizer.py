@@ -1,8 +1,10 @@
-"""The embedded model's tokenizer: byte-level BPE over the task's own phrases and code, one token per word or run of signs.
+"""The embedded model's tokenizer: byte-level BPE over the task's own phrases and code, one token
+per word or run of signs.
 
-Invariants: any text comes back exactly from its tokens (all 256 bytes are in the vocabulary); the same text gives the same tokenizer;
-the end-of-sequence and padding tokens are never produced by encoding plain text.
-Called by tiny_coder.py, which saves it beside the weights, and by whoever needs the tokenizer of a run.
+Invariants: any text comes back exactly from its tokens (all 256 bytes are in the vocabulary); the
+same text gives the same tokenizer; the end-of-sequence and padding tokens are never produced by
+encoding plain text. Called by tiny_coder.py, which saves it beside the weights, and by whoever
+needs the tokenizer of a run.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ _PIECES = r"\n *| ?[A-Za-z_]+| ?[0-9]| ?[^\sA-Za-z0-9_]+|\s"
 
 
 def build_tokenizer(texts: Iterable[str], max_length: int) -> PreTrainedTokenizerBase:
-    """Train the tokenizer on `texts`; merges never cross the boundary of a word, a digit, a run of signs or an indented line start."""
+    """Train the tokenizer on `texts`; merges never cross the boundary of a word, a digit, a run of
+    signs or an indented line start.
+    """
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -60,13 +64,17 @@ def load_tokenizer(config: RunConfig, model_path: Path) -> PreTrainedTokenizerBa
 
     import_external(config.model)
     directory = config.data.tokenizer or str(model_path)
-    return AutoTokenizer.from_pretrained(directory, trust_remote_code=config.model.trust_remote_code, local_files_only=True)
+    return AutoTokenizer.from_pretrained(
+        directory, trust_remote_code=config.model.trust_remote_code, local_files_only=True
+    )
 
 
 def spare_torch(config: RunConfig) -> None:
-    """For a process that needs a tokenizer and no model: `import torch` fails from now on, as if it were not installed.
+    """For a process that needs a tokenizer and no model: `import torch` fails from now on, as if it
+    were not installed.
 
-    transformers would load it along, which takes two thirds of the time and 260 MB. A tokenizer that brings its own code may need it.
+    transformers would load it along, which takes two thirds of the time and 260 MB. A tokenizer
+    that brings its own code may need it.
     """
     if not config.model.trust_remote_code:
         sys.modules.setdefault("torch", None)  # type: ignore[arg-type]

@@ -2,9 +2,11 @@
 
 Invariants
 - Token ids go in and come out; no engine sees text.
-- Each token carries the float32 log-prob of the distribution it was drawn from and the version of the weights that drew it.
+- Each token carries the float32 log-prob of the distribution it was drawn from and the version of
+  the weights that drew it.
 - Before the first `load_weights` there is no version, and nothing is generated.
-Called by the generator process; `build_engine` is where a heavy dependency is imported, so call it in a thread.
+Called by the generator process; `build_engine` is where a heavy dependency is imported, so call it
+in a thread.
 """
 
 from __future__ import annotations
@@ -36,9 +38,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """One finished sample: position t of each array is about its t-th new token, the end-of-sequence token included.
+    """One finished sample: position t of each array is about its t-th new token, the
+    end-of-sequence token included.
 
-    token_ids int32 [N], logprobs float32 [N] (of the distribution sampled from, after temperature), versions int32 [N].
+    token_ids int32 [N], logprobs float32 [N] (of the distribution sampled from, after temperature),
+    versions int32 [N].
     is_truncated: stopped by the length limit, without an end-of-sequence token.
     """
 
@@ -65,30 +69,38 @@ class Engine(Protocol):
     def generate(
         self, request_id: str, prompt_token_ids: Sequence[int], num_samples: int, sampling: Sampling
     ) -> AsyncGenerator[Completion, None]:
-        """Yields each of num_samples completions of one prompt as it finishes; closing the iterator ends the rest.
+        """Yields each of num_samples completions of one prompt as it finishes; closing the iterator
+        ends the rest.
 
-        Raises WeightsError before the first load and after a failed one, Unavailable if the engine died.
+        Raises WeightsError before the first load and after a failed one, Unavailable if the engine
+        died.
         """
 
     async def rest(self) -> None:
-        """Stands still after the step under way and lets go of the device: weights, cache and all; requests in flight are kept.
+        """Stands still after the step under way and lets go of the device: weights, cache and all;
+        requests in flight are kept.
 
-        The next `load_weights` brings it back: what was in flight goes on from the tokens it has.  Safe to call twice.
+        The next `load_weights` brings it back: what was in flight goes on from the tokens it has.
+        Safe to call twice.
         """
 
     async def weight_devices(self) -> list[str]:
         """What receives a broadcast of weights, one entry per rank: `cpu`, or the UUID of a GPU."""
 
     async def load_weights(self, manifest: Manifest, source: Source | None = None) -> LoadReport:
-        """Changes the weights between two engine steps; requests in flight go on. source: None = the shared block.
+        """Changes the weights between two engine steps; requests in flight go on. source: None =
+        the shared block.
 
-        Raises WeightsError: before anything was changed if the block is not what the manifest announces, else the engine refuses all
-        further work.  Raises GroupBroken if the broadcast came to no end: it may be repeated; until then the engine goes on as it was,
-        or stands still where it loads in place.
+        Raises WeightsError: before anything was changed if the block is not what the manifest
+        announces, else the engine refuses all further work.  Raises GroupBroken if the broadcast
+        came to no end: it may be repeated; until then the engine goes on as it was, or stands still
+        where it loads in place.
         """
 
     async def logprobs(self, rows: Sequence[IntArray]) -> list[FloatArray]:
-        """float32 log-prob of each token of each row at temperature 1, given the tokens before it; 0 for the first."""
+        """float32 log-prob of each token of each row at temperature 1, given the tokens before it;
+        0 for the first.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,14 +120,18 @@ def read_model_facts(model_path: Path) -> ModelFacts:
         config: dict[str, Any] = json.loads((model_path / "config.json").read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"model.path={model_path} has no readable config.json ({error}); name the directory of a Hugging Face model"
+            f"model.path={model_path} has no readable config.json ({error}); name the directory of"
+            " a Hugging Face model"
         ) from error
     generation_path = model_path / "generation_config.json"
-    generation: dict[str, Any] = json.loads(generation_path.read_text()) if generation_path.exists() else {}
+    generation: dict[str, Any] = (
+        json.loads(generation_path.read_text()) if generation_path.exists() else {}
+    )
     ends = generation.get("eos_token_id", config.get("eos_token_id"))
     if ends is None:
         raise ConfigError(
-            f"neither config.json nor generation_config.json in {model_path} names eos_token_id, so no sample could end; add it"
+            f"neither config.json nor generation_config.json in {model_path} names eos_token_id, so"
+            " no sample could end; add it"
         )
     text_config = config.get("text_config", config)
     return ModelFacts(
@@ -127,13 +143,17 @@ def read_model_facts(model_path: Path) -> ModelFacts:
 def require_version(version: int) -> None:
     """Raises WeightsError where no weights were loaded yet."""
     if version == NO_VERSION:
-        raise WeightsError("the engine holds no version of the weights yet; push one before asking for tokens")
+        raise WeightsError(
+            "the engine holds no version of the weights yet; push one before asking for tokens"
+        )
 
 
 def build_engine(config: RunConfig, model_path: Path, *, rank: int = 0) -> Engine:
-    """The engine that generation.engine names, not started yet; rank makes the noise of parallel generators differ.
+    """The engine that generation.engine names, not started yet; rank makes the noise of parallel
+    generators differ.
 
-    Imports it here and not above: vLLM alone takes seconds, and must find the environment of `prepare_environment`.
+    Imports it here and not above: vLLM alone takes seconds, and must find the environment of
+    `prepare_environment`.
     """
     import_external(config.model)
     if config.generation.engine == "vllm":

@@ -1,7 +1,9 @@
-"""The process that hosts an engine: its cores, its priority, its environment variables, and its death with its parent.
+"""The process that hosts an engine: its cores, its priority, its environment variables, and its
+death with its parent.
 
-vLLM, torch and OpenMP read these variables once, when they are imported or first used; set them before.
-Called by the generator process before `build_engine`, and by the workers that vLLM itself starts.
+vLLM, torch and OpenMP read these variables once, when they are imported or first used; set them
+before. Called by the generator process before `build_engine`, and by the workers that vLLM itself
+starts.
 """
 
 from __future__ import annotations
@@ -24,20 +26,27 @@ EXTERNAL_LIB = "ASYNC_RL_EXTERNAL_LIB"
 """model.external_lib, for the worker processes that vLLM starts."""
 _PR_SET_PDEATHSIG = 1
 _GENTLE_NICENESS = 5
-"""Who is busy on the same core keeps three fifths of it beside two that join, instead of a third."""
+"""Who is busy on the same core keeps three fifths of it beside two that join, instead of a third.
+"""
 _AUTOGROUP = Path("/proc/self/autogroup")
 
 
 def uses_gpu(config: RunConfig) -> bool:
-    """Whether generators were given GPUs; told by the configuration, since asking torch would import it too early."""
+    """Whether generators were given GPUs; told by the configuration, since asking torch would
+    import it too early.
+    """
     return config.generators.gpus_each > 0
 
 
 def prepare_environment(config: RunConfig, cores: Sequence[int]) -> None:
-    """Pins this process to `cores` (empty = leave it) and sets what vLLM, torch and OpenMP read. Before any of them is imported."""
+    """Pins this process to `cores` (empty = leave it) and sets what vLLM, torch and OpenMP read.
+    Before any of them is imported.
+    """
     if cores:
         os.sched_setaffinity(0, cores)
-    num_threads = max(1, len(os.sched_getaffinity(0)) // config.generation.vllm.tensor_parallel_size)
+    num_threads = max(
+        1, len(os.sched_getaffinity(0)) // config.generation.vllm.tensor_parallel_size
+    )
     variables = {
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
@@ -50,7 +59,8 @@ def prepare_environment(config: RunConfig, cores: Sequence[int]) -> None:
     if not uses_gpu(config):
         variables |= {
             "OMP_NUM_THREADS": str(num_threads),
-            # The engine core runs in a thread of this process: two imports of vLLM less, no copy of each step's tokens between processes.
+            # The engine core runs in a thread of this process: two imports of vLLM less, no copy of
+            # each step's tokens between processes.
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             # Workers of a tensor parallel engine inherit the cores of this process.
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
@@ -58,7 +68,8 @@ def prepare_environment(config: RunConfig, cores: Sequence[int]) -> None:
     if config.model.external_lib is not None:
         variables[EXTERNAL_LIB] = config.model.external_lib
     if config.generation.vllm.enforce_eager:
-        # Eager mode alone leaves the counter of log-prob ranks to torch.compile, which takes seconds in the first request.
+        # Eager mode alone leaves the counter of log-prob ranks to torch.compile, which takes
+        # seconds in the first request.
         variables["TORCHDYNAMO_DISABLE"] = "1"
     os.environ.update(variables)
     # It would override generation.vllm.kv_cache_mb.
@@ -74,9 +85,11 @@ def die_with_parent() -> None:
 
 @contextlib.asynccontextmanager
 async def giving_way(*, to_others: bool) -> AsyncIterator[None]:
-    """Meanwhile whatever this process does holds up those on the same cores less, if there are others; see `gently` for other kernels.
+    """Meanwhile whatever this process does holds up those on the same cores less, if there are
+    others; see `gently` for other kernels.
 
-    Where Linux groups processes by session (autogroup), it compares sessions with each other, and a thread's priority says nothing there.
+    Where Linux groups processes by session (autogroup), it compares sessions with each other, and a
+    thread's priority says nothing there.
     """
     await _set_session_niceness(_GENTLE_NICENESS if to_others else 0)
     try:
@@ -86,7 +99,9 @@ async def giving_way(*, to_others: bool) -> AsyncIterator[None]:
 
 
 async def _set_session_niceness(niceness: int) -> None:
-    """Of the session that the launcher made for this process. Does nothing where sessions have none."""
+    """Of the session that the launcher made for this process. Does nothing where sessions have
+    none.
+    """
     for _ in range(20):
         try:
             await asyncio.to_thread(_AUTOGROUP.write_text, str(niceness))
@@ -99,9 +114,11 @@ async def _set_session_niceness(niceness: int) -> None:
 
 
 async def gently(work: Callable[[], T]) -> T:
-    """Runs it in a thread whose priority is lower, so that those at work on the same cores are held up less; the thread ends with it.
+    """Runs it in a thread whose priority is lower, so that those at work on the same cores are held
+    up less; the thread ends with it.
 
-    Linux keeps a priority per thread and lets nobody but root raise one again; the process, and what it starts later, keep theirs.
+    Linux keeps a priority per thread and lets nobody but root raise one again; the process, and
+    what it starts later, keep theirs.
     """
     thread = ThreadPoolExecutor(1, initializer=os.nice, initargs=(_GENTLE_NICENESS,))
     try:

@@ -1,8 +1,10 @@
-"""Attention over packed rows, offered to every Hugging Face model through transformers' attention interface.
+"""Attention over packed rows, offered to every Hugging Face model through transformers' attention
+interface.
 
-`use_segments(model)` makes a model call `attend`, which gathers the keys of each segment (its prompt, then itself), so a prompt shared by
-several responses is computed once and no token is padded outside this function.
-Invariant: the model receives the row's `Layout` as the keyword argument `segments` of its forward call and must pass it down.
+`use_segments(model)` makes a model call `attend`, which gathers the keys of each segment (its
+prompt, then itself), so a prompt shared by several responses is computed once and no token is
+padded outside this function. Invariant: the model receives the row's `Layout` as the keyword
+argument `segments` of its forward call and must pass it down.
 """
 
 from __future__ import annotations
@@ -35,10 +37,13 @@ def attend(
 ) -> Tensor:
     """Softmax attention of each segment to its prompt and its own past.
 
-    query: [T, H, D]; key, value: [T, H_kv, D] -> [T, H, D].  scaling: factor on the products, None = 1 / sqrt(D).
+    query: [T, H, D]; key, value: [T, H_kv, D] -> [T, H, D].  scaling: factor on the products, None
+    = 1 / sqrt(D).
     window: tokens that each one sees, itself and those before it; None = all.
     """
-    outputs = [_attend_block(block, query, key, value, scaling, window) for block in segments.blocks]
+    outputs = [
+        _attend_block(block, query, key, value, scaling, window) for block in segments.blocks
+    ]
     joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return joined.index_select(0, segments.output_index).view(query.shape)
 
@@ -54,7 +59,12 @@ def _attend_block(
     """-> [N * Q, H * D]."""
 
     def gather(x: Tensor, index: Tensor) -> Tensor:
-        return x.flatten(1).index_select(0, index).view(block.num_segments, -1, *x.shape[1:]).transpose(1, 2)
+        return (
+            x.flatten(1)
+            .index_select(0, index)
+            .view(block.num_segments, -1, *x.shape[1:])
+            .transpose(1, 2)
+        )
 
     q, k, v = (
         gather(query, block.query_index),
@@ -88,9 +98,13 @@ def _segment_attention(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """query: [1, H, T, D]; key, value: [1, H_kv, T, D] -> [1, T, H, D]. Raises NotImplementedError for kinds of attention that differ."""
+    """query: [1, H, T, D]; key, value: [1, H_kv, T, D] -> [1, T, H, D]. Raises NotImplementedError
+    for kinds of attention that differ.
+    """
     if softcap is not None or s_aux is not None:
-        raise NotImplementedError("its attention caps its logits or has sinks, which packed rows cannot")
+        raise NotImplementedError(
+            "its attention caps its logits or has sinks, which packed rows cannot"
+        )
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
     return attend(segments, query, key, value, scaling, sliding_window)[None], None
 

@@ -1,9 +1,13 @@
-"""Checkpoints of the learner by torch.distributed.checkpoint: copied at once, written in the background beside their place, then renamed.
+"""Checkpoints of the learner by torch.distributed.checkpoint: copied at once, written in the
+background beside their place, then renamed.
 
 Invariants
-- A directory under its final name is complete and on the disk; one that ends in `.partial` is not, and goes when it is next in the way.
-- What is restored is equal bit for bit, on any number of ranks; the random state is one, for all ranks make the same draws.
-- The state is copied before `begin` returns; what is trained meanwhile does not reach the file. One checkpoint is written at a time.
+- A directory under its final name is complete and on the disk; one that ends in `.partial` is not,
+  and goes when it is next in the way.
+- What is restored is equal bit for bit, on any number of ranks; the random state is one, for all
+  ranks make the same draws.
+- The state is copied before `begin` returns; what is trained meanwhile does not reach the file. One
+  checkpoint is written at a time.
 """
 
 from __future__ import annotations
@@ -40,7 +44,9 @@ _CUDA_RANDOM = "random.cuda"
 
 
 class Checkpointer:
-    """Saves and restores models, moments, random state, version, and the state of whatever else is `stateful`, by name."""
+    """Saves and restores models, moments, random state, version, and the state of whatever else is
+    `stateful`, by name.
+    """
 
     def __init__(
         self,
@@ -53,12 +59,16 @@ class Checkpointer:
         self._stateful = stateful
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         if not dist.is_initialized():
-            dist.init_process_group("gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
+            dist.init_process_group(
+                "gloo", store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1
+            )
         # A group of its own: its collectives run in the background, beside those of training.
         self._group = dist.new_group(backend="gloo")
 
     def begin(self, directory: Path, version: int) -> Future[None]:
-        """Copies the state (collective) and writes it in the background. The result, on rank 0, is the rename or an InfrastructureError."""
+        """Copies the state (collective) and writes it in the background. The result, on rank 0, is
+        the rename or an InfrastructureError.
+        """
         partial = directory.with_name(directory.name + ".partial")
         if self._ranks.rank == 0:
             shutil.rmtree(partial, ignore_errors=True)
@@ -77,24 +87,32 @@ class Checkpointer:
         except (CheckpointException, OSError) as error:
             cause = _causes(error) if isinstance(error, CheckpointException) else str(error)
             raise InfrastructureError(
-                f"checkpoint {directory} could not be written: {cause}; make room or give permission, then async-rl resume the run"
+                f"checkpoint {directory} could not be written: {cause}; make room or give"
+                " permission, then async-rl resume the run"
             ) from error
 
     def load(self, directory: Path) -> int:
-        """Restores everything (collective) and returns the version. Raises DataError if there is no complete checkpoint."""
+        """Restores everything (collective) and returns the version. Raises DataError if there is no
+        complete checkpoint.
+        """
         if not (directory / ".metadata").is_file():
-            raise DataError(f"{directory} is not a checkpoint; give a directory such as checkpoints/step_000020 of a run")
+            raise DataError(
+                f"{directory} is not a checkpoint; give a directory such as checkpoints/step_000020"
+                " of a run"
+            )
         state: dict[str, Any] = {**self._state(), "version": torch.zeros(2, dtype=torch.int64)}
         try:
             self._read(state, directory)
         except CheckpointException as error:
             raise DataError(
-                f"checkpoint {directory} cannot be read, or is of another model or configuration: {_causes(error)}; "
-                f"move it away to go on from the one before"
+                f"checkpoint {directory} cannot be read, or is of another model or configuration:"
+                f" {_causes(error)}; move it away to go on from the one before"
             ) from error
         saved_format, version = state["version"].tolist()
         if saved_format != _FORMAT:
-            raise DataError(f"{directory} has checkpoint format {saved_format}, this version reads {_FORMAT}")
+            raise DataError(
+                f"{directory} has checkpoint format {saved_format}, this version reads {_FORMAT}"
+            )
         for name, (model, optimizer) in self._models.items():
             set_state_dict(
                 model,
@@ -126,7 +144,9 @@ class Checkpointer:
         state |= _gpu_random()
         for name, (model, optimizer) in self._models.items():
             options = StateDictOptions()
-            state[f"{name}.model"], state[f"{name}.optimizer"] = get_state_dict(model, optimizer.torch_optimizer, options=options)
+            state[f"{name}.model"], state[f"{name}.optimizer"] = get_state_dict(
+                model, optimizer.torch_optimizer, options=options
+            )
         return state
 
 

@@ -1,8 +1,9 @@
-"""What the models say of a batch before its update, and how the batch is dealt out to forward passes.
+"""What the models say of a batch before its update, and how the batch is dealt out to forward
+passes.
 
-Invariant: the first update has the weights that were evaluated, so its passes are kept, graph included, where memory allows; where the
-policy's log-probs are needed no earlier, its training passes are the evaluation.  Nothing is computed twice.
-Called by update.py.
+Invariant: the first update has the weights that were evaluated, so its passes are kept, graph
+included, where memory allows; where the policy's log-probs are needed no earlier, its training
+passes are the evaluation.  Nothing is computed twice. Called by update.py.
 """
 
 from __future__ import annotations
@@ -23,14 +24,17 @@ from async_rl.learner.objective import Evaluated
 from async_rl.learner.sharding import Ranks
 
 _CACHE_TOKENS = 1280
-"""Tokens of a pass on a CPU: activations of a small model then stay in the core's cache, which is faster than one large pass."""
+"""Tokens of a pass on a CPU: activations of a small model then stay in the core's cache, which is
+faster than one large pass.
+"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Minibatch:
     """The passes of this rank for one optimizer step, and the minibatch's sequences on all ranks.
 
-    silent: those passes, at the front, of whose loss the gradient is exactly 0: they are run for what they tell, without a graph.
+    silent: those passes, at the front, of whose loss the gradient is exactly 0: they are run for
+    what they tell, without a graph.
     """
 
     passes: list[Pass]
@@ -40,9 +44,11 @@ class Minibatch:
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Kept:
-    """Outputs of passes, graph included, that the first update uses instead of running the models again.
+    """Outputs of passes, graph included, that the first update uses instead of running the models
+    again.
 
-    is_streaming: the policy was not run before the targets; its training passes give the proximal log-probs.
+    is_streaming: the policy was not run before the targets; its training passes give the proximal
+    log-probs.
     """
 
     is_streaming: bool
@@ -73,7 +79,8 @@ class Evaluator:
         self._chunk_tokens = policy.chunk_tokens(config.learner.logits_chunk_mb)
 
     def plan(self, batch: Batch, version: int, epoch: int, *, pulls: Tensor) -> list[Minibatch]:
-        """The epoch's minibatches with this rank's passes; the same on every rank and for every budget but for the passes.
+        """The epoch's minibatches with this rank's passes; the same on every rank and for every
+        budget but for the passes.
 
         pulls: bool [B], False where nothing in the sequence's loss depends on the policy.
         """
@@ -81,24 +88,37 @@ class Evaluator:
         budget = self._config.learner.budget_tokens
         if not self._ranks.is_sharded:
             budget = min(budget, _CACHE_TOKENS)
-        rng = np.random.default_rng((self._config.seed, version, epoch)) if self._config.learner.shuffle else None
+        rng = (
+            np.random.default_rng((self._config.seed, version, epoch))
+            if self._config.learner.shuffle
+            else None
+        )
         does_pull = pulls.tolist()
 
         def mine(sequences: list[int]) -> list[Pass]:
             if not sequences:
                 return []
             shares = passes(batch, sequences, ranks=self._ranks.world_size, budget_tokens=budget)
-            return [pack(batch, members, device=device, with_ends=self._has_values) for members in shares[self._ranks.rank]]
+            return [
+                pack(batch, members, device=device, with_ends=self._has_values)
+                for members in shares[self._ranks.rank]
+            ]
 
         plan = []
         for sequences in minibatches(batch, count=self._config.learner.minibatches, rng=rng):
             silent = mine([s for s in sequences if not does_pull[s]])
             loud = mine([s for s in sequences if does_pull[s]])
-            plan.append(Minibatch(passes=silent + loud, silent=frozenset(silent), sequences=sequences))
+            plan.append(
+                Minibatch(passes=silent + loud, silent=frozenset(silent), sequences=sequences)
+            )
         return plan
 
-    def evaluate(self, batch: Batch, plan: Sequence[Minibatch], *, with_policy: bool, trains_policy: bool) -> tuple[Evaluated, Kept]:
-        """Runs the models over the batch. The first update has the same weights, so its passes keep their graphs if memory allows."""
+    def evaluate(
+        self, batch: Batch, plan: Sequence[Minibatch], *, with_policy: bool, trains_policy: bool
+    ) -> tuple[Evaluated, Kept]:
+        """Runs the models over the batch. The first update has the same weights, so its passes keep
+        their graphs if memory allows.
+        """
         reuse = self._reusable(batch, plan[0])
         silent = plan[0].silent
         before, kept = self.nothing_yet(batch), Kept(is_streaming=not with_policy)
@@ -124,26 +144,37 @@ class Evaluator:
         return before, kept
 
     def run_policy(self, row: Pass) -> PolicyOutput:
-        """The policy's log-probs and entropies of a pass, with the exact KL where that is the estimator."""
+        """The policy's log-probs and entropies of a pass, with the exact KL where that is the
+        estimator.
+        """
         states = None
         if self._is_kl_exact and self._reference is not None:
             with torch.no_grad():
                 states = self._reference.states(row)
                 if self._ranks.is_sharded:  # FSDP frees the head that the backward pass will need
                     states = States(states.hidden, states.head.clone())
-        output: PolicyOutput = self._policy(row, temperature=self._temperature, chunk_tokens=self._chunk_tokens, reference=states)
+        output: PolicyOutput = self._policy(
+            row, temperature=self._temperature, chunk_tokens=self._chunk_tokens, reference=states
+        )
         return output
 
     def _ref_logprobs(self, reference: Policy, row: Pass) -> Tensor:
-        output: PolicyOutput = reference(row, temperature=self._temperature, chunk_tokens=self._chunk_tokens)
+        output: PolicyOutput = reference(
+            row, temperature=self._temperature, chunk_tokens=self._chunk_tokens
+        )
         return output.logprobs
 
     def _reusable(self, batch: Batch, first: Minibatch) -> set[Pass]:
-        """Passes whose graphs may wait for the update: all of the first minibatch or none, within the budget.
+        """Passes whose graphs may wait for the update: all of the first minibatch or none, within
+        the budget.
 
-        FSDP's hooks expect each backward pass before the next forward pass, so a sharded model keeps a single one.
+        FSDP's hooks expect each backward pass before the next forward pass, so a sharded model
+        keeps a single one.
         """
-        fits = cost_tokens(batch, first.sequences) <= self._config.learner.budget_tokens * self._ranks.world_size
+        fits = (
+            cost_tokens(batch, first.sequences)
+            <= self._config.learner.budget_tokens * self._ranks.world_size
+        )
         if not fits or (self._ranks.is_sharded and len(first.passes) > 1):
             return set()
         return set(first.passes)
@@ -160,7 +191,11 @@ class Evaluator:
             ref_logprobs=tokens() if self._reference is not None else None,
             ref_kl=tokens() if self._reference is not None and self._is_kl_exact else None,
             values=tokens() if self._has_values else None,
-            bootstrap=torch.zeros(batch.num_sequences, device=self._ranks.device) if self._has_values else None,
+            bootstrap=(
+                torch.zeros(batch.num_sequences, device=self._ranks.device)
+                if self._has_values
+                else None
+            ),
         )
 
     def share(self, *tensors: Tensor | None) -> None:

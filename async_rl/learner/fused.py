@@ -1,7 +1,9 @@
-"""Qwen3's attention and norms with fewer passes over memory, for float32 on a CPU, where such passes cost as much as the products.
+"""Qwen3's attention and norms with fewer passes over memory, for float32 on a CPU, where such
+passes cost as much as the products.
 
-`fuse(model)` replaces modules in place; parameters and their names stay.  It takes a fifth off a step of the embedded model.
-Invariant: results equal those of the replaced modules within float error; `models.load_policy` checks it on every start.
+`fuse(model)` replaces modules in place; parameters and their names stay.  It takes a fifth off a
+step of the embedded model. Invariant: results equal those of the replaced modules within float
+error; `models.load_policy` checks it on every start.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ class FusedRMSNorm(nn.Module):
 
 
 class FusedAttention(nn.Module):
-    """Projections, normed and rotated queries and keys, attention by segments; heads stay beside each other, so nothing is transposed."""
+    """Projections, normed and rotated queries and keys, attention by segments; heads stay beside
+    each other, so nothing is transposed.
+    """
 
     def __init__(self, plain: Any) -> None:
         super().__init__()
@@ -83,7 +87,9 @@ def _norm_scale(x: Tensor, eps: float) -> Tensor:
 
 
 def _norm_backward(grad: Tensor, x: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """With n = x * scale:  d weight = sum(grad n),  d x = scale (grad weight - n mean(grad weight n))."""
+    """With n = x * scale:  d weight = sum(grad n),  d x = scale (grad weight - n mean(grad weight
+    n)).
+    """
     normed = x * scale
     pulled = grad * normed
     grad_weight = pulled.flatten(0, -2).sum(0)
@@ -114,7 +120,9 @@ class _RMSNorm(torch.autograd.Function):
 
 class _RotatedRMSNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, cos: Tensor, sin: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, eps: float, cos: Tensor, sin: Tensor
+    ) -> Tensor:
         scale = _norm_scale(x, eps)
         ctx.save_for_backward(x, weight, scale, cos, sin)
         return _rotate((x * scale).mul_(weight), cos, sin, sign=1.0)

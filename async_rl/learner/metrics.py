@@ -18,8 +18,12 @@ from async_rl.learner.pass_loss import correction
 from async_rl.learner.update import StepRecord
 
 
-def step_scalars(config: RunConfig, batch: Batch, record: StepRecord, *, version: int) -> dict[str, float]:
-    """Everything that one step tells about rewards, policy, critic and ages. version: the learner's, before the step."""
+def step_scalars(
+    config: RunConfig, batch: Batch, record: StepRecord, *, version: int
+) -> dict[str, float]:
+    """Everything that one step tells about rewards, policy, critic and ages. version: the
+    learner's, before the step.
+    """
     mask, before, targets, totals = record.mask, record.before, record.targets, record.totals
     proximal, behavior = before.proximal_logprobs[mask], batch.behavior_logprobs[mask]
     ages = version - batch.versions[mask]
@@ -46,7 +50,9 @@ def step_scalars(config: RunConfig, batch: Batch, record: StepRecord, *, version
         "policy/grad_norm": totals.policy_grad_norm / totals.updates,
         "policy/lr": record.policy_lr,
         "advantage/mean": _mean(targets.raw_advantages[mask]),
-        "advantage/std": float(targets.raw_advantages[mask].std(correction=0)) if mask.any() else 0.0,
+        "advantage/std": (
+            float(targets.raw_advantages[mask].std(correction=0)) if mask.any() else 0.0
+        ),
         "staleness/mean_versions": _mean(ages.float()),
         "staleness/max_versions": float(ages.max()) if ages.numel() else 0.0,
         "length/response_mean": float(lengths.mean()),
@@ -58,14 +64,18 @@ def step_scalars(config: RunConfig, batch: Batch, record: StepRecord, *, version
         "time/update_s": record.update_s,
     }
     if before.ref_logprobs is not None:
-        scalars["policy/kl_reference"] = _mean(kl_estimate(proximal, ref_logprobs=before.ref_logprobs[mask], estimator="k3"))
+        scalars["policy/kl_reference"] = _mean(
+            kl_estimate(proximal, ref_logprobs=before.ref_logprobs[mask], estimator="k3")
+        )
         scalars["policy/kl_coef"] = record.kl_coef
     if batch.baselines is not None:
         scalars["reward/baseline_mean"] = _mean(batch.baselines.rewards)
     if before.values is not None and targets.returns is not None and record.value_lr is not None:
         scalars["value/loss"] = totals.value_loss / totals.updates
         values = before.values[mask] * record.units.std + record.units.mean
-        scalars["value/explained_variance"] = explained_variance(values, returns=targets.returns[mask])
+        scalars["value/explained_variance"] = explained_variance(
+            values, returns=targets.returns[mask]
+        )
         scalars["value/return_mean"] = _mean(targets.returns[mask])
         scalars["value/grad_norm"] = totals.value_grad_norm / totals.updates
         scalars["value/lr"] = record.value_lr
@@ -79,7 +89,9 @@ def step_histograms(batch: Batch, record: StepRecord, *, version: int) -> dict[s
 
 
 def _oldest_ages(batch: Batch, record: StepRecord, version: int) -> torch.Tensor:
-    """Age in versions of the oldest trained token of each sequence, int64 [B]; -1 where none is trained."""
+    """Age in versions of the oldest trained token of each sequence, int64 [B]; -1 where none is
+    trained.
+    """
     ages = (version - batch.versions).masked_fill(~record.mask, -1)
     oldest = torch.full((batch.num_sequences,), -1, dtype=ages.dtype, device=ages.device)
     return oldest.scatter_reduce_(0, batch.sequence_index, ages, "amax")

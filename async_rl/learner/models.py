@@ -2,8 +2,8 @@
 
 Invariants
 - Parameters are float32; compute runs in the configured type.
-- A loaded model is checked once against its own plain forward pass, so an architecture that packing or the head's shortcut would
-  compute wrongly is refused at the start instead of trained wrongly.
+- A loaded model is checked once against its own plain forward pass, so an architecture that packing
+  or the head's shortcut would compute wrongly is refused at the start instead of trained wrongly.
 Called by the trainer.
 """
 
@@ -31,18 +31,23 @@ from async_rl.learner.rows import rows_as_group
 from async_rl.learner.sharding import local, reshard
 
 _TOLERANCE = 1e-3
-"""Nats between packed and plain log-probs in float32; kernels differ by about 1e-5, a wrong mask or head by far more."""
+"""Nats between packed and plain log-probs in float32; kernels differ by about 1e-5, a wrong mask or
+head by far more.
+"""
 
 
 class Values(NamedTuple):
-    """Values before each response token, and after each sequence's last token: float32 [R'], float32 [S], the latter detached."""
+    """Values before each response token, and after each sequence's last token: float32 [R'],
+    float32 [S], the latter detached.
+    """
 
     here: Tensor
     after: Tensor
 
 
 class PolicyOutput(NamedTuple):
-    """Of each response token of a pass, float32 [R']: log-prob, entropy of its distribution, exact KL to the reference where asked for.
+    """Of each response token of a pass, float32 [R']: log-prob, entropy of its distribution, exact
+    KL to the reference where asked for.
 
     values: those of the critic's head on the policy's backbone, where it has one.
     """
@@ -66,15 +71,21 @@ def chunk_rows(chunk_mb: float, vocab_size: int) -> int:
 
 
 class Policy(nn.Module):
-    """A causal language model that scores packed rows, and values them if it is given a head for that."""
+    """A causal language model that scores packed rows, and values them if it is given a head for
+    that.
+    """
 
     def __init__(self, lm: PreTrainedModel) -> None:
         super().__init__()
         self.lm = lm
         self.value_head: nn.Linear | None = None
 
-    def forward(self, row: Pass, *, temperature: float, chunk_tokens: int, reference: States | None = None) -> PolicyOutput:
-        """What the policy says of the row's response tokens; reference: the states of the model that the exact KL is taken to."""
+    def forward(
+        self, row: Pass, *, temperature: float, chunk_tokens: int, reference: States | None = None
+    ) -> PolicyOutput:
+        """What the policy says of the row's response tokens; reference: the states of the model
+        that the exact KL is taken to.
+        """
         states = _hidden_states(self.lm.base_model, row)
         hidden, head = (
             states.index_select(0, row.predict_index),
@@ -144,21 +155,29 @@ def _values(head: nn.Linear, hidden: Tensor, row: Pass) -> Values:
 
 def _hidden_states(backbone: nn.Module, row: Pass) -> Tensor:
     """[T, H]."""
-    output = backbone(input_ids=row.input_ids, position_ids=row.position_ids, use_cache=False, segments=row.layout)
+    output = backbone(
+        input_ids=row.input_ids, position_ids=row.position_ids, use_cache=False, segments=row.layout
+    )
     hidden: Tensor = output.last_hidden_state[0]
     return hidden
 
 
-def load_policy(path: Path, *, trust_remote_code: bool, gradient_checkpointing: bool, is_fused: bool) -> Policy:
+def load_policy(
+    path: Path, *, trust_remote_code: bool, gradient_checkpointing: bool, is_fused: bool
+) -> Policy:
     """Load a causal LM in float32, with the modules of `fused` where they apply if is_fused.
 
     Raises ConfigError if it cannot be loaded, or computes something else on packed rows.
     """
     disable_progress_bar()
     try:
-        lm = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, trust_remote_code=trust_remote_code)
+        lm = AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, trust_remote_code=trust_remote_code
+        )
     except (OSError, ValueError) as error:
-        raise ConfigError(f"model.path={path} is not a causal language model that transformers loads: {error}") from error
+        raise ConfigError(
+            f"model.path={path} is not a causal language model that transformers loads: {error}"
+        ) from error
     lm.eval()
     expected = _plain_logprobs(lm)
     use_segments(lm)
@@ -196,12 +215,16 @@ def _check(policy: Policy, expected: Tensor, path: Path) -> None:
     try:
         found = policy(row, temperature=1.0, chunk_tokens=1024).logprobs
     except (NotImplementedError, TypeError) as error:
-        raise ConfigError(f"model.path={path}: {type(policy.lm).__name__} cannot be trained on packed rows: {error}") from error
+        raise ConfigError(
+            f"model.path={path}: {type(policy.lm).__name__} cannot be trained on packed rows:"
+            f" {error}"
+        ) from error
     worst = float((found - expected).abs().max())
     if not worst <= _TOLERANCE:
         raise ConfigError(
-            f"model.path={path}: {type(policy.lm).__name__} gives log-probs that differ by {worst:.2g} nats on packed rows (more than "
-            f"{_TOLERANCE:g}), so its attention or output head is of a kind that the learner does not support"
+            f"model.path={path}: {type(policy.lm).__name__} gives log-probs that differ by"
+            f" {worst:.2g} nats on packed rows (more than {_TOLERANCE:g}), so its attention or"
+            " output head is of a kind that the learner does not support"
         )
 
 

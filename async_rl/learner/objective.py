@@ -1,6 +1,8 @@
-"""From a batch and what the models said of it to the targets of the update: which tokens train, with what advantage and return.
+"""From a batch and what the models said of it to the targets of the update: which tokens train,
+with what advantage and return.
 
-Pure functions of tensors and configuration; every rank computes them on the whole batch, so each statistic is global.
+Pure functions of tensors and configuration; every rank computes them on the whole batch, so each
+statistic is global.
 """
 
 from __future__ import annotations
@@ -29,9 +31,11 @@ from async_rl.core.errors import StalenessError
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Evaluated:
-    """What the models say of the batch before the update: float32 [R], bootstrap float32 [B]; None where there is no such model.
+    """What the models say of the batch before the update: float32 [R], bootstrap float32 [B]; None
+    where there is no such model.
 
-    ref_kl: the exact KL to the reference where that is part of the reward.  values, bootstrap: in the critic's own units.
+    ref_kl: the exact KL to the reference where that is part of the reward.  values, bootstrap: in
+    the critic's own units.
     """
 
     proximal_logprobs: Tensor
@@ -52,17 +56,23 @@ class ValueUnits:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Targets:
-    """What the update aims at, float32 [R]. raw_advantages are those before normalisation; returns is None without a critic."""
+    """What the update aims at, float32 [R]. raw_advantages are those before normalisation; returns
+    is None without a critic.
+    """
 
     raw_advantages: Tensor
     advantages: Tensor
     returns: Tensor | None
 
 
-def trained_mask(batch: Batch, *, version: int, algorithm: AlgorithmConfig, buffer: BufferConfig) -> Tensor:
-    """bool [R]: tokens of the policy, without truncated samples if those are masked, and without over-age tokens.
+def trained_mask(
+    batch: Batch, *, version: int, algorithm: AlgorithmConfig, buffer: BufferConfig
+) -> Tensor:
+    """bool [R]: tokens of the policy, without truncated samples if those are masked, and without
+    over-age tokens.
 
-    version: the learner's, before the update.  Raises StalenessError on a token from the future, and on an over-age one unless over-age
+    version: the learner's, before the update.  Raises StalenessError on a token from the future,
+    and on an over-age one unless over-age
     tokens are to be masked: the buffer should have dropped its group.
     """
     mask = batch.loss_mask
@@ -71,14 +81,16 @@ def trained_mask(batch: Batch, *, version: int, algorithm: AlgorithmConfig, buff
     ages = version - batch.versions
     if bool((mask & (ages < 0)).any()):
         newest = int(batch.versions[mask].max())
-        raise StalenessError(f"a token was sampled by version {newest}, but the learner is at {version}")
+        raise StalenessError(
+            f"a token was sampled by version {newest}, but the learner is at {version}"
+        )
     over_age = ages > buffer.max_staleness_versions
     if buffer.over_age == "mask":
         return mask & ~over_age
     if bool((mask & over_age).any()):
         raise StalenessError(
-            f"a token is {int(ages[mask].max())} versions old, buffer.max_staleness_versions is {buffer.max_staleness_versions}; "
-            f"such a group must be dropped before it is trained"
+            f"a token is {int(ages[mask].max())} versions old, buffer.max_staleness_versions is"
+            f" {buffer.max_staleness_versions}; such a group must be dropped before it is trained"
         )
     return mask
 
@@ -92,11 +104,15 @@ def compute_targets(
     kl_coef: float,
     units: ValueUnits,
 ) -> Targets:
-    """Advantages by the configured estimator from the task's rewards, less the KL where it is part of the reward."""
+    """Advantages by the configured estimator from the task's rewards, less the KL where it is part
+    of the reward.
+    """
     algorithm = config.algorithm
     per_token, totals = _task_rewards(batch, config)
     penalty = kl_coef * _reward_kl(batch, before, algorithm)
-    counts = ~batch.is_truncated if algorithm.mask_truncated else torch.ones_like(batch.is_truncated)
+    counts = (
+        ~batch.is_truncated if algorithm.mask_truncated else torch.ones_like(batch.is_truncated)
+    )
     returns = None
     match algorithm.advantage:
         case "gae" | "vtrace":
@@ -119,13 +135,19 @@ def compute_targets(
             )
             raw = per_sequence[batch.sequence_index]
     raw = raw.masked_fill(~mask, 0.0)
-    return Targets(raw_advantages=raw, advantages=_normalized(batch, raw, mask, algorithm), returns=returns)
+    return Targets(
+        raw_advantages=raw, advantages=_normalized(batch, raw, mask, algorithm), returns=returns
+    )
 
 
 def _task_rewards(batch: Batch, config: RunConfig) -> tuple[Tensor, Tensor]:
-    """The task's rewards at the tokens that earn them, float32 [R], and their sum for each sequence, float32 [B]."""
+    """The task's rewards at the tokens that earn them, float32 [R], and their sum for each
+    sequence, float32 [B].
+    """
     lengths = torch.tensor(batch.response_lengths, device=batch.rewards.device)
-    places = torch.arange(batch.num_tokens, device=batch.rewards.device).masked_fill(~batch.loss_mask, -1)
+    places = torch.arange(batch.num_tokens, device=batch.rewards.device).masked_fill(
+        ~batch.loss_mask, -1
+    )
     last = torch.full_like(lengths, -1).scatter_reduce_(0, batch.sequence_index, places, "amax")
     has_token = last >= 0
     per_token = torch.zeros_like(batch.behavior_logprobs)
@@ -137,7 +159,11 @@ def _task_rewards(batch: Batch, config: RunConfig) -> tuple[Tensor, Tensor]:
     rewards = step_rewards(
         _scaled(steps.scores, config),
         is_first=steps.is_first,
-        start=float(_scaled(torch.tensor(config.reward.fail_reward), config)) if config.reward.placement == "step_deltas" else None,
+        start=(
+            float(_scaled(torch.tensor(config.reward.fail_reward), config))
+            if config.reward.placement == "step_deltas"
+            else None
+        ),
     )
     sequence = batch.sequence_index[steps.last_token]
     if config.algorithm.zero_truncated_reward:
@@ -157,7 +183,9 @@ def _shaped(scores: Tensor, lengths: Tensor, is_truncated: Tensor, config: RunCo
 
 
 def _scaled(scores: Tensor, config: RunConfig) -> Tensor:
-    return scaled(scores, bias=config.reward.bias, scale=config.reward.scale, clip=config.reward.clip)
+    return scaled(
+        scores, bias=config.reward.bias, scale=config.reward.scale, clip=config.reward.clip
+    )
 
 
 def _penalty(lengths: Tensor, config: RunConfig) -> Tensor:
@@ -171,7 +199,9 @@ def _penalty(lengths: Tensor, config: RunConfig) -> Tensor:
 
 
 def _reward_kl(batch: Batch, before: Evaluated, algorithm: AlgorithmConfig) -> Tensor:
-    """The KL at each token of the policy that the reward pays for: float32 [R], 0 where it is no part of the reward."""
+    """The KL at each token of the policy that the reward pays for: float32 [R], 0 where it is no
+    part of the reward.
+    """
     if algorithm.kl_placement == "loss" or before.ref_logprobs is None:
         return torch.zeros_like(before.proximal_logprobs)
     if algorithm.kl_estimator != "full":
@@ -192,7 +222,9 @@ def _baseline(batch: Batch, totals: Tensor, counts: Tensor, config: RunConfig) -
     if config.algorithm.advantage == "reinforce_plus_plus":
         return torch.zeros_like(totals)
     if config.algorithm.advantage == "reinforce_plus_plus_baseline":
-        return group_means(totals, group_index=batch.group_index, num_groups=batch.num_groups, counts=counts)
+        return group_means(
+            totals, group_index=batch.group_index, num_groups=batch.num_groups, counts=counts
+        )
     if batch.baselines is None:
         raise ValueError("remax needs the greedy answer of every group")
     greedy = batch.baselines
@@ -203,7 +235,9 @@ def _normalized(batch: Batch, raw: Tensor, mask: Tensor, algorithm: AlgorithmCon
     if algorithm.normalize_advantages == "none":
         return raw
     if algorithm.normalize_advantages == "batch":
-        return normalize_advantages(raw, mask=mask, part_index=torch.zeros_like(batch.sequence_index), num_parts=1)
+        return normalize_advantages(
+            raw, mask=mask, part_index=torch.zeros_like(batch.sequence_index), num_parts=1
+        )
     return normalize_advantages(
         raw,
         mask=mask,

@@ -1,4 +1,5 @@
-"""AdamW of one model: schedule, global clipping, and the refusal to step on anything that is not finite.
+"""AdamW of one model: schedule, global clipping, and the refusal to step on anything that is not
+finite.
 
 Invariant: after an exception neither parameters nor moments have changed.
 """
@@ -18,7 +19,9 @@ from async_rl.learner.sharding import gradient_norm, reshard
 
 
 class ModelOptimizer:
-    """Steps one model. `name` is how errors call it. Matrices decay, vectors (norms, biases) do not."""
+    """Steps one model. `name` is how errors call it. Matrices decay, vectors (norms, biases) do
+    not.
+    """
 
     def __init__(
         self,
@@ -30,7 +33,9 @@ class ModelOptimizer:
         num_steps: int,
         is_offloaded: bool,
     ) -> None:
-        """parameters: those of the model that it trains; is_offloaded: the moments wait in host memory between steps."""
+        """parameters: those of the model that it trains; is_offloaded: the moments wait in host
+        memory between steps.
+        """
         self._name = name
         self._model = model
         self._is_offloaded = is_offloaded
@@ -44,7 +49,9 @@ class ModelOptimizer:
             },
             {"params": [p for p in self._parameters if p.ndim < 2], "weight_decay": 0.0},
         ]
-        self.torch_optimizer = torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+        self.torch_optimizer = torch.optim.AdamW(
+            groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True
+        )
 
     def set_step(self, step: int) -> float:
         """Sets and returns the learning rate of learner step `step` (0 is the first)."""
@@ -63,7 +70,8 @@ class ModelOptimizer:
     def apply(self, loss: float) -> float:
         """Clips, steps and clears the gradients; returns their norm before clipping.
 
-        loss: the minibatch's loss over all ranks.  Raises NonFiniteError before anything is changed, on every rank alike.
+        loss: the minibatch's loss over all ranks.  Raises NonFiniteError before anything is
+        changed, on every rank alike.
         """
         for parameter in self._parameters:
             if parameter.grad is None:  # no pass had a gradient: the moments must fade all the same
@@ -73,8 +81,9 @@ class ModelOptimizer:
         if not (math.isfinite(loss) and math.isfinite(norm_value)):
             self.torch_optimizer.zero_grad(set_to_none=True)
             raise NonFiniteError(
-                f"{self._name}: loss {loss}, gradient norm {norm_value}; nothing was changed. Look at the batch's log-probs and "
-                f"rewards; a lower learning rate or a tighter grad_clip may prevent it"
+                f"{self._name}: loss {loss}, gradient norm {norm_value}; nothing was changed. Look"
+                " at the batch's log-probs and rewards; a lower learning rate or a tighter"
+                " grad_clip may prevent it"
             )
         if norm_value > self._config.grad_clip:
             torch.nn.utils.clip_grads_with_norm_(self._parameters, self._config.grad_clip, norm)

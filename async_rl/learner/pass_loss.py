@@ -1,8 +1,8 @@
 """The policy's loss on one forward pass under the configured objective, and what is counted there.
 
-Invariant: everything that is about a sequence is computed from its trained tokens alone, and a pass holds whole sequences; so losses of
-passes add up to the loss of the minibatch however it was packed.
-Called by update.py; metrics.py uses `correction` for the whole batch.
+Invariant: everything that is about a sequence is computed from its trained tokens alone, and a pass
+holds whole sequences; so losses of passes add up to the loss of the minibatch however it was
+packed. Called by update.py; metrics.py uses `correction` for the whole batch.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from async_rl.learner.objective import Evaluated, Targets
 
 
 class PolicySums(NamedTuple):
-    """Sums over trained tokens: the loss as it is minimised, tokens clipped at either side and left out by algorithm.max_mean_ratio,
-    KL(proximal, policy), and the tokens themselves."""
+    """Sums over trained tokens: the loss as it is minimised, tokens clipped at either side and left
+    out by algorithm.max_mean_ratio, KL(proximal, policy), and the tokens themselves.
+    """
 
     loss: float = 0.0
     clipped_low: float = 0.0
@@ -41,8 +42,12 @@ class PolicySums(NamedTuple):
     tokens: float = 0.0
 
 
-def correction(algorithm: AlgorithmConfig, log_ratio: Tensor, sequences: Sequences) -> BehaviorWeights:
-    """The behavior weights of the configured correction; log_ratio: float32 [R], proximal - behavior log-probs."""
+def correction(
+    algorithm: AlgorithmConfig, log_ratio: Tensor, sequences: Sequences
+) -> BehaviorWeights:
+    """The behavior weights of the configured correction; log_ratio: float32 [R], proximal -
+    behavior log-probs.
+    """
     found = behavior_weights(
         log_ratio,
         sequences=sequences,
@@ -58,7 +63,9 @@ def correction(algorithm: AlgorithmConfig, log_ratio: Tensor, sequences: Sequenc
         maximum=algorithm.geometric_max,
         minimum=algorithm.geometric_min,
     )
-    return BehaviorWeights(found.weights.masked_fill(outliers, 0.0), found.raw, found.is_bounded | outliers)
+    return BehaviorWeights(
+        found.weights.masked_fill(outliers, 0.0), found.raw, found.is_bounded | outliers
+    )
 
 
 def policy_pass_loss(
@@ -78,13 +85,19 @@ def policy_pass_loss(
     """
     index, is_trained = row.token_index, weights > 0
     proximal, behavior = before.proximal_logprobs[index], batch.behavior_logprobs[index]
-    sequences = Sequences(index=batch.sequence_index[index], count=batch.num_sequences, mask=is_trained)
+    sequences = Sequences(
+        index=batch.sequence_index[index], count=batch.num_sequences, mask=is_trained
+    )
     behavior_weight = correction(algorithm, proximal - behavior, sequences).weights
     log_ratio = output.logprobs - (behavior if algorithm.policy_loss == "ppo_vanilla" else proximal)
-    found = _policy_loss(algorithm, output.logprobs, log_ratio, targets.advantages[index], behavior_weight, sequences)
+    found = _policy_loss(
+        algorithm, output.logprobs, log_ratio, targets.advantages[index], behavior_weight, sequences
+    )
     losses = found.loss
     if algorithm.kl_placement == "loss" and before.ref_logprobs is not None:
-        losses = losses + kl_coef * _loss_kl(algorithm, output, before.ref_logprobs[index], behavior_weight)
+        losses = losses + kl_coef * _loss_kl(
+            algorithm, output, before.ref_logprobs[index], behavior_weight
+        )
     if algorithm.entropy_coef:
         losses = losses - algorithm.entropy_coef * output.entropies
     is_left_out = torch.zeros_like(is_trained)
@@ -128,10 +141,16 @@ def _policy_loss(
     )
 
 
-def _loss_kl(algorithm: AlgorithmConfig, output: PolicyOutput, ref_logprobs: Tensor, behavior_weight: Tensor) -> Tensor:
-    """The KL at each token. An estimate is of tokens that the behavior policy drew, so it is weighted; the exact KL draws none."""
+def _loss_kl(
+    algorithm: AlgorithmConfig, output: PolicyOutput, ref_logprobs: Tensor, behavior_weight: Tensor
+) -> Tensor:
+    """The KL at each token. An estimate is of tokens that the behavior policy drew, so it is
+    weighted; the exact KL draws none.
+    """
     if algorithm.kl_estimator != "full":
-        return behavior_weight * kl_estimate(output.logprobs, ref_logprobs=ref_logprobs, estimator=algorithm.kl_estimator)
+        return behavior_weight * kl_estimate(
+            output.logprobs, ref_logprobs=ref_logprobs, estimator=algorithm.kl_estimator
+        )
     if output.kl is None:
         raise ValueError("the exact KL was not computed")
     return output.kl

@@ -1,4 +1,6 @@
-"""Token rows without a history, dressed as a group so that they take the same path as training data."""
+"""Token rows without a history, dressed as a group so that they take the same path as training
+data.
+"""
 
 from __future__ import annotations
 

@@ -2,8 +2,10 @@
 
 Invariants
 - Sums over ranks are sums over the batch, because every rank holds a disjoint share of it.
-- Embeddings belong to the model's own unit: the output head's weight is read outside its module, and may be the input's.
-At one rank in float32 on a CPU nothing is wrapped: there `fully_shard` would cost 15 percent of a step of the embedded model.
+- Embeddings belong to the model's own unit: the output head's weight is read outside its module,
+  and may be the input's.
+At one rank in float32 on a CPU nothing is wrapped: there `fully_shard` would cost 15 percent of a
+step of the embedded model.
 """
 
 from __future__ import annotations
@@ -42,10 +44,16 @@ class Ranks:
     @property
     def is_sharded(self) -> bool:
         """Whether models are wrapped at all."""
-        return self.world_size > 1 or self.device.type != "cpu" or self.dtype != torch.float32 or self.offload == "parameters"
+        return (
+            self.world_size > 1
+            or self.device.type != "cpu"
+            or self.dtype != torch.float32
+            or self.offload == "parameters"
+        )
 
     def shard(self, model: nn.Module, blocks: Collection[str], *, methods: Sequence[str]) -> None:
-        """Lay the model over all ranks: modules of these classes, or from min_shard_params on, are units; the rest is another.
+        """Lay the model over all ranks: modules of these classes, or from min_shard_params on, are
+        units; the rest is another.
 
         methods: those that run the model besides `forward`.
         """
@@ -55,14 +63,23 @@ class Ranks:
         is_gpu = self.device.type != "cpu"
         if not dist.is_initialized():
             backend = "cpu:gloo,cuda:nccl" if is_gpu else "gloo"
-            dist.init_process_group(backend, store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1)
+            dist.init_process_group(
+                backend, store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1
+            )
         options: dict[str, Any] = {
             "mesh": init_device_mesh(self.device.type, (self.world_size,)),
             "mp_policy": MixedPrecisionPolicy(param_dtype=self.dtype, reduce_dtype=torch.float32),
-            "offload_policy": CPUOffloadPolicy(pin_memory=is_gpu) if self.offload == "parameters" else OffloadPolicy(),
+            "offload_policy": (
+                CPUOffloadPolicy(pin_memory=is_gpu)
+                if self.offload == "parameters"
+                else OffloadPolicy()
+            ),
         }
         kept = {
-            m for lm in model.modules() if isinstance(lm, PreTrainedModel) for m in (lm.get_input_embeddings(), lm.get_output_embeddings())
+            m
+            for lm in model.modules()
+            if isinstance(lm, PreTrainedModel)
+            for m in (lm.get_input_embeddings(), lm.get_output_embeddings())
         }
         for module in units(model, blocks=blocks, min_params=self.min_shard_params, kept=kept):
             fully_shard(module, **options)
@@ -91,8 +108,8 @@ def units(
 ) -> list[nn.Module]:
     """The modules inside the model that are sharded each by itself, inner ones first.
 
-    They are those whose class is named in blocks; or, if min_params is above 0, the smallest with so many parameters that are in no other.
-    Modules of `kept`, and what holds one, are never.
+    They are those whose class is named in blocks; or, if min_params is above 0, the smallest with
+    so many parameters that are in no other. Modules of `kept`, and what holds one, are never.
     """
     if not min_params:
         return [module for module in model.modules() if type(module).__name__ in blocks]
@@ -100,9 +117,16 @@ def units(
 
     def visit(module: nn.Module) -> int:
         """The module's parameters that are in no unit."""
-        left = sum(p.numel() for p in module.parameters(recurse=False)) + sum(visit(child) for child in module.children())
+        left = sum(p.numel() for p in module.parameters(recurse=False)) + sum(
+            visit(child) for child in module.children()
+        )
         is_callable = type(module).forward is not nn.Module.forward
-        if left < min_params or module is model or not is_callable or any(m in kept for m in module.modules()):
+        if (
+            left < min_params
+            or module is model
+            or not is_callable
+            or any(m in kept for m in module.modules())
+        ):
             return left
         found.append(module)
         return 0

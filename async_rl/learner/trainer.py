@@ -1,8 +1,10 @@
-"""The learner's engine: one object that turns groups into a better policy and tells, in numbers, how.
+"""The learner's engine: one object that turns groups into a better policy and tells, in numbers,
+how.
 
 `Trainer` owns actor, critic, reference and their optimizers; the step itself is in `update.py`.
 Invariants
-- SPMD: every rank makes the same calls with the same arguments; results are complete on rank 0 and, but for weights, on all ranks.
+- SPMD: every rank makes the same calls with the same arguments; results are complete on rank 0 and,
+  but for weights, on all ranks.
 - Version k is the policy after k steps; `step(groups, version)` turns version into version + 1.
 - Nothing has changed if a call raises StalenessError, or NonFiniteError on the first minibatch.
 Called by processes/learner.py from a thread; it blocks.
@@ -45,7 +47,9 @@ TensorSpec = tuple[str, str, tuple[int, ...], int]
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What a step tells: numbers under the names of the metric catalogue; with a critic, the advantages of each group's response tokens."""
+    """What a step tells: numbers under the names of the metric catalogue; with a critic, the
+    advantages of each group's response tokens.
+    """
 
     scalars: dict[str, float]
     histograms: dict[str, list[float]]
@@ -67,7 +71,8 @@ class Trainer:
     ) -> None:
         """Loads the models from model_path. Raises ConfigError for a model that cannot be trained.
 
-        failed_batches: directory for batches on which a loss or a gradient was not finite; made when it is needed.
+        failed_batches: directory for batches on which a loss or a gradient was not finite; made
+        when it is needed.
         """
         torch.manual_seed(config.seed)
         self._config = config
@@ -90,13 +95,19 @@ class Trainer:
             is_fused=device.type == "cpu" and self._dtype == torch.float32,
         )
         reference = frozen_copy(policy) if config.algorithm.kl_coef > 0 else None
-        critic = Critic(policy.lm) if learner.critic.enabled and learner.critic.backbone == "own" else None
+        critic = (
+            Critic(policy.lm)
+            if learner.critic.enabled and learner.critic.backbone == "own"
+            else None
+        )
         if learner.critic.enabled and critic is None:
             policy.value_head = value_head(policy.lm)
         blocks = policy.lm._no_split_modules or ()
         for model in (policy, reference, critic):
             if model is not None:
-                self._ranks.shard(model, blocks, methods=["states"] if isinstance(model, Policy) else [])
+                self._ranks.shard(
+                    model, blocks, methods=["states"] if isinstance(model, Policy) else []
+                )
         self._policy = policy
         self._specs = [self._spec(name, tensor) for name, tensor in policy.named_weights()]
         policy_optimizer = self._optimizer("policy", policy, policy.lm, learner.optimizer)
@@ -126,7 +137,9 @@ class Trainer:
             state=state,
         )
 
-    def _optimizer(self, name: str, root: nn.Module, trained: nn.Module, settings: OptimizerConfig) -> ModelOptimizer:
+    def _optimizer(
+        self, name: str, root: nn.Module, trained: nn.Module, settings: OptimizerConfig
+    ) -> ModelOptimizer:
         """Of the parameters of `trained`, a part of the sharded `root`."""
         return ModelOptimizer(
             name,
@@ -140,23 +153,28 @@ class Trainer:
     def step(self, groups: Sequence[Group], version: int) -> StepResult:
         """Trains on the groups: version -> version + 1.
 
-        Raises StalenessError if a token breaks the bound, NonFiniteError if loss or gradient is not finite, RewardError if every sample
-        failed and reward.stop_if_all_fail is set.
+        Raises StalenessError if a token breaks the bound, NonFiniteError if loss or gradient is not
+        finite, RewardError if every sample failed and reward.stop_if_all_fail is set.
         """
         reward = self._config.reward
         failed = failed_share(groups, reward.fail_reward)
         if failed == 1 and reward.stop_if_all_fail:
             raise RewardError(
-                f"step {version + 1}: none of its {sum(len(group.trajectories) for group in groups)} samples has a reward above "
-                f"reward.fail_reward={reward.fail_reward:g}: what scores them is broken, or no prompt can be solved; read some with "
-                "async-rl rollouts RUN, or set reward.stop_if_all_fail=false"
+                f"step {version + 1}: none of its"
+                f" {sum(len(group.trajectories) for group in groups)} samples has a reward above"
+                f" reward.fail_reward={reward.fail_reward:g}: what scores them is broken, or no"
+                " prompt can be solved; read some with async-rl rollouts RUN, or set"
+                " reward.stop_if_all_fail=false"
             )
         batch = collate(groups, device=self._ranks.device)
         try:
             record = self._updater.step(batch, version)
         except NonFiniteError as error:
             ids = ", ".join(str(group.group_id) for group in groups)
-            raise NonFiniteError(f"step {version + 1}, groups {ids}: {error}; the batch is in {self._keep(groups, version)}") from error
+            raise NonFiniteError(
+                f"step {version + 1}, groups {ids}: {error}; the batch is in"
+                f" {self._keep(groups, version)}"
+            ) from error
         if self._moving_reference is not None:
             follow(self._moving_reference, self._policy, share=self._config.algorithm.ref_ema_eta)
         return StepResult(
@@ -166,7 +184,9 @@ class Trainer:
                 "reward/failed_share": failed,
             },
             histograms=step_histograms(batch, record, version=version),
-            advantages=self._advantages(groups, record) if self._config.learner.critic.enabled else [],
+            advantages=(
+                self._advantages(groups, record) if self._config.learner.critic.enabled else []
+            ),
         )
 
     def leave_device(self) -> None:
@@ -176,7 +196,9 @@ class Trainer:
             torch.cuda.empty_cache()
 
     def enter_device(self) -> None:
-        """Models and moments are back on the device; what learner.offload keeps off it between uses stays there."""
+        """Models and moments are back on the device; what learner.offload keeps off it between uses
+        stays there.
+        """
         self._move(self._ranks.device)
 
     def _move(self, device: torch.device) -> None:
@@ -190,11 +212,15 @@ class Trainer:
     @staticmethod
     def _advantages(groups: Sequence[Group], record: StepRecord) -> list[FloatArray]:
         """float32 [response tokens of all samples] of each group, as `collate` lays them."""
-        ends = np.cumsum([sum(sample.response_length for sample in group.trajectories) for group in groups])
+        ends = np.cumsum(
+            [sum(sample.response_length for sample in group.trajectories) for group in groups]
+        )
         return np.split(record.targets.advantages.float().cpu().numpy(), ends[:-1])
 
     def _keep(self, groups: Sequence[Group], version: int) -> Path:
-        """Writes the batch down for inspection: `async_rl.codec.decode(path.read_bytes(), list[Group])`."""
+        """Writes the batch down for inspection: `async_rl.codec.decode(path.read_bytes(),
+        list[Group])`.
+        """
         path = self._failed_batches / f"step_{version + 1:06d}.msgpack"
         if self._ranks.rank == 0:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -203,14 +229,18 @@ class Trainer:
 
     @torch.no_grad()
     def logprobs(self, rows: Sequence[IntArray]) -> list[FloatArray]:
-        """Log-prob of each token of each row at temperature 1, float32 [len(row)]; the first token has none and gets 0."""
+        """Log-prob of each token of each row at temperature 1, float32 [len(row)]; the first token
+        has none and gets 0.
+        """
         batch = collate([rows_as_group(rows, prompt_length=1)], device=self._ranks.device)
         found = torch.zeros(batch.num_tokens, device=self._ranks.device)
         budget = self._config.learner.budget_tokens
         chunk_tokens = self._policy.chunk_tokens(self._config.learner.logits_chunk_mb)
         for members in passes(batch, range(batch.num_sequences), ranks=1, budget_tokens=budget)[0]:
             row = pack(batch, members, device=self._ranks.device, with_ends=False)
-            found[row.token_index] = self._policy(row, temperature=1.0, chunk_tokens=chunk_tokens).logprobs
+            found[row.token_index] = self._policy(
+                row, temperature=1.0, chunk_tokens=chunk_tokens
+            ).logprobs
         flat = found.cpu().numpy()
         return [
             np.concatenate([np.zeros(1, dtype=np.float32), flat[start : start + size]])
@@ -223,9 +253,16 @@ class Trainer:
 
     @torch.no_grad()
     def full_tensors(self, *, on_device: bool = False) -> Iterator[Tensor]:
-        """The policy's tensors in the order of the specs, on the CPU or on the device (collective: every rank must iterate to the end)."""
+        """The policy's tensors in the order of the specs, on the CPU or on the device (collective:
+        every rank must iterate to the end).
+        """
         for _, tensor in self._policy.named_weights():
-            yield (full_tensor(tensor).detach().to(self.device if on_device else "cpu", self._dtype).contiguous())
+            yield (
+                full_tensor(tensor)
+                .detach()
+                .to(self.device if on_device else "cpu", self._dtype)
+                .contiguous()
+            )
 
     @property
     def device(self) -> torch.device:
@@ -241,15 +278,21 @@ class Trainer:
         )
 
     def save(self, directory: Path, version: int) -> Future[None]:
-        """Writes a checkpoint in the background: models, optimizers, random state, version. Complete once the directory has its name."""
+        """Writes a checkpoint in the background: models, optimizers, random state, version.
+        Complete once the directory has its name.
+        """
         return self._checkpointer.begin(directory, version)
 
     def load(self, directory: Path) -> int:
-        """Restores a checkpoint bit for bit and returns its version. Raises DataError if it is not one."""
+        """Restores a checkpoint bit for bit and returns its version. Raises DataError if it is not
+        one.
+        """
         return self._checkpointer.load(directory)
 
     def export_hf(self, directory: Path) -> None:
-        """Writes the policy as a Hugging Face model directory that transformers and vLLM load; the tokenizer is not part of it."""
+        """Writes the policy as a Hugging Face model directory that transformers and vLLM load; the
+        tokenizer is not part of it.
+        """
         names = [name for name, *_ in self._specs]
         state = dict(zip(names, self.full_tensors(), strict=True))
         if self._ranks.rank == 0:

@@ -1,7 +1,9 @@
-"""One learner step: what the models say before, targets, then minibatches of forward, backward and optimizer step.
+"""One learner step: what the models say before, targets, then minibatches of forward, backward and
+optimizer step.
 
 Invariants
-- Every mean is over the whole minibatch, on all ranks: budgets, packing and ranks change memory and time, never a gradient.
+- Every mean is over the whole minibatch, on all ranks: budgets, packing and ranks change memory and
+  time, never a gradient.
 - The proximal policy is the policy before the first update of the step.
 Called by the trainer; every rank runs it with the same batch.
 """
@@ -41,7 +43,9 @@ class Totals:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecord:
-    """All that the metrics of a step are made of. kl_coef and units: those that the step was trained with."""
+    """All that the metrics of a step are made of. kl_coef and units: those that the step was
+    trained with.
+    """
 
     mask: Tensor
     before: Evaluated
@@ -58,7 +62,9 @@ class StepRecord:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _Step:
-    """What all updates of a step share. value_targets: the returns in the critic's units, float32 [R]."""
+    """What all updates of a step share. value_targets: the returns in the critic's units, float32
+    [R].
+    """
 
     batch: Batch
     mask: Tensor
@@ -87,7 +93,9 @@ class Updater:
         self._config = config
         self._algorithm = config.algorithm
         self._ranks = ranks
-        self._evaluator = Evaluator(config, ranks, policy=policy, reference=reference, critic=critic)
+        self._evaluator = Evaluator(
+            config, ranks, policy=policy, reference=reference, critic=critic
+        )
         self._policy_optimizer = policy_optimizer
         self._reference = reference
         self._critic = critic
@@ -96,17 +104,27 @@ class Updater:
         self._shares_backbone = critic is None and config.learner.critic.enabled
 
     def step(self, batch: Batch, version: int) -> StepRecord:
-        """Trains on the batch. Raises StalenessError and NonFiniteError before any parameter changes."""
+        """Trains on the batch. Raises StalenessError and NonFiniteError before any parameter
+        changes.
+        """
         learner = self._config.learner
-        mask = trained_mask(batch, version=version, algorithm=self._algorithm, buffer=self._config.buffer)
+        mask = trained_mask(
+            batch, version=version, algorithm=self._algorithm, buffer=self._config.buffer
+        )
         warmup_steps = learner.critic.warmup_steps if learner.critic.enabled else 0
         trains_policy = version >= warmup_steps
         value_lr = self._critic_optimizer.set_step(version) if self._critic_optimizer else None
-        policy_lr = self._policy_optimizer.set_step(version - warmup_steps) if trains_policy else 0.0
+        policy_lr = (
+            self._policy_optimizer.set_step(version - warmup_steps) if trains_policy else 0.0
+        )
 
         started_s = time.perf_counter()
         pulls = self._pulls(batch, mask)
-        updates = [m for epoch in range(learner.epochs) for m in self._evaluator.plan(batch, version, epoch, pulls=pulls)]
+        updates = [
+            m
+            for epoch in range(learner.epochs)
+            for m in self._evaluator.plan(batch, version, epoch, pulls=pulls)
+        ]
         streams = trains_policy and len(updates) == 1 and not self._needs_policy_before
         before, kept = self._evaluator.evaluate(
             batch,
@@ -116,7 +134,9 @@ class Updater:
         )
         evaluated_s = time.perf_counter()
         kl_coef, units = self._state.kl_coef, self._state.units
-        targets = compute_targets(batch, mask, before, config=self._config, kl_coef=kl_coef, units=units)
+        targets = compute_targets(
+            batch, mask, before, config=self._config, kl_coef=kl_coef, units=units
+        )
         moments, value_targets = self._state.moments, targets.returns
         if targets.returns is not None:
             moments, value_targets = self._state.observe(targets.returns, mask)
@@ -143,7 +163,9 @@ class Updater:
             step.totals.updates += 1
         if streams:
             self._evaluator.share(before.proximal_logprobs, before.entropies, before.ref_kl)
-        self._state.end_step(moments, kl=_kl_per_sequence(batch, before), num_sequences=batch.num_sequences)
+        self._state.end_step(
+            moments, kl=_kl_per_sequence(batch, before), num_sequences=batch.num_sequences
+        )
         return StepRecord(
             mask=mask,
             before=before,
@@ -165,12 +187,22 @@ class Updater:
         return has_kl or self._algorithm.advantage == "vtrace" or self._shares_backbone
 
     def _pulls(self, batch: Batch, mask: Tensor) -> Tensor:
-        """bool [B]: whether the loss of the sequence can have a gradient: where advantages are all of it, equal rewards have none."""
-        if self._config.learner.critic.enabled or self._reference is not None or self._algorithm.entropy_coef:
+        """bool [B]: whether the loss of the sequence can have a gradient: where advantages are all
+        of it, equal rewards have none.
+        """
+        if (
+            self._config.learner.critic.enabled
+            or self._reference is not None
+            or self._algorithm.entropy_coef
+        ):
             return torch.ones(batch.num_sequences, dtype=torch.bool, device=mask.device)
         nothing = self._evaluator.nothing_yet(batch)
-        advantages = compute_targets(batch, mask, nothing, config=self._config, kl_coef=0.0, units=self._state.units).advantages
-        counts = torch.bincount(batch.sequence_index[mask & (advantages != 0)], minlength=batch.num_sequences)
+        advantages = compute_targets(
+            batch, mask, nothing, config=self._config, kl_coef=0.0, units=self._state.units
+        ).advantages
+        counts = torch.bincount(
+            batch.sequence_index[mask & (advantages != 0)], minlength=batch.num_sequences
+        )
         return counts > 0
 
     def _weights(self, batch: Batch, mask: Tensor, sequences: Sequence[int]) -> Tensor:
@@ -204,7 +236,9 @@ class Updater:
         totals.policy_grad_norm += self._policy_optimizer.apply(found.loss)
         totals.policy = PolicySums(*(a + b for a, b in zip(totals.policy, found, strict=True)))
 
-    def _policy_loss(self, step: _Step, row: Pass, output: PolicyOutput, weights: Tensor) -> tuple[Tensor, Tensor]:
+    def _policy_loss(
+        self, step: _Step, row: Pass, output: PolicyOutput, weights: Tensor
+    ) -> tuple[Tensor, Tensor]:
         return policy_pass_loss(
             self._algorithm,
             step.batch,
@@ -228,15 +262,21 @@ class Updater:
             total += loss.detach()
         self._apply_critic(step.totals, total)
 
-    def _update_both(self, step: _Step, rows: Sequence[Pass], weights: Tensor, *, trains_policy: bool) -> None:
-        """One optimizer step of the policy, on both losses, and of the critic's head on it; of the head alone during the warm-up."""
+    def _update_both(
+        self, step: _Step, rows: Sequence[Pass], weights: Tensor, *, trains_policy: bool
+    ) -> None:
+        """One optimizer step of the policy, on both losses, and of the critic's head on it; of the
+        head alone during the warm-up.
+        """
         sums, total = (
             torch.zeros(len(PolicySums._fields), device=self._ranks.device),
             torch.zeros((), device=self._ranks.device),
         )
         for row in rows:
             output = step.kept.policy.pop(row, None) or self._evaluator.run_policy(row)
-            value = self._value_loss(step, row, output.values.here if output.values is not None else None, weights)
+            value = self._value_loss(
+                step, row, output.values.here if output.values is not None else None, weights
+            )
             loss = self._algorithm.value_coef * value
             if trains_policy:
                 policy, counted = self._policy_loss(step, row, output, weights)
@@ -271,7 +311,14 @@ class Updater:
 
 
 def _kl_per_sequence(batch: Batch, before: Evaluated) -> float:
-    """Nats by which the proximal policy left the reference, mean over the sequences' sums; 0 without a reference."""
+    """Nats by which the proximal policy left the reference, mean over the sequences' sums; 0
+    without a reference.
+    """
     if before.ref_logprobs is None:
         return 0.0
-    return float(torch.where(batch.loss_mask, before.proximal_logprobs - before.ref_logprobs, 0.0).sum()) / batch.num_sequences
+    return (
+        float(
+            torch.where(batch.loss_mask, before.proximal_logprobs - before.ref_logprobs, 0.0).sum()
+        )
+        / batch.num_sequences
+    )

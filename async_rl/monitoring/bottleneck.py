@@ -1,7 +1,8 @@
-"""Which part of a run holds up the others, in words, and what would relieve it; from the counters of two moments.
+"""Which part of a run holds up the others, in words, and what would relieve it; from the counters
+of two moments.
 
-A process is measured against its own age between the two moments; one that was started again meanwhile, against its whole age.
-Pure; used by the answer of `async-rl status`.
+A process is measured against its own age between the two moments; one that was started again
+meanwhile, against its whole age. Pure; used by the answer of `async-rl status`.
 """
 
 from __future__ import annotations
@@ -15,10 +16,22 @@ from async_rl.protocol.membership import Member
 
 _AGE = ("busy_s", "wait_s", "blocked_s", "idle_s")
 _RELIEF = {
-    "learner": "more ranks (learner.ranks) on cores or GPUs of their own relieve it; more generators do not",
-    "admission": "a looser bound (buffer.max_staleness_versions) or smaller steps (buffer.groups_per_step) relieve it",
-    "generation": "more generators (generators.count) on cores or GPUs of their own, or shorter answers, relieve it; more ranks do not",
-    "scoring": "more cells or verifiers (verifiers.cells, verifiers.count) on cores of their own relieve it; more generators do not",
+    "learner": (
+        "more ranks (learner.ranks) on cores or GPUs of their own relieve it; more generators"
+        " do not"
+    ),
+    "admission": (
+        "a looser bound (buffer.max_staleness_versions) or smaller steps (buffer.groups_per_step)"
+        " relieve it"
+    ),
+    "generation": (
+        "more generators (generators.count) on cores or GPUs of their own, or shorter answers,"
+        " relieve it; more ranks do not"
+    ),
+    "scoring": (
+        "more cells or verifiers (verifiers.cells, verifiers.count) on cores of their own relieve"
+        " it; more generators do not"
+    ),
 }
 
 _MARGIN = 0.1
@@ -29,31 +42,49 @@ _WORTH_TELLING = 0.5
 
 
 def per_second(now: Member, before: Member | None) -> dict[str, float]:
-    """What each counter grew by in a second of the process's own time; empty if nothing is known yet."""
-    past: Mapping[str, float] = before.counters if before is not None and before.pid == now.pid else {}
-    grown = {name: value - past.get(name, 0.0) for name, value in now.counters.items() if not name.startswith(GAUGE)}
+    """What each counter grew by in a second of the process's own time; empty if nothing is known
+    yet.
+    """
+    past: Mapping[str, float] = (
+        before.counters if before is not None and before.pid == now.pid else {}
+    )
+    grown = {
+        name: value - past.get(name, 0.0)
+        for name, value in now.counters.items()
+        if not name.startswith(GAUGE)
+    }
     age_s = sum(grown.get(name, 0.0) for name in _AGE)
     return {name: value / age_s for name, value in grown.items()} if age_s > 0 else {}
 
 
-def share(members: Sequence[Member], before: Sequence[Member], role: Role, condition: str) -> float | None:
-    """Mean share of time in a condition over the processes of a role that serve and stay; None while nothing is known."""
+def share(
+    members: Sequence[Member], before: Sequence[Member], role: Role, condition: str
+) -> float | None:
+    """Mean share of time in a condition over the processes of a role that serve and stay; None
+    while nothing is known.
+    """
     past = {member.name: member for member in before}
-    serving = [m for m in members if m.role == role and m.state not in ("starting", "draining", "ended")]
+    serving = [
+        m for m in members if m.role == role and m.state not in ("starting", "draining", "ended")
+    ]
     found = [rates for m in serving if (rates := per_second(m, past.get(m.name)))]
     return sum(rates.get(condition, 0.0) for rates in found) / len(found) if found else None
 
 
-def total_rate(members: Sequence[Member], before: Sequence[Member], role: Role, counter: str) -> float:
+def total_rate(
+    members: Sequence[Member], before: Sequence[Member], role: Role, counter: str
+) -> float:
     """What a counter of all processes of a role together grew by in a second."""
     past = {member.name: member for member in before}
     return sum(per_second(m, past.get(m.name)).get(counter, 0.0) for m in members if m.role == role)
 
 
 def bottleneck(members: Sequence[Member], before: Sequence[Member] = (), *, last: str = "") -> str:
-    """One sentence on what the learner's steps wait for most, with the shares that say so; empty while that is not known.
+    """One sentence on what the learner's steps wait for most, with the shares that say so; empty
+    while that is not known.
 
-    last: the sentence of the picture before. What it names keeps its name until something else is worse by _MARGIN.
+    last: the sentence of the picture before. What it names keeps its name until something else is
+    worse by _MARGIN.
     """
     starting = sorted(m.name for m in members if m.state == "starting")
     if starting:
@@ -73,9 +104,14 @@ def bottleneck(members: Sequence[Member], before: Sequence[Member] = (), *, last
     def weight(name: str, of_time: float) -> float:
         return of_time + (_MARGIN if last.startswith(f"{name}:") else 0.0)
 
-    was_upstream = _MARGIN if last.partition(":")[0] in ("admission", "scoring", "generation") else 0.0
+    was_upstream = (
+        _MARGIN if last.partition(":")[0] in ("admission", "scoring", "generation") else 0.0
+    )
     if weight("the learner", at_work) >= waits + was_upstream:
-        return f"the learner: at work {at_work:.0%} of the time, generators held back by admission {held:.0%}; {_RELIEF['learner']}"
+        return (
+            f"the learner: at work {at_work:.0%} of the time, generators held back by admission"
+            f" {held:.0%}; {_RELIEF['learner']}"
+        )
     what = f"the learner waits {waits:.0%} of the time"
     shares = {"generation": writing, "admission": held, "scoring": unscored}
     name = max(shares, key=lambda one: weight(one, shares[one]))
@@ -87,8 +123,12 @@ def bottleneck(members: Sequence[Member], before: Sequence[Member] = (), *, last
     return f"{name}: {what}, {reasons[name]}; {_RELIEF[name]}"
 
 
-def advice(members: Sequence[Member], before: Sequence[Member] = (), *, pools: Sequence[PoolCount] = ()) -> str:
-    """How many generators more or fewer would balance the run, if that is what it lacks; else empty. pools: of which it may be."""
+def advice(
+    members: Sequence[Member], before: Sequence[Member] = (), *, pools: Sequence[PoolCount] = ()
+) -> str:
+    """How many generators more or fewer would balance the run, if that is what it lacks; else
+    empty. pools: of which it may be.
+    """
     waits, held = (
         share(members, before, "learner", "wait_s"),
         share(members, before, "generator", "blocked_s"),
@@ -97,13 +137,32 @@ def advice(members: Sequence[Member], before: Sequence[Member] = (), *, pools: S
         share(members, before, "generator", "wait_s"),
         share(members, before, "generator", "busy_s"),
     )
-    if waits is None or held is None or unscored is None or writing is None or any(m.state in ("starting", "draining") for m in members):
+    if (
+        waits is None
+        or held is None
+        or unscored is None
+        or writing is None
+        or any(m.state in ("starting", "draining") for m in members)
+    ):
         return ""
     count = sum(m.role == "generator" and m.state != "ended" for m in members)
     off = balanced(count, learner_waits=waits, held_back=held) - count
-    if max(waits, held) < _TOLERATED or abs(off) < _WORTH_TELLING or (off > 0 and unscored > writing):
+    if (
+        max(waits, held) < _TOLERATED
+        or abs(off) < _WORTH_TELLING
+        or (off > 0 and unscored > writing)
+    ):
         return ""
-    who = f"learner waits {waits:.0%} of the time" if off > 0 else f"generators are held back {held:.0%} of the time"
-    able = [pool.pool for pool in pools if pool.work in ("train", "both") and (pool.wanted or off > 0)]
+    who = (
+        f"learner waits {waits:.0%} of the time"
+        if off > 0
+        else f"generators are held back {held:.0%} of the time"
+    )
+    able = [
+        pool.pool for pool in pools if pool.work in ("train", "both") and (pool.wanted or off > 0)
+    ]
     where = f" ({' or '.join(able)})" if len(able) > 1 else ""
-    return f"{who}: about {min(abs(off), 2.0 * count):.1f} generators {'more' if off > 0 else 'fewer'} would balance{where}"
+    return (
+        f"{who}: about {min(abs(off), 2.0 * count):.1f} generators {'more' if off > 0 else 'fewer'}"
+        f" would balance{where}"
+    )

@@ -1,6 +1,8 @@
-"""What the terminal shows of a run while it goes: one live line on a terminal, a plain line every few seconds elsewhere.
+"""What the terminal shows of a run while it goes: one live line on a terminal, a plain line every
+few seconds elsewhere.
 
-    step 12/60  reward 0.41  held-out 0.56 @10  staleness 1  9.8k tokens/s  learner waits for a batch (2 s)
+    step 12/60  reward 0.41  held-out 0.56 @10  staleness 1  9.8k tokens/s  learner waits for a
+    batch (2 s)
 
 Used by the supervisor only; nothing here blocks or starts a thread.
 """
@@ -110,7 +112,10 @@ class Console:
             self._terminal.print(Text(f"the run has {outcome} at {steps}", style="bold red"))
             self.note(cause)
         else:
-            self.note(f"the run has {outcome} at {steps}; numbers in {_short(self._run_dir / 'metrics.jsonl')}")
+            self.note(
+                f"the run has {outcome} at {steps}; numbers in"
+                f" {_short(self._run_dir / 'metrics.jsonl')}"
+            )
 
     def _draw(self, line: Text | Table, *, is_due: bool) -> None:
         now_s = self._clock()
@@ -143,19 +148,28 @@ def progress_line(
     if "reward/mean" in metrics:
         parts.append(f"reward {metrics['reward/mean']:.2f}")
     if "eval/pass_at_1" in metrics:
-        parts.append(f"held-out {metrics['eval/pass_at_1']:.2f}" + (f" @{evaluated_step}" if evaluated_step is not None else ""))
+        parts.append(
+            f"held-out {metrics['eval/pass_at_1']:.2f}"
+            + (f" @{evaluated_step}" if evaluated_step is not None else "")
+        )
     if "staleness/max_versions" in metrics:
         parts.append(f"staleness {metrics['staleness/max_versions']:.0f}")
     if "throughput/generated_tokens_per_s" in metrics:
         parts.append(f"{_thousands(metrics['throughput/generated_tokens_per_s'])} tokens/s")
     # Until the first step every wait is news, however short.
-    parts.append(who_waits(members, now_s=now_s, worth_telling_s=_WORTH_TELLING_S if step > 0 else 0.0))
+    parts.append(
+        who_waits(members, now_s=now_s, worth_telling_s=_WORTH_TELLING_S if step > 0 else 0.0)
+    )
     return "  ".join(part for part in parts if part)
 
 
 def who_waits(members: Iterable[Member], *, now_s: float, worth_telling_s: float) -> str:
-    """Who is held up, in words: whoever is not up yet; else the learner, or a generator, that has waited for at least worth_telling_s."""
-    ordered = sorted(members, key=lambda m: (m.state != "starting", _ROLE_ORDER.index(m.role), m.name))
+    """Who is held up, in words: whoever is not up yet; else the learner, or a generator, that has
+    waited for at least worth_telling_s.
+    """
+    ordered = sorted(
+        members, key=lambda m: (m.state != "starting", _ROLE_ORDER.index(m.role), m.name)
+    )
     starting = [m.name for m in ordered if m.state == "starting" and not m.waits_for]
     if starting:
         return f"{', '.join(starting)} start{'s' if len(starting) == 1 else ''}"

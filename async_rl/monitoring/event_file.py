@@ -1,4 +1,5 @@
-"""TensorBoard's event file of a run, written with TensorBoard's own classes and without torch or TensorFlow.
+"""TensorBoard's event file of a run, written with TensorBoard's own classes and without torch or
+TensorFlow.
 
 The only file that imports tensorboard.  Used by the recorder.
 """
@@ -33,7 +34,8 @@ _BUCKETS = 30
 
 
 class EventFile:
-    """One run's events. A background thread writes them and flushes every two seconds, so that a killed run loses no more.
+    """One run's events. A background thread writes them and flushes every two seconds, so that a
+    killed run loses no more.
 
     describe: what TensorBoard says of a metric when asked; written once per metric.
     """
@@ -41,7 +43,9 @@ class EventFile:
     def __init__(self, directory: Path, *, describe: Callable[[str], str] = lambda _: "") -> None:
         self._describe = describe
         self._described: set[str] = set()
-        self._writer = EventFileWriter(str(directory), max_queue_size=_MAX_QUEUED, flush_secs=_FLUSH_S)
+        self._writer = EventFileWriter(
+            str(directory), max_queue_size=_MAX_QUEUED, flush_secs=_FLUSH_S
+        )
 
     def scalar(self, name: str, value: float, step: int) -> None:
         """One point of a curve."""
@@ -59,14 +63,20 @@ class EventFile:
         """A page of Markdown."""
         self._add(text_pb(name, markdown), step)
 
-    def hyper_parameters(self, settings: Mapping[str, bool | int | float | str], metrics: Sequence[str]) -> None:
-        """The settings of the run, for TensorBoard's table of runs, and the scalars that stand beside them."""
+    def hyper_parameters(
+        self, settings: Mapping[str, bool | int | float | str], metrics: Sequence[str]
+    ) -> None:
+        """The settings of the run, for TensorBoard's table of runs, and the scalars that stand
+        beside them.
+        """
         columns = [HParam(name, Discrete([value])) for name, value in settings.items()]
         self._add(hparams_config_pb(columns, [Metric(name) for name in metrics]), 0)
         self._add(hparams_pb(dict(settings)), 0)
 
     def first_screen(self, title: str, charts: Sequence[tuple[str, Sequence[str]]]) -> None:
-        """The layout of the custom-scalars page: title and scalar names of each chart, which TensorBoard takes for patterns."""
+        """The layout of the custom-scalars page: title and scalar names of each chart, which
+        TensorBoard takes for patterns.
+        """
         layout = layout_pb2.Layout(
             category=[
                 layout_pb2.Category(
@@ -74,7 +84,9 @@ class EventFile:
                     chart=[
                         layout_pb2.Chart(
                             title=name,
-                            multiline=layout_pb2.MultilineChartContent(tag=[f"^{re.escape(tag)}$" for tag in tags]),
+                            multiline=layout_pb2.MultilineChartContent(
+                                tag=[f"^{re.escape(tag)}$" for tag in tags]
+                            ),
                         )
                         for name, tags in charts
                     ],

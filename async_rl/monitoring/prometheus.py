@@ -1,8 +1,9 @@
 """The newest numbers of a run for Prometheus: one small HTTP server on a thread of the supervisor.
 
-A metric of the catalogue is a gauge: `reward/mean` is `async_rl_reward_mean`, and what stands for a placeholder is a label, so
-`failures/over_age` is `async_rl_failures{reason="over_age"}`.  What the catalogue does not declare is left out.
-Read-only and without a password: it tells numbers, and binds where the run does (network.host).
+A metric of the catalogue is a gauge: `reward/mean` is `async_rl_reward_mean`, and what stands for a
+placeholder is a label, so `failures/over_age` is `async_rl_failures{reason="over_age"}`.  What the
+catalogue does not declare is left out. Read-only and without a password: it tells numbers, and
+binds where the run does (network.host).
 """
 
 from __future__ import annotations
@@ -22,17 +23,21 @@ STEP = _PREFIX + "step"
 
 
 class Endpoint:
-    """A server at `url`, until closed. newest: gives the step and the newest value of each metric; called from the server's thread."""
+    """A server at `url`, until closed. newest: gives the step and the newest value of each metric;
+    called from the server's thread.
+    """
 
-    def __init__(self, host: str, port: int, newest: Callable[[], tuple[int, Mapping[str, float]]]) -> None:
+    def __init__(
+        self, host: str, port: int, newest: Callable[[], tuple[int, Mapping[str, float]]]
+    ) -> None:
         registry = CollectorRegistry()
         registry.register(_Newest(newest))
         try:
             self._server, self._thread = start_http_server(port, addr=host, registry=registry)
         except OSError as error:
             raise InfrastructureError(
-                f"Prometheus cannot be answered on {host}:{port} (monitoring.prometheus_port): {error.strerror}; "
-                "give another port, or 0 for a free one, or null for none"
+                f"Prometheus cannot be answered on {host}:{port} (monitoring.prometheus_port):"
+                f" {error.strerror}; give another port, or 0 for a free one, or null for none"
             ) from error
         self.url = f"http://{host}:{self._server.server_address[1]}/metrics"
 
@@ -59,7 +64,9 @@ class _Newest(Collector):
             if spec is not None:
                 exported, labels = exported_name(name, spec)
                 if exported not in families:
-                    families[exported] = GaugeMetricFamily(exported, f"{spec.meaning} ({spec.unit})", labels=list(labels))
+                    families[exported] = GaugeMetricFamily(
+                        exported, f"{spec.meaning} ({spec.unit})", labels=list(labels)
+                    )
                 families[exported].add_metric(list(labels.values()), value)
         yield from families.values()
 
@@ -71,4 +78,6 @@ def exported_name(name: str, spec: MetricSpec) -> tuple[str, dict[str, str]]:
     found = re.fullmatch(pattern, name)
     assert found is not None, f"{name} is not {spec.name}"
     plain = re.sub(r"<[a-z]+>", "", spec.name)
-    return _PREFIX + re.sub(r"[/_]+", "_", plain).strip("_"), dict(zip(placeholders, found.groups(), strict=True))
+    return _PREFIX + re.sub(r"[/_]+", "_", plain).strip("_"), dict(
+        zip(placeholders, found.groups(), strict=True)
+    )

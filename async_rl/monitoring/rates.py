@@ -1,12 +1,19 @@
-"""From the cumulative counters in heartbeats to numbers per step: who worked, who waited, tokens per second, queue depths.
+"""From the cumulative counters in heartbeats to numbers per step: who worked, who waited, tokens
+per second, queue depths.
 
 Rules
-- Every process is measured against its own age between two heartbeats, so neither a late heartbeat nor a restart bends a share.
-- Numbers since the last step use the heartbeats that came since then; where none came they repeat the newest ones.
-- A process that was started again counts from 0; what its predecessor had counted stays in the run's totals (`failures/<reason>`).
-- A generator that only evaluates rests between evaluations, which says nothing of the others: the shares of its role leave it out.
-- A process that has ended no longer appears; gauges of several processes are added for `queue/`, else the largest is taken.
-Pure state, fed by the supervisor; knows no clock but the one in the counters and the time that the caller gives.
+- Every process is measured against its own age between two heartbeats, so neither a late heartbeat
+  nor a restart bends a share.
+- Numbers since the last step use the heartbeats that came since then; where none came they repeat
+  the newest ones.
+- A process that was started again counts from 0; what its predecessor had counted stays in the
+  run's totals (`failures/<reason>`).
+- A generator that only evaluates rests between evaluations, which says nothing of the others: the
+  shares of its role leave it out.
+- A process that has ended no longer appears; gauges of several processes are added for `queue/`,
+  else the largest is taken.
+Pure state, fed by the supervisor; knows no clock but the one in the counters and the time that the
+caller gives.
 """
 
 from __future__ import annotations
@@ -29,7 +36,9 @@ _FAILURES = "failures/"
 
 
 class _Process:
-    """What is known of one incarnation: its newest counters, and those at the start of the interval that is measured."""
+    """What is known of one incarnation: its newest counters, and those at the start of the interval
+    that is measured.
+    """
 
     def __init__(self, member: Member) -> None:
         self.role = member.role
@@ -39,8 +48,14 @@ class _Process:
         self.last: dict[str, float] = {}  # per second of the process's own time
 
     def measure(self) -> None:
-        """Turns what grew since the last measurement into rates; keeps the old rates if no heartbeat came."""
-        grown = {k: v - self.before.get(k, 0.0) for k, v in self.newest.items() if not k.startswith(GAUGE)}
+        """Turns what grew since the last measurement into rates; keeps the old rates if no
+        heartbeat came.
+        """
+        grown = {
+            k: v - self.before.get(k, 0.0)
+            for k, v in self.newest.items()
+            if not k.startswith(GAUGE)
+        }
         age_s = sum(grown.get(k, 0.0) for k in _AGE)
         if age_s <= 0:
             return
@@ -52,9 +67,13 @@ class _Process:
 
 
 class Rates:
-    """The supervisor's view of all processes' counters. is_aside: tells whose shares of time are not those of its role."""
+    """The supervisor's view of all processes' counters. is_aside: tells whose shares of time are
+    not those of its role.
+    """
 
-    def __init__(self, start_s: float, *, is_aside: Callable[[str], bool] = lambda _: False) -> None:
+    def __init__(
+        self, start_s: float, *, is_aside: Callable[[str], bool] = lambda _: False
+    ) -> None:
         self._is_aside = is_aside
         self._processes: dict[str, _Process] = {}
         self._failures: collections.Counter[str] = collections.Counter()
@@ -80,12 +99,16 @@ class Rates:
         self._restarts[name] += 1
 
     def step(self, now_s: float, scalars: Mapping[str, float]) -> dict[str, float]:
-        """The numbers that go with a learner step that has just been told, given the learner's own `scalars` of it."""
+        """The numbers that go with a learner step that has just been told, given the learner's own
+        `scalars` of it.
+        """
         interval_s, self._step_s = now_s - self._step_s, now_s
         numbers: dict[str, float] = {}
         if interval_s > 0:
             numbers["throughput/steps_per_s"] = 1 / interval_s
-            numbers["throughput/trained_tokens_per_s"] = scalars.get("tokens/trained", 0.0) / interval_s
+            numbers["throughput/trained_tokens_per_s"] = (
+                scalars.get("tokens/trained", 0.0) / interval_s
+            )
         for process in self._processes.values():
             process.measure()
         numbers |= self._of_roles(interval_s)
@@ -93,7 +116,9 @@ class Rates:
         return {name: value for name, value in numbers.items() if name not in scalars}
 
     def now(self) -> dict[str, float]:
-        """The numbers that need no step: throughput by the newest heartbeats, queues, latencies, memory, failures."""
+        """The numbers that need no step: throughput by the newest heartbeats, queues, latencies,
+        memory, failures.
+        """
         numbers: dict[str, float] = {}
         for counter, metric in _PER_SECOND.items():
             rates = [p.last[counter] for p in self._processes.values() if counter in p.last]
@@ -110,9 +135,15 @@ class Rates:
         return numbers
 
     def _of_roles(self, interval_s: float) -> dict[str, float]:
-        """Means over the processes of a role: shares of the three conditions, and seconds per step of every stage."""
+        """Means over the processes of a role: shares of the three conditions, and seconds per step
+        of every stage.
+        """
         numbers: collections.defaultdict[str, float] = collections.defaultdict(float)
-        found = [process for name, process in self._processes.items() if process.last and not self._is_aside(name)]
+        found = [
+            process
+            for name, process in self._processes.items()
+            if process.last and not self._is_aside(name)
+        ]
         size = collections.Counter(process.role for process in found)
         for process in found:
             for key, rate in process.last.items():
@@ -121,7 +152,9 @@ class Rates:
                 for prefix, metric in _STAGES.items():
                     if key.startswith(prefix):
                         stage = key.removeprefix(prefix).replace(" ", "_").replace("/", "_")
-                        numbers[f"{metric}/{process.role}/{stage}"] += rate * interval_s / size[process.role]
+                        numbers[f"{metric}/{process.role}/{stage}"] += (
+                            rate * interval_s / size[process.role]
+                        )
         return dict(numbers)
 
     def _count_failures(self, before: Mapping[str, float], after: Mapping[str, float]) -> None:
@@ -131,7 +164,9 @@ class Rates:
 
 
 def _add_gauge(numbers: dict[str, float], process: str, gauge: str, value: float) -> None:
-    """Gauges under a catalogue name are metrics as they stand; `memory_mb` becomes one per process; others are for `status` only."""
+    """Gauges under a catalogue name are metrics as they stand; `memory_mb` becomes one per process;
+    others are for `status` only.
+    """
     if gauge == "memory_mb":
         numbers[f"memory/{process}_mb"] = value
         return

@@ -1,14 +1,18 @@
-"""The one metrics writer of a run: TensorBoard events at once, and metrics.jsonl with one JSON object per step, in order.
+"""The one metrics writer of a run: TensorBoard events at once, and metrics.jsonl with one JSON
+object per step, in order.
 
 takes: numbers, histograms and texts of a step, from any process, in any order
 gives: `<run_dir>/tensorboard/`, `<run_dir>/metrics.jsonl`
 Rules
-- A row is written once its parts are final: the learner's (every step but 0) and the evaluation's (where one is due), and so are all rows
-  before it.  A part still missing `hold_s` after the row's last one is not waited for any longer; should it come, TensorBoard alone has it.
-- `time_s` is seconds from the start of the run to the row's first part, so a late evaluation does not move it; it never falls from row to
-  row (step 0 has nothing but its evaluation, which may come after step 1).
+- A row is written once its parts are final: the learner's (every step but 0) and the evaluation's
+  (where one is due), and so are all rows before it.  A part still missing `hold_s` after the row's
+  last one is not waited for any longer; should it come, TensorBoard alone has it.
+- `time_s` is seconds from the start of the run to the row's first part, so a late evaluation does
+  not move it; it never falls from row to row (step 0 has nothing but its evaluation, which may come
+  after step 1).
 - TensorBoard gets at most one learner step in half a second; metrics.jsonl gets all.
-- A name that the catalogue does not declare is an error when strict (tests), and otherwise logged once and recorded all the same.
+- A name that the catalogue does not declare is an error when strict (tests), and otherwise logged
+  once and recorded all the same.
 Used by the supervisor; not safe for threads.
 """
 
@@ -32,7 +36,9 @@ _LEARNER_PART = "reward/mean"
 _EVALUATION_PART = "eval/pass_at_1"
 _HOLD_S = 600.0
 _DRAW_EVERY_S = 0.5
-"""A step takes about 10 KB of an event file; so two hours of the quickest run stay below 200 MB. metrics.jsonl has every step."""
+"""A step takes about 10 KB of an event file; so two hours of the quickest run stay below 200 MB.
+metrics.jsonl has every step.
+"""
 _LOG = logging.getLogger("async_rl.metrics")
 
 
@@ -70,7 +76,8 @@ class _Row:
 
 
 class Recorder:
-    """Writes the metrics of one run. clock: seconds; started_s: the clock at the start of the run, now if None.
+    """Writes the metrics of one run. clock: seconds; started_s: the clock at the start of the run,
+    now if None.
 
     on_row: gets the numbers of each row that is written.
     """
@@ -96,7 +103,9 @@ class Recorder:
         self._held_path = run_dir / "metrics.held.json"
         before = self._written()
         # A resumed run counts on where the run before it ended.
-        self._started_s = clock() - (before[-1][1] if before else 0.0) if started_s is None else started_s
+        self._started_s = (
+            clock() - (before[-1][1] if before else 0.0) if started_s is None else started_s
+        )
         self._newest = before[-1][0] if before else -1
         self._is_resumed = bool(before)
         self._refused: set[str] = set()
@@ -140,7 +149,8 @@ class Recorder:
             self._rows.setdefault(step, _Row(now_s, self._awaited(step))).add(scalars, now_s)
         elif scalars:
             _LOG.warning(
-                "%s told numbers of step %d after its row was written; they are in TensorBoard only",
+                "%s told numbers of step %d after its row was written; they are in TensorBoard"
+                " only",
                 source,
                 step,
             )
@@ -156,7 +166,9 @@ class Recorder:
         return True
 
     def flush(self) -> None:
-        """Writes the rows that are final by now. `record` does so by itself; call it from time to time when nothing else comes."""
+        """Writes the rows that are final by now. `record` does so by itself; call it from time to
+        time when nothing else comes.
+        """
         while self._rows:
             step = min(self._rows)
             is_late = self._clock() - self._rows[step].last_s >= self._hold_s
@@ -171,7 +183,9 @@ class Recorder:
             self._write(step)
 
     def start_from(self, version: int) -> None:
-        """The learner starts at `version`: rows of later steps are taken away, and TensorBoard forgets them."""
+        """The learner starts at `version`: rows of later steps are taken away, and TensorBoard
+        forgets them.
+        """
         if self._newest <= version and not self._is_resumed:
             return
         self._is_resumed = False
@@ -200,7 +214,10 @@ class Recorder:
 
     def _remember(self) -> None:
         """What is held back survives a killed supervisor."""
-        held = {step: _Held(time_s=row.first_s - self._started_s, scalars=row.scalars) for step, row in self._rows.items()}
+        held = {
+            step: _Held(time_s=row.first_s - self._started_s, scalars=row.scalars)
+            for step, row in self._rows.items()
+        }
         partial = self._held_path.with_name(self._held_path.name + ".partial")
         partial.write_bytes(msgspec.json.encode(held))
         partial.replace(self._held_path)
@@ -208,11 +225,16 @@ class Recorder:
     def _recall(self) -> None:
         if not self._held_path.exists():
             return
-        for step, held in msgspec.json.decode(self._held_path.read_bytes(), type=dict[int, _Held]).items():
+        for step, held in msgspec.json.decode(
+            self._held_path.read_bytes(), type=dict[int, _Held]
+        ).items():
             if step >= self._next_step:
                 row = self._rows[step] = _Row(self._started_s + held.time_s, self._awaited(step))
                 row.add(
-                    {name: math.nan if value is None else value for name, value in held.scalars.items()},
+                    {
+                        name: math.nan if value is None else value
+                        for name, value in held.scalars.items()
+                    },
                     self._clock(),
                 )
                 self._newest = max(self._newest, step)
@@ -244,7 +266,9 @@ class Recorder:
             self._jsonl.write(msgspec.json.encode(line) + b"\n")
             self._jsonl.flush()
         except OSError as error:
-            raise InfrastructureError(f"{self._path} cannot be written: {error}; make room, then async-rl resume the run") from error
+            raise InfrastructureError(
+                f"{self._path} cannot be written: {error}; make room, then async-rl resume the run"
+            ) from error
         self._on_row(step, row.scalars)
         self._next_step = step + 1
 
@@ -254,7 +278,8 @@ class Recorder:
             return
         self._refused.add(name)
         problem = (
-            f"{source} wrote the {kind} {name!r}, which is not declared as one in async_rl/observability/catalogue.py; declare it there"
+            f"{source} wrote the {kind} {name!r}, which is not declared as one in"
+            " async_rl/observability/catalogue.py; declare it there"
         )
         if self._is_strict:
             raise UndeclaredMetric(problem)
@@ -263,7 +288,9 @@ class Recorder:
     def _describe_run(self) -> None:
         self._events.first_screen("The ten numbers to watch", FIRST_SCREEN)
         settings = dict(_leaves("", msgspec.to_builtins(self._config)))
-        self._events.hyper_parameters(settings, [name for _, names in FIRST_SCREEN for name in names])
+        self._events.hyper_parameters(
+            settings, [name for _, names in FIRST_SCREEN for name in names]
+        )
         text = msgspec.yaml.encode(self._config).decode()
         self._events.text("run/config", "\n".join(f"    {line}" for line in text.splitlines()), 0)
         self._events.flush()

@@ -1,6 +1,7 @@
 """Whether the run stands still, since when, and the sentence that says who waits for what.
 
-Progress is a new learner version (or a learner that came up). Pure state, fed with members and the time; used by the supervisor.
+Progress is a new learner version (or a learner that came up). Pure state, fed with members and the
+time; used by the supervisor.
 """
 
 from __future__ import annotations
@@ -36,16 +37,26 @@ class Stall:
             self._progress, self.since_s = progress, now_s
 
 
-def sentence(members: Sequence[Member], *, stalled_s: float, now_s: float, unheard_s: Mapping[str, float]) -> str:
-    """Who is silent, then who waits for what and since when, the learner first; who works is told if it is at one thing all the time.
+def sentence(
+    members: Sequence[Member], *, stalled_s: float, now_s: float, unheard_s: Mapping[str, float]
+) -> str:
+    """Who is silent, then who waits for what and since when, the learner first; who works is told
+    if it is at one thing all the time.
 
     now_s: Unix time, as in heartbeats.
     """
     version = max((m.version for m in members if m.role == "learner"), default=-1)
-    what = f"no learner step after version {version}" if version >= 0 else "the learner has not started"
+    what = (
+        f"no learner step after version {version}"
+        if version >= 0
+        else "the learner has not started"
+    )
     serving = {m.role for m in members if m.state not in _AWAY}
     parts = [f"no {role} serves" for role in _NEEDED if role not in serving]
-    parts += [f"{name} was not heard of for {duration(silent_s)}" for name, silent_s in sorted(unheard_s.items())]
+    parts += [
+        f"{name} was not heard of for {duration(silent_s)}"
+        for name, silent_s in sorted(unheard_s.items())
+    ]
     for member in sorted(members, key=lambda m: (_CHAIN.index(m.role), m.name)):
         if member.name in unheard_s:
             continue
@@ -54,7 +65,9 @@ def sentence(members: Sequence[Member], *, stalled_s: float, now_s: float, unhea
             verb = "is held back by" if member.state == "blocked" else "waits for"
             parts.append(f"{member.name} {verb} {member.waits_for} ({since})")
         elif (
-            member.role == "learner" or member.state in _AWAY or (member.state not in _AT_REST and 2 * (now_s - member.since_s) > stalled_s)
+            member.role == "learner"
+            or member.state in _AWAY
+            or (member.state not in _AT_REST and 2 * (now_s - member.since_s) > stalled_s)
         ):
             parts.append(f"{member.name}: {member.state} ({since})")
     more = f"; and {len(parts) - _MOST_TOLD} more" if len(parts) > _MOST_TOLD else ""

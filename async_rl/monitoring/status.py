@@ -1,4 +1,5 @@
-"""The answer of `async-rl status`: the numbers, the flow from prompt to training, the bottleneck, and what each process does and waits for.
+"""The answer of `async-rl status`: the numbers, the flow from prompt to training, the bottleneck,
+and what each process does and waits for.
 
 Pure: from a StatusReply, an earlier one and the time to something rich can print.
 """
@@ -43,7 +44,10 @@ _RATES = (
 _TRAINING = ("train", "both")
 _BARS = "▁▂▃▄▅▆▇█"
 _MOST_BARS = 60
-NOTHING_REWARDED = "no sample has more than reward.fail_reward: what scores may be broken, or nothing can be solved; see async-rl rollouts"
+NOTHING_REWARDED = (
+    "no sample has more than reward.fail_reward: what scores may be broken, or nothing can be"
+    " solved; see async-rl rollouts"
+)
 
 
 def render(
@@ -54,7 +58,8 @@ def render(
     rewards: Sequence[float] = (),
     last: str = "",
 ) -> RenderableType:
-    """The whole answer. now_s: Unix time; before: an earlier answer, from which rates are taken; rewards: of the steps so far.
+    """The whole answer. now_s: Unix time; before: an earlier answer, from which rates are taken;
+    rewards: of the steps so far.
 
     last: the bottleneck's sentence in the picture before.
     """
@@ -62,11 +67,16 @@ def render(
     past = before.members if before is not None else []
     head = Text.assemble(
         (reply.run_name, "bold"),
-        f"  step {reply.step} of {reply.num_steps}, running for {duration(now_s - reply.started_s)}\n{reply.run_dir}",
+        f"  step {reply.step} of {reply.num_steps}, running for"
+        f" {duration(now_s - reply.started_s)}\n{reply.run_dir}",
     )
     if reply.tensorboard_url:
         head.append(f"\nTensorBoard {reply.tensorboard_url}")
-    numbers = [f"{title} {form.format(reply.metrics[name])}" for title, name, form in _NUMBERS if name in reply.metrics]
+    numbers = [
+        f"{title} {form.format(reply.metrics[name])}"
+        for title, name, form in _NUMBERS
+        if name in reply.metrics
+    ]
     if numbers:
         head.append("\n" + "  ".join(numbers))
     if rewards:
@@ -107,14 +117,20 @@ def _pool(pool: PoolCount, pools: Sequence[PoolCount]) -> str:
     remedy = ""
     if pool.work == "evaluation" and pool.wanted == 0:
         remedy = f" (evaluations wait; async-rl scale {pool.pool}=1 goes on)"
-    elif pool.work in _TRAINING and not any(other.wanted for other in pools if other.work in _TRAINING):
+    elif pool.work in _TRAINING and not any(
+        other.wanted for other in pools if other.work in _TRAINING
+    ):
         remedy = f" (async-rl scale {pool.pool}=1 goes on)"
     return f"{pool.pool}: {pool.wanted} wanted, {', '.join(parts) or '0 live'}{remedy}"
 
 
 def _restarts(reply: StatusReply, name: str) -> str:
     number = reply.metrics.get(f"restarts/{name}", 0)
-    return f" (restarts: {number:.0f}; {reply.restarted_because.get(name, '').partition(chr(10))[0]})" if number else ""
+    return (
+        f" (restarts: {number:.0f}; {reply.restarted_because.get(name, '').partition(chr(10))[0]})"
+        if number
+        else ""
+    )
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -128,7 +144,9 @@ def _flow(reply: StatusReply) -> str:
     """Groups in each state on their way from prompt to training, and how many attempts failed."""
     states = " → ".join(f"{state} {reply.metrics.get(f'queue/{state}', 0):.0f}" for state in _FLOW)
     failed = sum(number for name, number in reply.metrics.items() if name.startswith("failures/"))
-    return f"groups: prompt → {states} → trained in step {reply.step}" + (f"   failed {failed:.0f}" if failed else "")
+    return f"groups: prompt → {states} → trained in step {reply.step}" + (
+        f"   failed {failed:.0f}" if failed else ""
+    )
 
 
 def _processes(reply: StatusReply, past: Sequence[Member], now_s: float) -> Table:

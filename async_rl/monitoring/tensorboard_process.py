@@ -1,7 +1,9 @@
-"""TensorBoard as a child of the supervisor: bound to loopback or the run's address, ended with its parent, whatever ends that.
+"""TensorBoard as a child of the supervisor: bound to loopback or the run's address, ended with its
+parent, whatever ends that.
 
-The port is chosen before TensorBoard starts, so the URL is known at once; the page answers a few seconds later.
-Run as `python -m async_rl.monitoring.tensorboard_process <parent pid> <TensorBoard's own arguments>` by `TensorBoard` only.
+The port is chosen before TensorBoard starts, so the URL is known at once; the page answers a few
+seconds later. Run as `python -m async_rl.monitoring.tensorboard_process <parent pid> <TensorBoard's
+own arguments>` by `TensorBoard` only.
 """
 
 from __future__ import annotations
@@ -82,8 +84,9 @@ def _claim(host: str, port: int) -> int:
             probe.bind((host, port))
         except OSError as error:
             raise InfrastructureError(
-                f"TensorBoard cannot listen on {host}:{port} (monitoring.tensorboard_port): {error.strerror}; "
-                "give another port, or 0 for a free one, or monitoring.tensorboard=false"
+                f"TensorBoard cannot listen on {host}:{port} (monitoring.tensorboard_port):"
+                f" {error.strerror}; give another port, or 0 for a free one, or"
+                " monitoring.tensorboard=false"
             ) from error
         return int(probe.getsockname()[1])
 

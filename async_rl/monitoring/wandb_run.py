@@ -1,7 +1,8 @@
-"""A run in Weights & Biases, where that is installed and monitoring.wandb names a project: each row of metrics.jsonl once it is final.
+"""A run in Weights & Biases, where that is installed and monitoring.wandb names a project: each row
+of metrics.jsonl once it is final.
 
-The only file that imports wandb, which is no dependency of ours.  WANDB_MODE=offline keeps everything in the run's directory.
-Used by the supervisor's monitor.
+The only file that imports wandb, which is no dependency of ours.  WANDB_MODE=offline keeps
+everything in the run's directory. Used by the supervisor's monitor.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from async_rl.core.errors import InfrastructureError
 
 
 class WandbRun:
-    """One run, under the name of its directory; a resumed run goes on there. Raises InfrastructureError if it cannot be begun."""
+    """One run, under the name of its directory; a resumed run goes on there. Raises
+    InfrastructureError if it cannot be begun.
+    """
 
     def __init__(self, project: str, run_dir: Path, config: RunConfig) -> None:
         import wandb
@@ -34,7 +37,8 @@ class WandbRun:
             )
         except wandb.Error as error:
             raise InfrastructureError(
-                f"monitoring.wandb={project}: {error}; wandb login, or WANDB_MODE=offline in the environment, or monitoring.wandb=null"
+                f"monitoring.wandb={project}: {error}; wandb login, or WANDB_MODE=offline in the"
+                " environment, or monitoring.wandb=null"
             ) from error
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:

@@ -1,15 +1,21 @@
 """What one process does now and where its time went, kept as it happens and read by the heartbeat.
 
     with activity("training"): ...                       busy
-    with activity.waiting("batch: 3 of 16 ready"): ...   has nothing to do until something upstream comes
-    with activity.blocked("admission: 48 of 48"): ...    could work, and is held back by something downstream
+    with activity.waiting("batch: 3 of 16 ready"): ...  has nothing to do until something upstream
+    comes with activity.blocked("admission: 48 of 48"): ...  could work, and is held back by
+    something downstream
 
-Rules, which keep the numbers truthful when many asyncio tasks and threads of a process are in stages at once
-- Inside one task the innermost block counts; the ones around it are suspended meanwhile, and resume.
-- `busy_s/<stage>`, `wait_s/<what>` and `blocked_s/<what>` are seconds in which at least one task was in that stage: a union, never a sum.
-- The process is busy while any task is; else it does what it has done longest without a break.  The seconds of the process in each of these
-  four conditions are `busy_s`, `wait_s`, `blocked_s` and `idle_s`; they add up to its age.
-- Text after the first colon tells people more; it is shown in `waits_for` and is no part of the counter's name.
+Rules, which keep the numbers truthful when many asyncio tasks and threads of a process are in
+stages at once
+- Inside one task the innermost block counts; the ones around it are suspended meanwhile, and
+  resume.
+- `busy_s/<stage>`, `wait_s/<what>` and `blocked_s/<what>` are seconds in which at least one task
+  was in that stage: a union, never a sum.
+- The process is busy while any task is; else it does what it has done longest without a break.  The
+  seconds of the process in each of these four conditions are `busy_s`, `wait_s`, `blocked_s` and
+  `idle_s`; they add up to its age.
+- Text after the first colon tells people more; it is shown in `waits_for` and is no part of the
+  counter's name.
 - `gauge/<name>` is a value as it is now; every other counter only grows until the process ends.
 Used by every process through `context.activity`; safe to call from threads.
 """
@@ -88,14 +94,21 @@ class _Seconds:
 
 
 class Activity:
-    """The stages, waits, counters and gauges of one process. clock: monotonic seconds; wall: Unix time."""
+    """The stages, waits, counters and gauges of one process. clock: monotonic seconds; wall: Unix
+    time.
+    """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, wall: Callable[[], float] = time.time
+    ) -> None:
         self._clock = clock
         self._wall = wall
         self._lock = threading.Lock()
-        self._frame: contextvars.ContextVar[_Frame | None] = contextvars.ContextVar("activity", default=None)
-        # The first kind that has one stands for the process: work, else a wait for what is upstream, else what holds it back.
+        self._frame: contextvars.ContextVar[_Frame | None] = contextvars.ContextVar(
+            "activity", default=None
+        )
+        # The first kind that has one stands for the process: work, else a wait for what is
+        # upstream, else what holds it back.
         self._frames: dict[_Kind, dict[_Frame, None]] = {kind: {} for kind in _Kind}
         self._seconds: dict[str, _Seconds] = {}
         self._values: dict[str, float] = {}
@@ -126,7 +139,9 @@ class Activity:
 
     @contextlib.contextmanager
     def held_back(self, stage: str, *, by: str) -> Iterator[None]:
-        """While the block lasts, blocks of work on `stage`, whichever task is in them, count as held back by `by`."""
+        """While the block lasts, blocks of work on `stage`, whichever task is in them, count as
+        held back by `by`.
+        """
         self._recount(stage, by)
         try:
             yield
@@ -136,7 +151,12 @@ class Activity:
     def _recount(self, stage: str, by: str) -> None:
         with self._lock:
             now = self._clock()
-            frames = [f for active in self._frames.values() for f in active if f.entered == (_Kind.BUSY, stage)]
+            frames = [
+                f
+                for active in self._frames.values()
+                for f in active
+                if f.entered == (_Kind.BUSY, stage)
+            ]
             for frame in frames:
                 self._leave(frame, now)
             self._held_back[stage] = by
@@ -145,7 +165,9 @@ class Activity:
             self._settle(now)
 
     def rest(self, state: str) -> None:
-        """Names what the process is in while no block is entered: `starting` at first, then for example `serving`."""
+        """Names what the process is in while no block is entered: `starting` at first, then for
+        example `serving`.
+        """
         with self._lock:
             self._rest_state = state
             self._rest_since = self._clock()
@@ -168,7 +190,9 @@ class Activity:
             for key, seconds in self._seconds.items():
                 counters[key] = seconds.total + (now - seconds.since if seconds.num_active else 0.0)
             for kind, total in self._kind_seconds.items():
-                counters[kind.value] = total + (now - self._kind_since if kind is self._kind else 0.0)
+                counters[kind.value] = total + (
+                    now - self._kind_since if kind is self._kind else 0.0
+                )
             shown = self._shown()
             since_s = self._wall() - (now - (shown.since if shown else self._rest_since))
             if shown is None:
@@ -188,7 +212,8 @@ class Activity:
         while outer is not None and not outer.is_open:
             outer = outer.parent
         frame = _Frame(kind, label, _owner(outer), outer)
-        # A block entered by a task that was only started inside another block does not suspend it: both go on side by side.
+        # A block entered by a task that was only started inside another block does not suspend it:
+        # both go on side by side.
         parent = outer if outer is not None and outer.owner is frame.owner else None
         self._frame.set(frame)
         with self._lock:
@@ -212,7 +237,8 @@ class Activity:
                     if parent.num_inner == 0 and parent.is_open:
                         self._enter(parent, now)
                 self._settle(now)
-            # An async generator may be closed in another context, where this frame is not the current one.
+            # An async generator may be closed in another context, where this frame is not the
+            # current one.
             if self._frame.get() is frame:
                 self._frame.set(outer)
 
@@ -235,10 +261,14 @@ class Activity:
             seconds.total += now - seconds.since
 
     def _shown(self) -> _Frame | None:
-        """The block that stands for the process: of its kind what holds all work back, or the oldest that says why, or the oldest."""
+        """The block that stands for the process: of its kind what holds all work back, or the
+        oldest that says why, or the oldest.
+        """
         frames = self._frames[self._shown_kind()]  # in the order of their activation
         by = self._held_back.values()
-        return min(frames, key=lambda frame: (frame.label not in by, ":" not in frame.label), default=None)
+        return min(
+            frames, key=lambda frame: (frame.label not in by, ":" not in frame.label), default=None
+        )
 
     def _shown_kind(self) -> _Kind:
         return next((kind for kind, frames in self._frames.items() if frames), _Kind.IDLE)
@@ -253,7 +283,9 @@ class Activity:
 
 
 def _owner(outer: _Frame | None) -> object:
-    """Who entered the block: the asyncio task, or, in a thread that a block handed work to (`to_thread`), that block's owner."""
+    """Who entered the block: the asyncio task, or, in a thread that a block handed work to
+    (`to_thread`), that block's owner.
+    """
     try:
         task = asyncio.current_task()
     except RuntimeError:

@@ -1,8 +1,8 @@
 """Every number of a run, declared once with its unit and meaning.
 
-Names are TensorBoard tags and the keys of metrics.jsonl.  A part in angle brackets stands for one path element that is known only at run
-time (`failures/<reason>`).  The metrics writer refuses what is not declared here; docs and dashboards are made from it.
-Pure data; anyone may import it.
+Names are TensorBoard tags and the keys of metrics.jsonl.  A part in angle brackets stands for one
+path element that is known only at run time (`failures/<reason>`).  The metrics writer refuses what
+is not declared here; docs and dashboards are made from it. Pure data; anyone may import it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ _LEARNER = [
             (
                 "failed_share",
                 "share",
-                "samples with no more than reward.fail_reward; 1 raises an alarm: what scores may be broken",
+                (
+                    "samples with no more than reward.fail_reward; 1 raises an alarm: what scores"
+                    " may be broken"
+                ),
             ),
             (
                 "solve_all",
@@ -54,12 +57,18 @@ _LEARNER = [
             (
                 "baseline_mean",
                 "reward",
-                "mean task reward of the greedy answers that remax takes as baseline, before scaling",
+                (
+                    "mean task reward of the greedy answers that remax takes as baseline, before"
+                    " scaling"
+                ),
             ),
             (
                 "part/<name>",
                 "1",
-                "mean of one named part of the reward: of a function of the user's, of the row's tests, of the form",
+                (
+                    "mean of one named part of the reward: of a function of the user's, of the"
+                    " row's tests, of the form"
+                ),
             ),
             (
                 "solve_none",
@@ -87,12 +96,18 @@ _LEARNER = [
             (
                 "kl_behavior_proximal",
                 "nats",
-                "KL of the policy that sampled to the one before the update: how off-policy the batch is",
+                (
+                    "KL of the policy that sampled to the one before the update: how off-policy the"
+                    " batch is"
+                ),
             ),
             (
                 "kl_proximal_policy",
                 "nats",
-                "KL of the policy before the update to the one after its minibatches: how far a step goes",
+                (
+                    "KL of the policy before the update to the one after its minibatches: how far a"
+                    " step goes"
+                ),
             ),
             ("kl_reference", "nats", "KL to the reference model"),
             ("kl_coef", "1", "weight of the KL to the reference in this step"),
@@ -104,7 +119,10 @@ _LEARNER = [
             (
                 "behavior_weight_mean",
                 "1",
-                "mean behavior weight, exp(proximal - behavior), before its bounds; 1 when on-policy",
+                (
+                    "mean behavior weight, exp(proximal - behavior), before its bounds; 1 when"
+                    " on-policy"
+                ),
             ),
             ("behavior_weight_max", "1", "largest behavior weight before its bounds"),
             (
@@ -152,17 +170,26 @@ _LEARNER = [
             (
                 "engine_abs_mean",
                 "nats",
-                "mean |engine - learner| log-prob on tokens of the learner's version; those of samples that span a push saw old KV",
+                (
+                    "mean |engine - learner| log-prob on tokens of the learner's version; those of"
+                    " samples that span a push saw old KV"
+                ),
             ),
             (
                 "engine_abs_max",
                 "nats",
-                "largest |engine - learner| log-prob on tokens of the learner's version; those of samples that span a push saw old KV",
+                (
+                    "largest |engine - learner| log-prob on tokens of the learner's version; those"
+                    " of samples that span a push saw old KV"
+                ),
             ),
             (
                 "stale_abs_mean",
                 "nats",
-                "mean difference of behavior and proximal log-probs on sequences that older versions began",
+                (
+                    "mean difference of behavior and proximal log-probs on sequences that older"
+                    " versions began"
+                ),
             ),
         ],
     ),
@@ -172,12 +199,18 @@ _LEARNER = [
             (
                 "mean_versions",
                 "versions",
-                "learner version before the update minus behavior version, mean over trained tokens",
+                (
+                    "learner version before the update minus behavior version, mean over trained"
+                    " tokens"
+                ),
             ),
             (
                 "max_versions",
                 "versions",
-                "learner version before the update minus the oldest behavior version among trained tokens",
+                (
+                    "learner version before the update minus the oldest behavior version among"
+                    " trained tokens"
+                ),
             ),
         ],
     ),
@@ -212,7 +245,10 @@ _LEARNER = [
             (
                 "push_s",
                 "s",
-                "newest push: the slowest generator's load, from the request to its acknowledgement",
+                (
+                    "newest push: the slowest generator's load, from the request to its"
+                    " acknowledgement"
+                ),
             ),
             ("pause_s", "s", "newest push: longest time a generator stood still"),
             (
@@ -230,12 +266,18 @@ _EVALUATION = _declare(
         (
             "pass_at_1",
             "share",
-            "held-out samples that pass all tests: the mean over prompts of the share of their samples (mean@k)",
+            (
+                "held-out samples that pass all tests: the mean over prompts of the share of their"
+                " samples (mean@k)"
+            ),
         ),
         (
             "pass_at_1_error",
             "share",
-            "half the width of the 95% confidence interval of pass_at_1, from the spread over prompts",
+            (
+                "half the width of the 95% confidence interval of pass_at_1, from the spread over"
+                " prompts"
+            ),
         ),
         (
             "pass_at_k",
@@ -246,7 +288,10 @@ _EVALUATION = _declare(
         (
             "maj_at_k",
             "share",
-            "held-out prompts of which the answer that most of the samples give passes; ties count by their share",
+            (
+                "held-out prompts of which the answer that most of the samples give passes; ties"
+                " count by their share"
+            ),
         ),
         ("maj_at_k_error", "share", "half the width of the 95% confidence interval of maj_at_k"),
         (
@@ -268,7 +313,10 @@ _EVALUATION = _declare(
         (
             "version_mean",
             "version",
-            "mean version of the weights that wrote the held-out tokens; the one evaluated is the metric's step",
+            (
+                "mean version of the weights that wrote the held-out tokens; the one evaluated is"
+                " the metric's step"
+            ),
         ),
         ("num_samples", "samples", "held-out samples scored"),
         ("length_mean", "tokens", "mean length of the held-out responses"),
@@ -282,7 +330,10 @@ _DEVICE = _declare(
         (
             "generating_share",
             "share",
-            "placement=colocated, of the time since the last step: the generators' turn, loads included",
+            (
+                "placement=colocated, of the time since the last step: the generators' turn, loads"
+                " included"
+            ),
         ),
         (
             "learning_share",
@@ -292,7 +343,10 @@ _DEVICE = _declare(
         (
             "switching_share",
             "share",
-            "placement=colocated, of the time since the last step: generators come to rest, the learner moves",
+            (
+                "placement=colocated, of the time since the last step: generators come to rest, the"
+                " learner moves"
+            ),
         ),
     ],
 )
@@ -337,7 +391,10 @@ _SUPERVISOR = [
             (
                 "<role>",
                 "share",
-                "of the time since the last step: could work and is held back by something downstream",
+                (
+                    "of the time since the last step: could work and is held back by something"
+                    " downstream"
+                ),
             )
         ],
     ),
@@ -367,7 +424,10 @@ _SUPERVISOR = [
             (
                 "<role>/<what>",
                 "s",
-                "since the last step, mean over the role's processes: some task was held back by this",
+                (
+                    "since the last step, mean over the role's processes: some task was held back"
+                    " by this"
+                ),
             )
         ],
     ),
@@ -413,13 +473,18 @@ _SUPERVISOR = [
             (
                 "<pool>_wanted",
                 "1",
-                "processes of the pool that there should be: set at launch, by async-rl scale or by the autoscaler",
+                (
+                    "processes of the pool that there should be: set at launch, by async-rl scale"
+                    " or by the autoscaler"
+                ),
             ),
             ("<pool>_live", "1", "processes of the pool that serve and stay"),
         ],
     ),
     *_declare("memory", [("<process>_mb", "MB", "resident memory of the process")]),
-    *_declare("cpu", [("<process>", "cores", "CPU seconds per second of the process since the last step")]),
+    *_declare(
+        "cpu", [("<process>", "cores", "CPU seconds per second of the process since the last step")]
+    ),
 ]
 
 _TEXTS = [
@@ -443,10 +508,14 @@ _TEXTS = [
         MetricKind.TEXT,
     ),
     MetricSpec("run/restarts", "text", "which process was started again, and why", MetricKind.TEXT),
-    MetricSpec("samples/<page>", "text", "rollouts of the step: prompt, answer, verdicts", MetricKind.TEXT),
+    MetricSpec(
+        "samples/<page>", "text", "rollouts of the step: prompt, answer, verdicts", MetricKind.TEXT
+    ),
 ]
 
-METRICS: Mapping[str, MetricSpec] = {spec.name: spec for spec in (*_LEARNER, *_DEVICE, *_EVALUATION, *_SUPERVISOR, *_TEXTS)}
+METRICS: Mapping[str, MetricSpec] = {
+    spec.name: spec for spec in (*_LEARNER, *_DEVICE, *_EVALUATION, *_SUPERVISOR, *_TEXTS)
+}
 """All declared metrics by name; names may hold placeholders."""
 
 FIRST_SCREEN: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -468,7 +537,9 @@ FIRST_SCREEN: tuple[tuple[str, tuple[str, ...]], ...] = (
 
 
 def describe(name: str) -> MetricSpec | None:
-    """The declaration that covers `name`, an exact one before one with placeholders; None if nothing does."""
+    """The declaration that covers `name`, an exact one before one with placeholders; None if
+    nothing does.
+    """
     exact = METRICS.get(name)
     if exact is not None:
         return exact if "<" not in name else None

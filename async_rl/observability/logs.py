@@ -3,9 +3,9 @@
     2026-11-20 19:30:15.123 INFO    generator-0  engine ready after 14.2 s
     2026-11-20 19:31:02.871 WARNING generator-0  [vllm.engine] ...
 
-Everything that uses the logging module in the process arrives there, warnings of the warnings module too; continued lines (tracebacks) are
-indented.  Logs are events that a person acts on; numbers per step are metrics.
-Called once by each process's main, before heavy imports.
+Everything that uses the logging module in the process arrives there, warnings of the warnings
+module too; continued lines (tracebacks) are indented.  Logs are events that a person acts on;
+numbers per step are metrics. Called once by each process's main, before heavy imports.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class _Lines(logging.Formatter):
         if record.exc_info:
             text += "\n" + self.formatException(record.exc_info)
         text = text.replace("\n", "\n    ")
-        return f"{when}.{int(record.msecs):03d} {record.levelname:<7} {self._process}  {source}{text}"
+        return (
+            f"{when}.{int(record.msecs):03d} {record.levelname:<7} {self._process}  {source}{text}"
+        )
 
 
 def log_path(run_dir: Path, process: str) -> Path:
@@ -41,10 +43,13 @@ def log_path(run_dir: Path, process: str) -> Path:
 
 
 def configure_logging(run_dir: Path, process: str, *, level: int = logging.INFO) -> logging.Logger:
-    """Sends all logging of this process to its file; returns the process's own logger. Called again, it replaces what it set."""
+    """Sends all logging of this process to its file; returns the process's own logger. Called
+    again, it replaces what it set.
+    """
     path = log_path(run_dir, process)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Watched: the file may be rotated away by a person, and a process that runs for weeks must go on in the new one.
+    # Watched: the file may be rotated away by a person, and a process that runs for weeks must go
+    # on in the new one.
     handler = logging.handlers.WatchedFileHandler(path, mode="a", encoding="utf-8")
     handler.setFormatter(_Lines(process))
     root = logging.getLogger()

@@ -1,7 +1,8 @@
-"""What a run amounts to before it starts: groups, sequences and tokens per step, the staleness bound, memory and disk. Pure.
+"""What a run amounts to before it starts: groups, sequences and tokens per step, the staleness
+bound, memory and disk. Pure.
 
-Invariants: estimates are upper bounds of what a healthy run uses, within a factor of about two; they refuse only what cannot fit.
-Used by `--dry-run` and by launchers/configuration/preflight.py.
+Invariants: estimates are upper bounds of what a healthy run uses, within a factor of about two;
+they refuse only what cannot fit. Used by `--dry-run` and by launchers/configuration/preflight.py.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from async_rl.config.pools import (
 from async_rl.config.run import RunConfig
 from async_rl.core.types import Role
 
-# Resident memory of a process with its libraries and nothing else, measured on Linux x86-64 with the locked environment.
+# Resident memory of a process with its libraries and nothing else, measured on Linux x86-64 with
+# the locked environment.
 BASE_MB: Mapping[Role, int] = {
     "supervisor": 150,
     "buffer": 500,
@@ -71,7 +73,9 @@ def embedded_shape(model: ModelConfig) -> ModelShape:
 
 
 def shape_from_hf(hf_config: Mapping[str, Any]) -> ModelShape:
-    """The shape told by a Hugging Face config.json of a decoder-only model. Raises KeyError if it does not tell."""
+    """The shape told by a Hugging Face config.json of a decoder-only model. Raises KeyError if it
+    does not tell.
+    """
     vocab, hidden, layers = (
         hf_config["vocab_size"],
         hf_config["hidden_size"],
@@ -105,23 +109,36 @@ def max_groups_in_flight(config: RunConfig) -> int:
 
 def kv_cache_tokens(config: RunConfig, shape: ModelShape) -> int:
     """Tokens whose keys and values fit into kv_cache_mb."""
-    return config.generation.vllm.kv_cache_mb * 2**20 // (2 * shape.num_layers * shape.kv_width * _dtype_bytes(config))
+    return (
+        config.generation.vllm.kv_cache_mb
+        * 2**20
+        // (2 * shape.num_layers * shape.kv_width * _dtype_bytes(config))
+    )
 
 
 def memory_mb(config: RunConfig, role: Role, shape: ModelShape | None) -> int:
-    """RAM of one process of the role; without GPUs everything is RAM. An unknown shape counts the libraries alone."""
+    """RAM of one process of the role; without GPUs everything is RAM. An unknown shape counts the
+    libraries alone.
+    """
     base = BASE_MB[role]
     match role:
         case "supervisor":
             return base + (TENSORBOARD_MB if config.monitoring.tensorboard else 0)
         case "buffer":
             return base + _mb(
-                max_groups_in_flight(config) * config.generation.group_size * longest_sequence(config) * STORED_BYTES_PER_TOKEN
+                max_groups_in_flight(config)
+                * config.generation.group_size
+                * longest_sequence(config)
+                * STORED_BYTES_PER_TOKEN
             )
         case "verifier":
             return base + config.verifiers.cells * config.sandbox.memory_mb
         case "generator":
-            return base + config.generation.vllm.kv_cache_mb + (_mb(2 * shape.num_parameters * _dtype_bytes(config)) if shape else 0)
+            return (
+                base
+                + config.generation.vllm.kv_cache_mb
+                + (_mb(2 * shape.num_parameters * _dtype_bytes(config)) if shape else 0)
+            )
         case "learner":
             return base + (_learner_mb(config, shape) if shape else 0)
 
@@ -133,16 +150,30 @@ def _num_trained(learner: LearnerConfig) -> int:
 
 def _learner_mb(config: RunConfig, shape: ModelShape) -> int:
     learner, algorithm = config.learner, config.algorithm
-    per_parameter = TRAINED_BYTES * _num_trained(learner) + (FLOAT32_BYTES if algorithm.kl_coef > 0 else 0)
+    per_parameter = TRAINED_BYTES * _num_trained(learner) + (
+        FLOAT32_BYTES if algorithm.kl_coef > 0 else 0
+    )
     sharded = shape.num_parameters * per_parameter / learner.ranks
     # A push gathers the float32 weights and writes the published form beside them.
     pushed = shape.num_parameters * (FLOAT32_BYTES + _dtype_bytes(config))
     kept_layers = 1 if learner.gradient_checkpointing else shape.num_layers
-    activations = learner.budget_tokens * shape.hidden_size * (ACTIVATION_VALUES * kept_layers + shape.num_layers) * FLOAT32_BYTES
+    activations = (
+        learner.budget_tokens
+        * shape.hidden_size
+        * (ACTIVATION_VALUES * kept_layers + shape.num_layers)
+        * FLOAT32_BYTES
+    )
     logits = 3 * int(learner.logits_chunk_mb * 2**20)
-    # Responses that share a prompt attend through a dense mask, and in bfloat16 through a copy of it.
-    masks = learner.budget_tokens * longest_sequence(config) * (FLOAT32_BYTES + _dtype_bytes(config) % FLOAT32_BYTES)
-    return _mb(sharded + pushed + activations + logits + (masks if config.generation.group_size > 1 else 0))
+    # Responses that share a prompt attend through a dense mask, and in bfloat16 through a copy of
+    # it.
+    masks = (
+        learner.budget_tokens
+        * longest_sequence(config)
+        * (FLOAT32_BYTES + _dtype_bytes(config) % FLOAT32_BYTES)
+    )
+    return _mb(
+        sharded + pushed + activations + logits + (masks if config.generation.group_size > 1 else 0)
+    )
 
 
 def total_memory_mb(config: RunConfig, shape: ModelShape | None) -> int:
@@ -154,16 +185,24 @@ def total_memory_mb(config: RunConfig, shape: ModelShape | None) -> int:
         "learner": config.learner.ranks,
     }
     generators = (config_of(config, pool) for pool in generator_pools(config))
-    of_generators = sum(own.generators.count * memory_mb(own, "generator", shape) for own in generators)
-    return of_generators + sum(count * memory_mb(config, role, shape) for role, count in counts.items())
+    of_generators = sum(
+        own.generators.count * memory_mb(own, "generator", shape) for own in generators
+    )
+    return of_generators + sum(
+        count * memory_mb(config, role, shape) for role, count in counts.items()
+    )
 
 
 def disk_mb(config: RunConfig, shape: ModelShape | None) -> int:
-    """Disk that the run's directory needs until its end: checkpoints (one being written), the store, logs."""
+    """Disk that the run's directory needs until its end: checkpoints (one being written), the
+    store, logs.
+    """
     trained = _num_trained(config.learner) * shape.num_parameters if shape else 0
     checkpoints = (config.checkpoint.keep + config.checkpoint.keep_best + 1) * trained * SAVED_BYTES
     sequences = config.num_steps * config.buffer.groups_per_step * config.generation.group_size
-    return LOGS_MB + _mb(checkpoints + sequences * longest_sequence(config) * STORED_BYTES_PER_TOKEN)
+    return LOGS_MB + _mb(
+        checkpoints + sequences * longest_sequence(config) * STORED_BYTES_PER_TOKEN
+    )
 
 
 def derived_numbers(config: RunConfig, shape: ModelShape | None) -> list[tuple[str, str]]:
@@ -176,12 +215,16 @@ def derived_numbers(config: RunConfig, shape: ModelShape | None) -> list[tuple[s
         ("sequences per step", f"{sequences} ({groups} groups x {size})"),
         (
             "tokens per step",
-            f"at most {sequences * longest_sequence(config):,} ({sequences * config.data.max_response_tokens:,} generated)",
+            (
+                f"at most {sequences * longest_sequence(config):,}"
+                f" ({sequences * config.data.max_response_tokens:,} generated)"
+            ),
         ),
         ("optimizer updates per step", f"{config.learner.minibatches * config.learner.epochs}"),
         (
             "staleness bound",
-            f"{bound} versions = at most {max_groups_in_flight(config)} groups in flight" + (" (synchronous)" if bound == 0 else ""),
+            f"{bound} versions = at most {max_groups_in_flight(config)} groups in flight"
+            + (" (synchronous)" if bound == 0 else ""),
         ),
         ("groups generating", f"at most {_groups_generating(config)}"),
         *_pools(config),
@@ -212,7 +255,11 @@ def derived_numbers(config: RunConfig, shape: ModelShape | None) -> list[tuple[s
 
 def _groups_generating(config: RunConfig) -> int:
     """Training groups that the generators have room for."""
-    training = (config_of(config, pool) for pool in generator_pools(config) if work_of(config, pool) != "evaluation")
+    training = (
+        config_of(config, pool)
+        for pool in generator_pools(config)
+        if work_of(config, pool) != "evaluation"
+    )
     return sum(own.generators.count * own.generation.max_concurrent_groups for own in training)
 
 
@@ -220,8 +267,14 @@ def _pools(config: RunConfig) -> Iterator[tuple[str, str]]:
     """What differs from pool to pool, if there is more than one."""
     counts = pool_counts(config)
     for pool in generator_pools(config) if config.generators.pools else ():
-        differs = [f"{name}={value}" for name, value in own_settings(config, pool).items() if name != "count"]
-        work = {"train": "train", "evaluation": "evaluate", "both": "train and evaluate"}[work_of(config, pool)]
+        differs = [
+            f"{name}={value}"
+            for name, value in own_settings(config, pool).items()
+            if name != "count"
+        ]
+        work = {"train": "train", "evaluation": "evaluate", "both": "train and evaluate"}[
+            work_of(config, pool)
+        ]
         yield f"pool {pool}", ", ".join([f"{counts[pool]} that {work}", *differs])
 
 
@@ -233,7 +286,10 @@ def _turns(config: RunConfig) -> list[tuple[str, str]]:
     return [
         (
             "placement",
-            f"colocated: generation until {groups} groups are ready, then {steps} learner step{'s' * (steps > 1)}, in turns",
+            (
+                f"colocated: generation until {groups} groups are ready, then {steps} learner"
+                f" step{'s' * (steps > 1)}, in turns"
+            ),
         )
     ]
 
@@ -253,23 +309,26 @@ def fit_problems(config: RunConfig, shape: ModelShape, *, memory_mb_available: i
     data, longest = config.data, longest_sequence(config)
     if longest > shape.max_positions:
         found.append(
-            f"data.max_prompt_tokens={data.max_prompt_tokens} + data.max_response_tokens={data.max_response_tokens} = {longest} is "
-            f"above the {shape.max_positions} positions of the model; lower one of them"
+            f"data.max_prompt_tokens={data.max_prompt_tokens} +"
+            f" data.max_response_tokens={data.max_response_tokens} = {longest} is above the"
+            f" {shape.max_positions} positions of the model; lower one of them"
         )
     for pool in generator_pools(config) if config.generation.engine == "vllm" else ():
         own = config_of(config, pool)
         size_mb, num_tokens = own.generation.vllm.kv_cache_mb, kv_cache_tokens(own, shape)
         if size_mb and num_tokens < longest:
             problem = (
-                f"generation.vllm.kv_cache_mb={size_mb} holds {num_tokens} tokens of this model, one sequence may have {longest}; "
-                f"raise it to at least {math.ceil(size_mb * longest / max(num_tokens, 1))}"
+                f"generation.vllm.kv_cache_mb={size_mb} holds {num_tokens} tokens of this model,"
+                f" one sequence may have {longest}; raise it to at least"
+                f" {math.ceil(size_mb * longest / max(num_tokens, 1))}"
             )
             found.append(in_words_of(pool, config, problem))
     found = list(dict.fromkeys(found))
     if (total := total_memory_mb(config, shape)) > memory_mb_available:
         found.append(
-            f"the run needs about {_gb(total)} of memory, this machine has {_gb(memory_mb_available)}; lower generators.count, "
-            "learner.budget_tokens or generation.vllm.kv_cache_mb, or take a smaller model"
+            f"the run needs about {_gb(total)} of memory, this machine has"
+            f" {_gb(memory_mb_available)}; lower generators.count, learner.budget_tokens or"
+            " generation.vllm.kv_cache_mb, or take a smaller model"
         )
     return found
 

@@ -1,9 +1,13 @@
-"""From a configuration to processes: who runs, on which cores and GPUs, with which environment. Pure.
+"""From a configuration to processes: who runs, on which cores and GPUs, with which environment.
+Pure.
 
 Invariants
-- Cores and GPUs are dealt out in order of rank; the same configuration on the same machine gives the same specs.
-- The supervisor is the parent and has no spec.  Names are `buffer`, `learner-<rank>`, and those of pools.py.
-- `joining` gives the next process of a pool at any time, from what is in use; `processes` is nothing but that, repeated.
+- Cores and GPUs are dealt out in order of rank; the same configuration on the same machine gives
+  the same specs.
+- The supervisor is the parent and has no spec.  Names are `buffer`, `learner-<rank>`, and those of
+  pools.py.
+- `joining` gives the next process of a pool at any time, from what is in use; `processes` is
+  nothing but that, repeated.
 Used by the supervisor to start processes, and by `--dry-run` to show them.
 """
 
@@ -20,16 +24,22 @@ from async_rl.core.machine import Machine
 from async_rl.core.types import Role
 
 _START_ORDER = ("buffer", "learner", "generator", "verifier")
-"""On a full cluster a verifier, which can be anywhere, shall not take the place of those that cannot."""
+"""On a full cluster a verifier, which can be anywhere, shall not take the place of those that
+cannot.
+"""
 
 
 SCALE_FILE = "scale.json"
-"""In the run's directory: how many processes of each pool were asked for last, if that was not the configuration."""
+"""In the run's directory: how many processes of each pool were asked for last, if that was not the
+configuration.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
-    """One process of a run. cores: CPU core numbers, empty = all of the machine's; gpus: how many, 0.5 = half of one."""
+    """One process of a run. cores: CPU core numbers, empty = all of the machine's; gpus: how many,
+    0.5 = half of one.
+    """
 
     name: str
     role: Role
@@ -39,15 +49,19 @@ class ProcessSpec:
     env: dict[str, str]
 
 
-def processes(config: RunConfig, machine: Machine, wanted: Mapping[str, int] | None = None) -> list[ProcessSpec]:
-    """Every child of the supervisor, in order of start: those first that a cluster has the fewest places for.
+def processes(
+    config: RunConfig, machine: Machine, wanted: Mapping[str, int] | None = None
+) -> list[ProcessSpec]:
+    """Every child of the supervisor, in order of start: those first that a cluster has the fewest
+    places for.
 
     wanted: processes per pool, instead of those in the configuration.
     """
     devices = _Devices(machine.num_gpus)
     specs = [_spec(0, machine, devices, "buffer", 0, (), name="buffer")]
     specs += [
-        _spec(config.learner.gpus_each, machine, devices, "learner", r, learner_cores(config, r)) for r in range(config.learner.ranks)
+        _spec(config.learner.gpus_each, machine, devices, "learner", r, learner_cores(config, r))
+        for r in range(config.learner.ranks)
     ]
     for pool, count in (wanted or pool_counts(config)).items():
         for _ in range(count):
@@ -55,8 +69,12 @@ def processes(config: RunConfig, machine: Machine, wanted: Mapping[str, int] | N
     return sorted(specs, key=lambda spec: _START_ORDER.index(spec.role))
 
 
-def joining(config: RunConfig, machine: Machine, pool: str, in_use: Sequence[ProcessSpec]) -> ProcessSpec:
-    """The next process of a pool beside those in use: the lowest free rank, on GPUs that nobody has (`has_its_gpus` tells)."""
+def joining(
+    config: RunConfig, machine: Machine, pool: str, in_use: Sequence[ProcessSpec]
+) -> ProcessSpec:
+    """The next process of a pool beside those in use: the lowest free rank, on GPUs that nobody has
+    (`has_its_gpus` tells).
+    """
     names = {spec.name for spec in in_use}
     rank = next(rank for rank in itertools.count() if process_name(pool, rank) not in names)
     name = process_name(pool, rank)
@@ -64,7 +82,9 @@ def joining(config: RunConfig, machine: Machine, pool: str, in_use: Sequence[Pro
     for spec in in_use:
         devices.give(spec)
     if pool == VERIFIERS:
-        return _spec(0, machine, devices, "verifier", rank, tuple(config.verifiers.cores), name=name)
+        return _spec(
+            0, machine, devices, "verifier", rank, tuple(config.verifiers.cores), name=name
+        )
     config = config_of(config, pool)
     return _spec(
         config.generators.gpus_each,
@@ -86,19 +106,30 @@ def _visible(spec: ProcessSpec) -> list[int]:
     return [int(index) for index in spec.env.get("CUDA_VISIBLE_DEVICES", "").split(",") if index]
 
 
-def _generator_cores(config: RunConfig, machine: Machine, in_use: Sequence[ProcessSpec]) -> tuple[int, ...]:
-    """Cores of one more generator: all of the pool's, or the `cores_each` in a row that the generators in use, of any pool, share least."""
+def _generator_cores(
+    config: RunConfig, machine: Machine, in_use: Sequence[ProcessSpec]
+) -> tuple[int, ...]:
+    """Cores of one more generator: all of the pool's, or the `cores_each` in a row that the
+    generators in use, of any pool, share least.
+    """
     pool, each = config.generators.cores, config.generators.cores_each
     if each == 0:
         return tuple(pool)
     pool = pool or list(machine.cores)
-    shared = collections.Counter(core for spec in in_use if spec.role == "generator" for core in spec.cores)
-    rows = (tuple(dict.fromkeys(pool[(k * each + i) % len(pool)] for i in range(each))) for k in range(len(pool)))
+    shared = collections.Counter(
+        core for spec in in_use if spec.role == "generator" for core in spec.cores
+    )
+    rows = (
+        tuple(dict.fromkeys(pool[(k * each + i) % len(pool)] for i in range(each)))
+        for k in range(len(pool))
+    )
     return min(rows, key=lambda row: sum(shared[core] for core in row))
 
 
 def learner_cores(config: RunConfig, rank: int) -> tuple[int, ...]:
-    """Cores of one learner rank: every `ranks`-th of the pool's, shared where there are fewer cores than ranks."""
+    """Cores of one learner rank: every `ranks`-th of the pool's, shared where there are fewer cores
+    than ranks.
+    """
     pool, ranks = config.learner.cores, config.learner.ranks
     if not pool:
         return ()
@@ -120,7 +151,9 @@ class _Devices:
         if gpus <= 0:
             return []
         share = min(gpus, 1.0)
-        fitting = [index for index, free in enumerate(self._free) if free >= share - 1e-6][: max(1, round(gpus))]
+        fitting = [index for index, free in enumerate(self._free) if free >= share - 1e-6][
+            : max(1, round(gpus))
+        ]
         for index in fitting:
             self._free[index] -= share
         return fitting
@@ -138,10 +171,13 @@ def _spec(
 ) -> ProcessSpec:
     is_heavy = role in ("generator", "learner")
     env = {
-        # One thread per core it owns: more would fight for the same cores, and gloo and ZeroMQ bring threads of their own.
+        # One thread per core it owns: more would fight for the same cores, and gloo and ZeroMQ
+        # bring threads of their own.
         "OMP_NUM_THREADS": str((len(cores) or len(machine.cores)) if is_heavy else 1),
         "TOKENIZERS_PARALLELISM": "false",
     }
     if machine.num_gpus:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, devices.take(gpus)))
-    return ProcessSpec(name=name or f"{role}-{rank}", role=role, rank=rank, cores=tuple(cores), gpus=gpus, env=env)
+    return ProcessSpec(
+        name=name or f"{role}-{rank}", role=role, rank=rank, cores=tuple(cores), gpus=gpus, env=env
+    )

@@ -1,6 +1,7 @@
 """The buffer: prompts and their order, admission, the ledger of groups, and the batches.
 
-takes: requests for work, complete and failed groups from generators; takes, commits and evaluations from the learner
+takes: requests for work, complete and failed groups from generators; takes, commits and evaluations
+from the learner
 waits for: nothing of its own; requests are parked until what they ask for is there
 gives: tickets, batches, held-out metrics
 woken by: requests, the end of a generator, deadlines
@@ -71,7 +72,9 @@ async def run(context: ProcessContext) -> None:
             owned = [
                 group.create_task(tasks.watch_leases(), name="watch leases"),
                 group.create_task(tasks.follow_generators(), name="follow generators"),
-                group.create_task(tasks.report_evaluations(prompts.held_out, decode), name="report evaluations"),
+                group.create_task(
+                    tasks.report_evaluations(prompts.held_out, decode), name="report evaluations"
+                ),
                 group.create_task(tasks.show_state(), name="show state"),
                 group.create_task(store.failed(), name="watch store"),
                 group.create_task(_raised(bad_row), name="watch rows"),
@@ -113,7 +116,11 @@ class Prompts:
 
     def prompt(self, purpose: Purpose, index: int) -> Prompt:
         """The index-th prompt of the purpose's order."""
-        return self.train[self.order.index(index)] if purpose is Purpose.TRAIN else self.held_out[index]
+        return (
+            self.train[self.order.index(index)]
+            if purpose is Purpose.TRAIN
+            else self.held_out[index]
+        )
 
 
 async def _raised(bad_row: asyncio.Future[None]) -> None:
@@ -121,11 +128,16 @@ async def _raised(bad_row: asyncio.Future[None]) -> None:
     await bad_row
 
 
-def _load_prompts(context: ProcessContext, tokenizer: Any, refused: Callable[[DataError], None]) -> Prompts:
+def _load_prompts(
+    context: ProcessContext, tokenizer: Any, refused: Callable[[DataError], None]
+) -> Prompts:
     config = context.config
     train = load_train_prompts(config, tokenizer, refused)
     if not train:
-        raise DataError(f"data.train_files={config.data.train_files} gives no prompt that can be used; see the log for what was left out")
+        raise DataError(
+            f"data.train_files={config.data.train_files} gives no prompt that can be used; see the"
+            " log for what was left out"
+        )
     held_out = load_eval_prompts(config, tokenizer)
     limit = config.evaluation.num_prompts or len(held_out)
     return Prompts(
@@ -145,24 +157,35 @@ class Tasks:
         self._counted = {reason: service.drops[reason] for reason in _COUNTED}
 
     async def watch_leases(self) -> None:
-        """takes: nothing · waits for: the next deadline of a generator or a group · gives: their tickets back · woken by: the clock"""
+        """takes: nothing · waits for: the next deadline of a generator or a group · gives: their
+        tickets back · woken by: the clock
+        """
         while True:
             alive = [member.name for member in self._context.directory.of_role("generator")]
             await asyncio.sleep(self._service.expire(alive))
 
     async def follow_generators(self) -> None:
-        """takes: the directory · waits for: its next change · gives: tickets of generators that left it · woken by: the supervisor"""
+        """takes: the directory · waits for: its next change · gives: tickets of generators that
+        left it · woken by: the supervisor
+        """
         known: dict[str, bool] = {}
         while True:
             epoch = self._context.directory.epoch
-            now = {member.name: member.state == DRAINING for member in self._context.directory.of_role("generator")}
+            now = {
+                member.name: member.state == DRAINING
+                for member in self._context.directory.of_role("generator")
+            }
             for name in known.keys() - now.keys():
                 self._service.desk.lose(name, "", "it left the fleet", is_spared=known[name])
             known = now
             await self._context.directory.changed(epoch)
 
-    async def report_evaluations(self, held_out: Sequence[Prompt], decode: Callable[[Sequence[int]], str]) -> None:
-        """takes: finished evaluations · waits for: the next · gives: held-out metrics of their step · woken by: their last group"""
+    async def report_evaluations(
+        self, held_out: Sequence[Prompt], decode: Callable[[Sequence[int]], str]
+    ) -> None:
+        """takes: finished evaluations · waits for: the next · gives: held-out metrics of their step
+        · woken by: their last group
+        """
         while True:
             version = await self._service.finished_evaluations.get()
             await self._store.flush()
@@ -184,7 +207,9 @@ class Tasks:
             await self._store.flush()
 
     async def show_state(self) -> None:
-        """takes: the service's state · waits for: its change · gives: gauges and what is waited for · woken by: every change"""
+        """takes: the service's state · waits for: its change · gives: gauges and what is waited for
+        · woken by: every change
+        """
         activity = self._context.activity
         shown = ""
         with contextlib.ExitStack() as stack:
@@ -192,13 +217,19 @@ class Tasks:
                 for state, number in self._service.queue().items():
                     activity.gauge(f"queue/{state}", number)
                 for reason in _COUNTED:
-                    activity.count(f"failures/{reason}", self._service.drops[reason] - self._counted[reason])
+                    activity.count(
+                        f"failures/{reason}", self._service.drops[reason] - self._counted[reason]
+                    )
                     self._counted[reason] = self._service.drops[reason]
                 self._context.version = self._service.replay.learner_version
                 if (text := self._service.waits_for()) != shown:
                     stack.close()
                     shown = text
                     if text:
-                        held = activity.waiting if text.startswith(("groups:", "evaluation")) else activity.blocked
+                        held = (
+                            activity.waiting
+                            if text.startswith(("groups:", "evaluation"))
+                            else activity.blocked
+                        )
                         stack.enter_context(held(text))
                 await self._service.changed()

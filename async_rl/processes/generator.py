@@ -1,9 +1,12 @@
-"""A generator: asks for work, lets the engine write, has each sample scored at once, puts complete groups.
+"""A generator: asks for work, lets the engine write, has each sample scored at once, puts complete
+groups.
 
 takes: tickets from the buffer, as many as it has room for; weights from the learner
-waits for: the first weights; then admission, when it has room and the buffer gives nothing; a learner that has the device
+waits for: the first weights; then admission, when it has room and the buffer gives nothing; a
+learner that has the device
 gives: complete groups to the buffer, or the ticket back with the reason
-woken by: a written group (room), new weights (admission may open), the buffer's answer, Drain (finishes what it holds, then ends)
+woken by: a written group (room), new weights (admission may open), the buffer's answer, Drain
+(finishes what it holds, then ends)
 """
 
 from __future__ import annotations
@@ -43,7 +46,9 @@ async def run(context: ProcessContext) -> None:
     prepare_environment(context.config, context.cores)
     await context.directory.changed(-1)  # the first list of who serves
     async with contextlib.AsyncExitStack() as until_it_serves:
-        await until_it_serves.enter_async_context(giving_way(to_others=bool(context.directory.of_role("generator"))))
+        await until_it_serves.enter_async_context(
+            giving_way(to_others=bool(context.directory.of_role("generator")))
+        )
         generator = Generator(context, await bring_up(context))
         try:
             if not generator.is_colocated:
@@ -63,9 +68,15 @@ async def run(context: ProcessContext) -> None:
 
 
 async def bring_up(context: ProcessContext) -> Engine:
-    """The engine, not started yet. Importing it is most of the work, done gently where others write already."""
-    build = functools.partial(build_engine, context.config, context.model_path, rank=seat(context.config, context.name))
-    return await (gently(build) if context.directory.of_role("generator") else asyncio.to_thread(build))
+    """The engine, not started yet. Importing it is most of the work, done gently where others write
+    already.
+    """
+    build = functools.partial(
+        build_engine, context.config, context.model_path, rank=seat(context.config, context.name)
+    )
+    return await (
+        gently(build) if context.directory.of_role("generator") else asyncio.to_thread(build)
+    )
 
 
 class Generator:
@@ -87,11 +98,15 @@ class Generator:
         self._draining = asyncio.Event()
 
     async def work(self) -> None:
-        """Keeps the engine full until told to stop or to drain; what is in flight after a stop goes back to the buffer."""
+        """Keeps the engine full until told to stop or to drain; what is in flight after a stop goes
+        back to the buffer.
+        """
         async with asyncio.TaskGroup() as group:
             owned = [group.create_task(self._follow_verifiers(), name="follow verifiers")]
             if self.is_colocated:
-                owned.append(group.create_task(self.resting.start_when_called(), name="start the engine"))
+                owned.append(
+                    group.create_task(self.resting.start_when_called(), name="start the engine")
+                )
                 owned.append(group.create_task(self.resting.tell(), name="tell of rests"))
             asking = group.create_task(self._ask_for_work(group), name="ask for work")
             drained = group.create_task(self._finish(asking), name="drain")
@@ -110,7 +125,9 @@ class Generator:
         await self._draining.wait()
         self._has_room.set()
         if self._has_weights.is_set():
-            await self._tell_version()  # the parked request is answered, so that no ticket comes after the last look
+            await (
+                self._tell_version()
+            )  # the parked request is answered, so that no ticket comes after the last look
         else:
             asking.cancel()
         while waits := {task for task in (asking, *self._held) if not task.done()}:
@@ -128,13 +145,19 @@ class Generator:
             for ticket in work.tickets:
                 task = group.create_task(self._roll_out(ticket), name=f"group {ticket.group_id}")
                 self._held[task] = ticket
-                self._writing[ticket.group_id] = num_written(self._config, ticket.purpose, ticket.num_samples)
+                self._writing[ticket.group_id] = num_written(
+                    self._config, ticket.purpose, ticket.num_samples
+                )
                 task.add_done_callback(self._on_rollout_done)
 
     def _room(self) -> int:
-        """Groups that may start now, counted by the samples being written; what only waits for its scores takes no room in the engine."""
+        """Groups that may start now, counted by the samples being written; what only waits for its
+        scores takes no room in the engine.
+        """
         full_group = num_written(self._config, Purpose.TRAIN, num_drawn(self._config.generation))
-        return self._config.generation.max_concurrent_groups - -(-sum(self._writing.values()) // full_group)
+        return self._config.generation.max_concurrent_groups - -(
+            -sum(self._writing.values()) // full_group
+        )
 
     async def _request_work(self, credit: int) -> Work:
         request = RequestWork(
@@ -147,8 +170,14 @@ class Generator:
         )
         activity = self._context.activity
         is_aside = evaluates_only(self._config, self._context.name)
-        with activity.waiting("the next evaluation") if is_aside else activity.blocked("admission: the learner is behind"):
-            work: Work = await self._buffer.call(request, timeout_s=_PARK_S + self._config.supervisor.start_timeout_s)
+        with (
+            activity.waiting("the next evaluation")
+            if is_aside
+            else activity.blocked("admission: the learner is behind")
+        ):
+            work: Work = await self._buffer.call(
+                request, timeout_s=_PARK_S + self._config.supervisor.start_timeout_s
+            )
         return work
 
     def _on_rollout_done(self, task: asyncio.Task[None]) -> None:
@@ -159,10 +188,14 @@ class Generator:
         self._has_room.set()
 
     async def _roll_out(self, ticket: Ticket) -> None:
-        """The rollout boundary: whatever goes wrong with one group returns its ticket and is counted."""
+        """The rollout boundary: whatever goes wrong with one group returns its ticket and is
+        counted.
+        """
         try:
             async with self.resting.limit(self._config.generation.timeout_s):
-                group = await self._rollouts.group(ticket, written=functools.partial(self._on_written, ticket))
+                group = await self._rollouts.group(
+                    ticket, written=functools.partial(self._on_written, ticket)
+                )
         except TimeoutError:
             limit_s = self._config.generation.timeout_s
             await self._fail(
@@ -170,11 +203,19 @@ class Generator:
                 DropReason.GENERATION_FAILED,
                 f"not done after {limit_s:g} s (generation.timeout_s)",
             )
-        except Exception as error:  # a bad rollout is data: the group fails, is counted, its ticket returns
+        except (
+            Exception
+        ) as error:  # a bad rollout is data: the group fails, is counted, its ticket returns
             cause = root_cause(error)
-            if isinstance(cause, EngineDead) or (isinstance(cause, RewardError) and self._config.reward.on_failure == "stop"):
+            if isinstance(cause, EngineDead) or (
+                isinstance(cause, RewardError) and self._config.reward.on_failure == "stop"
+            ):
                 raise
-            reason = DropReason.SCORING_FAILED if isinstance(cause, InfrastructureError) else DropReason.GENERATION_FAILED
+            reason = (
+                DropReason.SCORING_FAILED
+                if isinstance(cause, InfrastructureError)
+                else DropReason.GENERATION_FAILED
+            )
             reason = DropReason.REWARD_FAILED if isinstance(cause, RewardError) else reason
             await self._fail(ticket, reason, f"{type(cause).__name__}: {cause}")
         else:
@@ -187,7 +228,9 @@ class Generator:
 
     async def _fail(self, ticket: Ticket, reason: DropReason, message: str) -> None:
         self._context.activity.count(f"failures/{reason}", 1)
-        self._context.log.warning("group %d, attempt %d: %s: %s", ticket.group_id, ticket.attempt, reason, message)
+        self._context.log.warning(
+            "group %d, attempt %d: %s: %s", ticket.group_id, ticket.attempt, reason, message
+        )
         request = FailGroup(
             group_id=ticket.group_id,
             attempt=ticket.attempt,
@@ -205,7 +248,9 @@ class Generator:
             await directory.changed(epoch)
 
     async def load_weights(self, request: LoadWeights) -> Message:
-        """New weights between two engine steps; admission learns at once what this generator samples with now."""
+        """New weights between two engine steps; admission learns at once what this generator
+        samples with now.
+        """
         async with self.resting.waking(request.turn):
             report = await self._load(request)
         self._tell_loaded(report)
@@ -220,7 +265,9 @@ class Generator:
         return report
 
     async def weight_devices(self) -> list[str]:
-        """What receives a broadcast; none where the engine is not up yet, because it shares its device with the learner."""
+        """What receives a broadcast; none where the engine is not up yet, because it shares its
+        device with the learner.
+        """
         return [] if self.is_colocated else await self._engine.weight_devices()
 
     def _tell_loaded(self, report: LoadReport) -> None:
@@ -252,7 +299,9 @@ class Generator:
         """Scores the learner's probe tokens with the weights held now."""
         version = self._engine.version
         rows = await self._engine.logprobs(request.rows)
-        return Logprobs(version=version if version == self._engine.version else NO_VERSION, rows=rows)
+        return Logprobs(
+            version=version if version == self._engine.version else NO_VERSION, rows=rows
+        )
 
     async def close(self) -> None:
         """Ends the engine and the connections to the verifiers."""

@@ -1,8 +1,10 @@
-"""The supervisor: one run from start to end. It owns the children, the directory of processes, the control socket and the metrics.
+"""The supervisor: one run from start to end. It owns the children, the directory of processes, the
+control socket and the metrics.
 
 takes: configuration, a launcher; requests of children and of people; Ctrl-C
 waits for: the learner's end, a failure, or a stop
-gives: the run's directory; exit code 0 (finished or stopped as asked) or 1 (failed, root cause first)
+gives: the run's directory; exit code 0 (finished or stopped as asked) or 1 (failed, root cause
+first)
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ _CLOSE_S = 10.0
 
 
 def run_supervised(*, config: RunConfig, run_dir: Path, launcher: Launcher) -> int:
-    """Runs `config` in `run_dir` to its end; the run's exit code. Nothing is left running afterwards."""
+    """Runs `config` in `run_dir` to its end; the run's exit code. Nothing is left running
+    afterwards.
+    """
     return asyncio.run(Supervisor(config=config, run_dir=run_dir, launcher=launcher).run())
 
 
@@ -91,12 +95,17 @@ class Supervisor:
         except OSError as error:
             return self._end(
                 "failed",
-                f"{self._run_dir} cannot be used ({error}); make room or give permission, then async-rl resume the run",
+                f"{self._run_dir} cannot be used ({error}); make room or give permission, then"
+                " async-rl resume the run",
             )
-        return self._end("stopped" if self._stop_asked.is_set() or self._stop_now.is_set() else "finished", "")
+        return self._end(
+            "stopped" if self._stop_asked.is_set() or self._stop_now.is_set() else "finished", ""
+        )
 
     async def _unless_stopped(self, life: Coroutine[Any, Any, None]) -> None:
-        """Runs the coroutine; a second Ctrl-C cancels it, and its `finally` ends the children at once."""
+        """Runs the coroutine; a second Ctrl-C cancels it, and its `finally` ends the children at
+        once.
+        """
         task = asyncio.create_task(life, name="life of the run")
         now = asyncio.create_task(self._stop_now.wait(), name="stop at once")
         await asyncio.wait({task, now}, return_when=asyncio.FIRST_COMPLETED)
@@ -121,7 +130,9 @@ class Supervisor:
 
     async def _with_children(self, keys: Keys, model_path: Path, *, host: str) -> None:
         network = self._config.network
-        with RpcServer(supervisor_host(network, host), network.control_port, keys, self._handlers()) as server:
+        with RpcServer(
+            supervisor_host(network, host), network.control_port, keys, self._handlers()
+        ) as server:
             control = Control(
                 address=server.address,
                 pid=os.getpid(),
@@ -167,7 +178,9 @@ class Supervisor:
 
     async def _prepare_model(self) -> Path | None:
         """The start model; None if a stop was asked meanwhile."""
-        preparing = asyncio.create_task(prepare(self._run_dir, self._console.preparing), name="prepare model")
+        preparing = asyncio.create_task(
+            prepare(self._run_dir, self._console.preparing), name="prepare model"
+        )
         asked = asyncio.create_task(self._stop_asked.wait(), name="stop asked")
         await asyncio.wait({preparing, asked}, return_when=asyncio.FIRST_COMPLETED)
         asked.cancel()
@@ -178,7 +191,9 @@ class Supervisor:
         return None
 
     async def _until_over(self, serving: asyncio.Task[None], keeping: asyncio.Task[None]) -> None:
-        """Returns when the learner finished or a stop was asked; raises the root cause of a failure."""
+        """Returns when the learner finished or a stop was asked; raises the root cause of a
+        failure.
+        """
         done = asyncio.create_task(self._fleet.learner_done.wait(), name="learner done")
         asked = asyncio.create_task(self._stop_asked.wait(), name="stop asked")
         watching = asyncio.create_task(self._watchdog.run(), name="watchdog")
@@ -204,19 +219,28 @@ class Supervisor:
                 task.cancel()
 
     async def _leave(self, keeping: asyncio.Task[None]) -> None:
-        """Ends the run in order: learner (finish the step, save), last evaluation, generators and verifiers, buffer."""
+        """Ends the run in order: learner (finish the step, save), last evaluation, generators and
+        verifiers, buffer.
+        """
         was_asked = self._stop_asked.is_set()
-        self._console.note("stopping: the learner finishes its step and saves (Ctrl-C again to stop at once)" if was_asked else "finishing")
+        self._console.note(
+            "stopping: the learner finishes its step and saves (Ctrl-C again to stop at once)"
+            if was_asked
+            else "finishing"
+        )
         self._fleet.begin_stop()
         self._fleet.terminate(["learner"])
         timeout_s = self._config.supervisor.stop_timeout_s
         if not await self._fleet.all_ended(["learner"], timeout_s=timeout_s):
             self._log.warning(
-                "the learner did not end within %g s and is killed; the last checkpoint is what remains",
+                "the learner did not end within %g s and is killed; the last checkpoint is what"
+                " remains",
                 timeout_s,
             )
         elif not was_asked:
-            await self._monitor.until_evaluated(self._config.num_steps, timeout_s=_FINAL_EVALUATION_S)
+            await self._monitor.until_evaluated(
+                self._config.num_steps, timeout_s=_FINAL_EVALUATION_S
+            )
         for roles in (["generator"], ["verifier", "buffer"]):
             self._fleet.terminate(roles)
             await self._fleet.all_ended(roles, timeout_s=_CLOSE_S)
@@ -289,7 +313,9 @@ class Supervisor:
         )
 
     async def _on_scale(self, message: Scale) -> Message:
-        self._scaler.scale(message.wanted, "as asked by async-rl scale", is_forced=message.is_forced)
+        self._scaler.scale(
+            message.wanted, "as asked by async-rl scale", is_forced=message.is_forced
+        )
         return Pools(pools=self._registry.pools())
 
     async def _on_stop(self, message: StopRun) -> Message:
@@ -319,10 +345,14 @@ class Supervisor:
                 timeout_s=self._config.network.call_timeout_s,
             )
         except AsyncRLError as error:
-            self._log.warning("the tickets of %s go back only after buffer.lease_timeout_s: %s", spec.name, error)
+            self._log.warning(
+                "the tickets of %s go back only after buffer.lease_timeout_s: %s", spec.name, error
+            )
 
     def _clear_rendezvous(self) -> None:
-        """The learner's ranks meet through a file, which holds the addresses of those who met there before."""
+        """The learner's ranks meet through a file, which holds the addresses of those who met there
+        before.
+        """
         (self._run_dir / RENDEZVOUS_FILE).unlink(missing_ok=True)
 
     def _on_signal(self, number: signal.Signals) -> None:

@@ -1,6 +1,7 @@
 """A verifier: serves verdicts over HTTP on a free port, from cells that stay warm.
 
-takes: programs with their tests, over HTTP, from generators (and whoever else holds the run's token)
+takes: programs with their tests, over HTTP, from generators (and whoever else holds the run's
+token)
 waits for: a free cell
 gives: verdicts, per test
 woken by: a request; `stopping`, upon which it finishes what it admitted and leaves
@@ -20,7 +21,9 @@ async def run(context: ProcessContext) -> None:
         await context.register(url)
         context.activity.rest("serving")
 
-    async with open_service(config.verifiers, config.sandbox, context.activity, config.reward) as service:
+    async with open_service(
+        config.verifiers, config.sandbox, context.activity, config.reward
+    ) as service:
         pool = service.pool
         context.log.info(
             "jail at level %d with %d cells%s",

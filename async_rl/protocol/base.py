@@ -1,7 +1,8 @@
 """The base of all messages: requests, replies, failures.
 
-Each request names its reply in the class attribute `Reply`; `wire/rpc.py` sends requests and checks replies.
-Invariants: every request to the buffer may be sent twice without harm, because it is recognised by its ids; no message names code.
+Each request names its reply in the class attribute `Reply`; `wire/rpc.py` sends requests and checks
+replies. Invariants: every request to the buffer may be sent twice without harm, because it is
+recognised by its ids; no message names code.
 """
 
 from __future__ import annotations

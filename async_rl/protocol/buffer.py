@@ -16,12 +16,14 @@ class Work(Message):
 
 
 class RequestWork(Message):
-    """Ask for up to `credit` training groups, or as many samples of an evaluation; parked up to wait_s.
+    """Ask for up to `credit` training groups, or as many samples of an evaluation; parked up to
+    wait_s.
 
     version: what the engine samples with now.
 
-    A newer request of the same generator answers its parked one (empty): ask again whenever `version` changes.  held: the group ids of the
-    tickets it has and whose put is not acknowledged; tickets that an earlier reply lost are given again.  None: not told.
+    A newer request of the same generator answers its parked one (empty): ask again whenever
+    `version` changes.  held: the group ids of the tickets it has and whose put is not acknowledged;
+    tickets that an earlier reply lost are given again.  None: not told.
     """
 
     Reply: ClassVar[type] = Work
@@ -52,7 +54,9 @@ class FailGroup(Message):
 
 
 class ReleaseGenerator(Message):
-    """The generator (this incarnation, or every one if empty) is gone; its unfinished tickets go back."""
+    """The generator (this incarnation, or every one if empty) is gone; its unfinished tickets go
+    back.
+    """
 
     Reply: ClassVar[type] = Ok
     generator: str
@@ -60,7 +64,9 @@ class ReleaseGenerator(Message):
 
 
 class LimitStaleness(Message):
-    """Admit as if max_staleness_versions were this, at most the configured one; 0 makes the run synchronous until told otherwise."""
+    """Admit as if max_staleness_versions were this, at most the configured one; 0 makes the run
+    synchronous until told otherwise.
+    """
 
     Reply: ClassVar[type] = Ok
     max_staleness_versions: int

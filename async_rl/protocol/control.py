@@ -12,7 +12,8 @@ from async_rl.protocol.membership import Member
 
 
 class StatusReply(Message):
-    """A snapshot for `async-rl status`. metrics is the newest value of every scalar; stalled says why no step comes, if none does.
+    """A snapshot for `async-rl status`. metrics is the newest value of every scalar; stalled says
+    why no step comes, if none does.
 
     restarted_because: of each process that was started again, why the last time.
     """
@@ -50,7 +51,8 @@ class Pools(Message):
 
 
 class Scale(Message):
-    """people -> supervisor: so many processes of these pools from now on; pools that are not named stay as they are.
+    """people -> supervisor: so many processes of these pools from now on; pools that are not named
+    stay as they are.
 
     is_forced: even if memory does not seem to suffice.
     """

@@ -10,7 +10,9 @@ from async_rl.protocol.weights import Manifest, Source
 
 
 class LoadReport(Message):
-    """The generator samples with `version` now. Seconds: whole load, and how long generation stood still."""
+    """The generator samples with `version` now. Seconds: whole load, and how long generation stood
+    still.
+    """
 
     version: int
     load_s: float
@@ -18,9 +20,11 @@ class LoadReport(Message):
 
 
 class LoadWeights(Message):
-    """Load this version between two engine steps; requests in flight go on. url: the file to read instead of the shared block.
+    """Load this version between two engine steps; requests in flight go on. url: the file to read
+    instead of the shared block.
 
-    turn: with placement=colocated, of the learner that gives the device back by this (weights/turns.py).
+    turn: with placement=colocated, of the learner that gives the device back by this
+    (weights/turns.py).
     """
 
     Reply: ClassVar[type] = LoadReport
@@ -30,7 +34,9 @@ class LoadWeights(Message):
 
 
 class Logprobs(Message):
-    """float32 log-probs of each row's tokens 1.. (first token has none, 0), concatenated per row, with the version used."""
+    """float32 log-probs of each row's tokens 1.. (first token has none, 0), concatenated per row,
+    with the version used.
+    """
 
     version: int
     rows: list[FloatArray]
@@ -44,7 +50,9 @@ class Probe(Message):
 
 
 class Rest(Message):
-    """learner -> generator: let go of the device until weights come; answered once that is done. turn: as in weights/turns.py."""
+    """learner -> generator: let go of the device until weights come; answered once that is done.
+    turn: as in weights/turns.py.
+    """
 
     Reply: ClassVar[type] = Ok
     turn: int
@@ -57,7 +65,8 @@ class Drain(Message):
 
 
 class ReceiveWeights(Message):
-    """Receive this version from its source and load it, as LoadWeights does. The path in the manifest is of no use here.
+    """Receive this version from its source and load it, as LoadWeights does. The path in the
+    manifest is of no use here.
 
     turn: as in LoadWeights.
     """

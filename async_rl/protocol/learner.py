@@ -1,4 +1,6 @@
-"""Messages of the learner to the buffer and the supervisor: batches, commits, its place in the history of the run."""
+"""Messages of the learner to the buffer and the supervisor: batches, commits, its place in the
+history of the run.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,17 @@ from async_rl.protocol.base import Message, Ok
 
 
 class Batch(Message):
-    """groups_per_step groups, oldest admission first; empty if none within the wait (waits_for says why)."""
+    """groups_per_step groups, oldest admission first; empty if none within the wait (waits_for says
+    why).
+    """
 
     groups: list[Group]
     waits_for: str
 
 
 class TakeBatch(Message):
-    """Lease the batch that will be trained on weights of version `train_version` (step train_version + 1).
+    """Lease the batch that will be trained on weights of version `train_version` (step
+    train_version + 1).
 
     Asking again for the same train_version gives the same groups.
     """
@@ -38,28 +43,36 @@ class CommitStep(Message):
 
 
 class StartEvaluation(Message):
-    """Evaluate the held-out prompts with `version` once a generator holds it; results go to the supervisor as metrics of step=version."""
+    """Evaluate the held-out prompts with `version` once a generator holds it; results go to the
+    supervisor as metrics of step=version.
+    """
 
     Reply: ClassVar[type] = Ok
     version: int
 
 
 class SyncVersion(Message):
-    """The learner starts (again) at `version`: leases without commit go back. Reply gives the buffer's own count."""
+    """The learner starts (again) at `version`: leases without commit go back. Reply gives the
+    buffer's own count.
+    """
 
     Reply: ClassVar[type] = Ok
     version: int
 
 
 class StartFrom(Message):
-    """learner -> supervisor: the learner starts at `version`; numbers of later steps belong to a history that is given up."""
+    """learner -> supervisor: the learner starts at `version`; numbers of later steps belong to a
+    history that is given up.
+    """
 
     Reply: ClassVar[type] = Ok
     version: int
 
 
 class KeepAdvantages(Message):
-    """learner -> buffer: what the step made of each response token of these groups, all samples of a group in one row; for people."""
+    """learner -> buffer: what the step made of each response token of these groups, all samples of
+    a group in one row; for people.
+    """
 
     Reply: ClassVar[type] = Ok
     group_ids: list[int]
@@ -79,7 +92,9 @@ class GetEvaluationScores(Message):
 
 
 class ForgetBefore(Message):
-    """learner -> buffer: nobody will go back to a version before this one; trajectories that only that would need may go."""
+    """learner -> buffer: nobody will go back to a version before this one; trajectories that only
+    that would need may go.
+    """
 
     Reply: ClassVar[type] = Ok
     version: int

@@ -1,4 +1,6 @@
-"""Messages of every process to the supervisor: registration, heartbeats, the member list, metrics, fatal errors."""
+"""Messages of every process to the supervisor: registration, heartbeats, the member list, metrics,
+fatal errors.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from async_rl.protocol.base import Message, Ok
 
 
 class Member(Value):
-    """One process as the supervisor knows it. address is empty until it serves; version is -1 where it has none; devices as in Register."""
+    """One process as the supervisor knows it. address is empty until it serves; version is -1 where
+    it has none; devices as in Register.
+    """
 
     name: str
     role: Role
@@ -28,7 +32,8 @@ class Member(Value):
 class Register(Message):
     """A process is up and serves at `address` (a ZeroMQ endpoint, or a URL for verifiers).
 
-    devices: of a generator, what receives weights in it, one entry per rank: `cpu`, or the UUID of a GPU.
+    devices: of a generator, what receives weights in it, one entry per rank: `cpu`, or the UUID of
+    a GPU.
     """
 
     Reply: ClassVar[type] = Ok
@@ -40,7 +45,9 @@ class Register(Message):
 
 
 class Heartbeat(Message):
-    """What a process does now. waits_for is empty while it works; since_s is Unix time; counters are cumulative."""
+    """What a process does now. waits_for is empty while it works; since_s is Unix time; counters
+    are cumulative.
+    """
 
     Reply: ClassVar[type] = Ok
     name: str
@@ -68,7 +75,9 @@ class WatchMembers(Message):
 
 
 class ReportMetrics(Message):
-    """Numbers of one learner step, under their TensorBoard names. is_final: the step's row may be written."""
+    """Numbers of one learner step, under their TensorBoard names. is_final: the step's row may be
+    written.
+    """
 
     Reply: ClassVar[type] = Ok
     source: str
@@ -79,7 +88,9 @@ class ReportMetrics(Message):
 
 
 class ReportFatal(Message):
-    """The process is about to exit non-zero; text is its root cause with traceback. ends_run: it is not to be started again."""
+    """The process is about to exit non-zero; text is its root cause with traceback. ends_run: it is
+    not to be started again.
+    """
 
     Reply: ClassVar[type] = Ok
     name: str
@@ -88,7 +99,9 @@ class ReportFatal(Message):
 
 
 class Expel(Message):
-    """The learner cut this generator off (it missed a push or failed a probe); the supervisor ends it and starts it again."""
+    """The learner cut this generator off (it missed a push or failed a probe); the supervisor ends
+    it and starts it again.
+    """
 
     Reply: ClassVar[type] = Ok
     name: str

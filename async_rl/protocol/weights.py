@@ -8,7 +8,9 @@ from async_rl.core.types import Value
 
 
 class TensorEntry(Value):
-    """One tensor in the shared block: Hugging Face name, torch dtype name, shape, byte offset and size."""
+    """One tensor in the shared block: Hugging Face name, torch dtype name, shape, byte offset and
+    size.
+    """
 
     name: str
     dtype: str
@@ -20,8 +22,9 @@ class TensorEntry(Value):
 class Manifest(Value):
     """One version of the weights in memory shared on one host.
 
-    path: a file to map (/proc/<pid>/fd/<n> of a memfd, so nothing outlives its owners).  The block starts with a header that carries
-    `version`; a reader checks it before and after reading.  checksum: over the bytes of all tensors, in order.
+    path: a file to map (/proc/<pid>/fd/<n> of a memfd, so nothing outlives its owners).  The block
+    starts with a header that carries `version`; a reader checks it before and after reading.
+    checksum: over the bytes of all tensors, in order.
     """
 
     version: int
@@ -32,10 +35,13 @@ class Manifest(Value):
 
 
 class Seat(Value, tag_field="type", tag=True):
-    """Where the ranks of one member sit in a communicator. The learner is rank 0, a member has ranks from `first_rank` on.
+    """Where the ranks of one member sit in a communicator. The learner is rank 0, a member has
+    ranks from `first_rank` on.
 
-    communicator: its name, new for each set of members; who holds a communicator of that name uses it again.
-    store: host:port of the TCPStore where ranks find each other; host: the address of the member's own machine to bind.
+    communicator: its name, new for each set of members; who holds a communicator of that name uses
+    it again.
+    store: host:port of the TCPStore where ranks find each other; host: the address of the member's
+    own machine to bind.
     timeout_s: within which a rank has received a version, or gives up.
     """
 
@@ -50,9 +56,11 @@ class Seat(Value, tag_field="type", tag=True):
 
 
 class DeviceBlock(Value, tag_field="type", tag=True):
-    """All tensors of a version, packed in the order of the manifest, in memory of a GPU that another process maps (CUDA IPC).
+    """All tensors of a version, packed in the order of the manifest, in memory of a GPU that
+    another process maps (CUDA IPC).
 
-    gpu: its UUID.  The rest is what torch needs to map the memory there; tests/weights/test_device_block.py tells which is which.
+    gpu: its UUID.  The rest is what torch needs to map the memory there;
+    tests/weights/test_device_block.py tells which is which.
     """
 
     gpu: str

@@ -1,8 +1,11 @@
-"""Whether a response in words gives the answer that is wanted: one rule for each way of writing answers. Pure.
+"""Whether a response in words gives the answer that is wanted: one rule for each way of writing
+answers. Pure.
 
-gsm8k: the number after the last `####`, or else the last number; math: the expression in the last \\boxed{}, equal as mathematics;
-exact: the last line that is not empty, spaces at its ends aside; regex: the pattern matches somewhere.
-`is_right` is called by answer_child.py, in a process that may be ended: comparing expressions and searching patterns can take for ever.
+gsm8k: the number after the last `####`, or else the last number; math: the expression in the last
+\\boxed{}, equal as mathematics;
+exact: the last line that is not empty, spaces at its ends aside; regex: the pattern matches
+somewhere. `is_right` is called by answer_child.py, in a process that may be ended: comparing
+expressions and searching patterns can take for ever.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ def is_right(test: AnswerTest, response: str) -> bool:
 
 
 def answer_of(test: AnswerTest, response: str) -> str | None:
-    """The answer in the response as the rule reads it, in a form in which equal answers are mostly equal texts; None if there is none."""
+    """The answer in the response as the rule reads it, in a form in which equal answers are mostly
+    equal texts; None if there is none.
+    """
     if test.rule == "gsm8k":
         number = _number(response)
         return None if number is None else format(number.normalize(), "f")
@@ -60,7 +65,10 @@ def _is_equal_expression(expected: str, response: str) -> bool:
         return False
     answer = boxed(expected)
     # No time limits of the library's own: they need signals, and the process has its limit.
-    wanted, given = (parse(f"\\boxed{{{text}}}", parsing_timeout=None) for text in (expected if answer is None else answer, got))
+    wanted, given = (
+        parse(f"\\boxed{{{text}}}", parsing_timeout=None)
+        for text in (expected if answer is None else answer, got)
+    )
     return bool(verify(wanted, given, timeout_seconds=None))
 
 

@@ -1,7 +1,7 @@
 """Ready reward terms that look at the form of a response alone. Pure.
 
-xml_format: 1 for <think>..</think><answer>..</answer>, else 0; length: the share of the allowed tokens that was used, so that a negative
-weight makes responses shorter and a positive one longer.
+xml_format: 1 for <think>..</think><answer>..</answer>, else 0; length: the share of the allowed
+tokens that was used, so that a negative weight makes responses shorter and a positive one longer.
 Called by scoring.py and, as functions of a configuration, through functions.py.
 """
 

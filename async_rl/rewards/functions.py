@@ -1,8 +1,8 @@
 """Reward functions: how those that the configuration names are found, called and read.
 
-A function takes one RewardSample, plain or async, and returns a number, or named parts: a dict of numbers whose "score", or else sum, is
-its score.  Anything else, and nan or infinity, is a RewardError.
-Used by reward_child.py, in the process that runs them.
+A function takes one RewardSample, plain or async, and returns a number, or named parts: a dict of
+numbers whose "score", or else sum, is its score.  Anything else, and nan or infinity, is a
+RewardError. Used by reward_child.py, in the process that runs them.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ def read_score(name: str, returned: Any) -> dict[str, float]:
     parts = returned if isinstance(returned, dict) else {SCORE: returned}
     for part, value in parts.items():
         if not isinstance(part, str) or isinstance(value, str | bytes) or not _is_number(value):
-            raise RewardError(f"{name} returned {returned!r:.200}; return a finite number, or a dict of names and finite numbers")
+            raise RewardError(
+                f"{name} returned {returned!r:.200}; return a finite number, or a dict of names and"
+                " finite numbers"
+            )
     numbers = {part: float(value) for part, value in parts.items()}
     if not numbers:
         raise RewardError(f"{name} returned an empty dict; return at least one part")

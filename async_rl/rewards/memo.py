@@ -1,9 +1,13 @@
-"""Verdicts of programs that were judged before: a policy writes the same program many times, the jail runs it once.
+"""Verdicts of programs that were judged before: a policy writes the same program many times, the
+jail runs it once.
 
 Invariants
-- The key is the whole problem and the whole program, so a verdict is only ever given to the program that earned it.
-- Only verdicts that the program alone decides are kept; time, memory and output limits can hinge on the machine and are judged anew.
-- Samples that ask while the same program is being judged share that one judgement; a failure of it reaches all of them and is not kept.
+- The key is the whole problem and the whole program, so a verdict is only ever given to the program
+  that earned it.
+- Only verdicts that the program alone decides are kept; time, memory and output limits can hinge on
+  the machine and are judged anew.
+- Samples that ask while the same program is being judged share that one judgement; a failure of it
+  reaches all of them and is not kept.
 Between the scorer and the verifier client, one per generator.
 """
 
@@ -17,7 +21,9 @@ from typing import Protocol
 from async_rl.core.codec import encode
 from async_rl.core.types import CodeProblem, Verdict
 
-_LASTING = frozenset({Verdict.PASS, Verdict.WRONG_ANSWER, Verdict.RUNTIME_ERROR, Verdict.COMPILE_ERROR})
+_LASTING = frozenset(
+    {Verdict.PASS, Verdict.WRONG_ANSWER, Verdict.RUNTIME_ERROR, Verdict.COMPILE_ERROR}
+)
 
 
 class Verifier(Protocol):
@@ -28,7 +34,9 @@ class Verifier(Protocol):
 
 
 class VerdictMemo:
-    """A Verifier that asks another one only for programs it does not know. size: programs kept, the newest used; 0 keeps none."""
+    """A Verifier that asks another one only for programs it does not know. size: programs kept, the
+    newest used; 0 keeps none.
+    """
 
     def __init__(self, verifier: Verifier, *, size: int) -> None:
         self._verifier = verifier
@@ -55,11 +63,14 @@ class VerdictMemo:
             return self._known[key]
         running = self._running.get(key)
         if running is None:
-            running = self._running[key] = asyncio.create_task(self._judge(key, problem, code), name="judge a new program")
+            running = self._running[key] = asyncio.create_task(
+                self._judge(key, problem, code), name="judge a new program"
+            )
             running.add_done_callback(lambda task: task.cancelled() or task.exception())
         else:
             self.num_remembered += 1
-        # One sample's end must not end the judgement that others wait for; the verifier's own deadline bounds it.
+        # One sample's end must not end the judgement that others wait for; the verifier's own
+        # deadline bounds it.
         return await asyncio.shield(running)
 
     async def _judge(self, key: bytes, problem: CodeProblem, code: str) -> list[Verdict]:

@@ -1,9 +1,11 @@
-"""The term `reward_model`: scores of a Hugging Face sequence classifier, which reads prompt and response in its own chat template.
+"""The term `reward_model`: scores of a Hugging Face sequence classifier, which reads prompt and
+response in its own chat template.
 
-takes: samples, one call each; waits for: the pass before; gives: one score per sample, those that came together from one pass
-Invariants: the response is decoded text without special tokens, appended as the assistant's turn; no generation prompt; what is over
-max_tokens is cut at the end; a score does not depend on what else is in its batch.
-Runs in reward_child.py; the only file of rewards/ that needs torch.
+takes: samples, one call each; waits for: the pass before; gives: one score per sample, those that
+came together from one pass Invariants: the response is decoded text without special tokens,
+appended as the assistant's turn; no generation prompt; what is over max_tokens is cut at the end; a
+score does not depend on what else is in its batch. Runs in reward_child.py; the only file of
+rewards/ that needs torch.
 """
 
 from __future__ import annotations
@@ -30,11 +32,20 @@ class RewardModel:
             model: Any = AutoModelForSequenceClassification.from_pretrained(config.path)
         except (OSError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
-            raise ConfigError(f"reward.model.path={config.path}: cannot be loaded ({reason}); name a sequence classifier") from error
+            raise ConfigError(
+                f"reward.model.path={config.path}: cannot be loaded ({reason}); name a sequence"
+                " classifier"
+            ) from error
         if model.config.num_labels != 1:
-            raise ConfigError(f"reward.model.path={config.path}: has {model.config.num_labels} outputs; a reward model has one")
+            raise ConfigError(
+                f"reward.model.path={config.path}: has {model.config.num_labels} outputs; a reward"
+                " model has one"
+            )
         if not self._tokenizer.chat_template:
-            raise ConfigError(f"reward.model.path={config.path}: its tokenizer has no chat template; add one that suits the model")
+            raise ConfigError(
+                f"reward.model.path={config.path}: its tokenizer has no chat template; add one that"
+                " suits the model"
+            )
         if self._tokenizer.pad_token_id is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
         self._tokenizer.padding_side = self._tokenizer.truncation_side = "right"
@@ -55,9 +66,15 @@ class RewardModel:
     def text(self, sample: RewardSample) -> str:
         """Prompt and response in the model's own template."""
         asked = sample.row.get("prompt") or sample.row.get("question") or sample.prompt
-        messages = [*(asked if isinstance(asked, list) else [{"role": "user", "content": str(asked)}])]
+        messages = [
+            *(asked if isinstance(asked, list) else [{"role": "user", "content": str(asked)}])
+        ]
         messages.append({"role": "assistant", "content": sample.response})
-        return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=False))
+        return str(
+            self._tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=False
+            )
+        )
 
     async def _work(self) -> None:
         await asyncio.sleep(0)  # the calls of one read arrive in one turn of the loop
@@ -86,5 +103,10 @@ class RewardModel:
             return_tensors="pt",
         )
         with torch.inference_mode():
-            logits = self._model(**{name: rows[name].to(self._config.device) for name in ("input_ids", "attention_mask")}).logits
+            logits = self._model(
+                **{
+                    name: rows[name].to(self._config.device)
+                    for name in ("input_ids", "attention_mask")
+                }
+            ).logits
         return [float(score) for score in logits[:, 0].float()]

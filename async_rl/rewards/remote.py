@@ -1,9 +1,10 @@
 """The term `remote`: the score of an HTTP server, in one of two forms.
 
-plain: POST url with the RewardSample as JSON; the answer is a number, or an object of named numbers, read as a function's result is.
-verifier: POST url/verify of another async-rl verifier with the program and the row's tests; the score is the share of tests passed.
-Invariants: all attempts together end within reward.timeout_s; a refusal (4xx but 429) is not tried again; no answer is no score.
-Runs in reward_child.py.
+plain: POST url with the RewardSample as JSON; the answer is a number, or an object of named
+numbers, read as a function's result is.
+verifier: POST url/verify of another async-rl verifier with the program and the row's tests; the
+score is the share of tests passed. Invariants: all attempts together end within reward.timeout_s; a
+refusal (4xx but 429) is not tried again; no answer is no score. Runs in reward_child.py.
 """
 
 from __future__ import annotations
@@ -25,27 +26,45 @@ _PAUSE_S = 0.1
 
 
 class RemoteScorer:
-    """An asynchronous reward function. Raises ConfigError where its settings or its token are missing."""
+    """An asynchronous reward function. Raises ConfigError where its settings or its token are
+    missing.
+    """
 
     def __init__(self, reward: RewardConfig) -> None:
         remote = reward.remote
         token = os.environ.get(remote.token_env or "", "")
         if remote.url is None or (remote.token_env and not token):
-            raise ConfigError(f"reward.remote.token_env={remote.token_env}: there is no such environment variable; set it to the token")
+            raise ConfigError(
+                f"reward.remote.token_env={remote.token_env}: there is no such environment"
+                " variable; set it to the token"
+            )
         self._reward, self._url = reward, remote.url.rstrip("/")
-        headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {token}"} if token else {})
-        self._http = httpx.AsyncClient(headers=headers, timeout=reward.timeout_s / remote.attempts, trust_env=False)
+        headers = {"content-type": "application/json"} | (
+            {"authorization": f"Bearer {token}"} if token else {}
+        )
+        self._http = httpx.AsyncClient(
+            headers=headers, timeout=reward.timeout_s / remote.attempts, trust_env=False
+        )
 
     async def __call__(self, sample: RewardSample) -> Any:
-        """What the server says. Raises RewardError after reward.remote.attempts answers that were none."""
+        """What the server says. Raises RewardError after reward.remote.attempts answers that were
+        none.
+        """
         problem = ""
         for attempt in range(self._reward.remote.attempts):
             await asyncio.sleep(_PAUSE_S * attempt)
             try:
-                return await (self._plain(sample) if self._reward.remote.form == "plain" else self._verdicts(sample))
+                return await (
+                    self._plain(sample)
+                    if self._reward.remote.form == "plain"
+                    else self._verdicts(sample)
+                )
             except (httpx.HTTPError, msgspec.DecodeError) as error:
                 problem = f"{type(error).__name__} {error}"
-        raise RewardError(f"{self._url} gave no score in {self._reward.remote.attempts} attempts (reward.remote); the last: {problem}")
+        raise RewardError(
+            f"{self._url} gave no score in {self._reward.remote.attempts} attempts (reward.remote);"
+            f" the last: {problem}"
+        )
 
     async def _plain(self, sample: RewardSample) -> Any:
         return msgspec.json.decode(await self._post(self._url, msgspec.json.encode(sample)))
@@ -54,14 +73,23 @@ class RemoteScorer:
         code = extract_code(sample.response, self._reward.extraction)
         if code is None:
             return {"score": 0.0}
-        request = VerifyRequest(code=code, tests=sample.tests, setup=sample.setup, stop_at_first_failure=False)
+        request = VerifyRequest(
+            code=code, tests=sample.tests, setup=sample.setup, stop_at_first_failure=False
+        )
         answer = msgspec.json.decode(
             await self._post(f"{self._url}/verify", msgspec.json.encode(request)),
             type=VerifyResponse,
         )
         if answer.verdict is Verdict.INFRASTRUCTURE_ERROR:
-            raise httpx.RemoteProtocolError(f"it could not judge the program: {answer.tests[0].message}")
-        return {"score": sum(test.verdict is Verdict.PASS for test in answer.tests) / max(len(answer.tests), len(sample.tests))}
+            raise httpx.RemoteProtocolError(
+                f"it could not judge the program: {answer.tests[0].message}"
+            )
+        return {
+            "score": (
+                sum(test.verdict is Verdict.PASS for test in answer.tests)
+                / max(len(answer.tests), len(sample.tests))
+            )
+        }
 
     async def _post(self, url: str, body: bytes) -> bytes:
         reply = await self._http.post(url, content=body)

@@ -1,8 +1,10 @@
-"""From a response to a score: its program or its words are verified, functions are asked, the weighted sum is the reward.
+"""From a response to a score: its program or its words are verified, functions are asked, the
+weighted sum is the reward.
 
-Raises InfrastructureError when a response could not be judged, RewardError when a function failed; a program that cannot be extracted or
-compiled is a failure of the policy.  Where no tests are run, a sample counts as passed if its reward is at least reward.pass_reward.
-Called by the generator for every finished sample.
+Raises InfrastructureError when a response could not be judged, RewardError when a function failed;
+a program that cannot be extracted or compiled is a failure of the policy.  Where no tests are run,
+a sample counts as passed if its reward is at least reward.pass_reward. Called by the generator for
+every finished sample.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from async_rl.rewards.formats import is_well_formed
 from async_rl.rewards.memo import Verifier
 from async_rl.rewards.verifier.protocol import RewardSample
 
-AskFunctions = Callable[[Sequence[str], RewardSample], Coroutine[Any, Any, dict[str, dict[str, float]]]]
+AskFunctions = Callable[
+    [Sequence[str], RewardSample], Coroutine[Any, Any, dict[str, dict[str, float]]]
+]
 """Of each function its parts, "score" among them."""
 
 _SPECIAL = re.compile(r"[^\w.-]")
@@ -35,11 +39,17 @@ _SPECIAL = re.compile(r"[^\w.-]")
 class Scorer:
     """Scores responses. ask_functions: None where the configuration names none."""
 
-    def __init__(self, config: RunConfig, verifier: Verifier, ask_functions: AskFunctions | None = None) -> None:
+    def __init__(
+        self, config: RunConfig, verifier: Verifier, ask_functions: AskFunctions | None = None
+    ) -> None:
         self._reward, self._verifier, self._ask = config.reward, verifier, ask_functions
 
-    async def score(self, prompt: Prompt, response_text: str, sample: Callable[[], RewardSample] | None = None) -> Score:
-        """Reward, parts and verdicts of one response. sample: makes what functions get. Raises InfrastructureError, RewardError."""
+    async def score(
+        self, prompt: Prompt, response_text: str, sample: Callable[[], RewardSample] | None = None
+    ) -> Score:
+        """Reward, parts and verdicts of one response. sample: makes what functions get. Raises
+        InfrastructureError, RewardError.
+        """
         terms = terms_of(self._reward, prompt.data_source)
         names = [term.function for term in terms if term.function != TESTS]
         if not names or self._ask is None or sample is None:
@@ -49,7 +59,9 @@ class Scorer:
         async with asyncio.TaskGroup() as group:
             asking = group.create_task(self._ask(names, sample()), name="ask reward functions")
             if len(names) < len(terms):
-                judging = group.create_task(self.score_by_tests(prompt, response_text), name="judge")
+                judging = group.create_task(
+                    self.score_by_tests(prompt, response_text), name="judge"
+                )
         return self._combined(
             terms,
             asking.result(),
@@ -59,7 +71,9 @@ class Scorer:
 
     async def score_by_tests(self, prompt: Prompt, response_text: str) -> Score:
         """The score of the row's own tests alone."""
-        return await self._judge(prompt, response_text, extract_code(response_text, self._reward.extraction))
+        return await self._judge(
+            prompt, response_text, extract_code(response_text, self._reward.extraction)
+        )
 
     def _combined(
         self,
@@ -87,28 +101,41 @@ class Scorer:
         num_tokens: int,
         tokens_until: Callable[[int], int],
     ) -> Score:
-        """As `score`, with a score of each complete code block; the last one's is that of the response. Without a block it is one step.
+        """As `score`, with a score of each complete code block; the last one's is that of the
+        response. Without a block it is one step.
 
         tokens_until: the number of tokens that so many characters need.
         """
         blocks = [] if prompt.problem.wants_words else complete_blocks(response_text)
         if not blocks:
             score = await self.score_by_tests(prompt, response_text)
-            return msgspec.structs.replace(score, steps=(StepScore(end_tokens=num_tokens, reward=score.reward),))
+            return msgspec.structs.replace(
+                score, steps=(StepScore(end_tokens=num_tokens, reward=score.reward),)
+            )
         async with asyncio.TaskGroup() as group:
-            judging = [(end, group.create_task(self._judge(prompt, response_text, code))) for end, code in blocks]
-        steps = [StepScore(end_tokens=tokens_until(end), reward=task.result().reward) for end, task in judging]
+            judging = [
+                (end, group.create_task(self._judge(prompt, response_text, code)))
+                for end, code in blocks
+            ]
+        steps = [
+            StepScore(end_tokens=tokens_until(end), reward=task.result().reward)
+            for end, task in judging
+        ]
         return msgspec.structs.replace(judging[-1][1].result(), steps=tuple(steps))
 
     async def _judge(self, prompt: Prompt, text: str, code: str | None) -> Score:
         started = time.monotonic()
         verdicts = await self._verdicts(prompt, text, code)
         if Verdict.INFRASTRUCTURE_ERROR in verdicts:
-            raise InfrastructureError(f"the verifier could not judge a response to prompt {prompt.prompt_id}")
+            raise InfrastructureError(
+                f"the verifier could not judge a response to prompt {prompt.prompt_id}"
+            )
         passed = sum(verdict is Verdict.PASS for verdict in verdicts)
         fraction = passed / max(len(verdicts), len(prompt.problem.tests))
         share = fraction if self._reward.mode == "fraction" else float(fraction == 1.0)
-        reward = self._reward.fail_reward + share * (self._reward.pass_reward - self._reward.fail_reward)
+        reward = self._reward.fail_reward + share * (
+            self._reward.pass_reward - self._reward.fail_reward
+        )
         parts = {"tests_passed": fraction, "compiles": float(Verdict.COMPILE_ERROR not in verdicts)}
         if self._reward.format_reward is not None:
             parts["format"] = float(is_well_formed(text))
@@ -131,7 +158,9 @@ class Scorer:
             return of_program if code is None else await self._verifier.verify(problem, code)
         if code is not None:
             rest = [test for test in problem.tests if not isinstance(test, AnswerTest)]
-            of_program = await self._verifier.verify(msgspec.structs.replace(problem, tests=rest), code)
+            of_program = await self._verifier.verify(
+                msgspec.structs.replace(problem, tests=rest), code
+            )
         return [
             *await self._verifier.verify(msgspec.structs.replace(problem, tests=answers), text),
             *of_program,

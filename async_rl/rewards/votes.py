@@ -1,8 +1,8 @@
 """What a response votes for when the samples of a prompt decide by majority. Pure.
 
-Answers in words: the number (gsm8k), the content of the last box without spaces (math), the last line (exact, regex).
-Programs: the text without comments, layout and quoting style, so two programs agree only if they are written alike.
-Called by buffer/evaluation.py.
+Answers in words: the number (gsm8k), the content of the last box without spaces (math), the last
+line (exact, regex). Programs: the text without comments, layout and quoting style, so two programs
+agree only if they are written alike. Called by buffer/evaluation.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from async_rl.rewards.answers import answer_of
 from async_rl.rewards.extraction import extract_code
 
 
-def vote_of(problem: CodeProblem, response: str, extraction: Literal["auto", "fenced", "whole"]) -> str | None:
+def vote_of(
+    problem: CodeProblem, response: str, extraction: Literal["auto", "fenced", "whole"]
+) -> str | None:
     """The answer in a comparable form; None where the response gives none."""
     first = next((test for test in problem.tests if isinstance(test, AnswerTest)), None)
     if first is not None:

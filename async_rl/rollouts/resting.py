@@ -1,10 +1,13 @@
-"""A generator's side of placement=colocated: its engine starts, rests and wakes as the learner says.
+"""A generator's side of placement=colocated: its engine starts, rests and wakes as the learner
+says.
 
 takes: orders to rest, pushes
-waits for: the first push, before the engine starts and touches the device; after an order to rest, the next push
+waits for: the first push, before the engine starts and touches the device; after an order to rest,
+the next push
 gives: an engine that writes, and time limits that stand still while it does not
 woken by: the learner
-With placement=disaggregated no order to rest ever comes, and the engine starts before the first push.
+With placement=disaggregated no order to rest ever comes, and the engine starts before the first
+push.
 """
 
 from __future__ import annotations
@@ -60,7 +63,9 @@ class Resting:
 
     @contextlib.asynccontextmanager
     async def waking(self, turn: int) -> AsyncIterator[None]:
-        """Around a load of weights, which wakes the engine; it stays at rest if the load fails. Raises WeightsError for an old order."""
+        """Around a load of weights, which wakes the engine; it stays at rest if the load fails.
+        Raises WeightsError for an old order.
+        """
         async with self._one_at_a_time:
             self._orders.accept(turn)
             self._is_called.set()
@@ -71,7 +76,9 @@ class Resting:
             self._let_limits_run()
 
     async def tell(self) -> None:
-        """takes: nothing · waits for: a rest, then its end · gives: what people see meanwhile · woken by: rest and waking"""
+        """takes: nothing · waits for: a rest, then its end · gives: what people see meanwhile ·
+        woken by: rest and waking
+        """
         while True:
             await self._rests.wait()
             with self._activity.held_back("generating", by=_WHY), self._activity.blocked(_WHY):

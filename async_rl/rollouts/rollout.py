@@ -1,7 +1,8 @@
-"""The rollout of one group: the engine writes its samples, each is scored as soon as it ends, together they are the group.
+"""The rollout of one group: the engine writes its samples, each is scored as soon as it ends,
+together they are the group.
 
-takes: a ticket; waits for: the engine's completions, then the verdicts; gives: the complete group, or raises what failed
-Called by generator.py, which owns the engine and what becomes of a failure.
+takes: a ticket; waits for: the engine's completions, then the verdicts; gives: the complete group,
+or raises what failed Called by generator.py, which owns the engine and what becomes of a failure.
 """
 
 from __future__ import annotations
@@ -37,8 +38,14 @@ _GREEDY = -1
 
 
 def num_written(config: RunConfig, purpose: Purpose, num_samples: int) -> int:
-    """Samples that the engine writes for a ticket of num_samples; ReMax adds a greedy answer in training, evaluation.greedy elsewhere."""
-    return num_samples + (config.algorithm.advantage == "remax" if purpose is Purpose.TRAIN else config.evaluation.greedy)
+    """Samples that the engine writes for a ticket of num_samples; ReMax adds a greedy answer in
+    training, evaluation.greedy elsewhere.
+    """
+    return num_samples + (
+        config.algorithm.advantage == "remax"
+        if purpose is Purpose.TRAIN
+        else config.evaluation.greedy
+    )
 
 
 class Surroundings(Protocol):
@@ -88,7 +95,9 @@ class Rollouts:
         await self._client.close()
 
     async def group(self, ticket: Ticket, *, written: Callable[[], None]) -> Group:
-        """The complete group of a ticket; `written` is called once nothing of it is left for the engine. Raises what its parts raise."""
+        """The complete group of a ticket; `written` is called once nothing of it is left for the
+        engine. Raises what its parts raise.
+        """
         started_s = time.monotonic()
         scoring: dict[int, asyncio.Task[Trajectory]] = {}
 
@@ -103,7 +112,9 @@ class Rollouts:
 
             with self._context.activity("generating"):
                 async with asyncio.TaskGroup() as writing:
-                    writing.create_task(self._write(ticket, finished), name=f"write {ticket.group_id}")
+                    writing.create_task(
+                        self._write(ticket, finished), name=f"write {ticket.group_id}"
+                    )
                     if num_written(self._config, ticket.purpose, 0):
                         writing.create_task(
                             self._answer_greedily(ticket, finished),
@@ -113,7 +124,9 @@ class Rollouts:
             written()
         self._context.activity.gauge("verifier/memo_share", self._memo.share)
         self._context.activity.gauge("verifier/latency_p50_s", self._client.latency_quantile_s(0.5))
-        self._context.activity.gauge("verifier/latency_p99_s", self._client.latency_quantile_s(0.99))
+        self._context.activity.gauge(
+            "verifier/latency_p99_s", self._client.latency_quantile_s(0.99)
+        )
         greedy = scoring.pop(_GREEDY, None)
         samples = [scoring[index].result() for index in sorted(scoring)]
         return Group(
@@ -124,7 +137,11 @@ class Rollouts:
             data_source=ticket.prompt.data_source,
             generator=self._context.name,
             admitted_version=ticket.admitted_version,
-            trajectories=best_of(samples, count=self._config.generation.group_size) if ticket.purpose is Purpose.TRAIN else samples,
+            trajectories=(
+                best_of(samples, count=self._config.generation.group_size)
+                if ticket.purpose is Purpose.TRAIN
+                else samples
+            ),
             generation_s=generation_s,
             baseline=None if greedy is None else greedy.result(),
         )
@@ -138,12 +155,18 @@ class Rollouts:
                         name=f"sample {index}",
                     )
             return
-        async with contextlib.aclosing(self._sample(ticket, "", ticket.num_samples, ticket.sampling)) as completions:
+        async with contextlib.aclosing(
+            self._sample(ticket, "", ticket.num_samples, ticket.sampling)
+        ) as completions:
             async for done in completions:
                 finished(done.index, self._one_answer(done))
 
-    async def _answer_greedily(self, ticket: Ticket, finished: Callable[[int, Written], None]) -> None:
-        """ReMax's baseline, and the greedy part of an evaluation: the likeliest answer, scored like any other."""
+    async def _answer_greedily(
+        self, ticket: Ticket, finished: Callable[[int, Written], None]
+    ) -> None:
+        """ReMax's baseline, and the greedy part of an evaluation: the likeliest answer, scored like
+        any other.
+        """
         sampling = msgspec.structs.replace(ticket.sampling, temperature=0.0)
         if self._lead is not None:
             await self._converse(ticket, _GREEDY, sampling, finished)
@@ -152,7 +175,9 @@ class Rollouts:
             finished(_GREEDY, self._one_answer(await anext(samples)))
 
     def _one_answer(self, done: Completion) -> Written:
-        return one_answer(done, self._tokenizer.decode(done.token_ids.tolist(), skip_special_tokens=True))
+        return one_answer(
+            done, self._tokenizer.decode(done.token_ids.tolist(), skip_special_tokens=True)
+        )
 
     async def _converse(
         self,
@@ -193,7 +218,9 @@ class Rollouts:
     ) -> AsyncGenerator[Completion, None]:
         """The engine's completions; what only a new engine can mend is EngineDead."""
         request_id = f"{ticket.group_id}.{ticket.attempt}{suffix}"
-        completions = self._engine.generate(request_id, token_ids or ticket.prompt.token_ids.tolist(), num_samples, sampling)
+        completions = self._engine.generate(
+            request_id, token_ids or ticket.prompt.token_ids.tolist(), num_samples, sampling
+        )
         try:
             async with contextlib.aclosing(completions):
                 async for done in completions:
@@ -205,7 +232,9 @@ class Rollouts:
         text = done.answer
         with self._context.activity.waiting("verdicts"):
             if self._config.reward.placement == "end":
-                score = await self._scorer.score(ticket.prompt, text, lambda: self._sample_of(ticket, done))
+                score = await self._scorer.score(
+                    ticket.prompt, text, lambda: self._sample_of(ticket, done)
+                )
             else:
                 score = await self._scorer.score_steps(
                     ticket.prompt,
@@ -220,8 +249,12 @@ class Rollouts:
             token_ids=np.concatenate([prompt_ids, done.token_ids]).astype(np.int32),
             prompt_length=num_prompt,
             loss_mask=np.concatenate([np.zeros(num_prompt, np.bool_), done.is_written]),
-            behavior_logprobs=np.concatenate([np.zeros(num_prompt, np.float32), done.logprobs]).astype(np.float32),
-            versions=np.concatenate([np.full(num_prompt, NO_VERSION, np.int32), done.versions]).astype(np.int32),
+            behavior_logprobs=np.concatenate(
+                [np.zeros(num_prompt, np.float32), done.logprobs]
+            ).astype(np.float32),
+            versions=np.concatenate(
+                [np.full(num_prompt, NO_VERSION, np.int32), done.versions]
+            ).astype(np.int32),
             is_truncated=done.is_truncated,
             score=score,
         )

@@ -1,8 +1,9 @@
-"""An evaluation without a run: one engine with the weights of a model's directory, one verifier, every held-out prompt once.
+"""An evaluation without a run: one engine with the weights of a model's directory, one verifier,
+every held-out prompt once.
 
-takes: a configuration and a model; waits for: groups, as many in flight as a generator has; gives: the figures of an evaluation in a run
-Invariant: prompts, sampling, rollouts, scores and figures are made by the code that makes them in a run.
-Called by `async-rl eval`.
+takes: a configuration and a model; waits for: groups, as many in flight as a generator has; gives:
+the figures of an evaluation in a run Invariant: prompts, sampling, rollouts, scores and figures are
+made by the code that makes them in a run. Called by `async-rl eval`.
 """
 
 from __future__ import annotations
@@ -46,15 +47,21 @@ class _Alone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standalone:
-    """The figures under the names that they have in a run; num_failed: prompts that have no sample and do not count."""
+    """The figures under the names that they have in a run; num_failed: prompts that have no sample
+    and do not count.
+    """
 
     version: int
     scalars: dict[str, float]
     num_failed: int
 
 
-async def evaluate(config: RunConfig, model_path: Path, *, version: int, on_done: Callable[[int, int], None]) -> Standalone:
-    """Evaluates the model. on_done: told prompts done, and of how many. Raises ConfigError where nothing is held out."""
+async def evaluate(
+    config: RunConfig, model_path: Path, *, version: int, on_done: Callable[[int, int], None]
+) -> Standalone:
+    """Evaluates the model. on_done: told prompts done, and of how many. Raises ConfigError where
+    nothing is held out.
+    """
     tokenizer = load_tokenizer(config, model_path)
     held_out = load_eval_prompts(config, tokenizer)
     held_out = held_out[: config.evaluation.num_prompts or len(held_out)]
@@ -68,7 +75,9 @@ async def evaluate(config: RunConfig, model_path: Path, *, version: int, on_done
         url.set_result(address)
 
     async with AsyncExitStack() as stack:
-        service = await stack.enter_async_context(open_service(config.verifiers, config.sandbox, alone.activity, config.reward))
+        service = await stack.enter_async_context(
+            open_service(config.verifiers, config.sandbox, alone.activity, config.reward)
+        )
         listener = stack.enter_context(listen(LOOPBACK, 0))
         group = await stack.enter_async_context(asyncio.TaskGroup())
         group.create_task(
@@ -94,14 +103,22 @@ async def evaluate(config: RunConfig, model_path: Path, *, version: int, on_done
                 found = await _tried(config, rollouts, index, prompt, version)
             num_done += 1
             on_done(num_done, len(held_out))
-            return None if found is None else result_of(prompt, found, decode, config.reward.extraction)
+            return (
+                None
+                if found is None
+                else result_of(prompt, found, decode, config.reward.extraction)
+            )
 
         found = await asyncio.gather(*(one(index, prompt) for index, prompt in enumerate(held_out)))
     results = [result for result in found if result is not None]
-    return Standalone(version=version, scalars=evaluation_scalars(results), num_failed=len(found) - len(results))
+    return Standalone(
+        version=version, scalars=evaluation_scalars(results), num_failed=len(found) - len(results)
+    )
 
 
-async def _tried(config: RunConfig, rollouts: Rollouts, index: int, prompt: Prompt, version: int) -> Group | None:
+async def _tried(
+    config: RunConfig, rollouts: Rollouts, index: int, prompt: Prompt, version: int
+) -> Group | None:
     """The prompt's group; None if every attempt failed for a reason outside the policy."""
     for attempt in range(1, config.generation.max_attempts + 1):
         ticket = Ticket(
@@ -117,11 +134,17 @@ async def _tried(config: RunConfig, rollouts: Rollouts, index: int, prompt: Prom
             async with asyncio.timeout(config.generation.timeout_s):
                 return await rollouts.group(ticket, written=lambda: None)
         except TimeoutError:
-            cause: BaseException = TimeoutError(f"not done after {config.generation.timeout_s:g} s (generation.timeout_s)")
+            cause: BaseException = TimeoutError(
+                f"not done after {config.generation.timeout_s:g} s (generation.timeout_s)"
+            )
         except ExceptionGroup as error:
             cause = root_cause(error)
-            is_outside = isinstance(cause, InfrastructureError) or (isinstance(cause, RewardError) and config.reward.on_failure == "drop")
+            is_outside = isinstance(cause, InfrastructureError) or (
+                isinstance(cause, RewardError) and config.reward.on_failure == "drop"
+            )
             if not is_outside:
                 raise
-        _log.warning("%s, attempt %d: %s: %s", prompt.prompt_id, attempt, type(cause).__name__, cause)
+        _log.warning(
+            "%s, attempt %d: %s: %s", prompt.prompt_id, attempt, type(cause).__name__, cause
+        )
     return None

@@ -1,7 +1,9 @@
-"""What every child process of a run has: its configuration, its server, its peers, its heartbeat and its end.
+"""What every child process of a run has: its configuration, its server, its peers, its heartbeat
+and its end.
 
 Invariants
-- Only the supervisor's address is known at the start (`<run>/control.json`); everyone else is found through the directory.
+- Only the supervisor's address is known at the start (`<run>/control.json`); everyone else is found
+  through the directory.
 - A process dies with its parent, and ends by itself if the supervisor stops answering.
 - SIGTERM (or SIGUSR1) sets `stopping`; `run(context)` then finishes what it holds and returns.
 """
@@ -39,7 +41,9 @@ RENDEZVOUS_FILE = "rendezvous"
 
 
 class Control(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of `<run>/control.json`: where the supervisor answers, its process on which machine, and the run's start model."""
+    """The content of `<run>/control.json`: where the supervisor answers, its process on which
+    machine, and the run's start model.
+    """
 
     address: str
     pid: int
@@ -58,9 +62,14 @@ def load_control(run_dir: Path) -> Control:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Control)
     except FileNotFoundError as error:
-        raise Unavailable(f"{run_dir.name} has no processes yet; ask again once async-rl status shows them") from error
+        raise Unavailable(
+            f"{run_dir.name} has no processes yet; ask again once async-rl status shows them"
+        ) from error
     except PermissionError as error:
-        raise Unavailable(f"{run_dir.name} belongs to the user with id {path.stat().st_uid}, who alone can talk to it ({error})") from error
+        raise Unavailable(
+            f"{run_dir.name} belongs to the user with id {path.stat().st_uid}, who alone can talk"
+            f" to it ({error})"
+        ) from error
     except (OSError, msgspec.DecodeError) as error:
         raise Unavailable(f"{run_dir.name} has no supervisor to talk to: {error}") from error
 
@@ -70,7 +79,9 @@ async def connect_control(run_dir: Path) -> AsyncIterator[RpcClient]:
     """A client of the run's supervisor. Raises Unavailable if its process is gone."""
     control = load_control(run_dir)
     if control.machine == platform.node() and not psutil.pid_exists(control.pid):
-        raise Unavailable(f"{run_dir.name} is not running: its supervisor (pid {control.pid}) is gone")
+        raise Unavailable(
+            f"{run_dir.name} is not running: its supervisor (pid {control.pid}) is gone"
+        )
     async with RpcClient(control.address, load_keys(run_dir / "keys")) as client:
         yield client
 
@@ -113,8 +124,12 @@ class ProcessContext:
         """This life of a process, and no other."""
         return Incarnation(member, self.directory, self.connections)
 
-    async def serve(self, handlers: Mapping[type[Message], Handler], *, devices: Sequence[str] = ()) -> None:
-        """Binds this process's server, answers `handlers` from now on, and registers the address; devices as in Register."""
+    async def serve(
+        self, handlers: Mapping[type[Message], Handler], *, devices: Sequence[str] = ()
+    ) -> None:
+        """Binds this process's server, answers `handlers` from now on, and registers the address;
+        devices as in Register.
+        """
         server = RpcServer(self.host, 0, self.keys, handlers)
         self._servers.enter_context(server)
         self._own(server.serve(), "rpc server")
@@ -124,7 +139,9 @@ class ProcessContext:
         """Tells the supervisor that this process serves at `address`."""
         self.activity.rest("serving")
         timeout_s = self.config.network.call_timeout_s
-        request = Register(name=self.name, role=self.role, pid=os.getpid(), address=address, devices=list(devices))
+        request = Register(
+            name=self.name, role=self.role, pid=os.getpid(), address=address, devices=list(devices)
+        )
         await self.supervisor.call(request, timeout_s=timeout_s)
 
     async def report(
@@ -170,7 +187,9 @@ class ProcessContext:
         """Begins to beat and to follow the directory."""
         self._own(self._beat(), "heartbeat")
         self._own(
-            self.directory.follow(self.supervisor, call_timeout_s=self.config.network.call_timeout_s),
+            self.directory.follow(
+                self.supervisor, call_timeout_s=self.config.network.call_timeout_s
+            ),
             "directory",
         )
 
@@ -187,7 +206,9 @@ class ProcessContext:
 async def open_context(
     *, name: str, role: Role, rank: int, cores: tuple[int, ...], run_dir: Path, log: logging.Logger
 ) -> AsyncIterator[ProcessContext]:
-    """Reads the run's directory, connects to the supervisor, and owns the process's background tasks until the block ends."""
+    """Reads the run's directory, connects to the supervisor, and owns the process's background
+    tasks until the block ends.
+    """
     control = load_control(run_dir)
     keys = load_keys(run_dir / "keys")
     config = config_of(load_config(run_dir), pool_of(name))

@@ -1,7 +1,9 @@
-"""Who serves where: each process follows the supervisor's list of members and reaches its peers through it.
+"""Who serves where: each process follows the supervisor's list of members and reaches its peers
+through it.
 
-A `Peer` stands for a role or a name, not for an address: a call waits until such a process serves, and is sent again if the process is
-replaced by another while the call is out.  Only requests that are safe to send twice go through peers.
+A `Peer` stands for a role or a name, not for an address: a call waits until such a process serves,
+and is sent again if the process is replaced by another while the call is out.  Only requests that
+are safe to send twice go through peers.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ _WATCH_S = 20.0  # a supervisor that says nothing for this long is asked anew
 
 
 class Directory:
-    """The members as last told by the supervisor. `follow()` keeps it current and wakes those who wait in `changed()`."""
+    """The members as last told by the supervisor. `follow()` keeps it current and wakes those who
+    wait in `changed()`.
+    """
 
     def __init__(self) -> None:
         self.epoch = -1
@@ -65,10 +69,14 @@ class Directory:
 
     def find(self, who: str) -> Member | None:
         """The member called `who`, or the first of the role `who`."""
-        return next((m for m in sorted(self.members, key=lambda m: m.name) if who in (m.name, m.role)), None)
+        return next(
+            (m for m in sorted(self.members, key=lambda m: m.name) if who in (m.name, m.role)), None
+        )
 
     async def follow(self, supervisor: RpcClient, *, call_timeout_s: float) -> None:
-        """Watches the supervisor's list until cancelled. Raises DeadlineExceeded if it does not answer."""
+        """Watches the supervisor's list until cancelled. Raises DeadlineExceeded if it does not
+        answer.
+        """
         while True:
             request = WatchMembers(known_epoch=self.epoch, wait_s=_WATCH_S)
             self.update(await supervisor.call(request, timeout_s=_WATCH_S + call_timeout_s))
@@ -81,20 +89,27 @@ class _Ended(Unavailable):
 class Incarnation:
     """Calls one life of a process, and knows when it is over."""
 
-    def __init__(self, member: Member, directory: Directory, connect: Callable[[str], RpcClient]) -> None:
+    def __init__(
+        self, member: Member, directory: Directory, connect: Callable[[str], RpcClient]
+    ) -> None:
         self._member = member
         self._directory = directory
         self._connect = connect
 
     async def call(self, request: Message, *, timeout_s: float) -> Any:
-        """As RpcClient.call. Raises Unavailable as soon as the process no longer serves at its address."""
+        """As RpcClient.call. Raises Unavailable as soon as the process no longer serves at its
+        address.
+        """
         member = self._member
         call = asyncio.create_task(self._call(request, timeout_s), name=f"call {member.name}")
         gone = asyncio.create_task(self._gone(), name=f"watch {member.name}")
         try:
             await asyncio.wait({call, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not call.done():
-                raise _Ended(f"{member.name} (pid {member.pid}) ended before it answered {type(request).__name__}")
+                raise _Ended(
+                    f"{member.name} (pid {member.pid}) ended before it answered"
+                    f" {type(request).__name__}"
+                )
             return call.result()
         finally:
             for task in (call, gone):
@@ -102,7 +117,9 @@ class Incarnation:
             await asyncio.gather(call, gone, return_exceptions=True)
 
     async def _call(self, request: Message, timeout_s: float) -> Any:
-        """In one stretch from the client to its pending call: one that nobody calls may be closed at any moment."""
+        """In one stretch from the client to its pending call: one that nobody calls may be closed
+        at any moment.
+        """
         return await self._connect(self._member.address).call(request, timeout_s=timeout_s)
 
     async def _gone(self) -> None:
@@ -123,7 +140,9 @@ class Peer:
         self._connect = connect
 
     async def call(self, request: Message, *, timeout_s: float) -> Any:
-        """As RpcClient.call, following the process across restarts. Raises Unavailable if nobody serves as `who` in time."""
+        """As RpcClient.call, following the process across restarts. Raises Unavailable if nobody
+        serves as `who` in time.
+        """
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
@@ -132,16 +151,24 @@ class Peer:
                     if member is None:
                         await self._directory.changed(epoch)
                         continue
-                    with contextlib.suppress(_Ended):  # its next life is asked again, not by all at the same moment
-                        return await Incarnation(member, self._directory, self._connect).call(request, timeout_s=2 * timeout_s)
+                    with contextlib.suppress(
+                        _Ended
+                    ):  # its next life is asked again, not by all at the same moment
+                        return await Incarnation(member, self._directory, self._connect).call(
+                            request, timeout_s=2 * timeout_s
+                        )
                     await asyncio.sleep(random.uniform(0, _JITTER_S))
         except TimeoutError as error:
             state = "is not there" if self._directory.find(self._who) is None else "did not answer"
-            raise Unavailable(f"{self._who} {state}: {type(request).__name__} got no reply within {timeout_s:g} s") from error
+            raise Unavailable(
+                f"{self._who} {state}: {type(request).__name__} got no reply within {timeout_s:g} s"
+            ) from error
 
 
 class Connections:
-    """RpcClients by address, opened on first use and closed together. directory: whoever left it is not kept connected."""
+    """RpcClients by address, opened on first use and closed together. directory: whoever left it is
+    not kept connected.
+    """
 
     def __init__(self, keys: Keys, directory: Directory) -> None:
         self._keys = keys
@@ -162,8 +189,12 @@ class Connections:
 
     def _forget_who_left(self) -> None:
         served = {member.address for member in self._directory.members}
-        for address in [a for a, client in self._clients.items() if a not in served and not client.is_busy]:
-            closing = asyncio.create_task(self._clients.pop(address).close(linger_ms=0), name=f"close {address}")
+        for address in [
+            a for a, client in self._clients.items() if a not in served and not client.is_busy
+        ]:
+            closing = asyncio.create_task(
+                self._clients.pop(address).close(linger_ms=0), name=f"close {address}"
+            )
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 

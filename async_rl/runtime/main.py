@@ -1,6 +1,7 @@
 """The entry of every child process: `python -m async_rl.runtime.main --name generator-0 ...`.
 
-Sets what must be set before heavy imports (cores, death with the parent), runs the role's `run(context)`, and is one of the two places
+Sets what must be set before heavy imports (cores, death with the parent), runs the role's
+`run(context)`, and is one of the two places
 that catch every exception: it writes the log, tells the supervisor the root cause, and exits 1.
 """
 
@@ -29,7 +30,9 @@ _REPORT_S = 5.0
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Asks the kernel to kill this process when its parent ends; exits at once if that has happened already. 0: whoever it is."""
+    """Asks the kernel to kill this process when its parent ends; exits at once if that has happened
+    already. 0: whoever it is.
+    """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if parent_pid and os.getppid() != parent_pid:
         os._exit(1)
@@ -59,7 +62,9 @@ async def _run(arguments: argparse.Namespace, cores: tuple[int, ...], log: loggi
 async def _report(run_dir: Path, name: str, error: Exception) -> None:
     ends_run = isinstance(root_cause(error), RewardError | DataError)
     async with connect_control(run_dir) as supervisor:
-        await supervisor.call(ReportFatal(name=name, text=describe(error), ends_run=ends_run), timeout_s=_REPORT_S)
+        await supervisor.call(
+            ReportFatal(name=name, text=describe(error), ends_run=ends_run), timeout_s=_REPORT_S
+        )
 
 
 def main() -> int:
@@ -71,7 +76,9 @@ def main() -> int:
     parser.add_argument("--cores", default="", help="comma-separated core numbers; empty = all")
     parser.add_argument("--run-dir", type=Path, required=True)
     parser.add_argument("--parent-pid", type=int, required=True)
-    parser.add_argument("--announce", action="store_true", help="the first line of output is the process id")
+    parser.add_argument(
+        "--announce", action="store_true", help="the first line of output is the process id"
+    )
     arguments = parser.parse_args()
     if arguments.announce:
         sys.stdout.write(f"{os.getpid()}\n")
@@ -98,5 +105,6 @@ if __name__ == "__main__":
     code = main()
     logging.shutdown()
     sys.stdout.flush()
-    # Engines leave threads and atexit hooks behind that can hang for minutes; everything of ours is closed by now.
+    # Engines leave threads and atexit hooks behind that can hang for minutes; everything of ours is
+    # closed by now.
     os._exit(code)

@@ -1,11 +1,15 @@
-"""Keeps the processes of a run alive: starts them, notices their end or silence, starts them again, and ends them all.
+"""Keeps the processes of a run alive: starts them, notices their end or silence, starts them again,
+and ends them all.
 
 Rules
-- A process that is lost (killed, silent, or failed after it was ready) is started again, after a growing pause, at most `max_restarts`
-  times within the window.
-- The learner's ranks live and die together: if one is lost, all start again, from the last checkpoint.
-- A learner that exits 0 has finished. One that tells an error of its own (a loss that is not finite, a batch over age) ends the run.
-- A process that fails by itself before it was ever ready would fail again: the run ends with its root cause.  One that was added to a
+- A process that is lost (killed, silent, or failed after it was ready) is started again, after a
+  growing pause, at most `max_restarts` times within the window.
+- The learner's ranks live and die together: if one is lost, all start again, from the last
+  checkpoint.
+- A learner that exits 0 has finished. One that tells an error of its own (a loss that is not
+  finite, a batch over age) ends the run.
+- A process that fails by itself before it was ever ready would fail again: the run ends with its
+  root cause.  One that was added to a
   live run is given up instead: the run got on without it.
 - The end of a process that was let go is no loss; it is forgotten.
 Used by the supervisor only.
@@ -33,12 +37,16 @@ _LAST_LINES = 15
 _SOON_S = 5.0
 """A process that has no place on the cluster by then is told of."""
 _AFTERMATH_S = 2.0
-"""A rank that loses its peer may tell its own error before the peer's end is noticed; so long is waited for the peer's."""
+"""A rank that loses its peer may tell its own error before the peer's end is noticed; so long is
+waited for the peer's.
+"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class _End:
-    """How a life ended. is_own_failure: by an error of the process itself, not by a signal or for its silence."""
+    """How a life ended. is_own_failure: by an error of the process itself, not by a signal or for
+    its silence.
+    """
 
     reason: str
     is_own_failure: bool
@@ -126,10 +134,14 @@ class Fleet:
         self._group.create_task(self._keep_until_left(spec), name=f"keep {spec.name}")
 
     def let_go(self, name: str) -> None:
-        """The process is not started again once it ends; one that is not ready yet ends now. `until_left` tells when it is gone."""
+        """The process is not started again once it ends; one that is not ready yet ends now.
+        `until_left` tells when it is gone.
+        """
         self._leaving[name] = asyncio.Event()
         if not self._registry.is_serving(name) and name in self._handles:
-            self._handles[name].kill()  # it holds nothing, and may not hear SIGTERM before its engine is up
+            self._handles[
+                name
+            ].kill()  # it holds nothing, and may not hear SIGTERM before its engine is up
         self._registry.drain(name)
 
     async def until_left(self, name: str, *, timeout_s: float) -> bool:
@@ -162,7 +174,9 @@ class Fleet:
             left.set()
 
     def note_fatal(self, name: str, text: str, *, ends_run: bool = False) -> None:
-        """The process has told its root cause before it exits. ends_run: so it wants, and is not started again."""
+        """The process has told its root cause before it exits. ends_run: so it wants, and is not
+        started again.
+        """
         self._fatal[name] = text
         if ends_run:
             self._ends_run.add(name)
@@ -175,7 +189,9 @@ class Fleet:
             handle.kill()
 
     async def _keep(self, specs: Sequence[ProcessSpec]) -> str:
-        """Keeps one process, or several that live and die together. Why one that was added is given up; else empty."""
+        """Keeps one process, or several that live and die together. Why one that was added is given
+        up; else empty.
+        """
         restarts = _Restarts(self._config)
         while not self._is_stopping and not self.is_leaving(specs[0].name):
             spec, end = await self._live_together(specs)
@@ -183,14 +199,19 @@ class Fleet:
                 return ""
             if end.is_own_failure and spec.name in self._added - self._was_ready:
                 return end.reason
-            if end.is_own_failure and (spec.role == "learner" or spec.name not in self._was_ready or spec.name in self._ends_run):
+            if end.is_own_failure and (
+                spec.role == "learner"
+                or spec.name not in self._was_ready
+                or spec.name in self._ends_run
+            ):
                 self._fail(f"{spec.name} {end.reason}")
                 return ""
             pause_s = restarts.next_pause_s()
             if pause_s is None:
                 self._fail(
-                    f"{spec.name} {end.reason}; it was started again {self._config.max_restarts} times within "
-                    f"{self._config.restart_window_s:g} s already (supervisor.max_restarts)"
+                    f"{spec.name} {end.reason}; it was started again {self._config.max_restarts}"
+                    f" times within {self._config.restart_window_s:g} s already"
+                    " (supervisor.max_restarts)"
                 )
                 return ""
             self.num_restarts += 1
@@ -207,10 +228,15 @@ class Fleet:
         return ""
 
     async def _live_together(self, specs: Sequence[ProcessSpec]) -> tuple[ProcessSpec, _End | None]:
-        """One life of all: who ended it and how, None if all have finished. A loss explains a peer's failure, not the other way round."""
+        """One life of all: who ended it and how, None if all have finished. A loss explains a
+        peer's failure, not the other way round.
+        """
         for spec in specs:
             await self._start(spec)
-        lives = {asyncio.create_task(self._live(spec), name=f"life of {spec.name}"): spec for spec in specs}
+        lives = {
+            asyncio.create_task(self._live(spec), name=f"life of {spec.name}"): spec
+            for spec in specs
+        }
         ended: dict[asyncio.Task[_End | None], _End] = {}
         running = set(lives)
         try:
@@ -233,12 +259,16 @@ class Fleet:
 
     async def _start(self, spec: ProcessSpec) -> None:
         self._fatal.pop(spec.name, None)
-        self._expelled.pop(spec.name, None)  # of the life before, which had ended by itself meanwhile
+        self._expelled.pop(
+            spec.name, None
+        )  # of the life before, which had ended by itself meanwhile
         if spec.role == "learner":
             self._learners_left.add(spec.name)
         handle = await self._launcher.start(spec)
         self._handles[spec.name] = handle
-        self._registry.add(spec.name, spec.role, handle.pid, waits_for="" if handle.pid else handle.waits_for)
+        self._registry.add(
+            spec.name, spec.role, handle.pid, waits_for="" if handle.pid else handle.waits_for
+        )
         if self.is_leaving(spec.name):
             handle.kill()
 
@@ -260,10 +290,14 @@ class Fleet:
         )
 
     async def _live(self, spec: ProcessSpec) -> _End | None:
-        """One life of a process that was started: returns how it ended, None for a learner that finished."""
+        """One life of a process that was started: returns how it ended, None for a learner that
+        finished.
+        """
         handle = self._handles[spec.name]
         ended = asyncio.create_task(handle.wait(), name=f"wait {spec.name}")
-        silent = asyncio.create_task(self._until_silent(spec, handle), name=f"listen to {spec.name}")
+        silent = asyncio.create_task(
+            self._until_silent(spec, handle), name=f"listen to {spec.name}"
+        )
         try:
             await asyncio.wait({ended, silent}, return_when=asyncio.FIRST_COMPLETED)
             reason = None if ended.done() or self._is_stopping else silent.result()
@@ -318,10 +352,16 @@ class Fleet:
         self._is_stopping = True
 
     def terminate(self, roles: Sequence[str]) -> None:
-        """SIGTERM to every process of these roles that serves; one that still starts holds nothing and may not hear it for long."""
+        """SIGTERM to every process of these roles that serves; one that still starts holds nothing
+        and may not hear it for long.
+        """
         for spec in self._specs:
             if spec.role in roles and (handle := self._handles.get(spec.name)) is not None:
-                (handle.terminate if self._registry.is_serving(spec.name) or spec.role == "learner" else handle.kill)()
+                (
+                    handle.terminate
+                    if self._registry.is_serving(spec.name) or spec.role == "learner"
+                    else handle.kill
+                )()
 
     async def all_ended(self, roles: Sequence[str], *, timeout_s: float) -> bool:
         """Waits until no process of these roles runs; False if some still do after timeout_s."""

@@ -1,4 +1,5 @@
-"""The supervisor's eyes: what processes tell becomes metrics files, TensorBoard, the live line and the answer to `status`.
+"""The supervisor's eyes: what processes tell becomes metrics files, TensorBoard, the live line and
+the answer to `status`.
 
 Joins the pieces of `monitoring/`; owns the TensorBoard process.
 """
@@ -75,8 +76,11 @@ class Monitor:
             self.tensorboard_url = board.url
             self._log.info("TensorBoard at %s", board.url)
         if (port := self._config.monitoring.prometheus_port) is not None:
-            # Read on the endpoint's thread: copying a dict with plain keys is one step of the interpreter.
-            endpoint = Endpoint(host_for_people(self._config.network), port, lambda: (self.step, dict(self.newest)))
+            # Read on the endpoint's thread: copying a dict with plain keys is one step of the
+            # interpreter.
+            endpoint = Endpoint(
+                host_for_people(self._config.network), port, lambda: (self.step, dict(self.newest))
+            )
             self._open.callback(endpoint.close)
             self.prometheus_url = endpoint.url
             self._log.info("Prometheus is answered at %s", endpoint.url)
@@ -101,10 +105,14 @@ class Monitor:
         self.stalled = sentence
         if sentence:
             self._log.warning("%s", sentence)
-        self._recorder.record(self.step, "supervisor", texts={"run/stalled": sentence or "the run goes on"})
+        self._recorder.record(
+            self.step, "supervisor", texts={"run/stalled": sentence or "the run goes on"}
+        )
 
     def start_from(self, version: int) -> None:
-        """The learner starts at this version: what was told of later steps is of a history that is given up."""
+        """The learner starts at this version: what was told of later steps is of a history that is
+        given up.
+        """
         self.step = version
         self._evaluated = {step for step in self._evaluated if step <= version}
         self._recorder.start_from(version)
@@ -124,13 +132,17 @@ class Monitor:
             self._on_failed_share(message.step, failed)
         if "eval/pass_at_1" in scalars:
             self._evaluated.add(message.step)
-        self._recorder.record(message.step, message.source, scalars, message.histograms, message.texts)
+        self._recorder.record(
+            message.step, message.source, scalars, message.histograms, message.texts
+        )
         self.newest.update(scalars)
         self._show()
         self._news.set()
 
     def _on_failed_share(self, step: int, share: float) -> None:
-        """Alarm at the first step of which no sample is rewarded, and again only after one that was."""
+        """Alarm at the first step of which no sample is rewarded, and again only after one that
+        was.
+        """
         if share == 1 and self.newest.get("reward/failed_share") != 1:
             sentence = f"step {step}: {NOTHING_REWARDED}"
             self._log.warning("%s", sentence)
@@ -148,10 +160,14 @@ class Monitor:
         """A process is being started again."""
         self._rates.restarted(name)
         self.restarted_because[name] = reason
-        self._recorder.record(self.step, "supervisor", texts={"run/restarts": f"{name} is started again: {reason}"})
+        self._recorder.record(
+            self.step, "supervisor", texts={"run/restarts": f"{name} is started again: {reason}"}
+        )
 
     async def until_evaluated(self, step: int, *, timeout_s: float) -> None:
-        """Returns once the evaluation of `step` has come, if one is due; logs if it did not come in time."""
+        """Returns once the evaluation of `step` has come, if one is due; logs if it did not come in
+        time.
+        """
         if not is_evaluated(self._config, step):
             return
         try:

@@ -1,7 +1,7 @@
 """Makes or finds the start model in a process of its own, so that the supervisor never loads torch.
 
-The child (`python -m async_rl.supervision.preparation <run_dir>`) prints one JSON line per bit of progress and a last one with the model's
-path or with the error; the supervisor draws the bar.
+The child (`python -m async_rl.supervision.preparation <run_dir>`) prints one JSON line per bit of
+progress and a last one with the model's path or with the error; the supervisor draws the bar.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def prepare(run_dir: Path, on_progress: Callable[[float, str], None]) -> Path:
-    """The directory of the start model. Raises ConfigError if the configuration asks for one that is not there, RunFailed on a crash."""
+    """The directory of the start model. Raises ConfigError if the configuration asks for one that
+    is not there, RunFailed on a crash.
+    """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -58,7 +60,9 @@ async def prepare(run_dir: Path, on_progress: Callable[[float, str], None]) -> P
     if last.error:
         raise (ConfigError if last.is_config_error else RunFailed)(last.error)
     if code != 0 or not last.path:
-        raise RunFailed(f"preparing the model ended with exit code {code}; see {run_dir}/logs/preparation.out")
+        raise RunFailed(
+            f"preparing the model ended with exit code {code}; see {run_dir}/logs/preparation.out"
+        )
     return Path(last.path)
 
 
@@ -77,7 +81,9 @@ def main() -> int:
 
     config = load_config(Path(sys.argv[1]))
     try:
-        path = prepare_model(config, lambda fraction, text: _emit(Progress(fraction=fraction, text=text)))
+        path = prepare_model(
+            config, lambda fraction, text: _emit(Progress(fraction=fraction, text=text))
+        )
     except AsyncRLError as error:
         _emit(
             Progress(

@@ -1,4 +1,6 @@
-"""The supervisor's list of processes: who serves where, who was heard of when. The source of every other process's directory."""
+"""The supervisor's list of processes: who serves where, who was heard of when. The source of every
+other process's directory.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ STARTING, DRAINING, _ENDED = "starting", "draining", "ended"
 class Registry:
     """Members by name. The epoch of `directory` grows when a member begins or ends to serve.
 
-    wanted: processes per pool that there should be, as the scaler says.  work: what the generators of a pool write.
+    wanted: processes per pool that there should be, as the scaler says.  work: what the generators
+    of a pool write.
     """
 
     def __init__(self) -> None:
@@ -43,10 +46,14 @@ class Registry:
     def add(self, name: str, role: Role, pid: int, *, waits_for: str = "") -> None:
         """A process was started, or waits for a place (pid 0); it does not serve yet."""
         member = _member(name, role, pid, "", STARTING, waits_for=waits_for)
-        self._entries[name] = _Entry(member, time.monotonic(), is_serving=False, is_draining=self._is_draining(name))
+        self._entries[name] = _Entry(
+            member, time.monotonic(), is_serving=False, is_draining=self._is_draining(name)
+        )
 
     def place(self, name: str, pid: int) -> None:
-        """The process has a place and starts there. One that serves already was quicker than the launcher's word."""
+        """The process has a place and starts there. One that serves already was quicker than the
+        launcher's word.
+        """
         if not self.is_serving(name):
             self.add(name, self._entries[name].member.role, pid)
 
@@ -79,7 +86,9 @@ class Registry:
             role=old.role,
             pid=old.pid,
             address=old.address,
-            state=DRAINING if entry.is_draining else message.state if entry.is_serving else STARTING,
+            state=(
+                DRAINING if entry.is_draining else message.state if entry.is_serving else STARTING
+            ),
             waits_for=message.waits_for,
             since_s=message.since_s,
             version=message.version,
@@ -100,11 +109,15 @@ class Registry:
                 self._publish()
 
     def drain(self, name: str) -> None:
-        """The process is to leave. A verifier is told to nobody any more; a generator gets weights for what it still writes."""
+        """The process is to leave. A verifier is told to nobody any more; a generator gets weights
+        for what it still writes.
+        """
         entry = self._entries.get(name)
         if entry is not None:
             entry.is_draining = True
-            entry.member = msgspec.structs.replace(entry.member, state=DRAINING, since_s=time.time())
+            entry.member = msgspec.structs.replace(
+                entry.member, state=DRAINING, since_s=time.time()
+            )
             self._publish()
 
     def forget(self, name: str) -> None:
@@ -146,23 +159,41 @@ class Registry:
     def unheard_s(self, least_s: float) -> dict[str, float]:
         """Those that serve and were not heard of for at least so long: for how long."""
         now_s = time.monotonic()
-        return {name: now_s - e.heard_s for name, e in self._entries.items() if e.is_serving and now_s - e.heard_s >= least_s}
+        return {
+            name: now_s - e.heard_s
+            for name, e in self._entries.items()
+            if e.is_serving and now_s - e.heard_s >= least_s
+        }
 
-    async def until_silent(self, name: str, *, start_timeout_s: float, heartbeat_timeout_s: float) -> str:
-        """Returns, with the reason, once the process failed to serve within its start time or stopped beating."""
+    async def until_silent(
+        self, name: str, *, start_timeout_s: float, heartbeat_timeout_s: float
+    ) -> str:
+        """Returns, with the reason, once the process failed to serve within its start time or
+        stopped beating.
+        """
         started_s = time.monotonic()
         while True:
             entry = self._entries[name]
-            limit_s = entry.heard_s + heartbeat_timeout_s if entry.is_serving else started_s + start_timeout_s
+            limit_s = (
+                entry.heard_s + heartbeat_timeout_s
+                if entry.is_serving
+                else started_s + start_timeout_s
+            )
             left_s = limit_s - time.monotonic()
             if left_s <= 0:
                 return (
-                    f"was not heard of for {heartbeat_timeout_s:g} s" if entry.is_serving else f"was not ready after {start_timeout_s:g} s"
+                    f"was not heard of for {heartbeat_timeout_s:g} s"
+                    if entry.is_serving
+                    else f"was not ready after {start_timeout_s:g} s"
                 )
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
                     # From the moment it serves another limit holds.
-                    await (asyncio.sleep(left_s) if entry.is_serving else self.directory.changed(self.directory.epoch))
+                    await (
+                        asyncio.sleep(left_s)
+                        if entry.is_serving
+                        else self.directory.changed(self.directory.epoch)
+                    )
 
     @property
     def members(self) -> list[Member]:
@@ -171,7 +202,11 @@ class Registry:
 
     def _publish(self) -> None:
         entries = [entry for entry in self._entries.values() if entry.is_serving]
-        serving = [entry.member for entry in entries if not (entry.is_draining and entry.member.role == "verifier")]
+        serving = [
+            entry.member
+            for entry in entries
+            if not (entry.is_draining and entry.member.role == "verifier")
+        ]
         self.directory.update(Members(epoch=self.directory.epoch + 1, members=serving))
 
 

@@ -1,6 +1,8 @@
-"""Keeps as many processes of each pool as are wanted: adds and lets go, while the others and the learner go on.
+"""Keeps as many processes of each pool as are wanted: adds and lets go, while the others and the
+learner go on.
 
-takes: counts from people (`async-rl scale`); with generators.autoscale the shares of time that the members tell
+takes: counts from people (`async-rl scale`); with generators.autoscale the shares of time that the
+members tell
 waits for: the next look of the autoscaler; the end of processes that leave
 gives: specs to the fleet; `<run>/scale.json`, so that a resumed run has as many
 woken by: the clock, a process that has left
@@ -52,7 +54,9 @@ def wanted_counts(config: RunConfig, run_dir: Path) -> dict[str, int]:
     except FileNotFoundError:
         scaled = {}
     except (OSError, msgspec.DecodeError) as error:
-        raise ConfigError(f"{run_dir / SCALE_FILE} cannot be read ({error}); remove it, and scale the run again") from error
+        raise ConfigError(
+            f"{run_dir / SCALE_FILE} cannot be read ({error}); remove it, and scale the run again"
+        ) from error
     return {pool: scaled.get(pool, count) for pool, count in pool_counts(config).items()}
 
 
@@ -90,19 +94,24 @@ class Scaler:
             await self._autoscale()
 
     def scale(self, wanted: Mapping[str, int], reason: str, *, is_forced: bool) -> None:
-        """So many processes of these pools from now on. Raises ConfigError, and changes nothing, if that cannot be.
+        """So many processes of these pools from now on. Raises ConfigError, and changes nothing, if
+        that cannot be.
 
         is_forced: whether or not memory seems to suffice.  `generators.big` may be called `big`.
         """
         names = {pool.removeprefix(f"{GENERATORS}."): pool for pool in pool_counts(self._config)}
         for short, pool in names.items():
             if short in wanted and pool in wanted and short != pool:
-                raise ConfigError(f"{short}={wanted[short]}: {short} and {pool} are the same pool; give it once")
+                raise ConfigError(
+                    f"{short}={wanted[short]}: {short} and {pool} are the same pool; give it once"
+                )
         wanted = {names.get(pool, pool): count for pool, count in wanted.items()}
         raise_if_any(self._refusals(wanted))
         if not is_forced:
             raise_if_any(self._headroom.problems(self._registry.pools(), wanted))
-        changed = {pool: count for pool, count in wanted.items() if count != self._registry.wanted[pool]}
+        changed = {
+            pool: count for pool, count in wanted.items() if count != self._registry.wanted[pool]
+        }
         for pool, count in changed.items():
             self._log.info("%s=%d (was %d): %s", pool, count, self._registry.wanted[pool], reason)
         self._want(changed)
@@ -124,7 +133,8 @@ class Scaler:
     def _refusals(self, wanted: Mapping[str, int]) -> list[str]:
         pools = pool_counts(self._config)
         found = [
-            f"{pool}={count}: there is no such pool; {_nearest(pool, pools)}this run has {', '.join(pools)}"
+            f"{pool}={count}: there is no such pool; {_nearest(pool, pools)}this run has"
+            f" {', '.join(pools)}"
             for pool, count in wanted.items()
             if pool not in pools
         ]
@@ -134,21 +144,31 @@ class Scaler:
             if not 0 <= count <= SEATS_PER_POOL
         ]
         if wanted.get("verifiers") == 0:
-            found.append("verifiers=0: nothing could be scored and every group would fail; keep at least 1")
+            found.append(
+                "verifiers=0: nothing could be scored and every group would fail; keep at least 1"
+            )
         auto = self._config.generators.autoscale
         if auto.pool in wanted and auto.enabled:
             found.append(
-                f"{auto.pool}={wanted[auto.pool]}: generators.autoscale.enabled=true decides on them; "
-                "resume the run with generators.autoscale.enabled=false to decide yourself"
+                f"{auto.pool}={wanted[auto.pool]}: generators.autoscale.enabled=true decides on"
+                " them; resume the run with generators.autoscale.enabled=false to decide yourself"
             )
         if not found and wanted.keys() - {VERIFIERS}:
-            found += machine_problems(with_counts(self._config, {**self._registry.wanted, **wanted}), self._machine)
+            found += machine_problems(
+                with_counts(self._config, {**self._registry.wanted, **wanted}), self._machine
+            )
         return found
 
     def _reconcile(self) -> None:
-        """Adds and lets go until there are as many as wanted. GPUs of those that still leave come free later; then this runs again."""
+        """Adds and lets go until there are as many as wanted. GPUs of those that still leave come
+        free later; then this runs again.
+        """
         for pool, wanted in self._registry.wanted.items():
-            staying = [s for s in self._fleet.specs if pool_of(s.name) == pool and not self._fleet.is_leaving(s.name)]
+            staying = [
+                s
+                for s in self._fleet.specs
+                if pool_of(s.name) == pool and not self._fleet.is_leaving(s.name)
+            ]
             for spec in sorted(staying, key=lambda s: -s.rank)[: max(0, len(staying) - wanted)]:
                 self._let_go(spec)
             for _ in range(wanted - len(staying)):
@@ -165,8 +185,14 @@ class Scaler:
             self._group.create_task(self._see_off(spec, member), name=f"see {spec.name} off")
 
     async def _see_off(self, spec: ProcessSpec, member: Member | None) -> None:
-        """A generator finishes its groups, a verifier its requests; what is not done in time goes back, or is asked elsewhere."""
-        grace_s = self._config.generators.drain_timeout_s if spec.role == "generator" else self._config.verifiers.timeout_s
+        """A generator finishes its groups, a verifier its requests; what is not done in time goes
+        back, or is asked elsewhere.
+        """
+        grace_s = (
+            self._config.generators.drain_timeout_s
+            if spec.role == "generator"
+            else self._config.verifiers.timeout_s
+        )
         if spec.role == "verifier":
             self._fleet.end(spec.name, at_once=False)
         elif member is not None:
@@ -174,7 +200,9 @@ class Scaler:
                 call = Incarnation(member, self._registry.directory, self._connect).call
                 await call(Drain(), timeout_s=self._config.network.call_timeout_s)
             except InfrastructureError as error:
-                self._log.warning("%s cannot be asked to finish what it holds: %s", spec.name, error)
+                self._log.warning(
+                    "%s cannot be asked to finish what it holds: %s", spec.name, error
+                )
                 grace_s = 0.0
         for at_once, wait_s in ((False, grace_s), (True, _CLOSE_S)):
             if await self._fleet.until_left(spec.name, timeout_s=wait_s):
@@ -185,14 +213,24 @@ class Scaler:
         self._reconcile()
 
     async def _autoscale(self) -> None:
-        """Looks every interval_s; decides on windows in which every generator that trains and is wanted served, and none left."""
+        """Looks every interval_s; decides on windows in which every generator that trains and is
+        wanted served, and none left.
+        """
         auto, before = self._config.generators.autoscale, list[Member]()
         steering, is_told = Steering(auto), False
         while True:
             await asyncio.sleep(auto.interval_s)
-            pools = {pool.pool: pool for pool in self._registry.pools() if pool.work not in ("", "evaluation")}
-            members = [m for m in self._registry.members if not evaluates_only(self._config, m.name)]
-            if not auto.enabled or any(pool.live != pool.wanted or pool.draining for pool in pools.values()):
+            pools = {
+                pool.pool: pool
+                for pool in self._registry.pools()
+                if pool.work not in ("", "evaluation")
+            }
+            members = [
+                m for m in self._registry.members if not evaluates_only(self._config, m.name)
+            ]
+            if not auto.enabled or any(
+                pool.live != pool.wanted or pool.draining for pool in pools.values()
+            ):
                 before = []
                 continue
             pool = pools.pop(auto.pool)
@@ -211,7 +249,9 @@ class Scaler:
                     held_back=held or 0.0,
                     rate=rate,
                 )
-                problems = self._headroom.problems(self._registry.pools(), {auto.pool: decision.wanted})
+                problems = self._headroom.problems(
+                    self._registry.pools(), {auto.pool: decision.wanted}
+                )
                 if problems and not is_told:
                     is_told = True
                     self._log.warning("%s; not added: %s", decision.reason, problems[0])
@@ -231,5 +271,10 @@ class Scaler:
 
 
 def _nearest(name: str, pools: Iterable[str]) -> str:
-    by_any_name = {known: pool for pool in pools for known in (pool, pool.removeprefix(f"{GENERATORS}."))}
-    return "".join(f"did you mean {by_any_name[known]}? " for known in difflib.get_close_matches(name, by_any_name, 1))
+    by_any_name = {
+        known: pool for pool in pools for known in (pool, pool.removeprefix(f"{GENERATORS}."))
+    }
+    return "".join(
+        f"did you mean {by_any_name[known]}? "
+        for known in difflib.get_close_matches(name, by_any_name, 1)
+    )

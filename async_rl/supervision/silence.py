@@ -1,9 +1,12 @@
-"""Says of a process that serves and is not heard of any more since when that is so, and what its machine says of it.
+"""Says of a process that serves and is not heard of any more since when that is so, and what its
+machine says of it.
 
 takes: the members as the registry holds them
-gives: the members with state `silent` and the cause in `waits_for`; a sentence when one falls silent or is heard again
+gives: the members with state `silent` and the cause in `waits_for`; a sentence when one falls
+silent or is heard again
 woken by: the heartbeats of the others
-Used by the supervisor; a process that stays silent for supervisor.heartbeat_timeout_s is ended by the fleet.
+Used by the supervisor; a process that stays silent for supervisor.heartbeat_timeout_s is ended by
+the fleet.
 """
 
 from __future__ import annotations
@@ -52,7 +55,11 @@ class Silence:
             if member.state == SILENT and self._told.get(member.name) != member.pid:
                 self._told[member.name] = member.pid
                 self._tell(f"{member.name} is silent: {member.waits_for}")
-            elif member.state != SILENT and self._told.pop(member.name, None) == member.pid and self._registry.is_serving(member.name):
+            elif (
+                member.state != SILENT
+                and self._told.pop(member.name, None) == member.pid
+                and self._registry.is_serving(member.name)
+            ):
                 self._tell(f"{member.name} is heard again")
 
     def _as_seen(self, member: Member) -> Member:
@@ -60,7 +67,10 @@ class Silence:
         if not self._registry.is_serving(member.name) or quiet_s < self._after_s:
             return member
         condition = f"; {self._condition(member.pid)}" if self._is_here else ""
-        text = f"not heard of for {quiet_s:.0f} s, {member.state} before{condition}; it is ended and started again at {self._timeout_s:g} s"
+        text = (
+            f"not heard of for {quiet_s:.0f} s, {member.state} before{condition}; it is ended and"
+            f" started again at {self._timeout_s:g} s"
+        )
         return msgspec.structs.replace(member, state=SILENT, waits_for=text)
 
     @staticmethod

@@ -1,4 +1,5 @@
-"""Ends a run that stands still, after it has said so: first a warning in log, status and TensorBoard, at the deadline the run fails.
+"""Ends a run that stands still, after it has said so: first a warning in log, status and
+TensorBoard, at the deadline the run fails.
 
 takes: the members with every heartbeat
 waits for: the deadline of the next learner step
@@ -24,9 +25,13 @@ _MISSED_BEATS = 5
 
 
 class Watchdog:
-    """Watches the learner's version. warn: told the sentence when the run stalls, and the empty one when it goes on."""
+    """Watches the learner's version. warn: told the sentence when the run stalls, and the empty one
+    when it goes on.
+    """
 
-    def __init__(self, registry: Registry, config: SupervisorConfig, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self, registry: Registry, config: SupervisorConfig, warn: Callable[[str], None]
+    ) -> None:
         self._registry = registry
         self._config = config
         self._warn = warn
@@ -48,11 +53,18 @@ class Watchdog:
             now_s = time.monotonic()
             stalled_s = now_s - self._stall.since_s
             if stalled_s >= self._config.stall_timeout_s:
-                raise RunFailed(f"{self._sentence(stalled_s)} (supervisor.stall_timeout_s={self._config.stall_timeout_s:g})")
+                raise RunFailed(
+                    f"{self._sentence(stalled_s)}"
+                    f" (supervisor.stall_timeout_s={self._config.stall_timeout_s:g})"
+                )
             if stalled_s >= self._config.stall_warning_s and self._told_s is None:
                 self._told_s = now_s
                 self._warn(self._sentence(stalled_s))
-            limit_s = self._config.stall_warning_s if self._told_s is None else self._config.stall_timeout_s
+            limit_s = (
+                self._config.stall_warning_s
+                if self._told_s is None
+                else self._config.stall_timeout_s
+            )
             self._went_on.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(self._stall.since_s + limit_s - now_s, 0.0)):
@@ -60,4 +72,6 @@ class Watchdog:
 
     def _sentence(self, stalled_s: float) -> str:
         unheard_s = self._registry.unheard_s(_MISSED_BEATS * self._config.heartbeat_s)
-        return sentence(self._registry.members, stalled_s=stalled_s, now_s=time.time(), unheard_s=unheard_s)
+        return sentence(
+            self._registry.members, stalled_s=stalled_s, now_s=time.time(), unheard_s=unheard_s
+        )

@@ -1,8 +1,10 @@
-"""Copies of a run at another place, given by any fsspec URL (s3://, gs://, hdfs://, a directory elsewhere), from which it can be resumed.
+"""Copies of a run at another place, given by any fsspec URL (s3://, gs://, hdfs://, a directory
+elsewhere), from which it can be resumed.
 
-In `<url>/<run>/`: the checkpoints `step_<v>` that the local folder keeps, the ledger `ledger_<v>.sqlite` of the newest of them, and in
-`files/` the configurations and metrics.jsonl. A file `step_<v>.complete` is written last and deleted first: object stores know no rename.
-Used by the learner's Saver, `async-rl launch` (the place must be free) and `async-rl resume URL`.
+In `<url>/<run>/`: the checkpoints `step_<v>` that the local folder keeps, the ledger
+`ledger_<v>.sqlite` of the newest of them, and in `files/` the configurations and metrics.jsonl. A
+file `step_<v>.complete` is written last and deleted first: object stores know no rename. Used by
+the learner's Saver, `async-rl launch` (the place must be free) and `async-rl resume URL`.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ class Mirror:
         self._root = f"{root.rstrip('/')}/{run_dir.name}"
 
     def update(self) -> None:
-        """Copies what is missing there and deletes what is kept no more. Raises InfrastructureError if that cannot be done."""
+        """Copies what is missing there and deletes what is kept no more. Raises InfrastructureError
+        if that cannot be done.
+        """
         kept = checkpoints.versions(self._run_dir)
         try:
             there = self.versions()
@@ -57,20 +61,34 @@ class Mirror:
                 if name.startswith("ledger_") and name != _ledger(missing[-1]):
                     self._fs.rm_file(f"{self._root}/{name}")
         except OSError as error:
-            raise InfrastructureError(f"checkpoint.mirror={self._url} cannot be written: {error}") from error
+            raise InfrastructureError(
+                f"checkpoint.mirror={self._url} cannot be written: {error}"
+            ) from error
 
     def versions(self) -> list[int]:
         """Versions of the complete copies, oldest first."""
-        return sorted(int(name.removeprefix("step_").removesuffix(_DONE)) for name in self._names() if name.endswith(_DONE))
+        return sorted(
+            int(name.removeprefix("step_").removesuffix(_DONE))
+            for name in self._names()
+            if name.endswith(_DONE)
+        )
 
     def fetch(self) -> None:
-        """Makes the run's directory, which must not exist yet, from the newest copy. Raises ConfigError if there is none."""
+        """Makes the run's directory, which must not exist yet, from the newest copy. Raises
+        ConfigError if there is none.
+        """
         if self._run_dir.exists():
-            raise ConfigError(f"{self._run_dir} exists already; resume it by its name, or move it away to take the copy of {self._url}")
+            raise ConfigError(
+                f"{self._run_dir} exists already; resume it by its name, or move it away to take"
+                f" the copy of {self._url}"
+            )
         try:
             there = self.versions()
             if not there:
-                raise ConfigError(f"{self._url}/{self._run_dir.name} holds no complete copy of a run; give <checkpoint.mirror>/<run name>")
+                raise ConfigError(
+                    f"{self._url}/{self._run_dir.name} holds no complete copy of a run; give"
+                    " <checkpoint.mirror>/<run name>"
+                )
             partial = self._run_dir.with_name(self._run_dir.name + ".partial")
             shutil.rmtree(partial, ignore_errors=True)
             for path in self._fs.find(self._root):
@@ -83,15 +101,22 @@ class Mirror:
                     self._get(path, partial / name.removeprefix(_FILES))
             partial.rename(self._run_dir)
         except OSError as error:
-            raise InfrastructureError(f"{self._url}/{self._run_dir.name} cannot be brought to {self._run_dir}: {error}") from error
+            raise InfrastructureError(
+                f"{self._url}/{self._run_dir.name} cannot be brought to {self._run_dir}: {error}"
+            ) from error
 
     def _names(self) -> list[str]:
         if not self._fs.exists(self._root):
             return []
-        return [path.rstrip("/").rpartition("/")[2] for path in self._fs.ls(self._root, detail=False, refresh=True)]
+        return [
+            path.rstrip("/").rpartition("/")[2]
+            for path in self._fs.ls(self._root, detail=False, refresh=True)
+        ]
 
     def _put_records(self, version: int) -> None:
-        """The ledger as it is now, which is that of the version or later, and what tells of the run."""
+        """The ledger as it is now, which is that of the version or later, and what tells of the
+        run.
+        """
         copy = self._run_dir / "ledger.partial"
         snapshot(self._run_dir / STORE_FILE, copy)
         self._put(copy, _ledger(version))

@@ -1,11 +1,14 @@
-"""Keeps every generator on the newest published weights: pushes new versions to all, the current one to late joiners.
+"""Keeps every generator on the newest published weights: pushes new versions to all, the current
+one to late joiners.
 
-Who loads what, and who is cut off, is decided by `weights/membership.py`; here are the calls, the deadline and the probe.
-Each generator loads for itself (`weights/push.py`), or all together receive what rank 0 broadcasts (`weights/transport/broadcast.py`).
-On a GPU in turns a version also stays in memory there, for those that serve (`weights/transport/ipc.py`).
-The shared block holds one version. `publish` overwrites it only while nobody reads it, which a deadline bounds.
-A generator that misses the deadline is cut off (the supervisor starts it again) and gets the weights when it is back; the others go on.
-With placement=colocated pushes wake generators, so none begins between `take_device` and `publish`, which gives the device back.
+Who loads what, and who is cut off, is decided by `weights/membership.py`; here are the calls, the
+deadline and the probe. Each generator loads for itself (`weights/push.py`), or all together receive
+what rank 0 broadcasts (`weights/transport/broadcast.py`). On a GPU in turns a version also stays in
+memory there, for those that serve (`weights/transport/ipc.py`). The shared block holds one version.
+`publish` overwrites it only while nobody reads it, which a deadline bounds. A generator that misses
+the deadline is cut off (the supervisor starts it again) and gets the weights when it is back; the
+others go on. With placement=colocated pushes wake generators, so none begins between `take_device`
+and `publish`, which gives the device back.
 """
 
 from __future__ import annotations
@@ -43,30 +46,41 @@ Load = Callable[..., Awaitable[LoadReport]]
 _PROBE_ROWS = 4
 _PROBE_TOKENS = 16
 _CAUSES = (
-    "likely causes: different dtypes (model.dtype), a model that the engine implements differently, a head or an adapter that the push "
-    "does not refresh, or weights.probe_tolerance below the dtype's precision"
+    "likely causes: different dtypes (model.dtype), a model that the engine implements differently,"
+    " a head or an adapter that the push does not refresh, or weights.probe_tolerance below the"
+    " dtype's precision"
 )
 
 
 class Pusher:
     """Rank 0's side of the weights, and of the device that it computes on."""
 
-    def __init__(self, context: ProcessContext, ranks: TrainingPool, *, rank_device: torch.device) -> None:
+    def __init__(
+        self, context: ProcessContext, ranks: TrainingPool, *, rank_device: torch.device
+    ) -> None:
         self._context = context
         self._config = context.config.weights
         self._ranks = ranks
         self._group = WeightGroup()
-        self.device = SharedDevice(context, self._cut_off) if context.config.placement == "colocated" else None
+        self.device = (
+            SharedDevice(context, self._cut_off)
+            if context.config.placement == "colocated"
+            else None
+        )
         self._is_on_gpu = self._config.transfer == "ipc"
         self._on_gpu: tuple[int, DeviceBlock] | None = None
         """A version, until all that serve hold it; who comes later reads the shared block."""
         self._manifest: Manifest | None = None
         self._files = WeightFiles(
-            f"{self._config.path}/{context.run_dir.name}" if self._config.path is not None else str(context.run_dir / "weights")
+            f"{self._config.path}/{context.run_dir.name}"
+            if self._config.path is not None
+            else str(context.run_dir / "weights")
         )
         self._file: tuple[int, asyncio.Task[str]] | None = None  # of this version
         self._routes: dict[Life, Route] = {}
-        self._broadcaster = Broadcaster(self._config, life=context.incarnation, host=context.host, device=rank_device)
+        self._broadcaster = Broadcaster(
+            self._config, life=context.incarnation, host=context.host, device=rank_device
+        )
         self._wake = asyncio.Event()
         self._changed = asyncio.Condition()
         self._num_published = 0
@@ -94,7 +108,9 @@ class Pusher:
         self._wake.set()
 
     async def take_device(self, enter: Callable[[], Awaitable[None]]) -> None:
-        """The next turn of the learner, if it shares its device and does not have it: no push, no generation until `publish`."""
+        """The next turn of the learner, if it shares its device and does not have it: no push, no
+        generation until `publish`.
+        """
         if self.device is not None and not self.device.is_learners:
             await self._until_nobody_loads()
             await self.device.take(enter)
@@ -103,15 +119,21 @@ class Pusher:
         """At all where they share the learner's device, else out of the block."""
         self._group.close()
         async with self._changed:
-            await self._changed.wait_for(lambda: self._group.is_free if self.device is None else not self._group.loading)
+            await self._changed.wait_for(
+                lambda: self._group.is_free if self.device is None else not self._group.loading
+            )
 
     async def live(self, version: int) -> None:
-        """Returns once at least one generator serves and all that serve hold `version` or a later one."""
+        """Returns once at least one generator serves and all that serve hold `version` or a later
+        one.
+        """
         async with self._changed:
             await self._changed.wait_for(lambda: self._group.all_hold(version))
 
     async def run(self) -> None:
-        """Pushes until cancelled. Raises WeightsError if a probe shows that a generator does not compute what the learner does."""
+        """Pushes until cancelled. Raises WeightsError if a probe shows that a generator does not
+        compute what the learner does.
+        """
         directory = self._context.directory
         try:
             async with asyncio.TaskGroup() as loads:
@@ -119,8 +141,12 @@ class Pusher:
                     seen = directory.epoch
                     self._wake.clear()
                     members = self._members()
-                    self._routes = {life: route for life, route in self._routes.items() if life in members}
-                    await self._cut_off(self._group.follow(members), "gave up a push that its others left")
+                    self._routes = {
+                        life: route for life, route in self._routes.items() if life in members
+                    }
+                    await self._cut_off(
+                        self._group.follow(members), "gave up a push that its others left"
+                    )
                     self._broadcaster.end_what_broke()
                     self._begin_loads(members, loads)
                     async with self._changed:
@@ -138,7 +164,9 @@ class Pusher:
         return {(m.name, m.pid): m for m in self._context.directory.of_role("generator")}
 
     def _begin_loads(self, members: Mapping[Life, Member], loads: asyncio.TaskGroup) -> None:
-        """Whoever is behind loads: together who gets a broadcast, each for itself who reads the block or a file."""
+        """Whoever is behind loads: together who gets a broadcast, each for itself who reads the
+        block or a file.
+        """
         together = {life for life, member in members.items() if self._broadcaster.reaches(member)}
         if party := self._group.next_party(together):
             epoch = self._group.begin(party)
@@ -153,14 +181,18 @@ class Pusher:
             if self._on_gpu is not None and self._on_gpu[0] == epoch.version:
                 load = functools.partial(receive, self._current(), self._on_gpu[1], turn=turn)
             else:
-                route = self._routes.setdefault(life, Route(self._config.transfer, self._write_file))
+                route = self._routes.setdefault(
+                    life, Route(self._config.transfer, self._write_file)
+                )
                 load = functools.partial(
                     route.load,
                     self._current(),
                     turn=turn,
                     written=functools.partial(self._release, epoch),
                 )
-            loads.create_task(self._load(members[life], epoch, load), name=f"push {epoch.version} to {life[0]}")
+            loads.create_task(
+                self._load(members[life], epoch, load), name=f"push {epoch.version} to {life[0]}"
+            )
 
     def _current(self) -> Manifest:
         assert self._manifest is not None, "an epoch begins after a version was published"
@@ -176,17 +208,25 @@ class Pusher:
         async with asyncio.TaskGroup() as loads:
             for life, member in members.items():
                 load = functools.partial(receive, manifest, seats[life])
-                loads.create_task(self._load(member, epoch, load), name=f"push {epoch.version} to {life[0]}")
+                loads.create_task(
+                    self._load(member, epoch, load), name=f"push {epoch.version} to {life[0]}"
+                )
             try:
                 await self._broadcaster.send(manifest, seats)
-            except GroupBroken as error:  # the members notice too; who is lost is for them and the deadline to tell
-                self._context.log.warning("version %d, epoch %d: %s", epoch.version, epoch.number, error)
+            except (
+                GroupBroken
+            ) as error:  # the members notice too; who is lost is for them and the deadline to tell
+                self._context.log.warning(
+                    "version %d, epoch %d: %s", epoch.version, epoch.number, error
+                )
             self._release(epoch)
 
     async def _load(self, member: Member, epoch: Epoch, load: Load) -> None:
         """One member of an epoch: loads, is probed if that is due, answers, or is cut off."""
         life = (member.name, member.pid)
-        deadline_s = self._config.deadline_s + (self.device.first_load_s(life) if self.device is not None else 0.0)
+        deadline_s = self._config.deadline_s + (
+            self.device.first_load_s(life) if self.device is not None else 0.0
+        )
         caller, expected = self._context.incarnation_of(member), self._expected
         reason = ""
         try:
@@ -196,13 +236,18 @@ class Pusher:
                 self._note(report, time.monotonic() - started_s)
                 scores = await self._probe(caller) if expected else None
         except (TimeoutError, DeadlineExceeded):
-            reason = f"version {epoch.version} was not loaded within {deadline_s:g} s (weights.deadline_s)"
+            reason = (
+                f"version {epoch.version} was not loaded within {deadline_s:g} s"
+                " (weights.deadline_s)"
+            )
             ended = self._group.expire(epoch.number)
         except ConfigError:  # the file cannot be written: no generator is to blame
             raise
         except AsyncRLError as error:
             reason = f"{type(error).__name__}: {error}"
-            ended = self._group.follow(self._members())  # one that has left is lost and gave nothing up
+            ended = self._group.follow(
+                self._members()
+            )  # one that has left is lost and gave nothing up
             ended |= self._group.answer(
                 epoch.number,
                 life,
@@ -227,15 +272,23 @@ class Pusher:
         return await asyncio.shield(self._file[1])
 
     async def _probe(self, caller: Caller) -> Logprobs:
-        scores: Logprobs = await caller.call(Probe(rows=self._rows), timeout_s=2 * self._config.deadline_s)
+        scores: Logprobs = await caller.call(
+            Probe(rows=self._rows), timeout_s=2 * self._config.deadline_s
+        )
         return scores
 
-    def _compare(self, name: str, scores: Logprobs | None, expected: list[FloatArray], version: int) -> None:
+    def _compare(
+        self, name: str, scores: Logprobs | None, expected: list[FloatArray], version: int
+    ) -> None:
         """Compares a generator's log-probs of the probe rows with the learner's."""
         if scores is None or scores.version != version:
             return
-        worst = float(np.abs(np.concatenate(scores.rows) - np.concatenate(expected)).max())  # max() would pass over a NaN
-        self._metrics["weights/probe_abs_max"] = max(worst, self._metrics.get("weights/probe_abs_max", 0.0))
+        worst = float(
+            np.abs(np.concatenate(scores.rows) - np.concatenate(expected)).max()
+        )  # max() would pass over a NaN
+        self._metrics["weights/probe_abs_max"] = max(
+            worst, self._metrics.get("weights/probe_abs_max", 0.0)
+        )
         if not worst <= self._config.probe_tolerance:
             raise WeightsError(
                 f"{name} and the learner disagree by {worst:.3g} nats on version {version} "
@@ -244,13 +297,19 @@ class Pusher:
 
     async def _cut_off(self, lives: set[Life], reason: str) -> None:
         """Has the supervisor end those that still serve; one that has gone by itself needs no more."""
-        for name, pid in lives & {(m.name, m.pid) for m in self._context.directory.of_role("generator")}:
+        for name, pid in lives & {
+            (m.name, m.pid) for m in self._context.directory.of_role("generator")
+        }:
             self._context.activity.count("failures/generator_cut_off", 1)
             request = Expel(name=name, pid=pid, reason=reason)
             try:
-                await self._context.supervisor.call(request, timeout_s=self._context.config.network.call_timeout_s)
+                await self._context.supervisor.call(
+                    request, timeout_s=self._context.config.network.call_timeout_s
+                )
             except AsyncRLError as error:
-                raise WeightsError(f"{name} missed a push ({reason}) and could not be cut off: {error}") from error
+                raise WeightsError(
+                    f"{name} missed a push ({reason}) and could not be cut off: {error}"
+                ) from error
 
     def _note(self, report: LoadReport, push_s: float) -> None:
         """Of the newest version, the slowest generator counts."""
@@ -278,4 +337,6 @@ def _vocabulary(manifest: Manifest) -> int:
 def probe_rows(vocabulary: int) -> list[IntArray]:
     """A few rows of token ids spread over the vocabulary, the same in every run: int32 [16] each."""
     generator = np.random.default_rng(0)
-    return [generator.integers(0, vocabulary, _PROBE_TOKENS, dtype=np.int32) for _ in range(_PROBE_ROWS)]
+    return [
+        generator.integers(0, vocabulary, _PROBE_TOKENS, dtype=np.int32) for _ in range(_PROBE_ROWS)
+    ]

@@ -1,7 +1,9 @@
-"""Runs every operation of the trainer on all learner ranks, in one order, in one thread per process.
+"""Runs every operation of the trainer on all learner ranks, in one order, in one thread per
+process.
 
-Rank 0 leads: it announces an operation, sends its input, then takes part like the others.  The other ranks follow until told to stop.
-Collective operations therefore never interleave, and the event loop of each process stays free.
+Rank 0 leads: it announces an operation, sends its input, then takes part like the others.  The
+other ranks follow until told to stop. Collective operations therefore never interleave, and the
+event loop of each process stays free.
 """
 
 from __future__ import annotations
@@ -44,26 +46,39 @@ class Operation(enum.IntEnum):
 
 
 def learner_device(gpus: float) -> torch.device:
-    """Where a rank computes: the one GPU it was given and sees as the first, or the CPU. Raises ConfigError if torch cannot use GPUs."""
+    """Where a rank computes: the one GPU it was given and sees as the first, or the CPU. Raises
+    ConfigError if torch cannot use GPUs.
+    """
     if gpus == 0:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ConfigError(
-            f"learner.gpus_each={gpus:g} but torch {torch.__version__} finds no CUDA GPU here: install its CUDA build "
-            "(pip install .[gpu]), mend the driver (nvidia-smi), or set learner.gpus_each=0"
+            f"learner.gpus_each={gpus:g} but torch {torch.__version__} finds no CUDA GPU here:"
+            " install its CUDA build (pip install .[gpu]), mend the driver (nvidia-smi), or set"
+            " learner.gpus_each=0"
         )
     return torch.device("cuda", 0)
 
 
-def join_process_group(run_dir: Path, rank: int, world_size: int, *, device: torch.device, timeout_s: float) -> None:
-    """Joins this rank's process group; ranks meet through a file of the run, so no port is opened for it."""
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"  # offloaded gradients, and what is announced, are on the host
+def join_process_group(
+    run_dir: Path, rank: int, world_size: int, *, device: torch.device, timeout_s: float
+) -> None:
+    """Joins this rank's process group; ranks meet through a file of the run, so no port is opened
+    for it.
+    """
+    backend = (
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    )  # offloaded gradients, and what is announced, are on the host
     store = dist.FileStore(str(run_dir / RENDEZVOUS_FILE), world_size)  # type: ignore[attr-defined]
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_s))
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_s)
+    )
 
 
 class TrainingPool:
-    """The trainer on all ranks, as rank 0 sees it (`step`, `publish`, ...) and as the others do (`follow`)."""
+    """The trainer on all ranks, as rank 0 sees it (`step`, `publish`, ...) and as the others do
+    (`follow`).
+    """
 
     def __init__(self, make_trainer: Callable[[], Trainer], *, rank: int, world_size: int) -> None:
         self._make_trainer = make_trainer
@@ -80,27 +95,37 @@ class TrainingPool:
 
     async def step(self, groups: Sequence[Group], version: int) -> StepResult:
         """Trains one batch on all ranks: `version` becomes version + 1."""
-        result: StepResult = await self._in_thread(lambda: self._lead(Operation.STEP, version, encode(list(groups)), list(groups)))
+        result: StepResult = await self._in_thread(
+            lambda: self._lead(Operation.STEP, version, encode(list(groups)), list(groups))
+        )
         return result
 
     async def publish(self, version: int) -> Manifest:
         """Gathers the full weights and writes them into the shared block."""
-        manifest: Manifest = await self._in_thread(lambda: self._lead(Operation.PUBLISH, version, b"", None))
+        manifest: Manifest = await self._in_thread(
+            lambda: self._lead(Operation.PUBLISH, version, b"", None)
+        )
         return manifest
 
     async def logprobs(self, rows: Sequence[IntArray]) -> list[FloatArray]:
         """Log-probs of the probe rows under the current weights."""
-        result: list[FloatArray] = await self._in_thread(lambda: self._lead(Operation.LOGPROBS, 0, encode(list(rows)), list(rows)))
+        result: list[FloatArray] = await self._in_thread(
+            lambda: self._lead(Operation.LOGPROBS, 0, encode(list(rows)), list(rows))
+        )
         return result
 
     async def save(self, directory: Path, version: int) -> Future[None]:
         """Begins a checkpoint of all ranks; the result tells when it is complete."""
-        written: Future[None] = await self._in_thread(lambda: self._lead(Operation.SAVE, version, str(directory).encode(), directory))
+        written: Future[None] = await self._in_thread(
+            lambda: self._lead(Operation.SAVE, version, str(directory).encode(), directory)
+        )
         return written
 
     async def load(self, directory: Path) -> int:
         """Restores a checkpoint on all ranks; its version."""
-        version: int = await self._in_thread(lambda: self._lead(Operation.LOAD, 0, str(directory).encode(), directory))
+        version: int = await self._in_thread(
+            lambda: self._lead(Operation.LOAD, 0, str(directory).encode(), directory)
+        )
         return version
 
     async def enter_device(self) -> None:
@@ -158,7 +183,9 @@ class TrainingPool:
     def _follow(self) -> None:
         while True:
             operation, version, size = _broadcast(torch.zeros(3, dtype=torch.int64)).tolist()
-            payload = _broadcast(torch.zeros(size, dtype=torch.uint8)).numpy().tobytes() if size else b""
+            payload = (
+                _broadcast(torch.zeros(size, dtype=torch.uint8)).numpy().tobytes() if size else b""
+            )
             value: Any = None
             if operation == Operation.STEP:
                 value = decode(payload, list[Group])
@@ -177,7 +204,9 @@ class TrainingPool:
             case Operation.PUBLISH:
                 tensors = self._trainer.full_tensors()
                 if self._publisher is None:
-                    for _ in tensors:  # gathering is collective: every rank has to take part to the end
+                    for (
+                        _
+                    ) in tensors:  # gathering is collective: every rank has to take part to the end
                         pass
                     return None
                 return self._publisher.write(version, tensors)

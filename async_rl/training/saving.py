@@ -1,7 +1,7 @@
 """Rank 0's side of the checkpoints: when one is due, what is kept, and what the buffer may forget.
 
-The copy to memory holds the learner up, the writing does not. After each checkpoint the buffer deletes the trajectories that no kept
-checkpoint could need. Used by learner.py.
+The copy to memory holds the learner up, the writing does not. After each checkpoint the buffer
+deletes the trajectories that no kept checkpoint could need. Used by learner.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from async_rl.training.ranks import TrainingPool
 
 
 class Saver:
-    """Writes checkpoints in tasks of `group`, which ends if one cannot be written. clock: monotonic seconds."""
+    """Writes checkpoints in tasks of `group`, which ends if one cannot be written. clock: monotonic
+    seconds.
+    """
 
     def __init__(
         self,
@@ -35,7 +37,11 @@ class Saver:
         self._clock = clock
         self._saved_s = clock()
         self._writing: asyncio.Task[None] | None = None
-        self._mirror = Mirror(self._config.mirror, context.run_dir) if self._config.mirror is not None else None
+        self._mirror = (
+            Mirror(self._config.mirror, context.run_dir)
+            if self._config.mirror is not None
+            else None
+        )
 
     def is_due(self, version: int) -> bool:
         """Whether this version is to be saved, by steps or by time."""
@@ -53,7 +59,9 @@ class Saver:
         with self._context.activity("saving"):
             directory.parent.mkdir(exist_ok=True)
             written = await self._ranks.save(directory, version)
-        self._writing = self._group.create_task(self._complete(asyncio.wrap_future(written)), name=f"checkpoint {version}")
+        self._writing = self._group.create_task(
+            self._complete(asyncio.wrap_future(written)), name=f"checkpoint {version}"
+        )
 
     async def finish(self) -> None:
         """Returns once the checkpoint that is being written is complete."""

@@ -1,10 +1,13 @@
-"""The learner's side of placement=colocated: it takes the device from the generators, and gives it back.
+"""The learner's side of placement=colocated: it takes the device from the generators, and gives it
+back.
 
 takes: the directory of generators
-waits for: each that serves to rest, or to be gone; weights.rest_deadline_s at most, and for one that is new as long as an engine starts
+waits for: each that serves to rest, or to be gone; weights.rest_deadline_s at most, and for one
+that is new as long as an engine starts
 gives: orders to rest; the learner's time on the device, and off it
 woken by: an answer, a change of the directory
-Who may use the device is decided by `weights/turns.py`; a generator that does not rest in time is cut off and comes back.
+Who may use the device is decided by `weights/turns.py`; a generator that does not rest in time is
+cut off and comes back.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ class SharedDevice:
     def __init__(self, context: ProcessContext, cut_off: CutOff) -> None:
         self._context = context
         self._cut_off = cut_off
-        self._turns = Turns(time.time_ns())  # all lives of the learner are on one machine, one after another
+        self._turns = Turns(
+            time.time_ns()
+        )  # all lives of the learner are on one machine, one after another
         self._heard: set[Life] = set()
         self._answered = asyncio.Event()
         self._shares = _Shares()
@@ -46,7 +51,9 @@ class SharedDevice:
         return self._turns.phase is Phase.LEARNING
 
     async def take(self, enter: Callable[[], Awaitable[None]]) -> None:
-        """Returns once no generator uses the device and `enter` has moved the learner to it. No push may be under way."""
+        """Returns once no generator uses the device and `enter` has moved the learner to it. No
+        push may be under way.
+        """
         self._shares.begin(Phase.SWITCHING)
         with self._context.activity.waiting("the device: generators come to rest"):
             await self._context.directory.changed(-1)
@@ -68,7 +75,9 @@ class SharedDevice:
         self._shares.begin(Phase.GENERATING)
 
     def first_load_s(self, life: Life) -> float:
-        """Seconds beyond weights.deadline_s that a push to this life may take: the first one starts its engine."""
+        """Seconds beyond weights.deadline_s that a push to this life may take: the first one starts
+        its engine.
+        """
         is_new = life not in self._heard
         self._heard.add(life)
         return self._context.config.supervisor.start_timeout_s if is_new else 0.0
@@ -88,13 +97,21 @@ class SharedDevice:
 
     async def _tell(self, member: Member) -> None:
         life, weights = (member.name, member.pid), self._context.config.weights
-        deadline_s = weights.rest_deadline_s + (self._context.config.supervisor.start_timeout_s if life not in self._heard else 0.0)
+        deadline_s = weights.rest_deadline_s + (
+            self._context.config.supervisor.start_timeout_s if life not in self._heard else 0.0
+        )
         try:
-            await self._context.incarnation_of(member).call(Rest(turn=self.turn), timeout_s=deadline_s)
+            await self._context.incarnation_of(member).call(
+                Rest(turn=self.turn), timeout_s=deadline_s
+            )
         except DeadlineExceeded:
-            await self._cut_off({life}, f"it did not come to rest within {deadline_s:g} s (weights.rest_deadline_s)")
+            await self._cut_off(
+                {life}, f"it did not come to rest within {deadline_s:g} s (weights.rest_deadline_s)"
+            )
         except AsyncRLError as error:
-            await self._cut_off({life}, f"it could not come to rest: {type(error).__name__}: {error}")
+            await self._cut_off(
+                {life}, f"it could not come to rest: {type(error).__name__}: {error}"
+            )
         else:
             self._turns.rests(life)
         self._answered.set()

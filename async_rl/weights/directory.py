@@ -1,4 +1,5 @@
-"""The weights that lie in a model's directory, as a push of one version: what an engine without a learner is given.
+"""The weights that lie in a model's directory, as a push of one version: what an engine without a
+learner is given.
 
 Called by rollouts/standalone.py.
 """
@@ -18,7 +19,9 @@ from async_rl.weights.publisher import WeightPublisher, tensor_spec
 
 @contextmanager
 def published(path: Path, model: ModelConfig, version: int) -> Iterator[Manifest]:
-    """All parameters of the model, tied ones once, in memory that engines of this host map until the block ends."""
+    """All parameters of the model, tied ones once, in memory that engines of this host map until
+    the block ends.
+    """
     from transformers import AutoModelForCausalLM
 
     loaded = AutoModelForCausalLM.from_pretrained(
@@ -28,5 +31,7 @@ def published(path: Path, model: ModelConfig, version: int) -> Iterator[Manifest
         local_files_only=True,
     )
     parameters = dict(loaded.named_parameters())
-    with WeightPublisher([tensor_spec(name, tensor) for name, tensor in parameters.items()]) as publisher:
+    with WeightPublisher(
+        [tensor_spec(name, tensor) for name, tensor in parameters.items()]
+    ) as publisher:
         yield publisher.write(version, parameters.values())

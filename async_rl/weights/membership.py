@@ -1,14 +1,19 @@
-"""Which generator holds which version, and who loads together: the state machine behind every push. Pure: no clock, no socket.
+"""Which generator holds which version, and who loads together: the state machine behind every push.
+Pure: no clock, no socket.
 
-An epoch is one attempt of fixed members to load one version together: one member where each loads for itself (a shared block, a file),
-several where they share a communicator.  It ends when every member answered, left, or at the deadline.  It reads the learner's block until
-`release`: what was written to a file or sent needs the block no more.
-Invariants
-- Epochs are numbered and never reused; an answer to an epoch that ended, or of a life that is not in it, changes nothing.
-- Members join and leave between versions only: a joiner gets an epoch of its own, nobody who holds the version is asked again.
-- Who is silent at the deadline, or failed by itself, is cut off.  Who gave up an epoch that lost a member is tried again with the others;
-  who gave up one that lost nobody is tried again alone, and cut off if it gives up alone.  So repetitions have fewer members and end.
-- The version changes only while no epoch reads the block.  `close()` lets none begin, so a learner waits one deadline at most.
+An epoch is one attempt of fixed members to load one version together: one member where each loads
+for itself (a shared block, a file), several where they share a communicator.  It ends when every
+member answered, left, or at the deadline.  It reads the learner's block until `release`: what was
+written to a file or sent needs the block no more. Invariants
+- Epochs are numbered and never reused; an answer to an epoch that ended, or of a life that is not
+  in it, changes nothing.
+- Members join and leave between versions only: a joiner gets an epoch of its own, nobody who holds
+  the version is asked again.
+- Who is silent at the deadline, or failed by itself, is cut off.  Who gave up an epoch that lost a
+  member is tried again with the others; who gave up one that lost nobody is tried again alone, and
+  cut off if it gives up alone.  So repetitions have fewer members and end.
+- The version changes only while no epoch reads the block.  `close()` lets none begin, so a learner
+  waits one deadline at most.
 Driven by training/pushing.py, which owns the deadline and the calls.
 """
 
@@ -28,7 +33,8 @@ Life = tuple[str, int]
 class Answer(enum.Enum):
     """What a member says of an epoch.
 
-    GAVE_UP: it is alive, waited for others in vain, and does not serve what it began to load.  FAILED: what went wrong is its own.
+    GAVE_UP: it is alive, waited for others in vain, and does not serve what it began to load.
+    FAILED: what went wrong is its own.
     """
 
     LOADED = enum.auto()
@@ -38,7 +44,9 @@ class Answer(enum.Enum):
 
 @dataclass(slots=True, kw_only=True)
 class Epoch:
-    """One attempt. `members` never change; `missing` are those without an answer that are still there."""
+    """One attempt. `members` never change; `missing` are those without an answer that are still
+    there.
+    """
 
     number: int
     version: int
@@ -82,18 +90,27 @@ class WeightGroup:
         self._is_closed = True
 
     def publish(self, version: int) -> None:
-        """The version that everyone shall hold from now on. Raises WeightsError while somebody reads the block."""
+        """The version that everyone shall hold from now on. Raises WeightsError while somebody
+        reads the block.
+        """
         if not self.is_free:
-            raise WeightsError(f"version {version} cannot be published while {len(self._open)} loads of version {self.version} are open")
+            raise WeightsError(
+                f"version {version} cannot be published while {len(self._open)} loads of version"
+                f" {self.version} are open"
+            )
         self.version, self._is_closed = version, False
 
     def follow(self, present: Collection[Life]) -> set[Life]:
-        """Who serves now. Returns lives to be cut off, because an epoch ended when the last of those it waited for left."""
+        """Who serves now. Returns lives to be cut off, because an epoch ended when the last of
+        those it waited for left.
+        """
         present = set(present)
         self._cut_off &= present
         self._alone &= present
         self._present = present - self._cut_off
-        self._holds = {life: version for life, version in self._holds.items() if life in self._present}
+        self._holds = {
+            life: version for life, version in self._holds.items() if life in self._present
+        }
         ended: set[Life] = set()
         for epoch in list(self._open.values()):
             if gone := epoch.missing - self._present:
@@ -103,23 +120,34 @@ class WeightGroup:
         return ended
 
     def behind(self) -> set[Life]:
-        """Who should load the version and does not do so yet; nobody while a version is about to come."""
+        """Who should load the version and does not do so yet; nobody while a version is about to
+        come.
+        """
         if self._is_closed:
             return set()
         loading = {life for epoch in self._open.values() for life in epoch.members}
         return {life for life in self._present - loading if self._holds.get(life) != self.version}
 
     def next_party(self, together: Collection[Life]) -> set[Life]:
-        """Of those that are behind and load together, who shall do so now; nobody while others of them still load."""
+        """Of those that are behind and load together, who shall do so now; nobody while others of
+        them still load.
+        """
         together = set(together)
-        party = set() if any(epoch.members & together for epoch in self._open.values()) else self.behind() & together
+        party = (
+            set()
+            if any(epoch.members & together for epoch in self._open.values())
+            else self.behind() & together
+        )
         alone = party & self._alone
         return {min(alone)} if alone else party
 
     def begin(self, members: Collection[Life]) -> Epoch:
         """An epoch of some of those who are behind. Raises WeightsError for anybody else."""
         if not members or (others := set(members) - self.behind()):
-            raise WeightsError(f"an epoch of {sorted(members)} cannot begin: {sorted(others) if members else 'nobody'} is not to load")
+            raise WeightsError(
+                f"an epoch of {sorted(members)} cannot begin:"
+                f" {sorted(others) if members else 'nobody'} is not to load"
+            )
         self._num_epochs += 1
         epoch = Epoch(
             number=self._num_epochs,
@@ -164,7 +192,9 @@ class WeightGroup:
 
     def all_hold(self, version: int) -> bool:
         """At least one generator serves, and all that serve hold `version` or a later one."""
-        return bool(self._present) and all(self._holds.get(life, NO_VERSION) >= version for life in self._present)
+        return bool(self._present) and all(
+            self._holds.get(life, NO_VERSION) >= version for life in self._present
+        )
 
     def _end_if_complete(self, epoch: Epoch) -> set[Life]:
         if epoch.missing:

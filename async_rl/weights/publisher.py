@@ -1,7 +1,8 @@
-"""The learner's side of a push: all tensors of a version in one block that generators of this host map.
+"""The learner's side of a push: all tensors of a version in one block that generators of this host
+map.
 
-Invariant: the block is reused; a version may be written only when no generator still reads the one before (after `push` returned).
-Called by rank 0 of the learner.
+Invariant: the block is reused; a version may be written only when no generator still reads the one
+before (after `push` returned). Called by rank 0 of the learner.
 """
 
 from __future__ import annotations
@@ -30,14 +31,18 @@ class WeightPublisher:
         self._shared = SharedTensors(*layout(specs))
 
     def write(self, version: int, tensors: Iterable[torch.Tensor]) -> Manifest:
-        """Copies the tensors, in the order of the specs. Raises WeightsError if one does not fit its spec."""
+        """Copies the tensors, in the order of the specs. Raises WeightsError if one does not fit
+        its spec.
+        """
         return self._shared.write(version, self._checked(tensors))
 
     def _checked(self, tensors: Iterable[torch.Tensor]) -> Iterator[npt.NDArray[np.uint8]]:
         for index, tensor in enumerate(tensors):
             found = str(tensor.dtype).removeprefix("torch.")
             if index < len(self._dtypes) and found != self._dtypes[index]:
-                raise WeightsError(f"tensor {index} has dtype {found}, {self._dtypes[index]} was announced")
+                raise WeightsError(
+                    f"tensor {index} has dtype {found}, {self._dtypes[index]} was announced"
+                )
             yield tensor_bytes(tensor)
 
     def close(self) -> None:

@@ -21,9 +21,11 @@ class Caller(Protocol):
 
 
 class Route:
-    """The way of the weights to one life of a generator: the shared block where that can be opened, else the file.
+    """The way of the weights to one life of a generator: the shared block where that can be opened,
+    else the file.
 
-    transfer: as weights.transfer.  Only an attempt shows whether the block can be opened: addresses do not tell who shares memory.
+    transfer: as weights.transfer.  Only an attempt shows whether the block can be opened: addresses
+    do not tell who shares memory.
     """
 
     def __init__(self, transfer: str, file: Callable[[Manifest], Awaitable[str]]) -> None:
@@ -40,7 +42,8 @@ class Route:
         timeout_s: float,
         written: Callable[[], None],
     ) -> LoadReport:
-        """Returns once the generator writes with the version. written: called when the file is there, so that the block is not needed.
+        """Returns once the generator writes with the version. written: called when the file is
+        there, so that the block is not needed.
 
         Raises what the call raises, WeightsError if another version was loaded.
         """
@@ -49,21 +52,35 @@ class Route:
             url = await self._file(manifest)
             written()
         try:
-            return await _load(caller, LoadWeights(manifest=manifest, url=url, turn=turn), timeout_s)
+            return await _load(
+                caller, LoadWeights(manifest=manifest, url=url, turn=turn), timeout_s
+            )
         except BlockUnreachable:
             if self.by_file or not self._falls_back:
                 raise
             self.by_file = True
-            return await self.load(manifest, caller, turn=turn, timeout_s=timeout_s, written=written)
+            return await self.load(
+                manifest, caller, turn=turn, timeout_s=timeout_s, written=written
+            )
 
 
-async def receive(manifest: Manifest, source: Source, caller: Caller, *, turn: int = 0, timeout_s: float) -> LoadReport:
-    """Returns once the generator writes with the version from there. Raises as `Route.load`, GroupBroken if a broadcast lost others."""
-    return await _load(caller, ReceiveWeights(manifest=manifest, source=source, turn=turn), timeout_s)
+async def receive(
+    manifest: Manifest, source: Source, caller: Caller, *, turn: int = 0, timeout_s: float
+) -> LoadReport:
+    """Returns once the generator writes with the version from there. Raises as `Route.load`,
+    GroupBroken if a broadcast lost others.
+    """
+    return await _load(
+        caller, ReceiveWeights(manifest=manifest, source=source, turn=turn), timeout_s
+    )
 
 
-async def _load(caller: Caller, request: LoadWeights | ReceiveWeights, timeout_s: float) -> LoadReport:
+async def _load(
+    caller: Caller, request: LoadWeights | ReceiveWeights, timeout_s: float
+) -> LoadReport:
     report: LoadReport = await caller.call(request, timeout_s=timeout_s)
     if report.version != request.manifest.version:
-        raise WeightsError(f"it loaded version {report.version} instead of {request.manifest.version}")
+        raise WeightsError(
+            f"it loaded version {report.version} instead of {request.manifest.version}"
+        )
     return report

@@ -1,4 +1,6 @@
-"""A version of the weights as torch tensors, out of the learner's block or out of a broadcast. Used by both engines."""
+"""A version of the weights as torch tensors, out of the learner's block or out of a broadcast. Used
+by both engines.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +21,20 @@ Tensors = Iterator[tuple[str, torch.Tensor]]
 
 
 def tensor_views(reader: SharedTensorsReader) -> Tensors:
-    """Each tensor with its name; valid until the reader is closed. Raises WeightsError if shape or dtype do not fit."""
+    """Each tensor with its name; valid until the reader is closed. Raises WeightsError if shape or
+    dtype do not fit.
+    """
     for entry, data in reader.tensors():
         yield entry.name, tensor_of(entry, torch.from_numpy(data))
 
 
 @contextmanager
 def weights_from(manifest: Manifest, seat: Seat | None, receiver: Receiver) -> Iterator[Tensors]:
-    """Each tensor with its name, to be read to the end; on leaving it is known that they were those of the manifest.
+    """Each tensor with its name, to be read to the end; on leaving it is known that they were those
+    of the manifest.
 
-    seat: None = the shared block.  Raises WeightsError, GroupBroken if the broadcast came to no end.
+    seat: None = the shared block.  Raises WeightsError, GroupBroken if the broadcast came to no
+    end.
     """
     if seat is not None:
         with receiver.receiving(manifest, seat) as tensors:
@@ -47,7 +53,8 @@ def verify_block(manifest: Manifest) -> None:
 
 
 class Receiver:
-    """One receiving rank of a generator: keeps its communicator, and a buffer, from one version to the next.
+    """One receiving rank of a generator: keeps its communicator, and a buffer, from one version to
+    the next.
 
     rank: among the ranks of this generator; device: where the engine holds the model.
     """
@@ -67,7 +74,9 @@ class Receiver:
 
     @contextmanager
     def receiving(self, manifest: Manifest, seat: Seat) -> Iterator[Tensors]:
-        """As weights_from. Unless all tensors were received, the communicator is left, so that the other ranks hear of it."""
+        """As weights_from. Unless all tensors were received, the communicator is left, so that the
+        other ranks hear of it.
+        """
         with self._one_at_a_time:
             pieces = buckets(manifest, seat.bucket_bytes)
             checksums: list[int] = []
@@ -76,7 +85,10 @@ class Receiver:
                 yield self._received(pieces, seat, checksums)
                 is_whole = len(checksums) == len(pieces)
                 if (found := sum(checksums) % 2**64) != manifest.checksum:
-                    raise WeightsError(f"checksum of version {manifest.version} as received is {found}, announced {manifest.checksum}")
+                    raise WeightsError(
+                        f"checksum of version {manifest.version} as received is {found}, announced"
+                        f" {manifest.checksum}"
+                    )
             finally:
                 if not is_whole:
                     self._leave()

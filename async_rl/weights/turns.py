@@ -1,14 +1,18 @@
-"""Whose turn a shared device is, with placement=colocated: the state machine behind every switch. Pure: no clock, no socket.
+"""Whose turn a shared device is, with placement=colocated: the state machine behind every switch.
+Pure: no clock, no socket.
 
-A turn of the learner: it asks, every generator that serves comes to rest, it takes the device, steps, publishes, gives the device back;
-generators are woken by the push of its weights, one by one, and write until the next turn is asked for.
-Invariants
-- The learner holds the device only while every generator that could use it has said, in this turn, that it rests.  A process that starts
-  touches the device when a push wakes it, not before; so one that joins during a turn rests already.
-- Turns are numbered, over all lives of the learner, in the order of time.  A generator obeys no order of an earlier turn than it has heard
-  of, so what a dead learner said cannot wake anybody under its successor.
+A turn of the learner: it asks, every generator that serves comes to rest, it takes the device,
+steps, publishes, gives the device back; generators are woken by the push of its weights, one by
+one, and write until the next turn is asked for. Invariants
+- The learner holds the device only while every generator that could use it has said, in this turn,
+  that it rests.  A process that starts touches the device when a push wakes it, not before; so one
+  that joins during a turn rests already.
+- Turns are numbered, over all lives of the learner, in the order of time.  A generator obeys no
+  order of an earlier turn than it has heard of, so what a dead learner said cannot wake anybody
+  under its successor.
 - Nothing here survives the learner: its next life asks first, whatever there was.
-Driven by training/shared_device.py (learner) and rollouts/resting.py (generator); who loads what is decided by weights/membership.py.
+Driven by training/shared_device.py (learner) and rollouts/resting.py (generator); who loads what is
+decided by weights/membership.py.
 """
 
 from __future__ import annotations
@@ -29,7 +33,9 @@ class Phase(enum.Enum):
 
 
 class Turns:
-    """One life of the learner. number: of the newest turn; a later life must begin above all numbers of an earlier one."""
+    """One life of the learner. number: of the newest turn; a later life must begin above all
+    numbers of an earlier one.
+    """
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -71,7 +77,9 @@ class Turns:
         """The device is the learner's. Raises WeightsError while a generator may use it."""
         self._require(Phase.SWITCHING, "taken")
         if not self.is_clear:
-            raise WeightsError(f"the device cannot be taken while {sorted(self._present - self._rest)} may use it")
+            raise WeightsError(
+                f"the device cannot be taken while {sorted(self._present - self._rest)} may use it"
+            )
         self.phase = Phase.LEARNING
 
     def give(self) -> None:
@@ -85,13 +93,20 @@ class Turns:
 
 
 class Orders:
-    """What one generator has been told: later turns overrule earlier ones, never the other way round."""
+    """What one generator has been told: later turns overrule earlier ones, never the other way
+    round.
+    """
 
     def __init__(self) -> None:
         self._newest = 0
 
     def accept(self, turn: int) -> None:
-        """Raises WeightsError for an order of an earlier turn than one heard of: its learner is gone."""
+        """Raises WeightsError for an order of an earlier turn than one heard of: its learner is
+        gone.
+        """
         if turn < self._newest:
-            raise WeightsError(f"an order of turn {turn} came after one of turn {self._newest}; it is of a learner that is gone")
+            raise WeightsError(
+                f"an order of turn {turn} came after one of turn {self._newest}; it is of a learner"
+                " that is gone"
+            )
         self._newest = turn

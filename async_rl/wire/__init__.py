@@ -1,1 +1,3 @@
-"""What crosses between processes: keys, requests and replies, and memory that processes of one host share."""
+"""What crosses between processes: keys, requests and replies, and memory that processes of one host
+share.
+"""

@@ -1,7 +1,9 @@
-"""The secrets of one run: a CURVE key pair for its servers, one for its clients, and a bearer token for HTTP.
+"""The secrets of one run: a CURVE key pair for its servers, one for its clients, and a bearer token
+for HTTP.
 
-They are made at launch, kept in `<run>/keys/` readable by the owner only, and never sent.  A socket accepts a peer only if it holds
-the run's client key, so two runs on one machine cannot talk to each other by mistake either.
+They are made at launch, kept in `<run>/keys/` readable by the owner only, and never sent.  A socket
+accepts a peer only if it holds the run's client key, so two runs on one machine cannot talk to each
+other by mistake either.
 """
 
 from __future__ import annotations

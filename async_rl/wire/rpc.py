@@ -1,11 +1,13 @@
-"""Requests and replies over ZeroMQ: ROUTER servers, DEALER clients, CURVE on both, typed MessagePack inside.
+"""Requests and replies over ZeroMQ: ROUTER servers, DEALER clients, CURVE on both, typed
+MessagePack inside.
 
-Frames: [request id (8 bytes), payload].  The payload of a request is one message of the server's handler table, the payload of a reply is
-the request's `Reply` or a `Failure`.
-Invariants
+Frames: [request id (8 bytes), payload].  The payload of a request is one message of the server's
+handler table, the payload of a reply is the request's `Reply` or a `Failure`. Invariants
 - Every call has a deadline.  A reply that arrives after it is dropped.
-- A handler that raises an AsyncRLError answers with Failure and the caller gets the same class; any other exception ends the process.
-- Handlers of one server run concurrently, at most `max_concurrent` of them; beyond that the socket is not read (back-pressure).
+- A handler that raises an AsyncRLError answers with Failure and the caller gets the same class; any
+  other exception ends the process.
+- Handlers of one server run concurrently, at most `max_concurrent` of them; beyond that the socket
+  is not read (back-pressure).
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ def _configure(socket: zmq.asyncio.Socket) -> None:
 
 
 class RpcServer:
-    """Answers the messages of `handlers`. Use as a context manager around `serve()`, which runs until cancelled."""
+    """Answers the messages of `handlers`. Use as a context manager around `serve()`, which runs
+    until cancelled.
+    """
 
     def __init__(
         self,
@@ -69,7 +73,9 @@ class RpcServer:
         self._context = zmq.asyncio.Context()
         self._authenticator = AsyncioAuthenticator(self._context)
         self._authenticator.start()
-        self._authenticator.configure_curve_callback(domain="*", credentials_provider=_OnlyClient(keys.client_public))
+        self._authenticator.configure_curve_callback(
+            domain="*", credentials_provider=_OnlyClient(keys.client_public)
+        )
         self._socket = self._context.socket(zmq.ROUTER)
         _configure(self._socket)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
@@ -80,8 +86,13 @@ class RpcServer:
             self._socket.bind(f"tcp://{host}:{port or '*'}")
         except zmq.ZMQError as error:
             self.close()
-            raise Unavailable(f"cannot bind tcp://{host}:{port}: {error.strerror}; choose another port or 0 for a free one") from error
-        self.address = cast(bytes, self._socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
+            raise Unavailable(
+                f"cannot bind tcp://{host}:{port}: {error.strerror}; choose another port or 0 for a"
+                " free one"
+            ) from error
+        self.address = (
+            cast(bytes, self._socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
+        )
 
     async def serve(self) -> None:
         """Reads requests and runs their handlers until cancelled."""
@@ -133,8 +144,12 @@ def _raise(failure: Failure, address: str) -> None:
 class RpcClient:
     """Calls one server. Use as an async context manager; calls may overlap."""
 
-    def __init__(self, address: str, keys: Keys, *, context: zmq.asyncio.Context | None = None) -> None:
-        """context: one that many clients of a process share and that outlives them; None = one of its own."""
+    def __init__(
+        self, address: str, keys: Keys, *, context: zmq.asyncio.Context | None = None
+    ) -> None:
+        """context: one that many clients of a process share and that outlives them; None = one of
+        its own.
+        """
         self.address = address
         self._is_own = context is None
         self._context = context or zmq.asyncio.Context()
@@ -149,7 +164,9 @@ class RpcClient:
         self._receiver: asyncio.Task[None] | None = None
 
     async def call(self, request: Message, *, timeout_s: float) -> Any:
-        """Sends the request and returns its reply. Raises DeadlineExceeded after timeout_s, or what the handler raised."""
+        """Sends the request and returns its reply. Raises DeadlineExceeded after timeout_s, or what
+        the handler raised.
+        """
         request_id = next(self._ids).to_bytes(8, "big")
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._pending[request_id] = future
@@ -158,7 +175,9 @@ class RpcClient:
                 await self._socket.send_multipart([request_id, encode(request)])
                 payload = await future
         except TimeoutError as error:
-            raise DeadlineExceeded(f"{self.address} did not answer {type(request).__name__} within {timeout_s:g} s") from error
+            raise DeadlineExceeded(
+                f"{self.address} did not answer {type(request).__name__} within {timeout_s:g} s"
+            ) from error
         finally:
             del self._pending[request_id]
         expected: Any = request.Reply  # type: ignore[attr-defined]
@@ -184,7 +203,9 @@ class RpcClient:
         self._receiver = asyncio.create_task(self._receive(), name=f"replies of {self.address}")
 
     async def close(self, *, linger_ms: int = _LINGER_MS) -> None:
-        """Ends the reader and fails the calls that still wait. linger_ms: how long requests that are not sent yet may still leave."""
+        """Ends the reader and fails the calls that still wait. linger_ms: how long requests that
+        are not sent yet may still leave.
+        """
         if self._receiver is not None:
             self._receiver.cancel()
             await asyncio.wait([self._receiver])

@@ -1,6 +1,8 @@
-"""From `launcher=` to the launcher: the one place that knows all of them, and what each needs of this machine.
+"""From `launcher=` to the launcher: the one place that knows all of them, and what each needs of
+this machine.
 
-Called by the command line (before a launch, by doctor) and by the batch step of launcher=slurm. Ray is imported only where it is asked for.
+Called by the command line (before a launch, by doctor) and by the batch step of launcher=slurm. Ray
+is imported only where it is asked for.
 """
 
 from __future__ import annotations
@@ -37,17 +39,29 @@ def launcher_problems(config: RunConfig) -> Iterator[str]:
     match config.launcher:
         case "ray":
             if importlib.util.find_spec("ray") is None:
-                yield "launcher=ray: the package ray is not installed here; pip install ray, on every node"
+                yield (
+                    "launcher=ray: the package ray is not installed here; pip install ray, on every"
+                    " node"
+                )
             host, _, port = config.ray.address.rpartition(":")
             if port.isdigit() and (problem := cannot_reach(host, int(port))):
-                yield f"ray.address={config.ray.address}: nobody answers there ({problem}); give HOST:PORT of the cluster's head"
+                yield (
+                    f"ray.address={config.ray.address}: nobody answers there ({problem}); give"
+                    " HOST:PORT of the cluster's head"
+                )
         case "slurm":
             if not is_inside_job() and shutil.which("sbatch") is None:
-                yield "launcher=slurm: there is no sbatch here; launch from a machine that submits jobs"
+                yield (
+                    "launcher=slurm: there is no sbatch here; launch from a machine that submits"
+                    " jobs"
+                )
             elif shutil.which("srun") is None:
                 yield "launcher=slurm: there is no srun here; install Slurm's commands"
             elif not is_inside_job() and (problem := refusal(config)):
-                yield f"launcher=slurm: sbatch --test-only refuses the job: {problem}; correct slurm.* and cluster.*"
+                yield (
+                    f"launcher=slurm: sbatch --test-only refuses the job: {problem}; correct"
+                    " slurm.* and cluster.*"
+                )
 
 
 def cannot_reach(host: str, port: int) -> str | None:

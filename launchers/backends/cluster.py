@@ -1,4 +1,5 @@
-"""What a process spec becomes where the cluster, not this machine, says on which cores and GPUs it runs.
+"""What a process spec becomes where the cluster, not this machine, says on which cores and GPUs it
+runs.
 
 Used by both launchers of clusters, and by `--dry-run` to show it. Pure.
 """
@@ -30,14 +31,20 @@ def needs(config: RunConfig, spec: ProcessSpec) -> str:
     is_bound = spec.role == "generator" and config.launcher == "ray"
     resource = config_of(config, pool_of(spec.name)).ray.generator_resource if is_bound else None
     gpus = f", {spec.gpus:g} GPU" if spec.gpus else ""
-    return f"room on the cluster: {cluster_cpus(config, spec)} CPU{gpus}" + (f", {resource} 1" if resource is not None else "")
+    return f"room on the cluster: {cluster_cpus(config, spec)} CPU{gpus}" + (
+        f", {resource} 1" if resource is not None else ""
+    )
 
 
 def on_cluster(config: RunConfig, spec: ProcessSpec) -> ProcessSpec:
-    """The spec without cores and GPUs of this machine: Ray and Slurm set what a process may use; threads follow from its CPUs."""
+    """The spec without cores and GPUs of this machine: Ray and Slurm set what a process may use;
+    threads follow from its CPUs.
+    """
     is_heavy = spec.role in ("generator", "learner")
     env = {name: value for name, value in spec.env.items() if name != "CUDA_VISIBLE_DEVICES"}
     if spec.gpus == 0:
-        env["CUDA_VISIBLE_DEVICES"] = ""  # neither hides those of the node from a process that asked for none
+        env["CUDA_VISIBLE_DEVICES"] = (
+            ""  # neither hides those of the node from a process that asked for none
+        )
     env["OMP_NUM_THREADS"] = str(cluster_cpus(config, spec) if is_heavy else 1)
     return dataclasses.replace(spec, cores=(), env=env)

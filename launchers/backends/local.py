@@ -1,7 +1,8 @@
 """Runs every process of a run as a child of the supervisor on this machine.
 
-Each child leads its own session, so that Ctrl-C in the terminal reaches only the supervisor, and one signal to the group ends whatever the
-child has started.  A child asks the kernel to be killed when its parent dies (`runtime/main.py`), so no exit path leaves orphans.
+Each child leads its own session, so that Ctrl-C in the terminal reaches only the supervisor, and
+one signal to the group ends whatever the child has started.  A child asks the kernel to be killed
+when its parent dies (`runtime/main.py`), so no exit path leaves orphans.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ def child_command(spec: ProcessSpec, run_dir: Path, *, parent_pid: int) -> list[
 
 
 def child_env(spec: ProcessSpec, own: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the process: `own`, and what the spec asks for, its n-th GPU being the n-th that `own` lets us use."""
+    """The environment of the process: `own`, and what the spec asks for, its n-th GPU being the
+    n-th that `own` lets us use.
+    """
     env = {**own, **spec.env}
     if asked := spec.env.get("CUDA_VISIBLE_DEVICES"):
         names = gpu_names(own)

@@ -1,8 +1,11 @@
-"""A directory for what was sent to a node along with one process: only its owner can read it, and it goes when whoever made it ends.
+"""A directory for what was sent to a node along with one process: only its owner can read it, and
+it goes when whoever made it ends.
 
 Invariants
-- Its maker holds a lock on it.  A shell that is nobody's child removes it once the maker has ended, however that came.
-- What is left of a node that went down is removed by the next who makes a directory there: nobody holds its lock.
+- Its maker holds a lock on it.  A shell that is nobody's child removes it once the maker has ended,
+  however that came.
+- What is left of a node that went down is removed by the next who makes a directory there: nobody
+  holds its lock.
 Used by the actors of ray_launcher.py.
 """
 
@@ -19,11 +22,14 @@ from pathlib import Path
 _PREFIX = "async_rl-"
 _LOCK = ".held"
 _REMOVE = 'exec 3<&0; (read -r _ <&3; rm -rf -- "$0"; sleep 1; rm -rf -- "$0") &'
-"""Standard input ends with the maker; the second time is for what its dying child wrote meanwhile."""
+"""Standard input ends with the maker; the second time is for what its dying child wrote meanwhile.
+"""
 
 
 class NodeDirectory:
-    """One directory below the node's temporary one; `path` is where. Made and filled by one process, which calls `remove` if it can."""
+    """One directory below the node's temporary one; `path` is where. Made and filled by one
+    process, which calls `remove` if it can.
+    """
 
     def __init__(self, label: str) -> None:
         sweep(Path(tempfile.gettempdir()))

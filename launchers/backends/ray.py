@@ -1,11 +1,16 @@
-"""Runs every process of a run as an actor of a Ray cluster: an existing one, or one of its own on this machine.
+"""Runs every process of a run as an actor of a Ray cluster: an existing one, or one of its own on
+this machine.
 
 Invariants
-- An actor starts its process as a child on its node and lives as long as that; it dies with the supervisor, its child dies with it.
-- Buffer and learner run on the supervisor's node, where store and checkpoints are, unless cluster.shared_run_dir says that every node has
-  the run's directory.  Any other process gets what it needs (configuration, keys, the supervisor's address, the embedded model) with its
-  actor, in a directory that goes with the actor (node_directory.py), and its logs come back as they are written.
-- An actor that waits for resources waits as long as it takes (an autoscaling cluster brings them); `pid` is 0 meanwhile.
+- An actor starts its process as a child on its node and lives as long as that; it dies with the
+  supervisor, its child dies with it.
+- Buffer and learner run on the supervisor's node, where store and checkpoints are, unless
+  cluster.shared_run_dir says that every node has the run's directory.  Any other process gets what
+  it needs (configuration, keys, the supervisor's address, the embedded model) with its actor, in a
+  directory that goes with the actor (node_directory.py), and its logs come back as they are
+  written.
+- An actor that waits for resources waits as long as it takes (an autoscaling cluster brings them);
+  `pid` is 0 meanwhile.
 The only file that imports ray. Docs: docs/cluster.md.
 """
 
@@ -48,9 +53,13 @@ _HERE = ("buffer", "learner")
 
 
 class NodeProcess:
-    """The actor: one process of the run, on the node where Ray has put it. files: what to unpack; none = the directory is there."""
+    """The actor: one process of the run, on the node where Ray has put it. files: what to unpack;
+    none = the directory is there.
+    """
 
-    def __init__(self, spec: ProcessSpec, run_dir: str, files: dict[str, bytes], model: dict[str, bytes]) -> None:
+    def __init__(
+        self, spec: ProcessSpec, run_dir: str, files: dict[str, bytes], model: dict[str, bytes]
+    ) -> None:
         self._spec = spec
         self._files = files
         self._model = model
@@ -105,7 +114,9 @@ class NodeProcess:
             self._sent.write(name, data)
         control = load_control(self._run_dir)
         (self._run_dir / "control.json").write_bytes(
-            msgspec.json.encode(msgspec.structs.replace(control, model_path=str(self._model_path(control))))
+            msgspec.json.encode(
+                msgspec.structs.replace(control, model_path=str(self._model_path(control)))
+            )
         )
 
     def _model_path(self, control: Control) -> Path:
@@ -121,9 +132,13 @@ class NodeProcess:
 
 
 class RayProcess:
-    """An actor as the supervisor sees it. keep: takes what the process adds to its logs; None = it writes them into the run itself."""
+    """An actor as the supervisor sees it. keep: takes what the process adds to its logs; None = it
+    writes them into the run itself.
+    """
 
-    def __init__(self, name: str, actor: Any, keep: Callable[[str, bytes], None] | None, *, waits_for: str) -> None:
+    def __init__(
+        self, name: str, actor: Any, keep: Callable[[str, bytes], None] | None, *, waits_for: str
+    ) -> None:
         self.pid = 0
         self.waits_for = waits_for
         self.why = ""
@@ -163,7 +178,9 @@ class RayProcess:
     async def close(self) -> None:
         """Ends whatever is left."""
         self.kill()
-        await asyncio.gather(self._life, *([self._killing] if self._killing else []), return_exceptions=True)
+        await asyncio.gather(
+            self._life, *([self._killing] if self._killing else []), return_exceptions=True
+        )
 
     async def _live(self) -> None:
         code = -signal.SIGKILL
@@ -218,7 +235,8 @@ class RayLauncher:
 
     async def open(self) -> str:
         """Connects to the cluster. Raises ConfigError if there is none at `ray.address`."""
-        # Not in the main thread: there Ray would take SIGTERM, which ends the run in order, for itself.
+        # Not in the main thread: there Ray would take SIGTERM, which ends the run in order, for
+        # itself.
         await asyncio.to_thread(self._connect)
         self._node_id = ray.get_runtime_context().get_node_id()
         self._host = str(ray.util.get_node_ip_address())
@@ -238,13 +256,21 @@ class RayLauncher:
         """Asks the cluster for an actor. Raises InfrastructureError if the cluster is gone."""
         is_here = self._config.cluster.shared_run_dir or spec.role in _HERE
         try:
-            files = {} if is_here else {name: (self._run_dir / name).read_bytes() for name in _SHIPPED}
+            files = (
+                {} if is_here else {name: (self._run_dir / name).read_bytes() for name in _SHIPPED}
+            )
             model = {} if is_here else self._shipped_model()
-            make = ray.remote(NodeProcess).options(name=f"{spec.name} {self._num_started}", max_restarts=0, **self._place(spec))
+            make = ray.remote(NodeProcess).options(
+                name=f"{spec.name} {self._num_started}", max_restarts=0, **self._place(spec)
+            )
             actor = make.remote(on_cluster(self._config, spec), str(self._run_dir), files, model)
         except (RayError, OSError, ValueError, ConnectionError) as error:
-            raise InfrastructureError(f"{spec.name} cannot be given to the Ray cluster: {error}") from error
-        process = RayProcess(spec.name, actor, None if is_here else self._keep, waits_for=needs(self._config, spec))
+            raise InfrastructureError(
+                f"{spec.name} cannot be given to the Ray cluster: {error}"
+            ) from error
+        process = RayProcess(
+            spec.name, actor, None if is_here else self._keep, waits_for=needs(self._config, spec)
+        )
         self._started = [*(one for one in self._started if not one.is_over), process]
         self._num_started += 1
         return process
@@ -257,7 +283,11 @@ class RayLauncher:
         }
         try:
             if not self._is_own:
-                with contextlib.suppress(ConnectionError) if self._config.ray.address == "auto" else contextlib.nullcontext():
+                with (
+                    contextlib.suppress(ConnectionError)
+                    if self._config.ray.address == "auto"
+                    else contextlib.nullcontext()
+                ):
                     ray.init(address=self._config.ray.address, **common)
                     return
                 self._is_own = True
@@ -270,15 +300,18 @@ class RayLauncher:
         except (RayError, OSError, ValueError, RuntimeError) as error:
             reason = str(error).strip().splitlines()[0]
             raise ConfigError(
-                f"ray.address={self._config.ray.address}: no Ray cluster to connect to ({reason}); start one with ray start --head, give "
-                "its HOST:PORT from a machine that belongs to it, or ray.address=local for one of the run's own"
+                f"ray.address={self._config.ray.address}: no Ray cluster to connect to ({reason});"
+                " start one with ray start --head, give its HOST:PORT from a machine that belongs"
+                " to it, or ray.address=local for one of the run's own"
             ) from error
 
     def _place(self, spec: ProcessSpec) -> dict[str, Any]:
         """Options of the actor: what it takes and where."""
         options = actor_options(self._config, spec, is_own_cluster=self._is_own)
         where: dict[str, Any] = {"supervisor_host": self._host, "is_own_cluster": self._is_own}
-        if spec.role == "learner" or (spec.role == "generator" and self._config.placement == "colocated"):
+        if spec.role == "learner" or (
+            spec.role == "generator" and self._config.placement == "colocated"
+        ):
             owner, bundles = "learner", learner_bundles(self._config, **where)
         else:
             owner, bundles = (
@@ -287,21 +320,35 @@ class RayLauncher:
             )
         if bundles:
             if owner not in self._groups:  # it outlives restarts: nobody takes the place meanwhile
-                self._groups[owner] = placement_group(bundles, strategy=self._config.ray.learner.upper())
-            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(self._groups[owner], spec.rank if owner == spec.role else 0)
+                self._groups[owner] = placement_group(
+                    bundles, strategy=self._config.ray.learner.upper()
+                )
+            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+                self._groups[owner], spec.rank if owner == spec.role else 0
+            )
         elif spec.role == "buffer":
-            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(self._node_id, soft=False)
-        elif spec.role == "verifier":  # elsewhere only if there is no room here: it might take the place of a generator
-            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(self._node_id, soft=True, _spill_on_unavailable=True)
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(
+                self._node_id, soft=False
+            )
+        elif (
+            spec.role == "verifier"
+        ):  # elsewhere only if there is no room here: it might take the place of a generator
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(
+                self._node_id, soft=True, _spill_on_unavailable=True
+            )
         return options
 
     def _shipped_model(self) -> Any:
-        """The embedded model's files, once for all actors; a model with a path is on every node, or comes from the hub."""
+        """The embedded model's files, once for all actors; a model with a path is on every node, or
+        comes from the hub.
+        """
         if self._config.model.path is not None:
             return {}
         if self._model is None:
             directory = Path(load_control(self._run_dir).model_path)
-            self._model = ray.put({path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()})
+            self._model = ray.put(
+                {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
+            )
         return self._model
 
     def _keep(self, file_name: str, data: bytes) -> None:

@@ -1,7 +1,8 @@
-"""What a process takes of a Ray cluster, and which places are kept for it. Pure: knows Ray's options, imports nothing of it.
+"""What a process takes of a Ray cluster, and which places are kept for it. Pure: knows Ray's
+options, imports nothing of it.
 
-Invariant: buffer and learner have placement groups of their own, which stay theirs from one life to the next; no other process has.
-Used by ray_launcher.py.
+Invariant: buffer and learner have placement groups of their own, which stay theirs from one life to
+the next; no other process has. Used by ray_launcher.py.
 """
 
 from __future__ import annotations
@@ -15,8 +16,14 @@ from async_rl.planning.topology import ProcessSpec
 
 
 def actor_options(config: RunConfig, spec: ProcessSpec, *, is_own_cluster: bool) -> dict[str, Any]:
-    """What a process takes of its node, and how nodes are chosen. A cluster of the run's own has to do, however many CPUs it has."""
-    resource = config_of(config, pool_of(spec.name)).ray.generator_resource if spec.role == "generator" else None
+    """What a process takes of its node, and how nodes are chosen. A cluster of the run's own has to
+    do, however many CPUs it has.
+    """
+    resource = (
+        config_of(config, pool_of(spec.name)).ray.generator_resource
+        if spec.role == "generator"
+        else None
+    )
     return {
         "num_cpus": 0 if is_own_cluster else cluster_cpus(config, spec),
         "num_gpus": spec.gpus,
@@ -25,12 +32,18 @@ def actor_options(config: RunConfig, spec: ProcessSpec, *, is_own_cluster: bool)
     }
 
 
-def learner_bundles(config: RunConfig, *, supervisor_host: str, is_own_cluster: bool) -> list[dict[str, float]]:
-    """What each rank of the learner takes, on the supervisor's node unless the run's directory is on all; empty if it takes nothing.
+def learner_bundles(
+    config: RunConfig, *, supervisor_host: str, is_own_cluster: bool
+) -> list[dict[str, float]]:
+    """What each rank of the learner takes, on the supervisor's node unless the run's directory is
+    on all; empty if it takes nothing.
 
-    With placement=colocated the first has room for the generators too: shares of a GPU in one bundle are of the same GPU.
+    With placement=colocated the first has room for the generators too: shares of a GPU in one
+    bundle are of the same GPU.
     """
-    cpus, generator_cpus = (0, 0) if is_own_cluster else (config.cluster.learner_cpus, config.cluster.generator_cpus)
+    cpus, generator_cpus = (
+        (0, 0) if is_own_cluster else (config.cluster.learner_cpus, config.cluster.generator_cpus)
+    )
     bundle = {"CPU": float(cpus), "GPU": config.learner.gpus_each}
     if not config.cluster.shared_run_dir and not is_own_cluster:
         bundle[f"node:{supervisor_host}"] = 0.001  # every node offers 1 of its address
@@ -42,6 +55,14 @@ def learner_bundles(config: RunConfig, *, supervisor_host: str, is_own_cluster: 
     return bundles if all(bundles) else []
 
 
-def buffer_bundles(config: RunConfig, *, supervisor_host: str, is_own_cluster: bool) -> list[dict[str, float]]:
-    """What the buffer takes, always on the supervisor's node; in a cluster of the run's own nothing is counted."""
-    return [] if is_own_cluster else [{"CPU": float(config.cluster.buffer_cpus), f"node:{supervisor_host}": 0.001}]
+def buffer_bundles(
+    config: RunConfig, *, supervisor_host: str, is_own_cluster: bool
+) -> list[dict[str, float]]:
+    """What the buffer takes, always on the supervisor's node; in a cluster of the run's own nothing
+    is counted.
+    """
+    return (
+        []
+        if is_own_cluster
+        else [{"CPU": float(config.cluster.buffer_cpus), f"node:{supervisor_host}": 0.001}]
+    )

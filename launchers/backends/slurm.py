@@ -1,12 +1,15 @@
-"""Runs a run as one job of Slurm: its supervisor in the batch step, every other process in a step of its own that `srun` starts.
+"""Runs a run as one job of Slurm: its supervisor in the batch step, every other process in a step
+of its own that `srun` starts.
 
 Invariants
-- The job is an allocation and no more: a restart, and a process that joins later, is another `srun` in it. A step that finds no free CPUs
-  waits for them, as Slurm does anyway.
-- Steps end with the supervisor: `srun` dies with it, Slurm ends the job with its batch step, and a process that cannot reach the supervisor
-  ends itself.
-- SIGTERM makes `srun` kill its task, so a process is asked to end by SIGUSR1, which `srun` passes on.
-- The run's directory is on a filesystem that the nodes share; the buffer, which writes the store, stays on the supervisor's node.
+- The job is an allocation and no more: a restart, and a process that joins later, is another `srun`
+  in it. A step that finds no free CPUs waits for them, as Slurm does anyway.
+- Steps end with the supervisor: `srun` dies with it, Slurm ends the job with its batch step, and a
+  process that cannot reach the supervisor ends itself.
+- SIGTERM makes `srun` kill its task, so a process is asked to end by SIGUSR1, which `srun` passes
+  on.
+- The run's directory is on a filesystem that the nodes share; the buffer, which writes the store,
+  stays on the supervisor's node.
 Docs: docs/cluster.md.
 """
 
@@ -45,12 +48,16 @@ def is_inside_job() -> bool:
 def job_script(config: RunConfig, run_dir: Path) -> str:
     """What sbatch gets: the options as #SBATCH lines, then the supervisor in place of the shell."""
     lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in _options(config, run_dir))]
-    lines.append(f"exec {shlex.join([sys.executable, '-m', 'async_rl.launchers.slurm_job', str(run_dir)])}")
+    lines.append(
+        f"exec {shlex.join([sys.executable, '-m', 'async_rl.launchers.slurm_job', str(run_dir)])}"
+    )
     return "\n".join(lines) + "\n"
 
 
 def submit(config: RunConfig, run_dir: Path) -> str:
-    """Writes the script into the run's directory and gives it to Slurm; the job's number. Raises ConfigError if Slurm refuses it."""
+    """Writes the script into the run's directory and gives it to Slurm; the job's number. Raises
+    ConfigError if Slurm refuses it.
+    """
     script = run_dir / SCRIPT_FILE
     script.write_text(job_script(config, run_dir))
     try:
@@ -62,9 +69,15 @@ def submit(config: RunConfig, run_dir: Path) -> str:
             timeout=_SUBMIT_S,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise ConfigError(f"launcher=slurm: sbatch cannot be run here ({error}); launch from a machine that submits jobs") from error
+        raise ConfigError(
+            f"launcher=slurm: sbatch cannot be run here ({error}); launch from a machine that"
+            " submits jobs"
+        ) from error
     if done.returncode:
-        raise ConfigError(f"launcher=slurm: sbatch refuses {script}: {done.stderr.strip()}; correct slurm.* and cluster.*")
+        raise ConfigError(
+            f"launcher=slurm: sbatch refuses {script}: {done.stderr.strip()}; correct slurm.* and"
+            " cluster.*"
+        )
     return done.stdout.strip().partition(";")[0]
 
 
@@ -73,7 +86,9 @@ def refusal(config: RunConfig) -> str:
     script = job_script(config, Path(config.output_dir) / str(config.run_name))
     command = ["sbatch", "--test-only"]
     try:
-        done = subprocess.run(command, input=script, capture_output=True, text=True, check=False, timeout=_SUBMIT_S)
+        done = subprocess.run(
+            command, input=script, capture_output=True, text=True, check=False, timeout=_SUBMIT_S
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return " ".join(done.stderr.split()) if done.returncode else ""
@@ -167,14 +182,27 @@ class SlurmLauncher:
         self._started: list[SlurmProcess] = []
 
     async def open(self) -> str:
-        """This node's address. Raises ConfigError outside a job, or where the node's name leads nowhere that others can reach."""
+        """This node's address. Raises ConfigError outside a job, or where the node's name leads
+        nowhere that others can reach.
+        """
         if not is_inside_job():
-            raise ConfigError("launcher=slurm: this process is in no job; launch with async-rl launch, which submits one")
+            raise ConfigError(
+                "launcher=slurm: this process is in no job; launch with async-rl launch, which"
+                " submits one"
+            )
         self._node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
         address = await asyncio.to_thread(_address_of, self._node)
         network = self._config.network
-        if address.startswith("127.") and self._config.cluster.nodes > 1 and network.host == AUTO and network.interface is None:
-            raise ConfigError(f"launcher=slurm: {self._node} is {address} to itself, which other nodes cannot reach; set network.interface")
+        if (
+            address.startswith("127.")
+            and self._config.cluster.nodes > 1
+            and network.host == AUTO
+            and network.interface is None
+        ):
+            raise ConfigError(
+                f"launcher=slurm: {self._node} is {address} to itself, which other nodes cannot"
+                " reach; set network.interface"
+            )
         return address
 
     async def close(self) -> None:
@@ -188,7 +216,9 @@ class SlurmLauncher:
         return LocalLauncher(self._run_dir).output_of(name)
 
     async def start(self, spec: ProcessSpec) -> SlurmProcess:
-        """Starts an srun, which waits until the job has room for its step. Raises InfrastructureError if it cannot be run."""
+        """Starts an srun, which waits until the job has room for its step. Raises
+        InfrastructureError if it cannot be run.
+        """
         placed = on_cluster(self._config, spec)
         output = self.output_of(spec.name)
         try:
@@ -220,7 +250,9 @@ class SlurmLauncher:
         ]
         options.append(f"--cpus-per-task={cluster_cpus(self._config, spec)}")
         options.append(f"--gpus-per-node={math.ceil(spec.gpus)}" if spec.gpus else "--gres=none")
-        if (pool := settings_of(self._config, pool_of(spec.name))) is not None and pool.node_kind is not None:
+        if (
+            pool := settings_of(self._config, pool_of(spec.name))
+        ) is not None and pool.node_kind is not None:
             options.append(f"--constraint={pool.node_kind}")
         if spec.role == "buffer":
             options.append(f"--nodelist={self._node}")
@@ -231,4 +263,7 @@ def _address_of(node: str) -> str:
     try:
         return socket.gethostbyname(node)
     except OSError as error:
-        raise ConfigError(f"launcher=slurm: the name of this node, {node}, has no address ({error}); set network.host") from error
+        raise ConfigError(
+            f"launcher=slurm: the name of this node, {node}, has no address ({error}); set"
+            " network.host"
+        ) from error

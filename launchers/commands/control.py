@@ -1,7 +1,8 @@
-"""How the command line reaches a run that is already going: its control socket, or its process where that does not answer yet.
+"""How the command line reaches a run that is already going: its control socket, or its process
+where that does not answer yet.
 
-Invariants: a process is only signalled if it is the one that launched the run (same id and same start time).
-Called by the command line's `launch` (leaves the mark), `status`, `scale` and `stop`.
+Invariants: a process is only signalled if it is the one that launched the run (same id and same
+start time). Called by the command line's `launch` (leaves the mark), `status`, `scale` and `stop`.
 """
 
 from __future__ import annotations
@@ -51,13 +52,18 @@ def _is_elsewhere(run_dir: Path) -> bool:
 
 
 def living_pid(run_dir: Path) -> int | None:
-    """The process id of the run's supervisor if it lives, else None. On another machine it lives as long as it answers."""
+    """The process id of the run's supervisor if it lives, else None. On another machine it lives as
+    long as it answers.
+    """
     try:
         mark = _load_mark(run_dir)
         if mark.machine != platform.node():
             return mark.pid if ask_status(run_dir) is not None else None
         process = psutil.Process(mark.pid)
-        is_same = abs(process.create_time() - mark.created_s) < 1 and process.status() != psutil.STATUS_ZOMBIE
+        is_same = (
+            abs(process.create_time() - mark.created_s) < 1
+            and process.status() != psutil.STATUS_ZOMBIE
+        )
     except (OSError, msgspec.DecodeError, psutil.Error):
         return None
     return mark.pid if is_same else None
@@ -74,14 +80,18 @@ def ask_status(run_dir: Path) -> StatusReply | None:
 
 
 def ask_scale(run_dir: Path, wanted: dict[str, int], *, is_forced: bool) -> list[PoolCount]:
-    """Tell the run how many processes of each pool it should have. Raises Unavailable if it does not answer, ConfigError if it refuses."""
+    """Tell the run how many processes of each pool it should have. Raises Unavailable if it does
+    not answer, ConfigError if it refuses.
+    """
     reply = asyncio.run(_call(run_dir, Scale(wanted=wanted, is_forced=is_forced)))
     assert isinstance(reply, Pools)
     return reply.pools
 
 
 def ask_stop(run_dir: Path, pid: int, *, is_graceful: bool) -> None:
-    """Tell the run to stop: over its control socket, by signal while it has none (it prepares the model)."""
+    """Tell the run to stop: over its control socket, by signal while it has none (it prepares the
+    model).
+    """
     try:
         asyncio.run(_call(run_dir, StopRun(is_graceful=is_graceful)))
     except InfrastructureError:

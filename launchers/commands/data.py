@@ -1,6 +1,8 @@
-"""`async-rl data check`: what data files hold, before a run does: prompts, their lengths, rewards, and the rows that would be left out.
+"""`async-rl data check`: what data files hold, before a run does: prompts, their lengths, rewards,
+and the rows that would be left out.
 
-Invariants: the files are read by the code by which a run reads them; every row is counted once; exit code 1 if the settings refuse a row.
+Invariants: the files are read by the code by which a run reads them; every row is counted once;
+exit code 1 if the settings refuse a row.
 """
 
 from __future__ import annotations
@@ -38,9 +40,11 @@ def check(
         ),
     ],
 ) -> None:
-    """Say what data files hold, how long the prompts are, which reward each row gets, and what would be left out and why.
+    """Say what data files hold, how long the prompts are, which reward each row gets, and what
+    would be left out and why.
 
-    Examples: async-rl data check problems.jsonl model.path=/models/mine; async-rl data check my_task/train.jsonl conf=my_task/conf.yaml
+    Examples: async-rl data check problems.jsonl model.path=/models/mine; async-rl data check
+    my_task/train.jsonl conf=my_task/conf.yaml
     """
     from async_rl.data.prompts import examine
     from async_rl.data.tokenizer import load_tokenizer
@@ -51,12 +55,17 @@ def check(
         (argument.removeprefix("conf=") for argument in arguments if argument.startswith("conf=")),
         names()[0],
     )
-    overrides = [argument for argument in arguments if "=" in argument and not argument.startswith("conf=")]
+    overrides = [
+        argument for argument in arguments if "=" in argument and not argument.startswith("conf=")
+    ]
     if not files:
         raise ConfigError("no file is given; name at least one .jsonl, .json or .parquet file")
     config = compose_unchecked(conf, [f"data.train_files={_listed(files)}", *overrides])
     if config.model.path is None:
-        raise ConfigError("model.path is not set; prompts are measured in its tokens: set model.path to a model's directory or hub name")
+        raise ConfigError(
+            "model.path is not set; prompts are measured in its tokens: set model.path to a model's"
+            " directory or hub name"
+        )
     from async_rl.config.checks.reward import reward_problems
     from async_rl.config.checks.run import raise_if_any
     from async_rl.data.prepare import prepare_model
@@ -94,7 +103,10 @@ def _report(examined: Examined, config: RunConfig) -> bool:
     for (source, kinds), count in Counter(_rewarded(examined, config.reward)).most_common():
         typer.echo(f"data_source {source}: {count} rows, reward by {kinds}")
     if examined.num_cut:
-        typer.echo(f"{examined.num_cut} prompts are cut to the limit (data.truncation={settings.truncation})")
+        typer.echo(
+            f"{examined.num_cut} prompts are cut to the limit"
+            f" (data.truncation={settings.truncation})"
+        )
     for rejected, setting, value in (
         (over_long, "truncation", settings.truncation),
         (bad, "bad_rows", settings.bad_rows),
@@ -106,23 +118,38 @@ def _report(examined: Examined, config: RunConfig) -> bool:
                 typer.echo(f"  {item.reason}")
             if len(rejected) > _NUM_SHOWN:
                 typer.echo(f"  and {len(rejected) - _NUM_SHOWN} more")
-    return bool((over_long and settings.truncation == "error") or (bad and settings.bad_rows == "error") or not examined.prompts)
+    return bool(
+        (over_long and settings.truncation == "error")
+        or (bad and settings.bad_rows == "error")
+        or not examined.prompts
+    )
 
 
 def _rewarded(examined: Examined, reward: RewardConfig) -> list[tuple[str, str]]:
-    """Data source and what scores it, of each prompt: the terms of its reward, each with its weight."""
+    """Data source and what scores it, of each prompt: the terms of its reward, each with its
+    weight.
+    """
     found = []
     for prompt in examined.prompts:
         own = ", ".join(sorted({_scorer(test) for test in prompt.problem.tests})) or "no tests"
-        terms = [(own if term.function == TESTS else term.function, term.weight) for term in terms_of(reward, prompt.data_source)]
+        terms = [
+            (own if term.function == TESTS else term.function, term.weight)
+            for term in terms_of(reward, prompt.data_source)
+        ]
         found.append(
             (
                 prompt.data_source,
-                " + ".join(what if weight == 1 else f"{weight:g} x {what}" for what, weight in terms),
+                " + ".join(
+                    what if weight == 1 else f"{weight:g} x {what}" for what, weight in terms
+                ),
             )
         )
     return found
 
 
 def _scorer(test: CodeTest) -> str:
-    return f"{test.rule} answer" if isinstance(test, AnswerTest) else f"{test.__struct_config__.tag} tests"
+    return (
+        f"{test.rule} answer"
+        if isinstance(test, AnswerTest)
+        else f"{test.__struct_config__.tag} tests"
+    )

@@ -1,7 +1,8 @@
 """`async-rl doctor`: what this machine can do for a run, what it lacks, and what to do about it.
 
-Invariants: every finding names what was found, and a remedy unless all is well; nothing is left behind; exit code 1 if something would keep
-every run from working, 0 if at worst something is slower or weaker than it could be.
+Invariants: every finding names what was found, and a remedy unless all is well; nothing is left
+behind; exit code 1 if something would keep every run from working, 0 if at worst something is
+slower or weaker than it could be.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ _STYLES = {"ok": "green", "weak": "yellow", "bad": "bold red"}
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at. bad: no run works; weak: runs work, slower or less protected; remedy: empty if ok."""
+    """One thing that was looked at. bad: no run works; weak: runs work, slower or less protected;
+    remedy: empty if ok.
+    """
 
     what: str
     state: Literal["ok", "weak", "bad"]
@@ -54,9 +57,12 @@ class Finding(NamedTuple):
 
 
 def doctor(
-    directory: Annotated[Path | None, typer.Option(help="where runs will be kept; default: output_dir of conf/")] = None,
+    directory: Annotated[
+        Path | None, typer.Option(help="where runs will be kept; default: output_dir of conf/")
+    ] = None,
 ) -> None:
-    """Check this machine: versions, cores, GPUs, jail, memory, ports, disk; says what to do. Exit code 1 if no run can work here.
+    """Check this machine: versions, cores, GPUs, jail, memory, ports, disk; says what to do. Exit
+    code 1 if no run can work here.
 
     Examples: async-rl doctor; async-rl doctor --directory /data/runs
     """
@@ -95,7 +101,9 @@ def of_python(version: tuple[int, ...], system: str, machine: str) -> Finding:
     """The interpreter and the kind of machine."""
     found = f"Python {version[0]}.{version[1]} on {system} {machine}"
     if version != (3, 11) or system != "Linux":
-        return Finding("interpreter", "bad", found, "use Python 3.11 on Linux (make env PYTHON=...)")
+        return Finding(
+            "interpreter", "bad", found, "use Python 3.11 on Linux (make env PYTHON=...)"
+        )
     if machine != "x86_64":
         return Finding(
             "interpreter",
@@ -182,7 +190,10 @@ def of_files(num: int) -> Finding:
 
 def of_disk(directory: str, free_mb: int, write_mb_s: float, sync_ms: float) -> Finding:
     """Where runs are kept: space, speed of long writes, time of a small synchronised one."""
-    found = f"{directory}: {free_mb} MB free, writes {write_mb_s:.0f} MB/s, a synchronised write takes {sync_ms:.1f} ms"
+    found = (
+        f"{directory}: {free_mb} MB free, writes {write_mb_s:.0f} MB/s, a synchronised write takes"
+        f" {sync_ms:.1f} ms"
+    )
     if write_mb_s < _SLOW_DISK_MB_S or sync_ms > _SLOW_SYNC_MS:
         return Finding(
             "disk",
@@ -194,7 +205,9 @@ def of_disk(directory: str, free_mb: int, write_mb_s: float, sync_ms: float) -> 
 
 
 def of_jail(level: int, reasons: list[str]) -> Finding:
-    """level: 1 namespaces, 2 Landlock and seccomp, 0 none; reasons why a stronger one was not possible."""
+    """level: 1 namespaces, 2 Landlock and seccomp, 0 none; reasons why a stronger one was not
+    possible.
+    """
     why = "; ".join(reasons)
     if level == 1:
         return Finding("jail", "ok", "level 1: namespaces, seccomp and limits")
@@ -214,7 +227,9 @@ def of_jail(level: int, reasons: list[str]) -> Finding:
 
 
 def of_ray(version: str | None, address: str) -> Finding:
-    """launcher=ray. address: HOST:PORT of the cluster that this machine belongs to, empty without one."""
+    """launcher=ray. address: HOST:PORT of the cluster that this machine belongs to, empty without
+    one.
+    """
     if version is None:
         return Finding(
             "launcher=ray",
@@ -243,7 +258,9 @@ def of_ray(version: str | None, address: str) -> Finding:
 def of_slurm(sbatch: str | None, srun: str | None) -> Finding:
     """launcher=slurm. Paths of the commands, None where there is none."""
     if sbatch is None:
-        return Finding("launcher=slurm", "ok", "no sbatch here: runs are not submitted from this machine")
+        return Finding(
+            "launcher=slurm", "ok", "no sbatch here: runs are not submitted from this machine"
+        )
     if srun is None:
         return Finding(
             "launcher=slurm",
@@ -317,7 +334,9 @@ def _ports() -> Finding:
 
 def _disk(directory: Path) -> Finding:
     """Measured in a file that is gone afterwards, in the nearest directory that exists."""
-    nearest = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.is_dir())
+    nearest = next(
+        path for path in (directory.absolute(), *directory.absolute().parents) if path.is_dir()
+    )
     try:
         with tempfile.TemporaryFile(dir=nearest, buffering=0) as file:
             started_s = time.perf_counter()

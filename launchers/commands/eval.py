@@ -1,7 +1,8 @@
 """`async-rl eval`: a checkpoint or any model on the held-out prompts, without a run.
 
-Invariants: figures, prompts and rewards are made as in a run; the table or JSON goes to stdout, progress to stderr; exit code 0 if every
-prompt counts, 1 if some have no sample, 2 for wrong settings.
+Invariants: figures, prompts and rewards are made as in a run; the table or JSON goes to stdout,
+progress to stderr; exit code 0 if every prompt counts, 1 if some have no sample, 2 for wrong
+settings.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
 def evaluate(
     checkpoint: Annotated[
         str,
-        typer.Argument(help="RUN/checkpoints/step_N, a run (its newest), a model's directory, or its hub name"),
+        typer.Argument(
+            help="RUN/checkpoints/step_N, a run (its newest), a model's directory, or its hub name"
+        ),
     ],
     settings: Annotated[
         list[str] | None,
@@ -44,10 +47,13 @@ def evaluate(
 ) -> None:
     """Evaluate a checkpoint or a model on held-out prompts, without training.
 
-    Examples: async-rl eval my-run evaluation.num_samples=4; async-rl eval MODEL conf=ppo_math data.val_files=test.jsonl
+    Examples: async-rl eval my-run evaluation.num_samples=4; async-rl eval MODEL conf=ppo_math
+    data.val_files=test.jsonl
     """
     given = list(settings or [])
-    conf = next((setting.removeprefix("conf=") for setting in given if setting.startswith("conf=")), None)
+    conf = next(
+        (setting.removeprefix("conf=") for setting in given if setting.startswith("conf=")), None
+    )
     overrides = [setting for setting in given if not setting.startswith("conf=")]
     run_dir, step = _run_of(checkpoint, output_dir or default_output_dir())
     with tempfile.TemporaryDirectory(prefix="async_rl_eval") as scratch:
@@ -92,9 +98,16 @@ def _composed(conf: str | None, overrides: list[str]) -> RunConfig:
     from async_rl.launchers.configuration.compose import compose_unchecked, names
 
     if conf is None:
-        raise ConfigError(f"a model without a run has no settings of its own: give conf=<file or one of {', '.join(names())}>")
+        raise ConfigError(
+            "a model without a run has no settings of its own: give conf=<file or one of"
+            f" {', '.join(names())}>"
+        )
     config = compose_unchecked(conf, overrides)
-    raise_if_any(problem for problem in problems(config) if not problem.startswith("data.val_files is set but"))  # nothing is trained
+    raise_if_any(
+        problem
+        for problem in problems(config)
+        if not problem.startswith("data.val_files is set but")
+    )  # nothing is trained
     return config
 
 
@@ -105,12 +118,17 @@ def _of_run(run_dir: Path, overrides: list[str]) -> RunConfig:
 
 
 def _export(run_dir: Path, step: int | None, target: Path) -> int:
-    """Writes the policy of the checkpoint as a model, in a process of its own: the engine must find torch not yet imported. Its version."""
+    """Writes the policy of the checkpoint as a model, in a process of its own: the engine must find
+    torch not yet imported. Its version.
+    """
     from async_rl.training import checkpoints
 
     saved = checkpoints.versions(run_dir)
     if not saved or (step is not None and step not in saved):
-        raise ConfigError(f"{run_dir.name} has no checkpoint{f' of step {step}' if step is not None else ''}; there are {saved}")
+        raise ConfigError(
+            f"{run_dir.name} has no checkpoint{f' of step {step}' if step is not None else ''};"
+            f" there are {saved}"
+        )
     version = saved[-1] if step is None else step
     command = [
         sys.executable,
@@ -122,9 +140,14 @@ def _export(run_dir: Path, step: int | None, target: Path) -> int:
         "--step",
         str(version),
     ]
-    done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+    done = subprocess.run(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False
+    )
     if done.returncode:
-        raise ConfigError(f"{run_dir.name}: the checkpoint of step {version} cannot be exported: {done.stderr.strip()[-2000:]}")
+        raise ConfigError(
+            f"{run_dir.name}: the checkpoint of step {version} cannot be exported:"
+            f" {done.stderr.strip()[-2000:]}"
+        )
     return version
 
 
@@ -142,8 +165,14 @@ def _evaluate(config: RunConfig, model_path: Path, version: int) -> Standalone:
 
 
 def _show(checkpoint: str, found: Standalone) -> None:
-    typer.echo(f"{checkpoint}, version {found.version}" + (f", {found.num_failed} prompts without a sample" if found.num_failed else ""))
+    typer.echo(
+        f"{checkpoint}, version {found.version}"
+        + (f", {found.num_failed} prompts without a sample" if found.num_failed else "")
+    )
     for name, value in found.scalars.items():
         error = found.scalars.get(f"{name}_error")
         if not name.endswith("_error"):
-            typer.echo(f"  {name.removeprefix('eval/'):16}{value:10.4f}" + (f" +- {error:.4f}" if error is not None else ""))
+            typer.echo(
+                f"  {name.removeprefix('eval/'):16}{value:10.4f}"
+                + (f" +- {error:.4f}" if error is not None else "")
+            )

@@ -1,4 +1,5 @@
-"""`async-rl export`: the policy of a checkpoint as a Hugging Face model directory, tokenizer included.
+"""`async-rl export`: the policy of a checkpoint as a Hugging Face model directory, tokenizer
+included.
 
 Runs in the command's own process, on one CPU, beside a run if there is one.
 """
@@ -18,12 +19,19 @@ from async_rl.training import checkpoints
 
 
 def export(run_dir: Path, config: RunConfig, target: Path, version: int | None) -> int:
-    """Writes the policy of this version, the newest if None, to `target`; the version. Raises ConfigError if there is none."""
+    """Writes the policy of this version, the newest if None, to `target`; the version. Raises
+    ConfigError if there is none.
+    """
     saved = checkpoints.versions(run_dir)
     if not saved or (version is not None and version not in saved):
-        raise ConfigError(f"{run_dir.name} has no checkpoint{f' of step {version}' if version is not None else ''}; there are {saved}")
+        raise ConfigError(
+            f"{run_dir.name} has no"
+            f" checkpoint{f' of step {version}' if version is not None else ''}; there are {saved}"
+        )
     if target.exists() and any(target.iterdir()):
-        raise ConfigError(f"{target} is not empty; name a directory that is, or one that does not exist yet")
+        raise ConfigError(
+            f"{target} is not empty; name a directory that is, or one that does not exist yet"
+        )
     version = saved[-1] if version is None else version
     start_model = prepare_model(config, lambda *_: None)
     cpu = torch.device("cpu")

@@ -1,6 +1,8 @@
-"""`async-rl init`: a small task of one's own that learns at once: data with tests, a configuration, a test of the data; to be changed.
+"""`async-rl init`: a small task of one's own that learns at once: data with tests, a configuration,
+a test of the data; to be changed.
 
-Invariants: writes into a new directory only; the data are specs of the embedded task, so that the embedded model can learn them.
+Invariants: writes into a new directory only; the data are specs of the embedded task, so that the
+embedded model can learn them.
 """
 
 from __future__ import annotations
@@ -46,26 +48,39 @@ def test_every_reference_solution_passes_its_tests() -> None:
 
 
 def init(
-    directory: Annotated[Path, typer.Argument(metavar="DIRECTORY", help="a new directory for the task")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIRECTORY", help="a new directory for the task")
+    ],
     model: Annotated[
         str | None,
-        typer.Option(help="directory or hub name of the model; default: the embedded one, made if need be"),
+        typer.Option(
+            help="directory or hub name of the model; default: the embedded one, made if need be"
+        ),
     ] = None,
 ) -> None:
-    """Write a small task that runs: problems with tests, a configuration, a test; to be changed into one's own.
+    """Write a small task that runs: problems with tests, a configuration, a test; to be changed
+    into one's own.
 
     Examples: async-rl init my_task; async-rl init my_task --model /models/mine
     """
     try:
         directory.mkdir(parents=True)
     except OSError as error:
-        raise ConfigError(f"{directory}: cannot be made ({error.strerror}); give a directory that does not exist yet") from error
+        raise ConfigError(
+            f"{directory}: cannot be made ({error.strerror}); give a directory that does not"
+            " exist yet"
+        ) from error
     train, held_out = _rows()
     for name, rows in (("train.jsonl", train), ("held_out.jsonl", held_out)):
         (directory / name).write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
-    (directory / "conf.yaml").write_text(_CONF.format(directory=directory.absolute(), model=model or _embedded_model()))
+    (directory / "conf.yaml").write_text(
+        _CONF.format(directory=directory.absolute(), model=model or _embedded_model())
+    )
     (directory / "test_task.py").write_text(_TEST)
-    typer.echo(f"{directory}: train.jsonl ({len(train)} problems), held_out.jsonl ({len(held_out)}), conf.yaml, test_task.py")
+    typer.echo(
+        f"{directory}: train.jsonl ({len(train)} problems), held_out.jsonl ({len(held_out)}),"
+        " conf.yaml, test_task.py"
+    )
     typer.echo(f"check the data:  async-rl verify {directory}/train.jsonl --references")
     typer.echo(f"run it:          async-rl launch conf={directory}/conf.yaml")
 

@@ -1,6 +1,8 @@
-"""What `async-rl ledger` prints: groups with their history, counts, or the verdict of the audit; for people or as JSON.
+"""What `async-rl ledger` prints: groups with their history, counts, or the verdict of the audit;
+for people or as JSON.
 
-Reads the store through async_rl/buffer/store/ledger.py and store_audit.py; called by the command line.
+Reads the store through async_rl/buffer/store/ledger.py and store_audit.py; called by the command
+line.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ def answer(run_dir: Path, config: RunConfig, question: Question) -> Answer:
             return ledger.of_step(question.step)
         if question.state is not None:
             if question.state not in tuple(GroupState):
-                raise ConfigError(f"--state {question.state}: a group is one of {', '.join(GroupState)}")
+                raise ConfigError(
+                    f"--state {question.state}: a group is one of {', '.join(GroupState)}"
+                )
             return ledger.of_state(GroupState(question.state))
         if question.is_left:
             return ledger.left()
@@ -85,13 +89,17 @@ def show(console: Console, found: Answer) -> None:
 def _show_audit(console: Console, found: Audit) -> None:
     undone = f" ({found.num_undone_steps} more were undone)" if found.num_undone_steps else ""
     console.print(
-        f"{found.num_groups} groups, {found.num_transitions} changes of state, {found.num_steps} steps{undone}",
+        f"{found.num_groups} groups, {found.num_transitions} changes of state, {found.num_steps}"
+        f" steps{undone}",
         markup=False,
     )
     for problem in found.problems:
         console.print(f"wrong: {problem}", markup=False, soft_wrap=True)
     if not found.problems:
-        console.print("clean: every group is in one state, none is lost, none was trained twice, none was over age")
+        console.print(
+            "clean: every group is in one state, none is lost, none was trained twice, none was"
+            " over age"
+        )
 
 
 def _show_summary(console: Console, found: LedgerSummary) -> None:
@@ -155,7 +163,11 @@ def _show_groups(console: Console, groups: Sequence[LedgerGroup]) -> None:
     )
     table = Table(*columns, box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for group in groups[-_MOST_SHOWN:]:
-        versions = f"{group.oldest_version}..{group.newest_version}" if group.oldest_version is not None else ""
+        versions = (
+            f"{group.oldest_version}..{group.newest_version}"
+            if group.oldest_version is not None
+            else ""
+        )
         table.add_row(
             str(group.group_id),
             group.prompt_id + (" (held out)" if group.purpose == "eval" else ""),

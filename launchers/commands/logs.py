@@ -1,7 +1,8 @@
-"""`async-rl logs`: what the processes of a run wrote down, in order of time, and what they write from now on.
+"""`async-rl logs`: what the processes of a run wrote down, in order of time, and what they write
+from now on.
 
-Invariants: an entry is a line with the indented ones after it (tracebacks); entries of several processes are told by their time.
-Reads files only, so it works during and after a run.
+Invariants: an entry is a line with the indented ones after it (tracebacks); entries of several
+processes are told by their time. Reads files only, so it works during and after a run.
 """
 
 from __future__ import annotations
@@ -30,14 +31,21 @@ def logs(
         str | None,
         typer.Argument(metavar="[PROCESS]", help="generator-0, learner-0, ...; default: all"),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="go on until the run has ended")] = False,
-    output: Annotated[bool, typer.Option("--output", help="what libraries printed, in place of the log")] = False,
-    num: Annotated[int, typer.Option("--num", "-n", min=0, help="entries to begin with, the newest")] = 50,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="go on until the run has ended")
+    ] = False,
+    output: Annotated[
+        bool, typer.Option("--output", help="what libraries printed, in place of the log")
+    ] = False,
+    num: Annotated[
+        int, typer.Option("--num", "-n", min=0, help="entries to begin with, the newest")
+    ] = 50,
     output_dir: OutputDir = None,
 ) -> None:
     """Show the newest log entries of a run, of all its processes or of one.
 
-    Examples: async-rl logs; async-rl logs --follow; async-rl logs my-run learner-0; async-rl logs my-run generator-0 --output
+    Examples: async-rl logs; async-rl logs --follow; async-rl logs my-run learner-0; async-rl logs
+    my-run generator-0 --output
     """
     run_dir = runs.find(run, output_dir or default_output_dir())
     files = _Files(_paths(run_dir, process, ".out" if output else ".log"))
@@ -60,8 +68,12 @@ class _Files:
         self._read = dict.fromkeys(paths, 0)
 
     def new(self) -> list[str]:
-        """Whole entries added since the last call, by time; those without one (what libraries print) come first."""
-        return sorted(itertools.chain.from_iterable(self._of(path) for path in self._read), key=_time_of)
+        """Whole entries added since the last call, by time; those without one (what libraries
+        print) come first.
+        """
+        return sorted(
+            itertools.chain.from_iterable(self._of(path) for path in self._read), key=_time_of
+        )
 
     def _of(self, path: Path) -> Iterator[str]:
         with path.open("rb") as file:
@@ -89,7 +101,10 @@ def _paths(run_dir: Path, process: str | None, suffix: str) -> list[Path]:
         names = [path.stem for path in paths]
         best = schema.nearest(process, among=names)
         hint = f"did you mean {best}?" if best else "there are " + (", ".join(names) or "none yet")
-        raise ConfigError(f"{process}: no process of run {run_dir.name} has a {suffix} file in {run_dir}/logs; {hint}")
+        raise ConfigError(
+            f"{process}: no process of run {run_dir.name} has a {suffix} file in {run_dir}/logs;"
+            f" {hint}"
+        )
     return found
 
 
@@ -99,4 +114,6 @@ def _time_of(entry: str) -> str:
 
 def _tell(entry: str) -> None:
     head = entry.partition("\n")[0]
-    typer.secho(entry, fg=next((color for level, color in _LEVELS.items() if level in head[:40]), None))
+    typer.secho(
+        entry, fg=next((color for level, color in _LEVELS.items() if level in head[:40]), None)
+    )

@@ -1,6 +1,8 @@
-"""`async-rl migrate`: a configuration of verl or AReaL, turned into a file of ours that `conf=` takes, with the fate of every key.
+"""`async-rl migrate`: a configuration of verl or AReaL, turned into a file of ours that `conf=`
+takes, with the fate of every key.
 
-Invariants: nothing is overwritten; the file comes with a table of all keys; an error if a launch would refuse the result.
+Invariants: nothing is overwritten; the file comes with a table of all keys; an error if a launch
+would refuse the result.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ _ORDER = ("translated", "defaulted", "refused")
 def migrate(
     file: Annotated[
         Path,
-        typer.Argument(help="verl's ppo_trainer.yaml, or an AReaL experiment configuration as yaml"),
+        typer.Argument(
+            help="verl's ppo_trainer.yaml, or an AReaL experiment configuration as yaml"
+        ),
     ],
     output: Annotated[
         Path | None,
@@ -42,7 +46,9 @@ def migrate(
         with target.open("x") as out:
             out.write(to_yaml(migration))
     except OSError as error:
-        raise ConfigError(f"{target}: cannot be written ({error.strerror}); give another place with --output") from error
+        raise ConfigError(
+            f"{target}: cannot be written ({error.strerror}); give another place with --output"
+        ) from error
     for kind in _ORDER:
         lines = [line for line in migration.lines if line.fate.kind == kind]
         typer.echo(f"{kind}: {len(lines)} keys")
@@ -60,8 +66,12 @@ def migrate(
                     if part
                 )
             )
-    typer.echo(f"written: {target}; see what it would do with: async-rl launch conf={target} --dry-run")
-    compose(str(target), ["num_steps=1"] if "num_steps" in migration.settings else [])  # its files need not be here to be counted
+    typer.echo(
+        f"written: {target}; see what it would do with: async-rl launch conf={target} --dry-run"
+    )
+    compose(
+        str(target), ["num_steps=1"] if "num_steps" in migration.settings else []
+    )  # its files need not be here to be counted
 
 
 def read(file: Path) -> Migration:
@@ -78,10 +88,17 @@ def read(file: Path) -> Migration:
         raise ConfigError(f"{file}: holds no mapping; give a yaml file of verl or AReaL")
     source = flat(tree)
     if "actor_rollout_ref" in tree:
-        return apply_rules(source, migration_verl.RULES, migration_verl.IMPLIED, migration_verl.base(source))
+        return apply_rules(
+            source, migration_verl.RULES, migration_verl.IMPLIED, migration_verl.base(source)
+        )
     if "ppo" in tree and "dataset" in tree:
-        return apply_rules(source, migration_areal.RULES, migration_areal.IMPLIED, migration_areal.base(source))
-    raise ConfigError(f"{file}: has neither actor_rollout_ref (verl) nor ppo and dataset (AReaL); give a configuration of one of them")
+        return apply_rules(
+            source, migration_areal.RULES, migration_areal.IMPLIED, migration_areal.base(source)
+        )
+    raise ConfigError(
+        f"{file}: has neither actor_rollout_ref (verl) nor ppo and dataset (AReaL); give a"
+        " configuration of one of them"
+    )
 
 
 def to_yaml(migration: Migration) -> str:

@@ -15,7 +15,9 @@ def complete_run(incomplete: str) -> list[str]:
     """Names of runs that begin so, the newest first."""
     from async_rl.launchers.commands.runs import all_runs
 
-    return [path.name for path in all_runs(default_output_dir()) if path.name.startswith(incomplete)]
+    return [
+        path.name for path in all_runs(default_output_dir()) if path.name.startswith(incomplete)
+    ]
 
 
 def complete_setting(incomplete: str) -> list[str]:

@@ -1,7 +1,8 @@
-"""`async-rl resume`: the configuration that a run goes on with, what changed in it, and which changes its history does not allow.
+"""`async-rl resume`: the configuration that a run goes on with, what changed in it, and which
+changes its history does not allow.
 
-Invariants: nothing is written unless the run can go on; the configurations of before stay in the run's directory as `config.<n>.yaml`.
-Called by the command line.
+Invariants: nothing is written unless the run can go on; the configurations of before stay in the
+run's directory as `config.<n>.yaml`. Called by the command line.
 """
 
 from __future__ import annotations
@@ -43,39 +44,62 @@ FIXED = {
 
 
 def resumed_config(run_dir: Path, overrides: Sequence[str]) -> tuple[RunConfig, list[str]]:
-    """The configuration to go on with, and a line per setting that changed. Raises ConfigError if the run cannot go on with it."""
+    """The configuration to go on with, and a line per setting that changed. Raises ConfigError if
+    the run cannot go on with it.
+    """
     if (pid := living_pid(run_dir)) is not None:
-        raise ConfigError(f"run {run_dir.name} is running (pid {pid}); end it first with async-rl stop {run_dir.name}")
+        raise ConfigError(
+            f"run {run_dir.name} is running (pid {pid}); end it first with async-rl stop"
+            f" {run_dir.name}"
+        )
     before = runs.config_of(run_dir)
     after = recompose(run_dir / "config.yaml", overrides)
     changed = changes(before, after)
     raise_if_any(_refusals(run_dir, before, after, changed))
-    return after, [f"{path}={schema.show(new)} (was {schema.show(old)})" for path, (old, new) in changed.items()]
+    return after, [
+        f"{path}={schema.show(new)} (was {schema.show(old)})"
+        for path, (old, new) in changed.items()
+    ]
 
 
 def changes(before: RunConfig, after: RunConfig) -> dict[str, tuple[object, object]]:
     """Settings that differ, by path: the old value and the new one."""
     old, new = (dict(schema.flatten(msgspec.to_builtins(config), "")) for config in (before, after))
-    return {path: (old.get(path), new.get(path)) for path in {**old, **new} if old.get(path) != new.get(path)}
+    return {
+        path: (old.get(path), new.get(path))
+        for path in {**old, **new}
+        if old.get(path) != new.get(path)
+    }
 
 
-def _refusals(run_dir: Path, before: RunConfig, after: RunConfig, changed: dict[str, tuple[object, object]]) -> Iterator[str]:
+def _refusals(
+    run_dir: Path, before: RunConfig, after: RunConfig, changed: dict[str, tuple[object, object]]
+) -> Iterator[str]:
     for path, (old, new) in changed.items():
         for fixed, reason in FIXED.items():
             if path == fixed or path.startswith(fixed + "."):
-                yield f"{path}={schema.show(new)}: was {schema.show(old)}, and {reason}; start a new run with async-rl launch"
+                yield (
+                    f"{path}={schema.show(new)}: was {schema.show(old)}, and {reason}; start a new"
+                    " run with async-rl launch"
+                )
     bound, bound_before = after.buffer.max_staleness_versions, before.buffer.max_staleness_versions
     if bound < bound_before:
         yield (
-            f"buffer.max_staleness_versions={bound}: was {bound_before}, and groups admitted under that bound would be over age; "
-            f"keep it at {bound_before} or above"
+            f"buffer.max_staleness_versions={bound}: was {bound_before}, and groups admitted under"
+            f" that bound would be over age; keep it at {bound_before} or above"
         )
     estimator = before.algorithm.advantage
     if after.algorithm.advantage == "remax" and estimator != "remax":
-        yield f"algorithm.advantage=remax: was {estimator}, and the groups that are stored have no greedy answer; keep {estimator}"
+        yield (
+            f"algorithm.advantage=remax: was {estimator}, and the groups that are stored have no"
+            f" greedy answer; keep {estimator}"
+        )
     saved = checkpoints.versions(run_dir)
     if saved and saved[-1] >= after.num_steps:
-        yield f"num_steps={after.num_steps}: the run has finished step {saved[-1]}; give a larger num_steps to go on"
+        yield (
+            f"num_steps={after.num_steps}: the run has finished step {saved[-1]}; give a larger"
+            " num_steps to go on"
+        )
 
 
 def counts_after_resume(run_dir: Path, config: RunConfig) -> dict[str, int]:
@@ -85,12 +109,18 @@ def counts_after_resume(run_dir: Path, config: RunConfig) -> dict[str, int]:
 
 
 def is_copy(run: str) -> bool:
-    """Whether this names the copy of a run at its mirror: a URL, or a directory that holds checkpoints and is no run."""
-    return "://" in run or (any(Path(run).glob("step_*.complete")) and not (Path(run) / "config.yaml").exists())
+    """Whether this names the copy of a run at its mirror: a URL, or a directory that holds
+    checkpoints and is no run.
+    """
+    return "://" in run or (
+        any(Path(run).glob("step_*.complete")) and not (Path(run) / "config.yaml").exists()
+    )
 
 
 def fetch(url: str, output_dir: Path) -> Path:
-    """Brings a run from its copy at `<checkpoint.mirror>/<name>` to `output_dir`, where it is at home from now on; its directory."""
+    """Brings a run from its copy at `<checkpoint.mirror>/<name>` to `output_dir`, where it is at
+    home from now on; its directory.
+    """
     place, _, name = url.rstrip("/").rpartition("/")
     run_dir = (output_dir / name).absolute()
     Mirror(place, run_dir).fetch()
@@ -100,7 +130,9 @@ def fetch(url: str, output_dir: Path) -> Path:
 
 
 def take_up(config: RunConfig, run_dir: Path) -> None:
-    """Makes the directory that of a running run again, with this configuration. Raises ConfigError if it cannot be written."""
+    """Makes the directory that of a running run again, with this configuration. Raises ConfigError
+    if it cannot be written.
+    """
     path = run_dir / "config.yaml"
     try:
         if pool_counts(config) != pool_counts(runs.config_of(run_dir)):
@@ -115,4 +147,6 @@ def take_up(config: RunConfig, run_dir: Path) -> None:
             (run_dir / name).unlink(missing_ok=True)
         leave_mark(run_dir)
     except OSError as error:
-        raise ConfigError(f"{run_dir} cannot be written ({error.strerror}); make room or give permission") from error
+        raise ConfigError(
+            f"{run_dir} cannot be written ({error.strerror}); make room or give permission"
+        ) from error

@@ -1,6 +1,7 @@
 """`async-rl rollouts`: read what the policy wrote, also while the run goes.
 
-Reads the run's store and the tokenizer of the model it started from; loads neither torch nor transformers.
+Reads the run's store and the tokenizer of the model it started from; loads neither torch nor
+transformers.
 """
 
 from __future__ import annotations
@@ -26,17 +27,22 @@ _MOST_GROUPS = 256
 
 def show_rollouts(
     run: Run = None,
-    step: Annotated[int | None, typer.Option(help="what this step trained; default: the newest groups")] = None,
+    step: Annotated[
+        int | None, typer.Option(help="what this step trained; default: the newest groups")
+    ] = None,
     best: Annotated[bool, typer.Option("--best", help="the highest rewards first")] = False,
     worst: Annotated[bool, typer.Option("--worst", help="the lowest rewards first")] = False,
     failed: Annotated[bool, typer.Option("--failed", help="only those that failed a test")] = False,
     num: Annotated[int, typer.Option("--num", "-n", min=1, help="how many, one of each group")] = 3,
-    colour: Annotated[str, typer.Option(help="what a token's colour tells: logprob, version or advantage")] = "logprob",
+    colour: Annotated[
+        str, typer.Option(help="what a token's colour tells: logprob, version or advantage")
+    ] = "logprob",
     output_dir: OutputDir = None,
 ) -> None:
     """Read what the policy wrote: prompt, response, verdicts, reward; one sample of each group.
 
-    Examples: async-rl rollouts; async-rl rollouts --step 12 --failed; async-rl rollouts my-run --best --num 10 --colour version
+    Examples: async-rl rollouts; async-rl rollouts --step 12 --failed; async-rl rollouts my-run
+    --best --num 10 --colour version
     """
     if best and worst:
         raise ConfigError("--best and --worst exclude each other; give one")
@@ -49,10 +55,17 @@ def show_rollouts(
     terminal = console()
     if not chosen:
         span = f"steps {kept[0]} to {kept[1]} are stored" if kept else "no step is stored yet"
-        terminal.print(f"no such rollout; {span} (those of older steps than buffer.keep_steps that no checkpoint needs are deleted)")
+        terminal.print(
+            f"no such rollout; {span} (those of older steps than buffer.keep_steps that no"
+            " checkpoint needs are deleted)"
+        )
         return
     decode = _decoder(run_dir)
-    has_turns = any(not all(t.loss_mask[t.prompt_length :]) for rollout, _ in chosen for t in rollout.group.trajectories)
+    has_turns = any(
+        not all(t.loss_mask[t.prompt_length :])
+        for rollout, _ in chosen
+        for t in rollout.group.trajectories
+    )
     terminal.print(f"colours: {LEGEND[colour]}{f'; {TOLD}' if has_turns else ''}\n", style="dim")
     for rollout, index in chosen:
         pieces = _pieces(rollout.group.trajectories[index], decode)
@@ -69,8 +82,12 @@ def show_rollouts(
         terminal.print(shown)
 
 
-def choose(stored: Sequence[Rollout], *, is_best: bool, is_worst: bool, is_failed: bool) -> list[tuple[Rollout, int]]:
-    """(group, index of one of its samples), in the order asked for; the order given if none is asked for."""
+def choose(
+    stored: Sequence[Rollout], *, is_best: bool, is_worst: bool, is_failed: bool
+) -> list[tuple[Rollout, int]]:
+    """(group, index of one of its samples), in the order asked for; the order given if none is
+    asked for.
+    """
     chosen = []
     for rollout in stored:
         samples = rollout.group.trajectories
@@ -79,12 +96,16 @@ def choose(stored: Sequence[Rollout], *, is_best: bool, is_worst: bool, is_faile
             sign = 1 if is_best else -1 if is_worst else 0
             chosen.append((rollout, max(indexes, key=lambda i: sign * samples[i].score.reward)))
     if is_best or is_worst:
-        chosen.sort(key=lambda choice: choice[0].group.trajectories[choice[1]].score.reward, reverse=is_best)
+        chosen.sort(
+            key=lambda choice: choice[0].group.trajectories[choice[1]].score.reward, reverse=is_best
+        )
     return chosen
 
 
 def _pieces(sample: Trajectory, decode: Callable[[list[int]], str]) -> list[str]:
-    """The text that each response token adds to the one before it, so that they give the response when joined."""
+    """The text that each response token adds to the one before it, so that they give the response
+    when joined.
+    """
     ids = sample.token_ids[sample.prompt_length :].tolist()
     texts = [decode(ids[:end]) for end in range(len(ids) + 1)]
     return [text[len(before) :] for before, text in itertools.pairwise(texts)]
@@ -98,6 +119,8 @@ def _decoder(run_dir: Path) -> Callable[[list[int]], str]:
 
     file = Path(load_control(run_dir).model_path) / "tokenizer.json"
     if not file.is_file():
-        raise ConfigError(f"{file} is not there: the responses cannot be read without the model's fast tokenizer")
+        raise ConfigError(
+            f"{file} is not there: the responses cannot be read without the model's fast tokenizer"
+        )
     tokenizer = Tokenizer.from_file(str(file))
     return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False))

@@ -1,7 +1,8 @@
-"""The runs on disk: their names, which one a person means, and what a run that has ended left behind.
+"""The runs on disk: their names, which one a person means, and what a run that has ended left
+behind.
 
-Invariants: a run is a directory with a config.yaml; its name is the directory's name; the newest is the one launched last.
-Called by the command line.
+Invariants: a run is a directory with a config.yaml; its name is the directory's name; the newest is
+the one launched last. Called by the command line.
 """
 
 from __future__ import annotations
@@ -166,8 +167,8 @@ _QUEUED = "its job has not started yet: squeue"
 
 
 class Remains(msgspec.Struct, frozen=True, kw_only=True):
-    """What the directory of a run tells once nobody answers for it. outcome: finished, stopped, failed, not
-    started by Slurm, or empty if it was killed.
+    """What the directory of a run tells once nobody answers for it. outcome: finished, stopped,
+    failed, not started by Slurm, or empty if it was killed.
     """
 
     run_name: str
@@ -185,7 +186,9 @@ class _State(msgspec.Struct, frozen=True):
 
 
 def unique_name(output_dir: Path, *, rng: random.Random, now: time.struct_time) -> str:
-    """A name like `amber-otter-1120-1931` (month and day, hour and minute) that no run in `output_dir` has."""
+    """A name like `amber-otter-1120-1931` (month and day, hour and minute) that no run in
+    `output_dir` has.
+    """
     stamp = time.strftime("%m%d-%H%M", now)
     while True:
         name = f"{rng.choice(ADJECTIVES)}-{rng.choice(ANIMALS)}-{stamp}"
@@ -194,24 +197,38 @@ def unique_name(output_dir: Path, *, rng: random.Random, now: time.struct_time) 
 
 
 def find(run: str | None, output_dir: Path) -> Path:
-    """The directory of the run that a person means by a name, a directory, or nothing (the newest). Raises ConfigError if there is none."""
+    """The directory of the run that a person means by a name, a directory, or nothing (the newest).
+    Raises ConfigError if there is none.
+    """
     runs = all_runs(output_dir)
     if run is None:
         if not runs:
-            raise ConfigError(f"there is no run in {output_dir}; give its directory, or start one with async-rl launch conf=ppo_code")
+            raise ConfigError(
+                f"there is no run in {output_dir}; give its directory, or start one with async-rl"
+                " launch conf=ppo_code"
+            )
         return runs[0]
     for candidate in (output_dir / run, Path(run).expanduser()):
         if (candidate / "config.yaml").is_file():
             return candidate.absolute()
     best = schema.nearest(run, among=[path.name for path in runs])
-    hint = f"; did you mean {best}?" if best else "; the newest are " + ", ".join(path.name for path in runs[:5]) if runs else ""
+    hint = (
+        f"; did you mean {best}?"
+        if best
+        else "; the newest are " + ", ".join(path.name for path in runs[:5])
+        if runs
+        else ""
+    )
     raise ConfigError(f"{run}: neither a run in {output_dir} nor the directory of one{hint}")
 
 
 def all_runs(output_dir: Path) -> list[Path]:
     """Directories of all runs, newest first."""
     configs = {path: path.stat().st_mtime_ns for path in output_dir.glob("*/config.yaml")}
-    return [path.parent.absolute() for path in sorted(configs, key=lambda path: configs[path], reverse=True)]
+    return [
+        path.parent.absolute()
+        for path in sorted(configs, key=lambda path: configs[path], reverse=True)
+    ]
 
 
 def config_of(run_dir: Path) -> RunConfig:
@@ -220,14 +237,17 @@ def config_of(run_dir: Path) -> RunConfig:
         return msgspec.yaml.decode((run_dir / "config.yaml").read_bytes(), type=RunConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(
-            f"{run_dir}/config.yaml is of another version of async_rl ({error}); read this run with the version that made it"
+            f"{run_dir}/config.yaml is of another version of async_rl ({error}); read this run with"
+            " the version that made it"
         ) from error
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigError(f"{run_dir}/config.yaml cannot be read: {error}") from error
 
 
 def remains(run_dir: Path) -> Remains:
-    """What is known of a run from its files alone. Raises ConfigError if its configuration cannot be read."""
+    """What is known of a run from its files alone. Raises ConfigError if its configuration cannot
+    be read.
+    """
     config = config_of(run_dir)
     last = _last_row(run_dir / "metrics.jsonl")
     try:

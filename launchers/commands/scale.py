@@ -1,7 +1,7 @@
 """`async-rl scale`: more or fewer generators and verifiers in a run that is going on.
 
-Invariants: what is wrong with a name or a number is told with its remedy and changes nothing; the command returns at once, `status` shows
-how far it has come.
+Invariants: what is wrong with a name or a number is told with its remedy and changes nothing; the
+command returns at once, `status` shows how far it has come.
 """
 
 from __future__ import annotations
@@ -22,22 +22,30 @@ def scale(
         list[str],
         typer.Argument(
             metavar="[RUN] POOL=COUNT ...",
-            help="a run (default: the newest), then generators=N, verifiers=N, or a pool as status shows it",
+            help=(
+                "a run (default: the newest), then generators=N, verifiers=N, or a pool as status"
+                " shows it"
+            ),
             autocompletion=complete_run,
         ),
     ],
-    is_forced: Annotated[bool, typer.Option("--force", help="even if this machine's memory does not seem to suffice")] = False,
+    is_forced: Annotated[
+        bool, typer.Option("--force", help="even if this machine's memory does not seem to suffice")
+    ] = False,
     output_dir: OutputDir = None,
 ) -> None:
     """Change how many generators or verifiers a live run has.
 
-    Examples: async-rl scale generators=4; async-rl scale my-run generators=2 verifiers=2; async-rl scale generators.big=3 small=1
+    Examples: async-rl scale generators=4; async-rl scale my-run generators=2 verifiers=2; async-rl
+    scale generators.big=3 small=1
     """
     run = words[0] if "=" not in words[0] else None
     wanted = counts(words if run is None else words[1:])
     run_dir = runs.find(run, output_dir or default_output_dir())
     if living_pid(run_dir) is None:
-        raise ConfigError(f"{ended(runs.remains(run_dir))}; async-rl resume {run_dir.name} goes on with it")
+        raise ConfigError(
+            f"{ended(runs.remains(run_dir))}; async-rl resume {run_dir.name} goes on with it"
+        )
     for pool in ask_scale(run_dir, wanted, is_forced=is_forced):
         state = f"live {pool.live}, starting {pool.starting}, draining {pool.draining}"
         typer.echo(f"{pool.pool}: wanted {pool.wanted}; now {state}")
@@ -51,7 +59,9 @@ def counts(words: list[str]) -> dict[str, int]:
         if not equals or not pool:
             problems.append(f"{word}: is not of the form POOL=COUNT, as in generators=4")
         elif not number.isdecimal():
-            problems.append(f"{word}: {number or 'nothing'} is not a number of processes; write {pool}=4")
+            problems.append(
+                f"{word}: {number or 'nothing'} is not a number of processes; write {pool}=4"
+            )
         elif pool in found:
             problems.append(f"{word}: {pool} is given twice; give it once")
         else:

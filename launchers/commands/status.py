@@ -1,7 +1,7 @@
 """`async-rl status`: what a run does now, once, as JSON, or live until the run ends.
 
-Invariants: asks the run's control socket anew for each picture, so a run that is starting or coming back is found; a run that does not
-answer is told from its files.
+Invariants: asks the run's control socket anew for each picture, so a run that is starting or coming
+back is found; a run that does not answer is told from its files.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ _RATES_OVER = 10  # pictures, so rates and the bottleneck are of about the last 
 
 def status(
     run: Run = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="a new picture every second until the run ends")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="a new picture every second until the run ends")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
     output_dir: OutputDir = None,
 ) -> None:
@@ -53,7 +55,10 @@ def ended(remains: runs.Remains) -> str:
     """What became of a run that is not running, in a line."""
     cause = f": {remains.cause}" if remains.cause else ""
     outcome = remains.outcome or "was killed"
-    return f"run {remains.run_name} is not running ({outcome}); last step {remains.step} of {remains.num_steps}{cause}"
+    return (
+        f"run {remains.run_name} is not running ({outcome}); last step {remains.step} of"
+        f" {remains.num_steps}{cause}"
+    )
 
 
 def _as_json(run_dir: Path) -> bytes:
@@ -69,7 +74,9 @@ def _as_json(run_dir: Path) -> bytes:
 
 
 def _watch(run_dir: Path) -> None:
-    """Draws in place on a terminal, one picture below the other elsewhere; returns when the run has ended."""
+    """Draws in place on a terminal, one picture below the other elsewhere; returns when the run has
+    ended.
+    """
     terminal = console()
     try:
         if terminal.is_terminal:
@@ -97,7 +104,9 @@ def _pictures(run_dir: Path) -> Iterator[RenderableType]:
         else:
             before = answers[0] if answers else None
             yield _picture(reply, before, last)
-            last = bottleneck(training_members(reply), before.members if before is not None else (), last=last)
+            last = bottleneck(
+                training_members(reply), before.members if before is not None else (), last=last
+            )
             answers.append(reply)
         time.sleep(_REDRAW_S)
 
@@ -105,7 +114,9 @@ def _pictures(run_dir: Path) -> Iterator[RenderableType]:
 def _picture(reply: StatusReply, before: StatusReply | None, last: str = "") -> RenderableType:
     from async_rl.monitoring.status import render
 
-    return render(reply, before=before, rewards=runs.history(Path(reply.run_dir), "reward/mean"), last=last)
+    return render(
+        reply, before=before, rewards=runs.history(Path(reply.run_dir), "reward/mean"), last=last
+    )
 
 
 def _without_answer(run_dir: Path) -> str:
@@ -113,4 +124,7 @@ def _without_answer(run_dir: Path) -> str:
     remains, pid = runs.remains(run_dir), living_pid(run_dir)
     if pid is None:
         return ended(remains)
-    return f"run {remains.run_name} is starting (pid {pid}): its processes do not answer yet; see {remains.run_dir}/logs"
+    return (
+        f"run {remains.run_name} is starting (pid {pid}): its processes do not answer yet; see"
+        f" {remains.run_dir}/logs"
+    )

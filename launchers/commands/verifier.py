@@ -1,7 +1,9 @@
-"""`async-rl verifier`: the verifier's server alone, without a run, for whoever speaks one of its forms.
+"""`async-rl verifier`: the verifier's server alone, without a run, for whoever speaks one of its
+forms.
 
-Invariants: settings come from conf/ and what is given beside them; loopback unless told otherwise; never without a token: one is made and
-printed where none is given; the first SIGTERM or Ctrl-C drains, a second one ends it at once.
+Invariants: settings come from conf/ and what is given beside them; loopback unless told otherwise;
+never without a token: one is made and printed where none is given; the first SIGTERM or Ctrl-C
+drains, a second one ends it at once.
 """
 
 from __future__ import annotations
@@ -23,14 +25,18 @@ _TOKEN_BYTES = 24
 _LEVELS = {1: "namespaces", 2: "Landlock and seccomp", 3: "none: programs run unconfined"}
 VerifierSettings = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[key=value ...]", help="settings of sandbox and verifiers that differ from conf/"),
+    typer.Argument(
+        metavar="[key=value ...]", help="settings of sandbox and verifiers that differ from conf/"
+    ),
 ]
 
 
 def verifier(
     settings: VerifierSettings = None,
     host: Annotated[str | None, typer.Option(help="address to bind; default: loopback")] = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="port to bind; 0 = a free one, which is printed")] = 0,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="port to bind; 0 = a free one, which is printed")
+    ] = 0,
     token: Annotated[
         str | None,
         typer.Option(
@@ -44,7 +50,9 @@ def verifier(
     ] = None,
     allow_unsafe: Annotated[
         bool,
-        typer.Option("--allow-unsafe", help="run even where no jail works, if every program is trusted"),
+        typer.Option(
+            "--allow-unsafe", help="run even where no jail works, if every program is trusted"
+        ),
     ] = False,
 ) -> None:
     """Serve verdicts over HTTP until stopped, without any run.
@@ -65,12 +73,17 @@ def verifier(
 
 
 def verifier_config(settings: list[str]) -> RunConfig:
-    """The configuration of conf/ with settings of the verifier's own sections. Raises ConfigError for others."""
+    """The configuration of conf/ with settings of the verifier's own sections. Raises ConfigError
+    for others.
+    """
     from async_rl.launchers.configuration.compose import compose, names
 
     for setting in settings:
         if not setting.startswith(("sandbox.", "verifiers.", "reward.")):
-            raise ConfigError(f"{setting}: without a run only sandbox.*, verifiers.* and reward.* mean something; leave it out")
+            raise ConfigError(
+                f"{setting}: without a run only sandbox.*, verifiers.* and reward.* mean something;"
+                " leave it out"
+            )
     return compose(names()[0], settings)
 
 
@@ -90,11 +103,16 @@ async def _serve(config: RunConfig, host: str, port: int, token: str | None) -> 
         loop.add_signal_handler(number, stop)
     secret = token or secrets.token_urlsafe(_TOKEN_BYTES)
     with listen(host, port) as listener:
-        async with open_service(config.verifiers, config.sandbox, Activity(), config.reward) as service:
+        async with open_service(
+            config.verifiers, config.sandbox, Activity(), config.reward
+        ) as service:
 
             async def ready(url: str) -> None:
                 level = service.pool.level
-                typer.echo(f"verifier at {url} (jail level {level}: {_LEVELS[level]}; {service.num_cells} cells)")
+                typer.echo(
+                    f"verifier at {url} (jail level {level}: {_LEVELS[level]}; {service.num_cells}"
+                    " cells)"
+                )
                 if token is None:
                     typer.echo(f"token {secret}")
                 for reason in service.pool.reasons:

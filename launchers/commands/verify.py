@@ -1,7 +1,9 @@
-"""`async-rl verify`: scores a file of completions, or checks the reference solutions of a data set, on cells of its own.
+"""`async-rl verify`: scores a file of completions, or checks the reference solutions of a data set,
+on cells of its own.
 
-Invariants: every program of the file gets exactly one verdict; an infrastructure error is tried again and, if it stays, is listed as such,
-never counted among the wrong ones.  The verdicts go to stdout, the progress bar to stderr.
+Invariants: every program of the file gets exactly one verdict; an infrastructure error is tried
+again and, if it stays, is listed as such, never counted among the wrong ones.  The verdicts go to
+stdout, the progress bar to stderr.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ _IDS = ("task_id", "query_id", "id")
 
 
 class _Item(NamedTuple):
-    """One program of the file with its problem; the problem is None where the row is of no use, and program says why."""
+    """One program of the file with its problem; the problem is None where the row is of no use, and
+    program says why.
+    """
 
     name: str
     problem: CodeProblem | None
@@ -51,7 +55,12 @@ class _Result(NamedTuple):
 def verify(
     file: Annotated[
         str,
-        typer.Argument(help="jsonl, json or parquet: rows with tests and a column completion or response (or a list)"),
+        typer.Argument(
+            help=(
+                "jsonl, json or parquet: rows with tests and a column completion or response (or a"
+                " list)"
+            )
+        ),
     ],
     settings: VerifierSettings = None,
     workers: Annotated[
@@ -60,13 +69,18 @@ def verify(
     ] = None,
     references: Annotated[
         bool,
-        typer.Option("--references", help="check the rows' reference solutions and list those that fail"),
+        typer.Option(
+            "--references", help="check the rows' reference solutions and list those that fail"
+        ),
     ] = False,
-    output: Annotated[Path | None, typer.Option(help="jsonl file for one line per program with all its tests")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="jsonl file for one line per program with all its tests")
+    ] = None,
 ) -> None:
     """Score a file of completions, or check a data set's reference solutions.
 
-    Examples: async-rl verify completions.jsonl --output results.jsonl; async-rl verify problems.jsonl --references
+    Examples: async-rl verify completions.jsonl --output results.jsonl; async-rl verify
+    problems.jsonl --references
     """
     from async_rl.core.machine import this_machine
 
@@ -78,7 +92,9 @@ def verify(
         raise DataError(f"{file}: has no rows; nothing was scored")
     started = time.monotonic()
     with _opened(output) as lines:
-        results = asyncio.run(_score(_items(file, columns, config), num_programs, config, num_workers, lines))
+        results = asyncio.run(
+            _score(_items(file, columns, config), num_programs, config, num_workers, lines)
+        )
     _report(results, time.monotonic() - started, references=references)
     failed = {result.verdict for result in results} - {Verdict.PASS}
     if failed if references else failed & {Verdict.INFRASTRUCTURE_ERROR, None}:
@@ -89,17 +105,24 @@ def _opened(output: Path | None) -> AbstractContextManager[BinaryIO | None]:
     try:
         return open(output, "xb") if output else nullcontext()
     except OSError as error:
-        raise ConfigError(f"--output {output}: cannot be made ({error.strerror}); choose another") from error
+        raise ConfigError(
+            f"--output {output}: cannot be made ({error.strerror}); choose another"
+        ) from error
 
 
 def _rows(file: str, columns: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any], list[str]]]:
-    """(place, row, the texts with its programs) in order. Raises DataError if the file cannot be read or has no such column."""
+    """(place, row, the texts with its programs) in order. Raises DataError if the file cannot be
+    read or has no such column.
+    """
     from async_rl.data.files import read_rows
 
     for place, row in read_rows(file):
         column = next((column for column in columns if row.get(column) is not None), None)
         if column is None:
-            raise DataError(f"{place}: none of the columns {', '.join(columns)} among {', '.join(sorted(row))}; one must hold the program")
+            raise DataError(
+                f"{place}: none of the columns {', '.join(columns)} among {', '.join(sorted(row))};"
+                " one must hold the program"
+            )
         yield place, row, _programs(place, column, row[column])
 
 
@@ -108,7 +131,9 @@ def _items(file: str, columns: tuple[str, ...], config: RunConfig) -> Iterator[_
     from async_rl.rewards.extraction import extract_code
 
     for place, row, programs in _rows(file, columns):
-        name = next((f"{row[key]}" for key in _IDS if row.get(key) is not None), place.rpartition(", ")[2])
+        name = next(
+            (f"{row[key]}" for key in _IDS if row.get(key) is not None), place.rpartition(", ")[2]
+        )
         try:
             problem, _ = read_problem(place, row)
         except DataError as error:
@@ -138,7 +163,11 @@ def _programs(place: str, column: str, value: Any) -> list[str]:
 def _whole(row: dict[str, Any], code: str) -> str:
     """HumanEval's completions go on where the prompt ends."""
     entry = row.get("entry_point")
-    return f"{row['prompt']}{code}" if entry and isinstance(row.get("prompt"), str) and f"def {entry}(" not in code else code
+    return (
+        f"{row['prompt']}{code}"
+        if entry and isinstance(row.get("prompt"), str) and f"def {entry}(" not in code
+        else code
+    )
 
 
 async def _score(
@@ -207,16 +236,27 @@ async def _one(judge: Judge, item: _Item, lines: BinaryIO | None) -> _Result:
             response = infrastructure_response(str(error), 0)
     assert response is not None
     if lines is not None:
-        lines.write(msgspec.json.encode({"name": item.name, **msgspec.to_builtins(response)}) + b"\n")
+        lines.write(
+            msgspec.json.encode({"name": item.name, **msgspec.to_builtins(response)}) + b"\n"
+        )
     failed = next((test for test in response.tests if test.verdict is not Verdict.PASS), None)
     return _Result(item, response.verdict, failed.message if failed else "")
 
 
 def _report(results: list[_Result], seconds: float, *, references: bool) -> None:
-    counts = Counter("unusable row" if result.verdict is None else result.verdict.value for result in results)
+    counts = Counter(
+        "unusable row" if result.verdict is None else result.verdict.value for result in results
+    )
     for result in results:
-        if result.verdict is None or result.verdict is Verdict.INFRASTRUCTURE_ERROR or (references and result.verdict is not Verdict.PASS):
-            typer.echo(f"{result.item.name}: {result.verdict.value if result.verdict else 'unusable row'}: {result.message}")
+        if (
+            result.verdict is None
+            or result.verdict is Verdict.INFRASTRUCTURE_ERROR
+            or (references and result.verdict is not Verdict.PASS)
+        ):
+            typer.echo(
+                f"{result.item.name}: {result.verdict.value if result.verdict else 'unusable row'}:"
+                f" {result.message}"
+            )
     for name, count in counts.most_common():
         typer.echo(f"{name:22}{count:8}{count / len(results):8.1%}")
     by_name: dict[str, list[bool]] = {}
@@ -226,4 +266,6 @@ def _report(results: list[_Result], seconds: float, *, references: bool) -> None
     if by_name and not references:
         share = sum(sum(passed) / len(passed) for passed in by_name.values()) / len(by_name)
         typer.echo(f"pass@1 {share:.4f} over {len(by_name)} problems")
-    typer.echo(f"{len(results)} programs in {seconds:.1f} s, {len(results) / seconds:.0f} per second")
+    typer.echo(
+        f"{len(results)} programs in {seconds:.1f} s, {len(results) / seconds:.0f} per second"
+    )

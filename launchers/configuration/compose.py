@@ -1,8 +1,9 @@
-"""From files and overrides to one RunConfig: hydra composes, the schema validates, nothing is guessed.
+"""From files and overrides to one RunConfig: hydra composes, the schema validates, nothing is
+guessed.
 
-Invariants: hydra's job features (working directory, logging, output folders) are never used; every problem is a ConfigError of one or more
-lines, each naming path, value and remedy; paths in the result are absolute.
-Called by the command line, by tests and by benchmarks.
+Invariants: hydra's job features (working directory, logging, output folders) are never used; every
+problem is a ConfigError of one or more lines, each naming path, value and remedy; paths in the
+result are absolute. Called by the command line, by tests and by benchmarks.
 """
 
 from __future__ import annotations
@@ -35,15 +36,20 @@ USER_CONFIG = "user_file"
 
 
 def compose(conf: str, overrides: Sequence[str] = ()) -> RunConfig:
-    """Compose `conf` (a name from conf/, or a path of a yaml file) with `key=value` overrides, validate and check it.
+    """Compose `conf` (a name from conf/, or a path of a yaml file) with `key=value` overrides,
+    validate and check it.
 
     Raises ConfigError for wrong keys, types, ranges and combinations, before anything starts.
     """
     return compose_for(this_machine(), conf, overrides)[0]
 
 
-def compose_for(machine: Machine, conf: str, overrides: Sequence[str] = ()) -> tuple[RunConfig, str]:
-    """As `compose`, for this machine; also the preset of conf/hardware that was given or that fits it."""
+def compose_for(
+    machine: Machine, conf: str, overrides: Sequence[str] = ()
+) -> tuple[RunConfig, str]:
+    """As `compose`, for this machine; also the preset of conf/hardware that was given or that fits
+    it.
+    """
     tree, preset = _tree(conf, overrides, machine)
     config = _validated(tree)
     check(config)
@@ -51,7 +57,9 @@ def compose_for(machine: Machine, conf: str, overrides: Sequence[str] = ()) -> t
 
 
 def recompose(path: Path, overrides: Sequence[str]) -> RunConfig:
-    """A resolved configuration that `write_config` wrote, with `key=value` overrides, validated and checked as `compose` does."""
+    """A resolved configuration that `write_config` wrote, with `key=value` overrides, validated and
+    checked as `compose` does.
+    """
     checked = readable(overrides, [CONF_DIR])
     try:
         tree = OmegaConf.to_container(OmegaConf.merge(OmegaConf.load(path), as_tree(checked)))
@@ -88,7 +96,9 @@ def names() -> list[str]:
 
 
 def as_written(conf: str) -> dict[str, Any]:
-    """What `conf` is composed of without GPUs, with what is worked out on a machine left as it is written; for documents."""
+    """What `conf` is composed of without GPUs, with what is worked out on a machine left as it is
+    written; for documents.
+    """
     return _tree(conf, ["hardware=cpu"], this_machine(), resolve=False)[0]
 
 
@@ -103,13 +113,17 @@ def to_yaml(config: RunConfig) -> str:
     return msgspec.yaml.encode(config).decode()
 
 
-def _tree(conf: str, overrides: Sequence[str], machine: Machine, *, resolve: bool = True) -> tuple[dict[str, Any], str]:
+def _tree(
+    conf: str, overrides: Sequence[str], machine: Machine, *, resolve: bool = True
+) -> tuple[dict[str, Any], str]:
     OmegaConf.register_new_resolver("with_files", with_files, replace=True)
     directory = _register_user_file(conf)
     if directory is None and conf not in names():
         best = schema.nearest(conf, among=names())
         hint = f"; did you mean {best}?" if best else ""
-        raise ConfigError(f"conf={conf}: neither a name from conf/ ({', '.join(names())}) nor a yaml file{hint}")
+        raise ConfigError(
+            f"conf={conf}: neither a name from conf/ ({', '.join(names())}) nor a yaml file{hint}"
+        )
     for name, function in hardware.resolvers(machine, _launcher(directory, overrides)).items():
         OmegaConf.register_new_resolver(name, function, replace=True)
     checked = readable(overrides, [CONF_DIR] if directory is None else [directory, CONF_DIR])
@@ -118,7 +132,10 @@ def _tree(conf: str, overrides: Sequence[str], machine: Machine, *, resolve: boo
     try:
         with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
             # Entries of a mapping are new names to hydra.
-            given = [f"++{word}" if word.startswith(tuple(schema.mappings())) else word for word in checked]
+            given = [
+                f"++{word}" if word.startswith(tuple(schema.mappings())) else word
+                for word in checked
+            ]
             composed = hydra_compose(
                 conf if directory is None else USER_CONFIG,
                 overrides=given,
@@ -135,8 +152,14 @@ def _tree(conf: str, overrides: Sequence[str], machine: Machine, *, resolve: boo
 
 
 def _launcher(directory: Path | None, overrides: Sequence[str]) -> str:
-    """The launcher that the overrides, else the user's file, ask for; what conf/ says without either."""
-    given = [override.removeprefix("launcher=") for override in overrides if override.startswith("launcher=")]
+    """The launcher that the overrides, else the user's file, ask for; what conf/ says without
+    either.
+    """
+    given = [
+        override.removeprefix("launcher=")
+        for override in overrides
+        if override.startswith("launcher=")
+    ]
     file = OmegaConf.load(CONF_DIR / "base.yaml")
     if directory is not None:
         file = OmegaConf.merge(file, ConfigStore.instance().load(f"{USER_CONFIG}.yaml").node)
@@ -146,20 +169,27 @@ def _launcher(directory: Path | None, overrides: Sequence[str]) -> str:
 def _register_user_file(conf: str) -> Path | None:
     """Make a user's yaml file known to hydra; returns its directory, or None if `conf` is a name.
 
-    It goes through hydra's store because hydra takes a primary file from one directory only, and ours is conf/.
+    It goes through hydra's store because hydra takes a primary file from one directory only, and
+    ours is conf/.
     """
     path = Path(conf).expanduser()
     if path.suffix not in (".yaml", ".yml"):
         return None
     if not path.is_file():
-        raise ConfigError(f"conf={conf}: there is no such file; give the path of a yaml file or one of {', '.join(names())}")
+        raise ConfigError(
+            f"conf={conf}: there is no such file; give the path of a yaml file or one of"
+            f" {', '.join(names())}"
+        )
     try:
         node = OmegaConf.load(path)
     except (YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"conf={conf}: not readable as yaml: {error}") from error
     defaults = node.get("defaults") if isinstance(node, DictConfig) else None
     if not isinstance(defaults, ListConfig):
-        raise ConfigError(f"conf={conf}: must begin with the configuration it builds on, as in 'defaults: [ppo_code, _self_]'")
+        raise ConfigError(
+            f"conf={conf}: must begin with the configuration it builds on, as in 'defaults:"
+            " [ppo_code, _self_]'"
+        )
     if "_self_" not in defaults:
         defaults.append("_self_")  # the file's own settings win over those it builds on
     ConfigStore.instance().store(name=USER_CONFIG, node=node)
@@ -188,7 +218,11 @@ def _amend(tree: dict[str, Any], path: str, *, is_list_of_strings: bool) -> None
     if is_list_of_strings and isinstance(node[leaf], str):
         node[leaf] = [node[leaf]]
     if path in PATH_SETTINGS:
-        node[leaf] = [_absolute(v) for v in node[leaf]] if isinstance(node[leaf], list) else _absolute(node[leaf])
+        node[leaf] = (
+            [_absolute(v) for v in node[leaf]]
+            if isinstance(node[leaf], list)
+            else _absolute(node[leaf])
+        )
     elif path == "model.path" and isinstance(node[leaf], str) and is_local_model(node[leaf]):
         node[leaf] = _absolute(node[leaf])
 
@@ -199,9 +233,15 @@ def is_local_model(model: str) -> bool:
 
 
 def _absolute(value: Any) -> Any:
-    return os.path.abspath(os.path.expanduser(value)) if isinstance(value, str) and value and "://" not in value else value
+    return (
+        os.path.abspath(os.path.expanduser(value))
+        if isinstance(value, str) and value and "://" not in value
+        else value
+    )
 
 
 def with_files(with_them: Any, without: Any, *, _root_: DictConfig) -> Any:
-    """The first value where the run trains or is evaluated on files of the user's, the second on the embedded task."""
+    """The first value where the run trains or is evaluated on files of the user's, the second on
+    the embedded task.
+    """
     return with_them if _root_.data.train_files or _root_.data.val_files else without

@@ -1,6 +1,7 @@
 """Which preset of conf/hardware fits a machine, and how a preset divides cores and GPUs. Pure.
 
-Used by compose.py: as the choice where no `hardware=` is given, and as the functions that conf/hardware/*.yaml call.
+Used by compose.py: as the choice where no `hardware=` is given, and as the functions that
+conf/hardware/*.yaml call.
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ def preset_for(machine: Machine, launcher: str) -> str:
 
 def described(machine: Machine) -> str:
     """The machine in words."""
-    unusable = f" ({machine.unusable_gpus} unused: torch or vLLM is a CPU build)" if machine.unusable_gpus else ""
+    unusable = (
+        f" ({machine.unusable_gpus} unused: torch or vLLM is a CPU build)"
+        if machine.unusable_gpus
+        else ""
+    )
     gpus = f"{machine.num_gpus or 'no'} GPU{'' if machine.num_gpus == 1 else 's'}{unusable}"
     return f"{len(machine.cores)} cores, {gpus}, {machine.memory_mb >> 10} GB"
 
@@ -44,26 +49,36 @@ def resolvers(machine: Machine, launcher: str) -> dict[str, Callable[..., Any]]:
         "this_hardware": lambda: preset_for(machine, launcher),
         "gpus": lambda: machine.num_gpus,
         "share_of_cores": lambda part, parts: share_of_cores(machine.cores, part, parts),
-        "cores_each": lambda part, parts, processes: max(1, len(share_of_cores(machine.cores, part, parts)) // max(1, processes)),
+        "cores_each": lambda part, parts, processes: max(
+            1, len(share_of_cores(machine.cores, part, parts)) // max(1, processes)
+        ),
         "learning": learning,
         "generating": generating,
-        "in_turns": lambda in_turns, at_once, placement: in_turns if placement == "colocated" else at_once,
+        "in_turns": lambda in_turns, at_once, placement: (
+            in_turns if placement == "colocated" else at_once
+        ),
         "with_gpus": lambda with_them, without, gpus: with_them if gpus else without,
     }
 
 
 def share_of_cores(cores: tuple[int, ...], part: int, parts: int) -> list[int]:
-    """The part-th of `parts` equal shares of the cores; all of them where there are fewer than `parts`."""
+    """The part-th of `parts` equal shares of the cores; all of them where there are fewer than
+    `parts`.
+    """
     if len(cores) < parts:
         return list(cores)
     return list(cores[part * len(cores) // parts : (part + 1) * len(cores) // parts])
 
 
 def learning(nodes: int, gpus_per_node: int) -> int:
-    """Learner ranks: a quarter of all GPUs, no more than one node has, so that they need no network; one without GPUs."""
+    """Learner ranks: a quarter of all GPUs, no more than one node has, so that they need no
+    network; one without GPUs.
+    """
     return max(1, min(nodes * gpus_per_node // 4, gpus_per_node))
 
 
 def generating(nodes: int, gpus_per_node: int) -> int:
     """Generators: the GPUs that do not learn; without GPUs, one on each node but the first."""
-    return max(1, nodes * gpus_per_node - learning(nodes, gpus_per_node) if gpus_per_node else nodes - 1)
+    return max(
+        1, nodes * gpus_per_node - learning(nodes, gpus_per_node) if gpus_per_node else nodes - 1
+    )

@@ -1,8 +1,8 @@
 """`key=value` settings of the command line, in hydra's syntax, checked before hydra sees them.
 
-Invariants: what comes out is readable to hydra and names only groups, sections and settings that exist; text needs no quotes of its own
-(paths with spaces, names that look like numbers).
-Called by compose.py.
+Invariants: what comes out is readable to hydra and names only groups, sections and settings that
+exist; text needs no quotes of its own (paths with spaces, names that look like numbers). Called by
+compose.py.
 """
 
 from __future__ import annotations
@@ -54,13 +54,17 @@ def _parse(text: str) -> Override | None:
 
 
 def _quoted_if_text(given: str) -> str:
-    """The override with its value in quotes, where the setting is text and the value would be no text or not readable without."""
+    """The override with its value in quotes, where the setting is text and the value would be no
+    text or not readable without.
+    """
     key, _, value = given.partition("=")
     setting = schema.find(key)
     if setting is None or not value or not (setting.takes_text or setting.is_list_of_strings):
         return given
     override = _parse(given)
-    is_text = override is not None and (override.is_sweep_override() or not isinstance(override.value(), bool | int | float))
+    is_text = override is not None and (
+        override.is_sweep_override() or not isinstance(override.value(), bool | int | float)
+    )
     if is_text or value[0] in "[\"'":
         return given
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
@@ -70,17 +74,29 @@ def _quoted_if_text(given: str) -> str:
 def _problems(override: Override, given: str, groups: dict[str, list[str]]) -> list[str]:
     key, value = override.key_or_group, given.partition("=")[2]
     if override.is_delete() or override.is_add():
-        return [f"{given}: settings can be neither added nor removed; write {key}=<value> to change one"]
+        return [
+            f"{given}: settings can be neither added nor removed; write {key}=<value> to change one"
+        ]
     if override.is_sweep_override():
         return [f"{given}: is a choice of several values; write a list as {key}=[a,b]"]
     if isinstance(override.value(), dict) and key in schema.sections():
-        inside = schema.flatten({str(name): inner for name, inner in override.value().items()}, key + ".")
-        return [schema.unknown(path, schema.show(inner)) for path, inner in inside if path not in schema.settings()]
+        inside = schema.flatten(
+            {str(name): inner for name, inner in override.value().items()}, key + "."
+        )
+        return [
+            schema.unknown(path, schema.show(inner))
+            for path, inner in inside
+            if path not in schema.settings()
+        ]
     if schema.entry_of(key) and isinstance(override.value(), dict):
         return []  # an entry of a mapping, which is looked at once it is composed
     if key in groups:
         hint = "; a model is named by model.path" if key == "model" else ""
-        return [] if value in groups[key] else [f"{given}: conf/{key}/ has {', '.join(groups[key])}{hint}"]
+        return (
+            []
+            if value in groups[key]
+            else [f"{given}: conf/{key}/ has {', '.join(groups[key])}{hint}"]
+        )
     if key in schema.sections():
         return [f"{given}: {key} is a section; set one of its settings, {key}.<name>=<value>"]
     return [] if schema.find(key) else [schema.unknown(key, value)]
@@ -96,4 +112,7 @@ def _unreadable(given: str) -> str:
 def _groups(directories: Sequence[Path]) -> dict[str, list[str]]:
     """Groups with the files to choose from."""
     files = [path for directory in directories for path in directory.glob("*/*.yaml")]
-    return {group: sorted({path.stem for path in files if path.parent.name == group}) for group in {path.parent.name for path in files}}
+    return {
+        group: sorted({path.stem for path in files if path.parent.name == group})
+        for group in {path.parent.name for path in files}
+    }

@@ -1,4 +1,5 @@
-"""What a launch is about to do, for people: the resolved configuration, the process table, the derived numbers.
+"""What a launch is about to do, for people: the resolved configuration, the process table, the
+derived numbers.
 
 Shows only; computes nothing that topology.py or estimate.py does not. Called by the command line.
 """
@@ -40,7 +41,9 @@ def show_plan(
     *,
     preset: str = "",
 ) -> None:
-    """Print the process table and the derived numbers. preset: the file of conf/hardware that was chosen; empty if it no longer matters."""
+    """Print the process table and the derived numbers. preset: the file of conf/hardware that was
+    chosen; empty if it no longer matters.
+    """
     table = Table(
         "process",
         "role",
@@ -58,7 +61,9 @@ def show_plan(
     rows += [(spec.name, spec.role, _placement(config, spec, everywhere)) for spec in specs]
     for name, role, placement in rows:
         size = f"{memory_mb(config_of(config, pool_of(name)), role, shape)} MB"
-        table.add_row(name, role, f"{config.launcher}, {host}", placement, _address(config, role), size)
+        table.add_row(
+            name, role, f"{config.launcher}, {host}", placement, _address(config, role), size
+        )
     console.print(table)
     numbers = Table(
         "what follows",
@@ -80,7 +85,13 @@ def _placement(config: RunConfig, spec: ProcessSpec, everywhere: str) -> str:
         cpus = cluster_cpus(config, spec)
         gpus = f", {spec.gpus:g} GPU{'' if spec.gpus == 1 else 's'}" if spec.gpus else ""
         return f"{cpus} CPU{'' if cpus == 1 else 's'}{gpus} of a node"
-    cores = f"cores {_numbers(spec.cores)}" if len(spec.cores) > 1 else f"core {spec.cores[0]}" if spec.cores else everywhere
+    cores = (
+        f"cores {_numbers(spec.cores)}"
+        if len(spec.cores) > 1
+        else f"core {spec.cores[0]}"
+        if spec.cores
+        else everywhere
+    )
     if not spec.gpus:
         return cores
     return f"GPU {spec.env.get('CUDA_VISIBLE_DEVICES', '?')} ({spec.gpus:g}), {cores}"

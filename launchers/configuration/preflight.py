@@ -1,7 +1,8 @@
-"""What only this machine can tell before a run starts: files, ports, cores, memory, disk, the run's name.
+"""What only this machine can tell before a run starts: files, ports, cores, memory, disk, the run's
+name.
 
-Invariants: nothing is left behind by a check; every problem is one line with path, value and remedy; all are reported at once.
-Called by `async-rl launch`, with and without --dry-run.
+Invariants: nothing is left behind by a check; every problem is one line with path, value and
+remedy; all are reported at once. Called by `async-rl launch`, with and without --dry-run.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ from async_rl.wire.addresses import host_for_people
 
 
 def preflight(config: RunConfig, machine: Machine, *, is_new: bool = True) -> None:
-    """Raise ConfigError with one line per thing that would stop the run on this machine. is_new: its directory must not exist yet."""
+    """Raise ConfigError with one line per thing that would stop the run on this machine. is_new:
+    its directory must not exist yet.
+    """
     raise_if_any(_problems(config, machine, is_new=is_new))
 
 
@@ -51,7 +54,9 @@ def model_shape(config: RunConfig) -> ModelShape | None:
     if config.model.path is None:
         return embedded_shape(config.model)
     try:
-        return shape_from_hf(msgspec.json.decode((Path(config.model.path) / "config.json").read_bytes(), type=dict))
+        return shape_from_hf(
+            msgspec.json.decode((Path(config.model.path) / "config.json").read_bytes(), type=dict)
+        )
     except (OSError, msgspec.DecodeError, KeyError):
         return None
 
@@ -65,7 +70,10 @@ def _problems(config: RunConfig, machine: Machine, *, is_new: bool) -> Iterator[
     yield from _network_problems(config)
     yield from launcher_problems(config)
     if config.monitoring.wandb is not None and importlib.util.find_spec("wandb") is None:
-        yield f"monitoring.wandb={config.monitoring.wandb}: wandb is not installed; pip install wandb, or set monitoring.wandb=null"
+        yield (
+            f"monitoring.wandb={config.monitoring.wandb}: wandb is not installed; pip install"
+            " wandb, or set monitoring.wandb=null"
+        )
     yield from _verifier_problems(config.sandbox, config.reward)
     yield from _rollout_problems(config.rollout)
     shape = model_shape(config)
@@ -106,42 +114,71 @@ def _file_problems(config: RunConfig) -> Iterator[str]:
                 if not glob(file, recursive=True):
                     yield f"data.{name}={file}: no file is named like that; correct the pattern"
             elif not path.is_file():
-                yield f"data.{name}={file}: there is no such file; give the path of a .jsonl, .json or .parquet file"
+                yield (
+                    f"data.{name}={file}: there is no such file; give the path of a .jsonl, .json"
+                    " or .parquet file"
+                )
             elif not os.access(path, os.R_OK):
                 yield f"data.{name}={file}: may not be read; change its permissions (chmod u+r)"
             elif path.stat().st_size == 0:
                 yield f"data.{name}={file}: is empty; give a file with at least one prompt"
     if config.data.tokenizer is not None and not Path(config.data.tokenizer).is_dir():
-        yield f"data.tokenizer={config.data.tokenizer}: there is no such directory; give one with a tokenizer, or null for the model's own"
+        yield (
+            f"data.tokenizer={config.data.tokenizer}: there is no such directory; give one with a"
+            " tokenizer, or null for the model's own"
+        )
     model = config.model.path
     if model is not None and is_local_model(model):
         if not Path(model).is_dir():
-            yield f"model.path={model}: there is no such directory; give a model's directory or its hub name (owner/name)"
+            yield (
+                f"model.path={model}: there is no such directory; give a model's directory or its"
+                " hub name (owner/name)"
+            )
         elif not (Path(model) / "config.json").is_file():
-            yield f"model.path={model}: has no config.json; give the directory of a Hugging Face model"
+            yield (
+                f"model.path={model}: has no config.json; give the directory of a Hugging Face"
+                " model"
+            )
 
 
 def _directory_problems(config: RunConfig, *, is_new: bool) -> Iterator[str]:
-    if is_new and config.run_name is not None and (Path(config.output_dir) / config.run_name).exists():
-        yield f"run_name={config.run_name}: {config.output_dir}/{config.run_name} exists already; choose another, or remove it"
+    if (
+        is_new
+        and config.run_name is not None
+        and (Path(config.output_dir) / config.run_name).exists()
+    ):
+        yield (
+            f"run_name={config.run_name}: {config.output_dir}/{config.run_name} exists already;"
+            " choose another, or remove it"
+        )
     existing = _nearest_existing(Path(config.output_dir))
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        yield f"output_dir={config.output_dir}: {existing} is not a directory that may be written to; set output_dir to one that is"
+        yield (
+            f"output_dir={config.output_dir}: {existing} is not a directory that may be written to;"
+            " set output_dir to one that is"
+        )
         return
     free_mb = shutil.disk_usage(existing).free // 2**20
     needed_mb = disk_mb(config, model_shape(config))
     if free_mb < needed_mb:
         yield (
-            f"output_dir={config.output_dir}: {free_mb} MB are free there, the run needs about {needed_mb} MB; free some, set output_dir "
-            "to another disk, or lower checkpoint.keep"
+            f"output_dir={config.output_dir}: {free_mb} MB are free there, the run needs about"
+            f" {needed_mb} MB; free some, set output_dir to another disk, or lower checkpoint.keep"
         )
 
 
 def _mirror_problems(config: RunConfig) -> Iterator[str]:
     mirror, name = config.checkpoint.mirror, config.run_name
     try:
-        if mirror is not None and Mirror(mirror, Path(name or "run")).versions() and name is not None:
-            yield f"checkpoint.mirror={mirror}: holds a run {name} already; choose another run_name, or async-rl resume {mirror}/{name}"
+        if (
+            mirror is not None
+            and Mirror(mirror, Path(name or "run")).versions()
+            and name is not None
+        ):
+            yield (
+                f"checkpoint.mirror={mirror}: holds a run {name} already; choose another run_name,"
+                f" or async-rl resume {mirror}/{name}"
+            )
     except InfrastructureError as error:
         yield str(error)
 
@@ -155,7 +192,10 @@ def _network_problems(config: RunConfig) -> Iterator[str]:
     if config.launcher == "slurm":
         return  # the job may start on any node, where these are looked at when they are bound
     if problem := _bind(host, 0):
-        yield f"network.host={host}: not an address of this machine ({problem}); set network.host to one, 127.0.0.1 for this machine alone"
+        yield (
+            f"network.host={host}: not an address of this machine ({problem}); set network.host to"
+            " one, 127.0.0.1 for this machine alone"
+        )
         return
     ports = [("network.control_port", config.network.control_port)]
     if config.monitoring.tensorboard:
@@ -164,13 +204,18 @@ def _network_problems(config: RunConfig) -> Iterator[str]:
         ports.append(("monitoring.prometheus_port", config.monitoring.prometheus_port))
     for path, port in ports:
         if port and (problem := _bind(host, port)):
-            yield f"{path}={port}: cannot be used on {host} ({problem}); choose another port, or 0 for a free one"
+            yield (
+                f"{path}={port}: cannot be used on {host} ({problem}); choose another port, or 0"
+                " for a free one"
+            )
 
 
 def _bind(host: str, port: int) -> str | None:
     """Why the address cannot be bound; None if it can."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )[0]
         with socket.socket(family, kind, protocol) as probe:
             # As servers do: an address whose last connection is still winding down is free.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

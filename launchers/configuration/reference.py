@@ -1,4 +1,5 @@
-"""What is made from code in docs/: configuration.md from the schema; metrics.md and the Grafana dashboard grafana.json from the catalogue.
+"""What is made from code in docs/: configuration.md from the schema; metrics.md and the Grafana
+dashboard grafana.json from the catalogue.
 
     make docs
 
@@ -43,10 +44,15 @@ def pages() -> dict[str, str]:
 
 
 def dashboard() -> str:
-    """A Grafana dashboard with the charts of TensorBoard's first page, for the endpoint of monitoring.prometheus_port."""
+    """A Grafana dashboard with the charts of TensorBoard's first page, for the endpoint of
+    monitoring.prometheus_port.
+    """
     panels = []
     for number, (title, names) in enumerate(FIRST_SCREEN):
-        targets = [{"refId": "ABCDEFG"[i], "expr": _expression(name), "legendFormat": name} for i, name in enumerate(names)]
+        targets = [
+            {"refId": "ABCDEFG"[i], "expr": _expression(name), "legendFormat": name}
+            for i, name in enumerate(names)
+        ]
         place = {
             "x": _PANEL_WIDTH * (number % 2),
             "y": _PANEL_HEIGHT * (number // 2),
@@ -86,7 +92,11 @@ def _expression(name: str) -> str:
     spec = describe(name)
     assert spec is not None, f"{name} is not in the catalogue"
     exported, labels = exported_name(name, spec)
-    return exported + ("{" + ",".join(f'{label}="{value}"' for label, value in labels.items()) + "}" if labels else "")
+    return exported + (
+        "{" + ",".join(f'{label}="{value}"' for label, value in labels.items()) + "}"
+        if labels
+        else ""
+    )
 
 
 def metrics_page() -> str:

@@ -1,4 +1,5 @@
-"""The page docs/configuration.md: every setting with unit, range, value in conf/ and meaning, made from the schema and the files of conf/.
+"""The page docs/configuration.md: every setting with unit, range, value in conf/ and meaning, made
+from the schema and the files of conf/.
 
 Called by reference.py, for `make docs`.
 """
@@ -56,10 +57,15 @@ def settings_page() -> str:
     """The whole page."""
     written = {conf: dict(flatten(as_written(conf))) for conf in names()}
     parts = [_HEAD.format(confs=" and ".join(f"`conf={conf}`" for conf in written))]
-    for section, members in itertools.groupby(settings().values(), key=lambda s: s.path.rpartition(".")[0]):
+    for section, members in itertools.groupby(
+        settings().values(), key=lambda s: s.path.rpartition(".")[0]
+    ):
         listed = list(members)
         parts.append(f"\n## {section or 'The run'}\n\n{_meaning_of(section)}\n")
-        rows = [(f"`{s.path}`", unit(s), span(s.type), _values(s, written), s.description) for s in listed]
+        rows = [
+            (f"`{s.path}`", unit(s), span(s.type), _values(s, written), s.description)
+            for s in listed
+        ]
         parts.append(table(("setting", "unit", "range", "value", "meaning"), rows))
         for place in [s.path for s in listed if s.path in mappings()]:
             inner = entry_of(f"{place}.NAME").values()
@@ -76,7 +82,10 @@ def settings_page() -> str:
             ]
             parts.append(table(("setting", "unit", "range", "value", "meaning"), rows))
     for group in sorted({path.parent.name for path in CONF_DIR.glob("*/*.yaml")}):
-        parts.append(f"\n## The group `{group}`\n\n`{group}=NAME` takes one of these files; a file sets what stands beside it.\n")
+        parts.append(
+            f"\n## The group `{group}`\n\n`{group}=NAME` takes one of these files; a file sets what"
+            " stands beside it.\n"
+        )
         files = sorted((CONF_DIR / group).glob("*.yaml"))
         parts.append(
             table(
@@ -88,7 +97,9 @@ def settings_page() -> str:
 
 
 def unit(setting: Setting) -> str:
-    """The unit that the name carries; empty for text, choices and plain numbers, whose meaning says it."""
+    """The unit that the name carries; empty for text, choices and plain numbers, whose meaning says
+    it.
+    """
     if "number" not in span(setting.type):
         return ""
     return next((unit for ending, unit in _UNITS.items() if setting.path.endswith(ending)), "")
@@ -120,7 +131,11 @@ def _bounds(meta: msgspec.Meta) -> Iterator[str]:
 
 
 def _values(setting: Setting, written: dict[str, dict[str, Any]]) -> str:
-    found = {conf: f"`{show(leaves[setting.path])}`" for conf, leaves in written.items() if setting.path in leaves}
+    found = {
+        conf: f"`{show(leaves[setting.path])}`"
+        for conf, leaves in written.items()
+        if setting.path in leaves
+    }
     if len(set(found.values())) == 1 and len(found) == len(written):
         return next(iter(found.values()))
     return ", ".join(f"{conf}: {value}" for conf, value in found.items())
@@ -133,8 +148,15 @@ def _settings_in(name: str, group: str) -> list[str]:
     found = re.match(r"# @package (\w+)", file.read_text())
     package = found[1] if found else group
     prefix = "" if package == "_global_" else f"{package}."
-    base = [f"all of `{entry}`" for entry in tree.pop("defaults", []) if isinstance(entry, str) and entry != "_self_"]
-    return base + [f"`{path}={show(value)}`" for path, value in flatten({str(key): value for key, value in tree.items()}, prefix)]
+    base = [
+        f"all of `{entry}`"
+        for entry in tree.pop("defaults", [])
+        if isinstance(entry, str) and entry != "_self_"
+    ]
+    return base + [
+        f"`{path}={show(value)}`"
+        for path, value in flatten({str(key): value for key, value in tree.items()}, prefix)
+    ]
 
 
 def _meaning_of(section: str) -> str:
@@ -152,4 +174,6 @@ def _first_sentence(kind: type[Section]) -> str:
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     """A table in Markdown."""
     lines = [head, ("---",) * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return "\n".join(
+        "| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines
+    )

@@ -1,7 +1,8 @@
-"""The settings that exist, by path, read from the schema: what a wrong key was meant to be, and what is wrong with a value.
+"""The settings that exist, by path, read from the schema: what a wrong key was meant to be, and
+what is wrong with a value.
 
-Invariants: the schema in `async_rl/config/run.py` is the only source; every problem is one line that names path, value and remedy.
-Used by `compose.py`.
+Invariants: the schema in `async_rl/config/run.py` is the only source; every problem is one line
+that names path, value and remedy. Used by `compose.py`.
 """
 
 from __future__ import annotations
@@ -69,7 +70,11 @@ def settings() -> dict[str, Setting]:
 def mappings() -> dict[str, type[Section]]:
     """Settings that hold sections by a name that people give: by path, what an entry is."""
     plain = {path: setting.plain_type for path, setting in settings().items()}
-    return {path: get_args(kind)[1] for path, kind in plain.items() if get_origin(kind) is dict and issubclass(get_args(kind)[1], Section)}
+    return {
+        path: get_args(kind)[1]
+        for path, kind in plain.items()
+        if get_origin(kind) is dict and issubclass(get_args(kind)[1], Section)
+    }
 
 
 def entry_of(path: str) -> dict[str, Setting]:
@@ -109,7 +114,9 @@ def _walk(section: type[Section], prefix: str) -> Iterator[Setting]:
 
 
 def nearest(path: str, *, among: Iterable[str]) -> str | None:
-    """The candidate most like `path`, by the whole path or by its last part; None if none is like it."""
+    """The candidate most like `path`, by the whole path or by its last part; None if none is like
+    it.
+    """
     leaf = path.rsplit(".", 1)[-1]
 
     def likeness(candidate: str) -> float:
@@ -130,12 +137,22 @@ def unknown(path: str, value: str) -> str:
     inner = entry_of(path)
     best = nearest(path, among=inner or [*settings(), *sections()])
     if best is None:
-        known = f"there are {', '.join(leaf.rpartition('.')[2] for leaf in inner)}" if inner else "--dry-run shows all that exist"
+        known = (
+            f"there are {', '.join(leaf.rpartition('.')[2] for leaf in inner)}"
+            if inner
+            else "--dry-run shows all that exist"
+        )
         return f"{path}={value}: there is no such setting; {known}"
     if best in sections():
         inside = [p for p in settings() if p.startswith(best + ".")]
-        return f"{path}={value}: there is no such setting; the nearest is the section {best} with {', '.join(inside[:6])}"
-    return f"{path}={value}: there is no such setting; did you mean {best} ({(inner or settings())[best].description})?"
+        return (
+            f"{path}={value}: there is no such setting; the nearest is the section {best} with"
+            f" {', '.join(inside[:6])}"
+        )
+    return (
+        f"{path}={value}: there is no such setting; did you mean {best}"
+        f" ({(inner or settings())[best].description})?"
+    )
 
 
 def wrong_value(setting: Setting, value: Any) -> str | None:
@@ -152,7 +169,10 @@ def wrong_value(setting: Setting, value: Any) -> str | None:
         hint = f"; did you mean {best}?" if best else ""
         return f"{shown}: must be one of {', '.join(setting.choices)}{hint} ({setting.description})"
     if setting.takes_text and isinstance(value, bool | int | float):
-        return f"{shown}: must be text; put it in quotes: '{setting.path}=\"{show(value)}\"' ({setting.description})"
+        return (
+            f"{shown}: must be text; put it in quotes: '{setting.path}=\"{show(value)}\"'"
+            f" ({setting.description})"
+        )
     return f"{shown}: {_in_words(what)} ({setting.description})"
 
 
@@ -186,7 +206,9 @@ def show(value: Any) -> str:
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Leaves of a nested mapping by dotted path; a mapping where the schema has a setting is a leaf."""
+    """Leaves of a nested mapping by dotted path; a mapping where the schema has a setting is a
+    leaf.
+    """
     for key, value in tree.items():
         path = f"{prefix}{key}"
         if isinstance(value, Mapping) and path not in settings() and (value or path in sections()):
@@ -196,16 +218,25 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def problems(tree: Mapping[str, Any]) -> list[str]:
-    """All that is wrong with keys, types and ranges of a composed configuration; empty if it fits the schema."""
+    """All that is wrong with keys, types and ranges of a composed configuration; empty if it fits
+    the schema.
+    """
     found = []
     leaves = dict(flatten(tree))
     for path, value in leaves.items():
         if path in sections():
-            found.append(f"{path}={show(value)}: {path} is a section; set one of its settings, {path}.<name>=<value>")
+            found.append(
+                f"{path}={show(value)}: {path} is a section; set one of its settings,"
+                f" {path}.<name>=<value>"
+            )
         elif path not in settings():
             found.append(unknown(path, show(value)))
         elif path in mappings() and isinstance(value, Mapping):
-            found += [problem for name, entry in value.items() for problem in _entry_problems(f"{path}.{name}", entry)]
+            found += [
+                problem
+                for name, entry in value.items()
+                for problem in _entry_problems(f"{path}.{name}", entry)
+            ]
         elif problem := wrong_value(settings()[path], value):
             found.append(problem)
     for path, setting in settings().items():

@@ -1,4 +1,5 @@
-"""What becomes of the keys of an AReaL experiment configuration (`ppo-code`: four models, six calls, `ppo.*`), and of its two variables.
+"""What becomes of the keys of an AReaL experiment configuration (`ppo-code`: four models, six
+calls, `ppo.*`), and of its two variables.
 
 Used by `async-rl migrate`.
 """
@@ -23,8 +24,14 @@ from async_rl.launchers.migration.rules import (
 )
 
 _TOOLS = "has no counterpart and changes no result"
-_CALLS = "generators and learner have GPUs of their own: generators.*, learner.ranks, generation.vllm.tensor_parallel_size"
-_BUDGET = "a pass holds learner.budget_tokens tokens, whatever the number of sequences; gradients do not depend on it"
+_CALLS = (
+    "generators and learner have GPUs of their own: generators.*, learner.ranks,"
+    " generation.vllm.tensor_parallel_size"
+)
+_BUDGET = (
+    "a pass holds learner.budget_tokens tokens, whatever the number of sequences; gradients do not"
+    " depend on it"
+)
 _SUPPORT = "log-probs would be of another support than the learner's"
 _FULL_TOP_K = 1_000_000
 IMPLIED = {
@@ -43,26 +50,36 @@ def base(source: Source) -> str:
 
 def _advantages(value: Any, source: Source) -> Fate:
     if source.get("group_adv_norm"):
-        return Fate("translated", "over each prompt's group", {"algorithm.normalize_advantages": "group"})
-    return Fate("translated", settings={"algorithm.normalize_advantages": "batch" if value else "none"})
+        return Fate(
+            "translated", "over each prompt's group", {"algorithm.normalize_advantages": "group"}
+        )
+    return Fate(
+        "translated", settings={"algorithm.normalize_advantages": "batch" if value else "none"}
+    )
 
 
 def _disable_value(value: Any, _: Source) -> Fate:
     if value:
         settings = {"algorithm.advantage": "reinforce_plus_plus", "learner.critic.enabled": False}
         return Fate("translated", "without values an advantage is what is still to come", settings)
-    return Fate("translated", settings={"algorithm.advantage": "gae", "learner.critic.enabled": True})
+    return Fate(
+        "translated", settings={"algorithm.advantage": "gae", "learner.critic.enabled": True}
+    )
 
 
 def _with_critic(rule: Rule) -> Rule:
     reason = "without effect: ppo.disable_value=true"
-    return lambda value, source: Fate("defaulted", reason) if source.get("ppo.disable_value") else rule(value, source)
+    return lambda value, source: (
+        Fate("defaulted", reason) if source.get("ppo.disable_value") else rule(value, source)
+    )
 
 
 def _value_norm(value: Any, source: Source) -> Fate:
     return Fate(
         "translated",
-        settings={"algorithm.value_norm": source.get("ppo.value_norm_type", "exp") if value else "none"},
+        settings={
+            "algorithm.value_norm": source.get("ppo.value_norm_type", "exp") if value else "none"
+        },
     )
 
 
@@ -88,7 +105,8 @@ def _sequence(value: Any, source: Source) -> Fate:
     if value < needed:
         return Fate(
             "refused",
-            f"{value} is below prompt and response of {needed} tokens; the engine is given what they need",
+            f"{value} is below prompt and response of {needed} tokens; the engine is given what"
+            " they need",
         )
     return Fate("defaulted", f"the engine is given what prompt and response need: {needed} tokens")
 
@@ -131,7 +149,9 @@ def _optimizer(role: str, path: str) -> dict[str, Rule]:
         f"{prefix}.lr_scheduler_type": choice(f"{path}.schedule", schedules, "constant or cosine"),
         f"{prefix}.warmup_steps_proportion": _warmup(f"{path}.warmup_steps"),
         f"{prefix}.gradient_clipping": to(f"{path}.grad_clip"),
-        f"{prefix}.offload": only((False,), "moments stay with the learner", "set learner.offload=optimizer"),
+        f"{prefix}.offload": only(
+            (False,), "moments stay with the learner", "set learner.offload=optimizer"
+        ),
         f"{prefix}.*": same(_TOOLS),
     }
 
@@ -147,22 +167,35 @@ _MODELS: dict[str, Rule] = {
         },
     ),
     "actor.backend": same("the learner is sharded by FSDP2, whatever the source used"),
-    "actor.init_from_scratch": only((False,), "weights are loaded", "weights are loaded from model.path"),
+    "actor.init_from_scratch": only(
+        (False,), "weights are loaded", "weights are loaded from model.path"
+    ),
     "actor.vllm.max_seq_len_to_capture": _sequence,
     "actor.vllm.max_num_seqs": to("generation.vllm.max_num_seqs"),
-    "actor.vllm.max_num_batched_tokens": unless_null(to("generation.vllm.max_num_batched_tokens"), "as in conf/"),
+    "actor.vllm.max_num_batched_tokens": unless_null(
+        to("generation.vllm.max_num_batched_tokens"), "as in conf/"
+    ),
     "actor.vllm.gpu_memory_utilization": to("generation.vllm.gpu_memory_utilization"),
     "actor.vllm.enforce_eager": to("generation.vllm.enforce_eager"),
-    "actor.vllm.load_format": choice("generation.vllm.load_format", {"auto": "auto", "dummy": "dummy"}, "auto or dummy"),
+    "actor.vllm.load_format": choice(
+        "generation.vllm.load_format", {"auto": "auto", "dummy": "dummy"}, "auto or dummy"
+    ),
     **_optimizer("actor", "learner.optimizer"),
     "actor.*": same(_TOOLS),
-    **{key: _with_critic(rule) for key, rule in _optimizer("critic", "learner.critic.optimizer").items()},
+    **{
+        key: _with_critic(rule)
+        for key, rule in _optimizer("critic", "learner.critic.optimizer").items()
+    },
     "critic.path": lambda value, source: (
         Fate("defaulted", "the critic starts from the policy's backbone")
         if value in (None, "", source.get("actor.path"))
-        else Fate("refused", "the critic starts from the policy's backbone, not from a model of its own")
+        else Fate(
+            "refused", "the critic starts from the policy's backbone, not from a model of its own"
+        )
     ),
-    "critic.init_critic_from_actor": only((True,), "a fresh head on the policy's backbone", "the critic starts from the policy"),
+    "critic.init_critic_from_actor": only(
+        (True,), "a fresh head on the policy's backbone", "the critic starts from the policy"
+    ),
     "critic.*": same("as the actor's: one learner holds both"),
     "ref.path": lambda value, source: (
         Fate("defaulted", "the start model is the reference")
@@ -172,14 +205,24 @@ _MODELS: dict[str, Rule] = {
     "ref.*": same("the reference lies with the learner and is sharded as it is"),
     "rew.*": same("programs are scored by their tests, the source's model only lent its tokenizer"),
     "actor_train.mb_spec.max_tokens_per_mb": lambda value, _: (
-        Fate("translated", settings={"learner.budget_tokens": value}) if value < 1e9 else Fate("defaulted", _BUDGET)
+        Fate("translated", settings={"learner.budget_tokens": value})
+        if value < 1e9
+        else Fate("defaulted", _BUDGET)
     ),
-    **{f"{call}.mb_spec.*": same(_BUDGET) for call in ("actor_gen", "actor_train", "critic_train", "critic_inf", "ref_inf", "rew_inf")},
-    **{f"{call}.*": same(_CALLS) for call in ("actor_gen", "actor_train", "critic_train", "critic_inf", "ref_inf", "rew_inf")},
+    **{
+        f"{call}.mb_spec.*": same(_BUDGET)
+        for call in ("actor_gen", "actor_train", "critic_train", "critic_inf", "ref_inf", "rew_inf")
+    },
+    **{
+        f"{call}.*": same(_CALLS)
+        for call in ("actor_gen", "actor_train", "critic_train", "critic_inf", "ref_inf", "rew_inf")
+    },
 }
 
 _PPO: dict[str, Rule] = {
-    "ppo.gen.n": only((1,), "group_size decides", "group_size decides how many samples a prompt gets"),
+    "ppo.gen.n": only(
+        (1,), "group_size decides", "group_size decides how many samples a prompt gets"
+    ),
     "ppo.gen.max_new_tokens": to("data.max_response_tokens"),
     "ppo.gen.min_new_tokens": only((0,), "a response may end at once", f"{_SUPPORT}; set it to 0"),
     "ppo.gen.greedy": only(
@@ -189,7 +232,9 @@ _PPO: dict[str, Rule] = {
     ),
     "ppo.gen.top_p": only((1, 1.0), "the full support", f"{_SUPPORT}; set 1"),
     "ppo.gen.top_k": lambda value, _: (
-        Fate("defaulted", "the full support") if value < 0 or value >= _FULL_TOP_K else Fate("refused", f"{_SUPPORT}; set -1")
+        Fate("defaulted", "the full support")
+        if value < 0 or value >= _FULL_TOP_K
+        else Fate("refused", f"{_SUPPORT}; set -1")
     ),
     "ppo.gen.temperature": to("generation.temperature"),
     "ppo.gen.*": same(_TOOLS),
@@ -211,7 +256,9 @@ _PPO: dict[str, Rule] = {
     "ppo.reward_output_scaling": to("reward.scale"),
     "ppo.reward_output_bias": to("reward.bias"),
     "ppo.early_stop_imp_ratio": to("algorithm.max_mean_ratio"),
-    "ppo.use_adaptive_kl_ctl": to("algorithm.kl_controller", by=lambda value: "adaptive" if value else "fixed"),
+    "ppo.use_adaptive_kl_ctl": to(
+        "algorithm.kl_controller", by=lambda value: "adaptive" if value else "fixed"
+    ),
     "ppo.adv_norm": _advantages,
     "ppo.value_norm": _with_critic(_value_norm),
     "ppo.value_norm_type": _with_critic(
@@ -236,7 +283,9 @@ _TASK: dict[str, Rule] = {
     "dataset.train_bs_n_seqs": to("buffer.groups_per_step"),
     "dataset.fill_to_max_length": to("data.fill_to_max_tokens"),
     "REAL_CODE_METADATA_PATH": to("data.metadata_file"),
-    "FUNCTIONCALL_SERVICE_DOMAIN": same("our own verifiers run the programs; async-rl verifier serves the same protocol"),
+    "FUNCTIONCALL_SERVICE_DOMAIN": same(
+        "our own verifiers run the programs; async-rl verifier serves the same protocol"
+    ),
     "group_size": to("generation.group_size"),
     "generation_size": to("generation.generation_size"),
     "mask_no_eos_with_zero": to("algorithm.zero_truncated_reward"),
@@ -255,7 +304,9 @@ _TASK: dict[str, Rule] = {
         else Fate("refused", "code or math")
     ),
     "check_xml_format": lambda value, _: (
-        Fate("translated", settings={"reward.format_reward": -0.8}) if value else Fate("defaulted", "the form of the answer is not scored")
+        Fate("translated", settings={"reward.format_reward": -0.8})
+        if value
+        else Fate("defaulted", "the form of the answer is not scored")
     ),
     "use_dense_reward": _dense,
     "reward_delta": same("taken with use_dense_reward"),

@@ -1,8 +1,9 @@
 """From the configuration of another system to ours, key by key, so that none goes unmentioned.
 
-A system is a table of rules: the dotted key, or `section.*`, and what becomes of its value. Each key ends as translated (settings
-of ours are written), defaulted (what ours does anyway, with the reason) or refused (its meaning would be lost, with the reason).
-Invariants: a key without a rule is refused; the first rule that fits decides, exact keys before sections; nothing is dropped silently.
+A system is a table of rules: the dotted key, or `section.*`, and what becomes of its value. Each
+key ends as translated (settings of ours are written), defaulted (what ours does anyway, with the
+reason) or refused (its meaning would be lost, with the reason). Invariants: a key without a rule is
+refused; the first rule that fits decides, exact keys before sections; nothing is dropped silently.
 Used by `async-rl migrate`; the tables are in migration_verl.py and migration_areal.py.
 """
 
@@ -40,7 +41,9 @@ Rule = Callable[[Any, Source], Fate]
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """A whole file: the configuration of ours that it builds on, the settings that differ, and one line per key."""
+    """A whole file: the configuration of ours that it builds on, the settings that differ, and one
+    line per key.
+    """
 
     base: str
     settings: Settings
@@ -85,7 +88,9 @@ def unless_null(rule: Rule, reason: str) -> Rule:
 
 def when(key: str, value: Any, rule: Rule, reason: str) -> Rule:
     """The rule where another key has that value; without effect elsewhere."""
-    return lambda own, source: rule(own, source) if source.get(key) == value else Fate("defaulted", reason)
+    return lambda own, source: (
+        rule(own, source) if source.get(key) == value else Fate("defaulted", reason)
+    )
 
 
 def to_wandb(project: Any) -> Fate:
@@ -99,7 +104,9 @@ def to_wandb(project: Any) -> Fate:
 
 
 def several_machines(gpus: str) -> Rule:
-    """The number of machines: more than one are a Ray cluster of machines with so many GPUs each. gpus: the key that says how many."""
+    """The number of machines: more than one are a Ray cluster of machines with so many GPUs each.
+    gpus: the key that says how many.
+    """
 
     def rule(value: Any, source: Source) -> Fate:
         if value == 1:
@@ -124,11 +131,18 @@ def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def migrate(source: Source, rules: Mapping[str, Rule], implied: Mapping[str, Any], base: str) -> Migration:
-    """Apply the rules to every key. implied: keys whose value counts where the source does not name them, because ours differs there."""
+def migrate(
+    source: Source, rules: Mapping[str, Rule], implied: Mapping[str, Any], base: str
+) -> Migration:
+    """Apply the rules to every key. implied: keys whose value counts where the source does not name
+    them, because ours differs there.
+    """
     lines = [Line(key, value, _rule(key, rules)(value, source)) for key, value in source.items()]
     absent = {key: value for key, value in implied.items() if key not in source}
-    lines += [Line(f"{key} (absent)", value, _rule(key, rules)(value, {**absent, **source})) for key, value in absent.items()]
+    lines += [
+        Line(f"{key} (absent)", value, _rule(key, rules)(value, {**absent, **source}))
+        for key, value in absent.items()
+    ]
     settings: Settings = {}
     for line in lines:
         settings.update(line.fate.settings)
@@ -142,4 +156,7 @@ def _rule(key: str, rules: Mapping[str, Rule]) -> Rule:
     for length in range(len(parts), 0, -1):
         if (section := f"{'.'.join(parts[:length])}.*") in rules:
             return rules[section]
-    return never("no rule for it: ours has no such setting, or it is newer than this table; check what it does")
+    return never(
+        "no rule for it: ours has no such setting, or it is newer than this table; check what it"
+        " does"
+    )

@@ -23,7 +23,10 @@ from async_rl.launchers.migration.rules import (
 
 _A, _R = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _ESTIMATOR = "algorithm.adv_estimator"
-_BUDGET = "a pass holds learner.budget_tokens tokens, whatever the number of sequences; gradients do not depend on it"
+_BUDGET = (
+    "a pass holds learner.budget_tokens tokens, whatever the number of sequences; gradients do not"
+    " depend on it"
+)
 TOOLS = "has no counterpart and changes no result"
 _REFERENCE = "the reference lies with the learner and is sharded as it is"
 _BLOCKS = "the blocks that the model must not split are the shard units"
@@ -38,7 +41,11 @@ _OVERRIDES = "actor_rollout_ref.model.override_config."
 
 def _override(_: Any, source: Source) -> Fate:
     """Every field at once, since one setting of ours holds them all."""
-    fields = {key.removeprefix(_OVERRIDES): value for key, value in source.items() if key.startswith(_OVERRIDES)}
+    fields = {
+        key.removeprefix(_OVERRIDES): value
+        for key, value in source.items()
+        if key.startswith(_OVERRIDES)
+    }
     listed = [f"{name}={msgspec.json.encode(value).decode()}" for name, value in fields.items()]
     return Fate("translated", settings={"model.override_config": listed})
 
@@ -48,7 +55,8 @@ def _minibatches(value: Any, source: Source) -> Fate:
     if batch % value:
         return Fate(
             "refused",
-            f"does not divide data.train_batch_size={batch}: minibatches of unlike size are not made",
+            f"does not divide data.train_batch_size={batch}: minibatches of unlike size are not"
+            " made",
         )
     return Fate("translated", f"{batch} / {value}", {"learner.minibatches": batch // value})
 
@@ -87,14 +95,18 @@ def _offload(value: Any, source: Source) -> Fate:
         )
     return Fate(
         "translated",
-        settings={"learner.offload": "optimizer" if source.get(prefix + "optimizer_offload") else "none"},
+        settings={
+            "learner.offload": "optimizer" if source.get(prefix + "optimizer_offload") else "none"
+        },
     )
 
 
 def _kl_loss(value: Any, source: Source) -> Fate:
     in_reward = source.get("algorithm.use_kl_in_reward", True)
     if value and in_reward:
-        return Fate("refused", "a KL both in the reward and in the loss; the one in the reward is kept")
+        return Fate(
+            "refused", "a KL both in the reward and in the loss; the one in the reward is kept"
+        )
     if value:
         coef, kind = (
             source.get(f"{_A}.kl_loss_coef", 0.001),
@@ -114,7 +126,9 @@ def _kl_loss(value: Any, source: Source) -> Fate:
 def with_critic(rule: Rule) -> Rule:
     """The rule where there is a critic, which only gae asks for."""
     reason = "without effect: algorithm.adv_estimator needs no critic"
-    return lambda value, source: rule(value, source) if source.get(_ESTIMATOR, "gae") == "gae" else Fate("defaulted", reason)
+    return lambda value, source: (
+        rule(value, source) if source.get(_ESTIMATOR, "gae") == "gae" else Fate("defaulted", reason)
+    )
 
 
 def metadata(_: Any, source: Source) -> Fate:
@@ -131,9 +145,15 @@ def _optimizer(source: str, ours: str) -> dict[str, Rule]:
             if value is None or value < 0
             else Fate("translated", settings={f"{ours}.warmup_steps": value})
         ),
-        f"{source}.warmup_style": choice(f"{ours}.schedule", {"constant": "constant", "cosine": "cosine"}, "constant or cosine"),
-        f"{source}.lr_scheduler_type": choice(f"{ours}.schedule", {"constant": "constant", "cosine": "cosine"}, "constant or cosine"),
-        f"{source}.min_lr_ratio": unless_null(to(f"{ours}.min_lr_ratio"), "only the cosine has a floor"),
+        f"{source}.warmup_style": choice(
+            f"{ours}.schedule", {"constant": "constant", "cosine": "cosine"}, "constant or cosine"
+        ),
+        f"{source}.lr_scheduler_type": choice(
+            f"{ours}.schedule", {"constant": "constant", "cosine": "cosine"}, "constant or cosine"
+        ),
+        f"{source}.min_lr_ratio": unless_null(
+            to(f"{ours}.min_lr_ratio"), "only the cosine has a floor"
+        ),
         f"{source}.weight_decay": to(f"{ours}.weight_decay"),
         f"{source}.betas": to(f"{ours}.betas"),
         f"{source}.total_training_steps": same("the total is num_steps"),
@@ -249,7 +269,9 @@ _ROLLOUT: dict[str, Rule] = {
     ),
     f"{_R}.gpu_memory_utilization": to("generation.vllm.gpu_memory_utilization"),
     f"{_R}.enforce_eager": to("generation.vllm.enforce_eager"),
-    f"{_R}.free_cache_engine": same("generators keep their GPUs, so the cache is never freed for the learner"),
+    f"{_R}.free_cache_engine": same(
+        "generators keep their GPUs, so the cache is never freed for the learner"
+    ),
     f"{_R}.load_format": choice("generation.vllm.load_format", _LOAD, "auto or dummy"),
     f"{_R}.tensor_model_parallel_size": to("generation.vllm.tensor_parallel_size"),
     f"{_R}.max_num_batched_tokens": to("generation.vllm.max_num_batched_tokens"),
@@ -262,15 +284,21 @@ _ROLLOUT: dict[str, Rule] = {
         else Fate("defaulted", "do_sample=false is greedy")
     ),
     f"{_R}.val_kwargs.do_sample": lambda value, _: (
-        Fate("defaulted", "evaluation.temperature decides") if value else Fate("translated", settings={"evaluation.temperature": 0.0})
+        Fate("defaulted", "evaluation.temperature decides")
+        if value
+        else Fate("translated", settings={"evaluation.temperature": 0.0})
     ),
     f"{_R}.val_kwargs.n": lambda value, source: (
         Fate("translated", settings={"evaluation.num_samples": value})
         if value == 1 or source.get(f"{_R}.val_kwargs.do_sample")
         else Fate("refused", "greedy samples of a prompt are all the same")
     ),
-    f"{_R}.val_kwargs.top_k": only((-1,), "the full support", "evaluation draws from the full support"),
-    f"{_R}.val_kwargs.top_p": only((1, 1.0), "the full support", "evaluation draws from the full support"),
+    f"{_R}.val_kwargs.top_k": only(
+        (-1,), "the full support", "evaluation draws from the full support"
+    ),
+    f"{_R}.val_kwargs.top_p": only(
+        (1, 1.0), "the full support", "evaluation draws from the full support"
+    ),
     f"{_R}.multi_turn.enable": only((False,), "one turn", "rollouts have one turn"),
     f"{_R}.calculate_log_probs": same("behavior log-probs are always kept"),
     f"{_R}.*": same(TOOLS),
@@ -282,10 +310,14 @@ _CRITIC: dict[str, Rule] = {
     "critic.enable": unless_null(to("learner.critic.enabled"), "where the advantage needs one"),
     "critic.model.path": _as_actor("actor_rollout_ref.model.path"),
     "critic.model.tokenizer_path": _as_actor("actor_rollout_ref.model.path"),
-    "critic.model.enable_gradient_checkpointing": _as_actor("actor_rollout_ref.model.enable_gradient_checkpointing"),
+    "critic.model.enable_gradient_checkpointing": _as_actor(
+        "actor_rollout_ref.model.enable_gradient_checkpointing"
+    ),
     "critic.model.fsdp_config.param_offload": _as_actor(f"{_A}.fsdp_config.param_offload"),
     "critic.model.fsdp_config.optimizer_offload": _as_actor(f"{_A}.fsdp_config.optimizer_offload"),
-    "critic.model.override_config": only(({}, None), "nothing is overridden", "change config.json in model.path"),
+    "critic.model.override_config": only(
+        ({}, None), "nothing is overridden", "change config.json in model.path"
+    ),
     "critic.model.lora_rank": only((0,), _NO_LORA, _NO_LORA),
     "critic.ppo_mini_batch_size": _as_actor(f"{_A}.ppo_mini_batch_size"),
     "critic.ppo_epochs": _as_actor(f"{_A}.ppo_epochs"),

@@ -30,7 +30,9 @@ def group_oracle(rewards: list[float], counted: list[bool], estimator: str) -> l
             continue
         mean = sum(kept) / n
         if estimator == "grpo":
-            result.append((r - mean) / (math.sqrt(sum((k - mean) ** 2 for k in kept) / (n - 1)) + 1e-6))
+            result.append(
+                (r - mean) / (math.sqrt(sum((k - mean) ** 2 for k in kept) / (n - 1)) + 1e-6)
+            )
         elif estimator == "dr_grpo":
             result.append(r - mean)
         else:
@@ -39,14 +41,22 @@ def group_oracle(rewards: list[float], counted: list[bool], estimator: str) -> l
 
 
 def gae_oracle(rewards, values, bootstrap, mask, gamma, lam):
-    """From the definition: A_t = sum over k of (gamma lam)^k delta_{t+k}, over the unmasked tokens only."""
+    """From the definition: A_t = sum over k of (gamma lam)^k delta_{t+k}, over the unmasked tokens
+    only.
+    """
     advantages, returns = np.zeros_like(rewards), np.zeros_like(rewards)
     for b in range(len(rewards)):
         kept = [t for t in range(rewards.shape[1]) if mask[b, t]]
         after = [*(values[b, t] for t in kept[1:]), bootstrap[b]]
-        deltas = [rewards[b, t] + gamma * v - values[b, t] for t, v in zip(kept, after, strict=True)] if kept else []
+        deltas = (
+            [rewards[b, t] + gamma * v - values[b, t] for t, v in zip(kept, after, strict=True)]
+            if kept
+            else []
+        )
         for i, t in enumerate(kept):
-            advantages[b, t] = sum((gamma * lam) ** (k - i) * deltas[k] for k in range(i, len(kept)))
+            advantages[b, t] = sum(
+                (gamma * lam) ** (k - i) * deltas[k] for k in range(i, len(kept))
+            )
             returns[b, t] = advantages[b, t] + values[b, t]
     return advantages, returns
 
@@ -121,12 +131,15 @@ def test_gae_equals_its_definition(seed: int, gamma: float, lam: float) -> None:
         gamma=gamma,
         lam=lam,
     )
-    for tensor, expected in zip(found, gae_oracle(rewards, values, bootstrap, mask, gamma, lam), strict=True):
+    for tensor, expected in zip(
+        found, gae_oracle(rewards, values, bootstrap, mask, gamma, lam), strict=True
+    ):
         np.testing.assert_allclose(tensor, expected, rtol=1e-9, atol=1e-9)
 
 
 def test_gae_by_hand_skips_the_tool_output_between_two_tokens() -> None:
-    # gamma 0.5, lam 0.5.  Last token: delta = 1 + 0.5 * 0 - 0.5 = 0.5.  First: delta = 0 + 0.5 * 0.5 - 1 = -0.75, A = -0.75 + 0.25 * 0.5.
+    # gamma 0.5, lam 0.5.  Last token: delta = 1 + 0.5 * 0 - 0.5 = 0.5.  First: delta = 0 + 0.5 *
+    # 0.5 - 1 = -0.75, A = -0.75 + 0.25 * 0.5.
     advantages, returns = gae(
         torch.tensor([[0.0, 9.0, 1.0]]),
         values=torch.tensor([[1.0, 7.0, 0.5]]),
@@ -178,14 +191,19 @@ def test_group_means_leave_out_who_does_not_count() -> None:
 
 
 def vtrace_oracle(rewards, values, bootstrap, mask, log_ratio, gamma, lam, rho_max, c_max):
-    """The sum of remark 1 of the paper: v_t = V_t + sum over k >= t of gamma^(k-t) (prod c_t..c_(k-1)) rho_k delta_k."""
+    """The sum of remark 1 of the paper: v_t = V_t + sum over k >= t of gamma^(k-t) (prod
+    c_t..c_(k-1)) rho_k delta_k.
+    """
     advantages, targets = np.zeros_like(rewards), np.zeros_like(rewards)
     for b in range(len(rewards)):
         kept = [t for t in range(rewards.shape[1]) if mask[b, t]]
         after = [*(values[b, t] for t in kept[1:]), bootstrap[b]]
         weights = [math.exp(log_ratio[b, t]) for t in kept]
         deltas = (
-            [min(rho_max, w) * (rewards[b, t] + gamma * v - values[b, t]) for t, v, w in zip(kept, after, weights, strict=True)]
+            [
+                min(rho_max, w) * (rewards[b, t] + gamma * v - values[b, t])
+                for t, v, w in zip(kept, after, weights, strict=True)
+            ]
             if kept
             else []
         )
@@ -210,7 +228,9 @@ def vtrace_oracle(rewards, values, bootstrap, mask, log_ratio, gamma, lam, rho_m
     lam=st.sampled_from([0.0, 0.95, 1.0]),
     caps=st.sampled_from([(1.0, 1.0), (2.0, 0.8)]),
 )
-def test_vtrace_equals_its_definition(seed: int, gamma: float, lam: float, caps: tuple[float, float]) -> None:
+def test_vtrace_equals_its_definition(
+    seed: int, gamma: float, lam: float, caps: tuple[float, float]
+) -> None:
     rng = np.random.default_rng(seed)
     shape = (int(rng.integers(1, 4)), int(rng.integers(0, 8)))
     rewards, values, log_ratio = rng.normal(size=(3, *shape))
@@ -253,17 +273,25 @@ def test_on_policy_vtrace_targets_are_the_returns_of_gae() -> None:
 
 def test_normalized_advantages_have_mean_0_and_std_1_over_unmasked_tokens() -> None:
     x, mask = torch.tensor([1.0, 3.0, 100.0, 5.0]), torch.tensor([True, True, False, True])
-    found = normalize_advantages(x, mask=mask, part_index=torch.zeros(4, dtype=torch.int64), num_parts=1)
+    found = normalize_advantages(
+        x, mask=mask, part_index=torch.zeros(4, dtype=torch.int64), num_parts=1
+    )
     scale = math.sqrt(8 / 3) + 1e-5
     torch.testing.assert_close(found, torch.tensor([-2 / scale, 0.0, 0.0, 2 / scale]))
 
 
 def test_each_part_is_normalized_by_itself() -> None:
     x, part = torch.tensor([1.0, 3.0, 10.0, 30.0, 5.0]), torch.tensor([0, 0, 1, 1, 2])
-    found = normalize_advantages(x, mask=torch.ones(5, dtype=torch.bool), part_index=part, num_parts=3)
-    torch.testing.assert_close(found, torch.tensor([-1.0, 1.0, -1.0, 1.0, 0.0]), rtol=1e-4, atol=1e-4)
+    found = normalize_advantages(
+        x, mask=torch.ones(5, dtype=torch.bool), part_index=part, num_parts=3
+    )
+    torch.testing.assert_close(
+        found, torch.tensor([-1.0, 1.0, -1.0, 1.0, 0.0]), rtol=1e-4, atol=1e-4
+    )
 
 
 def test_normalizing_nothing_gives_zeros() -> None:
     nothing = torch.zeros(3, dtype=torch.bool)
-    assert normalize_advantages(torch.ones(3), mask=nothing, part_index=nothing.long(), num_parts=1).tolist() == [0, 0, 0]
+    assert normalize_advantages(
+        torch.ones(3), mask=nothing, part_index=nothing.long(), num_parts=1
+    ).tolist() == [0, 0, 0]

@@ -68,7 +68,9 @@ def test_weights_equal_the_definition(correction: BehaviorCorrection, seed: int)
         maximum=2.0,
         minimum=0.5,
     )
-    expected = weight_oracle(log_ratio.tolist(), index.tolist(), mask.tolist(), correction, 2.0, 0.5)
+    expected = weight_oracle(
+        log_ratio.tolist(), index.tolist(), mask.tolist(), correction, 2.0, 0.5
+    )
     np.testing.assert_allclose(found.weights, expected, rtol=1e-9)
 
 
@@ -82,9 +84,13 @@ def test_weights_equal_the_definition(correction: BehaviorCorrection, seed: int)
         ("sequence_mis", [0.0, 0.0, 0.0], [True, True, True]),
     ],
 )
-def test_weights_by_hand(correction: BehaviorCorrection, expected: list[float], bounded: list[bool]) -> None:
+def test_weights_by_hand(
+    correction: BehaviorCorrection, expected: list[float], bounded: list[bool]
+) -> None:
     log_ratio = torch.tensor([0.1, 1.0, 4.0]).log().requires_grad_()
-    found = behavior_weights(log_ratio, sequences=of_one(log_ratio), correction=correction, maximum=2.0, minimum=0.5)
+    found = behavior_weights(
+        log_ratio, sequences=of_one(log_ratio), correction=correction, maximum=2.0, minimum=0.5
+    )
     torch.testing.assert_close(found.weights, torch.tensor(expected))
     assert found.is_bounded.tolist() == bounded
     assert not found.weights.requires_grad
@@ -105,10 +111,17 @@ def test_a_long_sequence_of_unlikely_tokens_has_a_finite_weight() -> None:
 
 
 def test_the_geometric_mask_looks_at_the_mean_and_not_at_the_length() -> None:
-    # sequence 0: ratios 2 and 1/2, mean 1; sequence 1: 1.2 throughout, mean 1.2 although the product is 1.2^4 = 2.1
+    # sequence 0: ratios 2 and 1/2, mean 1; sequence 1: 1.2 throughout, mean 1.2 although the
+    # product is 1.2^4 = 2.1
     log_ratio = torch.tensor([2.0, 0.5, 1.2, 1.2, 1.2, 1.2]).log()
     index, mask = torch.tensor([0, 0, 1, 1, 1, 1]), torch.ones(6, dtype=torch.bool)
     sequences = Sequences(index=index, count=2, mask=mask)
     assert not geometric_outliers(log_ratio, sequences=sequences, maximum=1.3, minimum=0.8).any()
-    assert geometric_outliers(log_ratio, sequences=sequences, maximum=1.1, minimum=None).tolist() == [False] * 2 + [True] * 4
-    assert geometric_outliers(-log_ratio, sequences=sequences, maximum=None, minimum=0.9).tolist() == [False] * 2 + [True] * 4
+    assert (
+        geometric_outliers(log_ratio, sequences=sequences, maximum=1.1, minimum=None).tolist()
+        == [False] * 2 + [True] * 4
+    )
+    assert (
+        geometric_outliers(-log_ratio, sequences=sequences, maximum=None, minimum=0.9).tolist()
+        == [False] * 2 + [True] * 4
+    )

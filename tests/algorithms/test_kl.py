@@ -15,7 +15,9 @@ from async_rl.algorithms.kl import KLEstimator, adapted_kl_coef, full_kl, kl_est
     [("k1", -0.5), ("abs", 0.5), ("k2", 0.125), ("k3", math.exp(0.5) - 1 - 0.5)],
 )
 def test_kl_estimators_by_hand(estimator: KLEstimator, expected: float) -> None:
-    found = kl_estimate(torch.tensor([-1.5]), ref_logprobs=torch.tensor([-1.0]), estimator=estimator)
+    found = kl_estimate(
+        torch.tensor([-1.5]), ref_logprobs=torch.tensor([-1.0]), estimator=estimator
+    )
     assert found.item() == pytest.approx(expected, rel=1e-5)
 
 
@@ -34,7 +36,9 @@ def test_the_gradient_of_k2_is_that_of_the_kl() -> None:
     q = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64).log()
     logp = logits.log_softmax(-1)
     (exact,) = torch.autograd.grad((logp.exp() * (logp - q)).sum(), logits, retain_graph=True)
-    (estimated,) = torch.autograd.grad((logp.detach().exp() * kl_estimate(logp, ref_logprobs=q, estimator="k2")).sum(), logits)
+    (estimated,) = torch.autograd.grad(
+        (logp.detach().exp() * kl_estimate(logp, ref_logprobs=q, estimator="k2")).sum(), logits
+    )
     torch.testing.assert_close(estimated, exact)
 
 
@@ -45,7 +49,9 @@ def test_the_gradient_of_k2_is_that_of_the_kl() -> None:
     chunk=st.integers(1, 12),
     temperature=st.sampled_from([1.0, 0.7]),
 )
-def test_the_exact_kl_and_its_gradient_equal_plain_autograd(seed: int, rows: int, chunk: int, temperature: float) -> None:
+def test_the_exact_kl_and_its_gradient_equal_plain_autograd(
+    seed: int, rows: int, chunk: int, temperature: float
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     hidden = torch.randn(rows, 6, generator=generator, requires_grad=True)
     head = torch.randn(11, 6, generator=generator, requires_grad=True)
@@ -80,7 +86,14 @@ def test_the_exact_kl_and_its_gradient_equal_plain_autograd(seed: int, rows: int
 
 def test_the_exact_kl_of_a_model_to_itself_is_0() -> None:
     hidden, head = torch.randn(4, 3), torch.randn(5, 3)
-    assert full_kl(hidden, head=head, ref_hidden=hidden, ref_head=head, temperature=1.0, chunk_tokens=3).abs().max() < 1e-6
+    assert (
+        full_kl(
+            hidden, head=head, ref_hidden=hidden, ref_head=head, temperature=1.0, chunk_tokens=3
+        )
+        .abs()
+        .max()
+        < 1e-6
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,5 +106,9 @@ def test_the_exact_kl_of_a_model_to_itself_is_0() -> None:
         (-5.0, 0.98),
     ],
 )
-def test_the_adaptive_coefficient_grows_above_its_target_and_falls_below(kl: float, factor: float) -> None:
-    assert adapted_kl_coef(0.1, kl=kl, target=6.0, horizon=10_000, num_sequences=1000) == pytest.approx(0.1 * factor)
+def test_the_adaptive_coefficient_grows_above_its_target_and_falls_below(
+    kl: float, factor: float
+) -> None:
+    assert adapted_kl_coef(
+        0.1, kl=kl, target=6.0, horizon=10_000, num_sequences=1000
+    ) == pytest.approx(0.1 * factor)

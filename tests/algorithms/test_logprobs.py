@@ -9,7 +9,9 @@ from torch import Tensor
 from async_rl.algorithms.logprobs import token_logprobs
 
 
-def oracle(hidden: Tensor, head: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+def oracle(
+    hidden: Tensor, head: Tensor, targets: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
     logp = torch.log_softmax(hidden @ head.t() / temperature, -1)
     return logp[torch.arange(len(targets)), targets], -(logp.exp() * logp).sum(-1)
 
@@ -22,13 +24,17 @@ def oracle(hidden: Tensor, head: Tensor, targets: Tensor, temperature: float) ->
     temperature=st.sampled_from([1.0, 0.7]),
     with_entropy=st.booleans(),
 )
-def test_values_and_gradients_equal_plain_autograd(seed: int, rows: int, chunk: int, temperature: float, with_entropy: bool) -> None:
+def test_values_and_gradients_equal_plain_autograd(
+    seed: int, rows: int, chunk: int, temperature: float, with_entropy: bool
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     hidden = torch.randn(rows, 6, generator=generator, requires_grad=True)
     head = torch.randn(11, 6, generator=generator, requires_grad=True)
     targets = torch.randint(0, 11, (rows,), generator=generator)
     pull, push = torch.randn(2, rows, generator=generator).double()
-    found = token_logprobs(hidden, head=head, targets=targets, temperature=temperature, chunk_tokens=chunk)
+    found = token_logprobs(
+        hidden, head=head, targets=targets, temperature=temperature, chunk_tokens=chunk
+    )
     hidden64, head64 = (
         hidden.detach().double().requires_grad_(),
         head.detach().double().requires_grad_(),
@@ -66,7 +72,9 @@ def test_only_one_chunk_of_logits_exists_at_a_time(monkeypatch: pytest.MonkeyPat
 
     sizes: list[int] = []
     plain = module._fill
-    monkeypatch.setattr(module, "_fill", lambda a, b, h, w, t: sizes.append(len(h)) or plain(a, b, h, w, t))
+    monkeypatch.setattr(
+        module, "_fill", lambda a, b, h, w, t: sizes.append(len(h)) or plain(a, b, h, w, t)
+    )
     hidden = torch.randn(10, 4, requires_grad=True)
     logprobs, _ = token_logprobs(
         hidden,

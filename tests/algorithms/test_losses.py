@@ -20,7 +20,9 @@ from async_rl.algorithms.losses import (
 from async_rl.algorithms.sequences import Sequences
 
 
-def surrogate_oracle(log_ratio: float, advantage: float, weight: float, low: float, high: float, dual: float | None) -> float:
+def surrogate_oracle(
+    log_ratio: float, advantage: float, weight: float, low: float, high: float, dual: float | None
+) -> float:
     u = math.exp(log_ratio)
     s = min(u * advantage, min(max(u, 1 - low), 1 + high) * advantage)
     if dual is not None and advantage < 0:
@@ -42,7 +44,10 @@ def test_clipped_loss_equals_the_formula_token_by_token(seed: int, dual: float |
         clip_high=0.28,
         clip_dual=dual,
     )
-    expected = [surrogate_oracle(*row, 0.2, 0.28, dual) for row in zip(log_ratio, advantages, weights, strict=True)]
+    expected = [
+        surrogate_oracle(*row, 0.2, 0.28, dual)
+        for row in zip(log_ratio, advantages, weights, strict=True)
+    ]
     np.testing.assert_allclose(loss, expected, rtol=1e-9)
     ratio = np.exp(log_ratio)
     assert low.tolist() == ((ratio < 0.8) & (advantages < 0)).tolist()
@@ -59,7 +64,9 @@ def test_clipped_loss_equals_the_formula_token_by_token(seed: int, dual: float |
         (5.0, -2.0, 6.0, 0.0),  # dual clip at 3
     ],
 )
-def test_clipped_loss_and_its_gradient_by_hand(ratio: float, advantage: float, loss: float, gradient: float) -> None:
+def test_clipped_loss_and_its_gradient_by_hand(
+    ratio: float, advantage: float, loss: float, gradient: float
+) -> None:
     log_ratio = torch.tensor([math.log(ratio)], requires_grad=True)
     found, *_ = clipped_loss(
         log_ratio,
@@ -78,7 +85,9 @@ def test_clipped_loss_and_its_gradient_by_hand(ratio: float, advantage: float, l
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_gspo_has_the_value_and_the_gradient_of_the_sequence_objective(seed: int) -> None:
-    """The paper's objective: mean over sequences of min(s A, clip(s) A), s the geometric mean of the token ratios."""
+    """The paper's objective: mean over sequences of min(s A, clip(s) A), s the geometric mean of
+    the token ratios.
+    """
     rng = np.random.default_rng(seed)
     lengths = rng.integers(1, 6, 4)
     index = torch.tensor(np.repeat(np.arange(4), lengths))
@@ -114,12 +123,16 @@ def test_gspo_has_the_value_and_the_gradient_of_the_sequence_objective(seed: int
             terms.append(-torch.minimum(ratio * advantage[s], ratio.clamp(0.9, 1.1) * advantage[s]))
     expected = torch.stack(terms).mean() if terms else (policy * 0).sum()
     (expected_gradient,) = torch.autograd.grad(expected, policy)
-    assert found.item() == pytest.approx(expected.item(), rel=1e-5, abs=1e-6)  # the shares of tokens are float32
+    assert found.item() == pytest.approx(
+        expected.item(), rel=1e-5, abs=1e-6
+    )  # the shares of tokens are float32
     np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("ratio", "factor"), [(1.0, 1.0), (0.5, 0.8), (3.0, 2.0)])
-def test_cispo_bounds_the_ratio_and_keeps_the_gradient_of_every_token(ratio: float, factor: float) -> None:
+def test_cispo_bounds_the_ratio_and_keeps_the_gradient_of_every_token(
+    ratio: float, factor: float
+) -> None:
     policy = torch.tensor([-1.0], requires_grad=True)
     loss, low, high = cispo_loss(
         policy,
@@ -138,7 +151,9 @@ def test_cispo_bounds_the_ratio_and_keeps_the_gradient_of_every_token(ratio: flo
 
 def test_reinforce_by_hand() -> None:
     policy = torch.tensor([-2.0], requires_grad=True)
-    loss, low, high = reinforce_loss(policy, advantages=torch.tensor([3.0]), behavior_weight=torch.tensor([0.5]))
+    loss, low, high = reinforce_loss(
+        policy, advantages=torch.tensor([3.0]), behavior_weight=torch.tensor([0.5])
+    )
     loss.sum().backward()
     assert loss.item() == 3.0
     assert policy.grad is not None
@@ -152,9 +167,14 @@ def test_value_loss_by_hand() -> None:
         torch.tensor([1.0, 1.0]),
         torch.tensor([3.0, 1.0]),
     )
-    torch.testing.assert_close(value_loss(values, old_values=old, returns=returns, clip=None), torch.tensor([0.5, 0.5]))
-    # V_old + clip(1, +-0.5) = 1.5: (1.5 - 3)^2 / 2 = 1.125 is worse than 0.5; (1.5 - 1)^2 / 2 = 0.125 is better
-    torch.testing.assert_close(value_loss(values, old_values=old, returns=returns, clip=0.5), torch.tensor([1.125, 0.5]))
+    torch.testing.assert_close(
+        value_loss(values, old_values=old, returns=returns, clip=None), torch.tensor([0.5, 0.5])
+    )
+    # V_old + clip(1, +-0.5) = 1.5: (1.5 - 3)^2 / 2 = 1.125 is worse than 0.5; (1.5 - 1)^2 / 2 =
+    # 0.125 is better
+    torch.testing.assert_close(
+        value_loss(values, old_values=old, returns=returns, clip=0.5), torch.tensor([1.125, 0.5])
+    )
 
 
 def test_token_weights_by_hand() -> None:
@@ -181,7 +201,9 @@ def test_token_weights_by_hand() -> None:
 def test_sequence_sum_divides_by_its_constant_whatever_the_length() -> None:
     mask = torch.tensor([True, True, False, True, False])
     index = torch.tensor([0, 0, 0, 1, 2])
-    found = token_weights(mask, sequence_index=index, num_sequences=3, aggregation="sequence_sum", constant_tokens=10)
+    found = token_weights(
+        mask, sequence_index=index, num_sequences=3, aggregation="sequence_sum", constant_tokens=10
+    )
     torch.testing.assert_close(found, torch.tensor([0.05, 0.05, 0, 0.05, 0]))
     with pytest.raises(ValueError, match="constant_tokens"):
         token_weights(
@@ -196,5 +218,7 @@ def test_sequence_sum_divides_by_its_constant_whatever_the_length() -> None:
 @pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "sequence_sum"])
 def test_weights_of_nothing_are_zero(aggregation: Aggregation) -> None:
     mask, index = torch.zeros(4, dtype=torch.bool), torch.zeros(4, dtype=torch.int64)
-    found = token_weights(mask, sequence_index=index, num_sequences=1, aggregation=aggregation, constant_tokens=8)
+    found = token_weights(
+        mask, sequence_index=index, num_sequences=1, aggregation=aggregation, constant_tokens=8
+    )
     assert found.tolist() == [0, 0, 0, 0]

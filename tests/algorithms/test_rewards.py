@@ -21,7 +21,9 @@ def test_the_penalty_rises_over_the_last_tokens_of_the_allowed_length() -> None:
 
 
 def test_without_a_buffer_nobody_pays() -> None:
-    assert overlong_penalty(torch.tensor([50, 100]), limit_tokens=100, buffer_tokens=0, penalty=2.0).tolist() == [0.0, 0.0]
+    assert overlong_penalty(
+        torch.tensor([50, 100]), limit_tokens=100, buffer_tokens=0, penalty=2.0
+    ).tolist() == [0.0, 0.0]
 
 
 def test_deltas_pay_for_what_a_step_changed_in_its_own_sequence() -> None:

@@ -15,16 +15,29 @@ from async_rl.algorithms.schedule import learning_rate
 
 
 def test_warm_up_never_has_a_rate_of_zero_and_ends_at_lr() -> None:
-    rates = [learning_rate(k, lr=1.0, warmup_steps=4, num_steps=10, schedule="constant", min_lr_ratio=0.1) for k in range(6)]
+    rates = [
+        learning_rate(
+            k, lr=1.0, warmup_steps=4, num_steps=10, schedule="constant", min_lr_ratio=0.1
+        )
+        for k in range(6)
+    ]
     assert rates == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
 
 
 def test_no_warm_up_begins_at_lr() -> None:
-    assert learning_rate(0, lr=2.0, warmup_steps=0, num_steps=10, schedule="cosine", min_lr_ratio=0.1) == 2.0
+    assert (
+        learning_rate(0, lr=2.0, warmup_steps=0, num_steps=10, schedule="cosine", min_lr_ratio=0.1)
+        == 2.0
+    )
 
 
 def test_cosine_falls_to_its_floor_and_stays() -> None:
-    rates = {k: learning_rate(k, lr=1.0, warmup_steps=2, num_steps=12, schedule="cosine", min_lr_ratio=0.1) for k in (2, 7, 12, 50)}
+    rates = {
+        k: learning_rate(
+            k, lr=1.0, warmup_steps=2, num_steps=12, schedule="cosine", min_lr_ratio=0.1
+        )
+        for k in (2, 7, 12, 50)
+    }
     assert rates[2] == 1.0
     assert rates[7] == pytest.approx(0.55)
     assert rates[12] == pytest.approx(0.1)
@@ -72,8 +85,12 @@ def test_mismatch_is_split_by_age() -> None:
 
 def test_a_mismatch_without_tokens_is_left_out() -> None:
     one = torch.tensor([-1.0])
-    assert mismatch_metrics(one, behavior_logprobs=one, oldest_ages=torch.tensor([1])).keys() == {"mismatch/stale_abs_mean"}
-    assert "mismatch/stale_abs_mean" not in mismatch_metrics(one, behavior_logprobs=one, oldest_ages=torch.tensor([0]))
+    assert mismatch_metrics(one, behavior_logprobs=one, oldest_ages=torch.tensor([1])).keys() == {
+        "mismatch/stale_abs_mean"
+    }
+    assert "mismatch/stale_abs_mean" not in mismatch_metrics(
+        one, behavior_logprobs=one, oldest_ages=torch.tensor([0])
+    )
 
 
 def test_explained_variance_of_a_perfect_and_a_constant_critic() -> None:

@@ -30,16 +30,22 @@ def sample(reward: float, length: int) -> Trajectory:
         ([(1.0, 3), (1.0, 3), (1.0, 3)], [0, 1]),  # all equal: the first
     ],
 )
-def test_the_best_are_kept_and_of_equals_the_longer(drawn: list[tuple[float, int]], kept: list[int]) -> None:
+def test_the_best_are_kept_and_of_equals_the_longer(
+    drawn: list[tuple[float, int]], kept: list[int]
+) -> None:
     samples = [sample(*s) for s in drawn]
-    assert [next(i for i, s in enumerate(samples) if s is k) for k in best_of(samples, count=2)] == kept
+    assert [
+        next(i for i, s in enumerate(samples) if s is k) for k in best_of(samples, count=2)
+    ] == kept
 
 
 @given(
     st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.integers(1, 4)), min_size=1),
     st.integers(1, 5),
 )
-def test_nobody_left_out_is_better_than_somebody_kept(drawn: list[tuple[float, int]], count: int) -> None:
+def test_nobody_left_out_is_better_than_somebody_kept(
+    drawn: list[tuple[float, int]], count: int
+) -> None:
     samples = [sample(*s) for s in drawn]
     kept = best_of(samples, count=count)
     left = [s for s in samples if not any(s is k for k in kept)]

@@ -1,4 +1,6 @@
-"""What the buffer's tests share: small configurations, made-up prompts and groups, a clock that only moves when told."""
+"""What the buffer's tests share: small configurations, made-up prompts and groups, a clock that
+only moves when told.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,9 @@ def make_config(
             lease_timeout_s=lease_timeout_s,
             keep_steps=keep_steps,
         ),
-        generation=replace(base.generation, group_size=group_size, max_attempts=max_attempts, timeout_s=120.0),
+        generation=replace(
+            base.generation, group_size=group_size, max_attempts=max_attempts, timeout_s=120.0
+        ),
     )
 
 
@@ -187,7 +191,9 @@ async def take(service: BufferService, train_version: int, wait_s: float = 0.0) 
 
 
 async def settle() -> None:
-    """Lets every task that can go on do so; the store's thread needs real time, so a flush is part of what is awaited elsewhere."""
+    """Lets every task that can go on do so; the store's thread needs real time, so a flush is part
+    of what is awaited elsewhere.
+    """
     for _ in range(10):
         await asyncio.sleep(0)
 
@@ -208,7 +214,9 @@ async def put_all(service: BufferService, version: int = 0) -> list[int]:
     return [t.group_id for t in given]
 
 
-async def fail(service: BufferService, group_id: int, attempt: int, reason: str = "scoring_failed") -> None:
+async def fail(
+    service: BufferService, group_id: int, attempt: int, reason: str = "scoring_failed"
+) -> None:
     await service.fail_group(
         FailGroup(
             group_id=group_id,

@@ -1,4 +1,6 @@
-"""Writes big groups without end and prints each id once it is stored, until it is killed; run by test_store.py."""
+"""Writes big groups without end and prints each id once it is stored, until it is killed; run by
+test_store.py.
+"""
 
 from __future__ import annotations
 

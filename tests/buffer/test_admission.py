@@ -7,15 +7,21 @@ from async_rl.core.types import NO_VERSION, GroupState, Purpose
 
 
 def gate(*, groups_per_step: int = 2, max_staleness: int = 1, num_steps: int = 100) -> Gate:
-    return Gate(groups_per_step=groups_per_step, max_staleness_versions=max_staleness, num_steps=num_steps)
+    return Gate(
+        groups_per_step=groups_per_step, max_staleness_versions=max_staleness, num_steps=num_steps
+    )
 
 
 def admission(*, max_attempts: int = 3, stored: int = 0, **kinds: int) -> Admission:
     return Admission(gate(**kinds), max_attempts=max_attempts, stored_before=lambda _: stored)
 
 
-def hand_out(desk: Admission, version: int = 0, learner_version: int = 0, generator: str = "g") -> OpenGroup | None:
-    return desk.hand_out(generator=generator, incarnation="a", version=version, learner_version=learner_version)
+def hand_out(
+    desk: Admission, version: int = 0, learner_version: int = 0, generator: str = "g"
+) -> OpenGroup | None:
+    return desk.hand_out(
+        generator=generator, incarnation="a", version=version, learner_version=learner_version
+    )
 
 
 @pytest.mark.parametrize(
@@ -35,7 +41,9 @@ def hand_out(desk: Admission, version: int = 0, learner_version: int = 0, genera
 def test_gate_admits_exactly_what_is_within_the_bound_when_trained_in_turn(
     ahead: int, learner_version: int, generator_version: int, is_open: bool
 ) -> None:
-    refusal = gate().refusal(ahead=ahead, learner_version=learner_version, generator_version=generator_version)
+    refusal = gate().refusal(
+        ahead=ahead, learner_version=learner_version, generator_version=generator_version
+    )
     assert (refusal == "") is is_open
 
 
@@ -43,9 +51,13 @@ def test_refusals_name_their_reason() -> None:
     full = gate().refusal(ahead=4, learner_version=6, generator_version=6)
     assert "4 groups are active" in full
     assert "step 7" in full
-    assert "version 5 or later, the generator has 3" in gate().refusal(ahead=0, learner_version=6, generator_version=3)
+    assert "version 5 or later, the generator has 3" in gate().refusal(
+        ahead=0, learner_version=6, generator_version=3
+    )
     assert "no weights" in gate().refusal(ahead=0, learner_version=0, generator_version=NO_VERSION)
-    assert "every step up to the last (100)" in gate().refusal(ahead=3, learner_version=99, generator_version=99)
+    assert "every step up to the last (100)" in gate().refusal(
+        ahead=3, learner_version=99, generator_version=99
+    )
 
 
 def test_nothing_is_admitted_that_the_last_step_cannot_train() -> None:
@@ -126,7 +138,9 @@ def test_the_oldest_open_group_passes_the_gate_while_new_ones_are_refused() -> N
     assert hand_out(desk) is None
 
 
-def test_a_generator_with_weights_that_the_learner_left_behind_gets_nothing_and_what_it_writes_may_be_as_old_as_the_learner() -> None:
+def test_a_generator_with_weights_that_the_learner_left_behind_gets_nothing_and_what_it_writes_may_be_as_old_as_the_learner() -> (
+    None
+):
     desk = admission()
     group = hand_out(desk, version=4, learner_version=4)
     assert group is not None

@@ -1,4 +1,6 @@
-"""Prompts that leave the data: decided at the desk, kept in the store, the same after a restart, shown by the ledger."""
+"""Prompts that leave the data: decided at the desk, kept in the store, the same after a restart,
+shown by the ledger.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +25,27 @@ def filtering(above: float | None, max_share: float = 0.5) -> RunConfig:
     config = make_config(groups_per_step=2, max_staleness=0)
     return replace(
         config,
-        data=replace(config.data, filter=replace(config.data.filter, above=above, max_share=max_share)),
+        data=replace(
+            config.data, filter=replace(config.data.filter, above=above, max_share=max_share)
+        ),
     )
 
 
 async def train(service: BufferService, steps: range) -> list[str]:
-    """Steps of two groups; the prompts t0 and t1 are always solved, the others never. Returns the prompts in the order of their tickets."""
+    """Steps of two groups; the prompts t0 and t1 are always solved, the others never. Returns the
+    prompts in the order of their tickets.
+    """
     issued = []
     for version in steps:
         for ticket in await tickets(service, version):
             issued.append(ticket.prompt.prompt_id)
-            await service.put_group(PutGroup(group=make_group(ticket, passes=ticket.prompt.prompt_id in ("t0", "t1"))))
+            await service.put_group(
+                PutGroup(group=make_group(ticket, passes=ticket.prompt.prompt_id in ("t0", "t1")))
+            )
         batch = await take(service, version)
-        await service.commit_step(CommitStep(version=version + 1, group_ids=[g.group_id for g in batch.groups]))
+        await service.commit_step(
+            CommitStep(version=version + 1, group_ids=[g.group_id for g in batch.groups])
+        )
     return issued
 
 

@@ -1,4 +1,6 @@
-"""The figures of an evaluation against slow re-computations, what a sample votes for, and which settings do not fit together."""
+"""The figures of an evaluation against slow re-computations, what a sample votes for, and which
+settings do not fit together.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ def test_every_figure_equals_a_slow_count_over_all_samples() -> None:
         "pass_at_k": slow_mean([1.0 if True in passed else 0.0 for passed, _, _ in rows]),
         "maj_at_k": slow_mean([slow_majority(passed, votes) for passed, votes, _ in rows]),
         "greedy_pass": slow_mean([1.0 if greedy else 0.0 for _, _, greedy in rows]),
-        "reward_mean": slow_mean([sum(1.0 if p else -1.0 for p in passed) / 5 for passed, _, _ in rows]),
+        "reward_mean": slow_mean(
+            [sum(1.0 if p else -1.0 for p in passed) / 5 for passed, _, _ in rows]
+        ),
     }
     for name, (mean, error) in expected.items():
         assert scalars[f"eval/{name}"] == pytest.approx(mean), name
@@ -76,23 +80,34 @@ def test_every_figure_equals_a_slow_count_over_all_samples() -> None:
 
 
 def test_the_version_that_wrote_the_tokens_is_told() -> None:
-    assert evaluation_scalars([result([True], version=3.0), result([True], version=4.0)])["eval/version_mean"] == 3.5
+    assert (
+        evaluation_scalars([result([True], version=3.0), result([True], version=4.0)])[
+            "eval/version_mean"
+        ]
+        == 3.5
+    )
     assert "eval/version_mean" not in evaluation_scalars([result([True], version=None)])
 
 
-def test_one_sample_per_prompt_makes_all_figures_equal_and_without_a_greedy_answer_none_is_told() -> None:
+def test_one_sample_per_prompt_makes_all_figures_equal_and_without_a_greedy_answer_none_is_told() -> (
+    None
+):
     scalars = evaluation_scalars([result([True], ["a"]), result([False], ["b"])])
     assert scalars["eval/pass_at_1"] == scalars["eval/pass_at_k"] == scalars["eval/maj_at_k"] == 0.5
     assert scalars["eval/pass_at_1_error"] == scalars["eval/pass_at_k_error"]
     assert not any("greedy" in name for name in scalars)
 
 
-def test_a_majority_can_be_right_where_most_samples_are_wrong_and_wrong_where_some_are_right() -> None:
+def test_a_majority_can_be_right_where_most_samples_are_wrong_and_wrong_where_some_are_right() -> (
+    None
+):
     assert majority([True, True, False, False, False], ["7", "7", "1", "2", "3"]) == 1.0
     assert majority([True, False, False, False], ["7", "1", "1", "2"]) == 0.0
     assert majority([True, False], ["7", "1"]) == 0.5
     assert majority([False, False], [None, None]) == 0.0
-    assert majority([True, False, False], ["7", None, None]) == 1.0, "what gives no answer does not vote"
+    assert majority([True, False, False], ["7", None, None]) == 1.0, (
+        "what gives no answer does not vote"
+    )
 
 
 def test_the_interval_holds_the_true_mean_in_about_95_of_100_evaluations() -> None:
@@ -123,7 +138,9 @@ def test_an_evaluation_without_samples_says_only_that() -> None:
         ("exact", ["hm\nParis", "Paris\n\n"], "Rome", "\n"),
     ],
 )
-def test_answers_in_words_vote_by_what_the_rule_reads(rule: str, alike: list[str], other: str, none: str) -> None:
+def test_answers_in_words_vote_by_what_the_rule_reads(
+    rule: str, alike: list[str], other: str, none: str
+) -> None:
     problem = CodeProblem(tests=[AnswerTest(rule=rule, expected="7")])  # type: ignore[arg-type]
     votes = [vote_of(problem, response, "auto") for response in (*alike, other)]
     assert all(a == b for a, b in itertools.pairwise(votes[:-1]))
@@ -137,7 +154,9 @@ def test_programs_vote_by_their_text_without_layout_and_comments() -> None:
         "def f(x):\n    return x + 1\n",
         "def f( x ):  # one more\n\n    return (x+1)\n",
     )
-    assert vote_of(problem, plain, "auto") == vote_of(problem, f"Thus:\n```python\n{laid_out}```\n", "auto")
+    assert vote_of(problem, plain, "auto") == vote_of(
+        problem, f"Thus:\n```python\n{laid_out}```\n", "auto"
+    )
     assert vote_of(problem, plain, "auto") != vote_of(problem, plain.replace("1", "2"), "auto")
     assert vote_of(problem, "def f(", "whole") == "def f("
     assert vote_of(problem, "no block", "fenced") is None

@@ -1,4 +1,6 @@
-"""A store that cannot be written: clear errors, nothing lost, and nobody is told what is not stored."""
+"""A store that cannot be written: clear errors, nothing lost, and nobody is told what is not
+stored.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from async_rl.protocol.buffer import PutGroup
 from async_rl.protocol.learner import CommitStep, TakeBatch
 
 
-def test_a_store_that_another_program_holds_is_told_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_another_program_holds_is_told_with_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("async_rl.store_writer._BUSY_MS", 50)
 
     async def scenario() -> None:

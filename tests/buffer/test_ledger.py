@@ -41,9 +41,13 @@ async def make_history(path: Path, config: RunConfig = CONFIG) -> None:
                     )
                     await service.fail_group(failed)
                 else:
-                    await service.put_group(PutGroup(group=make_group(ticket, passes=ticket.group_id != 1)))
+                    await service.put_group(
+                        PutGroup(group=make_group(ticket, passes=ticket.group_id != 1))
+                    )
             batch = await take(service, version)
-            await service.commit_step(CommitStep(version=version + 1, group_ids=[g.group_id for g in batch.groups]))
+            await service.commit_step(
+                CommitStep(version=version + 1, group_ids=[g.group_id for g in batch.groups])
+            )
         await service.sync_version(SyncVersion(version=2))
         await take(service, 2)
 
@@ -178,10 +182,15 @@ def test_the_audit_sees_what_is_wrong(store: Path, change: str, expected: str) -
 
 def test_the_audit_sees_an_admission_beyond_the_bound(store: Path) -> None:
     stricter = make_config(max_staleness=0)
-    assert "group 2 was admitted while 2 were active; (max_staleness + 1) x groups_per_step is 2" in problems(store, stricter)
+    assert (
+        "group 2 was admitted while 2 were active; (max_staleness + 1) x groups_per_step is 2"
+        in problems(store, stricter)
+    )
 
 
-def ledger(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+def ledger(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[int, str, str]:
     monkeypatch.setattr(sys, "argv", ["async-rl", "ledger", *arguments])
     with pytest.raises(SystemExit) as caught:
         cli.main()

@@ -75,7 +75,9 @@ async def until_queue(service: BufferService, **states: int) -> None:
 def test_a_generator_that_left_the_fleet_loses_its_tickets(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with working(tmp_path) as it:
-            it.context.directory.update(Members(epoch=1, members=[member("generator-0", 11), member("generator-1", 12)]))
+            it.context.directory.update(
+                Members(epoch=1, members=[member("generator-0", 11), member("generator-1", 12)])
+            )
             task = asyncio.create_task(it.tasks.follow_generators())
             await tickets(it.service, 0, credit=2)
             await tickets(it.service, 0, credit=2, generator="generator-1")
@@ -111,7 +113,9 @@ def test_status_tells_queue_depths_drops_and_what_the_learner_waits_for(tmp_path
         async with working(tmp_path) as it:
             task = asyncio.create_task(it.tasks.show_state())
             given = await tickets(it.service, 0)
-            parked = asyncio.create_task(it.service.take_batch(TakeBatch(train_version=0, wait_s=60)))
+            parked = asyncio.create_task(
+                it.service.take_batch(TakeBatch(train_version=0, wait_s=60))
+            )
             await it.service.put_group(PutGroup(group=make_group(given[0])))
             await it.service.put_group(PutGroup(group=make_group(given[1], trained=False)))
             shown = it.context.activity.snapshot()
@@ -119,7 +123,9 @@ def test_status_tells_queue_depths_drops_and_what_the_learner_waits_for(tmp_path
                 "waiting",
                 "groups: 1 of 2 groups are ready for step 1",
             )
-            assert {name: shown.counters[f"gauge/queue/{name}"] for name in ("generating", "ready")} == {"generating": 2, "ready": 1}
+            assert {
+                name: shown.counters[f"gauge/queue/{name}"] for name in ("generating", "ready")
+            } == {"generating": 2, "ready": 1}
             assert shown.counters["failures/untrainable"] == 1
             await it.service.put_group(PutGroup(group=make_group(given[2])))
             await parked

@@ -1,7 +1,9 @@
-"""Promises 1 and 2 under arbitrary interleavings of requests, results, losses, takes, commits and crashes of every party.
+"""Promises 1 and 2 under arbitrary interleavings of requests, results, losses, takes, commits and
+crashes of every party.
 
-The generators and the learner here are honest but unreliable: replies get lost, results come twice or late, everyone may be killed between
-any two steps, and the buffer also in the middle of a request, with any part of what it queued for the store unwritten.
+The generators and the learner here are honest but unreliable: replies get lost, results come twice
+or late, everyone may be killed between any two steps, and the buffer also in the middle of a
+request, with any part of what it queued for the store unwritten.
 """
 
 from __future__ import annotations
@@ -75,9 +77,15 @@ class BufferMachine(RuleBasedStateMachine):
         over_age=st.sampled_from(["drop", "mask"]),
         max_attempts=st.integers(1, 4),
     )
-    def start(self, groups_per_step: int, max_staleness: int, over_age: str, max_attempts: int) -> None:
+    def start(
+        self, groups_per_step: int, max_staleness: int, over_age: str, max_attempts: int
+    ) -> None:
         self.loop = asyncio.new_event_loop()
-        self.directory = Path(tempfile.mkdtemp(prefix="buffer-", dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None))
+        self.directory = Path(
+            tempfile.mkdtemp(
+                prefix="buffer-", dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None
+            )
+        )
         self.config: RunConfig = make_config(
             groups_per_step=groups_per_step,
             max_staleness=max_staleness,
@@ -98,7 +106,9 @@ class BufferMachine(RuleBasedStateMachine):
     def open_buffer(self) -> None:
         self.store = Store(self.directory / "store.sqlite", durability="normal", clock=self.clock)
         self.run(self.store.__aenter__())
-        self.service = BufferService(self.config, FakePrompts(num_train=4, num_held_out=2), self.store, clock=self.clock)
+        self.service = BufferService(
+            self.config, FakePrompts(num_train=4, num_held_out=2), self.store, clock=self.clock
+        )
         self.service.recover()
 
     def kill_buffer(self) -> None:
@@ -111,8 +121,12 @@ class BufferMachine(RuleBasedStateMachine):
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self.loop.run_until_complete(coroutine)
 
-    def call(self, coroutine: Coroutine[Any, Any, Message], crash_after: int | None = None) -> Message | None:
-        """The reply, or None if the buffer was killed `crash_after` turns of the loop into the request, and came back."""
+    def call(
+        self, coroutine: Coroutine[Any, Any, Message], crash_after: int | None = None
+    ) -> Message | None:
+        """The reply, or None if the buffer was killed `crash_after` turns of the loop into the
+        request, and came back.
+        """
         if crash_after is None:
             return self.run(coroutine)
 
@@ -162,7 +176,9 @@ class BufferMachine(RuleBasedStateMachine):
 
     @rule(name=GENERATORS, lag=st.integers(0, 2))
     def push(self, name: str, lag: int) -> None:
-        """A push of the newest version or a late one; never back, except after the learner went back."""
+        """A push of the newest version or a late one; never back, except after the learner went
+        back.
+        """
         generator = self.generators[name]
         wanted = max(self.learner.version - lag, 0)
         if wanted > generator.version or (lag == 0 and wanted < generator.version):
@@ -181,7 +197,9 @@ class BufferMachine(RuleBasedStateMachine):
         if not generator.held:
             return
         ticket, first = generator.held[which % len(generator.held)]
-        versions = sorted({first, max(first, generator.version - spread), max(first, generator.version)})
+        versions = sorted(
+            {first, max(first, generator.version - spread), max(first, generator.version)}
+        )
         group = make_group(ticket, versions=versions, generator=name)
         if self.call(self.service.put_group(PutGroup(group=group)), crash) is None:
             self.late.append(group)
@@ -201,7 +219,11 @@ class BufferMachine(RuleBasedStateMachine):
         generator = self.generators[name]
         if generator.held:
             ticket, _ = generator.held.pop(which % len(generator.held))
-            self.run(self.service.put_group(PutGroup(group=make_group(ticket, trained=False, generator=name))))
+            self.run(
+                self.service.put_group(
+                    PutGroup(group=make_group(ticket, trained=False, generator=name))
+                )
+            )
 
     @rule(name=GENERATORS, which=CHOICES, crash=st.one_of(st.none(), st.integers(0, 3)))
     def fail(self, name: str, which: int, crash: int | None) -> None:
@@ -223,12 +245,19 @@ class BufferMachine(RuleBasedStateMachine):
     def kill_generator(self, name: str, is_told: bool, leaves_late: bool) -> None:
         generator = self.generators[name]
         if leaves_late:
-            self.late.extend(make_group(ticket, versions=[first], generator=name) for ticket, first in generator.held)
+            self.late.extend(
+                make_group(ticket, versions=[first], generator=name)
+                for ticket, first in generator.held
+            )
         incarnation, generator.held = generator.incarnation, []
         generator.life += 1
         generator.version = self.learner.version
         if is_told:
-            self.run(self.service.release_generator(ReleaseGenerator(generator=name, incarnation=incarnation)))
+            self.run(
+                self.service.release_generator(
+                    ReleaseGenerator(generator=name, incarnation=incarnation)
+                )
+            )
 
     @rule(seconds=st.sampled_from([1.0, 31.0, 151.0]), alive=st.sets(GENERATORS))
     def let_time_pass(self, seconds: float, alive: set[str]) -> None:
@@ -259,7 +288,9 @@ class BufferMachine(RuleBasedStateMachine):
         learner = self.learner
         if learner.version not in learner.batches:
             return
-        request = CommitStep(version=learner.version + 1, group_ids=learner.batches[learner.version])
+        request = CommitStep(
+            version=learner.version + 1, group_ids=learner.batches[learner.version]
+        )
         reply = self.call(self.service.commit_step(request), crash)
         if reply is None or twice:
             self.run(self.service.commit_step(request))
@@ -283,7 +314,10 @@ class BufferMachine(RuleBasedStateMachine):
             self.has_gone_back = True
         learner.version, learner.batches = learner.checkpoint, {}
         self.history = self.history[: learner.version]
-        if self.call(self.service.sync_version(SyncVersion(version=learner.version)), crash) is None:
+        if (
+            self.call(self.service.sync_version(SyncVersion(version=learner.version)), crash)
+            is None
+        ):
             self.run(self.service.sync_version(SyncVersion(version=learner.version)))
 
     @rule()
@@ -295,14 +329,21 @@ class BufferMachine(RuleBasedStateMachine):
     @invariant()
     def active_groups_are_within_the_bound(self) -> None:
         if not self.has_gone_back:
-            assert self.service.desk.admission.num_active <= self.service.desk.admission.gate.max_active
+            assert (
+                self.service.desk.admission.num_active
+                <= self.service.desk.admission.gate.max_active
+            )
 
     @invariant()
     def memory_and_store_agree_and_every_group_is_in_one_state(self) -> None:
         with self.reading() as connection:
-            stored = dict(connection.execute("SELECT group_id, state FROM groups WHERE purpose='train'"))
+            stored = dict(
+                connection.execute("SELECT group_id, state FROM groups WHERE purpose='train'")
+            )
         admission, replay = self.service.desk.admission, self.service.replay
-        memory = {g.group_id: g.state.value for g in admission.open.values() if g.purpose is Purpose.TRAIN}
+        memory = {
+            g.group_id: g.state.value for g in admission.open.values() if g.purpose is Purpose.TRAIN
+        }
         for state, group_ids in (
             (GroupState.READY, list(replay.ready)),
             (GroupState.LEASED, [g.group_id for batch in replay.leases.values() for g in batch]),
@@ -317,26 +358,42 @@ class BufferMachine(RuleBasedStateMachine):
     @invariant()
     def no_prompt_is_skipped_or_issued_twice(self) -> None:
         with self.reading() as connection:
-            positions = [row[0] for row in connection.execute("SELECT position FROM groups WHERE purpose='train' ORDER BY position")]
+            positions = [
+                row[0]
+                for row in connection.execute(
+                    "SELECT position FROM groups WHERE purpose='train' ORDER BY position"
+                )
+            ]
         assert positions == list(range(self.service.desk.admission.next_index))
 
     @invariant()
     def the_surviving_history_trains_each_group_once(self) -> None:
         with self.reading() as connection:
             rows = connection.execute(
-                "SELECT version, group_id FROM trained JOIN steps USING (step_id) WHERE undone_s IS NULL ORDER BY version, group_id"
+                "SELECT version, group_id FROM trained JOIN steps USING (step_id) WHERE undone_s IS"
+                " NULL ORDER BY version, group_id"
             ).fetchall()
-            trained = {row[0] for row in connection.execute("SELECT group_id FROM groups WHERE state='trained'")}
+            trained = {
+                row[0]
+                for row in connection.execute("SELECT group_id FROM groups WHERE state='trained'")
+            }
         assert sorted(group_id for _, group_id in rows) == sorted(trained)
-        assert rows == [(step, i) for step, batch in enumerate(self.history, start=1) for i in sorted(batch)]
+        assert rows == [
+            (step, i) for step, batch in enumerate(self.history, start=1) for i in sorted(batch)
+        ]
         assert self.service.num_trained == len(trained)
 
     @invariant()
     def nothing_trained_is_over_age(self) -> None:
-        decisive = "oldest_version" if self.config.buffer.over_age == "drop" or not self.has_gone_back else "newest_version"
+        decisive = (
+            "oldest_version"
+            if self.config.buffer.over_age == "drop" or not self.has_gone_back
+            else "newest_version"
+        )
         with self.reading() as connection:
             worst = connection.execute(
-                f"SELECT max(train_version - {decisive}) FROM groups WHERE state IN ('trained', 'leased')"
+                f"SELECT max(train_version - {decisive}) FROM groups WHERE state IN ('trained',"
+                " 'leased')"
             ).fetchone()[0]
         assert worst is None or worst <= self.config.buffer.max_staleness_versions
 
@@ -359,7 +416,9 @@ class BufferMachine(RuleBasedStateMachine):
         for generator in self.generators.values():
             if generator.version != self.learner.version:
                 generator.version = self.learner.version
-                generator.held = [(ticket, min(first, generator.version)) for ticket, first in generator.held]
+                generator.held = [
+                    (ticket, min(first, generator.version)) for ticket, first in generator.held
+                ]
             self.ask_for_work(generator.name, 4, False, None)
             while generator.held:
                 self.put(generator.name, 0, False, None, 0)

@@ -8,7 +8,9 @@ from async_rl.buffer.replay import Replay, StoredGroup, Unfinished
 from async_rl.core.errors import ProtocolError, StalenessError
 
 
-def replay(*, max_staleness: int = 1, over_age: Literal["drop", "mask"] = "drop", version: int = 0) -> Replay:
+def replay(
+    *, max_staleness: int = 1, over_age: Literal["drop", "mask"] = "drop", version: int = 0
+) -> Replay:
     made = Replay(groups_per_step=2, max_staleness_versions=max_staleness, over_age=over_age)
     made.learner_version = version
     return made
@@ -114,8 +116,12 @@ def test_commit_may_come_twice_and_advances_once() -> None:
     assert (buffer.learner_version, buffer.leases) == (1, {})
 
 
-@pytest.mark.parametrize(("version", "group_ids"), [(2, [0, 1]), (1, [0]), (1, [0, 2]), (1, [0, 1, 1])])
-def test_a_commit_that_does_not_match_its_lease_is_refused(version: int, group_ids: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("version", "group_ids"), [(2, [0, 1]), (1, [0]), (1, [0, 2]), (1, [0, 1, 1])]
+)
+def test_a_commit_that_does_not_match_its_lease_is_refused(
+    version: int, group_ids: list[int]
+) -> None:
     buffer = replay()
     put(buffer, 0, 1)
     buffer.take(0, [])
@@ -125,7 +131,9 @@ def test_a_commit_that_does_not_match_its_lease_is_refused(version: int, group_i
 
 def test_a_step_over_the_bound_is_never_committed() -> None:
     buffer = replay(version=3)
-    buffer.leases[3] = tuple(StoredGroup(group_id=i, oldest_version=1, newest_version=3, planned=3) for i in (0, 1))
+    buffer.leases[3] = tuple(
+        StoredGroup(group_id=i, oldest_version=1, newest_version=3, planned=3) for i in (0, 1)
+    )
     with pytest.raises(StalenessError, match=r"\[0, 1\]"):
         buffer.commit(4, [0, 1])
 
@@ -156,7 +164,10 @@ def test_batches_that_the_learners_checkpoint_holds_count_as_trained() -> None:
 def test_undone_steps_are_trained_again_with_the_same_groups_before_anything_else() -> None:
     buffer = replay(version=3)
     put(buffer, 0, oldest=3)
-    undone = [StoredGroup(group_id=i, oldest_version=v, newest_version=v, planned=v) for i, v in ((7, 1), (8, 1), (4, 2), (9, 2))]
+    undone = [
+        StoredGroup(group_id=i, oldest_version=v, newest_version=v, planned=v)
+        for i, v in ((7, 1), (8, 1), (4, 2), (9, 2))
+    ]
     buffer.sync(1, undone)
     assert buffer.take(1, []).group_ids == (7, 8)
     assert buffer.take(2, []).group_ids == (4, 9)

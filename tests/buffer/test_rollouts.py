@@ -46,9 +46,14 @@ async def make_history(path: Path) -> None:
             ids = [g.group_id for g in batch.groups]
             await service.commit_step(CommitStep(version=version + 1, group_ids=ids))
             if version == 1:
-                sizes = [sum(sample.response_length for sample in group.trajectories) for group in batch.groups]
+                sizes = [
+                    sum(sample.response_length for sample in group.trajectories)
+                    for group in batch.groups
+                ]
                 rows = [np.linspace(-1, 1, size, dtype=np.float32) for size in sizes]
-                await service.keep_advantages(KeepAdvantages(group_ids=[*ids, 999], rows=[*rows, rows[0]]))
+                await service.keep_advantages(
+                    KeepAdvantages(group_ids=[*ids, 999], rows=[*rows, rows[0]])
+                )
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +61,13 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run_dir = tmp_path_factory.mktemp("run")
     asyncio.run(make_history(run_dir))
     write_config(make_config(), run_dir / "config.yaml")
-    core = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token=WORDS[0]))
+    core = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token=WORDS[0])
+    )
     core.save(str(run_dir / "tokenizer.json"))
-    (run_dir / "control.json").write_bytes(msgspec.json.encode(Control(address="", pid=1, machine="", model_path=str(run_dir))))
+    (run_dir / "control.json").write_bytes(
+        msgspec.json.encode(Control(address="", pid=1, machine="", model_path=str(run_dir)))
+    )
     return run_dir
 
 
@@ -75,7 +84,9 @@ def with_rewards(group: Group, *rewards: float) -> Group:
     return msgspec.structs.replace(group, trajectories=samples)
 
 
-def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+def shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[int, str]:
     monkeypatch.setattr(sys, "argv", ["async-rl", "rollouts", *arguments])
     with pytest.raises(SystemExit) as caught:
         cli.main()
@@ -86,7 +97,9 @@ def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *
 
 def test_a_step_has_the_groups_that_it_trained_with_their_prompts(run_dir: Path) -> None:
     found = stored(run_dir, step=1)
-    assert [(r.group.group_id, r.step, r.prompt) for r in found] == [(r.group.group_id, 1, f"text of {r.group.prompt_id}") for r in found]
+    assert [(r.group.group_id, r.step, r.prompt) for r in found] == [
+        (r.group.group_id, 1, f"text of {r.group.prompt_id}") for r in found
+    ]
     assert len(found) == 2
     assert stored(run_dir, step=7) == []
 
@@ -104,11 +117,17 @@ def test_advantages_are_kept_of_the_groups_that_are_stored(run_dir: Path) -> Non
 def test_with_a_critic_each_token_has_the_colour_of_its_own_advantage(run_dir: Path) -> None:
     group = stored(run_dir)[0].group
     first, second = (sample.response_length for sample in group.trajectories)
-    advantages = np.concatenate([np.full(first, 1.0), [-0.1, 0.0, 5.0], np.zeros(second - 3)]).astype(np.float32)
+    advantages = np.concatenate(
+        [np.full(first, 1.0), [-0.1, 0.0, 5.0], np.zeros(second - 3)]
+    ).astype(np.float32)
     out = io.StringIO()
-    terminal = Console(file=out, force_terminal=True, width=200, color_system="standard", legacy_windows=False)
+    terminal = Console(
+        file=out, force_terminal=True, width=200, color_system="standard", legacy_windows=False
+    )
     pieces = ["a", "b", "c"] + [""] * (second - 3)
-    terminal.print(page(group, 1, prompt="p", step=2, pieces=pieces, colour="advantage", advantages=advantages))
+    terminal.print(
+        page(group, 1, prompt="p", step=2, pieces=pieces, colour="advantage", advantages=advantages)
+    )
     assert out.getvalue().splitlines()[2] == "\x1b[31ma\x1b[0mb\x1b[1;32mc\x1b[0m"
 
 
@@ -144,7 +163,9 @@ def test_failed_leaves_those_that_passed_out(run_dir: Path) -> None:
         ("advantage", dict.fromkeys("abc", "32")),
     ],
 )
-def test_the_colour_of_a_token_tells_what_was_asked(run_dir: Path, colour: Colour, expected: dict[str, str]) -> None:
+def test_the_colour_of_a_token_tells_what_was_asked(
+    run_dir: Path, colour: Colour, expected: dict[str, str]
+) -> None:
     group = with_rewards(stored(run_dir)[0].group, 1.0, 0.0)
     sample = msgspec.structs.replace(
         group.trajectories[0],
@@ -153,7 +174,9 @@ def test_the_colour_of_a_token_tells_what_was_asked(run_dir: Path, colour: Colou
     )
     group = msgspec.structs.replace(group, trajectories=[sample, group.trajectories[1]])
     out = io.StringIO()
-    terminal = Console(file=out, force_terminal=True, width=200, color_system="standard", legacy_windows=False)
+    terminal = Console(
+        file=out, force_terminal=True, width=200, color_system="standard", legacy_windows=False
+    )
     terminal.print(page(group, 0, prompt="p", step=None, pieces=["a", "b", "c"], colour=colour))
     response = out.getvalue().splitlines()[2]
     for letter, code in expected.items():
@@ -181,10 +204,15 @@ def test_the_command_shows_prompt_response_reward_and_verdicts(
 def test_a_step_that_is_not_stored_is_told_with_those_that_are(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "no such rollout; steps 1 to 2 are stored" in shown(monkeypatch, capsys, str(run_dir), "--step", "9")[1]
+    assert (
+        "no such rollout; steps 1 to 2 are stored"
+        in shown(monkeypatch, capsys, str(run_dir), "--step", "9")[1]
+    )
 
 
-@pytest.mark.parametrize(("keep_steps", "readable"), [(0, None), (1, (3, 3)), (2, (2, 3)), (9, (1, 3))])
+@pytest.mark.parametrize(
+    ("keep_steps", "readable"), [(0, None), (1, (3, 3)), (2, (2, 3)), (9, (1, 3))]
+)
 def test_the_newest_steps_can_be_read_after_the_end_though_its_checkpoint_needs_none(
     tmp_path: Path, keep_steps: int, readable: tuple[int, int] | None
 ) -> None:
@@ -200,13 +228,16 @@ def test_the_newest_steps_can_be_read_after_the_end_though_its_checkpoint_needs_
     asyncio.run(run_of_three_steps())
     with reading(tmp_path / "store.sqlite") as connection:
         assert stored_steps(connection) == readable
-    assert {rollout.step for rollout in stored(tmp_path) if rollout.step} == set(range(*(readable or (0, -1)), 1)) | set(
-        (readable or ())[1:]
-    )
+    assert {rollout.step for rollout in stored(tmp_path) if rollout.step} == set(
+        range(*(readable or (0, -1)), 1)
+    ) | set((readable or ())[1:])
 
 
 def test_settings_that_make_no_sense_are_refused(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert shown(monkeypatch, capsys, str(run_dir), "--best", "--worst")[0] == 2
-    assert "logprob, version, advantage" in shown(monkeypatch, capsys, str(run_dir), "--colour", "red")[1]
+    assert (
+        "logprob, version, advantage"
+        in shown(monkeypatch, capsys, str(run_dir), "--colour", "red")[1]
+    )

@@ -21,7 +21,11 @@ def test_a_sample_is_told_with_its_reward_parts_verdicts_and_versions() -> None:
         admitted_version=4,
     )
     group = make_group(ticket, versions=[4, 4, 5])
-    score = msgspec.structs.replace(group.trajectories[0].score, parts={"tests_passed": 0.5, "compiles": 1.0})
-    group = msgspec.structs.replace(group, trajectories=[msgspec.structs.replace(group.trajectories[0], score=score)])
+    score = msgspec.structs.replace(
+        group.trajectories[0].score, parts={"tests_passed": 0.5, "compiles": 1.0}
+    )
+    group = msgspec.structs.replace(
+        group, trajectories=[msgspec.structs.replace(group.trajectories[0], score=score)]
+    )
     head = sample_text(prompt, group, lambda ids: f"{len(ids)} tokens").splitlines()[0]
     assert head == "**e0**: reward 1, compiles 1, tests_passed 0.5 (pass), written by version 4, 5"

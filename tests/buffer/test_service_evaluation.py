@@ -39,7 +39,9 @@ def test_an_evaluation_is_reported_from_the_store_when_its_last_sample_is_in(
             assert {t.purpose for t in given} == {Purpose.EVAL}
             assert {t.num_samples for t in given} == {1}
             assert service.queue()["generating"] == 0
-            await service.put_group(PutGroup(group=make_group(given[1], passes=False, is_truncated=True)))
+            await service.put_group(
+                PutGroup(group=make_group(given[1], passes=False, is_truncated=True))
+            )
             await fail(service, given[2].group_id, 1)
         async with opened(tmp_path, make_config(max_attempts=1), prompts) as service:
             await service.put_group(PutGroup(group=make_group(given[3], versions=[0] * 5)))
@@ -63,7 +65,9 @@ def test_an_evaluation_is_reported_from_the_store_when_its_last_sample_is_in(
                 "eval/truncated_share": pytest.approx(1 / 3),
             }
             assert report.num_failed == 1
-            assert "**e1**: reward 0, style 0.5 (wrong_answer)" in report.texts["samples/evaluation"]
+            assert (
+                "**e1**: reward 0, style 0.5 (wrong_answer)" in report.texts["samples/evaluation"]
+            )
         async with opened(tmp_path, make_config(max_attempts=1), prompts) as service:
             assert service.finished_evaluations.get_nowait() == 0
 
@@ -75,7 +79,9 @@ def test_an_evaluation_draws_so_many_samples_of_each_prompt_as_are_asked_for(
 ) -> None:
     prompts = FakePrompts(num_held_out=2)
     config = make_config()
-    config = msgspec.structs.replace(config, evaluation=msgspec.structs.replace(config.evaluation, num_samples=3))
+    config = msgspec.structs.replace(
+        config, evaluation=msgspec.structs.replace(config.evaluation, num_samples=3)
+    )
 
     async def scenario() -> None:
         async with opened(tmp_path, config, prompts) as service:

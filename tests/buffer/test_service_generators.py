@@ -1,4 +1,6 @@
-"""What the buffer answers to generators: tickets, puts, failures, and what becomes of those that are lost."""
+"""What the buffer answers to generators: tickets, puts, failures, and what becomes of those that
+are lost.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def test_groups_go_from_ticket_to_trained(tmp_path: Path) -> None:
 
 def test_prompts_repeat_when_the_data_is_smaller_than_a_step(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with opened(tmp_path, make_config(groups_per_step=4, max_staleness=0), FakePrompts(num_train=3)) as service:
+        async with opened(
+            tmp_path, make_config(groups_per_step=4, max_staleness=0), FakePrompts(num_train=3)
+        ) as service:
             assert [t.prompt.prompt_id for t in await tickets(service, 0)] == [
                 "t0",
                 "t1",
@@ -170,7 +174,10 @@ def test_parked_generators_share_what_is_freed(tmp_path: Path) -> None:
         async with opened(tmp_path, make_config(groups_per_step=4, max_staleness=0)) as service:
             held = await put_all(service)
             await take(service, 0)
-            parked = [asyncio.create_task(service.request_work(ask(0, generator=name, wait_s=60))) for name in ("a", "b")]
+            parked = [
+                asyncio.create_task(service.request_work(ask(0, generator=name, wait_s=60)))
+                for name in ("a", "b")
+            ]
             await settle()
             await service.commit_step(CommitStep(version=1, group_ids=held))
             for name in ("a", "b"):
@@ -185,7 +192,9 @@ def test_results_of_an_older_attempt_change_nothing(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with opened(tmp_path, make_config(max_staleness=0)) as service:
             first = await tickets(service, 0)
-            await service.release_generator(ReleaseGenerator(generator="generator-0", incarnation=""))
+            await service.release_generator(
+                ReleaseGenerator(generator="generator-0", incarnation="")
+            )
             second = await tickets(service, 0, generator="generator-1")
             assert [t.attempt for t in second] == [2, 2]
             await service.put_group(PutGroup(group=make_group(first[0])))
@@ -216,7 +225,9 @@ def test_a_lost_group_that_still_arrives_before_it_is_issued_again_is_kept(tmp_p
     async def scenario() -> None:
         async with opened(tmp_path, make_config(max_staleness=0)) as service:
             first = await tickets(service, 0)
-            await service.release_generator(ReleaseGenerator(generator="generator-0", incarnation="a"))
+            await service.release_generator(
+                ReleaseGenerator(generator="generator-0", incarnation="a")
+            )
             assert service.queue()["issued"] == 2
             await service.put_group(PutGroup(group=make_group(first[0])))
             assert service.queue() == {"issued": 1, "generating": 0, "ready": 1, "leased": 0}
@@ -281,7 +292,9 @@ def test_a_new_incarnation_takes_over_from_the_lost_one(tmp_path: Path) -> None:
             await tickets(service, 0, incarnation="a")
             again = await tickets(service, 0, incarnation="b", held=[])
             assert [(t.group_id, t.attempt) for t in again] == [(0, 2), (1, 2)]
-            await service.release_generator(ReleaseGenerator(generator="generator-0", incarnation="a"))
+            await service.release_generator(
+                ReleaseGenerator(generator="generator-0", incarnation="a")
+            )
             assert service.queue()["generating"] == 2
 
     run(scenario())

@@ -1,4 +1,6 @@
-"""What the buffer answers to the learner: batches, commits, going back; and what a restart of the buffer keeps of it."""
+"""What the buffer answers to the learner: batches, commits, going back; and what a restart of the
+buffer keeps of it.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,10 @@ def test_a_parked_take_says_when_no_generator_works(tmp_path: Path) -> None:
         async with opened(tmp_path, make_config()) as service:
             parked = asyncio.create_task(service.take_batch(TakeBatch(train_version=0, wait_s=60)))
             await settle()
-            assert service.waits_for() == "groups: 0 of 2 groups are ready for step 1; no generator asks for work"
+            assert (
+                service.waits_for()
+                == "groups: 0 of 2 groups are ready for step 1; no generator asks for work"
+            )
             parked.cancel()
             await asyncio.gather(parked, return_exceptions=True)
 
@@ -129,7 +134,9 @@ def test_everything_survives_a_restart(tmp_path: Path) -> None:
             for ticket in given[:3]:
                 await service.put_group(PutGroup(group=make_group(ticket)))
             await take(service, 0)
-            await service.release_generator(ReleaseGenerator(generator="generator-0", incarnation=""))
+            await service.release_generator(
+                ReleaseGenerator(generator="generator-0", incarnation="")
+            )
             assert len(await tickets(service, 0, generator="generator-1", credit=1)) == 1
 
     async def after() -> None:
@@ -201,7 +208,9 @@ def test_what_is_generated_while_the_learner_goes_back_may_be_as_old_as_the_lear
             for version in range(2):
                 await put_all(service, version)
                 batch = await take(service, version)
-                await service.commit_step(CommitStep(version=version + 1, group_ids=[g.group_id for g in batch.groups]))
+                await service.commit_step(
+                    CommitStep(version=version + 1, group_ids=[g.group_id for g in batch.groups])
+                )
             given = await tickets(service, 2)
             assert {ticket.admitted_version for ticket in given} == {2}
             await service.sync_version(SyncVersion(version=1))
@@ -219,7 +228,9 @@ def test_a_ticket_that_got_lost_is_given_again_for_the_weights_that_the_generato
         async with opened(tmp_path, make_config(max_staleness=1)) as service:
             await put_all(service, 0)
             batch = await take(service, 0)
-            await service.commit_step(CommitStep(version=1, group_ids=[g.group_id for g in batch.groups]))
+            await service.commit_step(
+                CommitStep(version=1, group_ids=[g.group_id for g in batch.groups])
+            )
             assert {ticket.admitted_version for ticket in await tickets(service, 1)} == {1}
             assert {ticket.admitted_version for ticket in await tickets(service, 0, held=[])} == {0}
 
@@ -264,7 +275,9 @@ def test_trajectories_that_were_forgotten_are_a_clear_error(tmp_path: Path) -> N
             await service.forget_before(ForgetBefore(version=2))
             assert len(await service._store.read_groups([0, 1])) == 2
             await service.forget_before(ForgetBefore(version=1))
-            with pytest.raises(InfrastructureError, match="no longer holds the trajectories of group 0"):
+            with pytest.raises(
+                InfrastructureError, match="no longer holds the trajectories of group 0"
+            ):
                 await service._store.read_groups([0])
             with pytest.raises(
                 ProtocolError,

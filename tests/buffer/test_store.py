@@ -69,8 +69,14 @@ def test_what_was_flushed_is_read_back_equal(tmp_path: Path) -> None:
             written = [put(store, i) for i in range(3)]
             await store.flush()
             for before, after in zip(written, await store.read_groups([0, 1, 2]), strict=True):
-                assert after.trajectories[1].behavior_logprobs.tolist() == before.trajectories[1].behavior_logprobs.tolist()
-                assert after.trajectories[1].versions.tolist() == before.trajectories[1].versions.tolist()
+                assert (
+                    after.trajectories[1].behavior_logprobs.tolist()
+                    == before.trajectories[1].behavior_logprobs.tolist()
+                )
+                assert (
+                    after.trajectories[1].versions.tolist()
+                    == before.trajectories[1].versions.tolist()
+                )
                 assert after.trajectories[0].score == before.trajectories[0].score
 
     run(scenario())
@@ -83,7 +89,9 @@ def test_others_read_while_it_writes(tmp_path: Path) -> None:
             await store.flush()
             store._writer._connection.execute("BEGIN IMMEDIATE")
             reader = sqlite3.connect(tmp_path / "store.sqlite", timeout=0)
-            assert reader.execute("SELECT state, reward_mean, pass_rate FROM groups").fetchall() == [("ready", 1.0, 1.0)]
+            assert reader.execute(
+                "SELECT state, reward_mean, pass_rate FROM groups"
+            ).fetchall() == [("ready", 1.0, 1.0)]
             reader.close()
             store._writer._connection.execute("ROLLBACK")
 
@@ -152,11 +160,15 @@ def test_every_change_of_state_is_a_transition(tmp_path: Path) -> None:
             await store.flush()
         connection = sqlite3.connect(tmp_path / "store.sqlite")
         history: dict[int, list[str]] = {}
-        for group_id, state in connection.execute("SELECT group_id, state FROM transitions ORDER BY transition_id"):
+        for group_id, state in connection.execute(
+            "SELECT group_id, state FROM transitions ORDER BY transition_id"
+        ):
             history.setdefault(group_id, []).append(state)
         assert history[0] == ["generating", "issued", "dropped"]
         assert history[1] == history[2] == ["generating", "ready", "leased", "trained", "ready"]
-        assert connection.execute("SELECT version, undone_s IS NOT NULL FROM steps").fetchall() == [(1, 1)]
+        assert connection.execute("SELECT version, undone_s IS NOT NULL FROM steps").fetchall() == [
+            (1, 1)
+        ]
         assert connection.execute("SELECT group_id FROM trained ORDER BY 1").fetchall() == [
             (1,),
             (2,),
@@ -181,8 +193,12 @@ def test_ten_thousand_stored_groups_are_recovered_in_two_seconds(tmp_path: Path)
 
 
 @pytest.mark.parametrize("num_acknowledged", [1, 7, 40])
-def test_nothing_acknowledged_is_lost_when_the_writer_is_killed(tmp_path: Path, num_acknowledged: int) -> None:
-    """The writer prints each group id after its flush; it is killed in the middle of writing the next ones."""
+def test_nothing_acknowledged_is_lost_when_the_writer_is_killed(
+    tmp_path: Path, num_acknowledged: int
+) -> None:
+    """The writer prints each group id after its flush; it is killed in the middle of writing the
+    next ones.
+    """
     environment = {**os.environ, "PYTHONPATH": str(WRITER.parent), "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         [sys.executable, str(WRITER), str(tmp_path / "store.sqlite")],

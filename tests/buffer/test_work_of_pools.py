@@ -32,7 +32,9 @@ BIG, JUDGE = "generator-big-0", "generator-judge-0"
 
 def with_pools(config: RunConfig, **work: Any) -> RunConfig:
     pools = {name: PoolConfig(count=1, work=what) for name, what in work.items()}
-    return msgspec.structs.replace(config, generators=msgspec.structs.replace(config.generators, pools=pools))
+    return msgspec.structs.replace(
+        config, generators=msgspec.structs.replace(config.generators, pools=pools)
+    )
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
@@ -47,11 +49,18 @@ def test_a_pool_for_evaluation_gets_all_of_it_and_no_training_prompt(tmp_path: P
             FakePrompts(num_held_out=4),
         ) as service:
             await service.start_evaluation(StartEvaluation(version=0))
-            assert {t.purpose for t in await tickets(service, 0, generator="generator-0", credit=1)} == {Purpose.TRAIN}
-            assert {t.purpose for t in await tickets(service, 0, generator=BIG, credit=1)} == {Purpose.TRAIN}
+            assert {
+                t.purpose for t in await tickets(service, 0, generator="generator-0", credit=1)
+            } == {Purpose.TRAIN}
+            assert {t.purpose for t in await tickets(service, 0, generator=BIG, credit=1)} == {
+                Purpose.TRAIN
+            }
             evaluated = await tickets(service, 0, generator=JUDGE, credit=32)
             assert [t.purpose for t in evaluated] == [Purpose.EVAL] * 4
-            assert await tickets(service, 0, generator=JUDGE, held=[t.group_id for t in evaluated]) == []
+            assert (
+                await tickets(service, 0, generator=JUDGE, held=[t.group_id for t in evaluated])
+                == []
+            )
             for ticket in evaluated:
                 await service.put_group(PutGroup(group=make_group(ticket, generator=JUDGE)))
             assert await service.finished_evaluations.get() == 0
@@ -63,7 +72,9 @@ def test_pools_that_train_leave_evaluation_to_the_plain_generators(tmp_path: Pat
     async def scenario() -> None:
         async with opened(tmp_path, with_pools(make_config(), big="train")) as service:
             await service.start_evaluation(StartEvaluation(version=0))
-            assert {t.purpose for t in await tickets(service, 0, generator=BIG, credit=2)} == {Purpose.TRAIN}
+            assert {t.purpose for t in await tickets(service, 0, generator=BIG, credit=2)} == {
+                Purpose.TRAIN
+            }
             given = [t.purpose for t in await tickets(service, 0, generator="generator-0")]
             assert given == [Purpose.EVAL] * 3 + [Purpose.TRAIN] * 2
 
@@ -71,16 +82,27 @@ def test_pools_that_train_leave_evaluation_to_the_plain_generators(tmp_path: Pat
 
 
 @pytest.mark.parametrize("first", [JUDGE, "generator-0"])
-def test_a_parked_evaluator_keeps_no_share_of_the_training_tickets_that_become_free(tmp_path: Path, first: str) -> None:
+def test_a_parked_evaluator_keeps_no_share_of_the_training_tickets_that_become_free(
+    tmp_path: Path, first: str
+) -> None:
     async def scenario() -> None:
-        async with opened(tmp_path, with_pools(make_config(max_staleness=0), judge="evaluation")) as service:
+        async with opened(
+            tmp_path, with_pools(make_config(max_staleness=0), judge="evaluation")
+        ) as service:
             held = [t.group_id for t in await tickets(service, 0)]
             for ticket_id in held:
-                ticket = next(t for t in await tickets(service, 0, held=[i for i in held if i != ticket_id]) if t.group_id == ticket_id)
+                ticket = next(
+                    t
+                    for t in await tickets(service, 0, held=[i for i in held if i != ticket_id])
+                    if t.group_id == ticket_id
+                )
                 await service.put_group(PutGroup(group=make_group(ticket)))
             await take(service, 0)
             names = (first, *({JUDGE, "generator-0"} - {first}))
-            parked = {name: asyncio.create_task(service.request_work(ask(1, generator=name, wait_s=60))) for name in names}
+            parked = {
+                name: asyncio.create_task(service.request_work(ask(1, generator=name, wait_s=60)))
+                for name in names
+            }
             await settle()
             await service.commit_step(CommitStep(version=1, group_ids=held))
             work = await parked["generator-0"]
@@ -106,7 +128,9 @@ def test_an_evaluation_that_nobody_takes_is_told_while_training_goes_on(tmp_path
             assert {t.purpose for t in given} == {Purpose.TRAIN}
             for ticket in given:
                 await service.put_group(PutGroup(group=make_group(ticket)))
-            assert [g.group_id for g in (await take(service, 0)).groups] == [t.group_id for t in given][:2]
+            assert [g.group_id for g in (await take(service, 0)).groups] == [
+                t.group_id for t in given
+            ][:2]
             assert service.waits_for() == missing
             evaluated = await tickets(service, 0, generator=JUDGE, credit=1)
             assert service.waits_for() == "", "it is being written"

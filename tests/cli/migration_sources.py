@@ -1,4 +1,6 @@
-"""Configurations of the two other systems, listed key by key: what they were in their first form, and what verl's is today."""
+"""Configurations of the two other systems, listed key by key: what they were in their first form,
+and what verl's is today.
+"""
 
 VERL_FIRST = """
 data:

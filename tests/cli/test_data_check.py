@@ -31,7 +31,9 @@ def write(path: Path, *rows: dict[str, Any]) -> str:
     return str(path)
 
 
-def test_what_a_run_would_use_and_leave_out_is_said_with_reasons(model: Path, tmp_path: Path) -> None:
+def test_what_a_run_would_use_and_leave_out_is_said_with_reasons(
+    model: Path, tmp_path: Path
+) -> None:
     file = write(
         tmp_path / "x.jsonl",
         {"prompt": "a b", "tests": TESTS},
@@ -51,13 +53,17 @@ def test_what_a_run_would_use_and_leave_out_is_said_with_reasons(model: Path, tm
     assert "1 rows are refused (data.bad_rows=error):" in result.output
     assert "x.jsonl, row 4: no tests among the columns ['prompt']" in result.output
 
-    lenient = CliRunner().invoke(app, ["data", "check", file, *settings, "data.truncation=left", "data.bad_rows=drop"])
+    lenient = CliRunner().invoke(
+        app, ["data", "check", file, *settings, "data.truncation=left", "data.bad_rows=drop"]
+    )
     assert lenient.exit_code == 0
     assert "1 prompts are cut to the limit (data.truncation=left)" in lenient.output
     assert "1 rows are left out (data.bad_rows=drop):" in lenient.output
 
 
-def test_the_functions_that_score_each_row_are_told_with_their_weights(model: Path, tmp_path: Path) -> None:
+def test_the_functions_that_score_each_row_are_told_with_their_weights(
+    model: Path, tmp_path: Path
+) -> None:
     (tmp_path / "r.py").write_text("def mine(sample):\n    return 1\n")
     mine = f"{tmp_path}/r.py:mine"
     rows = [
@@ -70,7 +76,11 @@ def test_the_functions_that_score_each_row_are_told_with_their_weights(model: Pa
     def told(*settings: str) -> list[str]:
         result = CliRunner().invoke(app, ["data", "check", file, f"model.path={model}", *settings])
         assert result.exit_code == 0, result.output
-        return sorted(line.removeprefix("data_source ") for line in result.output.splitlines() if line.startswith("data_source"))
+        return sorted(
+            line.removeprefix("data_source ")
+            for line in result.output.splitlines()
+            if line.startswith("data_source")
+        )
 
     every = [
         f"code: 1 rows, reward by {mine}",
@@ -78,22 +88,33 @@ def test_the_functions_that_score_each_row_are_told_with_their_weights(model: Pa
         f"talk: 1 rows, reward by {mine}",
     ]
     assert told(f"reward.fn={mine}") == every
-    by_source = told(f"reward.by_source=['talk={mine}']", "reward.fns=[tests,length]", "reward.weights=[1,-0.5]")
+    by_source = told(
+        f"reward.by_source=['talk={mine}']", "reward.fns=[tests,length]", "reward.weights=[1,-0.5]"
+    )
     assert by_source == [
         "code: 1 rows, reward by stdin tests + -0.5 x length",
         "mbpp: 1 rows, reward by stdin tests + -0.5 x length",
         f"talk: 1 rows, reward by {mine}",
     ]
-    refused = CliRunner().invoke(app, ["data", "check", file, f"model.path={model}", f"reward.fn={tmp_path}/r.py:yours"])
+    refused = CliRunner().invoke(
+        app, ["data", "check", file, f"model.path={model}", f"reward.fn={tmp_path}/r.py:yours"]
+    )
     assert "has no yours" in str(refused.exception)
 
 
 def test_lengths_are_those_of_the_models_own_tokens(model: Path, tmp_path: Path) -> None:
-    file = write(tmp_path / "it's, [one].jsonl", *({"prompt": "[" * n, "tests": TESTS} for n in (1, 2, 3)))
+    file = write(
+        tmp_path / "it's, [one].jsonl", *({"prompt": "[" * n, "tests": TESTS} for n in (1, 2, 3))
+    )
     tokenizer = build_tokenizer(list_functions.vocabulary_text(), 512)
     lengths = [len(tokenizer("[" * n + "\n")["input_ids"]) for n in (1, 2, 3)]
-    result = CliRunner().invoke(app, ["data", "check", file.replace("[", "[[]"), f"model.path={model}"])
-    assert f"shortest {min(lengths)}, median {sorted(lengths)[1]}, 95% {max(lengths)}, longest {max(lengths)} " in result.output
+    result = CliRunner().invoke(
+        app, ["data", "check", file.replace("[", "[[]"), f"model.path={model}"]
+    )
+    assert (
+        f"shortest {min(lengths)}, median {sorted(lengths)[1]}, 95% {max(lengths)}, longest"
+        f" {max(lengths)} " in result.output
+    )
 
 
 def test_without_a_model_it_is_said_what_to_give(tmp_path: Path) -> None:

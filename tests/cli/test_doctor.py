@@ -24,7 +24,9 @@ from async_rl.launchers.commands.doctor import (
     of_slurm,
 )
 
-INSTALLED: dict[str, str | None] = dict.fromkeys(("torch", "transformers", "msgspec", "pyzmq", "hydra-core", "tensorboard"), "1")
+INSTALLED: dict[str, str | None] = dict.fromkeys(
+    ("torch", "transformers", "msgspec", "pyzmq", "hydra-core", "tensorboard"), "1"
+)
 
 
 def machine_with(gpus: int, *, unusable: int = 0) -> Machine:
@@ -68,7 +70,9 @@ def machine_with(gpus: int, *, unusable: int = 0) -> Machine:
         (of_jail(0, ["nothing works"]), "bad", "nothing works"),
     ],
 )
-def test_what_is_found_decides_the_state_and_everything_not_ok_has_a_remedy(finding: Finding, state: str, told: str) -> None:
+def test_what_is_found_decides_the_state_and_everything_not_ok_has_a_remedy(
+    finding: Finding, state: str, told: str
+) -> None:
     assert finding.state == state
     assert told in finding.found
     assert (finding.remedy == "") == (state == "ok")
@@ -96,7 +100,9 @@ def test_the_exit_code_is_one_only_if_no_run_can_work(
 def test_it_looks_at_this_machine_and_leaves_nothing_behind(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["async-rl", "doctor", "--directory", str(tmp_path / "not" / "yet")])
+    monkeypatch.setattr(
+        sys, "argv", ["async-rl", "doctor", "--directory", str(tmp_path / "not" / "yet")]
+    )
     with pytest.raises(SystemExit) as caught:
         cli.main()
     shown = capsys.readouterr().out

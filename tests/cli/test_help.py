@@ -17,7 +17,11 @@ GROUP = typer.main.get_command(app)
 COMMANDS = {
     " ".join(path): command
     for path, command in [
-        *(((name,), command) for name, command in GROUP.commands.items() if not hasattr(command, "commands")),  # type: ignore[attr-defined]
+        *(
+            ((name,), command)
+            for name, command in GROUP.commands.items()
+            if not hasattr(command, "commands")
+        ),  # type: ignore[attr-defined]
         *(
             ((group, name), command)
             for group, inner in GROUP.commands.items()  # type: ignore[attr-defined]
@@ -47,7 +51,9 @@ def test_settings_and_configurations_are_completed() -> None:
     assert complete_setting("nothing") == []
 
 
-def test_runs_are_completed_by_their_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_are_completed_by_their_beginning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("amber-otter", "calm-bear"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.yaml").write_text("")
@@ -57,4 +63,6 @@ def test_runs_are_completed_by_their_beginning(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_program_offers_to_install_completion() -> None:
-    assert {"--install-completion", "--show-completion"} <= {option for parameter in GROUP.params for option in parameter.opts}
+    assert {"--install-completion", "--show-completion"} <= {
+        option for parameter in GROUP.params for option in parameter.opts
+    }

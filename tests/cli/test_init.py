@@ -32,7 +32,10 @@ def test_a_new_task_has_a_configuration_that_composes_and_data_that_pass_their_o
         [str(task / "held_out.jsonl")],
     )
     assert config.model.path == str(tmp_path)
-    rows = {name: [json.loads(line) for line in (task / f"{name}.jsonl").read_text().splitlines()] for name in ("train", "held_out")}
+    rows = {
+        name: [json.loads(line) for line in (task / f"{name}.jsonl").read_text().splitlines()]
+        for name in ("train", "held_out")
+    }
     assert {row["id"] for row in rows["train"]}.isdisjoint(row["id"] for row in rows["held_out"])
     tested = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", str(task)],
@@ -44,7 +47,9 @@ def test_a_new_task_has_a_configuration_that_composes_and_data_that_pass_their_o
     assert tested.returncode == 0, tested.stdout
 
 
-def test_a_directory_that_exists_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_directory_that_exists_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert init(monkeypatch, str(tmp_path)) == 2
     assert "does not exist yet" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

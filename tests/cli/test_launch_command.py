@@ -1,4 +1,6 @@
-"""Facts about `async-rl launch`: what it shows, what it refuses, what it makes, how little it imports."""
+"""Facts about `async-rl launch`: what it shows, what it refuses, what it makes, how little it
+imports.
+"""
 
 import subprocess
 import sys
@@ -103,7 +105,9 @@ def test_the_resolved_configuration_in_a_dry_run_is_valid_yaml(tmp_path: Path) -
         (["conf=ppo_code", "--dryrun"], "No such option"),
     ],
 )
-def test_wrong_settings_exit_with_two_and_without_traceback(tmp_path: Path, arguments: list[str], expected: str) -> None:
+def test_wrong_settings_exit_with_two_and_without_traceback(
+    tmp_path: Path, arguments: list[str], expected: str
+) -> None:
     done = run("launch", *arguments, f"output_dir={tmp_path}/runs") if arguments else run("launch")
     assert done.returncode == 2
     assert expected in done.stderr
@@ -111,21 +115,29 @@ def test_wrong_settings_exit_with_two_and_without_traceback(tmp_path: Path, argu
     assert list(tmp_path.iterdir()) == []
 
 
-def test_launch_makes_the_runs_directory_and_hands_over(tmp_path: Path, started: list[RunConfig], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert main(monkeypatch, "launch", "conf=ppo_code", f"output_dir={tmp_path}", "num_steps=3") == 0
+def test_launch_makes_the_runs_directory_and_hands_over(
+    tmp_path: Path, started: list[RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (
+        main(monkeypatch, "launch", "conf=ppo_code", f"output_dir={tmp_path}", "num_steps=3") == 0
+    )
     (config,) = started
     assert config.num_steps == 3
     assert config.run_name is not None
     assert [path.name for path in tmp_path.iterdir()] == [config.run_name]
 
 
-def test_two_launches_in_a_row_have_different_names(tmp_path: Path, started: list[RunConfig], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_launches_in_a_row_have_different_names(
+    tmp_path: Path, started: list[RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for _ in range(2):
         assert main(monkeypatch, "launch", "conf=ppo_code", f"output_dir={tmp_path}") == 0
     assert len({config.run_name for config in started}) == 2
 
 
-def test_the_exit_code_of_the_run_is_that_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_exit_code_of_the_run_is_that_of_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cli, "_supervise", lambda *_: 1)
     assert main(monkeypatch, "launch", "conf=ppo_code", f"output_dir={tmp_path}") == 1
 

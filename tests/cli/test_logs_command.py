@@ -17,7 +17,10 @@ def run_dir(tmp_path: Path) -> Path:
     logs = tmp_path / "mine" / "logs"
     logs.mkdir(parents=True)
     write_config(compose("ppo_code", ["run_name=mine"]), tmp_path / "mine" / "config.yaml")
-    (logs / "buffer.log").write_text("2026-11-20 19:30:01.000 INFO    buffer  one\n2026-11-20 19:30:04.000 INFO    buffer  four\n")
+    (logs / "buffer.log").write_text(
+        "2026-11-20 19:30:01.000 INFO    buffer  one\n2026-11-20 19:30:04.000 INFO    buffer "
+        " four\n"
+    )
     (logs / "learner-0.log").write_text(
         "2026-11-20 19:30:02.000 ERROR   learner-0  two\n    Traceback\n    ValueError: 2\n"
         "2026-11-20 19:30:03.000 INFO    learner-0  three\n"
@@ -27,7 +30,9 @@ def run_dir(tmp_path: Path) -> Path:
     return tmp_path / "mine"
 
 
-def shown(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+def shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> tuple[int, str, str]:
     monkeypatch.setattr(sys, "argv", ["async-rl", "logs", *arguments])
     with pytest.raises(SystemExit) as caught:
         cli.main()
@@ -69,7 +74,9 @@ def test_one_process_and_what_its_libraries_printed(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert shown(monkeypatch, capsys, str(run_dir), "buffer")[1].count("\n") == 2
-    assert shown(monkeypatch, capsys, str(run_dir), "learner-0", "--output")[1] == "from a library\n"
+    assert (
+        shown(monkeypatch, capsys, str(run_dir), "learner-0", "--output")[1] == "from a library\n"
+    )
 
 
 def test_a_process_that_is_not_there_is_told_with_the_nearest(

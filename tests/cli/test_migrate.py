@@ -1,4 +1,6 @@
-"""Facts about `async-rl migrate`: no key goes unmentioned, and each setting of a key has its own fate."""
+"""Facts about `async-rl migrate`: no key goes unmentioned, and each setting of a key has its own
+fate.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,13 @@ def test_every_key_is_mentioned_once_and_the_result_is_accepted(tmp_path: Path, 
     migration = read(source)
     keys = [line.key for line in migration.lines if not line.key.endswith(" (absent)")]
     assert sorted(keys) == sorted(flat(yaml.safe_load(SOURCES[name])))
-    assert not [line.key for line in migration.lines if line.fate.reason.startswith("no rule for it")]
-    assert all(line.fate.settings if line.fate.kind == "translated" else line.fate.reason for line in migration.lines)
+    assert not [
+        line.key for line in migration.lines if line.fate.reason.startswith("no rule for it")
+    ]
+    assert all(
+        line.fate.settings if line.fate.kind == "translated" else line.fate.reason
+        for line in migration.lines
+    )
 
     ours = tmp_path / "ours.yaml"
     ours.write_text(to_yaml(migration))
@@ -53,7 +60,9 @@ def test_every_key_is_mentioned_once_and_the_result_is_accepted(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_a_launch_takes_the_result_where_files_and_gpus_are_there(tmp_path: Path, name: str) -> None:
+def test_a_launch_takes_the_result_where_files_and_gpus_are_there(
+    tmp_path: Path, name: str
+) -> None:
     source = tmp_path / "source.yaml"
     source.write_text(SOURCES[name])
     ours = tmp_path / "ours.yaml"
@@ -83,7 +92,10 @@ def test_the_command_writes_a_file_that_it_does_not_overwrite_and_lists_the_keys
     assert "data.max_prompt_length=512  -> data.max_prompt_tokens=512" in result.output
     assert "trainer.nnodes=1  one machine" in result.output
     assert "refused: " in result.output
-    assert compose(str(tmp_path / "ppo_trainer.async_rl.yaml"), ["num_steps=1"]).buffer.groups_per_step == 1024
+    assert (
+        compose(str(tmp_path / "ppo_trainer.async_rl.yaml"), ["num_steps=1"]).buffer.groups_per_step
+        == 1024
+    )
     again = CliRunner().invoke(app, ["migrate", str(source)])
     assert isinstance(again.exception, ConfigError)
     assert "--output" in str(again.exception)
@@ -97,7 +109,9 @@ def test_a_file_of_neither_system_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_key_that_nobody_knows_is_refused(tmp_path: Path) -> None:
-    [line] = [line for line in migrated(tmp_path, AREAL, "new_thing", 3).lines if line.key == "new_thing"]
+    [line] = [
+        line for line in migrated(tmp_path, AREAL, "new_thing", 3).lines if line.key == "new_thing"
+    ]
     assert line.fate.kind == "refused"
 
 
@@ -309,8 +323,14 @@ AREAL_KEYS: list[tuple[str, Any, Any]] = [
     [(VERL_FIRST, *row) for row in VERL_KEYS] + [(AREAL, *row) for row in AREAL_KEYS],
     ids=[f"{key}={value}" for key, value, _ in VERL_KEYS + AREAL_KEYS],
 )
-def test_another_value_of_a_key_has_its_own_fate(tmp_path: Path, text: str, key: str, value: Any, expected: Any) -> None:
-    lines = [line for line in migrated(tmp_path, text, key, value).lines if line.key == key or line.key.startswith(f"{key}.")]
+def test_another_value_of_a_key_has_its_own_fate(
+    tmp_path: Path, text: str, key: str, value: Any, expected: Any
+) -> None:
+    lines = [
+        line
+        for line in migrated(tmp_path, text, key, value).lines
+        if line.key == key or line.key.startswith(f"{key}.")
+    ]
     assert lines
     for line in lines:
         assert (line.fate.settings if isinstance(expected, dict) else line.fate.kind) == expected
@@ -347,20 +367,28 @@ def test_another_value_of_a_key_has_its_own_fate(tmp_path: Path, text: str, key:
         ),
     ],
 )
-def test_keys_that_decide_together_give_one_setting(tmp_path: Path, text: str, key: str, value: Any, path: str, expected: Any) -> None:
+def test_keys_that_decide_together_give_one_setting(
+    tmp_path: Path, text: str, key: str, value: Any, path: str, expected: Any
+) -> None:
     assert migrated(tmp_path, text, key, value).settings[path] == expected
 
 
 @pytest.mark.parametrize(("share", "above"), [(0.0, None), (0.25, 0.9)])
-def test_prompts_leave_by_their_score_where_a_share_of_them_may(tmp_path: Path, share: float, above: float | None) -> None:
-    source = AREAL.replace("dataset_max_filter_percentage: 0.0", f"dataset_max_filter_percentage: {share}")
+def test_prompts_leave_by_their_score_where_a_share_of_them_may(
+    tmp_path: Path, share: float, above: float | None
+) -> None:
+    source = AREAL.replace(
+        "dataset_max_filter_percentage: 0.0", f"dataset_max_filter_percentage: {share}"
+    )
     settings = migrated(tmp_path, source, "dataset_filter_threshold", 0.9).settings
     assert settings["data.filter.above"] == above
     assert settings.get("data.filter.max_share") == (share or None)
 
 
 @pytest.mark.parametrize("is_installed", [True, False])
-def test_numbers_go_to_wandb_where_it_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_installed: bool) -> None:
+def test_numbers_go_to_wandb_where_it_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_installed: bool
+) -> None:
     monkeypatch.setattr(
         "async_rl.launchers.migration.rules.find_spec",
         lambda name: object() if is_installed else None,
@@ -373,14 +401,18 @@ def test_numbers_go_to_wandb_where_it_is_installed(tmp_path: Path, monkeypatch: 
         of_verl.settings.get("monitoring.wandb"),
         of_areal.settings.get("monitoring.wandb"),
     )
-    assert found == (("translated", "verl_examples", "mine") if is_installed else ("refused", None, None))
+    assert found == (
+        ("translated", "verl_examples", "mine") if is_installed else ("refused", None, None)
+    )
     assert of_verl.settings["monitoring.tensorboard"] is not is_installed
 
 
 def test_settings_of_a_critic_have_no_effect_where_the_advantage_needs_none(tmp_path: Path) -> None:
     lines = migrated(tmp_path, VERL_FIRST, "algorithm.adv_estimator", "grpo").lines
     fates = {line.key: line.fate.kind for line in lines}
-    assert {fates[key] for key in ("critic.cliprange_value", "algorithm.lam", "trainer.critic_warmup")} == {"defaulted"}
+    assert {
+        fates[key] for key in ("critic.cliprange_value", "algorithm.lam", "trainer.critic_warmup")
+    } == {"defaulted"}
 
 
 def test_half_of_the_gpus_generate_and_half_train(tmp_path: Path) -> None:
@@ -403,4 +435,6 @@ def test_the_settings_of_a_reward_model_are_carried_over_where_it_is_enabled(
             "reward.model.batch_size": 4,
             "reward.model.max_tokens": 512,
         }
-        assert {path: settings.get(path) for path in wanted} == (wanted if enabled else dict.fromkeys(wanted))
+        assert {path: settings.get(path) for path in wanted} == (
+            wanted if enabled else dict.fromkeys(wanted)
+        )

@@ -1,4 +1,6 @@
-"""Facts about settings that a resumed run may not change, because groups that are stored were made for the old ones."""
+"""Facts about settings that a resumed run may not change, because groups that are stored were made
+for the old ones.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ from async_rl.launchers.configuration.compose import compose, write_config
     [
         (
             ["algorithm.advantage=remax"],
-            "algorithm.advantage=remax: was grpo, and the groups that are stored have no greedy answer; keep grpo",
+            (
+                "algorithm.advantage=remax: was grpo, and the groups that are stored have no greedy"
+                " answer; keep grpo"
+            ),
         ),
         (
             ["generation.group_size=4"],
@@ -28,11 +33,16 @@ from async_rl.launchers.configuration.compose import compose, write_config
                 "reward.mode=fraction",
                 "sandbox.stop_at_first_failure=false",
             ],
-            "reward.placement=steps: was end, and the groups that are stored have scores of their steps, or have not",
+            (
+                "reward.placement=steps: was end, and the groups that are stored have scores of"
+                " their steps, or have not"
+            ),
         ),
     ],
 )
-def test_what_stored_groups_were_made_for_may_not_change(tmp_path: Path, overrides: list[str], expected: str) -> None:
+def test_what_stored_groups_were_made_for_may_not_change(
+    tmp_path: Path, overrides: list[str], expected: str
+) -> None:
     write_config(
         compose("grpo_code", ["run_name=run", f"output_dir={tmp_path.parent}"]),
         tmp_path / "config.yaml",

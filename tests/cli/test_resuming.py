@@ -32,11 +32,15 @@ def run_dir(tmp_path: Path) -> Path:
 
 
 def test_what_is_fixed_is_a_setting_or_a_section() -> None:
-    assert [path for path in FIXED if path not in schema.settings() and path not in schema.sections()] == []
+    assert [
+        path for path in FIXED if path not in schema.settings() and path not in schema.sections()
+    ] == []
 
 
 def test_changes_are_told_with_both_values_and_nothing_else_is(run_dir: Path) -> None:
-    config, changed = resumed_config(run_dir, ["num_steps=20", "learner.optimizer.lr=1e-4", "buffer.durability=normal"])
+    config, changed = resumed_config(
+        run_dir, ["num_steps=20", "learner.optimizer.lr=1e-4", "buffer.durability=normal"]
+    )
     before = config_of(run_dir)
     assert (config.num_steps, config.learner.optimizer.lr) == (20, 1e-4)
     assert sorted(changed) == [
@@ -60,19 +64,28 @@ def test_changes_are_told_with_both_values_and_nothing_else_is(run_dir: Path) ->
         ("algorithm=ppo", "algorithm is a section"),
     ],
 )
-def test_what_the_history_does_not_allow_is_refused_with_the_reason(run_dir: Path, setting: str, expected: str) -> None:
+def test_what_the_history_does_not_allow_is_refused_with_the_reason(
+    run_dir: Path, setting: str, expected: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         resumed_config(run_dir, [setting])
     assert expected in str(caught.value)
 
 
 def test_a_higher_staleness_bound_is_allowed(run_dir: Path) -> None:
-    assert resumed_config(run_dir, ["buffer.max_staleness_versions=4"])[0].buffer.max_staleness_versions == 4
+    assert (
+        resumed_config(run_dir, ["buffer.max_staleness_versions=4"])[
+            0
+        ].buffer.max_staleness_versions
+        == 4
+    )
 
 
 def test_a_run_that_has_finished_asks_for_more_steps(run_dir: Path) -> None:
     directory_of(run_dir, 9).mkdir(parents=True)
-    with pytest.raises(ConfigError, match="num_steps=9: the run has finished step 9; give a larger num_steps"):
+    with pytest.raises(
+        ConfigError, match="num_steps=9: the run has finished step 9; give a larger num_steps"
+    ):
         resumed_config(run_dir, [])
     assert resumed_config(run_dir, ["num_steps=12"])[0].num_steps == 12
 
@@ -106,7 +119,9 @@ def test_a_directory_that_cannot_be_written_is_told(run_dir: Path) -> None:
     assert config_of(run_dir).num_steps == 9
 
 
-def test_a_url_or_a_directory_of_copies_is_no_run_and_is_brought_here(tmp_path: Path, run_dir: Path) -> None:
+def test_a_url_or_a_directory_of_copies_is_no_run_and_is_brought_here(
+    tmp_path: Path, run_dir: Path
+) -> None:
     copy = tmp_path / "copies" / "mine"
     copy.mkdir(parents=True)
     mark = copy / "step_000005.complete"

@@ -33,7 +33,9 @@ def make_run(output_dir: Path, name: str, *, age_s: int = 0) -> Path:
 
 
 def test_names_are_words_and_the_time() -> None:
-    assert re.fullmatch(r"[a-z]+-[a-z]+-1120-1931", unique_name(Path("/nowhere"), rng=random.Random(0), now=NOW))
+    assert re.fullmatch(
+        r"[a-z]+-[a-z]+-1120-1931", unique_name(Path("/nowhere"), rng=random.Random(0), now=NOW)
+    )
     assert len(set(ADJECTIVES)) == len(ADJECTIVES) > 50
     assert len(set(ANIMALS)) == len(ANIMALS) > 50
 
@@ -51,10 +53,17 @@ def test_the_newest_run_is_meant_by_default(tmp_path: Path) -> None:
     assert find(None, tmp_path) == new
 
 
-def test_a_run_is_found_by_name_and_by_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_found_by_name_and_by_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run_dir = make_run(tmp_path / "runs", "mine")
     monkeypatch.chdir(tmp_path)
-    assert find("mine", tmp_path / "runs") == find("runs/mine", tmp_path / "runs") == find(str(run_dir), tmp_path / "elsewhere") == run_dir
+    assert (
+        find("mine", tmp_path / "runs")
+        == find("runs/mine", tmp_path / "runs")
+        == find(str(run_dir), tmp_path / "elsewhere")
+        == run_dir
+    )
 
 
 def test_a_run_that_is_not_there_is_told_with_the_nearest(tmp_path: Path) -> None:
@@ -74,13 +83,17 @@ def test_the_remains_of_a_killed_run_tell_its_last_whole_row(tmp_path: Path) -> 
         9,
         "",
     )
-    (run_dir / "metrics.jsonl").write_text('{"step": 3, "reward/mean": 0.5}\n{"step": 4, "reward/mean": 0.75}\n{"step": 5, "rew')
+    (run_dir / "metrics.jsonl").write_text(
+        '{"step": 3, "reward/mean": 0.5}\n{"step": 4, "reward/mean": 0.75}\n{"step": 5, "rew'
+    )
     assert (remains(run_dir).step, remains(run_dir).metrics["reward/mean"]) == (4, 0.75)
 
 
 def test_the_remains_of_a_failed_run_tell_its_cause(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path, "mine")
-    (run_dir / "state.json").write_text(json.dumps({"outcome": "failed", "step": 2, "cause": "no memory", "ended_s": 1.0}))
+    (run_dir / "state.json").write_text(
+        json.dumps({"outcome": "failed", "step": 2, "cause": "no memory", "ended_s": 1.0})
+    )
     assert (remains(run_dir).outcome, remains(run_dir).cause) == ("failed", "no memory")
 
 
@@ -97,6 +110,9 @@ def test_a_configuration_of_another_version_is_told_as_such_with_the_key(tmp_pat
     (run_dir / "config.yaml").write_text(text.replace("num_steps:", "num_epochs:"))
     with pytest.raises(
         ConfigError,
-        match=r"config\.yaml is of another version of async_rl \(.*num_.*\); read this run with the version",
+        match=(
+            r"config\.yaml is of another version of async_rl \(.*num_.*\); read this run with the"
+            r" version"
+        ),
     ):
         remains(run_dir)

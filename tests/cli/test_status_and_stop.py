@@ -1,4 +1,6 @@
-"""Facts about `async-rl status` and `async-rl stop`, against a supervisor's control socket and without one."""
+"""Facts about `async-rl status` and `async-rl stop`, against a supervisor's control socket and
+without one.
+"""
 
 import asyncio
 import json
@@ -56,7 +58,9 @@ def main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 @contextmanager
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
+    )
     try:
         yield process
     finally:
@@ -65,7 +69,11 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def mark(run_dir: Path, pid: int) -> None:
-    (run_dir / MARK).write_bytes(msgspec.json.encode(Mark(machine=platform.node(), pid=pid, created_s=psutil.Process(pid).create_time())))
+    (run_dir / MARK).write_bytes(
+        msgspec.json.encode(
+            Mark(machine=platform.node(), pid=pid, created_s=psutil.Process(pid).create_time())
+        )
+    )
 
 
 @contextmanager
@@ -107,7 +115,9 @@ def control_socket(run_dir: Path, pid: int) -> Iterator[list[Message]]:
         nonlocal loop, task
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         with RpcServer("127.0.0.1", 0, keys, {GetStatus: status, StopRun: stop}) as server:
-            control = Control(address=server.address, pid=pid, machine=platform.node(), model_path="")
+            control = Control(
+                address=server.address, pid=pid, machine=platform.node(), model_path=""
+            )
             (run_dir / "control.json").write_bytes(msgspec.json.encode(control))
             ready.set()
             try:
@@ -139,7 +149,9 @@ def test_a_run_that_is_gone_is_told_from_its_files(
     (run_dir / "job.sh").touch()
     assert main(monkeypatch, "status", str(run_dir)) == 0
     assert "is not running (its job has not started yet: squeue)" in capsys.readouterr().out
-    (run_dir / "state.json").write_text(json.dumps({"outcome": "finished", "step": 9, "cause": "", "ended_s": 0}))
+    (run_dir / "state.json").write_text(
+        json.dumps({"outcome": "finished", "step": 9, "cause": "", "ended_s": 0})
+    )
     assert main(monkeypatch, "stop", str(run_dir)) == 0
     assert capsys.readouterr().out == "run mine is not running (finished); last step 5 of 9\n"
 
@@ -152,7 +164,10 @@ def test_status_as_json_has_the_same_keys_whether_the_run_lives_or_not(
     with sleeper() as process:
         mark(run_dir, process.pid)
         with control_socket(run_dir, process.pid):
-            assert main(monkeypatch, "status", "mine", "--json", "--output-dir", str(run_dir.parent)) == 0
+            assert (
+                main(monkeypatch, "status", "mine", "--json", "--output-dir", str(run_dir.parent))
+                == 0
+            )
     alive = json.loads(capsys.readouterr().out)
     assert (dead["is_running"], dead["step"], dead["members"]) == (False, 0, [])
     assert (alive["is_running"], alive["step"], alive["members"][0]["name"]) == (True, 4, "buffer")
@@ -197,7 +212,9 @@ def test_stop_asks_the_supervisor_and_returns_once_it_has_ended(
     assert "run mine is not running" in capsys.readouterr().out
 
 
-def test_stop_signals_a_run_that_has_no_control_socket_yet(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_signals_a_run_that_has_no_control_socket_yet(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with sleeper() as process:
         mark(run_dir, process.pid)
         reaper = threading.Thread(target=process.wait)
@@ -211,7 +228,11 @@ def test_another_process_with_the_same_id_is_not_taken_for_the_run(run_dir: Path
     assert living_pid(run_dir) is None
     leave_mark(run_dir)
     assert living_pid(run_dir) == os.getpid()
-    (run_dir / MARK).write_bytes(msgspec.json.encode(Mark(machine=platform.node(), pid=os.getpid(), created_s=time.time() - 10**6)))
+    (run_dir / MARK).write_bytes(
+        msgspec.json.encode(
+            Mark(machine=platform.node(), pid=os.getpid(), created_s=time.time() - 10**6)
+        )
+    )
     assert living_pid(run_dir) is None
     with sleeper() as process:
         mark(run_dir, process.pid)
@@ -219,7 +240,11 @@ def test_another_process_with_the_same_id_is_not_taken_for_the_run(run_dir: Path
 
 
 def test_a_run_on_another_machine_lives_as_long_as_it_answers(run_dir: Path) -> None:
-    (run_dir / MARK).write_bytes(msgspec.json.encode(Mark(machine="elsewhere", pid=os.getpid(), created_s=psutil.Process().create_time())))
+    (run_dir / MARK).write_bytes(
+        msgspec.json.encode(
+            Mark(machine="elsewhere", pid=os.getpid(), created_s=psutil.Process().create_time())
+        )
+    )
     assert living_pid(run_dir) is None
     assert wait_for_run(run_dir, os.getpid(), timeout_s=0.01)
     with control_socket(run_dir, os.getpid()):
@@ -233,7 +258,9 @@ def test_waiting_for_an_end_is_bounded() -> None:
     assert wait_for_end(process.pid, timeout_s=0)
 
 
-def test_an_unknown_run_exits_with_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_run_exits_with_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(monkeypatch, "status", "nothing", "--output-dir", str(tmp_path)) == 2
     assert capsys.readouterr().err.startswith("error: nothing: neither a run in")
 
@@ -270,12 +297,16 @@ def test_watching_follows_a_run_from_its_start_to_its_end(
     monkeypatch.setattr(status_command, "living_pid", lambda _: next(lives))
     monkeypatch.setattr(status_command, "_REDRAW_S", 0.0)
     (run_dir / "metrics.jsonl").write_text(
-        '{"step": 0, "eval/pass_at_1": 0.1}\n{"step": 1, "reward/mean": 0.2}\n{"step": 2, "reward/mean": 0.6}\n{"st'
+        '{"step": 0, "eval/pass_at_1": 0.1}\n{"step": 1, "reward/mean": 0.2}\n{"step": 2,'
+        ' "reward/mean": 0.6}\n{"st'
     )
     assert main(monkeypatch, "status", str(run_dir), "--watch") == 0
     shown = capsys.readouterr().out
     assert (
-        shown.index("run mine is starting (pid 7)") < shown.index("step 1 of 9") < shown.index("step 2 of 9") < shown.index("not running")
+        shown.index("run mine is starting (pid 7)")
+        < shown.index("step 1 of 9")
+        < shown.index("step 2 of 9")
+        < shown.index("not running")
     )
     assert "500 tokens/s" in shown, "the rate is of the time between two pictures"
     assert "reward ▁█ 0.20 to 0.60" in shown

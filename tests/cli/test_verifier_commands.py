@@ -82,7 +82,8 @@ def test_taken_port_is_an_error_of_one_line(tmp_path: Path) -> None:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert done.returncode == 2
         assert re.fullmatch(
-            r"error: 127.0.0.1:\d+ cannot be bound \(Address already in use\); choose another address.*\n",
+            r"error: 127.0.0.1:\d+ cannot be bound \(Address already in use\); choose another"
+            r" address.*\n",
             done.stderr,
         )
 
@@ -163,7 +164,9 @@ def test_failing_references_are_listed_with_the_reason(tmp_path: Path) -> None:
     ]
     result = verify(tmp_path, rows, "--references", "sandbox.timeout_s=0.2")
     assert result.exit_code == 1
-    listed = [line.split(": ")[:2] for line in result.stdout.splitlines() if re.match(r"\w+/\d", line)]
+    listed = [
+        line.split(": ")[:2] for line in result.stdout.splitlines() if re.match(r"\w+/\d", line)
+    ]
     assert sorted(listed) == [
         ["areal/4", "wrong_answer"],
         ["empty/5", "unusable row"],
@@ -176,5 +179,7 @@ def test_failing_references_are_listed_with_the_reason(tmp_path: Path) -> None:
 def test_a_file_without_programs_is_an_error(tmp_path: Path) -> None:
     result = verify(tmp_path, [{"id": "a", **SQUARE}])
     assert isinstance(result.exception, DataError)
-    assert "none of the columns completions, completion, responses, response" in str(result.exception)
+    assert "none of the columns completions, completion, responses, response" in str(
+        result.exception
+    )
     assert os.listdir(tmp_path) == ["rows.jsonl"]

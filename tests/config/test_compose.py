@@ -73,7 +73,9 @@ def test_the_configuration_is_the_same_after_a_trip_through_its_file(tmp_path: P
     for name in ("007", "1e3", "yes", "1-2"):
         config = compose("ppo_code", [f"run_name={name}", "learner.optimizer.eps=1e-8"])
         write_config(config, tmp_path / f"{name}.yaml")
-        assert msgspec.yaml.decode((tmp_path / f"{name}.yaml").read_bytes(), type=RunConfig) == config
+        assert (
+            msgspec.yaml.decode((tmp_path / f"{name}.yaml").read_bytes(), type=RunConfig) == config
+        )
         assert config.run_name == name
 
 
@@ -86,7 +88,9 @@ def test_the_configuration_is_written_once(tmp_path: Path) -> None:
 
 def test_one_file_stands_for_a_list_of_one(tmp_path: Path) -> None:
     model = "model.path=owner/name"
-    one = compose("ppo_code", [model, f"data.train_files={tmp_path}/a b.jsonl", "evaluation.every_steps=0"])
+    one = compose(
+        "ppo_code", [model, f"data.train_files={tmp_path}/a b.jsonl", "evaluation.every_steps=0"]
+    )
     many = compose(
         "ppo_code",
         [model, f'data.train_files=["{tmp_path}/a b.jsonl"]', "evaluation.every_steps=0"],
@@ -94,16 +98,23 @@ def test_one_file_stands_for_a_list_of_one(tmp_path: Path) -> None:
     assert one.data.train_files == many.data.train_files == [f"{tmp_path}/a b.jsonl"]
 
 
-def test_paths_become_absolute_and_hub_names_and_urls_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_paths_become_absolute_and_hub_names_and_urls_stay(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/ada")
     files = ["data.train_files=[a.jsonl,s3://b/c.parquet]", "data.val_files=~/v.jsonl"]
-    config = compose("ppo_code", [*files, "model.path=owner/name", "output_dir=out", "cache_dir=~/cache"])
+    config = compose(
+        "ppo_code", [*files, "model.path=owner/name", "output_dir=out", "cache_dir=~/cache"]
+    )
     assert config.data.train_files == [f"{tmp_path}/a.jsonl", "s3://b/c.parquet"]
     assert (config.data.val_files, config.cache_dir) == (["/home/ada/v.jsonl"], "/home/ada/cache")
     assert (config.output_dir, config.model.path) == (f"{tmp_path}/out", "owner/name")
     (tmp_path / "owner" / "name").mkdir(parents=True)
-    assert compose("ppo_code", [*files, "model.path=owner/name"]).model.path == f"{tmp_path}/owner/name"
+    assert (
+        compose("ppo_code", [*files, "model.path=owner/name"]).model.path
+        == f"{tmp_path}/owner/name"
+    )
 
 
 @pytest.mark.parametrize(
@@ -160,7 +171,9 @@ def test_a_wrong_key_is_told_with_the_nearest_right_one(override: str, expected:
         ),
     ],
 )
-def test_a_wrong_value_is_told_with_its_path_and_what_it_must_be(override: str, expected: str) -> None:
+def test_a_wrong_value_is_told_with_its_path_and_what_it_must_be(
+    override: str, expected: str
+) -> None:
     assert expected in problem(override)
 
 
@@ -191,7 +204,10 @@ def test_an_unknown_name_is_told_with_the_nearest_one() -> None:
 
 def test_a_users_file_builds_on_ours_and_overrides_win_over_it(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
-    file.write_text("defaults: [ppo_code, override algorithm: grpo]\nnum_steps: 7\nseed: 3\nlearner: {optimizer: {lr: 1e-3}}\n")
+    file.write_text(
+        "defaults: [ppo_code, override algorithm: grpo]\nnum_steps: 7\nseed: 3\nlearner:"
+        " {optimizer: {lr: 1e-3}}\n"
+    )
     config = compose(str(file), ["seed=4"])
     assert (
         config.num_steps,
@@ -226,7 +242,9 @@ def test_a_users_file_may_bring_a_choice_of_its_own(tmp_path: Path) -> None:
         ("defaults: [ppo_code]\nnum_steps: ${nowhere}\n", "nowhere"),
     ],
 )
-def test_a_wrong_users_file_is_told_with_its_remedy(tmp_path: Path, text: str, expected: str) -> None:
+def test_a_wrong_users_file_is_told_with_its_remedy(
+    tmp_path: Path, text: str, expected: str
+) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(text)
     message = problem(conf=str(file))
@@ -285,18 +303,30 @@ def test_every_setting_has_a_description_and_one_default() -> None:
     assert set(seen) | chosen == set(settings())
 
 
-@pytest.mark.parametrize("file", sorted((CONF_DIR / "algorithm").glob("*.yaml")), ids=lambda file: file.stem)
+@pytest.mark.parametrize(
+    "file", sorted((CONF_DIR / "algorithm").glob("*.yaml")), ids=lambda file: file.stem
+)
 def test_an_algorithm_says_only_what_differs_from_the_base(file: Path) -> None:
     defaults = _leaves(CONF_DIR / "base.yaml")
-    assert {path: value for path, value in _leaves(file).items() if path in defaults and defaults[path] == value} == {}
-    assert compose("grpo_code" if file.stem != "ppo" else "ppo_code", [f"algorithm={file.stem}"]).algorithm.advantage
+    assert {
+        path: value
+        for path, value in _leaves(file).items()
+        if path in defaults and defaults[path] == value
+    } == {}
+    assert compose(
+        "grpo_code" if file.stem != "ppo" else "ppo_code", [f"algorithm={file.stem}"]
+    ).algorithm.advantage
 
 
 def _leaves(file: Path) -> dict[str, Any]:
     from async_rl.launchers.configuration.schema import flatten
 
     package = next(
-        (line.split()[-1] for line in file.read_text().splitlines() if line.startswith("# @package")),
+        (
+            line.split()[-1]
+            for line in file.read_text().splitlines()
+            if line.startswith("# @package")
+        ),
         "",
     )
     folder = "" if file.parent == CONF_DIR else file.parent.name
@@ -307,7 +337,9 @@ def _leaves(file: Path) -> dict[str, Any]:
 
 
 def test_the_yaml_is_in_the_order_of_the_schema() -> None:
-    assert list(msgspec.yaml.decode(to_yaml(compose("ppo_code")))) == [field.name for field in msgspec.structs.fields(RunConfig)]
+    assert list(msgspec.yaml.decode(to_yaml(compose("ppo_code")))) == [
+        field.name for field in msgspec.structs.fields(RunConfig)
+    ]
 
 
 def test_the_number_of_steps_follows_from_the_epochs_and_the_rows_of_all_files(
@@ -322,12 +354,18 @@ def test_the_number_of_steps_follows_from_the_epochs_and_the_rows_of_all_files(
         f"data.train_files={tmp_path}/*.jsonl",
     ]
     steps = {
-        (epochs, groups): compose("ppo_code", [*given, f"data.epochs={epochs}", f"buffer.groups_per_step={groups}"]).num_steps
+        (epochs, groups): (
+            compose(
+                "ppo_code", [*given, f"data.epochs={epochs}", f"buffer.groups_per_step={groups}"]
+            ).num_steps
+        )
         for epochs in (1, 2.5)
         for groups in (8, 16)
     }
     assert steps == {(1, 8): 5, (1, 16): 3, (2.5, 8): 11, (2.5, 16): 6}  # 33 rows
-    assert compose("ppo_code", ["num_steps=null", "data.epochs=1"]).num_steps == 855  # 13,680 prompts of the embedded task
+    assert (
+        compose("ppo_code", ["num_steps=null", "data.epochs=1"]).num_steps == 855
+    )  # 13,680 prompts of the embedded task
     with pytest.raises(ConfigError, match="nothing says how long"):
         compose("ppo_code", ["num_steps=null"])
     with pytest.raises(ConfigError, match="no such file"):

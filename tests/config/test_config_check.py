@@ -60,7 +60,10 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
         (["placement=colocated", "weights.transfer=filesystem"], "set weights.transfer=auto"),
         (
             ["weights.transfer=ipc"],
-            "set placement=colocated, generation.engine=vllm, learner.ranks=1, and gpus_each=0.5 for both",
+            (
+                "set placement=colocated, generation.engine=vllm, learner.ranks=1, and"
+                " gpus_each=0.5 for both"
+            ),
         ),
         (["placement=colocated", "weights.transfer=ipc"], "or set weights.transfer=auto"),
         (
@@ -105,7 +108,10 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
                 "generators.gpus_each=0.25",
                 "generators.count=2",
             ],
-            "generators.count=2 and learner.ranks=1 with placement=colocated: each GPU has one of each; set generators.count=1",
+            (
+                "generators.count=2 and learner.ranks=1 with placement=colocated: each GPU has one"
+                " of each; set generators.count=1"
+            ),
         ),
         (["learner.minibatches=3"], "set learner.minibatches to one of 1, 2, 4, 8, 16"),
         (["learner.minibatches=8", "learner.ranks=3"], "a minibatch has 2 groups"),
@@ -269,7 +275,9 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
         ),
     ],
 )
-def test_a_combination_that_cannot_work_is_refused_with_its_remedy(overrides: list[str], expected: str) -> None:
+def test_a_combination_that_cannot_work_is_refused_with_its_remedy(
+    overrides: list[str], expected: str
+) -> None:
     compose_unchecked("ppo_code", overrides)
     with pytest.raises(ConfigError) as caught:
         compose("ppo_code", overrides)
@@ -358,4 +366,7 @@ def test_one_device_in_turns_needs_nothing_but_the_word() -> None:
         "generators.gpus_each=0.5",
         "weights.push_every_steps=2",
     ]
-    assert compose("ppo_code", [*shared, "buffer.max_staleness_versions=4"]).weights.push_every_steps == 2
+    assert (
+        compose("ppo_code", [*shared, "buffer.max_staleness_versions=4"]).weights.push_every_steps
+        == 2
+    )

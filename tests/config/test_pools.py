@@ -1,4 +1,6 @@
-"""Pools of generators: what a pool reads, who writes what, where its processes run, and what is refused."""
+"""Pools of generators: what a pool reads, who writes what, where its processes run, and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,9 @@ def value_at(config: RunConfig, path: str) -> Any:
         ("node_kind", "h100", ("launcher=ray",)),
     ],
 )
-def test_a_setting_of_a_pool_stands_in_its_processes_where_that_of_the_rest_stands(name: str, value: Any, more: tuple[str, ...]) -> None:
+def test_a_setting_of_a_pool_stands_in_its_processes_where_that_of_the_rest_stands(
+    name: str, value: Any, more: tuple[str, ...]
+) -> None:
     given = str(value).replace(" ", "")
     config = settings(*BIG, *more, f"generators.pools.big.{name}={given}")
     assert value_at(config_of(config, "generators.big"), PLACES[name]) == value
@@ -91,7 +95,9 @@ def test_a_setting_of_a_pool_stands_in_its_processes_where_that_of_the_rest_stan
     assert config_of(config, "generators") == config_of(config, "verifiers") == config
 
 
-def test_each_setting_of_a_pool_has_its_place_and_the_rest_of_the_configuration_is_the_same() -> None:
+def test_each_setting_of_a_pool_has_its_place_and_the_rest_of_the_configuration_is_the_same() -> (
+    None
+):
     assert {field.name for field in msgspec.structs.fields(PoolConfig)} - set(PLACES) == {"work"}
     config = settings(*BIG, "generators.pools.big.max_num_seqs=64")
     own = msgspec.to_builtins(config_of(config, "generators.big"))
@@ -140,18 +146,27 @@ def test_no_two_generators_draw_the_same_noise() -> None:
         ),
     ],
 )
-def test_the_plain_generators_evaluate_until_a_pool_is_there_for_it_alone(overrides: tuple[str, ...], work: dict[str, str]) -> None:
+def test_the_plain_generators_evaluate_until_a_pool_is_there_for_it_alone(
+    overrides: tuple[str, ...], work: dict[str, str]
+) -> None:
     config = settings(*overrides)
     assert {pool: work_of(config, pool) for pool in generator_pools(config)} == work
-    assert [evaluates_only(config, process_name(pool, 0)) for pool in work] == [w == "evaluation" for w in work.values()]
+    assert [evaluates_only(config, process_name(pool, 0)) for pool in work] == [
+        w == "evaluation" for w in work.values()
+    ]
 
 
 def test_pools_are_composed_from_files_and_overrides_and_come_back_from_a_runs_file(
     tmp_path: Path,
 ) -> None:
     mine = tmp_path / "mine.yaml"
-    mine.write_text("defaults: [ppo_code]\ngenerators: {count: 0, pools: {big: {count: 2, work: both, max_num_seqs: 64}}}\n")
-    config = compose(str(mine), ["generators.pools.big.count=3", "generators.pools.small={count:1,work:both}"])
+    mine.write_text(
+        "defaults: [ppo_code]\ngenerators: {count: 0, pools: {big: {count: 2, work: both,"
+        " max_num_seqs: 64}}}\n"
+    )
+    config = compose(
+        str(mine), ["generators.pools.big.count=3", "generators.pools.small={count:1,work:both}"]
+    )
     assert pool_counts(config) == {
         "generators": 0,
         "generators.big": 3,
@@ -174,7 +189,10 @@ def test_pools_are_composed_from_files_and_overrides_and_come_back_from_a_runs_f
     [
         (
             ("generators.pools.big.coutn=2",),
-            "generators.pools.big.coutn=2: there is no such setting; did you mean generators.pools.big.count",
+            (
+                "generators.pools.big.coutn=2: there is no such setting; did you mean"
+                " generators.pools.big.count"
+            ),
         ),
         (
             ("generators.pools={big:{coutn:2,work:train}}",),
@@ -231,7 +249,9 @@ def test_pools_are_composed_from_files_and_overrides_and_come_back_from_a_runs_f
         ),
     ],
 )
-def test_a_pool_that_cannot_work_is_refused_with_its_remedy(overrides: tuple[str, ...], expected: str) -> None:
+def test_a_pool_that_cannot_work_is_refused_with_its_remedy(
+    overrides: tuple[str, ...], expected: str
+) -> None:
     assert expected in refusal(*overrides)
 
 
@@ -239,11 +259,19 @@ def test_what_is_wrong_for_all_is_told_once() -> None:
     assert refusal(*BIG, "generation.vllm.max_num_seqs=4").count("\n") == 0
 
 
-def test_gpus_are_dealt_out_by_pool_and_a_tensor_parallel_generator_takes_one_for_each_part() -> None:
+def test_gpus_are_dealt_out_by_pool_and_a_tensor_parallel_generator_takes_one_for_each_part() -> (
+    None
+):
     machine = Machine(cores=tuple(range(8)), num_gpus=8, memory_mb=64_000)
-    config = settings(*GPUS, *BIG, *JUDGE, "generators.count=1", "generators.pools.big.tensor_parallel_size=2")
+    config = settings(
+        *GPUS, *BIG, *JUDGE, "generators.count=1", "generators.pools.big.tensor_parallel_size=2"
+    )
     assert not list(machine_problems(config, machine))
-    visible = {spec.name: spec.env["CUDA_VISIBLE_DEVICES"] for spec in processes(config, machine) if spec.gpus}
+    visible = {
+        spec.name: spec.env["CUDA_VISIBLE_DEVICES"]
+        for spec in processes(config, machine)
+        if spec.gpus
+    }
     dealt = {
         "learner-0": "0",
         "generator-0": "1",
@@ -255,10 +283,13 @@ def test_gpus_are_dealt_out_by_pool_and_a_tensor_parallel_generator_takes_one_fo
 
 
 def test_too_many_gpus_are_told_pool_by_pool() -> None:
-    config = settings(*GPUS, *BIG, "generators.count=1", "generators.pools.big.tensor_parallel_size=2")
+    config = settings(
+        *GPUS, *BIG, "generators.count=1", "generators.pools.big.tensor_parallel_size=2"
+    )
     (line,) = machine_problems(config, Machine(cores=(0, 1), num_gpus=4, memory_mb=64_000))
     assert line.startswith(
-        "generators.gpus_each=1 x 1 and generators.pools.big.gpus_each=2 x 2 and learner.gpus_each=1 x 1 need 6 GPUs, this machine has 4"
+        "generators.gpus_each=1 x 1 and generators.pools.big.gpus_each=2 x 2 and"
+        " learner.gpus_each=1 x 1 need 6 GPUs, this machine has 4"
     )
     assert not list(
         machine_problems(
@@ -302,10 +333,16 @@ def test_on_a_cluster_each_pool_takes_its_own_of_a_node() -> None:
         *BIG,
         *(f"generators.pools.big.{setting}" for setting in own),
     )
-    plain, big = (actor_options(config, spec(config, name), is_own_cluster=False) for name in ("generator-0", "generator-big-0"))
+    plain, big = (
+        actor_options(config, spec(config, name), is_own_cluster=False)
+        for name in ("generator-0", "generator-big-0")
+    )
     assert (plain["num_cpus"], plain["num_gpus"], plain["resources"]) == (1, 0, {"a100": 1})
     assert (big["num_cpus"], big["num_gpus"], big["resources"]) == (6, 2, {"h100": 1})
-    assert [cluster_cpus(config, spec(config, name)) for name in ("generator-0", "generator-big-1", "verifier-0")] == [1, 6, 2]
+    assert [
+        cluster_cpus(config, spec(config, name))
+        for name in ("generator-0", "generator-big-1", "verifier-0")
+    ] == [1, 6, 2]
 
 
 def test_memory_and_the_plan_count_every_pool() -> None:

@@ -35,7 +35,9 @@ def test_a_check_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_a_package_or_a_checker_that_the_verifier_could_not_load_is_named_before_anything_starts(
     tmp_path: Path,
 ) -> None:
-    found = problems(tmp_path, "sandbox.packages=[numpy,no_such_package]", "sandbox.checker=math:nothing")
+    found = problems(
+        tmp_path, "sandbox.packages=[numpy,no_such_package]", "sandbox.checker=math:nothing"
+    )
     assert [line.split(":")[0] for line in found] == [
         "sandbox.packages=no_such_package",
         "sandbox.checker=math",
@@ -95,7 +97,9 @@ def test_an_output_dir_that_cannot_be_written_is_refused(tmp_path: Path) -> None
     assert "is not a directory that may be written to" in line
 
 
-def test_a_full_disk_is_refused_with_both_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_refused_with_both_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, 3 * 2**20))
     (line,) = problems(tmp_path)
@@ -107,9 +111,17 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
         port = server.getsockname()[1]
         (control,) = problems(tmp_path, f"network.control_port={port}")
         (board,) = problems(tmp_path, f"monitoring.tensorboard_port={port}")
-        assert problems(tmp_path, f"monitoring.tensorboard_port={port}", "monitoring.tensorboard=false") == []
+        assert (
+            problems(
+                tmp_path, f"monitoring.tensorboard_port={port}", "monitoring.tensorboard=false"
+            )
+            == []
+        )
         (prometheus,) = problems(tmp_path, f"monitoring.prometheus_port={port}")
-    assert control.startswith(f"network.control_port={port}: cannot be used on 127.0.0.1 (Address already in use); choose another port")
+    assert control.startswith(
+        f"network.control_port={port}: cannot be used on 127.0.0.1 (Address already in use); choose"
+        " another port"
+    )
     assert board.startswith(f"monitoring.tensorboard_port={port}: cannot be used")
     assert prometheus.startswith(f"monitoring.prometheus_port={port}: cannot be used")
     assert problems(tmp_path, f"network.control_port={port}") == []
@@ -125,7 +137,9 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path: Path) -> None:
     secret = tmp_path / "secret.jsonl"
     secret.write_text("{}\n")
     secret.chmod(0)
-    (line,) = problems(tmp_path, "model.path=owner/name", f"data.train_files={secret}", "evaluation.every_steps=0")
+    (line,) = problems(
+        tmp_path, "model.path=owner/name", f"data.train_files={secret}", "evaluation.every_steps=0"
+    )
     assert "may not be read" in line
 
 
@@ -136,7 +150,10 @@ def test_a_mirror_that_holds_a_run_of_that_name_or_cannot_be_used_is_named(tmp_p
     assert problems(tmp_path, *mine) == []
     (place / "mine" / "step_000005.complete").touch()
     (held,) = problems(tmp_path, *mine)
-    assert held.startswith(f"checkpoint.mirror={place}: holds a run mine already; choose another run_name, or async-rl resume {place}/mine")
+    assert held.startswith(
+        f"checkpoint.mirror={place}: holds a run mine already; choose another run_name, or async-rl"
+        f" resume {place}/mine"
+    )
     assert problems(tmp_path, "run_name=other", f"checkpoint.mirror={place}") == []
     (unknown,) = problems(tmp_path, "checkpoint.mirror=nowhere://x")
     assert unknown.startswith("checkpoint.mirror=nowhere://x cannot be used")

@@ -1,4 +1,6 @@
-"""Facts about what a machine offers: GPUs only where the packages can use them, under the names that the user's own choice gives them."""
+"""Facts about what a machine offers: GPUs only where the packages can use them, under the names
+that the user's own choice gives them.
+"""
 
 import importlib.machinery
 import importlib.metadata
@@ -37,7 +39,11 @@ def test_gpus_count_only_with_packages_that_use_them(
             raise importlib.metadata.PackageNotFoundError(name)
         return "0"
 
-    found = None if cuda is None else importlib.machinery.ModuleSpec("torch", None, origin=str(tmp_path / "__init__.py"))
+    found = (
+        None
+        if cuda is None
+        else importlib.machinery.ModuleSpec("torch", None, origin=str(tmp_path / "__init__.py"))
+    )
     monkeypatch.setattr(importlib.metadata, "version", version)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: found)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
@@ -61,9 +67,13 @@ def test_the_users_choice_of_gpus_is_read_as_cuda_reads_it(visible: str, names: 
 
 def test_each_process_gets_gpus_out_of_those_that_the_user_left() -> None:
     here = machine.Machine(cores=(0, 1), num_gpus=3, memory_mb=64_000)
-    config = compose("ppo_code", ["generators.count=2", "generators.gpus_each=1", "learner.gpus_each=1"])
+    config = compose(
+        "ppo_code", ["generators.count=2", "generators.gpus_each=1", "learner.gpus_each=1"]
+    )
     seen = {
-        spec.name: child_env(spec, {"CUDA_VISIBLE_DEVICES": "4,6,GPU-c3", "HOME": "/h"})["CUDA_VISIBLE_DEVICES"]
+        spec.name: child_env(spec, {"CUDA_VISIBLE_DEVICES": "4,6,GPU-c3", "HOME": "/h"})[
+            "CUDA_VISIBLE_DEVICES"
+        ]
         for spec in processes(config, here)
     }
     assert seen == {
@@ -82,4 +92,7 @@ def test_gpus_that_the_packages_cannot_use_leave_the_run_on_the_cpu_and_are_said
         compose("ppo_code", ["learner.gpus_each=1", "generators.cores=[0]", "learner.cores=[1]"]),
         LAPTOP,
     )
-    assert "this machine has 0 and 1 that CPU builds of torch or vLLM cannot use; lower them, 0 = run on the CPU" in line
+    assert (
+        "this machine has 0 and 1 that CPU builds of torch or vLLM cannot use; lower them, 0 = run"
+        " on the CPU" in line
+    )

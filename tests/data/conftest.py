@@ -10,5 +10,7 @@ from async_rl.config.run import RunConfig
 
 @pytest.fixture
 def small_config(tmp_path: Path) -> RunConfig:
-    """A configuration whose embedded model takes a second to make, cached in a directory of the test."""
+    """A configuration whose embedded model takes a second to make, cached in a directory of the
+    test.
+    """
     return make_config(f"cache_dir={tmp_path / 'cache'}", *SMALL_MODEL)

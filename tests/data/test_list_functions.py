@@ -33,7 +33,9 @@ def passes(source: str, problem: CodeProblem) -> bool:
         except (ValueError, IndexError, TypeError):
             return False
         try:
-            if msgspec.json.encode(value) != msgspec.json.encode(test.expected) or type(value) is not type(test.expected):
+            if msgspec.json.encode(value) != msgspec.json.encode(test.expected) or type(
+                value
+            ) is not type(test.expected):
                 return False
         except TypeError:
             return False
@@ -72,7 +74,9 @@ def test_hidden_tests_catch_flaws() -> None:
         codes = [concept.code for concept in spec.concepts]
         for slot, concept in enumerate(spec.concepts):
             for flaw in concept.flaws:
-                source = list_functions.program(*(flaw if i == slot else code for i, code in enumerate(codes)))
+                source = list_functions.program(
+                    *(flaw if i == slot else code for i, code in enumerate(codes))
+                )
                 caught.append(not passes(source, tests(spec)))
     assert sum(caught) / len(caught) > 0.9
 
@@ -80,8 +84,11 @@ def test_hidden_tests_catch_flaws() -> None:
 def test_a_right_value_of_the_wrong_type_fails() -> None:
     halving_and_sum = next(
         Spec(f, m, r)
-        for f, m, r in itertools.product(range(len(FILTERS)), range(len(MAPS)), range(len(REDUCTIONS)))
-        if (FILTERS[f].code, MAPS[m].code, REDUCTIONS[r].code) == ("x % 2 == 0", "x // 2", "sum(ys)")
+        for f, m, r in itertools.product(
+            range(len(FILTERS)), range(len(MAPS)), range(len(REDUCTIONS))
+        )
+        if (FILTERS[f].code, MAPS[m].code, REDUCTIONS[r].code)
+        == ("x % 2 == 0", "x // 2", "sum(ys)")
     )
     as_float = list_functions.program("x % 2 == 0", "x / 2", "sum(ys)")
     assert call(as_float, [2, 4]) == halving_and_sum.run([2, 4])
@@ -108,7 +115,9 @@ def test_the_two_wordings_of_a_spec_differ_in_every_phrase() -> None:
     for spec in list_functions.split(TASK)[1]:
         one, other = list_functions.wording(spec, 0), list_functions.wording(spec, 1)
         for concept in spec.concepts:
-            shown = [{phrase for phrase in concept.phrases if phrase in text} for text in (one, other)]
+            shown = [
+                {phrase for phrase in concept.phrases if phrase in text} for text in (one, other)
+            ]
             assert shown[0] | shown[1] == set(concept.phrases)
         assert one != other
 
@@ -122,12 +131,16 @@ def test_no_two_specs_share_a_wording() -> None:
 def test_the_corpus_never_shows_a_held_out_spec() -> None:
     train, held_out = list_functions.split(TASK)
     hidden = {list_functions.wording(spec, which) for spec in held_out for which in (0, 1)}
-    pairs = itertools.islice(list_functions.corpus(train, list_functions.flaw_rates(0.3, 0.5), 0), 20_000)
+    pairs = itertools.islice(
+        list_functions.corpus(train, list_functions.flaw_rates(0.3, 0.5), 0), 20_000
+    )
     assert not hidden & {prompt for prompt, _ in pairs}
 
 
 def test_the_seed_decides_the_split_and_the_hidden_tests() -> None:
-    again, other = (ListFunctionsConfig(held_out_fraction=0.1, num_tests=8, seed=seed) for seed in (0, 1))
+    again, other = (
+        ListFunctionsConfig(held_out_fraction=0.1, num_tests=8, seed=seed) for seed in (0, 1)
+    )
     assert list_functions.split(TASK) == list_functions.split(again)
     assert list_functions.split(TASK) != list_functions.split(other)
     assert HiddenTests(TASK)(Spec(1, 2, 3)) == HiddenTests(again)(Spec(1, 2, 3))
@@ -135,7 +148,9 @@ def test_the_seed_decides_the_split_and_the_hidden_tests() -> None:
 
 
 def test_flaw_rates_average_to_the_probability_in_every_slot() -> None:
-    for rates, table in zip(list_functions.flaw_rates(0.4, 0.5), (FILTERS, MAPS, REDUCTIONS), strict=True):
+    for rates, table in zip(
+        list_functions.flaw_rates(0.4, 0.5), (FILTERS, MAPS, REDUCTIONS), strict=True
+    ):
         assert len(rates) == len(table)
         assert sum(rates) / len(rates) == pytest.approx(0.4)
         assert [min(rates), max(rates)] == pytest.approx([0.2, 0.6])
@@ -145,7 +160,10 @@ def test_flaw_rates_average_to_the_probability_in_every_slot() -> None:
 def test_a_corpus_without_flaws_holds_reference_solutions_only() -> None:
     spec = Spec(3, 4, 5)
     rng = random.Random(0)
-    assert {list_functions.flawed_program(spec, list_functions.flaw_rates(0.0, 0.5), rng) for _ in range(100)} == {spec.solution()}
+    assert {
+        list_functions.flawed_program(spec, list_functions.flaw_rates(0.0, 0.5), rng)
+        for _ in range(100)
+    } == {spec.solution()}
 
 
 def test_each_concept_is_wrong_as_often_as_its_rate_says() -> None:
@@ -154,7 +172,9 @@ def test_each_concept_is_wrong_as_often_as_its_rate_says() -> None:
     rng = random.Random(0)
     programs = [list_functions.flawed_program(spec, rates, rng) for _ in range(4000)]
     right = f"if {spec.concepts[0].code}]"
-    assert sum(right not in text for text in programs) / 4000 == pytest.approx(rates[0][spec.filter], abs=0.03)
+    assert sum(right not in text for text in programs) / 4000 == pytest.approx(
+        rates[0][spec.filter], abs=0.03
+    )
 
 
 def test_flaws_differ_from_the_right_code_and_from_each_other() -> None:
@@ -163,7 +183,9 @@ def test_flaws_differ_from_the_right_code_and_from_each_other() -> None:
         assert len(set(concept.phrases)) == 2
 
 
-def test_a_share_of_the_corpus_asks_again_after_a_failed_program_in_the_form_of_the_retry_example() -> None:
+def test_a_share_of_the_corpus_asks_again_after_a_failed_program_in_the_form_of_the_retry_example() -> (
+    None
+):
     specs, _ = list_functions.split(TASK)
     rates = list_functions.flaw_rates(0.4, 0.5)
     plain = list(itertools.islice(list_functions.corpus(specs, rates, 0), 200))

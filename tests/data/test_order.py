@@ -27,7 +27,9 @@ def test_the_order_does_not_depend_on_what_was_asked_before() -> None:
 
 
 def test_another_seed_gives_another_order() -> None:
-    assert [PromptOrder(0, 50).index(k) for k in range(50)] != [PromptOrder(1, 50).index(k) for k in range(50)]
+    assert [PromptOrder(0, 50).index(k) for k in range(50)] != [
+        PromptOrder(1, 50).index(k) for k in range(50)
+    ]
 
 
 def test_without_shuffle_epochs_run_in_order() -> None:

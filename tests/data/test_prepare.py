@@ -58,15 +58,23 @@ def test_every_setting_of_model_and_task_has_its_own_cache_entry(small_config: R
         "data.list_functions.seed=1",
         "data.list_functions.held_out_fraction=0.2",
     ):
-        paths.add(cached_model_path(make_config(f"cache_dir={small_config.cache_dir}", *SMALL_MODEL, override)))
+        paths.add(
+            cached_model_path(
+                make_config(f"cache_dir={small_config.cache_dir}", *SMALL_MODEL, override)
+            )
+        )
     assert len(paths) == 13
 
 
 def test_the_seed_of_the_run_does_not_build_another_model(small_config: RunConfig) -> None:
-    assert cached_model_path(small_config) == cached_model_path(msgspec.structs.replace(small_config, seed=99))
+    assert cached_model_path(small_config) == cached_model_path(
+        msgspec.structs.replace(small_config, seed=99)
+    )
 
 
-def test_without_cache_dir_models_are_kept_in_the_home_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_cache_dir_models_are_kept_in_the_home_directory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cached_model_path(make_config()).parent == tmp_path / ".cache" / "async_rl"
 
@@ -114,7 +122,9 @@ def test_a_second_run_waits_for_the_first_and_says_so(small_config: RunConfig) -
     assert told[0].startswith("waiting for another run")
 
 
-def test_too_little_space_is_refused_with_the_remedy(small_config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_space_is_refused_with_the_remedy(
+    small_config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(prepare, "_NEEDED_FREE_BYTES", 1 << 60)
     with pytest.raises(ConfigError, match=r"MB free.*cache_dir"):
         prepare_model(small_config, silent)
@@ -140,7 +150,9 @@ def test_fields_of_the_models_configuration_are_overridden_in_a_directory_of_its
     tmp_path: Path,
 ) -> None:
     directory = fake_model(tmp_path / "model")
-    (directory / "config.json").write_text('{"model_type": "qwen3", "rope_theta": 10000.0, "hidden_size": 64}')
+    (directory / "config.json").write_text(
+        '{"model_type": "qwen3", "rope_theta": 10000.0, "hidden_size": 64}'
+    )
     cache = f"cache_dir={tmp_path / 'cache'}"
 
     def fields(*overrides: str) -> dict[str, object]:
@@ -166,7 +178,9 @@ def test_fields_of_the_models_configuration_are_overridden_in_a_directory_of_its
         match=r"model\.override_config=hiden_size=3: .* has no such field; it has .*hidden_size",
     ):
         fields("hiden_size=3")
-    with pytest.raises(ConfigError, match=r"model\.override_config=hidden_size=big: no JSON .* quote text"):
+    with pytest.raises(
+        ConfigError, match=r"model\.override_config=hidden_size=big: no JSON .* quote text"
+    ):
         fields("hidden_size=big")
 
 
@@ -178,10 +192,14 @@ def test_fields_of_the_models_configuration_are_overridden_in_a_directory_of_its
         ("model.safetensors", "safetensors"),
     ],
 )
-def test_a_model_directory_that_lacks_a_part_is_refused_by_name(tmp_path: Path, absent: str, named: str) -> None:
+def test_a_model_directory_that_lacks_a_part_is_refused_by_name(
+    tmp_path: Path, absent: str, named: str
+) -> None:
     directory = fake_model(tmp_path / "model")
     (directory / absent).unlink()
-    with pytest.raises(ConfigError, match=rf"model.path={directory} lacks .*{named}.*save_pretrained"):
+    with pytest.raises(
+        ConfigError, match=rf"model.path={directory} lacks .*{named}.*save_pretrained"
+    ):
         prepare_model(make_config(f"model.path={directory}"), silent)
 
 
@@ -201,18 +219,25 @@ def hub_entry(root: Path, name: str) -> Path:
     return fake_model(entry / "snapshots" / ("0" * 40))
 
 
-def test_a_hub_name_is_found_in_the_local_hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_name_is_found_in_the_local_hub_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     snapshot = hub_entry(tmp_path, "someone/small")
     assert prepare_model(make_config("model.path=someone/small"), silent) == snapshot.resolve()
 
 
-def test_a_hub_name_that_is_not_cached_is_refused_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_name_that_is_not_cached_is_refused_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(
         ConfigError,
-        match=r"model.path=someone/small is no directory, not in the local hub cache, and cannot be downloaded",
+        match=(
+            r"model.path=someone/small is no directory, not in the local hub cache, and cannot be"
+            r" downloaded"
+        ),
     ):
         prepare_model(make_config("model.path=someone/small"), silent)

@@ -22,7 +22,10 @@ OWN_TESTS = [
     {"kind": "call", "function": "f", "args": [1, "a"], "expected": None},
     {"kind": "assert", "code": "assert f(1) == 2"},
 ]
-TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<answer>{% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt"
+    " %}<answer>{% endif %}"
+)
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +101,9 @@ def test_own_tests_of_all_kinds_are_read_from_jsonl(tokenizer: Any, tmp_path: Pa
     assert tokenizer.decode(prompt.token_ids.tolist()) == "Do it\n"
 
 
-def test_mbpp_rows_show_their_asserts_and_keep_their_imports_as_setup(tokenizer: Any, tmp_path: Path) -> None:
+def test_mbpp_rows_show_their_asserts_and_keep_their_imports_as_setup(
+    tokenizer: Any, tmp_path: Path
+) -> None:
     path = tmp_path / "mbpp.json"
     row = {
         "prompt": "Add one.",
@@ -108,7 +113,10 @@ def test_mbpp_rows_show_their_asserts_and_keep_their_imports_as_setup(tokenizer:
     }
     path.write_text(json.dumps([row]))
     [prompt] = load(path, tokenizer)
-    assert prompt.text == "Add one.\nYour code should pass these tests:\nassert add(1) == 2\nassert add(2) == 3\n"
+    assert (
+        prompt.text
+        == "Add one.\nYour code should pass these tests:\nassert add(1) == 2\nassert add(2) == 3\n"
+    )
     assert prompt.problem.tests == [
         AssertTest(code="assert add(1) == 2"),
         AssertTest(code="assert add(2) == 3"),
@@ -127,7 +135,9 @@ def test_input_output_without_a_function_is_standard_input(tokenizer: Any, tmp_p
     assert prompt.prompt_id == "areal/q1"
 
 
-def test_input_output_with_a_function_has_one_json_argument_per_line(tokenizer: Any, tmp_path: Path) -> None:
+def test_input_output_with_a_function_has_one_json_argument_per_line(
+    tokenizer: Any, tmp_path: Path
+) -> None:
     row = {
         "prompt": "p",
         "input_output": {"inputs": ['[1, 2]\n"a"'], "outputs": ["[3]"], "fn_name": "solve"},
@@ -136,7 +146,9 @@ def test_input_output_with_a_function_has_one_json_argument_per_line(tokenizer: 
     assert prompt.problem.tests == [CallTest(function="solve", args=[[1, 2], "a"], expected=[3])]
 
 
-def test_check_function_of_human_eval_is_an_assert_test_on_its_entry_point(tokenizer: Any, tmp_path: Path) -> None:
+def test_check_function_of_human_eval_is_an_assert_test_on_its_entry_point(
+    tokenizer: Any, tmp_path: Path
+) -> None:
     test = "def check(candidate):\n    assert candidate(1) == 2\n"
     row = {"prompt": "def f(x):\n", "test": test, "entry_point": "f", "task_id": "HumanEval/0"}
     [prompt] = load(write_jsonl(tmp_path / "he.jsonl", [row]), tokenizer)
@@ -146,10 +158,14 @@ def test_check_function_of_human_eval_is_an_assert_test_on_its_entry_point(token
 def test_parquet_rows_give_the_same_prompts_as_jsonl(tokenizer: Any, tmp_path: Path) -> None:
     rows = [{"id": i, "prompt": f"Task {i}", "tests": json.dumps(OWN_TESTS)} for i in range(5)]
     (tmp_path / "a").mkdir()
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a" / "x.parquet", row_group_size=2)
+    pyarrow.parquet.write_table(
+        pyarrow.Table.from_pylist(rows), tmp_path / "a" / "x.parquet", row_group_size=2
+    )
     from_parquet = load(tmp_path / "a" / "x.parquet", tokenizer)
     from_jsonl = load(write_jsonl(tmp_path / "x.jsonl", rows), tokenizer)
-    assert [(p.prompt_id, p.text, p.problem) for p in from_parquet] == [(p.prompt_id, p.text, p.problem) for p in from_jsonl]
+    assert [(p.prompt_id, p.text, p.problem) for p in from_parquet] == [
+        (p.prompt_id, p.text, p.problem) for p in from_jsonl
+    ]
 
 
 def test_parquet_structs_with_absent_fields_are_read(tokenizer: Any, tmp_path: Path) -> None:
@@ -157,7 +173,9 @@ def test_parquet_structs_with_absent_fields_are_read(tokenizer: Any, tmp_path: P
         {"kind": "stdin", "input": "1", "output": "2"},
         {"kind": "assert", "code": "assert True"},
     ]
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"prompt": "p", "tests": tests}]), tmp_path / "x.parquet")
+    pyarrow.parquet.write_table(
+        pyarrow.Table.from_pylist([{"prompt": "p", "tests": tests}]), tmp_path / "x.parquet"
+    )
     [prompt] = load(tmp_path / "x.parquet", tokenizer)
     assert prompt.problem.tests == [
         StdinTest(input="1", output="2"),
@@ -165,7 +183,9 @@ def test_parquet_structs_with_absent_fields_are_read(tokenizer: Any, tmp_path: P
     ]
 
 
-def test_the_chat_template_wraps_strings_and_chats_and_opens_the_answer(chat_tokenizer: Any, tmp_path: Path) -> None:
+def test_the_chat_template_wraps_strings_and_chats_and_opens_the_answer(
+    chat_tokenizer: Any, tmp_path: Path
+) -> None:
     rows: list[dict[str, Any]] = [
         {"prompt": "Hi", "tests": OWN_TESTS},
         {
@@ -178,17 +198,26 @@ def test_the_chat_template_wraps_strings_and_chats_and_opens_the_answer(chat_tok
     ]
     first, second = load(write_jsonl(tmp_path / "x.jsonl", rows), chat_tokenizer)
     assert first.text == "<user>Hi<answer>"
-    assert second.text == "<system>Be brief.<user>Hi\nYour code should pass these tests:\nassert g()<answer>"
+    assert (
+        second.text
+        == "<system>Be brief.<user>Hi\nYour code should pass these tests:\nassert g()<answer>"
+    )
     assert chat_tokenizer.decode(first.token_ids.tolist()) == first.text
 
 
 def test_prompt_key_chooses_the_column(tokenizer: Any, tmp_path: Path) -> None:
-    path = write_jsonl(tmp_path / "x.jsonl", [{"prompt": "no", "question": "yes", "tests": OWN_TESTS}])
+    path = write_jsonl(
+        tmp_path / "x.jsonl", [{"prompt": "no", "question": "yes", "tests": OWN_TESTS}]
+    )
     assert load(path, tokenizer, "data.prompt_key=question")[0].text == "yes\n"
 
 
-def test_over_long_prompts_are_an_error_or_dropped_and_counted(tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = write_jsonl(tmp_path / "x.jsonl", [{"prompt": "x " * n, "tests": OWN_TESTS} for n in (3, 900)])
+def test_over_long_prompts_are_an_error_or_dropped_and_counted(
+    tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_jsonl(
+        tmp_path / "x.jsonl", [{"prompt": "x " * n, "tests": OWN_TESTS} for n in (3, 900)]
+    )
     with pytest.raises(
         DataError,
         match=r"x.jsonl, row 2: 90\d tokens are over data.max_prompt_tokens=500.*truncation=drop",
@@ -198,7 +227,9 @@ def test_over_long_prompts_are_an_error_or_dropped_and_counted(tokenizer: Any, t
     assert "dropped 1 of 2 prompts" in caplog.text
 
 
-def test_val_files_are_the_held_out_prompts_and_without_them_there_are_none(tokenizer: Any, tmp_path: Path) -> None:
+def test_val_files_are_the_held_out_prompts_and_without_them_there_are_none(
+    tokenizer: Any, tmp_path: Path
+) -> None:
     train = write_jsonl(tmp_path / "train.jsonl", [{"prompt": "a", "tests": OWN_TESTS}])
     val = write_jsonl(tmp_path / "val.jsonl", [{"prompt": "b", "tests": OWN_TESTS}])
     config = make_config(f"data.train_files=[{train}]", f"data.val_files=[{val}]")
@@ -246,7 +277,9 @@ def test_val_files_are_the_held_out_prompts_and_without_them_there_are_none(toke
         ),
     ],
 )
-def test_an_unusable_row_is_named_with_its_file_and_the_remedy(tokenizer: Any, tmp_path: Path, row: dict[str, Any], message: str) -> None:
+def test_an_unusable_row_is_named_with_its_file_and_the_remedy(
+    tokenizer: Any, tmp_path: Path, row: dict[str, Any], message: str
+) -> None:
     with pytest.raises(DataError, match=r"x.jsonl, " + message):
         load(write_jsonl(tmp_path / "x.jsonl", [row]), tokenizer)
 
@@ -270,7 +303,9 @@ def test_two_rows_with_one_id_are_refused(tokenizer: Any, tmp_path: Path) -> Non
         ("empty.jsonl", b"", "no rows"),
     ],
 )
-def test_an_unusable_file_is_named(tokenizer: Any, tmp_path: Path, name: str, content: bytes | None, message: str) -> None:
+def test_an_unusable_file_is_named(
+    tokenizer: Any, tmp_path: Path, name: str, content: bytes | None, message: str
+) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=message):

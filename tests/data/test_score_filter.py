@@ -17,7 +17,9 @@ from async_rl.launchers.configuration.compose import compose_unchecked
 BASE = compose_unchecked("grpo_code")
 
 
-def make_filter(order: PromptOrder, *, reward: dict[str, Any] | None = None, **settings: Any) -> ScoreFilter:
+def make_filter(
+    order: PromptOrder, *, reward: dict[str, Any] | None = None, **settings: Any
+) -> ScoreFilter:
     data = replace(BASE.data, filter=replace(BASE.data.filter, **settings))
     config: RunConfig = replace(BASE, data=data, reward=replace(BASE.reward, **(reward or {})))
     return ScoreFilter(config, order)
@@ -57,7 +59,9 @@ def test_without_a_bound_nobody_leaves() -> None:
 
 
 def test_the_reward_is_scaled_as_for_training_before_the_mean() -> None:
-    assert judged([[1.0, 1.0], [10.0, 0.0]], above=2.9, max_share=0.9, reward={"scale": 3.0, "clip": 5.0}) == [0]
+    assert judged(
+        [[1.0, 1.0], [10.0, 0.0]], above=2.9, max_share=0.9, reward={"scale": 3.0, "clip": 5.0}
+    ) == [0]
     assert judged([[1.0, 1.0], [0.5, 0.5]], above=0.4, max_share=0.9, reward={"bias": 0.5}) == [0]
 
 
@@ -109,7 +113,9 @@ def test_every_epoch_holds_what_is_left_once_and_another_process_finds_the_same(
     again = PromptOrder(seed, n, shuffle=shuffle)
     make_filter(again).restore(left, [])
     assert [again.index(k) for k in range(position)] == seen
-    assert [again.index(k) for k in range(position, position + 30)] == [order.index(k) for k in range(position, position + 30)]
+    assert [again.index(k) for k in range(position, position + 30)] == [
+        order.index(k) for k in range(position, position + 30)
+    ]
 
 
 def test_nobody_leaves_in_the_middle_and_the_last_prompt_stays() -> None:

@@ -33,7 +33,9 @@ def write(path: Path, *rows: dict[str, Any]) -> Path:
 
 
 def load(pattern: object, tokenizer: Any, *overrides: str) -> list[Prompt]:
-    config = make_config(f"data.train_files=['{pattern}']", "data.max_prompt_tokens=500", *overrides)
+    config = make_config(
+        f"data.train_files=['{pattern}']", "data.max_prompt_tokens=500", *overrides
+    )
     return list(load_train_prompts(config, tokenizer))
 
 
@@ -50,7 +52,9 @@ def test_a_pattern_names_its_files_in_order_and_none_twice(tokenizer: Any, tmp_p
 
 
 def test_a_pattern_without_files_is_an_error(tokenizer: Any, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"\*\.jsonl: no file is named like that; correct data.train_files"):
+    with pytest.raises(
+        DataError, match=r"\*\.jsonl: no file is named like that; correct data.train_files"
+    ):
         load(tmp_path / "*.jsonl", tokenizer)
 
 
@@ -82,7 +86,9 @@ def test_a_remote_file_is_copied_once_and_again_only_when_it_changed(tmp_path: P
         memory.pipe_file("/bucket/part-0.jsonl", b'{"a": 2}\n')
         assert [row for _, row in read_rows(url, cache_dir=cache)] == [{"a": 2}]
         assert len(copied) == 2
-    assert matching_files(["memory://bucket/part-*.jsonl"]) == [url.replace("memory://", "memory:///")]
+    assert matching_files(["memory://bucket/part-*.jsonl"]) == [
+        url.replace("memory://", "memory:///")
+    ]
     memory.rm("/bucket", recursive=True)
 
 
@@ -125,8 +131,12 @@ def test_cut_prompts_have_the_text_of_their_tokens_and_are_counted(
     assert "cut 1 of 1 prompts to data.max_prompt_tokens=500" in caplog.text
 
 
-def test_filled_prompts_all_have_the_longest_length_and_end_as_they_did(tokenizer: Any, tmp_path: Path) -> None:
-    path = write(tmp_path / "x.jsonl", {"prompt": "a b", "tests": TESTS}, {"prompt": "c", "tests": TESTS})
+def test_filled_prompts_all_have_the_longest_length_and_end_as_they_did(
+    tokenizer: Any, tmp_path: Path
+) -> None:
+    path = write(
+        tmp_path / "x.jsonl", {"prompt": "a b", "tests": TESTS}, {"prompt": "c", "tests": TESTS}
+    )
     plain, full = load(path, tokenizer), load(path, tokenizer, "data.fill_to_max_tokens=true")
     assert [len(prompt.token_ids) for prompt in full] == [500, 500]
     for short, long in zip(plain, full, strict=True):
@@ -147,13 +157,18 @@ def test_bad_rows_are_refused_with_their_number_or_left_out_and_counted(
         file.write("{broken\n")
     with pytest.raises(
         DataError,
-        match=r"x.jsonl, row 2: no tests among .* \(and 2 more rows; async-rl data check lists them\)",
+        match=(
+            r"x.jsonl, row 2: no tests among .* \(and 2 more rows; async-rl data check lists them\)"
+        ),
     ):
         load(path, tokenizer)
     assert words(load(path, tokenizer, "data.bad_rows=drop")) == ["good"]
     assert "dropped 3 of 4 rows that cannot be used, the first: " in caplog.text
     config = make_config(f"data.train_files=[{path}]")
-    reasons = [rejected.reason.partition("x.jsonl, ")[2] for rejected in examine([str(path)], config, tokenizer).rejected]
+    reasons = [
+        rejected.reason.partition("x.jsonl, ")[2]
+        for rejected in examine([str(path)], config, tokenizer).rejected
+    ]
     assert [reason[:18] for reason in reasons] == [
         "row 2: no tests am",
         "row 3: no column '",
@@ -175,11 +190,15 @@ def test_bad_rows_and_over_long_prompts_are_told_apart(tokenizer: Any, tmp_path:
     assert words(load(path, tokenizer, "data.bad_rows=drop", "data.truncation=drop")) == ["good"]
 
 
-def test_the_id_column_can_be_chosen_and_over_long_ids_are_refused(tokenizer: Any, tmp_path: Path) -> None:
+def test_the_id_column_can_be_chosen_and_over_long_ids_are_refused(
+    tokenizer: Any, tmp_path: Path
+) -> None:
     path = write(tmp_path / "x.jsonl", {"prompt": "p", "id": 1, "name": "n" * 30, "tests": TESTS})
     assert [p.prompt_id for p in load(path, tokenizer)] == ["x/1"]
     assert [p.prompt_id for p in load(path, tokenizer, "data.id_key=name")] == ["x/" + "n" * 30]
-    with pytest.raises(DataError, match=r"row 1: the id 'nnn.* has 30 characters, over data.max_id_length=29"):
+    with pytest.raises(
+        DataError, match=r"row 1: the id 'nnn.* has 30 characters, over data.max_id_length=29"
+    ):
         load(path, tokenizer, "data.id_key=name", "data.max_id_length=29")
     with pytest.raises(DataError, match=r"row 1: no column 'other'.*set data.id_key"):
         load(path, tokenizer, "data.id_key=other")
@@ -208,10 +227,15 @@ def test_areal_rows_find_their_tests_in_the_metadata_file(tokenizer: Any, tmp_pa
     ):
         load(other, tokenizer, f"data.metadata_file={metadata}")
     broken = make_config(f"data.train_files=[{other}]", f"data.metadata_file={metadata}")
-    assert "y.jsonl, row 2: input_output holds '{', which is no JSON" in examine([str(other)], broken, tokenizer).rejected[1].reason
+    assert (
+        "y.jsonl, row 2: input_output holds '{', which is no JSON"
+        in examine([str(other)], broken, tokenizer).rejected[1].reason
+    )
 
 
-def test_verl_rows_of_code_have_their_tests_in_the_ground_truth(tokenizer: Any, tmp_path: Path) -> None:
+def test_verl_rows_of_code_have_their_tests_in_the_ground_truth(
+    tokenizer: Any, tmp_path: Path
+) -> None:
     row = {
         "data_source": "codecontests",
         "prompt": "p",
@@ -246,7 +270,9 @@ def test_gsm8k_rows_of_either_layout_want_their_number(tokenizer: Any, tmp_path:
     )
 
 
-def test_math_rows_want_their_expression_and_an_unknown_source_is_refused(tokenizer: Any, tmp_path: Path) -> None:
+def test_math_rows_want_their_expression_and_an_unknown_source_is_refused(
+    tokenizer: Any, tmp_path: Path
+) -> None:
     row = {
         "prompt": "?",
         "data_source": "lighteval/MATH",
@@ -256,7 +282,10 @@ def test_math_rows_want_their_expression_and_an_unknown_source_is_refused(tokeni
     assert prompt.problem.tests == [AnswerTest(rule="math", expected="x")]
     with pytest.raises(
         DataError,
-        match=r"y.jsonl, row 1: data_source=mine is not known, so nobody can score it; known are .*openai/gsm8k",
+        match=(
+            r"y.jsonl, row 1: data_source=mine is not known, so nobody can score it; known are"
+            r" .*openai/gsm8k"
+        ),
     ):
         load(write(tmp_path / "y.jsonl", {**row, "data_source": "mine"}), tokenizer)
 

@@ -1,4 +1,6 @@
-"""Training files too large to be held: the same prompts as from memory, little kept, bad rows, one copy for all processes."""
+"""Training files too large to be held: the same prompts as from memory, little kept, bad rows, one
+copy for all processes.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,16 @@ def tokenizer() -> Any:
 
 
 def rows(count: int) -> list[dict[str, Any]]:
-    return [{"prompt": f"add {i} and {i % 7}", "answer": f"so #### {i + i % 7}", "id": i} for i in range(count)]
+    return [
+        {"prompt": f"add {i} and {i % 7}", "answer": f"so #### {i + i % 7}", "id": i}
+        for i in range(count)
+    ]
 
 
 def write_jsonl(path: Path, lines: list[Any]) -> Path:
-    path.write_text("\n\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+    path.write_text(
+        "\n\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
+    )
     return path
 
 
@@ -73,7 +80,9 @@ def test_streamed_prompts_are_those_that_would_be_held(tokenizer: Any, tmp_path:
         streamed[2800]
 
 
-def test_a_second_start_finds_the_same_prompts_and_copies_nothing_again(tokenizer: Any, tmp_path: Path) -> None:
+def test_a_second_start_finds_the_same_prompts_and_copies_nothing_again(
+    tokenizer: Any, tmp_path: Path
+) -> None:
     table = tmp_path / "b.parquet"
     parquet.write_table(pa.Table.from_pylist(rows(1500)), table)
     config = config_of(tmp_path, table)
@@ -87,9 +96,13 @@ def test_a_second_start_finds_the_same_prompts_and_copies_nothing_again(tokenize
 def test_a_large_file_is_never_in_memory(tokenizer: Any, tmp_path: Path) -> None:
     text = "y" * 2000
     table, count = tmp_path / "big.parquet", 20_000
-    with parquet.ParquetWriter(table, pa.schema([("prompt", pa.string()), ("answer", pa.string())])) as writer:
+    with parquet.ParquetWriter(
+        table, pa.schema([("prompt", pa.string()), ("answer", pa.string())])
+    ) as writer:
         for start in range(0, count, 2000):
-            part = [{"prompt": f"{i} {text}", "answer": "#### 1"} for i in range(start, start + 2000)]
+            part = [
+                {"prompt": f"{i} {text}", "answer": "#### 1"} for i in range(start, start + 2000)
+            ]
             writer.write_table(pa.Table.from_pylist(part, writer.schema))
     before = pa.total_allocated_bytes()
     tracemalloc.start()
@@ -102,14 +115,18 @@ def test_a_large_file_is_never_in_memory(tokenizer: Any, tmp_path: Path) -> None
     assert kept + pa.total_allocated_bytes() - before < 8_000_000
 
 
-def test_a_bad_row_far_into_the_file_gives_its_place_to_the_next_or_is_told(tokenizer: Any, tmp_path: Path) -> None:
+def test_a_bad_row_far_into_the_file_gives_its_place_to_the_next_or_is_told(
+    tokenizer: Any, tmp_path: Path
+) -> None:
     lines: list[Any] = list(rows(1200))
     lines[1100] = {"prompt": "no tests", "id": 1100}
     lines[1101] = "{broken"
     lines[1199] = {"prompt": "add 1 and 1 " * 400, "answer": "#### 2", "id": 1199}
     file = write_jsonl(tmp_path / "a.jsonl", lines)
     told: list[DataError] = []
-    dropping = load_train_prompts(config_of(tmp_path, file, bad_rows="drop", truncation="drop"), tokenizer, told.append)
+    dropping = load_train_prompts(
+        config_of(tmp_path, file, bad_rows="drop", truncation="drop"), tokenizer, told.append
+    )
     assert [dropping[i].prompt_id for i in (1099, 1100, 1101, 1102, 1199)] == [
         "a/1099",
         "a/1102",
@@ -129,7 +146,9 @@ def test_a_bad_row_far_into_the_file_gives_its_place_to_the_next_or_is_told(toke
     assert "data.max_prompt_tokens" in str(told[-1])
 
 
-def test_a_bad_row_among_the_first_thousand_is_refused_before_the_run(tokenizer: Any, tmp_path: Path) -> None:
+def test_a_bad_row_among_the_first_thousand_is_refused_before_the_run(
+    tokenizer: Any, tmp_path: Path
+) -> None:
     lines: list[Any] = list(rows(1200))
     lines[900] = {"prompt": "no tests", "id": 900}
     file = write_jsonl(tmp_path / "a.jsonl", lines)
@@ -148,7 +167,12 @@ def test_processes_that_want_the_same_remote_file_copy_it_once(tmp_path: Path) -
     source = write_jsonl(tmp_path / "a.jsonl", list(rows(2000)))
     context = multiprocessing.get_context("spawn")
     barrier, found = context.Barrier(3), context.Queue()
-    processes = [context.Process(target=_fetch, args=(f"file://{source}", str(tmp_path / "cache"), barrier, found)) for _ in range(3)]
+    processes = [
+        context.Process(
+            target=_fetch, args=(f"file://{source}", str(tmp_path / "cache"), barrier, found)
+        )
+        for _ in range(3)
+    ]
     for process in processes:
         process.start()
     results = {found.get(timeout=60) for _ in processes}

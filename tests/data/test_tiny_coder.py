@@ -74,8 +74,15 @@ def test_the_loss_is_the_cross_entropy_of_the_labelled_tokens(tokenizer: Any) ->
     model = tiny_coder.build_model(CONFIG, tokenizer)
     ids, labels = next(tiny_coder.batches(pairs(), tokenizer, 8))
     logprobs = torch.log_softmax(model(input_ids=ids).logits.detach(), dim=-1)
-    picked = [-float(logprobs[row, t - 1, ids[row, t]]) for row in range(8) for t in range(1, ids.shape[1]) if int(labels[row, t]) != -100]
-    assert float(tiny_coder.supervised_loss(model, (ids, labels)).detach()) == pytest.approx(sum(picked), rel=1e-5)
+    picked = [
+        -float(logprobs[row, t - 1, ids[row, t]])
+        for row in range(8)
+        for t in range(1, ids.shape[1])
+        if int(labels[row, t]) != -100
+    ]
+    assert float(tiny_coder.supervised_loss(model, (ids, labels)).detach()) == pytest.approx(
+        sum(picked), rel=1e-5
+    )
 
 
 def test_padding_does_not_change_the_loss(tokenizer: Any) -> None:
@@ -85,7 +92,10 @@ def test_padding_does_not_change_the_loss(tokenizer: Any) -> None:
         torch.nn.functional.pad(ids, (0, 9), value=tokenizer.pad_token_id),
         torch.nn.functional.pad(labels, (0, 9), value=-100),
     )
-    short, long = (float(tiny_coder.supervised_loss(model, batch).detach()) for batch in ((ids, labels), padded))
+    short, long = (
+        float(tiny_coder.supervised_loss(model, batch).detach())
+        for batch in ((ids, labels), padded)
+    )
     assert short == pytest.approx(long, rel=1e-5)
 
 
@@ -103,7 +113,12 @@ def test_the_workers_together_give_the_gradient_of_the_mean_loss(tokenizer: Any)
 
 def test_every_parameter_has_exactly_one_optimizer(tokenizer: Any) -> None:
     model = tiny_coder.build_model(CONFIG, tokenizer)
-    held = [id(p) for optimizer in tiny_coder.build_optimizers(model, 1e-3) for group in optimizer.param_groups for p in group["params"]]
+    held = [
+        id(p)
+        for optimizer in tiny_coder.build_optimizers(model, 1e-3)
+        for group in optimizer.param_groups
+        for p in group["params"]
+    ]
     assert sorted(held) == sorted(id(parameter) for parameter in model.parameters())
 
 
@@ -129,13 +144,19 @@ def test_the_warm_start_lowers_the_loss_and_reports_every_step(tokenizer: Any) -
     assert losses[-1] < losses[0] - 0.3
 
 
-def test_the_same_seed_gives_the_same_weights_and_leaves_the_global_random_state(tokenizer: Any, tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_weights_and_leaves_the_global_random_state(
+    tokenizer: Any, tmp_path: Path
+) -> None:
     before = torch.random.get_rng_state()
     for name, seed in (("one", 0), ("again", 0), ("other", 1)):
         (tmp_path / name).mkdir()
-        tiny_coder.make_tiny_coder(tmp_path / name, msgspec.structs.replace(CONFIG, seed=seed), TASK, silent)
+        tiny_coder.make_tiny_coder(
+            tmp_path / name, msgspec.structs.replace(CONFIG, seed=seed), TASK, silent
+        )
     assert torch.equal(before, torch.random.get_rng_state())
-    one, again, other = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "again", "other"))
+    one, again, other = (
+        (tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "again", "other")
+    )
     assert one == again != other
 
 
@@ -148,7 +169,11 @@ def test_the_saved_directory_loads_as_any_hugging_face_model(tmp_path: Path) -> 
     assert type(model).__name__ == "Qwen3ForCausalLM"
     assert model.dtype == torch.float32
     assert model.lm_head.weight is model.model.embed_tokens.weight
-    assert GenerationConfig.from_pretrained(str(tmp_path)).eos_token_id == tokenizer.eos_token_id == model.config.eos_token_id
+    assert (
+        GenerationConfig.from_pretrained(str(tmp_path)).eos_token_id
+        == tokenizer.eos_token_id
+        == model.config.eos_token_id
+    )
 
 
 def test_the_default_model_has_about_a_million_parameters(tokenizer: Any) -> None:

@@ -40,7 +40,10 @@ def test_every_solution_comes_back_exactly_in_20_to_45_tokens(tokenizer: Any) ->
 def test_a_prompt_and_its_answer_are_tokenized_alike_apart_and_together(tokenizer: Any) -> None:
     spec = list_functions.Spec(1, 2, 3)
     prompt, answer = list_functions.wording(spec, 0), spec.solution()
-    assert tokenizer(prompt)["input_ids"] + tokenizer(answer)["input_ids"] == tokenizer(prompt + answer)["input_ids"]
+    assert (
+        tokenizer(prompt)["input_ids"] + tokenizer(answer)["input_ids"]
+        == tokenizer(prompt + answer)["input_ids"]
+    )
 
 
 def test_the_same_text_gives_the_same_tokenizer(tokenizer: Any) -> None:
@@ -48,7 +51,9 @@ def test_the_same_text_gives_the_same_tokenizer(tokenizer: Any) -> None:
     assert again.get_vocab() == tokenizer.get_vocab()
 
 
-def test_a_saved_tokenizer_loads_with_its_end_token_and_no_chat_template(tokenizer: Any, tmp_path: Path) -> None:
+def test_a_saved_tokenizer_loads_with_its_end_token_and_no_chat_template(
+    tokenizer: Any, tmp_path: Path
+) -> None:
     tokenizer.save_pretrained(str(tmp_path))
     loaded = load_tokenizer(make_config(), tmp_path)
     assert loaded.eos_token == END
@@ -65,7 +70,9 @@ def test_another_tokenizer_can_be_named(tokenizer: Any, tmp_path: Path) -> None:
     assert len(other.get_vocab()) < len(own.get_vocab())
 
 
-def test_a_process_that_spares_torch_gets_the_same_tokens_and_texts(tokenizer: Any, tmp_path: Path) -> None:
+def test_a_process_that_spares_torch_gets_the_same_tokens_and_texts(
+    tokenizer: Any, tmp_path: Path
+) -> None:
     tokenizer.chat_template = "{{ messages[0]['content'] }} ->"
     tokenizer.save_pretrained(str(tmp_path))
     program = """

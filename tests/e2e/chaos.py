@@ -1,7 +1,9 @@
-"""Kills the processes of a real run again and again while it trains, and says what became of it: `python tests/e2e/chaos.py --kills 24`.
+"""Kills the processes of a real run again and again while it trains, and says what became of it:
+`python tests/e2e/chaos.py --kills 24`.
 
-Faults: kill -9 of each role at a random moment; kill -9 of the learner while it writes a checkpoint and of a generator while new weights
-are on their way to it; SIGSTOP of a generator for longer than its deadline; kill -9 of the supervisor, after which the run is resumed.
+Faults: kill -9 of each role at a random moment; kill -9 of the learner while it writes a checkpoint
+and of a generator while new weights are on their way to it; SIGSTOP of a generator for longer than
+its deadline; kill -9 of the supervisor, after which the run is resumed.
 """
 
 from __future__ import annotations
@@ -69,7 +71,10 @@ class Summary:
             [
                 f"faults            {self.kills.total()}: {kills}",
                 f"exit code         {self.exit_code} after {self.wall_s:.0f} s",
-                f"steps             {self.num_steps} in the surviving history, {self.num_undone_steps} undone",
+                (
+                    f"steps             {self.num_steps} in the surviving history,"
+                    f" {self.num_undone_steps} undone"
+                ),
                 f"groups            {self.num_groups}",
                 f"held-out pass@1   {curve}",
                 f"ledger audit      {'clean' if not self.problems else self.problems}",
@@ -91,7 +96,9 @@ class Chaos:
         self.summary = Summary()
 
     def strike(self, fault: str) -> bool:
-        """Does one thing to the run and waits until it gets on again; False if the run ended before."""
+        """Does one thing to the run and waits until it gets on again; False if the run ended
+        before.
+        """
         if not self._until(lambda: True, wait_s=self._rng.uniform(0.5, 4.0)):
             return False
         step = self._committed()
@@ -107,8 +114,12 @@ class Chaos:
             "verifier": lambda: self._kill("verifier-0"),
             "buffer": lambda: self._kill("buffer"),
             "learner": lambda: self._kill("learner-0"),
-            "learner in a checkpoint": lambda: self._when(self._writes_checkpoint) and self._kill("learner-0"),
-            "generator in a push": lambda: self._when(self._has_stepped()) and self._kill(generator),
+            "learner in a checkpoint": lambda: (
+                self._when(self._writes_checkpoint) and self._kill("learner-0")
+            ),
+            "generator in a push": lambda: (
+                self._when(self._has_stepped()) and self._kill(generator)
+            ),
             "stopped generator": lambda: self._kill(generator, signal.SIGSTOP),
             "supervisor": self._resume,
         }
@@ -119,7 +130,11 @@ class Chaos:
         summary.exit_code = self.run.wait(timeout_s=timeout_s)
         summary.wall_s = time.monotonic() - self._started_s
         summary.steps = [int(row["step"]) for row in self.run.rows]
-        summary.evaluations = {int(row["step"]): row["eval/pass_at_1"] for row in self.run.rows if "eval/pass_at_1" in row}
+        summary.evaluations = {
+            int(row["step"]): row["eval/pass_at_1"]
+            for row in self.run.rows
+            if "eval/pass_at_1" in row
+        }
         found = self.run.audit()
         summary.num_steps, summary.num_undone_steps = found["num_steps"], found["num_undone_steps"]
         summary.num_groups, summary.problems = found["num_groups"], found["problems"]
@@ -139,7 +154,9 @@ class Chaos:
         return True
 
     def wind_up(self, more_steps: int) -> int:
-        """Kills the supervisor too; the run that is resumed ends this many steps after the last one: its number of steps."""
+        """Kills the supervisor too; the run that is resumed ends this many steps after the last
+        one: its number of steps.
+        """
         num_steps = self.run.step + more_steps
         assert self._resume(f"num_steps={num_steps}")
         self.summary.kills["supervisor"] += 1
@@ -177,7 +194,9 @@ class Chaos:
 
     def _committed(self) -> int:
         """Steps ever committed, undone ones included."""
-        with contextlib.closing(sqlite3.connect(self.run.run_dir / "store.sqlite", timeout=5)) as connection:
+        with contextlib.closing(
+            sqlite3.connect(self.run.run_dir / "store.sqlite", timeout=5)
+        ) as connection:
             try:
                 return int(connection.execute("SELECT count(*) FROM steps").fetchone()[0])
             except sqlite3.OperationalError:  # it has no tables yet
@@ -189,7 +208,9 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kills", type=int, default=24)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("settings", nargs="*", default=["conf=grpo_code", "generation.engine=hf", "num_steps=60"])
+    parser.add_argument(
+        "settings", nargs="*", default=["conf=grpo_code", "generation.engine=hf", "num_steps=60"]
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="chaos-") as directory:
         chaos = Chaos(Path(directory), arguments.settings, seed=arguments.seed)
@@ -198,7 +219,9 @@ def main() -> int:
             for number in range(arguments.kills):
                 fault = ORDER[number % len(ORDER)]
                 is_going = chaos.strike(fault)
-                sys.stdout.write(f"{time.strftime('%H:%M:%S')}  {fault}, at step {chaos.run.step}\n")
+                sys.stdout.write(
+                    f"{time.strftime('%H:%M:%S')}  {fault}, at step {chaos.run.step}\n"
+                )
                 sys.stdout.flush()
                 if not is_going:
                     break
@@ -206,7 +229,12 @@ def main() -> int:
         finally:
             chaos.run.end()
     sys.stdout.write(f"{summary}\n")
-    is_whole = summary.exit_code == 0 and not summary.problems and not summary.left_running and not summary.left_in_shared_memory
+    is_whole = (
+        summary.exit_code == 0
+        and not summary.problems
+        and not summary.left_running
+        and not summary.left_in_shared_memory
+    )
     return 0 if is_whole and summary.kills.total() >= arguments.kills else 1
 
 

@@ -12,7 +12,9 @@ def launch(tmp_path: Path) -> Iterator[Callable[..., LiveRun]]:
     """Starts runs below tmp_path and ends what is left of them."""
     started: list[LiveRun] = []
 
-    def start(*settings: str, name: str = "run", resumes: bool = False, prefix: Sequence[str] = ()) -> LiveRun:
+    def start(
+        *settings: str, name: str = "run", resumes: bool = False, prefix: Sequence[str] = ()
+    ) -> LiveRun:
         started.append(LiveRun(tmp_path, *settings, name=name, resumes=resumes, prefix=prefix))
         return started[-1]
 

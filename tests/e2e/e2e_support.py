@@ -20,7 +20,9 @@ _LOOK_S = 0.1
 
 def async_rl(*words: str) -> subprocess.CompletedProcess[str]:
     """What a person gets who runs `async-rl` with these words in another terminal."""
-    return subprocess.run([*_COMMAND, *words], capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(
+        [*_COMMAND, *words], capture_output=True, text=True, check=False, timeout=120
+    )
 
 
 SMALL = (
@@ -30,11 +32,15 @@ SMALL = (
     "generation.group_size=4",
     "evaluation.every_steps=0",
 )
-"""A run whose steps take a second: the transformers engine stands in for vLLM, whose start adds nothing to these facts."""
+"""A run whose steps take a second: the transformers engine stands in for vLLM, whose start adds
+nothing to these facts.
+"""
 
 
 class LiveRun:
-    """`async-rl launch`, or `async-rl resume`, in a process of its own, its output in a file. copy: what is resumed instead."""
+    """`async-rl launch`, or `async-rl resume`, in a process of its own, its output in a file. copy:
+    what is resumed instead.
+    """
 
     def __init__(
         self,
@@ -88,11 +94,15 @@ class LiveRun:
         return int(rows[-1]["step"]) if rows else -1
 
     def until(self, condition: Callable[[], bool], what: str, *, timeout_s: float = 240) -> None:
-        """Waits for something that the run does; fails with the run's own words if it ends or takes too long."""
+        """Waits for something that the run does; fails with the run's own words if it ends or takes
+        too long.
+        """
         deadline_s = time.monotonic() + timeout_s
         while not condition():
             assert self.process.poll() is None, f"the run ended before {what}:\n{self.terminal}"
-            assert time.monotonic() < deadline_s, f"{what} did not come within {timeout_s} s:\n{self.terminal}"
+            assert time.monotonic() < deadline_s, (
+                f"{what} did not come within {timeout_s} s:\n{self.terminal}"
+            )
             time.sleep(_LOOK_S)
 
     def pid_of(self, process: str) -> int:
@@ -110,7 +120,9 @@ class LiveRun:
         return [
             p
             for p in psutil.process_iter(["cmdline", "status"])
-            if p.pid not in own and any(mine in part for part in p.info["cmdline"] or []) and p.info["status"] != psutil.STATUS_ZOMBIE
+            if p.pid not in own
+            and any(mine in part for part in p.info["cmdline"] or [])
+            and p.info["status"] != psutil.STATUS_ZOMBIE
         ]
 
     def kill(self, process: str, number: signal.Signals = signal.SIGKILL) -> None:

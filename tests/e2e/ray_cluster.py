@@ -1,4 +1,6 @@
-"""A Ray cluster whose nodes have addresses of their own: each in a network namespace of this machine, joined by a bridge."""
+"""A Ray cluster whose nodes have addresses of their own: each in a network namespace of this
+machine, joined by a bridge.
+"""
 
 from __future__ import annotations
 
@@ -27,21 +29,34 @@ def missing() -> list[str]:
     if os.geteuid() != 0:
         return ["root", *lacks]
     name = f"arl-try-{os.getpid() % 10_000}"
-    if not lacks and subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode:
+    if (
+        not lacks
+        and subprocess.run(
+            ["ip", "netns", "add", name], capture_output=True, check=False
+        ).returncode
+    ):
         lacks.append("the right to make network namespaces")
-    subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False) if not lacks else None
+    (
+        subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+        if not lacks
+        else None
+    )
     return lacks
 
 
 class RayCluster:
-    """As a context manager; nodes are numbered from 1, the head, and have the address `address_of(number)`."""
+    """As a context manager; nodes are numbered from 1, the head, and have the address
+    `address_of(number)`.
+    """
 
     def __init__(self) -> None:
         self._id = os.getpid() % 10_000
         self._subnet = f"10.{100 + os.getpid() % 100}.{os.getpid() // 100 % 200}"
         self._bridge = f"arl{self._id}br"
         self._nodes: dict[int, subprocess.Popen[bytes]] = {}
-        self._directory = Path(tempfile.mkdtemp(prefix="arl-ray-", dir="/tmp"))  # short: Ray puts socket paths below it
+        self._directory = Path(
+            tempfile.mkdtemp(prefix="arl-ray-", dir="/tmp")
+        )  # short: Ray puts socket paths below it
         self.scratch = self._directory / "tmp"  # where actors unpack what was sent along
         self.scratch.mkdir()
         self.env = {"TMPDIR": str(self.scratch)} | {
@@ -70,7 +85,9 @@ class RayCluster:
         return self
 
     def add_node(self, node: int, *, cpus: int, generators: int) -> None:
-        """Starts a node that offers so many CPUs, and room for so many generators; returns once it has joined."""
+        """Starts a node that offers so many CPUs, and room for so many generators; returns once it
+        has joined.
+        """
         namespace, link = self._namespace(node), f"arl{self._id}v{node}"
         _ip("netns", "add", namespace)
         self._nodes[node] = None  # type: ignore[assignment]
@@ -111,7 +128,9 @@ class RayCluster:
         deadline_s = time.monotonic() + _READY_S
         while "Ray runtime started" not in output.read_text(errors="replace"):
             assert self._nodes[node].poll() is None, output.read_text(errors="replace")
-            assert time.monotonic() < deadline_s, f"node {node} did not start:\n{output.read_text(errors='replace')}"
+            assert time.monotonic() < deadline_s, (
+                f"node {node} did not start:\n{output.read_text(errors='replace')}"
+            )
             time.sleep(0.2)
         if node == 1:
             _until_answered(self.address_of(1), _PORT)

@@ -1,4 +1,6 @@
-"""Every role is killed while the real loop trains; nothing is lost and nothing is trained twice. The long form is chaos.py."""
+"""Every role is killed while the real loop trains; nothing is lost and nothing is trained twice.
+The long form is chaos.py.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ SMALL = (
 )
 
 
-def survive(directory: Path, settings: Sequence[str], faults: Sequence[str], *, num_steps: int | None = None) -> Summary:
+def survive(
+    directory: Path, settings: Sequence[str], faults: Sequence[str], *, num_steps: int | None = None
+) -> Summary:
     """num_steps: None = a few more than the faults take."""
     chaos = Chaos(directory, (*SMALL, *settings, f"num_steps={num_steps or 100_000}"), seed=1)
     try:
@@ -37,7 +41,9 @@ def survive(directory: Path, settings: Sequence[str], faults: Sequence[str], *, 
 
 
 def test_a_run_survives_every_fault(tmp_path: Path) -> None:
-    summary = survive(tmp_path, ["generation.engine=hf"], [fault for fault in ORDER if fault != "supervisor"])
+    summary = survive(
+        tmp_path, ["generation.engine=hf"], [fault for fault in ORDER if fault != "supervisor"]
+    )
     assert set(summary.kills) == set(ORDER)
     assert summary.num_undone_steps > 0
 

@@ -1,4 +1,6 @@
-"""Every command, as a person types it, on one run of the embedded default; it is taken up again where a test finds it ended."""
+"""Every command, as a person types it, on one run of the embedded default; it is taken up again
+where a test finds it ended.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def tell(*arguments: str | Path, code: int = 0, folder: Path | None = None) -> s
         timeout=120,
         cwd=folder,
     )
-    assert done.returncode == code, f"async-rl {' '.join(map(str, arguments))}\n{done.stdout}{done.stderr}"
+    assert done.returncode == code, (
+        f"async-rl {' '.join(map(str, arguments))}\n{done.stdout}{done.stderr}"
+    )
     return done.stdout + done.stderr
 
 
@@ -53,13 +57,19 @@ class Shared:
     def alive(self, *settings: str) -> LiveRun:
         """The run, with at least two steps behind it."""
         if not self._lives or self._lives[-1].process.poll() is not None:
-            self._lives.append(LiveRun(self._folder, *(settings if self._lives else QUICK), resumes=bool(self._lives)))
+            self._lives.append(
+                LiveRun(
+                    self._folder, *(settings if self._lives else QUICK), resumes=bool(self._lives)
+                )
+            )
         run = self._lives[-1]
         run.until(lambda: run.step >= 2 and bool(run.told()["members"]), "step 2")
         return run
 
     def ended(self, *, steps: int) -> LiveRun:
-        """The run, with so many steps behind it and at rest, so that it takes no processor time from what is asked about it."""
+        """The run, with so many steps behind it and at rest, so that it takes no processor time
+        from what is asked about it.
+        """
         run = self._lives[-1] if self._lives else self.alive()
         if run.step < steps:
             run = self.alive()
@@ -86,7 +96,8 @@ def test_status_shows_each_process_and_the_same_as_json(shared: Shared) -> None:
     text = tell("status", run.run_dir)
     assert re.search(r"^learner-0 +\d+ +\w+", text, re.MULTILINE)
     assert re.search(
-        r"groups: prompt → issued \d+ → generating \d+ → ready \d+ → leased \d+ → trained in step \d+",
+        r"groups: prompt → issued \d+ → generating \d+ → ready \d+ → leased \d+ → trained in"
+        r" step \d+",
         text,
     )
     assert "reward " in text
@@ -102,7 +113,9 @@ def test_status_shows_each_process_and_the_same_as_json(shared: Shared) -> None:
 
 def test_status_watch_draws_until_it_is_left(shared: Shared) -> None:
     run = shared.alive()
-    with subprocess.Popen([_COMMAND, "status", str(run.run_dir), "--watch"], stdout=subprocess.PIPE, text=True) as watching:
+    with subprocess.Popen(
+        [_COMMAND, "status", str(run.run_dir), "--watch"], stdout=subprocess.PIPE, text=True
+    ) as watching:
         assert watching.stdout is not None
         heads = []
         for line in watching.stdout:
@@ -118,7 +131,9 @@ def test_status_watch_draws_until_it_is_left(shared: Shared) -> None:
 def test_rollouts_and_the_ledger_tell_of_the_same_groups(shared: Shared) -> None:
     run = shared.alive()
     step = int(run.told()["step"])
-    ids = re.findall(r"group (\d+), sample", tell("rollouts", run.run_dir, "--step", str(step), "--num", "9"))
+    ids = re.findall(
+        r"group (\d+), sample", tell("rollouts", run.run_dir, "--step", str(step), "--num", "9")
+    )
     assert len(ids) == 4
     ledger = json.loads(tell("ledger", run.run_dir, "--step", str(step), "--json"))
     assert {int(i) for i in ids} == {group["group_id"] for group in ledger}
@@ -150,7 +165,9 @@ def test_a_run_is_stopped_exported_and_resumed(shared: Shared, tmp_path: Path) -
     assert run.wait() == 0
     assert f"last step {stopped_at} of" in tell("status", run.run_dir)
     assert f"after step {stopped_at} is in" in tell("export", run.run_dir, tmp_path / "model")
-    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {path.name for path in (tmp_path / "model").iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
+        path.name for path in (tmp_path / "model").iterdir()
+    }
     again = shared.alive()
     assert "resuming; no setting has changed" in again.terminal
     again.until(lambda: again.step > stopped_at, "a step beyond those before")
@@ -180,7 +197,10 @@ def test_a_task_that_init_wrote_is_checked_verified_and_runs(tmp_path: Path) -> 
 
 def test_a_configuration_of_verl_is_translated_into_one_that_composes(tmp_path: Path) -> None:
     source = tmp_path / "theirs.yaml"
-    source.write_text("actor_rollout_ref:\n  rollout: {n: 4}\nalgorithm: {adv_estimator: grpo}\ntrainer: {total_training_steps: 7}\n")
+    source.write_text(
+        "actor_rollout_ref:\n  rollout: {n: 4}\nalgorithm: {adv_estimator: grpo}\ntrainer:"
+        " {total_training_steps: 7}\n"
+    )
     told = tell("migrate", source)
     assert "-> generation.group_size=4" in told
     assert f"written: {tmp_path / 'theirs.async_rl.yaml'}" in told
@@ -195,16 +215,23 @@ DOCS = Path(__file__).parents[2] / "docs"
 ELSEWHERE = ("launch", "stop", "resume", "export", "verifier", "init", "scale", "eval")
 """Commands that start or end something: tests of their own run them."""
 EXAMPLES = {
-    "ppo_trainer.yaml": "actor_rollout_ref:\n  rollout: {n: 4}\nalgorithm: {adv_estimator: grpo}\ntrainer: {total_training_steps: 7}\n",
+    "ppo_trainer.yaml": (
+        "actor_rollout_ref:\n  rollout: {n: 4}\nalgorithm: {adv_estimator: grpo}\ntrainer:"
+        " {total_training_steps: 7}\n"
+    ),
     "experiment.yaml": "group_size: 4\ndataset: {train_bs_n_seqs: 16}\n",
-    "completions.jsonl": '{"id": "a", "prompt": "", "tests": [{"kind": "call", "function": "f", "args": [2], "expected": 4}], '
-    '"completion": "def f(x): return 2 * x"}\n',
+    "completions.jsonl": (
+        '{"id": "a", "prompt": "", "tests": [{"kind": "call", "function": "f", "args": [2],'
+        ' "expected": 4}], "completion": "def f(x): return 2 * x"}\n'
+    ),
 }
 """Files that the documents speak of."""
 
 
 def documented_commands(values: dict[str, str]) -> list[list[str]]:
-    """Every use of a command in docs/ that can be run here, with what the reader puts in for the words in capitals; each once."""
+    """Every use of a command in docs/ that can be run here, with what the reader puts in for the
+    words in capitals; each once.
+    """
     found: dict[tuple[str, ...], None] = {}
     for path in sorted(DOCS.rglob("*.md")):
         text = path.read_text()
@@ -212,9 +239,18 @@ def documented_commands(values: dict[str, str]) -> list[list[str]]:
         lines = [line.removeprefix("$ ") for block in blocks for line in block.splitlines()]
         for line in (*lines, *re.findall(r"`(async-rl [^`\n]+)`", text)):
             words = shlex.split(line.partition("  ")[0]) if line.startswith("async-rl ") else []
-            if len(words) > 1 and "..." not in line and words[1] not in ELSEWHERE and not {"--watch", "--follow"} & set(words):
+            if (
+                len(words) > 1
+                and "..." not in line
+                and words[1] not in ELSEWHERE
+                and not {"--watch", "--follow"} & set(words)
+            ):
                 found[tuple(values.get(word, word) for word in words[1:])] = None
-            if words[1:2] == ["launch"] and "--dry-run" in words and not any(".yaml" in w or w.startswith("launcher=") for w in words):
+            if (
+                words[1:2] == ["launch"]
+                and "--dry-run" in words
+                and not any(".yaml" in w or w.startswith("launcher=") for w in words)
+            ):
                 found[tuple(words[1:])] = None
     return [list(words) for words in found]
 
@@ -249,6 +285,10 @@ def test_commands_in_the_documents_run_as_they_stand_there(shared: Shared) -> No
         "migrate",
         "launch",
     }
-    complete = [words for words in commands if words[0] not in ("data", "migrate", "verify") or len(words) > 2]
+    complete = [
+        words
+        for words in commands
+        if words[0] not in ("data", "migrate", "verify") or len(words) > 2
+    ]
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda words: tell(*words, folder=folder), complete))

@@ -14,7 +14,9 @@ from e2e_support import LiveRun
 pytestmark = pytest.mark.slow
 
 
-def test_the_last_checkpoint_has_the_figures_of_the_last_evaluation(launch: Callable[..., LiveRun], tmp_path: Path) -> None:
+def test_the_last_checkpoint_has_the_figures_of_the_last_evaluation(
+    launch: Callable[..., LiveRun], tmp_path: Path
+) -> None:
     settings = [
         "generation.engine=hf",
         "buffer.groups_per_step=4",
@@ -45,5 +47,7 @@ def test_the_last_checkpoint_has_the_figures_of_the_last_evaluation(launch: Call
     ):
         error = (alone[f"{name}_error"] ** 2 + in_run[f"{name}_error"] ** 2) ** 0.5
         assert abs(alone[name] - in_run[name]) <= 2 * error, name
-    assert abs(alone["eval/greedy_pass"] - in_run["eval/greedy_pass"]) <= 2 / 48, "greedy answers differ by rounding at most"
+    assert abs(alone["eval/greedy_pass"] - in_run["eval/greedy_pass"]) <= 2 / 48, (
+        "greedy answers differ by rounding at most"
+    )
     assert in_run["eval/greedy_pass"] > 0

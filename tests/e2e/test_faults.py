@@ -1,4 +1,6 @@
-"""What a run does when its processes die. The transformers engine stands in for vLLM: its start is quick, the paths are the same."""
+"""What a run does when its processes die. The transformers engine stands in for vLLM: its start is
+quick, the paths are the same.
+"""
 
 import contextlib
 import signal
@@ -39,7 +41,9 @@ def test_every_role_that_is_killed_comes_back_and_the_run_reaches_its_last_step(
     run.until(lambda: run.step % 4 == 1, "a step after that of a checkpoint")
     run.kill("learner-0")
     log = run.run_dir / "logs" / "learner-0.log"
-    run.until(lambda: "goes on from" in log.read_text(), "the learner goes on from its last checkpoint")
+    run.until(
+        lambda: "goes on from" in log.read_text(), "the learner goes on from its last checkpoint"
+    )
     assert [run.pid_of(process) for process in others] == stayed_up
 
     assert run.wait() == 0, run.terminal
@@ -51,7 +55,9 @@ def test_every_role_that_is_killed_comes_back_and_the_run_reaches_its_last_step(
     assert (found["problems"], found["num_steps"]) == ([], 60)
     assert found["num_undone_steps"] > 0
     with contextlib.closing(sqlite3.connect(run.run_dir / "store.sqlite")) as store:
-        given_back = store.execute("SELECT at_s FROM transitions WHERE state='issued' AND reason='generator_lost'").fetchall()
+        given_back = store.execute(
+            "SELECT at_s FROM transitions WHERE state='issued' AND reason='generator_lost'"
+        ).fetchall()
     after_s = [at_s - times_s["generator-0"] for (at_s,) in given_back]
     assert max(after_s) < 2.0, "a killed generator's work goes back within two seconds"
 
@@ -88,7 +94,9 @@ def test_a_learner_that_dies_too_often_ends_the_run_non_zero_with_the_cause_firs
 ) -> None:
     run = launch(*QUICK, "num_steps=1000", "supervisor.max_restarts=0")
     log = run.run_dir / "logs" / "supervisor.log"
-    run.until(lambda: log.exists() and "learner-0 started" in log.read_text(), "the learner's start")
+    run.until(
+        lambda: log.exists() and "learner-0 started" in log.read_text(), "the learner's start"
+    )
     run.kill("learner-0")
     assert run.wait(timeout_s=60) == 1
     assert "learner-0 was ended by SIGKILL" in run.terminal
@@ -103,7 +111,9 @@ def test_a_hung_generator_is_cut_off_at_the_deadline_and_comes_back(launch: Laun
     at = run.step
     run.until(lambda: run.step >= at + 5, "five more steps while one generator hangs")
     run.until(lambda: _is_replaced(run, "generator-1", stopped), "the hung generator was replaced")
-    assert "the learner cut off generator-1" in (run.run_dir / "logs" / "supervisor.log").read_text()
+    assert (
+        "the learner cut off generator-1" in (run.run_dir / "logs" / "supervisor.log").read_text()
+    )
     at = run.step
     run.until(lambda: run.step >= at + 2, "the run goes on")
 
@@ -111,7 +121,9 @@ def test_a_hung_generator_is_cut_off_at_the_deadline_and_comes_back(launch: Laun
 def test_a_generator_that_hangs_where_no_deadline_sees_it_is_found_by_its_silence(
     launch: Launch,
 ) -> None:
-    run = launch(*QUICK, "num_steps=1000", "weights.deadline_s=500", "supervisor.heartbeat_timeout_s=3")
+    run = launch(
+        *QUICK, "num_steps=1000", "weights.deadline_s=500", "supervisor.heartbeat_timeout_s=3"
+    )
     run.until(lambda: run.step >= 2, "step 2")
     stopped = run.pid_of("generator-0")
     run.kill("generator-0", signal.SIGSTOP)
@@ -120,7 +132,10 @@ def test_a_generator_that_hangs_where_no_deadline_sees_it_is_found_by_its_silenc
         "the hung generator was replaced",
         timeout_s=30,
     )
-    assert "generator-0 was not heard of for 3 s" in (run.run_dir / "logs" / "supervisor.log").read_text()
+    assert (
+        "generator-0 was not heard of for 3 s"
+        in (run.run_dir / "logs" / "supervisor.log").read_text()
+    )
     at = run.step
     run.until(lambda: run.step >= at + 4, "the run goes on")
     assert run.audit()["problems"] == []

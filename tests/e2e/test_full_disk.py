@@ -1,6 +1,8 @@
-"""A disk that is full in the middle of a run: a clear sentence, nothing lost, and the run goes on once there is room.
+"""A disk that is full in the middle of a run: a clear sentence, nothing lost, and the run goes on
+once there is room.
 
-A limit on the size of files (RLIMIT_FSIZE), set on running processes, stands for the disk; the system refuses the same writes.
+A limit on the size of files (RLIMIT_FSIZE), set on running processes, stands for the disk; the
+system refuses the same writes.
 """
 
 from __future__ import annotations

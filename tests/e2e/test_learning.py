@@ -33,7 +33,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
 def test_held_out_pass_rate_rises_from_at_most_0_40_to_at_least_0_80(finished: LiveRun) -> None:
     curve = {row["step"]: row["eval/pass_at_1"] for row in finished.rows if "eval/pass_at_1" in row}
     assert curve[0] <= 0.40
-    # Single evaluations of 256 prompts have a standard error of 0.025: the last three are taken together.
+    # Single evaluations of 256 prompts have a standard error of 0.025: the last three are taken
+    # together.
     assert statistics.mean(list(curve.values())[-3:]) >= 0.80, curve
 
 
@@ -49,15 +50,25 @@ def test_staleness_never_exceeds_its_bound_and_generation_runs_ahead(finished: L
 
 
 def test_learner_and_vllm_agree_on_tokens_of_the_learners_version(finished: LiveRun) -> None:
-    fresh = [row["mismatch/engine_abs_max"] for row in finished.rows if "mismatch/engine_abs_max" in row]
+    fresh = [
+        row["mismatch/engine_abs_max"] for row in finished.rows if "mismatch/engine_abs_max" in row
+    ]
     assert fresh
     assert max(fresh) <= 1e-4
     assert max(row["weights/probe_abs_max"] for row in finished.rows[1:]) <= 1e-4
 
 
 def test_stale_sequences_differ_more_than_the_engine_does(finished: LiveRun) -> None:
-    stale = statistics.median(row["mismatch/stale_abs_mean"] for row in finished.rows[5:] if "mismatch/stale_abs_mean" in row)
-    own = statistics.median(row["mismatch/engine_abs_mean"] for row in finished.rows if "mismatch/engine_abs_mean" in row)
+    stale = statistics.median(
+        row["mismatch/stale_abs_mean"]
+        for row in finished.rows[5:]
+        if "mismatch/stale_abs_mean" in row
+    )
+    own = statistics.median(
+        row["mismatch/engine_abs_mean"]
+        for row in finished.rows
+        if "mismatch/engine_abs_mean" in row
+    )
     assert stale > 10 * own
 
 

@@ -1,7 +1,9 @@
-"""What stands in the way of a run that goes on: each is told in one clear sentence, and nothing that the run had is lost.
+"""What stands in the way of a run that goes on: each is told in one clear sentence, and nothing
+that the run had is lost.
 
-A store that others hold, ports that are taken, permissions that are missing, a checkpoint that cannot be read or is of another model, a
-machine that is gone with all that was on it. All happen to copies of one run that has ended.
+A store that others hold, ports that are taken, permissions that are missing, a checkpoint that
+cannot be read or is of another model, a machine that is gone with all that was on it. All happen to
+copies of one run that has ended.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ BOUND = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.getui
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The directory of a run of four steps, with checkpoints of two and four, also in `copies` beside it."""
+    """The directory of a run of four steps, with checkpoints of two and four, also in `copies`
+    beside it.
+    """
     directory = tmp_path_factory.mktemp("ended")
     run = LiveRun(directory, *QUICK, "num_steps=4", f"checkpoint.mirror={directory}/copies")
     try:
@@ -75,7 +79,9 @@ def taken_ports(count: int) -> Iterator[list[int]]:
         yield [each.getsockname()[1] for each in sockets]
 
 
-def test_every_port_that_is_taken_is_named_when_a_run_goes_on(launch: Launch, run_dir: Path) -> None:
+def test_every_port_that_is_taken_is_named_when_a_run_goes_on(
+    launch: Launch, run_dir: Path
+) -> None:
     settings = ("network.control_port", "monitoring.prometheus_port", "monitoring.tensorboard_port")
     with taken_ports(3) as ports:
         given = [f"{setting}={port}" for setting, port in zip(settings, ports, strict=True)]
@@ -83,12 +89,17 @@ def test_every_port_that_is_taken_is_named_when_a_run_goes_on(launch: Launch, ru
         ends_with(
             run,
             2,
-            *(f"{one}: cannot be used on 127.0.0.1 (Address already in use); choose another port" for one in given),
+            *(
+                f"{one}: cannot be used on 127.0.0.1 (Address already in use); choose another port"
+                for one in given
+            ),
         )
     assert checkpoints(run_dir) == ["step_000002", "step_000004"]
 
 
-def test_a_store_that_another_process_writes_ends_the_run_with_that_sentence(launch: Launch, run_dir: Path) -> None:
+def test_a_store_that_another_process_writes_ends_the_run_with_that_sentence(
+    launch: Launch, run_dir: Path
+) -> None:
     with (run_dir / "store.sqlite.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         run = launch("num_steps=6", resumes=True)
@@ -96,7 +107,9 @@ def test_a_store_that_another_process_writes_ends_the_run_with_that_sentence(lau
     assert checkpoints(run_dir) == ["step_000002", "step_000004"]
 
 
-def test_a_directory_that_may_not_be_written_is_told_before_anything_starts(launch: Launch, run_dir: Path) -> None:
+def test_a_directory_that_may_not_be_written_is_told_before_anything_starts(
+    launch: Launch, run_dir: Path
+) -> None:
     os.chmod(run_dir, 0o500)
     run = launch("num_steps=6", resumes=True, prefix=BOUND)
     ends_with(run, 2, "run cannot be written (Permission denied); make room or give permission")
@@ -113,13 +126,18 @@ def test_an_output_directory_that_may_not_be_written_is_told_before_anything_sta
     run = LiveRun(closed, *QUICK, "num_steps=1", prefix=BOUND)
     try:
         assert run.wait(timeout_s=60) == 2, run.terminal
-        assert f"output_dir={closed}: {closed} is not a directory that may be written to" in run.terminal.replace("\n", "")
+        assert (
+            f"output_dir={closed}: {closed} is not a directory that may be written to"
+            in run.terminal.replace("\n", "")
+        )
         assert os.listdir(closed) == ["run.terminal"]
     finally:
         run.end()
 
 
-def test_a_store_that_may_not_be_written_ends_the_run_with_that_sentence(launch: Launch, run_dir: Path) -> None:
+def test_a_store_that_may_not_be_written_ends_the_run_with_that_sentence(
+    launch: Launch, run_dir: Path
+) -> None:
     os.chmod(run_dir / "store.sqlite", 0o400)
     ends_with(
         launch("num_steps=6", resumes=True, prefix=BOUND),
@@ -129,7 +147,9 @@ def test_a_store_that_may_not_be_written_ends_the_run_with_that_sentence(launch:
     )
 
 
-def test_a_checkpoint_of_another_model_is_refused_by_the_tensor_that_differs(launch: Launch, tmp_path: Path, run_dir: Path) -> None:
+def test_a_checkpoint_of_another_model_is_refused_by_the_tensor_that_differs(
+    launch: Launch, tmp_path: Path, run_dir: Path
+) -> None:
     newest = run_dir / "checkpoints" / "step_000004"
     dcp_to_torch_save(newest, tmp_path / "state.pt")
     shutil.rmtree(newest)
@@ -138,7 +158,9 @@ def test_a_checkpoint_of_another_model_is_refused_by_the_tensor_that_differs(lau
     ends_with(run, 1, "step_000004 cannot be read, or is of another model", "policy.model")
 
 
-def test_a_damaged_checkpoint_is_refused_and_without_it_the_run_goes_on_from_the_one_before(launch: Launch, run_dir: Path) -> None:
+def test_a_damaged_checkpoint_is_refused_and_without_it_the_run_goes_on_from_the_one_before(
+    launch: Launch, run_dir: Path
+) -> None:
     newest = run_dir / "checkpoints" / "step_000004"
     for path in newest.glob("*.distcp"):
         path.write_bytes(path.read_bytes()[:100])
@@ -152,7 +174,9 @@ def test_a_damaged_checkpoint_is_refused_and_without_it_the_run_goes_on_from_the
     assert [row["step"] for row in run.rows] == list(range(1, 7))
 
 
-def test_a_run_whose_machine_is_gone_is_resumed_from_its_mirror_alone(tmp_path: Path, ended: Path) -> None:
+def test_a_run_whose_machine_is_gone_is_resumed_from_its_mirror_alone(
+    tmp_path: Path, ended: Path
+) -> None:
     copies = shutil.copytree(ended.parent / "copies", tmp_path / "copies")
     there = LiveRun(
         tmp_path / "there",
@@ -176,6 +200,9 @@ def _widened(path: Path) -> Path:
     """The same state with one more row in each matrix of the policy: that of a wider model."""
     state: dict[str, Any] = torch.load(path, weights_only=False)
     model = state["policy.model"]
-    state["policy.model"] = {name: torch.cat([tensor, tensor[:1]]) if tensor.ndim == 2 else tensor for name, tensor in model.items()}
+    state["policy.model"] = {
+        name: torch.cat([tensor, tensor[:1]]) if tensor.ndim == 2 else tensor
+        for name, tensor in model.items()
+    }
     torch.save(state, path)
     return path

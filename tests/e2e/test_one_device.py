@@ -1,4 +1,6 @@
-"""One device for generators and learner: a generator that is killed at rest, and a stop while the learner has the device."""
+"""One device for generators and learner: a generator that is killed at rest, and a stop while the
+learner has the device.
+"""
 
 import signal
 from collections.abc import Callable
@@ -27,11 +29,15 @@ def test_turns_go_on_after_a_generator_died_at_rest_and_end_in_order_in_the_lear
     def generator() -> dict[str, Any]:
         return next((m for m in run.told()["members"] if m["name"] == "generator-0"), {})
 
-    run.until(lambda: run.step >= 1 and generator().get("waits_for") == _RESTS, "a turn of the learner")
+    run.until(
+        lambda: run.step >= 1 and generator().get("waits_for") == _RESTS, "a turn of the learner"
+    )
     killed = generator()["pid"]
     run.kill("generator-0")
     run.until(
-        lambda: generator().get("pid") not in (killed, None) and generator().get("version", -1) != -1,
+        lambda: (
+            generator().get("pid") not in (killed, None) and generator().get("version", -1) != -1
+        ),
         "its next life, with weights",
     )
     step = run.step
@@ -42,7 +48,10 @@ def test_turns_go_on_after_a_generator_died_at_rest_and_end_in_order_in_the_lear
     run.process.send_signal(signal.SIGINT)
     assert run.wait() == 0, run.terminal
     assert "the run has stopped at step" in run.terminal
-    shares = [sum(row[f"device/{phase}_share"] for phase in ("generating", "learning", "switching")) for row in run.rows[1:]]
+    shares = [
+        sum(row[f"device/{phase}_share"] for phase in ("generating", "learning", "switching"))
+        for row in run.rows[1:]
+    ]
     assert shares == pytest.approx([1.0] * len(shares))
     assert max(row["staleness/max_versions"] for row in run.rows[1:]) <= 2
     assert max(row["weights/probe_abs_max"] for row in run.rows[1:]) < 1e-3

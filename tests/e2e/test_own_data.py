@@ -1,4 +1,6 @@
-"""Rows as people have them, with a small random model: verl's parquet, the two files of AReaL, rows on which a reward function fails."""
+"""Rows as people have them, with a small random model: verl's parquet, the two files of AReaL, rows
+on which a reward function fails.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ SMALL = (
     "data.shuffle=false",
     "num_steps=2",
 )
-TEMPLATE = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}{% if"
+    " add_generation_prompt %}<assistant>{% endif %}"
+)
 LEADS = '''
 """The policy writes a few tokens; what is judged is right for even rows and wrong for odd ones, so that every score is known."""
 
@@ -61,7 +66,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from async_rl.data.tokenizer import build_tokenizer
 
     path = tmp_path_factory.mktemp("model")
-    words = "Ann has apples and buys more. How many does she have? Print the sum of both numbers <user> <assistant>"
+    words = (
+        "Ann has apples and buys more. How many does she have? Print the sum of both numbers <user>"
+        " <assistant>"
+    )
     tokenizer: Any = build_tokenizer([words], 128)
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(path)
@@ -81,10 +89,17 @@ def leads(tmp_path: Path) -> str:
 
 
 def groups_of(run: LiveRun, purpose: str) -> list[tuple[str, str, float | None, str, str]]:
-    """(the row's id, state, mean reward, reason, message) of each group, in the order in which they were issued."""
+    """(the row's id, state, mean reward, reason, message) of each group, in the order in which they
+    were issued.
+    """
     with sqlite3.connect(run.run_dir / "store.sqlite") as connection:
-        query = "SELECT substr(prompt_id, instr(prompt_id, '/') + 1), state, reward_mean, reason, message FROM groups"
-        return connection.execute(f"{query} WHERE purpose=? ORDER BY group_id", (purpose,)).fetchall()
+        query = (
+            "SELECT substr(prompt_id, instr(prompt_id, '/') + 1), state, reward_mean, reason,"
+            " message FROM groups"
+        )
+        return connection.execute(
+            f"{query} WHERE purpose=? ORDER BY group_id", (purpose,)
+        ).fetchall()
 
 
 def test_rows_of_verl_are_templated_answered_scored_and_trained_with_ppo_math(
@@ -122,9 +137,14 @@ def test_rows_of_verl_are_templated_answered_scored_and_trained_with_ppo_math(
     )
     assert run.wait() == 0, run.terminal
     assert [row["reward/mean"] for row in run.rows if row["step"] in (1, 2)] == [0.5, 0.5]
-    # Rows 4, 5 and 6 are evaluated once before the first step and once after the last: 4 and 6 pass.
-    assert [row["eval/pass_at_1"] for row in run.rows if "eval/pass_at_1" in row] == pytest.approx([2 / 3, 2 / 3])
-    assert sorted(prompt for prompt, *_ in groups_of(run, "eval")) == sorted(2 * [prompt for prompt, *_ in groups_of(run, "eval")[:3]])
+    # Rows 4, 5 and 6 are evaluated once before the first step and once after the last: 4 and 6
+    # pass.
+    assert [row["eval/pass_at_1"] for row in run.rows if "eval/pass_at_1" in row] == pytest.approx(
+        [2 / 3, 2 / 3]
+    )
+    assert sorted(prompt for prompt, *_ in groups_of(run, "eval")) == sorted(
+        2 * [prompt for prompt, *_ in groups_of(run, "eval")[:3]]
+    )
     assert len({prompt for prompt, *_ in groups_of(run, "eval")}) == 3
     # The newest steps can be read after the end.
     shown = async_rl("rollouts", str(run.run_dir), "--step", "2", "--best", "--num", "9").stdout
@@ -154,9 +174,15 @@ def test_both_files_of_areal_are_joined_run_in_the_sandbox_and_trained_with_ppo_
         f"data.metadata_file={tmp_path}/metadata.jsonl",
         f"model.path={model}",
     )
-    run = launch("conf=ppo_code", *SMALL, *files, f"rollout.fn={leads}:programs", "evaluation.every_steps=0")
+    run = launch(
+        "conf=ppo_code", *SMALL, *files, f"rollout.fn={leads}:programs", "evaluation.every_steps=0"
+    )
     assert run.wait() == 0, run.terminal
-    trained = {prompt: reward for prompt, state, reward, *_ in groups_of(run, "train") if state == "trained"}
+    trained = {
+        prompt: reward
+        for prompt, state, reward, *_ in groups_of(run, "train")
+        if state == "trained"
+    }
     assert trained == {"q0": 1.0, "q1": 0.0, "q2": 1.0, "q3": 0.0}
     assert [row["reward/part/tests_passed"] for row in run.rows if row["step"] > 0] == [0.5, 0.5]
 
@@ -171,7 +197,10 @@ def test_a_reward_function_that_fails_in_every_way_costs_the_groups_that_it_fail
         "nan": "fails returned nan",
         "text": "fails returned '0.5'",
     }
-    rows = [{"id": how, "prompt": "How many", "how": how} for how in ("good", *said, "fine", "well", "right")]
+    rows = [
+        {"id": how, "prompt": "How many", "how": how}
+        for how in ("good", *said, "fine", "well", "right")
+    ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     files = (
         f"data.train_files={tmp_path}/rows.jsonl",
@@ -182,9 +211,17 @@ def test_a_reward_function_that_fails_in_every_way_costs_the_groups_that_it_fail
     run = launch("conf=grpo_code", *SMALL, *files, f"reward.fn={leads}:fails", "reward.timeout_s=3")
     assert run.wait() == 0, run.terminal
     found = groups_of(run, "train")
-    dropped = {prompt: message for prompt, state, _, reason, message in found if (state, reason) == ("dropped", "reward_failed")}
+    dropped = {
+        prompt: message
+        for prompt, state, _, reason, message in found
+        if (state, reason) == ("dropped", "reward_failed")
+    }
     assert dropped.keys() == said.keys()
-    assert [how for how, sentence in said.items() if f"RewardError: {leads}:{sentence}" not in dropped[how]] == []
+    assert [
+        how
+        for how, sentence in said.items()
+        if f"RewardError: {leads}:{sentence}" not in dropped[how]
+    ] == []
     assert [row["reward/mean"] for row in run.rows if row["step"] > 0] == [0.75, 0.75]
     assert {prompt for prompt, _, reward, *_ in found if reward is not None} == {
         "good",

@@ -1,4 +1,6 @@
-"""Two pools that train, with settings of their own, and one that evaluates: scaled each by itself while a run trains."""
+"""Two pools that train, with settings of their own, and one that evaluates: scaled each by itself
+while a run trains.
+"""
 
 import contextlib
 import sqlite3
@@ -24,7 +26,10 @@ def counts(run: LiveRun) -> dict[str, tuple[int, int]]:
     """(wanted, live) of each pool; (-1, -1) where somebody starts or leaves."""
     told = ask_status(run.run_dir)
     pools = told.pools if told is not None else []
-    return {pool.pool: (pool.wanted, pool.live) if pool.starting == pool.draining == 0 else (-1, -1) for pool in pools}
+    return {
+        pool.pool: (pool.wanted, pool.live) if pool.starting == pool.draining == 0 else (-1, -1)
+        for pool in pools
+    }
 
 
 def step(run: LiveRun) -> int:
@@ -43,10 +48,20 @@ def test_pools_are_scaled_one_by_one_and_only_the_evaluating_one_evaluates(
     launch: Callable[..., LiveRun],
 ) -> None:
     run = launch(*SMALL, *EVALUATION, *POOLS, "supervisor.heartbeat_s=0.2", "num_steps=100000")
-    run.until(lambda: bool(run.rows) and run.step >= 2, "two steps and the evaluation of the second")
+    run.until(
+        lambda: bool(run.rows) and run.step >= 2, "two steps and the evaluation of the second"
+    )
     learner = run.pid_of("learner-0")
     alone = {"generators": (0, 0), "verifiers": (1, 1)}
-    assert counts(run) == {"generators.big": (1, 1), "generators.small": (1, 1), "generators.judge": (1, 1)} | alone
+    assert (
+        counts(run)
+        == {
+            "generators.big": (1, 1),
+            "generators.small": (1, 1),
+            "generators.judge": (1, 1),
+        }
+        | alone
+    )
 
     said = scaled(run, "generators.big=2", "small=0", "judge=0")
     assert "generators.small: wanted 0; now live" in said
@@ -59,7 +74,10 @@ def test_pools_are_scaled_one_by_one_and_only_the_evaluating_one_evaluates(
     at = step(run)
     run.until(lambda: step(run) >= at + 4, "four steps without an evaluator")
     status = run.status()
-    assert "generators.judge: 0 wanted, 0 live (evaluations wait; async-rl scale generators.judge=1 goes on)" in " ".join(status.split())
+    assert (
+        "generators.judge: 0 wanted, 0 live (evaluations wait; async-rl scale generators.judge=1"
+        " goes on)" in " ".join(status.split())
+    )
     waits = [m["waits_for"] for m in run.told()["members"] if m["name"] == "buffer"]
     assert "no generator of generators.judge asks for work" in waits[0], status
 
@@ -76,7 +94,8 @@ def test_pools_are_scaled_one_by_one_and_only_the_evaluating_one_evaluates(
     with contextlib.closing(sqlite3.connect(run.run_dir / "store.sqlite")) as store:
         wrote = "SELECT DISTINCT generator FROM groups WHERE purpose=? AND state=?"
         column = (
-            "SELECT DISTINCT transitions.generator FROM transitions JOIN groups USING (group_id) WHERE purpose=? AND transitions.state=?"
+            "SELECT DISTINCT transitions.generator FROM transitions JOIN groups USING (group_id)"
+            " WHERE purpose=? AND transitions.state=?"
         )
         judges = {name for (name,) in store.execute(column, ("eval", "generating"))}
         trainers = {name for (name,) in store.execute(column, ("train", "generating"))}

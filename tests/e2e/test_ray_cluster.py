@@ -1,4 +1,6 @@
-"""A run on a Ray cluster of three nodes with addresses of their own, which loses a node and gets another."""
+"""A run on a Ray cluster of three nodes with addresses of their own, which loses a node and gets
+another.
+"""
 
 import os
 import shutil
@@ -41,8 +43,12 @@ SETTINGS = (
 
 @pytest.mark.slow
 @pytest.mark.timeout(390)
-@pytest.mark.skipif(bool(missing()), reason=f"no network namespaces here; lacks {', '.join(missing())}")
-def test_a_run_survives_the_loss_of_a_node_and_uses_one_that_is_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(
+    bool(missing()), reason=f"no network namespaces here; lacks {', '.join(missing())}"
+)
+def test_a_run_survives_the_loss_of_a_node_and_uses_one_that_is_added(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with RayCluster() as cluster:
         for name, value in cluster.env.items():
             if name != "TMPDIR":
@@ -54,7 +60,9 @@ def test_a_run_survives_the_loss_of_a_node_and_uses_one_that_is_added(tmp_path: 
             "weights.transfer=collective",
             "weights.deadline_s=20",
         )  # nothing is shared between machines
-        run = LiveRun(tmp_path, *SETTINGS, *weights, f"ray.address={cluster.head}", prefix=cluster.inside(1))
+        run = LiveRun(
+            tmp_path, *SETTINGS, *weights, f"ray.address={cluster.head}", prefix=cluster.inside(1)
+        )
         try:
             follow(run, cluster)
         finally:
@@ -68,12 +76,18 @@ def follow(run: LiveRun, cluster: RayCluster) -> None:
         "training with both generators",
     )
     assert sorted(places(run, node, "generator").values()) == [2, 3]
-    assert set(places(run, node, "buffer").values()) == set(places(run, node, "learner").values()) == {1}
+    assert (
+        set(places(run, node, "buffer").values())
+        == set(places(run, node, "learner").values())
+        == {1}
+    )
     write_table(run, node, "three nodes")
     sent = list(cluster.scratch.glob("async_rl-run-*"))
     assert len(sent) == 3, "two generators and a verifier have what they need with them"
     assert {stat.S_IMODE(path.stat().st_mode) for path in sent} == {0o700}
-    assert {stat.S_IMODE(path.stat().st_mode) for path in cluster.scratch.glob("*/keys/keys.json")} == {0o600}
+    assert {
+        stat.S_IMODE(path.stat().st_mode) for path in cluster.scratch.glob("*/keys/keys.json")
+    } == {0o600}
     assert any((run.run_dir / "logs").glob("generator-1.*")), "its log came back"
 
     (lost,) = (name for name, where in places(run, node, "generator").items() if where == 3)
@@ -104,11 +118,18 @@ def follow(run: LiveRun, cluster: RayCluster) -> None:
     run.until(lambda: run.step >= at_join + 2, "two steps with all three")
     write_table(run, node, "scale generators=3")
 
-    subprocess.run([_ASYNC_RL, "stop", str(run.run_dir)], check=True, capture_output=True, timeout=120)
+    subprocess.run(
+        [_ASYNC_RL, "stop", str(run.run_dir)], check=True, capture_output=True, timeout=120
+    )
     assert run.wait(timeout_s=120) == 0, run.terminal
     assert run.audit()["problems"] == []
-    assert "finished" in (run.run_dir / "logs" / "generator-1.log").read_text(), "its log came back to the end"
-    assert f"{lost} was lost on its node {cluster.address_of(3)}" in (run.run_dir / "logs" / "supervisor.log").read_text()
+    assert "finished" in (run.run_dir / "logs" / "generator-1.log").read_text(), (
+        "its log came back to the end"
+    )
+    assert (
+        f"{lost} was lost on its node {cluster.address_of(3)}"
+        in (run.run_dir / "logs" / "supervisor.log").read_text()
+    )
     assert [path for path in cluster.scratch.glob("async_rl-run-*") if lost not in path.name] == []
     assert run.processes() == []
 
@@ -127,7 +148,10 @@ def member(run: LiveRun, name: str) -> dict[str, Any]:
 def places(run: LiveRun, node: dict[str, int], role: str) -> dict[str, int]:
     """The node of each process of the role that serves."""
     serving = [found for found in members(run) if found["role"] == role and found["address"]]
-    return {found["name"]: node[found["address"].rpartition("//")[2].rpartition(":")[0]] for found in serving}
+    return {
+        found["name"]: node[found["address"].rpartition("//")[2].rpartition(":")[0]]
+        for found in serving
+    }
 
 
 def write_table(run: LiveRun, node: dict[str, int], when: str) -> None:
@@ -137,7 +161,9 @@ def write_table(run: LiveRun, node: dict[str, int], when: str) -> None:
     rows = [f"{'process':<14}{'node':<6}{'address':<30}{'state':<22}waits for"]
     for found in members(run):
         where = node.get(found["address"].rpartition("//")[2].rpartition(":")[0], "-")
-        rows.append(f"{found['name']:<14}{where!s:<6}{found['address']:<30}{found['state']:<22}{found['waits_for']}")
+        rows.append(
+            f"{found['name']:<14}{where!s:<6}{found['address']:<30}{found['state']:<22}{found['waits_for']}"
+        )
     with Path(path).open("a") as file:
         file.write(f"-- step {run.step}: {when}\n" + "\n".join(rows) + "\n\n")
 
@@ -146,7 +172,9 @@ def write_table(run: LiveRun, node: dict[str, int], when: str) -> None:
 def test_a_cluster_of_its_own_ends_with_the_run_even_by_kill_9_and_leaves_nothing_that_was_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scratch = Path(tempfile.mkdtemp(prefix="arl-", dir="/tmp"))  # short: Ray puts socket paths below it
+    scratch = Path(
+        tempfile.mkdtemp(prefix="arl-", dir="/tmp")
+    )  # short: Ray puts socket paths below it
     monkeypatch.setenv("TMPDIR", str(scratch))
     run = LiveRun(
         tmp_path,
@@ -158,7 +186,9 @@ def test_a_cluster_of_its_own_ends_with_the_run_even_by_kill_9_and_leaves_nothin
     try:
         run.until(lambda: run.step >= 1, "a step")
         assert {found["address"].split(":")[1] for found in members(run)} == {"//127.0.0.1"}
-        assert len(list(scratch.glob("async_rl-run-*/keys"))) == 2, "a generator and a verifier have the keys with them"
+        assert len(list(scratch.glob("async_rl-run-*/keys"))) == 2, (
+            "a generator and a verifier have the keys with them"
+        )
         run.kill_all()
         assert run.processes() == []
         deadline_s = time.monotonic() + 30

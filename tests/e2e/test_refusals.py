@@ -1,4 +1,6 @@
-"""Wrong inputs as a person gives them: a clear line, exit code 2, and nothing started or left behind."""
+"""Wrong inputs as a person gives them: a clear line, exit code 2, and nothing started or left
+behind.
+"""
 
 import socket
 from collections.abc import Callable
@@ -31,7 +33,9 @@ def refused(run: LiveRun) -> str:
         ("network.host=203.0.113.7", "not an address of this machine"),
     ],
 )
-def test_a_wrong_setting_is_answered_before_anything_starts(launch: Launch, setting: str, expected: str) -> None:
+def test_a_wrong_setting_is_answered_before_anything_starts(
+    launch: Launch, setting: str, expected: str
+) -> None:
     assert expected in refused(launch("conf=ppo_code", setting))
 
 
@@ -55,10 +59,14 @@ def test_a_port_in_use_is_named(launch: Launch) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        assert f"network.control_port={port}: cannot be used" in refused(launch("conf=ppo_code", f"network.control_port={port}"))
+        assert f"network.control_port={port}: cannot be used" in refused(
+            launch("conf=ppo_code", f"network.control_port={port}")
+        )
 
 
-def test_a_broken_row_of_the_data_ends_the_run_with_file_and_row(launch: Launch, tmp_path: Path) -> None:
+def test_a_broken_row_of_the_data_ends_the_run_with_file_and_row(
+    launch: Launch, tmp_path: Path
+) -> None:
     data = tmp_path / "rows.jsonl"
     data.write_text('{"prompt": "add", "test_list": ["assert f(1) == 2"]}\n{"prompt": 5}\n')
     lengths = ("data.max_prompt_tokens=64", "data.max_response_tokens=64")

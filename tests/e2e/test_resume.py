@@ -1,4 +1,6 @@
-"""`async-rl resume`: what a run that was killed goes on with, what it refuses, and that it ends as if nothing had happened."""
+"""`async-rl resume`: what a run that was killed goes on with, what it refuses, and that it ends as
+if nothing had happened.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ def test_a_killed_run_goes_on_to_its_end_with_each_group_trained_once(launch: La
 
     refused = launch("buffer.groups_per_step=8", "seed=3", resumes=True)
     assert refused.wait() == 2
-    assert "buffer.groups_per_step=8: was 4, and the batches that are planned have that many groups" in refused.terminal
+    assert (
+        "buffer.groups_per_step=8: was 4, and the batches that are planned have that many groups"
+        in refused.terminal
+    )
     assert "seed=3: was 0" in refused.terminal
 
     resumed = launch("num_steps=14", "learner.optimizer.lr=1e-4", resumes=True)
@@ -47,7 +52,10 @@ def test_a_killed_run_goes_on_to_its_end_with_each_group_trained_once(launch: La
 
     finished = launch(resumes=True)
     assert finished.wait() == 2
-    assert "num_steps=14: the run has finished step 14; give a larger num_steps to go on" in finished.terminal
+    assert (
+        "num_steps=14: the run has finished step 14; give a larger num_steps to go on"
+        in finished.terminal
+    )
 
 
 def weights(run: LiveRun, target: Path) -> dict[str, torch.Tensor]:
@@ -57,7 +65,9 @@ def weights(run: LiveRun, target: Path) -> dict[str, torch.Tensor]:
     return load_file(target / "model.safetensors")
 
 
-def test_a_synchronous_run_that_was_killed_twice_ends_with_the_same_weights_bit_for_bit(launch: Launch, tmp_path: Path) -> None:
+def test_a_synchronous_run_that_was_killed_twice_ends_with_the_same_weights_bit_for_bit(
+    launch: Launch, tmp_path: Path
+) -> None:
     exact = (
         *QUICK,
         "buffer.max_staleness_versions=0",

@@ -34,13 +34,19 @@ def test_staleness_0_is_synchronous_on_the_same_path_and_ppo_with_critic_reports
 
 
 def test_two_generators_and_two_learner_ranks_run_by_configuration(launch: Launch) -> None:
-    run = launch("conf=grpo_code", *QUICK, "generators.count=2", "learner.ranks=2", "verifiers.count=2")
+    run = launch(
+        "conf=grpo_code", *QUICK, "generators.count=2", "learner.ranks=2", "verifiers.count=2"
+    )
     assert run.wait() == 0, run.terminal
     assert [row["step"] for row in run.rows] == list(range(1, 7))
 
 
-@pytest.mark.parametrize(("conf", "placement"), [("grpo_code", "steps"), ("ppo_code", "step_deltas")])
-def test_scores_of_steps_travel_from_the_verifier_to_the_update(launch: Launch, conf: str, placement: str) -> None:
+@pytest.mark.parametrize(
+    ("conf", "placement"), [("grpo_code", "steps"), ("ppo_code", "step_deltas")]
+)
+def test_scores_of_steps_travel_from_the_verifier_to_the_update(
+    launch: Launch, conf: str, placement: str
+) -> None:
     dense = (
         "reward.mode=fraction",
         "sandbox.stop_at_first_failure=false",
@@ -50,10 +56,16 @@ def test_scores_of_steps_travel_from_the_verifier_to_the_update(launch: Launch, 
     run = launch(f"conf={conf}", *QUICK, *dense, "num_steps=500", "checkpoint.every_steps=500")
     run.until(lambda: run.step >= 2, "the second step")
     with reading(run.run_dir / STORE_FILE) as connection:
-        samples = [t for found in rollouts(connection, step=1, most=4) for t in found.group.trajectories]
+        samples = [
+            t for found in rollouts(connection, step=1, most=4) for t in found.group.trajectories
+        ]
     assert len(samples) == 16
     assert all(t.score.steps for t in samples)
-    if conf == "ppo_code":  # critic and KL are 0 before the first update, so the return of a token is the sum of the rewards ahead
+    if (
+        conf == "ppo_code"
+        # critic and KL are 0 before the first update, so the return of a token is the sum of the
+        # rewards ahead
+    ):
         ahead = []
         for t in samples:
             steps = [(-1.0, 0), *((step.reward, step.end_tokens) for step in t.score.steps)]

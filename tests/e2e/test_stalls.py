@@ -1,6 +1,8 @@
-"""A run that stands still names in its log, its status and TensorBoard who waits for what; at the deadline it ends with that sentence.
+"""A run that stands still names in its log, its status and TensorBoard who waits for what; at the
+deadline it ends with that sentence.
 
-One run, held up at one place after the other. "Data exhausted" is not among them: the order of prompts has no end (async_rl/data/order.py).
+One run, held up at one place after the other. "Data exhausted" is not among them: the order of
+prompts has no end (async_rl/data/order.py).
 """
 
 from __future__ import annotations
@@ -33,11 +35,17 @@ PATIENT = (
 def told(run: LiveRun) -> list[str]:
     """The sentences in the log, oldest first."""
     log = (run.run_dir / "logs" / "supervisor.log").read_text()
-    return [line.partition("no learner step")[2] for line in log.splitlines() if "WARNING" in line and "no learner step" in line]
+    return [
+        line.partition("no learner step")[2]
+        for line in log.splitlines()
+        if "WARNING" in line and "no learner step" in line
+    ]
 
 
 def said_while(run: LiveRun, held: list[psutil.Process], *expected: str) -> str:
-    """The sentence of a run in which these processes stand still, repeated by `async-rl status`; then they go on, and so does the run."""
+    """The sentence of a run in which these processes stand still, repeated by `async-rl status`;
+    then they go on, and so does the run.
+    """
     before = len(told(run))
     _signal(held, signal.SIGSTOP)
     run.until(lambda: len(told(run)) > before, f"a sentence while {held} stand still")
@@ -73,14 +81,23 @@ def test_whoever_holds_a_run_up_is_named_and_past_the_deadline_the_run_ends_with
         )
     ]
     full = "generator-0 waits for verdicts: verifier http"
-    sentences.append(said_while(run, verifier.children(recursive=True), full, "takes nothing now", "verifier-0: judging"))
+    sentences.append(
+        said_while(
+            run, verifier.children(recursive=True), full, "takes nothing now", "verifier-0: judging"
+        )
+    )
 
     run.kill("generator-0")
     run.until(
-        lambda: "generator-0 was ended by SIGKILL" in (run.run_dir / "logs" / "supervisor.log").read_text(),
+        lambda: (
+            "generator-0 was ended by SIGKILL"
+            in (run.run_dir / "logs" / "supervisor.log").read_text()
+        ),
         "its end was noticed",
     )
-    run.until(lambda: any("generator-0" in p.info["cmdline"] for p in run.processes()), "its next life")
+    run.until(
+        lambda: any("generator-0" in p.info["cmdline"] for p in run.processes()), "its next life"
+    )
     said_while(
         run,
         [psutil.Process(run.pid_of("generator-0"))],
@@ -91,7 +108,9 @@ def test_whoever_holds_a_run_up_is_named_and_past_the_deadline_the_run_ends_with
 
     run.kill("learner-0", signal.SIGSTOP)
     assert run.wait(timeout_s=120) == 1
-    first, _, rest = run.terminal.partition("the run has failed at step")[2].partition("no learner step after version")
+    first, _, rest = run.terminal.partition("the run has failed at step")[2].partition(
+        "no learner step after version"
+    )
     assert first.split()[1:] == ["of", "100000"], "the sentence is the first that is said of it"
     sentence = " ".join(rest.split())
     for part in (

@@ -31,7 +31,9 @@ async def rollout(talk):
 """
 
 
-def test_a_run_of_two_turns_trains_and_names_the_parts_of_its_reward(launch: Launch, tmp_path: Path) -> None:
+def test_a_run_of_two_turns_trains_and_names_the_parts_of_its_reward(
+    launch: Launch, tmp_path: Path
+) -> None:
     (tmp_path / "task.py").write_text(TASK)
     functions = (f"reward.fns=[tests,{tmp_path}/task.py:half]", "reward.weights=[1,2]")
     run = launch("conf=grpo_code", *QUICK, f"rollout.fn={tmp_path}/task.py:rollout", *functions)
@@ -40,13 +42,19 @@ def test_a_run_of_two_turns_trains_and_names_the_parts_of_its_reward(launch: Lau
     for row in run.rows:
         assert row["reward/mean"] == pytest.approx(row["reward/part/tests"] + 2 * 0.5)
         assert row["reward/part/half.length"] > 0
-        assert 2 * 16 <= row["tokens/trained"] <= 24 * 16  # of the policy's two turns, not of what it was told
+        assert (
+            2 * 16 <= row["tokens/trained"] <= 24 * 16
+        )  # of the policy's two turns, not of what it was told
         assert row["length/response_mean"] * 16 > row["tokens/trained"]
 
 
-def test_a_run_stops_with_the_error_of_a_function_where_it_is_told_to(launch: Launch, tmp_path: Path) -> None:
+def test_a_run_stops_with_the_error_of_a_function_where_it_is_told_to(
+    launch: Launch, tmp_path: Path
+) -> None:
     (tmp_path / "task.py").write_text(TASK)
-    run = launch("conf=grpo_code", *QUICK, f"reward.fn={tmp_path}/task.py:fails", "reward.on_failure=stop")
+    run = launch(
+        "conf=grpo_code", *QUICK, f"reward.fn={tmp_path}/task.py:fails", "reward.on_failure=stop"
+    )
     assert run.wait() == 1, run.terminal
     assert "RewardError" in run.terminal
     assert "fails raised ZeroDivisionError: my mistake" in run.terminal

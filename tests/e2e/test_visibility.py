@@ -1,4 +1,6 @@
-"""A process that is stopped or killed shows in `async-rl status` and in TensorBoard at once, with its cause."""
+"""A process that is stopped or killed shows in `async-rl status` and in TensorBoard at once, with
+its cause.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ QUICK = (
 )
 VISIBLE_S = 5.0
 LATEST_S = 20.0
-"""A machine that is shared may be late now and then, not as a rule. `--junitxml FILE` writes down what it took."""
+"""A machine that is shared may be late now and then, not as a rule. `--junitxml FILE` writes down
+what it took.
+"""
 
 
 def texts(run: LiveRun, tag: str) -> str:
@@ -33,7 +37,9 @@ def texts(run: LiveRun, tag: str) -> str:
     found = re.search(r"TensorBoard  (http://[^/]+)/", run.terminal)
     assert found, run.terminal
     try:
-        with urllib.request.urlopen(f"{found[1]}/data/plugin/text/text?run=.&tag={tag}", timeout=10) as reply:
+        with urllib.request.urlopen(
+            f"{found[1]}/data/plugin/text/text?run=.&tag={tag}", timeout=10
+        ) as reply:
             return str(json.loads(reply.read()))
     except (urllib.error.URLError, ValueError):  # not up yet, or no such tag yet
         return ""
@@ -76,7 +82,10 @@ def test_stopped_and_killed_processes_show_in_status_and_tensorboard_with_their_
         )
         took_s[f"{process} killed, TensorBoard"] = seconds_until(
             run,
-            lambda process=process: f"{process} is started again: {process} was ended by SIGKILL" in texts(run, "run/restarts"),
+            lambda process=process: (
+                f"{process} is started again: {process} was ended by SIGKILL"
+                in texts(run, "run/restarts")
+            ),
             f"{process} killed in TensorBoard",
         )
     at = run.step

@@ -1,4 +1,6 @@
-"""Weights through files, as between machines, in a run that loses a generator in the middle of a push."""
+"""Weights through files, as between machines, in a run that loses a generator in the middle of a
+push.
+"""
 
 from collections.abc import Callable
 

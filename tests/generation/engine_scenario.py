@@ -1,6 +1,8 @@
-"""Drives one engine through everything the tests ask about, and writes down what it said: python engine_scenario.py ENGINE MODEL OUT.
+"""Drives one engine through everything the tests ask about, and writes down what it said: python
+engine_scenario.py ENGINE MODEL OUT.
 
-A process of its own, since vLLM changes its process for good (environment, torch, garbage collector).
+A process of its own, since vLLM changes its process for good (environment, torch, garbage
+collector).
 """
 
 from __future__ import annotations
@@ -48,10 +50,15 @@ def prompt(seed: int, length: int = 70) -> list[int]:
     return [int(t) for t in np.random.default_rng(seed).integers(6, 200, size=length)]
 
 
-async def group(engine: Engine, name: str, tokens: list[int], num_samples: int, settings: Sampling) -> dict[str, Any]:
+async def group(
+    engine: Engine, name: str, tokens: list[int], num_samples: int, settings: Sampling
+) -> dict[str, Any]:
     samples = []
     async for done in engine.generate(name, tokens, num_samples, settings):
-        said = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in dataclasses.asdict(done).items()}
+        said = {
+            key: value.tolist() if isinstance(value, np.ndarray) else value
+            for key, value in dataclasses.asdict(done).items()
+        }
         samples.append(said)
     return {"prompt": tokens, "temperature": settings.temperature or 1.0, "samples": samples}
 
@@ -71,8 +78,12 @@ class Scenario:
         self.engine = engine
         self.model = model
         self.said: dict[str, Any] = {}
-        self.broadcaster = Broadcaster(CONFIG.weights, life="test", host="127.0.0.1", device=torch.device("cpu"))
-        self.publisher = WeightPublisher([tensor_spec(name, tensor) for name, tensor in weights_of(model, 0).items()])
+        self.broadcaster = Broadcaster(
+            CONFIG.weights, life="test", host="127.0.0.1", device=torch.device("cpu")
+        )
+        self.publisher = WeightPublisher(
+            [tensor_spec(name, tensor) for name, tensor in weights_of(model, 0).items()]
+        )
 
     def manifest(self, version: int) -> Any:
         return self.publisher.write(version, weights_of(self.model, version).values())
@@ -113,10 +124,14 @@ class Scenario:
         await engine.load_weights(self.manifest(0))
         said["at_version_0"] = await group(engine, "zero", prompt(1), 4, sampling(temperature=0.7))
         said["spanning"] = await self.spanning()
-        said["after_pushes"] = [await group(engine, f"after-{i}", prompt(10), 3, sampling()) for i in range(2)]
+        said["after_pushes"] = [
+            await group(engine, f"after-{i}", prompt(10), 3, sampling()) for i in range(2)
+        ]
         said["trained_again"] = await self.trained_again()
         said["rested"] = await self.rested()
-        said["greedy"] = await group(engine, "greedy", prompt(2), 1, sampling(temperature=0.0, max_new_tokens=20))
+        said["greedy"] = await group(
+            engine, "greedy", prompt(2), 1, sampling(temperature=0.0, max_new_tokens=20)
+        )
         rows = [np.array(prompt(seed, length), np.int32) for seed, length in ((3, 40), (4, 90))]
         said["probe_rows"] = [row.tolist() for row in rows]
         for row in rows:
@@ -131,9 +146,16 @@ class Scenario:
         return said
 
     async def spanning(self) -> list[dict[str, Any]]:
-        """Groups under way while versions are pushed one after another; one group waits until there is room."""
+        """Groups under way while versions are pushed one after another; one group waits until there
+        is room.
+        """
         async with asyncio.TaskGroup() as tasks:
-            groups = [tasks.create_task(group(self.engine, f"span-{i}", prompt(10 + i % 3), 4, sampling())) for i in range(6)]
+            groups = [
+                tasks.create_task(
+                    group(self.engine, f"span-{i}", prompt(10 + i % 3), 4, sampling())
+                )
+                for i in range(6)
+            ]
             for version in range(1, LAST + 1):
                 report = await self.push(version)
                 assert report.version == version
@@ -141,7 +163,9 @@ class Scenario:
         return [task.result() for task in groups]
 
     async def trained_again(self) -> dict[str, Any]:
-        """The learner went back and trained the last version once more, to other weights: those of LAST + 7."""
+        """The learner went back and trained the last version once more, to other weights: those of
+        LAST + 7.
+        """
         other = self.publisher.write(LAST, weights_of(self.model, LAST + 7).values())
         await self.engine.load_weights(other)
         said = await group(self.engine, "again", prompt(10), 3, sampling())
@@ -149,17 +173,28 @@ class Scenario:
         return said
 
     async def rested(self) -> dict[str, Any]:
-        """A rest in the midst of two groups, and a third that is asked for meanwhile; then the version after."""
+        """A rest in the midst of two groups, and a third that is asked for meanwhile; then the
+        version after.
+        """
         num_steps = count_steps(self.engine)
         await self.engine.load_weights(self.manifest(LAST - 2))
         async with asyncio.TaskGroup() as tasks:
-            groups = [tasks.create_task(group(self.engine, f"rest-{i}", prompt(30 + i, 40 + i), 4, sampling())) for i in range(2)]
+            groups = [
+                tasks.create_task(
+                    group(self.engine, f"rest-{i}", prompt(30 + i, 40 + i), 4, sampling())
+                )
+                for i in range(2)
+            ]
             while num_steps() < 5:
                 await self.engine.logprobs([np.array(prompt(3), np.int32)])
             await self.engine.rest()
             steps_before = num_steps()
             await self.engine.rest()
-            groups.append(tasks.create_task(group(self.engine, "rest-late", prompt(33), 2, sampling(max_new_tokens=5))))
+            groups.append(
+                tasks.create_task(
+                    group(self.engine, "rest-late", prompt(33), 2, sampling(max_new_tokens=5))
+                )
+            )
             manifest = self.manifest(LAST - 1)
             for _ in range(30):  # time in which an engine that does not rest would step
                 manifest = await asyncio.to_thread(self.manifest, LAST - 1)
@@ -170,7 +205,9 @@ class Scenario:
 
     async def bad_blocks(self) -> None:
         good = self.manifest(LAST + 1)
-        self.said["wrong_checksum"] = await refusal(self.engine.load_weights(msgspec.structs.replace(good, checksum=good.checksum ^ 1)))
+        self.said["wrong_checksum"] = await refusal(
+            self.engine.load_weights(msgspec.structs.replace(good, checksum=good.checksum ^ 1))
+        )
         lonely = msgspec.structs.replace(
             await self.seat(LAST + 1),
             communicator="of two who do not come",
@@ -178,7 +215,9 @@ class Scenario:
             timeout_s=0.5,
         )
         self.said["broken_broadcast"] = await refusal(self.engine.load_weights(good, lonely))
-        self.said["wrong_place"] = await refusal(self.engine.load_weights(msgspec.structs.replace(good, path="/proc/self/fd/987654")))
+        self.said["wrong_place"] = await refusal(
+            self.engine.load_weights(msgspec.structs.replace(good, path="/proc/self/fd/987654"))
+        )
         lacking = msgspec.structs.replace(good, tensors=good.tensors[:-1])
         self.said["lacking_a_tensor"] = await refusal(self.engine.load_weights(lacking))
         self.manifest(LAST + 2)
@@ -243,7 +282,9 @@ async def vllm_only(engine: Any) -> dict[str, Any]:
 
     has_stepped.clear()
     async with asyncio.TaskGroup() as tasks:
-        dying = tasks.create_task(refusal(group(engine, "dying", prompt(22), 2, sampling(max_new_tokens=250))))
+        dying = tasks.create_task(
+            refusal(group(engine, "dying", prompt(22), 2, sampling(max_new_tokens=250)))
+        )
         await has_stepped.wait()
 
         def fail(*_: object, **__: object) -> None:

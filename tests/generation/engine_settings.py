@@ -1,4 +1,5 @@
-"""Writes down what vLLM would be told under other settings: python engine_settings.py MODEL OUT OVERRIDES... (JSON lists).
+"""Writes down what vLLM would be told under other settings: python engine_settings.py MODEL OUT
+OVERRIDES... (JSON lists).
 
 A process of its own, since vLLM changes its process for good.
 """
@@ -20,7 +21,9 @@ SAMPLING = Sampling(temperature=0.5, top_p=1.0, top_k=-1, max_new_tokens=9, min_
 
 
 def told(model: Path, overrides: list[str]) -> dict[str, Any]:
-    """The arguments of the engine and the parameters of a request that can be written as JSON, by name."""
+    """The arguments of the engine and the parameters of a request that can be written as JSON, by
+    name.
+    """
     engine: Any = build_engine(compose_unchecked("grpo_code", overrides), model)
     asked: dict[str, Any] = {}
 
@@ -35,7 +38,11 @@ def told(model: Path, overrides: list[str]) -> dict[str, Any]:
             pass
 
     asyncio.run(ask())
-    return {name: value for name, value in {**vars(engine._args), **asked}.items() if isinstance(value, str | int | float | list | None)}
+    return {
+        name: value
+        for name, value in {**vars(engine._args), **asked}.items()
+        if isinstance(value, str | int | float | list | None)
+    }
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Small random models, their versions, and the slow obvious oracle of what an engine should have said."""
+"""Small random models, their versions, and the slow obvious oracle of what an engine should have
+said.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +40,15 @@ def make_model(path: Path, *, is_tied: bool) -> Qwen3ForCausalLM:
 
 
 def weights_of(model: Qwen3ForCausalLM, version: int) -> dict[str, torch.Tensor]:
-    """The tensors of a version: those of the model for 0, else moved by noise that depends on the version only."""
+    """The tensors of a version: those of the model for 0, else moved by noise that depends on the
+    version only.
+    """
     noise = torch.Generator().manual_seed(version)
     scale = 0.05 if version else 0.0
-    return {name: p.detach() + scale * torch.randn(p.shape, generator=noise) for name, p in model.named_parameters()}
+    return {
+        name: p.detach() + scale * torch.randn(p.shape, generator=noise)
+        for name, p in model.named_parameters()
+    }
 
 
 def model_of(model: Qwen3ForCausalLM, version: int) -> Qwen3ForCausalLM:
@@ -60,7 +67,9 @@ def replay(
     versions: Sequence[int],
     temperature: float,
 ) -> Any:
-    """float32 log-prob of each new token: the one at t is drawn by models[versions[t]], on the keys and values that older ones left."""
+    """float32 log-prob of each new token: the one at t is drawn by models[versions[t]], on the keys
+    and values that older ones left.
+    """
     inputs = [*prompt, *token_ids[:-1]]
     first = len(prompt) - 1
     cache = DynamicCache()
@@ -71,7 +80,9 @@ def replay(
         end = start + 1
         while end < len(inputs) and versions[max(0, end - first)] == version:
             end += 1
-        logits = models[version](torch.tensor([inputs[start:end]]), past_key_values=cache, use_cache=True).logits[0]
+        logits = models[version](
+            torch.tensor([inputs[start:end]]), past_key_values=cache, use_cache=True
+        ).logits[0]
         rows.append(logits[max(0, first - start) :] if end > first else logits[:0])
         start = end
     table = (torch.cat(rows).float() / temperature).log_softmax(-1)
@@ -79,25 +90,35 @@ def replay(
 
 
 def worst_difference(model: Qwen3ForCausalLM, group: Mapping[str, Any]) -> float:
-    """Largest difference in nats between what an engine said of its tokens and what the oracle says."""
+    """Largest difference in nats between what an engine said of its tokens and what the oracle
+    says.
+    """
     worst = 0.0
     models: dict[int, Any] = {}
     for sample in group["samples"]:
         for version in set(sample["versions"]) - models.keys():
             models[version] = model_of(model, version)
-        expected = replay(models, group["prompt"], sample["token_ids"], sample["versions"], group["temperature"])
+        expected = replay(
+            models, group["prompt"], sample["token_ids"], sample["versions"], group["temperature"]
+        )
         worst = max(worst, float(np.abs(expected - np.array(sample["logprobs"], np.float32)).max()))
     return worst
 
 
 @torch.no_grad()
 def recomputed_difference(model: Qwen3ForCausalLM, group: Mapping[str, Any]) -> float:
-    """As worst_difference, of an engine that keeps no keys and values of older versions: each token is drawn by one model alone."""
+    """As worst_difference, of an engine that keeps no keys and values of older versions: each token
+    is drawn by one model alone.
+    """
     worst = 0.0
     for sample in group["samples"]:
         ids = torch.tensor([[*group["prompt"], *sample["token_ids"]]])
         for version in set(sample["versions"]):
-            table = model_of(model, version)(ids).logits[0, len(group["prompt"]) - 1 : -1].log_softmax(-1)
+            table = (
+                model_of(model, version)(ids)
+                .logits[0, len(group["prompt"]) - 1 : -1]
+                .log_softmax(-1)
+            )
             expected = table.gather(-1, torch.tensor(sample["token_ids"])[:, None])[:, 0].numpy()
             drawn = np.array(sample["versions"]) == version
             worst = max(

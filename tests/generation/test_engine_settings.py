@@ -54,7 +54,10 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     make_model(model, is_tied=True)
     out = model.with_name("told.json")
     script = str(Path(__file__).parent / "engine_settings.py")
-    overrides = [json.dumps(["hardware=cpu", *given]) for given in ([], *([setting] for setting, *_ in SETTINGS))]
+    overrides = [
+        json.dumps(["hardware=cpu", *given])
+        for given in ([], *([setting] for setting, *_ in SETTINGS))
+    ]
     done = subprocess.run(
         [sys.executable, script, str(model), str(out), *overrides],
         capture_output=True,

@@ -1,6 +1,8 @@
-"""Both engines against a recomputation of every token by plain transformers, before, during and after pushes.
+"""Both engines against a recomputation of every token by plain transformers, before, during and
+after pushes.
 
-The engine runs in a process of its own (`engine_scenario.py`) and writes down what it said; each test looks at one part of that.
+The engine runs in a process of its own (`engine_scenario.py`) and writes down what it said; each
+test looks at one part of that.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
     params=[("vllm", True), ("vllm", False), ("hf", True)],
     ids=["vllm-tied", "vllm-untied", "hf-tied"],
 )
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Qwen3ForCausalLM, dict[str, Any]]:
+def case(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Qwen3ForCausalLM, dict[str, Any]]:
     kind, is_tied = request.param
     path = tmp_path_factory.mktemp(kind) / "model"
     model = make_model(path, is_tied=is_tied)
@@ -76,7 +80,9 @@ def test_nothing_is_generated_before_the_first_weights(said: dict[str, Any]) -> 
     assert said["before_first_load"].startswith("WeightsError: the engine holds no version")
 
 
-def test_logprobs_are_those_of_the_tempered_distribution(model: Qwen3ForCausalLM, said: dict[str, Any]) -> None:
+def test_logprobs_are_those_of_the_tempered_distribution(
+    model: Qwen3ForCausalLM, said: dict[str, Any]
+) -> None:
     assert said["at_version_0"]["temperature"] == 0.7
     assert worst_difference(model, said["at_version_0"]) < TOLERANCE
 
@@ -84,7 +90,12 @@ def test_logprobs_are_those_of_the_tempered_distribution(model: Qwen3ForCausalLM
 def test_each_token_of_a_request_that_spans_pushes_is_labelled_with_the_weights_that_drew_it(
     model: Qwen3ForCausalLM, said: dict[str, Any]
 ) -> None:
-    versions = {version for group in said["spanning"] for sample in group["samples"] for version in sample["versions"]}
+    versions = {
+        version
+        for group in said["spanning"]
+        for sample in group["samples"]
+        for version in sample["versions"]
+    }
     assert len(versions) >= 4, "the pushes were to fall into the groups' life"
     for group in said["spanning"]:
         assert worst_difference(model, group) < TOLERANCE
@@ -97,14 +108,18 @@ def test_versions_never_fall_along_a_sample(said: dict[str, Any]) -> None:
             assert sample["versions"][-1] <= LAST
 
 
-def test_a_prompt_asked_again_after_pushes_is_computed_by_the_new_weights(model: Qwen3ForCausalLM, said: dict[str, Any]) -> None:
+def test_a_prompt_asked_again_after_pushes_is_computed_by_the_new_weights(
+    model: Qwen3ForCausalLM, said: dict[str, Any]
+) -> None:
     for group in said["after_pushes"]:
         assert {version for sample in group["samples"] for version in sample["versions"]} == {LAST}
         assert group["prompt"] == said["spanning"][0]["prompt"]
         assert worst_difference(model, group) < TOLERANCE
 
 
-def test_a_version_that_was_trained_again_reads_nothing_cached_by_its_namesake(model: Qwen3ForCausalLM, said: dict[str, Any]) -> None:
+def test_a_version_that_was_trained_again_reads_nothing_cached_by_its_namesake(
+    model: Qwen3ForCausalLM, said: dict[str, Any]
+) -> None:
     group = said["trained_again"]
     assert group["prompt"] == said["after_pushes"][0]["prompt"]
     for sample in group["samples"]:
@@ -113,20 +128,28 @@ def test_a_version_that_was_trained_again_reads_nothing_cached_by_its_namesake(m
     assert worst_difference(model, group) < TOLERANCE
 
 
-def test_an_engine_at_rest_makes_no_step_and_loses_nothing(model: Qwen3ForCausalLM, said: dict[str, Any]) -> None:
+def test_an_engine_at_rest_makes_no_step_and_loses_nothing(
+    model: Qwen3ForCausalLM, said: dict[str, Any]
+) -> None:
     rested = said["rested"]
     assert rested["steps_at_rest"] == 0
     *begun, late = rested["groups"]
     assert {version for sample in late["samples"] for version in sample["versions"]} == {LAST - 1}
-    versions = [version for group in begun for sample in group["samples"] for version in sample["versions"]]
+    versions = [
+        version for group in begun for sample in group["samples"] for version in sample["versions"]
+    ]
     assert set(versions) == {LAST - 2, LAST - 1}
     for group in rested["groups"]:
-        assert [sample["index"] for sample in sorted(group["samples"], key=lambda s: s["index"])] == list(range(len(group["samples"])))
+        assert [
+            sample["index"] for sample in sorted(group["samples"], key=lambda s: s["index"])
+        ] == list(range(len(group["samples"])))
         assert recomputed_difference(model, group) < TOLERANCE
 
 
 def test_samples_end_with_an_end_token_or_are_truncated(said: dict[str, Any]) -> None:
-    samples = [sample for group in (said["at_version_0"], *said["spanning"]) for sample in group["samples"]]
+    samples = [
+        sample for group in (said["at_version_0"], *said["spanning"]) for sample in group["samples"]
+    ]
     assert {sample["is_truncated"] for sample in samples} >= {False}
     for sample in samples:
         assert not set(sample["token_ids"][:-1]) & set(END_TOKENS)
@@ -142,7 +165,9 @@ def test_each_sample_of_a_group_comes_once_and_differs(said: dict[str, Any]) -> 
 
 
 @torch.no_grad()
-def test_temperature_0_takes_the_likeliest_token(model: Qwen3ForCausalLM, said: dict[str, Any]) -> None:
+def test_temperature_0_takes_the_likeliest_token(
+    model: Qwen3ForCausalLM, said: dict[str, Any]
+) -> None:
     [sample] = said["greedy"]["samples"]
     ids = torch.tensor([said["greedy"]["prompt"] + sample["token_ids"]])
     best = model_of(model, LAST)(ids).logits[0, len(said["greedy"]["prompt"]) - 1 : -1].argmax(-1)
@@ -150,11 +175,15 @@ def test_temperature_0_takes_the_likeliest_token(model: Qwen3ForCausalLM, said: 
 
 
 @torch.no_grad()
-def test_the_probe_scores_whole_rows_at_temperature_1(model: Qwen3ForCausalLM, said: dict[str, Any]) -> None:
+def test_the_probe_scores_whole_rows_at_temperature_1(
+    model: Qwen3ForCausalLM, said: dict[str, Any]
+) -> None:
     newest = model_of(model, LAST)
     for row, scores in zip(said["probe_rows"], said["probe"], strict=True):
         ids = torch.tensor([row])
-        expected = newest(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0].numpy()
+        expected = (
+            newest(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0].numpy()
+        )
         assert scores[0] == 0
         assert np.abs(expected - np.array(scores[1:], np.float32)).max() < TOLERANCE
     assert said["warned_by_the_probe"] == []
@@ -171,7 +200,9 @@ def test_the_probe_scores_whole_rows_at_temperature_1(model: Qwen3ForCausalLM, s
         ("half_written", "not a complete version 8"),
     ],
 )
-def test_a_bad_block_is_refused_and_changes_nothing(model: Qwen3ForCausalLM, said: dict[str, Any], block: str, reason: str) -> None:
+def test_a_bad_block_is_refused_and_changes_nothing(
+    model: Qwen3ForCausalLM, said: dict[str, Any], block: str, reason: str
+) -> None:
     kinds = {"wrong_place": "BlockUnreachable", "broken_broadcast": "GroupBroken"}
     assert said[block].startswith(kinds.get(block, "WeightsError"))
     assert reason in said[block]
@@ -201,6 +232,8 @@ def test_closing_the_iterator_frees_the_rest(from_vllm: dict[str, Any]) -> None:
 def test_a_dead_engine_fails_what_is_in_flight_and_what_comes_later(
     from_vllm: dict[str, Any],
 ) -> None:
-    assert from_vllm["death"].startswith("Unavailable: the vLLM engine died under request dying: the model burns")
+    assert from_vllm["death"].startswith(
+        "Unavailable: the vLLM engine died under request dying: the model burns"
+    )
     assert from_vllm["after_death"].startswith("Unavailable")
     assert from_vllm["load_after_death"].startswith("Unavailable")

@@ -51,7 +51,9 @@ asyncio.run(run())
 
 
 def test_a_child_dies_with_a_parent_that_is_killed() -> None:
-    with subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True
+    ) as parent:
         assert parent.stdout is not None
         child = int(parent.stdout.readline())
         handle = os.pidfd_open(child)
@@ -123,9 +125,13 @@ def test_gentle_work_gives_way_to_others_and_what_comes_after_it_does_not() -> N
 
 @pytest.mark.parametrize("to_others", [True, False])
 def test_the_session_of_a_joiner_gives_way_until_it_serves(to_others: bool) -> None:
-    """In a session of its own, as launchers start it: another may be one whose priority cannot be set."""
+    """In a session of its own, as launchers start it: another may be one whose priority cannot be
+    set.
+    """
     child = [sys.executable, "-c", JOINER, str(to_others)]
-    meanwhile, afterwards = subprocess.run(child, capture_output=True, text=True, check=True, start_new_session=True).stdout.split(",")
+    meanwhile, afterwards = subprocess.run(
+        child, capture_output=True, text=True, check=True, start_new_session=True
+    ).stdout.split(",")
     if not meanwhile:
         pytest.skip("this kernel does not group processes by session")
     assert (int(meanwhile) > 0, int(afterwards)) == (to_others, 0)

@@ -1,4 +1,6 @@
-"""generation.ignore_eos: samples end at an end token, or all are written to the limit with the log-probs of what was drawn."""
+"""generation.ignore_eos: samples end at an end token, or all are written to the limit with the
+log-probs of what was drawn.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def test_an_end_token_ends_a_sample_unless_it_is_ignored(tmp_path: Path, ignore_
         engine = build_engine(config, tmp_path)
         await engine.start()
         try:
-            with WeightPublisher([tensor_spec(name, tensor) for name, tensor in weights.items()]) as publisher:
+            with WeightPublisher(
+                [tensor_spec(name, tensor) for name, tensor in weights.items()]
+            ) as publisher:
                 await engine.load_weights(publisher.write(0, weights.values()))
                 return [done async for done in engine.generate("r", PROMPT, 16, sampling)]
         finally:
@@ -45,5 +49,8 @@ def test_an_end_token_ends_a_sample_unless_it_is_ignored(tmp_path: Path, ignore_
         return
     assert any(inner)
     assert all(sample.is_truncated and len(sample.token_ids) == 60 for sample in samples)
-    told = [{name: getattr(sample, name).tolist() for name in ("token_ids", "logprobs", "versions")} for sample in samples[:4]]
+    told = [
+        {name: getattr(sample, name).tolist() for name in ("token_ids", "logprobs", "versions")}
+        for sample in samples[:4]
+    ]
     assert worst_difference(model, {"prompt": PROMPT, "temperature": 1.0, "samples": told}) < 1e-4

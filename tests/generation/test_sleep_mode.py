@@ -1,4 +1,6 @@
-"""vLLM may sleep exactly where it shares a GPU with the learner. In a process of its own, as engine_scenario.py."""
+"""vLLM may sleep exactly where it shares a GPU with the learner. In a process of its own, as
+engine_scenario.py.
+"""
 
 from __future__ import annotations
 

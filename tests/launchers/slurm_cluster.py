@@ -1,4 +1,6 @@
-"""A real Slurm of one node for one test: munged, slurmctld and slurmd with everything they write below one directory."""
+"""A real Slurm of one node for one test: munged, slurmctld and slurmd with everything they write
+below one directory.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ class SlurmCluster:
         key.write_bytes(secrets.token_bytes(1024))
         key.chmod(0o400)
         host = socket.gethostname().partition(".")[0]
-        config = _CONFIG.format(root=root, host=host, control_port=_free_port(), node_port=_free_port())
+        config = _CONFIG.format(
+            root=root, host=host, control_port=_free_port(), node_port=_free_port()
+        )
         (root / "slurm.conf").write_text(config)
         files = {name: f"{root}/munge.{name}" for name in ("socket", "pid", "log", "seed")}
         self._start(
@@ -86,7 +90,9 @@ class SlurmCluster:
         self._until(lambda: Path(files["socket"]).exists(), "munged")
         self._start("slurmctld", "-D", "-c")
         self._start("slurmd", "-D", "-c", "-N", host)
-        self._until(lambda: "idle" in self.run("sinfo", "--noheader", "--format=%T"), "an idle node")
+        self._until(
+            lambda: "idle" in self.run("sinfo", "--noheader", "--format=%T"), "an idle node"
+        )
         return self
 
     def run(self, *command: str) -> str:
@@ -103,13 +109,19 @@ class SlurmCluster:
 
     def _start(self, *command: str) -> None:
         with (self._root / f"{command[0]}.out").open("wb") as sink:
-            self._daemons.append(subprocess.Popen(command, env={**os.environ, **self.env}, stdout=sink, stderr=sink))
+            self._daemons.append(
+                subprocess.Popen(command, env={**os.environ, **self.env}, stdout=sink, stderr=sink)
+            )
 
     def _until(self, condition: object, what: str) -> None:
         assert callable(condition)
         deadline_s = time.monotonic() + _READY_S
         while not condition():
-            logs = "\n".join(path.read_text(errors="replace")[-2000:] for path in self._root.glob("*.[lo]*") if path.is_file())
+            logs = "\n".join(
+                path.read_text(errors="replace")[-2000:]
+                for path in self._root.glob("*.[lo]*")
+                if path.is_file()
+            )
             assert time.monotonic() < deadline_s, f"no {what} within {_READY_S:g} s:\n{logs}"
             time.sleep(0.1)
 

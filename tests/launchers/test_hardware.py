@@ -34,7 +34,9 @@ EIGHT = pretended_machine("cores=64,gpus=8,memory_gb=512")
         (EIGHT, "slurm", "cluster"),
     ],
 )
-def test_a_machine_gets_the_preset_that_fits_it(machine: Machine, launcher: str, preset: str) -> None:
+def test_a_machine_gets_the_preset_that_fits_it(
+    machine: Machine, launcher: str, preset: str
+) -> None:
     assert preset_for(machine, launcher) == preset
     config, chosen = compose_for(machine, "ppo_code", [f"launcher={launcher}"])
     assert chosen == preset
@@ -47,7 +49,11 @@ def test_a_preset_that_is_given_wins() -> None:
 
 
 def test_every_preset_can_be_the_choice_of_some_machine() -> None:
-    reached = {preset_for(machine, launcher) for machine in (CPU, ONE, EIGHT) for launcher in ("local", "ray")}
+    reached = {
+        preset_for(machine, launcher)
+        for machine in (CPU, ONE, EIGHT)
+        for launcher in ("local", "ray")
+    }
     assert reached == {path.stem for path in (CONF_DIR / "hardware").glob("*.yaml")}
 
 
@@ -62,7 +68,9 @@ def test_of_eight_gpus_six_generate_and_two_learn_each_on_its_own() -> None:
 
 def test_one_gpu_is_shared_in_halves() -> None:
     config, _ = compose_for(ONE, "ppo_code")
-    gpus = {spec.name: (spec.gpus, spec.env["CUDA_VISIBLE_DEVICES"]) for spec in processes(config, ONE)}
+    gpus = {
+        spec.name: (spec.gpus, spec.env["CUDA_VISIBLE_DEVICES"]) for spec in processes(config, ONE)
+    }
     assert gpus == {
         "buffer": (0, ""),
         "verifier-0": (0, ""),
@@ -75,7 +83,11 @@ def test_in_its_turn_an_engine_has_nearly_all_of_a_shared_gpu() -> None:
     for placement, share in (("disaggregated", 0.4), ("colocated", 0.85)):
         config, chosen = compose_for(ONE, "ppo_code", [f"placement={placement}"])
         assert (chosen, config.generation.vllm.gpu_memory_utilization) == ("gpu", share)
-        assert {spec.name: spec.env["CUDA_VISIBLE_DEVICES"] for spec in processes(config, ONE) if spec.gpus} == {
+        assert {
+            spec.name: spec.env["CUDA_VISIBLE_DEVICES"]
+            for spec in processes(config, ONE)
+            if spec.gpus
+        } == {
             "learner-0": "0",
             "generator-0": "0",
         }
@@ -95,7 +107,9 @@ def test_in_its_turn_an_engine_has_nearly_all_of_a_shared_gpu() -> None:
         (8, 8, 8, 56),
     ],
 )
-def test_a_cluster_learns_on_one_node_and_generates_on_what_is_left(nodes: int, gpus_per_node: int, learners: int, generators: int) -> None:
+def test_a_cluster_learns_on_one_node_and_generates_on_what_is_left(
+    nodes: int, gpus_per_node: int, learners: int, generators: int
+) -> None:
     assert (learning(nodes, gpus_per_node), generating(nodes, gpus_per_node)) == (
         learners,
         generators,
@@ -106,7 +120,9 @@ def test_a_cluster_learns_on_one_node_and_generates_on_what_is_left(nodes: int, 
         ["launcher=ray", f"cluster.nodes={nodes}", f"cluster.gpus_per_node={gpus_per_node}"],
     )
     assert (config.learner.ranks, config.generators.count) == (learners, generators)
-    assert (config.learner.gpus_each, config.generators.gpus_each) == ((1, 1) if gpus_per_node else (0, 0))
+    assert (config.learner.gpus_each, config.generators.gpus_each) == (
+        (1, 1) if gpus_per_node else (0, 0)
+    )
     assert (config.generators.cores, config.learner.cores, config.verifiers.cores) == ([], [], [])
     assert config.generation.vllm.enforce_eager == (gpus_per_node == 0)
 
@@ -116,7 +132,9 @@ def test_shares_of_cores_cover_them_without_overlap_and_are_all_of_too_few() -> 
     assert share_of_cores((7,), 1, 2) == [7]
 
 
-def test_the_plan_of_a_machine_that_one_does_not_sit_at(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_plan_of_a_machine_that_one_does_not_sit_at(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     said = dry_run(monkeypatch, capsys, "--dry-run", "--machine", "cores=64,gpus=8,memory_gb=512")
     assert re.search(r"hardware +gpus \(64 cores, 8 GPUs, 512 GB\)", said)
     assert "GPU 7 (1)" in said
@@ -136,7 +154,9 @@ def test_the_plan_of_a_machine_that_one_does_not_sit_at(monkeypatch: pytest.Monk
     assert "tcp://(its node):(free port)" in said
 
 
-def test_pretending_goes_with_a_dry_run_only(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pretending_goes_with_a_dry_run_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(ConfigError, match="write it as cores=64,gpus=8,memory_gb=512"):
         pretended_machine("8 GPUs")
     monkeypatch.setattr(
@@ -150,7 +170,9 @@ def test_pretending_goes_with_a_dry_run_only(monkeypatch: pytest.MonkeyPatch, ca
     assert "--dry-run only" in capsys.readouterr().err
 
 
-def dry_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def dry_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> str:
     monkeypatch.setenv("COLUMNS", "180")
     monkeypatch.setattr(sys, "argv", ["async-rl", "launch", "conf=ppo_code", *arguments])
     with pytest.raises(SystemExit) as caught:

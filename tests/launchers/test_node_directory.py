@@ -31,7 +31,9 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_it_is_gone_soon_after_its_maker_was_killed(temporary: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", MAKER], stdout=subprocess.PIPE, text=True) as maker:
+    with subprocess.Popen(
+        [sys.executable, "-c", MAKER], stdout=subprocess.PIPE, text=True
+    ) as maker:
         assert maker.stdout is not None
         path = Path(maker.stdout.readline().strip())
         assert path.parent == temporary

@@ -48,9 +48,13 @@ def spec(config: RunConfig, name: str) -> ProcessSpec:
         (["cluster.buffer_cpus=2"], "buffer", {"num_cpus": 2}),
     ],
 )
-def test_an_actor_takes_what_its_role_takes(overrides: list[str], name: str, expected: dict[str, Any]) -> None:
+def test_an_actor_takes_what_its_role_takes(
+    overrides: list[str], name: str, expected: dict[str, Any]
+) -> None:
     config = settings(*overrides)
-    assert actor_options(config, spec(config, name), is_own_cluster=False).items() >= expected.items()
+    assert (
+        actor_options(config, spec(config, name), is_own_cluster=False).items() >= expected.items()
+    )
     assert actor_options(config, spec(config, name), is_own_cluster=True)["num_cpus"] == 0
 
 
@@ -107,7 +111,9 @@ def test_the_learner_stays_beside_the_supervisor_unless_files_are_shared(
         ),
     ],
 )
-def test_what_a_process_without_a_place_waits_for_is_said_in_words(overrides: list[str], name: str, expected: str) -> None:
+def test_what_a_process_without_a_place_waits_for_is_said_in_words(
+    overrides: list[str], name: str, expected: str
+) -> None:
     config = settings(*overrides)
     assert needs(config, spec(config, name)) == expected
 
@@ -121,5 +127,7 @@ def test_those_with_the_fewest_places_on_a_cluster_are_placed_first() -> None:
 def test_the_buffer_s_place_is_kept_for_its_next_life() -> None:
     for overrides in ([], ["cluster.shared_run_dir=true"]):
         config = settings("cluster.buffer_cpus=2", *overrides)
-        assert buffer_bundles(config, supervisor_host="10.0.0.1", is_own_cluster=False) == [{"CPU": 2.0, "node:10.0.0.1": 0.001}]
+        assert buffer_bundles(config, supervisor_host="10.0.0.1", is_own_cluster=False) == [
+            {"CPU": 2.0, "node:10.0.0.1": 0.001}
+        ]
         assert buffer_bundles(config, supervisor_host="10.0.0.1", is_own_cluster=True) == []

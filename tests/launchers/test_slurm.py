@@ -43,7 +43,9 @@ def test_a_run_is_submitted_trains_in_steps_of_its_job_and_ends_the_job(tmp_path
             assert time.monotonic() < deadline_s, (run_dir / "logs" / "slurm.out").read_text()
             time.sleep(0.3)
         said = (run_dir / "logs" / "slurm.out").read_text()
-        assert msgspec.json.decode((run_dir / "state.json").read_bytes())["outcome"] == "finished", said
+        assert (
+            msgspec.json.decode((run_dir / "state.json").read_bytes())["outcome"] == "finished"
+        ), said
         assert {"buffer", "verifier-0", "generator-mine-0", "learner-0"} <= steps
         assert "step 4 of 4" in said
         audit = subprocess.run(
@@ -70,7 +72,9 @@ def test_a_job_that_slurm_would_refuse_is_refused_before_the_run_exists(tmp_path
         assert not (tmp_path / "run").exists()
 
 
-def launch(slurm: SlurmCluster, output_dir: Path, *settings: str) -> "subprocess.CompletedProcess[str]":
+def launch(
+    slurm: SlurmCluster, output_dir: Path, *settings: str
+) -> "subprocess.CompletedProcess[str]":
     """`async-rl launch launcher=slurm`, as a person on the login node."""
     command = [
         _ASYNC_RL,
@@ -83,4 +87,6 @@ def launch(slurm: SlurmCluster, output_dir: Path, *settings: str) -> "subprocess
         *settings,
     ]
     environment = {**os.environ, **slurm.env, "COLUMNS": "140"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=120
+    )

@@ -1,4 +1,6 @@
-"""Facts about launcher=slurm that need no Slurm: the script, the steps' commands, and what srun's signals and output mean."""
+"""Facts about launcher=slurm that need no Slurm: the script, the steps' commands, and what srun's
+signals and output mean.
+"""
 
 import asyncio
 import signal
@@ -32,7 +34,9 @@ def settings(*overrides: str) -> RunConfig:
 
 
 def options(script: str) -> list[str]:
-    return [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH ")]
+    return [
+        line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH ")
+    ]
 
 
 def spec(config: RunConfig, name: str) -> ProcessSpec:
@@ -93,9 +97,13 @@ def test_what_is_left_open_is_left_to_slurm_and_nodes_are_whole() -> None:
 
 
 def test_a_refusal_is_told_in_slurms_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program(tmp_path / "sbatch", "#!/bin/bash\necho 'sbatch: error: invalid partition' >&2; exit 1\n")
+    program(
+        tmp_path / "sbatch", "#!/bin/bash\necho 'sbatch: error: invalid partition' >&2; exit 1\n"
+    )
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    with pytest.raises(ConfigError, match=r"sbatch refuses .*job.sh: sbatch: error: invalid partition"):
+    with pytest.raises(
+        ConfigError, match=r"sbatch refuses .*job.sh: sbatch: error: invalid partition"
+    ):
         submit(settings(), tmp_path)
     program(tmp_path / "sbatch", "#!/bin/bash\necho '17;cluster'\n")
     assert submit(settings(), tmp_path) == "17"
@@ -120,7 +128,9 @@ def launcher_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> type:
 
 
 async def life(launcher: SlurmLauncher, config: RunConfig, name: str, act: str) -> tuple[int, int]:
-    """(process id, exit code) of one step; act: the handle's method that is called once it has a place."""
+    """(process id, exit code) of one step; act: the handle's method that is called once it has a
+    place.
+    """
     await launcher.open()
     process = await launcher.start(spec(config, name))
     await process.placed()
@@ -157,10 +167,15 @@ def test_the_end_of_a_step_is_the_end_of_its_task(
 def test_a_step_is_asked_to_end_by_the_signal_that_srun_passes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher_of: type[SlurmLauncher]
 ) -> None:
-    waits = "import os, signal; signal.signal(signal.SIGUSR1, lambda *_: os._exit(7)); print(os.getpid(), flush=True); signal.pause()"
+    waits = (
+        "import os, signal; signal.signal(signal.SIGUSR1, lambda *_: os._exit(7));"
+        " print(os.getpid(), flush=True); signal.pause()"
+    )
     monkeypatch.setenv("PRETENDED", waits)
     config = settings()
-    assert asyncio.run(life(launcher_of(tmp_path, config), config, "verifier-0", "terminate"))[1] == 7
+    assert (
+        asyncio.run(life(launcher_of(tmp_path, config), config, "verifier-0", "terminate"))[1] == 7
+    )
 
 
 @pytest.mark.parametrize(
@@ -205,11 +220,20 @@ def test_a_step_takes_what_its_role_takes(
     assert ("--constraint=h100" in said) == (name == "generator-big-0")
 
 
-def test_several_nodes_need_an_address_that_the_others_reach(tmp_path: Path, launcher_of: type[SlurmLauncher]) -> None:
+def test_several_nodes_need_an_address_that_the_others_reach(
+    tmp_path: Path, launcher_of: type[SlurmLauncher]
+) -> None:
     assert asyncio.run(launcher_of(tmp_path, settings()).open()) == "127.0.0.1"
-    with pytest.raises(ConfigError, match=r"localhost is 127.0.0.1 to itself.*set network.interface"):
+    with pytest.raises(
+        ConfigError, match=r"localhost is 127.0.0.1 to itself.*set network.interface"
+    ):
         asyncio.run(launcher_of(tmp_path, settings("cluster.nodes=2")).open())
-    assert asyncio.run(launcher_of(tmp_path, settings("cluster.nodes=2", "network.host=10.0.0.1")).open()) == "127.0.0.1"
+    assert (
+        asyncio.run(
+            launcher_of(tmp_path, settings("cluster.nodes=2", "network.host=10.0.0.1")).open()
+        )
+        == "127.0.0.1"
+    )
 
 
 def test_outside_a_job_nothing_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,9 @@ def make_groups(
     ages: Sequence[int] = (0,),
     vocabulary: int = VOCABULARY,
 ) -> list[Group]:
-    """Groups of random tokens; behavior log-probs are made up; rewards are 0 or 1, some samples are truncated."""
+    """Groups of random tokens; behavior log-probs are made up; rewards are 0 or 1, some samples are
+    truncated.
+    """
     rng = np.random.default_rng(seed)
     groups = []
     for index in range(num_groups):
@@ -92,7 +94,9 @@ def make_groups(
     return groups
 
 
-def _trajectory(rng: np.random.Generator, prompt: np.ndarray, version: int, ages: Sequence[int], vocabulary: int) -> Trajectory:
+def _trajectory(
+    rng: np.random.Generator, prompt: np.ndarray, version: int, ages: Sequence[int], vocabulary: int
+) -> Trajectory:
     length = int(rng.integers(1, 12))
     ids = np.concatenate([prompt, rng.integers(0, vocabulary, length)]).astype(np.int32)
     is_response = np.arange(len(ids)) >= len(prompt)
@@ -101,28 +105,43 @@ def _trajectory(rng: np.random.Generator, prompt: np.ndarray, version: int, ages
         token_ids=ids,
         prompt_length=len(prompt),
         loss_mask=is_response,
-        behavior_logprobs=np.where(is_response, -rng.uniform(0.1, 6, len(ids)), 0).astype(np.float32),
+        behavior_logprobs=np.where(is_response, -rng.uniform(0.1, 6, len(ids)), 0).astype(
+            np.float32
+        ),
         versions=versions.astype(np.int32),
         is_truncated=bool(rng.random() < 0.3),
-        score=Score(reward=float(rng.integers(0, 2)), parts={"style": 0.25}, verdicts=(), latency_s=0.0),
+        score=Score(
+            reward=float(rng.integers(0, 2)), parts={"style": 0.25}, verdicts=(), latency_s=0.0
+        ),
     )
 
 
 def equal_rewards(groups: Sequence[Group], *, every: int) -> list[Group]:
-    """The same groups, but every so-many-th has equal rewards, so that none of its advantages differs from 0."""
+    """The same groups, but every so-many-th has equal rewards, so that none of its advantages
+    differs from 0.
+    """
 
     def level(t: Trajectory) -> Trajectory:
         return msgspec.structs.replace(t, score=msgspec.structs.replace(t.score, reward=1.0))
 
     return [
-        msgspec.structs.replace(g, trajectories=[level(t) for t in g.trajectories]) if i % every == 0 else g for i, g in enumerate(groups)
+        (
+            msgspec.structs.replace(g, trajectories=[level(t) for t in g.trajectories])
+            if i % every == 0
+            else g
+        )
+        for i, g in enumerate(groups)
     ]
 
 
-def make_trainer(model_path: Path, conf: str, *overrides: str, rank: int = 0, world_size: int = 1) -> Trainer:
+def make_trainer(
+    model_path: Path, conf: str, *overrides: str, rank: int = 0, world_size: int = 1
+) -> Trainer:
     config = make_config(conf, *overrides)
     device, failed = torch.device("cpu"), model_path / "failed_batches"
-    return Trainer(config, model_path, rank=rank, world_size=world_size, device=device, failed_batches=failed)
+    return Trainer(
+        config, model_path, rank=rank, world_size=world_size, device=device, failed_batches=failed
+    )
 
 
 Gradients = dict[str, list[list[torch.Tensor]]]
@@ -130,12 +149,17 @@ Gradients = dict[str, list[list[torch.Tensor]]]
 
 
 def spy_on_gradients(monkeypatch: pytest.MonkeyPatch, *, is_stepping: bool = True) -> Gradients:
-    """Collects the gradients that every optimizer step gets; without stepping, parameters stay as they are."""
+    """Collects the gradients that every optimizer step gets; without stepping, parameters stay as
+    they are.
+    """
     collected: Gradients = {}
     step = ModelOptimizer.apply
 
     def spy(self: ModelOptimizer, loss: float) -> float:
-        gradients = [full_tensor(torch.zeros_like(p) if p.grad is None else p.grad).detach().clone() for p in self._parameters]
+        gradients = [
+            full_tensor(torch.zeros_like(p) if p.grad is None else p.grad).detach().clone()
+            for p in self._parameters
+        ]
         collected.setdefault(self._name, []).append(gradients)
         if is_stepping:
             return step(self, loss)
@@ -148,5 +172,11 @@ def spy_on_gradients(monkeypatch: pytest.MonkeyPatch, *, is_stepping: bool = Tru
 
 def relative_difference(first: Sequence[torch.Tensor], second: Sequence[torch.Tensor]) -> float:
     """Norm of the difference of all gradients over the norm of the second."""
-    difference = sum(float((a.double() - b.double()).square().sum()) for a, b in zip(first, second, strict=True))
-    return float((difference / sum(float(b.double().square().sum()) for b in second)) ** 0.5) if difference else 0.0
+    difference = sum(
+        float((a.double() - b.double()).square().sum()) for a, b in zip(first, second, strict=True)
+    )
+    return (
+        float((difference / sum(float(b.double().square().sum()) for b in second)) ** 0.5)
+        if difference
+        else 0.0
+    )

@@ -1,4 +1,6 @@
-"""Models of other makers: packed rows give their own log-probs, or they are refused with the reason."""
+"""Models of other makers: packed rows give their own log-probs, or they are refused with the
+reason.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def save(path: Path, kind: str, **settings: Any) -> Path:
         ),
     ],
 )
-def test_packed_rows_give_the_models_own_logprobs_and_it_learns(tmp_path: Path, kind: str, settings: dict[str, Any]) -> None:
+def test_packed_rows_give_the_models_own_logprobs_and_it_learns(
+    tmp_path: Path, kind: str, settings: dict[str, Any]
+) -> None:
     path = save(tmp_path / "model", kind, **settings)
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     trainer = make_trainer(path, "grpo_code")
@@ -68,7 +72,9 @@ def test_packed_rows_give_the_models_own_logprobs_and_it_learns(tmp_path: Path, 
     rows = [rng.integers(2, 50, length).astype(np.int32) for length in (5, 17, 23)]
     for row, found in zip(rows, trainer.logprobs(rows), strict=True):
         ids = torch.from_numpy(row.astype(np.int64))[None]
-        expected = torch.log_softmax(model(ids).logits[0, :-1], -1).gather(1, ids[0, 1:, None]).squeeze(1)
+        expected = (
+            torch.log_softmax(model(ids).logits[0, :-1], -1).gather(1, ids[0, 1:, None]).squeeze(1)
+        )
         np.testing.assert_allclose(found[1:], expected.detach(), atol=1e-4)
     assert trainer.step(make_groups(), 0).scalars["policy/grad_norm"] > 0
 

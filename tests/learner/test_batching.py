@@ -17,7 +17,9 @@ CPU = torch.device("cpu")
 
 
 def test_a_packed_row_by_hand() -> None:
-    """One prompt (a, b), responses (c, d, e) and (f): the row is a b c d e f, and b predicts both c and f."""
+    """One prompt (a, b), responses (c, d, e) and (f): the row is a b c d e f, and b predicts both c
+    and f.
+    """
     groups = make_groups(num_groups=1, size=2)
     first, second = groups[0].trajectories
     batch = collate(groups, device=CPU)
@@ -59,7 +61,9 @@ def test_a_row_without_ends_holds_no_token_that_predicts_nothing() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), num_groups=st.integers(1, 4), size=st.integers(1, 4))
-def test_every_query_sees_its_own_prompt_and_past_and_nothing_else(seed: int, num_groups: int, size: int) -> None:
+def test_every_query_sees_its_own_prompt_and_past_and_nothing_else(
+    seed: int, num_groups: int, size: int
+) -> None:
     groups = make_groups(seed, num_groups=num_groups, size=size)
     batch = collate(groups, device=CPU)
     row = pack(batch, range(batch.num_sequences), device=CPU)
@@ -69,7 +73,12 @@ def test_every_query_sees_its_own_prompt_and_past_and_nothing_else(seed: int, nu
     for block in row.layout.blocks:
         queries = block.query_index.view(block.num_segments, -1)
         keys = block.key_index.view(block.num_segments, -1)
-        causal = torch.ones(queries.shape[1], keys.shape[1]).tril().expand(block.num_segments, -1, -1).bool()
+        causal = (
+            torch.ones(queries.shape[1], keys.shape[1])
+            .tril()
+            .expand(block.num_segments, -1, -1)
+            .bool()
+        )
         allowed = causal if block.bias is None else block.bias[:, 0] == 0
         for place, query in enumerate(queries.flatten().tolist()):
             tokens = (row.layout.output_index == written + place).nonzero().flatten().tolist()
@@ -93,7 +102,9 @@ def test_every_query_sees_its_own_prompt_and_past_and_nothing_else(seed: int, nu
     size=st.integers(1, 4),
     window=st.integers(1, 25),
 )
-def test_in_a_windowed_layer_every_query_sees_the_newest_tokens_only(seed: int, num_groups: int, size: int, window: int) -> None:
+def test_in_a_windowed_layer_every_query_sees_the_newest_tokens_only(
+    seed: int, num_groups: int, size: int, window: int
+) -> None:
     batch = collate(make_groups(seed, num_groups=num_groups, size=size), device=CPU)
     row = pack(batch, range(batch.num_sequences), device=CPU)
     written = 0
@@ -101,7 +112,11 @@ def test_in_a_windowed_layer_every_query_sees_the_newest_tokens_only(seed: int, 
         queries = block.query_index.view(block.num_segments, -1)
         keys = block.key_index.view(block.num_segments, -1)
         bias = block.windowed_bias(window)
-        allowed = torch.ones(block.num_segments, queries.shape[1], keys.shape[1]).tril().bool() if bias is None else bias[:, 0] == 0
+        allowed = (
+            torch.ones(block.num_segments, queries.shape[1], keys.shape[1]).tril().bool()
+            if bias is None
+            else bias[:, 0] == 0
+        )
         for place, query in enumerate(queries.flatten().tolist()):
             if (row.layout.output_index == written + place).any():
                 segment, offset = divmod(place, queries.shape[1])
@@ -118,7 +133,9 @@ def test_long_responses_do_not_share_their_prompt(monkeypatch: pytest.MonkeyPatc
     apart = collate(make_groups(num_groups=1, size=3), device=CPU)
     num_long = batch.response_lengths.count(longest)
     row, other = (pack(b, range(3), device=CPU).input_ids.numel() for b in (batch, apart))
-    assert other == row + num_long * batch.prompt_lengths[0] - (batch.prompt_lengths[0] if num_long == 3 else 0)
+    assert other == row + num_long * batch.prompt_lengths[0] - (
+        batch.prompt_lengths[0] if num_long == 3 else 0
+    )
 
 
 @settings(max_examples=40, deadline=None)
@@ -129,11 +146,15 @@ def test_long_responses_do_not_share_their_prompt(monkeypatch: pytest.MonkeyPatc
     ranks=st.integers(1, 4),
     budget=st.integers(1, 200),
 )
-def test_passes_hold_each_sequence_once_within_the_budget(seed: int, num_groups: int, size: int, ranks: int, budget: int) -> None:
+def test_passes_hold_each_sequence_once_within_the_budget(
+    seed: int, num_groups: int, size: int, ranks: int, budget: int
+) -> None:
     batch = collate(make_groups(seed, num_groups=num_groups, size=size), device=CPU)
     shares = passes(batch, range(batch.num_sequences), ranks=ranks, budget_tokens=budget)
     assert len({len(share) for share in shares}) == 1
-    assert sorted(s for share in shares for members in share for s in members) == list(range(batch.num_sequences))
+    assert sorted(s for share in shares for members in share for s in members) == list(
+        range(batch.num_sequences)
+    )
     for members in (members for share in shares for members in share):
         assert cost_tokens(batch, members) <= budget or len(members) == 1
 
@@ -159,14 +180,18 @@ def test_minibatches_are_balanced_by_tokens_and_keep_groups_together() -> None:
         assert all(int((groups == g).sum()) == 8 for g in groups.unique())
 
 
-def test_without_shuffling_groups_are_dealt_out_in_their_order(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_shuffling_groups_are_dealt_out_in_their_order(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     batch = collate(make_groups(num_groups=4, size=4), device=CPU)
     in_order = minibatches(batch, count=2, rng=None)
     assert in_order[0][0] == 0
     assert in_order[1][0] == 4, "the second group goes to the minibatch that is still empty"
     collected = spy_on_gradients(monkeypatch, is_stepping=False)
     for knob in ("learner.shuffle=true", "learner.shuffle=false"):
-        make_trainer(model_path, "grpo_code", "learner.minibatches=2", "learner.epochs=6", knob).step(make_groups(), 0)
+        make_trainer(
+            model_path, "grpo_code", "learner.minibatches=2", "learner.epochs=6", knob
+        ).step(make_groups(), 0)
     norms = [round(float(g[0].norm()), 4) for g in collected["policy"]]
     assert len(set(norms[:12])) > 2
     assert len(set(norms[12:])) == 2, "every epoch has the same two minibatches"
@@ -187,7 +212,9 @@ def test_a_prompt_that_differs_inside_a_group_is_not_shared() -> None:
     first, second = groups[0].trajectories
     second.token_ids[0] = (first.token_ids[0] + 1) % 50
     batch = collate(groups, device=CPU)
-    assert pack(batch, [0, 1], device=CPU).input_ids.numel() == len(first.token_ids) + len(second.token_ids)
+    assert pack(batch, [0, 1], device=CPU).input_ids.numel() == len(first.token_ids) + len(
+        second.token_ids
+    )
 
 
 def test_an_empty_batch_is_refused() -> None:

@@ -1,4 +1,6 @@
-"""A PPO step with a critic, on a backbone of its own or on the policy's: gradients of both against a slow oracle, and what is trained."""
+"""A PPO step with a critic, on a backbone of its own or on the policy's: gradients of both against
+a slow oracle, and what is trained.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,16 @@ KNOBS = (
 
 
 def value_head_of(trainer: Trainer) -> nn.Linear:
-    """The head, which begins at 0 and would hide the gradient of its backbone: made random, the same in every trainer."""
-    head = next(m for p in (trainer._policy, trainer._updater._critic) if p for m in p.modules() if getattr(m, "out_features", 0) == 1)
+    """The head, which begins at 0 and would hide the gradient of its backbone: made random, the
+    same in every trainer.
+    """
+    head = next(
+        m
+        for p in (trainer._policy, trainer._updater._critic)
+        if p
+        for m in p.modules()
+        if getattr(m, "out_features", 0) == 1
+    )
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in head.parameters():
@@ -40,7 +50,9 @@ def value_head_of(trainer: Trainer) -> nn.Linear:
     return head
 
 
-def gae_oracle(rewards: Sequence[float], values: Sequence[float], bootstrap: float) -> tuple[list[float], list[float]]:
+def gae_oracle(
+    rewards: Sequence[float], values: Sequence[float], bootstrap: float
+) -> tuple[list[float], list[float]]:
     advantages, carried = [0.0] * len(values), 0.0
     for t in reversed(range(len(values))):
         following = values[t + 1] if t + 1 < len(values) else bootstrap
@@ -49,8 +61,12 @@ def gae_oracle(rewards: Sequence[float], values: Sequence[float], bootstrap: flo
     return advantages, [a + v for a, v in zip(advantages, values, strict=True)]
 
 
-def oracle(path: Path, groups: Sequence[Group], head: nn.Linear, *, is_shared: bool) -> tuple[list[Tensor], list[Tensor]]:
-    """Gradients of policy and critic in float64, one sequence at a time, nothing packed, the whole logits in memory."""
+def oracle(
+    path: Path, groups: Sequence[Group], head: nn.Linear, *, is_shared: bool
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Gradients of policy and critic in float64, one sequence at a time, nothing packed, the whole
+    logits in memory.
+    """
     lm = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64)
     backbone = lm.model if is_shared else copy.deepcopy(lm.model)
     head = copy.deepcopy(head).double()
@@ -62,8 +78,12 @@ def oracle(path: Path, groups: Sequence[Group], head: nn.Linear, *, is_shared: b
         values = head(backbone(ids, use_cache=False).last_hidden_state[0, start - 1 :])[:, 0]
         known = values.detach()
         rewards = [0.0] * (t.response_length - 1) + [t.score.reward]
-        advantages, returns = gae_oracle(rewards, known[:-1].tolist(), known[-1].item() if t.is_truncated else 0.0)
-        samples.append((t, logp, logp.gather(1, ids[0, start:, None])[:, 0], values[:-1], advantages, returns))
+        advantages, returns = gae_oracle(
+            rewards, known[:-1].tolist(), known[-1].item() if t.is_truncated else 0.0
+        )
+        samples.append(
+            (t, logp, logp.gather(1, ids[0, start:, None])[:, 0], values[:-1], advantages, returns)
+        )
     flat = [a for *_, advantages, _ in samples for a in advantages]
     mean = sum(flat) / len(flat)
     std = math.sqrt(sum((a - mean) ** 2 for a in flat) / len(flat))
@@ -72,22 +92,30 @@ def oracle(path: Path, groups: Sequence[Group], head: nn.Linear, *, is_shared: b
         normed = (torch.tensor(advantages, dtype=torch.float64) - mean) / (std + 1e-5)
         behavior = torch.from_numpy(t.behavior_logprobs[t.prompt_length :]).double()
         weight = (chosen.detach() - behavior).exp().clamp(max=2.0)
-        policy_loss = policy_loss - (weight * normed * (chosen - chosen.detach()).exp()).sum() / len(flat)
+        policy_loss = policy_loss - (
+            weight * normed * (chosen - chosen.detach()).exp()
+        ).sum() / len(flat)
         policy_loss = policy_loss + ENTROPY_COEF * (logp.exp() * logp).sum() / len(flat)
-        value_loss = value_loss + 0.5 * (values - torch.tensor(returns, dtype=torch.float64)).square().sum() / len(flat)
+        value_loss = value_loss + 0.5 * (
+            values - torch.tensor(returns, dtype=torch.float64)
+        ).square().sum() / len(flat)
     (policy_loss + VALUE_COEF * value_loss).backward()
     own = [] if is_shared else [p.grad for p in backbone.parameters()]
     return [p.grad for p in lm.parameters()], [*own, *(p.grad for p in head.parameters())]
 
 
 @pytest.mark.parametrize("backbone", ["own", "shared"])
-@pytest.mark.parametrize("knobs", [(), ("learner.budget_tokens=30", "learner.logits_chunk_mb=0.001")])
+@pytest.mark.parametrize(
+    "knobs", [(), ("learner.budget_tokens=30", "learner.logits_chunk_mb=0.001")]
+)
 def test_the_gradients_of_a_ppo_step_equal_the_oracle(
     model_path: Path, monkeypatch: pytest.MonkeyPatch, backbone: str, knobs: tuple[str, ...]
 ) -> None:
     groups = make_groups(ages=(0, 1), version=1)
     collected = spy_on_gradients(monkeypatch)
-    trainer = make_trainer(model_path, "ppo_code", *KNOBS, f"learner.critic.backbone={backbone}", *knobs)
+    trainer = make_trainer(
+        model_path, "ppo_code", *KNOBS, f"learner.critic.backbone={backbone}", *knobs
+    )
     head = value_head_of(trainer)
     policy, critic = oracle(model_path, groups, head, is_shared=backbone == "shared")
     trainer.step(groups, 1)
@@ -95,15 +123,22 @@ def test_the_gradients_of_a_ppo_step_equal_the_oracle(
     assert relative_difference(collected["critic"][0], critic) < 1e-5
 
 
-def test_a_shared_backbone_gets_the_gradient_of_the_values_too(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shared_backbone_gets_the_gradient_of_the_values_too(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     collected = spy_on_gradients(monkeypatch, is_stepping=False)
     for backbone in ("own", "shared"):
-        trainer = make_trainer(model_path, "ppo_code", *KNOBS, f"learner.critic.backbone={backbone}")
+        trainer = make_trainer(
+            model_path, "ppo_code", *KNOBS, f"learner.critic.backbone={backbone}"
+        )
         value_head_of(trainer)
         trainer.step(make_groups(), 0)
     own, shared = collected["policy"]
     assert relative_difference(own, shared) > 0.05
-    assert [len(g) for g in collected["critic"]] == [len(own) + 2, 2], "with a backbone of its own, the critic trains that; else a head"
+    assert [len(g) for g in collected["critic"]] == [
+        len(own) + 2,
+        2,
+    ], "with a backbone of its own, the critic trains that; else a head"
 
 
 def policy_of(trainer: Trainer) -> list[Tensor]:
@@ -130,7 +165,9 @@ def test_during_the_warm_up_only_the_head_on_a_shared_backbone_learns(model_path
     assert not all(torch.equal(a, b) for a, b in zip(before, policy_of(trainer), strict=True))
 
 
-def test_a_shared_critic_comes_back_with_the_checkpoint_and_stays_out_of_the_export(model_path: Path, tmp_path: Path) -> None:
+def test_a_shared_critic_comes_back_with_the_checkpoint_and_stays_out_of_the_export(
+    model_path: Path, tmp_path: Path
+) -> None:
     knobs = ("learner.critic.backbone=shared", "algorithm.ref_ema_eta=0.1", "algorithm.kl_coef=0.1")
     trainer = make_trainer(model_path, "ppo_code", *knobs)
     trainer.step(make_groups(), 0)
@@ -138,7 +175,10 @@ def test_a_shared_critic_comes_back_with_the_checkpoint_and_stays_out_of_the_exp
     restored = make_trainer(model_path, "ppo_code", *knobs)
     assert restored.load(tmp_path / "checkpoint") == 1
     for version in (1, 2):
-        expected, found = (t.step(make_groups(version, version=version), version).scalars for t in (trainer, restored))
+        expected, found = (
+            t.step(make_groups(version, version=version), version).scalars
+            for t in (trainer, restored)
+        )
         for name in (
             "value/loss",
             "value/grad_norm",

@@ -1,4 +1,6 @@
-"""An exported policy is what transformers and vLLM load, each by itself, and both say of tokens what the learner says."""
+"""An exported policy is what transformers and vLLM load, each by itself, and both say of tokens
+what the learner says.
+"""
 
 from __future__ import annotations
 
@@ -43,15 +45,21 @@ def said_by_vllm(path: Path) -> list[np.ndarray]:
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("conf", ["grpo_code", "ppo_code"])
-def test_transformers_and_vllm_load_the_export_and_agree_with_the_learner(tmp_path: Path, conf: str) -> None:
+def test_transformers_and_vllm_load_the_export_and_agree_with_the_learner(
+    tmp_path: Path, conf: str
+) -> None:
     start = make_model(tmp_path / "start", hidden=128, scale=2.0)
     knobs = ("learner.critic.backbone=shared",) if conf == "ppo_code" else ()
     trainer = make_trainer(start, conf, "learner.optimizer.lr=1e-2", *knobs)
     trainer.step(make_groups(), 0)
     trainer.export_hf(tmp_path / "hf")
     expected = trainer.logprobs([np.array(row, dtype=np.int32) for row in ROWS])
-    before = make_trainer(start, "grpo_code").logprobs([np.array(row, dtype=np.int32) for row in ROWS])
-    assert max(float(np.abs(a - b).max()) for a, b in zip(expected, before, strict=True)) > 0.1, "the export is not the start"
+    before = make_trainer(start, "grpo_code").logprobs(
+        [np.array(row, dtype=np.int32) for row in ROWS]
+    )
+    assert max(float(np.abs(a - b).max()) for a, b in zip(expected, before, strict=True)) > 0.1, (
+        "the export is not the start"
+    )
     for said in (
         said_by_transformers(tmp_path / "hf"),
         said_by_vllm(tmp_path / "hf") if conf == "ppo_code" else expected,

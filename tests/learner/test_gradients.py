@@ -1,4 +1,6 @@
-"""The gradients of a step: equal to a slow float64 oracle, and equal to each other whatever the memory knobs say."""
+"""The gradients of a step: equal to a slow float64 oracle, and equal to each other whatever the
+memory knobs say.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,22 @@ from async_rl.core.types import Group
 from async_rl.learner.update import Updater
 
 
-def sequence_logprobs(model: torch.nn.Module, token_ids: np.ndarray, prompt_length: int) -> tuple[Tensor, Tensor]:
+def sequence_logprobs(
+    model: torch.nn.Module, token_ids: np.ndarray, prompt_length: int
+) -> tuple[Tensor, Tensor]:
     ids = torch.from_numpy(token_ids.astype(np.int64))[None]
-    logp = torch.log_softmax(model(input_ids=ids, use_cache=False).logits[0, prompt_length - 1 : -1], -1)
+    logp = torch.log_softmax(
+        model(input_ids=ids, use_cache=False).logits[0, prompt_length - 1 : -1], -1
+    )
     return logp.gather(1, ids[0, prompt_length:, None]).squeeze(1), -(logp.exp() * logp).sum(-1)
 
 
-def oracle_gradients(model_path: Path, groups: Sequence[Group], *, entropy_coef: float, kl_coef: float) -> list[Tensor]:
-    """GRPO with token TIS at 2, one sequence at a time, in float64. Reference = start model, moved a little to make the KL matter."""
+def oracle_gradients(
+    model_path: Path, groups: Sequence[Group], *, entropy_coef: float, kl_coef: float
+) -> list[Tensor]:
+    """GRPO with token TIS at 2, one sequence at a time, in float64. Reference = start model, moved
+    a little to make the KL matter.
+    """
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float64)
     trajectories = [t for g in groups for t in g.trajectories]
     total = sum(t.response_length for t in trajectories)
@@ -38,11 +48,21 @@ def oracle_gradients(model_path: Path, groups: Sequence[Group], *, entropy_coef:
         rewards = np.array([t.score.reward for t in group.trajectories])
         for trajectory in group.trajectories:
             advantage = (trajectory.score.reward - rewards.mean()) / (rewards.std(ddof=1) + 1e-6)
-            logprobs, entropies = sequence_logprobs(model, trajectory.token_ids, trajectory.prompt_length)
+            logprobs, entropies = sequence_logprobs(
+                model, trajectory.token_ids, trajectory.prompt_length
+            )
             proximal = logprobs.detach()
-            behavior = torch.from_numpy(trajectory.behavior_logprobs[trajectory.prompt_length :]).double()
+            behavior = torch.from_numpy(
+                trajectory.behavior_logprobs[trajectory.prompt_length :]
+            ).double()
             weight = (proximal - behavior).exp().clamp(max=2.0)
-            loss = loss - (weight * (logprobs - proximal).exp() * advantage + entropy_coef * entropies).sum() / total
+            loss = (
+                loss
+                - (
+                    weight * (logprobs - proximal).exp() * advantage + entropy_coef * entropies
+                ).sum()
+                / total
+            )
             kl = (proximal - logprobs).exp() - 1 - (proximal - logprobs)
             loss = loss + kl_coef * (weight * kl).sum() / total
     loss.backward()
@@ -50,7 +70,9 @@ def oracle_gradients(model_path: Path, groups: Sequence[Group], *, entropy_coef:
 
 
 @pytest.mark.parametrize(("entropy_coef", "kl_coef"), [(0.0, 0.0), (0.1, 0.0), (0.1, 0.5)])
-def test_grpo_gradient_equals_the_oracle(model_path: Path, monkeypatch: pytest.MonkeyPatch, entropy_coef: float, kl_coef: float) -> None:
+def test_grpo_gradient_equals_the_oracle(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch, entropy_coef: float, kl_coef: float
+) -> None:
     groups = make_groups()
     collected = spy_on_gradients(monkeypatch)
     trainer = make_trainer(
@@ -82,10 +104,14 @@ BASE = (
     ],
 )
 @pytest.mark.parametrize("conf", ["ppo_code", "grpo_code"])
-def test_memory_knobs_do_not_change_gradients(model_path: Path, monkeypatch: pytest.MonkeyPatch, conf: str, knobs: list[str]) -> None:
+def test_memory_knobs_do_not_change_gradients(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch, conf: str, knobs: list[str]
+) -> None:
     collected = spy_on_gradients(monkeypatch, is_stepping=False)
     for overrides in ([], knobs):
-        make_trainer(model_path, conf, *BASE, *overrides).step(make_groups(ages=(0, 1), version=1), 1)
+        make_trainer(model_path, conf, *BASE, *overrides).step(
+            make_groups(ages=(0, 1), version=1), 1
+        )
     for name, gradients in collected.items():
         half = len(gradients) // 2
         assert half == 4
@@ -93,7 +119,9 @@ def test_memory_knobs_do_not_change_gradients(model_path: Path, monkeypatch: pyt
             assert relative_difference(other, plain) < 1e-6, name
 
 
-def test_sharing_prompts_does_not_change_gradients(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sharing_prompts_does_not_change_gradients(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from async_rl.batching.batch import Batch, collate
 
     def unshared(groups: Sequence[Group], *, device: torch.device) -> Batch:
@@ -109,8 +137,12 @@ def test_sharing_prompts_does_not_change_gradients(model_path: Path, monkeypatch
         assert relative_difference(shared, separate) < 1e-6
 
 
-def test_a_separate_proximal_pass_gives_the_same_gradient_as_the_shared_one(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One update and no KL: the training pass itself gives the proximal log-probs. A second run computes them before."""
+def test_a_separate_proximal_pass_gives_the_same_gradient_as_the_shared_one(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One update and no KL: the training pass itself gives the proximal log-probs. A second run
+    computes them before.
+    """
     from async_rl.learner.forward_passes import Evaluator
 
     collected = spy_on_gradients(monkeypatch, is_stepping=False)
@@ -126,7 +158,9 @@ def test_a_separate_proximal_pass_gives_the_same_gradient_as_the_shared_one(mode
             assert streamed.scalars[name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
 
 
-def test_kept_graphs_give_the_same_gradients_as_running_again(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_graphs_give_the_same_gradients_as_running_again(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from async_rl.learner.forward_passes import Evaluator
 
     collected = spy_on_gradients(monkeypatch)
@@ -145,7 +179,9 @@ def test_with_fresh_data_every_correction_is_the_plain_policy_gradient(
     groups = make_groups()
     scorer = make_trainer(model_path, "grpo_code")
     for trajectory in (t for g in groups for t in g.trajectories):
-        trajectory.behavior_logprobs[:] = np.where(trajectory.loss_mask, scorer.logprobs([trajectory.token_ids])[0], 0)
+        trajectory.behavior_logprobs[:] = np.where(
+            trajectory.loss_mask, scorer.logprobs([trajectory.token_ids])[0], 0
+        )
     collected = spy_on_gradients(monkeypatch, is_stepping=False)
     result = make_trainer(
         model_path,
@@ -167,7 +203,9 @@ def _policy_gradient(model_path: Path, groups: Sequence[Group]) -> list[Tensor]:
         rewards = np.array([t.score.reward for t in group.trajectories])
         for t in group.trajectories:
             advantage = (t.score.reward - rewards.mean()) / (rewards.std(ddof=1) + 1e-6)
-            (-advantage * sequence_logprobs(model, t.token_ids, t.prompt_length)[0].sum() / total).backward()
+            (
+                -advantage * sequence_logprobs(model, t.token_ids, t.prompt_length)[0].sum() / total
+            ).backward()
     return [p.grad for p in model.parameters() if p.grad is not None]
 
 
@@ -225,4 +263,6 @@ def test_a_batch_of_equal_rewards_is_silent_only_where_advantages_are_the_whole_
     assert all(not g.any() for g in collected["policy"][0]) == is_silent
     assert result.scalars["policy/entropy"] > 0
     after = [t.clone() for t in trainer.full_tensors()]
-    assert not all(torch.equal(a, b) for a, b in zip(before, after, strict=True)), "the optimizer's moments go on"
+    assert not all(torch.equal(a, b) for a, b in zip(before, after, strict=True)), (
+        "the optimizer's moments go on"
+    )

@@ -37,7 +37,9 @@ def group_of(
             behavior_logprobs=np.zeros(2 + length, np.float32),
             versions=np.where(np.arange(2 + length) >= 2, 0, -1).astype(np.int32),
             is_truncated=bool(truncated[i]) if truncated else False,
-            score=Score(reward=reward, parts={}, verdicts=(), latency_s=0.0, steps=steps[i] if steps else ()),
+            score=Score(
+                reward=reward, parts={}, verdicts=(), latency_s=0.0, steps=steps[i] if steps else ()
+            ),
         )
         for i, reward in enumerate(rewards)
     ]
@@ -57,7 +59,9 @@ def evaluated(batch: Batch, **fields: torch.Tensor) -> Evaluated:
     return dataclasses.replace(before, **fields)
 
 
-def targets_of(config: RunConfig, batch: Batch, units: ValueUnits | None = None, **fields: torch.Tensor) -> Targets:
+def targets_of(
+    config: RunConfig, batch: Batch, units: ValueUnits | None = None, **fields: torch.Tensor
+) -> Targets:
     mask = trained_mask(batch, version=0, algorithm=config.algorithm, buffer=config.buffer)
     before = evaluated(batch, **fields)
     return compute_targets(
@@ -82,7 +86,9 @@ RETURNS = ("algorithm.advantage=reinforce_plus_plus",)
 
 def test_truncated_samples_are_left_out_of_loss_and_statistics_when_masked() -> None:
     group = group_of([1.0, 0.0, 0.0], truncated=[False, False, True])
-    config = make_config("grpo_code", "algorithm.mask_truncated=true", "algorithm.advantage=dr_grpo")
+    config = make_config(
+        "grpo_code", "algorithm.mask_truncated=true", "algorithm.advantage=dr_grpo"
+    )
     assert by_token(config, group) == [[0.5] * 3, [-0.5] * 3, [0.0] * 3]
     third = 1 / 3
     np.testing.assert_allclose(
@@ -132,7 +138,9 @@ def test_the_exact_kl_in_the_reward_is_the_one_that_was_evaluated() -> None:
         "algorithm.kl_estimator=full",
     )
     ref_kl, ref_logprobs = torch.tensor([0.0, 4.0, 0.0]), torch.full((3,), -9.0)
-    assert by_token(make_config("grpo_code", *knobs), group_of([1.0]), ref_kl=ref_kl, ref_logprobs=ref_logprobs) == [[-1.0, -1.0, 1.0]]
+    assert by_token(
+        make_config("grpo_code", *knobs), group_of([1.0]), ref_kl=ref_kl, ref_logprobs=ref_logprobs
+    ) == [[-1.0, -1.0, 1.0]]
 
 
 def test_answers_near_the_limit_pay_the_penalty_after_scaling() -> None:
@@ -179,7 +187,9 @@ def test_the_sum_of_step_deltas_is_the_final_score_above_a_fail_for_group_estima
 
 
 def test_a_truncated_sample_loses_the_rewards_of_its_steps_too() -> None:
-    config = make_config("grpo_code", *DENSE, "reward.placement=steps", "algorithm.zero_truncated_reward=true")
+    config = make_config(
+        "grpo_code", *DENSE, "reward.placement=steps", "algorithm.zero_truncated_reward=true"
+    )
     assert by_token(config, group_of([1.0], truncated=[True], steps=[STEPS])) == [[0.0] * 3]
 
 
@@ -200,7 +210,9 @@ def test_remax_compares_with_the_greedy_answer_shaped_like_any_other() -> None:
     group = msgspec.structs.replace(group_of([1.0, 0.0]), baseline=greedy)
     config = make_config("grpo_code", "algorithm=remax", "reward.scale=2")
     assert by_token(config, group) == [[0.0] * 3, [-2.0] * 3]
-    zeroed = make_config("grpo_code", "algorithm=remax", "reward.scale=2", "algorithm.zero_truncated_reward=true")
+    zeroed = make_config(
+        "grpo_code", "algorithm=remax", "reward.scale=2", "algorithm.zero_truncated_reward=true"
+    )
     assert by_token(zeroed, group) == [[2.0] * 3, [0.0] * 3]
     with pytest.raises(ValueError, match="greedy answer"):
         by_token(config, group_of([1.0, 0.0]))
@@ -225,13 +237,18 @@ def test_vtrace_weighs_differences_by_the_proximal_policy_over_the_behavior_poli
     proximal = torch.tensor([0.25, 1.0, 1.0]).log()
 
     def returns(*knobs: str) -> list[float]:
-        config = make_config("ppo_code", "algorithm.advantage=vtrace", "algorithm.kl_coef=0", *knobs)
+        config = make_config(
+            "ppo_code", "algorithm.advantage=vtrace", "algorithm.kl_coef=0", *knobs
+        )
         batch = collate([group_of([1.0])], device=CPU)
-        found = targets_of(config, batch, values=values, bootstrap=bootstrap, proximal_logprobs=proximal).returns
+        found = targets_of(
+            config, batch, values=values, bootstrap=bootstrap, proximal_logprobs=proximal
+        ).returns
         assert found is not None
         return found.tolist()
 
-    # last: 0.5 + 1 * (1 - 0.5); middle: 0.5 + 0 + (1 - 0.5); first: 0.5 + 0.25 * 0 + 0.25 * (1 - 0.5)
+    # last: 0.5 + 1 * (1 - 0.5); middle: 0.5 + 0 + (1 - 0.5); first: 0.5 + 0.25 * 0 + 0.25 * (1 -
+    # 0.5)
     assert returns() == [0.625, 1.0, 1.0]
     assert returns("algorithm.vtrace_rho_max=0.5") == [0.5625, 0.75, 0.75]
     assert returns("algorithm.vtrace_c_max=0.125") == [0.5078125, 0.5625, 1.0]
@@ -256,13 +273,19 @@ def test_the_critic_learns_returns_in_units_of_those_seen_so_far() -> None:
     returns, mask = torch.tensor([1.0, 3.0, 99.0]), torch.tensor([True, True, False])
 
     def observed(*knobs: str) -> list[float]:
-        return ObjectiveState(make_config("ppo_code", *knobs).algorithm).observe(returns, mask)[1].tolist()
+        return (
+            ObjectiveState(make_config("ppo_code", *knobs).algorithm)
+            .observe(returns, mask)[1]
+            .tolist()
+        )
 
     assert observed() == [1.0, 3.0, 99.0]
     assert observed("algorithm.value_norm=ma") == pytest.approx([-1.0, 1.0, 5.0])
     assert observed("algorithm.value_norm=exp") == pytest.approx([-1.0, 1.0, 5.0], rel=1e-5)
     # weight 0.5 counts as 1: mean 2 * 0.5 = 1, variance 5 * 0.5 - 1^2 = 1.5
-    damped = observed("algorithm.value_norm=exp", "algorithm.value_norm_beta=0.5", "algorithm.value_norm_eps=1.0")
+    damped = observed(
+        "algorithm.value_norm=exp", "algorithm.value_norm_beta=0.5", "algorithm.value_norm_eps=1.0"
+    )
     assert damped == pytest.approx([0.0, 2 / 1.5**0.5, 5.0])
 
 

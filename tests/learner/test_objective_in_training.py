@@ -1,4 +1,6 @@
-"""Settings of the objective through whole steps: packing and ranks change nothing, state survives a checkpoint."""
+"""Settings of the objective through whole steps: packing and ranks change nothing, state survives a
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ OBJECTIVES = {
 
 
 @pytest.mark.parametrize("objective", sorted(OBJECTIVES))
-def test_no_objective_depends_on_the_packing(model_path: Path, monkeypatch: pytest.MonkeyPatch, objective: str) -> None:
+def test_no_objective_depends_on_the_packing(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch, objective: str
+) -> None:
     collected = spy_on_gradients(monkeypatch, is_stepping=False)
     groups = make_groups(ages=(0, 1), version=1)
     for budget in (8192, 70, 24):
@@ -48,9 +52,14 @@ def test_no_objective_depends_on_the_packing(model_path: Path, monkeypatch: pyte
 
 
 def test_a_remax_step_reports_its_baseline_and_never_trains_it(model_path: Path) -> None:
-    groups = [msgspec.structs.replace(g, baseline=g.trajectories[0], trajectories=g.trajectories[1:]) for g in make_groups()]
+    groups = [
+        msgspec.structs.replace(g, baseline=g.trajectories[0], trajectories=g.trajectories[1:])
+        for g in make_groups()
+    ]
     result = make_trainer(model_path, "grpo_code", "algorithm=remax").step(groups, 0)
-    assert result.scalars["tokens/trained"] == sum(t.response_length for g in groups for t in g.trajectories)
+    assert result.scalars["tokens/trained"] == sum(
+        t.response_length for g in groups for t in g.trajectories
+    )
     expected = np.mean([g.baseline.score.reward for g in groups if g.baseline is not None])
     assert result.scalars["reward/baseline_mean"] == pytest.approx(float(expected))
     assert all(map(describe, result.scalars)), "every number is declared"
@@ -75,15 +84,21 @@ def test_the_critic_learns_faster_in_units_of_large_returns(model_path: Path, ki
     assert explained(f"algorithm.value_norm={kind}") > explained() + 0.05
 
 
-def test_a_restored_run_goes_on_with_its_coefficient_and_its_units(model_path: Path, tmp_path: Path) -> None:
+def test_a_restored_run_goes_on_with_its_coefficient_and_its_units(
+    model_path: Path, tmp_path: Path
+) -> None:
     knobs = (
         "algorithm.kl_controller=adaptive",
         "algorithm.kl_horizon=16",
         "algorithm.value_norm=exp",
     )
     trainer = make_trainer(model_path, "ppo_code", *knobs)
-    coefficients = [trainer.step(make_groups(v, version=v), v).scalars["policy/kl_coef"] for v in range(2)]
-    assert coefficients[1] == pytest.approx(0.8 * coefficients[0]), "the policy is still near the reference, so the coefficient falls"
+    coefficients = [
+        trainer.step(make_groups(v, version=v), v).scalars["policy/kl_coef"] for v in range(2)
+    ]
+    assert coefficients[1] == pytest.approx(0.8 * coefficients[0]), (
+        "the policy is still near the reference, so the coefficient falls"
+    )
     trainer.save(tmp_path / "step_2", 2).result()
     onward = trainer.step(make_groups(2, version=2), 2)
     restored = make_trainer(model_path, "ppo_code", *knobs)
@@ -95,7 +110,9 @@ def test_a_restored_run_goes_on_with_its_coefficient_and_its_units(model_path: P
 
 def test_a_clipped_value_update_costs_what_lies_beyond_the_clip(model_path: Path) -> None:
     def loss(*knobs: str) -> float:
-        trainer = make_trainer(model_path, "ppo_code", "learner.epochs=3", "learner.critic.optimizer.lr=3e-2", *knobs)
+        trainer = make_trainer(
+            model_path, "ppo_code", "learner.epochs=3", "learner.critic.optimizer.lr=3e-2", *knobs
+        )
         return trainer.step(make_groups(), 0).scalars["value/loss"]
 
     assert loss("algorithm.value_clip=0.01") > loss() + 0.01
@@ -103,14 +120,18 @@ def test_a_clipped_value_update_costs_what_lies_beyond_the_clip(model_path: Path
 
 def test_the_weight_of_the_value_loss_scales_the_critics_gradient(model_path: Path) -> None:
     def norm(coefficient: float) -> float:
-        trainer = make_trainer(model_path, "ppo_code", f"algorithm.value_coef={coefficient}", "learner.minibatches=1")
+        trainer = make_trainer(
+            model_path, "ppo_code", f"algorithm.value_coef={coefficient}", "learner.minibatches=1"
+        )
         return trainer.step(make_groups(), 0).scalars["value/grad_norm"]
 
     assert norm(1.5) == pytest.approx(3 * norm(0.5), rel=1e-5)
 
 
 def test_a_dual_clip_bounds_what_unwanted_tokens_cost(model_path: Path) -> None:
-    """All behavior log-probs are far below the policy's, so ratios to the behavior policy are large."""
+    """All behavior log-probs are far below the policy's, so ratios to the behavior policy are
+    large.
+    """
     groups = make_groups()
     for t in (t for g in groups for t in g.trajectories):
         t.behavior_logprobs[t.loss_mask] = -20.0
@@ -119,5 +140,8 @@ def test_a_dual_clip_bounds_what_unwanted_tokens_cost(model_path: Path) -> None:
         "algorithm.behavior_correction=none",
         "algorithm.advantage=dr_grpo",
     )
-    bounded, free = (make_trainer(model_path, "grpo_code", *knobs, f"algorithm.clip_dual={c}").step(groups, 0) for c in ("3", "null"))
+    bounded, free = (
+        make_trainer(model_path, "grpo_code", *knobs, f"algorithm.clip_dual={c}").step(groups, 0)
+        for c in ("3", "null")
+    )
     assert 0 < bounded.scalars["loss/policy"] <= 3.0 < free.scalars["loss/policy"]

@@ -1,4 +1,6 @@
-"""AdamW with its schedule and clipping equals a float64 loop written from the paper, for every setting of it."""
+"""AdamW with its schedule and clipping equals a float64 loop written from the paper, for every
+setting of it.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +20,26 @@ BASE = (*START, "weight_decay=0.1", "betas=[0.9,0.95]", "eps=1e-3", "grad_clip=3
 
 
 def settings(*knobs: str) -> OptimizerConfig:
-    return make_config("grpo_code", *(f"learner.optimizer.{knob}" for knob in (*BASE, *knobs))).learner.optimizer
+    return make_config(
+        "grpo_code", *(f"learner.optimizer.{knob}" for knob in (*BASE, *knobs))
+    ).learner.optimizer
 
 
 def gradients() -> list[list[torch.Tensor]]:
     generator = torch.Generator().manual_seed(1)
-    return [[torch.randn(3, 4, generator=generator), torch.randn(3, generator=generator)] for _ in range(ROUNDS)]
+    return [
+        [torch.randn(3, 4, generator=generator), torch.randn(3, generator=generator)]
+        for _ in range(ROUNDS)
+    ]
 
 
 def trained(config: OptimizerConfig) -> list[float]:
     """A matrix and a vector after some steps."""
     torch.manual_seed(0)
     model = nn.Linear(4, 3)
-    optimizer = ModelOptimizer("m", model, config, parameters=model.parameters(), num_steps=NUM_STEPS, is_offloaded=False)
+    optimizer = ModelOptimizer(
+        "m", model, config, parameters=model.parameters(), num_steps=NUM_STEPS, is_offloaded=False
+    )
     for step, grads in enumerate(gradients()):
         optimizer.set_step(step)
         for parameter, grad in zip(model.parameters(), grads, strict=True):
@@ -50,15 +59,23 @@ def oracle(config: OptimizerConfig) -> list[float]:
         g = [value for grad in grads for value in grad.flatten().tolist()]
         norm = math.sqrt(sum(a * a for a in g))
         g = [a * min(1.0, config.grad_clip / norm) for a in g]
-        lr = config.lr * (step + 1) / config.warmup_steps if step < config.warmup_steps else config.lr
+        lr = (
+            config.lr * (step + 1) / config.warmup_steps
+            if step < config.warmup_steps
+            else config.lr
+        )
         if step >= config.warmup_steps and config.schedule == "cosine":
             done = (step - config.warmup_steps) / (NUM_STEPS - config.warmup_steps)
-            lr *= config.min_lr_ratio + (1 - config.min_lr_ratio) * (1 + math.cos(math.pi * done)) / 2
+            lr *= (
+                config.min_lr_ratio + (1 - config.min_lr_ratio) * (1 + math.cos(math.pi * done)) / 2
+            )
         first, second = config.betas
         for i in range(15):
             m[i] = first * m[i] + (1 - first) * g[i]
             v[i] = second * v[i] + (1 - second) * g[i] ** 2
-            move = (m[i] / (1 - first ** (step + 1))) / (math.sqrt(v[i] / (1 - second ** (step + 1))) + config.eps)
+            move = (m[i] / (1 - first ** (step + 1))) / (
+                math.sqrt(v[i] / (1 - second ** (step + 1))) + config.eps
+            )
             x[i] -= lr * (move + (config.weight_decay * x[i] if decays[i] else 0.0))
     return x
 

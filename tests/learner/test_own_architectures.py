@@ -1,4 +1,6 @@
-"""An architecture that transformers does not know: the module of model.external_lib registers it, for learner and generators."""
+"""An architecture that transformers does not know: the module of model.external_lib registers it,
+for learner and generators.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def own_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     (tmp_path / f"{MODULE}.py").write_text(REGISTERS)
     path = make_model(tmp_path / "model")
     config = path / "config.json"
-    config.write_text(config.read_text().replace('"qwen3"', '"of_a_user"').replace("Qwen3ForCausalLM", "Model"))
+    config.write_text(
+        config.read_text().replace('"qwen3"', '"of_a_user"').replace("Qwen3ForCausalLM", "Model")
+    )
     (path / "generation_config.json").write_text('{"eos_token_id": 1}')
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))

@@ -1,4 +1,6 @@
-"""A whole step under each objective: its gradient equals that of a slow float64 model that knows one sequence at a time."""
+"""A whole step under each objective: its gradient equals that of a slow float64 model that knows
+one sequence at a time.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class Oracle:
     def distribution(self, t: Trajectory) -> Tensor:
         """log p of every next token of the response: [L, V]."""
         ids = torch.from_numpy(t.token_ids.astype(np.int64))[None]
-        return torch.log_softmax(self.model(input_ids=ids, use_cache=False).logits[0, t.prompt_length - 1 : -1], -1)
+        return torch.log_softmax(
+            self.model(input_ids=ids, use_cache=False).logits[0, t.prompt_length - 1 : -1], -1
+        )
 
     def logprobs(self, t: Trajectory) -> Tensor:
         ids = torch.from_numpy(t.token_ids.astype(np.int64))[t.prompt_length :, None]
@@ -54,7 +58,9 @@ class Oracle:
 
 
 def close_groups(model_path: Path) -> list[Group]:
-    """Groups whose behavior log-probs are near those of the model, so that weights vary within and beyond their bounds."""
+    """Groups whose behavior log-probs are near those of the model, so that weights vary within and
+    beyond their bounds.
+    """
     groups = make_groups()
     rng = np.random.default_rng(3)
     scorer = make_trainer(model_path, "grpo_code")
@@ -68,8 +74,16 @@ def correction_oracle(log_ratio: Tensor, kind: str) -> Tensor:
     """Weights at the bounds 2 and 0.5; log_ratio of one sequence."""
     if kind == "none":
         return torch.ones_like(log_ratio)
-    weight = log_ratio.exp() if kind.startswith("token") else log_ratio.sum().exp().expand(len(log_ratio))
-    return weight.clamp(max=2.0) if kind.endswith("tis") else torch.where((weight > 2.0) | (weight < 0.5), 0.0, weight)
+    weight = (
+        log_ratio.exp()
+        if kind.startswith("token")
+        else log_ratio.sum().exp().expand(len(log_ratio))
+    )
+    return (
+        weight.clamp(max=2.0)
+        if kind.endswith("tis")
+        else torch.where((weight > 2.0) | (weight < 0.5), 0.0, weight)
+    )
 
 
 KNOBS = ("algorithm.advantage=dr_grpo", "buffer.max_staleness_versions=0")
@@ -80,7 +94,9 @@ KNOBS = ("algorithm.advantage=dr_grpo", "buffer.max_staleness_versions=0")
 def test_on_the_first_update_every_loss_is_the_weighted_policy_gradient(
     model_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str, kind: str
 ) -> None:
-    """Where policy and proximal policy are one, all ratios are 1: the losses differ in later updates only."""
+    """Where policy and proximal policy are one, all ratios are 1: the losses differ in later
+    updates only.
+    """
     groups = close_groups(model_path)
     collected = spy_on_gradients(monkeypatch, is_stepping=False)
     minimum = "0.5" if kind.endswith("mis") else "0"
@@ -148,10 +164,17 @@ def test_the_second_update_of_a_batch_equals_the_formula(
     halfway.step(groups, 0)
     halfway.export_hf(tmp_path / "halfway")
     oracle, first = Oracle(tmp_path / "halfway", groups), Oracle(model_path, groups)
-    assert relative_difference(collected["policy"][1], oracle.gradients(second_update_oracle(oracle, first, loss))) < 1e-4
+    assert (
+        relative_difference(
+            collected["policy"][1], oracle.gradients(second_update_oracle(oracle, first, loss))
+        )
+        < 1e-4
+    )
 
 
-@pytest.mark.parametrize(("aggregation", "share"), [("token_mean", None), ("sequence_mean", None), ("sequence_sum", 12)])
+@pytest.mark.parametrize(
+    ("aggregation", "share"), [("token_mean", None), ("sequence_mean", None), ("sequence_sum", 12)]
+)
 def test_aggregations_weigh_tokens_as_their_formulas_say(
     model_path: Path, monkeypatch: pytest.MonkeyPatch, aggregation: str, share: int | None
 ) -> None:
@@ -161,7 +184,9 @@ def test_aggregations_weigh_tokens_as_their_formulas_say(
         f"algorithm.aggregation={aggregation}",
         f"algorithm.aggregation_tokens={share or 'null'}",
     )
-    make_trainer(model_path, "grpo_code", *KNOBS, "algorithm.behavior_correction=none", *knobs).step(groups, 0)
+    make_trainer(
+        model_path, "grpo_code", *KNOBS, "algorithm.behavior_correction=none", *knobs
+    ).step(groups, 0)
     oracle = Oracle(model_path, groups)
     total = torch.zeros((), dtype=torch.float64)
     for t in oracle.trajectories:
@@ -179,7 +204,9 @@ def test_aggregations_weigh_tokens_as_their_formulas_say(
 def test_the_kl_in_the_loss_pulls_back_to_the_reference(
     model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, estimator: str, budget: int
 ) -> None:
-    """The second step's gradient: the policy has left the reference by then. Rewards are equal, so that the KL is the whole loss."""
+    """The second step's gradient: the policy has left the reference by then. Rewards are equal, so
+    that the KL is the whole loss.
+    """
     groups = close_groups(model_path)
     knobs = (
         *KNOBS,
@@ -226,11 +253,15 @@ def make_equal(group: Group) -> Group:
     return msgspec.structs.replace(group, trajectories=[worth_1(t) for t in group.trajectories])
 
 
-def test_sequences_whose_mean_ratio_is_too_high_are_left_out_and_counted(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequences_whose_mean_ratio_is_too_high_are_left_out_and_counted(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     groups = close_groups(model_path)
     knobs = (*KNOBS, "algorithm.policy_loss=ppo_vanilla", "algorithm.behavior_correction=none")
     collected = spy_on_gradients(monkeypatch, is_stepping=False)
-    result = make_trainer(model_path, "grpo_code", *knobs, "algorithm.max_mean_ratio=1.1").step(groups, 0)
+    result = make_trainer(model_path, "grpo_code", *knobs, "algorithm.max_mean_ratio=1.1").step(
+        groups, 0
+    )
     oracle = Oracle(model_path, groups)
     total, left_out = torch.zeros((), dtype=torch.float64), 0
     for t in oracle.trajectories:
@@ -238,21 +269,35 @@ def test_sequences_whose_mean_ratio_is_too_high_are_left_out_and_counted(model_p
         if float(ratio.mean().detach()) > 1.1:
             left_out += t.response_length
             continue
-        total = total - torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage).sum() / oracle.num_tokens
+        total = (
+            total
+            - torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.28) * advantage).sum()
+            / oracle.num_tokens
+        )
     assert 0 < left_out < oracle.num_tokens
     assert result.scalars["policy/left_out_share"] == pytest.approx(left_out / oracle.num_tokens)
     assert relative_difference(collected["policy"][0], oracle.gradients(total)) < 1e-5
-    assert make_trainer(model_path, "grpo_code", *knobs).step(groups, 0).scalars["policy/left_out_share"] == 0.0
+    assert (
+        make_trainer(model_path, "grpo_code", *knobs)
+        .step(groups, 0)
+        .scalars["policy/left_out_share"]
+        == 0.0
+    )
 
 
 def test_the_geometric_mask_takes_whole_sequences_out(model_path: Path) -> None:
     groups = close_groups(model_path)
     oracle = Oracle(model_path, groups)
-    means = [float((oracle.logprobs(t).detach() - oracle.behavior(t)).mean().exp()) for t in oracle.trajectories]
+    means = [
+        float((oracle.logprobs(t).detach() - oracle.behavior(t)).mean().exp())
+        for t in oracle.trajectories
+    ]
     lengths = [t.response_length for t in oracle.trajectories]
 
     def masked(*knobs: str) -> float:
-        trainer = make_trainer(model_path, "grpo_code", *KNOBS, "algorithm.behavior_correction=none", *knobs)
+        trainer = make_trainer(
+            model_path, "grpo_code", *KNOBS, "algorithm.behavior_correction=none", *knobs
+        )
         return trainer.step(groups, 0).scalars["policy/behavior_weight_clipped_share"]
 
     high = sum(n for m, n in zip(means, lengths, strict=True) if m > 1.1) / sum(lengths)
@@ -260,7 +305,9 @@ def test_the_geometric_mask_takes_whole_sequences_out(model_path: Path) -> None:
     assert masked() == 0.0
     assert masked("algorithm.geometric_max=1.1") == pytest.approx(high)
     assert masked("algorithm.geometric_min=0.9") == pytest.approx(low)
-    assert masked("algorithm.geometric_max=1.1", "algorithm.geometric_min=0.9") == pytest.approx(high + low)
+    assert masked("algorithm.geometric_max=1.1", "algorithm.geometric_min=0.9") == pytest.approx(
+        high + low
+    )
 
 
 PPO = (
@@ -275,7 +322,9 @@ PPO = (
 def test_a_ppo_step_with_critic_reference_and_kl_in_the_reward_equals_the_oracle(
     model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, advantage: str
 ) -> None:
-    """The second step: by then policy, critic and reference differ. The policy gradient is compared."""
+    """The second step: by then policy, critic and reference differ. The policy gradient is
+    compared.
+    """
     reference_path = make_model(tmp_path / "start", scale=2.0)
     groups = close_groups(reference_path)
     knobs = (
@@ -330,7 +379,9 @@ def critic_values(trainer: object, groups: Sequence[Group]) -> dict[int, list[fl
     return found
 
 
-def token_advantages(rewards: list[float], t: Trajectory, values: list[float], weights: list[float], kind: str) -> list[float]:
+def token_advantages(
+    rewards: list[float], t: Trajectory, values: list[float], weights: list[float], kind: str
+) -> list[float]:
     """GAE as a double sum; V-trace by its recursion. gamma 0.9, lambda 0.8."""
     n = len(rewards)
     rewards = [r + (t.score.reward if i == n - 1 else 0.0) for i, r in enumerate(rewards)]
@@ -340,7 +391,13 @@ def token_advantages(rewards: list[float], t: Trajectory, values: list[float], w
         return [sum((0.9 * 0.8) ** (k - i) * deltas[k] for k in range(i, n)) for i in range(n)]
     traced = [
         values[i]
-        + sum(0.9 ** (k - i) * math.prod(0.8 * min(1.0, w) for w in weights[i:k]) * min(1.0, weights[k]) * deltas[k] for k in range(i, n))
+        + sum(
+            0.9 ** (k - i)
+            * math.prod(0.8 * min(1.0, w) for w in weights[i:k])
+            * min(1.0, weights[k])
+            * deltas[k]
+            for k in range(i, n)
+        )
         for i in range(n)
     ]
     following = [*traced[1:], values[n]]

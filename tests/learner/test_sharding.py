@@ -36,7 +36,9 @@ def process_group() -> Iterator[None]:
 
 def offloaded(config: RunConfig, offload: str) -> RunConfig:
     """The configuration check refuses offloading without a GPU; here the CPU stands for one."""
-    return msgspec.structs.replace(config, learner=msgspec.structs.replace(config.learner, offload=offload))
+    return msgspec.structs.replace(
+        config, learner=msgspec.structs.replace(config.learner, offload=offload)
+    )
 
 
 def make(model_path: Path, config: RunConfig) -> Trainer:
@@ -74,17 +76,24 @@ def test_modules_of_the_wanted_size_are_the_units(model_path: Path) -> None:
     kept = {lm.get_input_embeddings(), lm.get_output_embeddings()}
 
     def kinds(min_params: int) -> list[str]:
-        return [type(m).__name__ for m in units(lm, blocks=["Qwen3DecoderLayer"], min_params=min_params, kept=kept)]
+        return [
+            type(m).__name__
+            for m in units(lm, blocks=["Qwen3DecoderLayer"], min_params=min_params, kept=kept)
+        ]
 
     size = sum(p.numel() for p in layer.parameters())
     mlp = sum(p.numel() for p in layer.mlp.parameters())
     assert kinds(0) == ["Qwen3DecoderLayer"] * 2
     assert kinds(size) == ["Qwen3DecoderLayer"] * 2
     assert kinds(mlp) == ["Qwen3MLP"] * 2, "what is left of the layer is smaller"
-    assert kinds(2 * size) == [], "a list of layers is never called, and the embeddings stay outside"
+    assert kinds(2 * size) == [], (
+        "a list of layers is never called, and the embeddings stay outside"
+    )
 
 
-def test_a_model_in_float32_on_one_cpu_is_not_wrapped_until_it_is_offloaded(model_path: Path, process_group: None) -> None:
+def test_a_model_in_float32_on_one_cpu_is_not_wrapped_until_it_is_offloaded(
+    model_path: Path, process_group: None
+) -> None:
     config = make_config("grpo_code")
     assert not isinstance(make(model_path, config)._policy, FSDPModule)
     assert isinstance(make(model_path, offloaded(config, "parameters"))._policy, FSDPModule)
@@ -95,7 +104,9 @@ def test_offloading_is_refused_where_there_is_no_gpu(offload: str) -> None:
     config = make_config("grpo_code")
     assert list(problems(config)) == []
     found = list(problems(offloaded(config, offload)))
-    assert [p for p in found if p.startswith(f"learner.offload={offload} with learner.gpus_each=0")] == found
+    assert [
+        p for p in found if p.startswith(f"learner.offload={offload} with learner.gpus_each=0")
+    ] == found
 
 
 def test_an_order_of_groups_that_matters_to_nobody_is_refused() -> None:
@@ -104,10 +115,14 @@ def test_an_order_of_groups_that_matters_to_nobody_is_refused() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"], ids=["bare", "wrapped"])
-def test_leaving_the_device_between_steps_changes_nothing(model_path: Path, process_group: None, dtype: str) -> None:
+def test_leaving_the_device_between_steps_changes_nothing(
+    model_path: Path, process_group: None, dtype: str
+) -> None:
     weights = []
     for leaves in (False, True):
-        trainer = make_trainer(model_path, "ppo_code", f"model.dtype={dtype}", "weights.probe_tolerance=0.3")
+        trainer = make_trainer(
+            model_path, "ppo_code", f"model.dtype={dtype}", "weights.probe_tolerance=0.3"
+        )
         for version in range(2):
             trainer.step(make_groups(version, version=version), version)
             if leaves:

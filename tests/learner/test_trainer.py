@@ -37,7 +37,9 @@ def equal(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
 
 
 def change(group: Group, **fields: object) -> Group:
-    return msgspec.structs.replace(group, trajectories=[msgspec.structs.replace(t, **fields) for t in group.trajectories])
+    return msgspec.structs.replace(
+        group, trajectories=[msgspec.structs.replace(t, **fields) for t in group.trajectories]
+    )
 
 
 @pytest.mark.parametrize("conf", ["grpo_code", "ppo_code"])
@@ -55,9 +57,13 @@ def test_a_step_of_which_no_sample_is_rewarded_stops_the_run_where_that_is_asked
     model_path: Path, rewards: tuple[float, float], share: float
 ) -> None:
     groups = [
-        change(g, score=Score(reward=r, parts={}, verdicts=(), latency_s=0.0)) for g, r in zip(make_groups(), 2 * rewards, strict=True)
+        change(g, score=Score(reward=r, parts={}, verdicts=(), latency_s=0.0))
+        for g, r in zip(make_groups(), 2 * rewards, strict=True)
     ]
-    assert make_trainer(model_path, "grpo_code").step(groups, 0).scalars["reward/failed_share"] == share
+    assert (
+        make_trainer(model_path, "grpo_code").step(groups, 0).scalars["reward/failed_share"]
+        == share
+    )
     asking = make_trainer(model_path, "grpo_code", "reward.stop_if_all_fail=true")
     if share < 1:
         assert asking.step(groups, 0).scalars["reward/failed_share"] == share
@@ -74,9 +80,16 @@ def test_a_step_of_which_no_sample_is_rewarded_stops_the_run_where_that_is_asked
 def test_with_a_critic_a_step_tells_the_advantages_of_each_groups_tokens(model_path: Path) -> None:
     groups = make_groups()
     assert make_trainer(model_path, "grpo_code").step(groups, 0).advantages == []
-    result = make_trainer(model_path, "ppo_code", "algorithm.normalize_advantages=none").step(groups, 0)
-    assert [len(row) for row in result.advantages] == [sum(t.response_length for t in group.trajectories) for group in groups]
-    trained = [np.concatenate([t.loss_mask[t.prompt_length :] for t in group.trajectories]) for group in groups]
+    result = make_trainer(model_path, "ppo_code", "algorithm.normalize_advantages=none").step(
+        groups, 0
+    )
+    assert [len(row) for row in result.advantages] == [
+        sum(t.response_length for t in group.trajectories) for group in groups
+    ]
+    trained = [
+        np.concatenate([t.loss_mask[t.prompt_length :] for t in group.trajectories])
+        for group in groups
+    ]
     told = np.concatenate([row[mask] for row, mask in zip(result.advantages, trained, strict=True)])
     assert told.mean() == pytest.approx(result.scalars["advantage/mean"], abs=1e-5)
 
@@ -91,7 +104,9 @@ def test_logprobs_are_those_of_the_model_itself(model_path: Path) -> None:
     found = make_trainer(model_path, "grpo_code", "generation.temperature=0.5").logprobs(rows)
     for row, logprobs in zip(rows, found, strict=True):
         ids = torch.from_numpy(row.astype(np.int64))[None]
-        expected = torch.log_softmax(model(ids).logits[0, :-1], -1).gather(1, ids[0, 1:, None]).squeeze(1)
+        expected = (
+            torch.log_softmax(model(ids).logits[0, :-1], -1).gather(1, ids[0, 1:, None]).squeeze(1)
+        )
         assert logprobs[0] == 0
         np.testing.assert_allclose(logprobs[1:], expected.detach(), atol=1e-5)
 
@@ -110,7 +125,9 @@ def test_training_makes_rewarded_responses_likelier(model_path: Path) -> None:
 
     def mean_logprob(reward: float) -> float:
         chosen = [t for t in trajectories if t.score.reward == reward]
-        return float(np.mean([trainer.logprobs([t.token_ids])[0][t.prompt_length :].sum() for t in chosen]))
+        return float(
+            np.mean([trainer.logprobs([t.token_ids])[0][t.prompt_length :].sum() for t in chosen])
+        )
 
     before = mean_logprob(1.0) - mean_logprob(0.0)
     for _ in range(5):
@@ -119,7 +136,9 @@ def test_training_makes_rewarded_responses_likelier(model_path: Path) -> None:
 
 
 def test_the_critic_learns_the_returns(model_path: Path) -> None:
-    trainer = make_trainer(model_path, "ppo_code", "learner.critic.optimizer.lr=1e-2", "learner.critic.warmup_steps=30")
+    trainer = make_trainer(
+        model_path, "ppo_code", "learner.critic.optimizer.lr=1e-2", "learner.critic.warmup_steps=30"
+    )
     groups = make_groups()
     policy = weights_of(trainer)
     first = trainer.step(groups, 0)
@@ -132,11 +151,15 @@ def test_the_critic_learns_the_returns(model_path: Path) -> None:
 
 
 def test_warm_up_starts_at_a_fraction_of_lr(model_path: Path) -> None:
-    trainer = make_trainer(model_path, "grpo_code", "learner.optimizer.warmup_steps=4", "learner.optimizer.lr=1e-3")
+    trainer = make_trainer(
+        model_path, "grpo_code", "learner.optimizer.warmup_steps=4", "learner.optimizer.lr=1e-3"
+    )
     assert trainer.step(make_groups(), 0).scalars["policy/lr"] == pytest.approx(2.5e-4)
 
 
-def test_gradients_are_clipped_by_their_global_norm(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_are_clipped_by_their_global_norm(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     collected = spy_on_gradients(monkeypatch)
     result = make_trainer(model_path, "grpo_code").step(make_groups(), 0)
     norm = math.sqrt(sum(float(g.square().sum()) for g in collected["policy"][0]))
@@ -144,20 +167,31 @@ def test_gradients_are_clipped_by_their_global_norm(model_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("broken", ["behavior_logprobs", "reward"])
-def test_a_loss_that_is_not_finite_is_refused_before_anything_changes(model_path: Path, broken: str) -> None:
+def test_a_loss_that_is_not_finite_is_refused_before_anything_changes(
+    model_path: Path, broken: str
+) -> None:
     trainer = make_trainer(model_path, "grpo_code")
     groups = make_groups()
     before = weights_of(trainer)
     bad: Trajectory = groups[2].trajectories[0]
     if broken == "reward":
-        groups[2].trajectories[0] = msgspec.structs.replace(bad, score=msgspec.structs.replace(bad.score, reward=math.nan))
+        groups[2].trajectories[0] = msgspec.structs.replace(
+            bad, score=msgspec.structs.replace(bad.score, reward=math.nan)
+        )
     else:
         bad.behavior_logprobs[bad.prompt_length] = np.nan
-    with pytest.raises(NonFiniteError, match=r"step 1, groups 0, 1, 2, 3: policy: loss nan") as error:
+    with pytest.raises(
+        NonFiniteError, match=r"step 1, groups 0, 1, 2, 3: policy: loss nan"
+    ) as error:
         trainer.step(groups, 0)
-    kept = decode(Path(str(error.value).rpartition("the batch is in ")[2]).read_bytes(), list[Group])
+    kept = decode(
+        Path(str(error.value).rpartition("the batch is in ")[2]).read_bytes(), list[Group]
+    )
     assert kept[2].trajectories[0].token_ids.tolist() == bad.token_ids.tolist()
-    assert not math.isfinite(kept[2].trajectories[0].score.reward + kept[2].trajectories[0].behavior_logprobs[bad.prompt_length])
+    assert not math.isfinite(
+        kept[2].trajectories[0].score.reward
+        + kept[2].trajectories[0].behavior_logprobs[bad.prompt_length]
+    )
     assert equal(before, weights_of(trainer))
     trainer.step(make_groups(), 0)
     assert all(bool(t.isfinite().all()) for t in weights_of(trainer))
@@ -173,16 +207,22 @@ def test_an_over_age_token_is_refused_where_groups_are_to_be_dropped(model_path:
 
 def test_over_age_tokens_are_masked_where_they_are_to_be_masked(model_path: Path) -> None:
     groups = make_groups(ages=(0, 3), version=5)
-    trainer = make_trainer(model_path, "grpo_code", "buffer.max_staleness_versions=2", "buffer.over_age=mask")
+    trainer = make_trainer(
+        model_path, "grpo_code", "buffer.max_staleness_versions=2", "buffer.over_age=mask"
+    )
     result = trainer.step(groups, 5)
     fresh = sum(int((t.versions == 5).sum()) for g in groups for t in g.trajectories)
     assert result.scalars["tokens/trained"] == fresh
     assert result.scalars["staleness/max_versions"] == 0
 
 
-def test_a_batch_without_a_trainable_token_changes_no_weight_by_its_gradient(model_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_without_a_trainable_token_changes_no_weight_by_its_gradient(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     collected = spy_on_gradients(monkeypatch)
-    trainer = make_trainer(model_path, "grpo_code", "buffer.max_staleness_versions=2", "buffer.over_age=mask")
+    trainer = make_trainer(
+        model_path, "grpo_code", "buffer.max_staleness_versions=2", "buffer.over_age=mask"
+    )
     result = trainer.step(make_groups(ages=(3,), version=5), 5)
     assert result.scalars["tokens/trained"] == 0
     assert all(not g.any() for g in collected["policy"][0])
@@ -200,8 +240,12 @@ def test_staleness_histogram_has_one_value_per_sequence(model_path: Path) -> Non
 def test_specs_describe_the_tensors_in_order(model_path: Path) -> None:
     trainer = make_trainer(model_path, "grpo_code")
     specs, tensors = trainer.tensor_specs(), weights_of(trainer)
-    assert [(tuple(t.shape), t.nbytes) for t in tensors] == [(shape, size) for _, _, shape, size in specs]
-    assert "lm_head.weight" not in [name for name, *_ in specs], "tied to the embedding, which is there once"
+    assert [(tuple(t.shape), t.nbytes) for t in tensors] == [
+        (shape, size) for _, _, shape, size in specs
+    ]
+    assert "lm_head.weight" not in [name for name, *_ in specs], (
+        "tied to the embedding, which is there once"
+    )
 
 
 def test_export_is_loaded_by_transformers(model_path: Path, tmp_path: Path) -> None:
@@ -228,14 +272,18 @@ def test_a_restored_run_goes_on_bit_for_bit(model_path: Path, tmp_path: Path, co
     assert timeless == {k: v for k, v in again.scalars.items() if not k.startswith("time/")}
 
 
-def test_a_checkpoint_that_was_not_finished_is_not_taken_for_one(model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_that_was_not_finished_is_not_taken_for_one(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trainer = make_trainer(model_path, "grpo_code")
 
     def fail(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("async_rl.learner.checkpoint.os.rename", fail)
-    with pytest.raises(InfrastructureError, match=r"step_1 could not be written.*No space.*async-rl resume"):
+    with pytest.raises(
+        InfrastructureError, match=r"step_1 could not be written.*No space.*async-rl resume"
+    ):
         trainer.save(tmp_path / "step_1", 1).result()
     with pytest.raises(DataError, match="is not a checkpoint"):
         trainer.load(tmp_path / "step_1")
@@ -245,7 +293,9 @@ def test_a_checkpoint_that_was_not_finished_is_not_taken_for_one(model_path: Pat
     assert [p.name for p in tmp_path.iterdir()] == ["step_1"]
 
 
-def test_what_is_trained_while_a_checkpoint_is_written_does_not_reach_it(model_path: Path, tmp_path: Path) -> None:
+def test_what_is_trained_while_a_checkpoint_is_written_does_not_reach_it(
+    model_path: Path, tmp_path: Path
+) -> None:
     trainer = make_trainer(model_path, "ppo_code")
     trainer.step(make_groups(0), 0)
     before = [tensor.clone() for tensor in trainer.full_tensors()]
@@ -258,7 +308,9 @@ def test_what_is_trained_while_a_checkpoint_is_written_does_not_reach_it(model_p
     assert not equal(before, weights_of(trainer))
 
 
-@pytest.mark.parametrize(("written_with", "read_with"), [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize(
+    ("written_with", "read_with"), [(True, True), (True, False), (False, True)]
+)
 def test_the_random_state_of_a_gpu_is_restored_where_both_machines_have_one(
     model_path: Path,
     tmp_path: Path,
@@ -270,7 +322,9 @@ def test_the_random_state_of_a_gpu_is_restored_where_both_machines_have_one(
 
     def gpu(fill: int, *, is_there: bool) -> None:
         state = {"random.cuda": torch.full((16,), fill, dtype=torch.uint8)}
-        monkeypatch.setattr("async_rl.learner.checkpoint._gpu_random", lambda: state if is_there else {})
+        monkeypatch.setattr(
+            "async_rl.learner.checkpoint._gpu_random", lambda: state if is_there else {}
+        )
 
     monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state: restored.append(state.tolist()))
     trainer = make_trainer(model_path, "grpo_code")
@@ -281,10 +335,14 @@ def test_the_random_state_of_a_gpu_is_restored_where_both_machines_have_one(
     assert restored == ([[7] * 16] if written_with and read_with else [])
 
 
-def test_a_checkpoint_of_another_model_is_refused_by_the_tensor_that_differs(model_path: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_model_is_refused_by_the_tensor_that_differs(
+    model_path: Path, tmp_path: Path
+) -> None:
     make_trainer(model_path, "grpo_code").save(tmp_path / "step_1", 1).result()
     other = make_trainer(make_model(tmp_path / "wider", hidden=48), "grpo_code")
-    with pytest.raises(DataError, match=r"step_1 cannot be read, or is of another model.*policy\.model"):
+    with pytest.raises(
+        DataError, match=r"step_1 cannot be read, or is of another model.*policy\.model"
+    ):
         other.load(tmp_path / "step_1")
 
 
@@ -300,7 +358,9 @@ def test_a_damaged_checkpoint_is_refused_with_what_to_do(model_path: Path, tmp_p
         trainer.load(tmp_path / "step_1")
 
 
-def test_a_model_that_packing_would_compute_wrongly_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_packing_would_compute_wrongly_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = make_model(tmp_path / "model")
     monkeypatch.setattr("async_rl.learner.models._TOLERANCE", -1.0)
     with pytest.raises(ConfigError, match="does not support"):
@@ -312,7 +372,9 @@ def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
         load_policy(tmp_path, trust_remote_code=False, gradient_checkpointing=False, is_fused=False)
 
 
-def test_bfloat16_compute_keeps_float32_masters_and_follows_float32(model_path: Path, tmp_path: Path) -> None:
+def test_bfloat16_compute_keeps_float32_masters_and_follows_float32(
+    model_path: Path, tmp_path: Path
+) -> None:
     knobs = ("model.dtype=bfloat16", "weights.probe_tolerance=0.3")
     try:
         trainer = make_trainer(model_path, "ppo_code", *knobs)
@@ -325,14 +387,18 @@ def test_bfloat16_compute_keeps_float32_masters_and_follows_float32(model_path: 
         trainer.save(tmp_path / "step_1", 1).result()
         restored = make_trainer(model_path, "ppo_code", *knobs)
         assert restored.load(tmp_path / "step_1") == 1
-        first, second = (t.step(make_groups(1, version=1), 1).scalars["loss/policy"] for t in (trainer, restored))
+        first, second = (
+            t.step(make_groups(1, version=1), 1).scalars["loss/policy"] for t in (trainer, restored)
+        )
         assert first == second
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
-def test_a_moving_reference_takes_on_a_share_of_the_policy_after_each_step_and_is_restored(model_path: Path, tmp_path: Path) -> None:
+def test_a_moving_reference_takes_on_a_share_of_the_policy_after_each_step_and_is_restored(
+    model_path: Path, tmp_path: Path
+) -> None:
     knobs = ("algorithm.ref_ema_eta=0.25", "algorithm.kl_coef=0.1", "learner.optimizer.lr=1e-2")
     trainer = make_trainer(model_path, "ppo_code", *knobs)
     reference = trainer._moving_reference
@@ -341,22 +407,32 @@ def test_a_moving_reference_takes_on_a_share_of_the_policy_after_each_step_and_i
     expected = start
     for version in range(2):
         trainer.step(make_groups(version, version=version), version)
-        expected = [0.75 * r + 0.25 * p for r, p in zip(expected, trainer.full_tensors(), strict=True)]
+        expected = [
+            0.75 * r + 0.25 * p for r, p in zip(expected, trainer.full_tensors(), strict=True)
+        ]
     for mine, wanted in zip(reference.parameters(), expected, strict=True):
         torch.testing.assert_close(mine, wanted, rtol=1e-5, atol=1e-6)
     trainer.save(tmp_path / "step_2", 2).result()
     restored = make_trainer(model_path, "ppo_code", *knobs)
     restored.load(tmp_path / "step_2")
-    first, second = (t.step(make_groups(2, version=2), 2).scalars["policy/kl_reference"] for t in (trainer, restored))
+    first, second = (
+        t.step(make_groups(2, version=2), 2).scalars["policy/kl_reference"]
+        for t in (trainer, restored)
+    )
     assert first == second > 0
 
 
 def test_a_reference_without_a_share_stays_where_it_was(model_path: Path) -> None:
     knobs = ("algorithm.kl_coef=0.1", "learner.optimizer.lr=1e-2")
-    fixed, moving = (make_trainer(model_path, "ppo_code", *knobs, *more) for more in ([], ["algorithm.ref_ema_eta=0.9"]))
+    fixed, moving = (
+        make_trainer(model_path, "ppo_code", *knobs, *more)
+        for more in ([], ["algorithm.ref_ema_eta=0.9"])
+    )
     for trainer in (fixed, moving):
         trainer.step(make_groups(), 0)
-    kl = [t.step(make_groups(1, version=1), 1).scalars["policy/kl_reference"] for t in (fixed, moving)]
+    kl = [
+        t.step(make_groups(1, version=1), 1).scalars["policy/kl_reference"] for t in (fixed, moving)
+    ]
     assert kl[0] > 10 * kl[1] > 0
 
 

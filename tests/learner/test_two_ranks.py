@@ -51,10 +51,14 @@ def train_all(rank: int, world_size: int, model_path: Path, out: Path) -> None:
             train(rank, world_size, model_path, out / case, case, patch)
 
 
-def train(rank: int, world_size: int, model_path: Path, out: Path, case: str, patch: pytest.MonkeyPatch) -> None:
+def train(
+    rank: int, world_size: int, model_path: Path, out: Path, case: str, patch: pytest.MonkeyPatch
+) -> None:
     """Trains, saves, trains one step more; rank 0 writes what it found."""
     if world_size > 1:
-        dist.init_process_group("gloo", init_method=f"file://{out}/rendezvous", rank=rank, world_size=world_size)
+        dist.init_process_group(
+            "gloo", init_method=f"file://{out}/rendezvous", rank=rank, world_size=world_size
+        )
     conf, objective = OBJECTIVES[case]
     knobs = (
         *OVERRIDES,
@@ -91,14 +95,19 @@ def train(rank: int, world_size: int, model_path: Path, out: Path, case: str, pa
 
 @pytest.fixture(scope="module")
 def trained(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """Where one rank and two ranks left what they found, a folder per case. All start at once: most of their time is importing torch."""
+    """Where one rank and two ranks left what they found, a folder per case. All start at once: most
+    of their time is importing torch.
+    """
     found = {world_size: tmp_path_factory.mktemp(f"ranks{world_size}") for world_size in (1, 2)}
     context = multiprocessing.get_context("spawn")
     children = []
     for world_size, out in found.items():
         for case in OBJECTIVES:
             (out / case).mkdir()
-        children += [context.Process(target=train_all, args=(rank, world_size, model_path, out)) for rank in range(world_size)]
+        children += [
+            context.Process(target=train_all, args=(rank, world_size, model_path, out))
+            for rank in range(world_size)
+        ]
     for child in children:
         child.start()
     for child in children:
@@ -109,11 +118,18 @@ def trained(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", list(OBJECTIVES))
-def test_two_ranks_reach_the_weights_of_one(model_path: Path, trained: dict[int, Path], case: str) -> None:
+def test_two_ranks_reach_the_weights_of_one(
+    model_path: Path, trained: dict[int, Path], case: str
+) -> None:
     conf, objective = OBJECTIVES[case]
-    one, two = (torch.load(trained[world_size] / case / "result.pt", weights_only=False) for world_size in (1, 2))
+    one, two = (
+        torch.load(trained[world_size] / case / "result.pt", weights_only=False)
+        for world_size in (1, 2)
+    )
     for name, gradients in one["gradients"].items():
-        assert relative_difference(two["gradients"][name][0], gradients[0]) < 1e-6, "the first update starts from equal weights"
+        assert relative_difference(two["gradients"][name][0], gradients[0]) < 1e-6, (
+            "the first update starts from equal weights"
+        )
     for mine, theirs in zip(one["tensors"], two["tensors"], strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(one["logprobs"], two["logprobs"], atol=1e-4)

@@ -1,4 +1,5 @@
-"""What stock vLLM says of token rows under a model directory: python vllm_scores.py MODEL ROWS_JSON OUT.
+"""What stock vLLM says of token rows under a model directory: python vllm_scores.py MODEL ROWS_JSON
+OUT.
 
 A process of its own, as vLLM changes its process for good.
 """
@@ -30,9 +31,15 @@ def main(model: str, rows: list[list[int]], out: Path) -> None:
         disable_log_stats=True,
     )
     settings = SamplingParams(temperature=1.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
-    found = llm.generate([TokensPrompt(prompt_token_ids=row) for row in rows], settings, use_tqdm=False)
+    found = llm.generate(
+        [TokensPrompt(prompt_token_ids=row) for row in rows], settings, use_tqdm=False
+    )
     said = [
-        [0.0] + [told[token].logprob for token, told in zip(row[1:], output.prompt_logprobs[1:], strict=True)]
+        [0.0]
+        + [
+            told[token].logprob
+            for token, told in zip(row[1:], output.prompt_logprobs[1:], strict=True)
+        ]
         for row, output in zip(rows, found, strict=True)
     ]
     out.write_text(json.dumps(said))

@@ -31,7 +31,9 @@ def activity(clock: Clock) -> Activity:
     return Activity(clock=clock, wall=lambda: clock() + 1000.0)
 
 
-def test_seconds_of_one_stage_are_counted_while_it_is_open_and_after(activity: Activity, clock: Clock) -> None:
+def test_seconds_of_one_stage_are_counted_while_it_is_open_and_after(
+    activity: Activity, clock: Clock
+) -> None:
     clock.pass_by(1)
     with activity("training"):
         clock.pass_by(2)
@@ -64,14 +66,18 @@ def test_an_inner_wait_suspends_the_stage_around_it(activity: Activity, clock: C
     assert (counters["busy_s"], counters["wait_s"]) == (3.0, 10.0)
 
 
-def test_the_text_after_the_colon_is_not_part_of_the_counter(activity: Activity, clock: Clock) -> None:
+def test_the_text_after_the_colon_is_not_part_of_the_counter(
+    activity: Activity, clock: Clock
+) -> None:
     for detail in ("3 of 16", "4 of 16"):
         with activity.blocked(f"admission: {detail}"):
             clock.pass_by(1)
     assert activity.snapshot().counters["blocked_s/admission"] == 2.0
 
 
-async def _stay(block: contextlib.AbstractContextManager[None], entered: asyncio.Event, leave: asyncio.Event) -> None:
+async def _stay(
+    block: contextlib.AbstractContextManager[None], entered: asyncio.Event, leave: asyncio.Event
+) -> None:
     with block:
         entered.set()
         await leave.wait()
@@ -96,7 +102,9 @@ def test_two_tasks_in_one_stage_count_its_seconds_once(activity: Activity, clock
     assert activity.snapshot().counters["busy_s/generating"] == 7.0
 
 
-def test_a_process_waits_only_while_none_of_its_tasks_is_busy(activity: Activity, clock: Clock) -> None:
+def test_a_process_waits_only_while_none_of_its_tasks_is_busy(
+    activity: Activity, clock: Clock
+) -> None:
     async def scenario() -> None:
         waits, works, got, done = (asyncio.Event() for _ in range(4))
         waiter = asyncio.create_task(_stay(activity.waiting("batch"), waits, got))
@@ -116,10 +124,15 @@ def test_a_process_waits_only_while_none_of_its_tasks_is_busy(activity: Activity
     asyncio.run(scenario())
     counters = activity.snapshot().counters
     assert counters["wait_s/batch"] == 9.0, "the task waited all the time"
-    assert (counters["wait_s"], counters["busy_s"]) == (4.0, 5.0), "the process only when nothing else was done"
+    assert (counters["wait_s"], counters["busy_s"]) == (
+        4.0,
+        5.0,
+    ), "the process only when nothing else was done"
 
 
-def test_a_task_started_inside_a_block_does_not_suspend_it(activity: Activity, clock: Clock) -> None:
+def test_a_task_started_inside_a_block_does_not_suspend_it(
+    activity: Activity, clock: Clock
+) -> None:
     async def scenario() -> None:
         entered, leave = asyncio.Event(), asyncio.Event()
         with activity("training"):
@@ -134,7 +147,9 @@ def test_a_task_started_inside_a_block_does_not_suspend_it(activity: Activity, c
     assert activity.snapshot().counters["busy_s/training"] == 2.0
 
 
-def test_a_block_in_a_thread_suspends_the_block_that_handed_it_the_work(activity: Activity, clock: Clock) -> None:
+def test_a_block_in_a_thread_suspends_the_block_that_handed_it_the_work(
+    activity: Activity, clock: Clock
+) -> None:
     def work() -> None:
         with activity("forward"):
             clock.pass_by(2)
@@ -162,7 +177,9 @@ def test_a_block_left_by_an_exception_is_closed(activity: Activity, clock: Clock
     assert activity.snapshot().counters["busy_s/loading"] == 1.0
 
 
-def test_an_async_generator_closed_from_another_task_leaves_no_block_open(activity: Activity, clock: Clock) -> None:
+def test_an_async_generator_closed_from_another_task_leaves_no_block_open(
+    activity: Activity, clock: Clock
+) -> None:
     async def numbers():  # type: ignore[no-untyped-def]
         with activity("generating"):
             yield 1
@@ -194,7 +211,9 @@ def test_the_resting_state_is_what_the_process_names_it(activity: Activity, cloc
     assert activity.snapshot()[:3] == ("serving", "", 1102.0)
 
 
-def test_the_four_conditions_of_a_process_add_up_to_its_age(activity: Activity, clock: Clock) -> None:
+def test_the_four_conditions_of_a_process_add_up_to_its_age(
+    activity: Activity, clock: Clock
+) -> None:
     clock.pass_by(1)
     with activity("a"):
         clock.pass_by(2)
@@ -237,7 +256,9 @@ def test_a_wait_for_what_is_upstream_is_told_before_what_holds_back_and_one_that
     asyncio.run(scenario())
 
 
-def test_work_that_is_held_back_counts_as_that_in_every_task_and_as_work_again_afterwards(activity: Activity, clock: Clock) -> None:
+def test_work_that_is_held_back_counts_as_that_in_every_task_and_as_work_again_afterwards(
+    activity: Activity, clock: Clock
+) -> None:
     with activity("generating"):
         clock.pass_by(1)
         with activity.held_back("generating", by="it rests: the learner has the device"):

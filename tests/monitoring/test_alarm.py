@@ -20,14 +20,24 @@ from async_rl.supervision.monitor import Monitor
 from async_rl.supervision.registry import Registry
 
 
-def test_the_first_step_without_a_reward_raises_it_and_again_only_after_one_with(config: RunConfig, tmp_path: Path) -> None:
-    config = msgspec.structs.replace(config, monitoring=msgspec.structs.replace(config.monitoring, tensorboard=False))
+def test_the_first_step_without_a_reward_raises_it_and_again_only_after_one_with(
+    config: RunConfig, tmp_path: Path
+) -> None:
+    config = msgspec.structs.replace(
+        config, monitoring=msgspec.structs.replace(config.monitoring, tensorboard=False)
+    )
     log = configure_logging(tmp_path, "supervisor")
     with Monitor(config, tmp_path, Registry(), Console(config, tmp_path), log) as monitor:
         for step, share in enumerate((0.5, 1.0, 1.0, 0.99, 1.0), 1):
             told = {"reward/failed_share": share}
-            monitor.on_metrics(ReportMetrics(source="learner-0", step=step, scalars=told, histograms={}, texts={}))
-    warned = [line for line in log_path(tmp_path, "supervisor").read_text().splitlines() if "no sample has more than" in line]
+            monitor.on_metrics(
+                ReportMetrics(source="learner-0", step=step, scalars=told, histograms={}, texts={})
+            )
+    warned = [
+        line
+        for line in log_path(tmp_path, "supervisor").read_text().splitlines()
+        if "no sample has more than" in line
+    ]
     assert ["step 2:" in warned[0], "step 5:" in warned[1], len(warned)] == [True, True, 2]
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()

@@ -26,7 +26,9 @@ def _root_logger_as_before() -> Iterator[None]:
 def lines(run_dir: Path) -> list[str]:
     """The process's log without its times."""
     text = log_path(run_dir, "generator-0").read_text()
-    return [re.sub(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} ", "", line) for line in text.splitlines()]
+    return [
+        re.sub(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} ", "", line) for line in text.splitlines()
+    ]
 
 
 def test_a_line_names_level_and_process_and_a_foreign_source(tmp_path: Path) -> None:

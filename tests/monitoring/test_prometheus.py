@@ -63,12 +63,16 @@ def test_a_port_in_use_is_an_error_with_the_setting(endpoint: Endpoint) -> None:
 
 def test_no_two_metrics_of_the_catalogue_have_the_same_name_in_prometheus() -> None:
     scalars = [spec for spec in METRICS.values() if spec.kind is MetricKind.SCALAR]
-    names = [exported_name(spec.name.replace("<", "").replace(">", ""), spec)[0] for spec in scalars]
+    names = [
+        exported_name(spec.name.replace("<", "").replace(">", ""), spec)[0] for spec in scalars
+    ]
     assert len(set(names)) == len(names)
 
 
 @pytest.mark.parametrize("port", [None, 0])
-def test_the_endpoint_is_there_if_the_run_asks_for_it(config: RunConfig, tmp_path: Path, port: int | None) -> None:
+def test_the_endpoint_is_there_if_the_run_asks_for_it(
+    config: RunConfig, tmp_path: Path, port: int | None
+) -> None:
     monitoring = msgspec.structs.replace(config.monitoring, prometheus_port=port, tensorboard=False)
     config = msgspec.structs.replace(config, monitoring=monitoring)
     log = configure_logging(tmp_path, "supervisor")
@@ -82,13 +86,18 @@ def test_the_endpoint_is_there_if_the_run_asks_for_it(config: RunConfig, tmp_pat
 
 
 def test_the_dashboard_asks_for_names_that_the_endpoint_has() -> None:
-    asked = [target["expr"] for panel in json.loads(dashboard())["panels"] for target in panel["targets"]]
+    asked = [
+        target["expr"] for panel in json.loads(dashboard())["panels"] for target in panel["targets"]
+    ]
     assert len(asked) == sum(len(names) for _, names in FIRST_SCREEN)
     assert 'async_rl_busy{role="generator"}' in asked
     newest = {name: 1.0 for _, names in FIRST_SCREEN for name in names if describe(name)}
     endpoint = Endpoint("127.0.0.1", 0, lambda: (0, newest))
     try:
-        told = {name + (f'{{role="{labels[0]}"}}' if labels else "") for name, labels in answered(endpoint.url)}
+        told = {
+            name + (f'{{role="{labels[0]}"}}' if labels else "")
+            for name, labels in answered(endpoint.url)
+        }
     finally:
         endpoint.close()
     assert set(asked) <= told

@@ -22,7 +22,9 @@ def member(name: str, role: Role, counters: dict[str, float], pid: int = 1) -> M
     )
 
 
-def ages(busy: float = 0.0, wait: float = 0.0, blocked: float = 0.0, idle: float = 0.0) -> dict[str, float]:
+def ages(
+    busy: float = 0.0, wait: float = 0.0, blocked: float = 0.0, idle: float = 0.0
+) -> dict[str, float]:
     return {"busy_s": busy, "wait_s": wait, "blocked_s": blocked, "idle_s": idle}
 
 
@@ -31,7 +33,9 @@ def test_tokens_per_second_are_summed_over_generators_each_by_its_own_time() -> 
     rates.observe(
         [
             member("generator-0", "generator", {**ages(busy=2.0), "tokens_generated": 100.0}),
-            member("generator-1", "generator", {**ages(busy=1.0, idle=3.0), "tokens_generated": 200.0}),
+            member(
+                "generator-1", "generator", {**ages(busy=1.0, idle=3.0), "tokens_generated": 200.0}
+            ),
         ]
     )
     assert rates.step(10.0, {})["throughput/generated_tokens_per_s"] == 50.0 + 50.0
@@ -76,9 +80,17 @@ def test_a_generator_that_only_evaluates_is_left_out_of_the_shares_of_its_role()
 
 def test_a_step_counts_only_what_came_since_the_last_one_and_repeats_it_if_nothing_came() -> None:
     rates = Rates(start_s=0.0)
-    rates.observe([member("generator-0", "generator", {**ages(busy=10.0), "tokens_generated": 10.0})])
+    rates.observe(
+        [member("generator-0", "generator", {**ages(busy=10.0), "tokens_generated": 10.0})]
+    )
     rates.step(10.0, {})
-    rates.observe([member("generator-0", "generator", {**ages(busy=11.0, wait=1.0), "tokens_generated": 110.0})])
+    rates.observe(
+        [
+            member(
+                "generator-0", "generator", {**ages(busy=11.0, wait=1.0), "tokens_generated": 110.0}
+            )
+        ]
+    )
     second = rates.step(12.0, {"tokens/trained": 60.0})
     assert second["throughput/generated_tokens_per_s"] == 50.0
     assert second["busy/generator"] == 0.5
@@ -148,7 +160,9 @@ def test_queue_gauges_add_up_and_latencies_take_the_worst() -> None:
                     "gauge/odd": 1.0,
                 },
             ),
-            member("b", "generator", {"gauge/queue/ready": 3.0, "gauge/verifier/latency_p99_s": 0.25}),
+            member(
+                "b", "generator", {"gauge/queue/ready": 3.0, "gauge/verifier/latency_p99_s": 0.25}
+            ),
         ]
     )
     assert rates.now() == {"queue/ready": 5.0, "verifier/latency_p99_s": 0.5, "memory/a_mb": 7.0}
@@ -166,7 +180,9 @@ def test_numbers_that_the_learner_told_itself_are_not_overwritten() -> None:
     assert "weights/pause_s" not in rates.step(1.0, {"weights/pause_s": 0.02})
 
 
-@pytest.mark.parametrize("what", ["a batch", "admission (the learner is behind)", "verifier-0/queue"])
+@pytest.mark.parametrize(
+    "what", ["a batch", "admission (the learner is behind)", "verifier-0/queue"]
+)
 def test_every_number_has_a_declared_name(what: str) -> None:
     rates = Rates(start_s=0.0)
     counters = {

@@ -39,7 +39,9 @@ def recorder(tmp_path: Path, config: RunConfig, clock: Clock) -> Any:
 
 
 def rows(run_dir: Path) -> list[dict[str, float]]:
-    return [msgspec.json.decode(line) for line in (run_dir / "metrics.jsonl").read_bytes().splitlines()]
+    return [
+        msgspec.json.decode(line) for line in (run_dir / "metrics.jsonl").read_bytes().splitlines()
+    ]
 
 
 def events(run_dir: Path) -> list[event_pb2.Event]:
@@ -47,7 +49,9 @@ def events(run_dir: Path) -> list[event_pb2.Event]:
     return list(EventFileLoader(str(path)).Load())
 
 
-def test_rows_come_in_order_though_an_evaluation_comes_late(recorder: Recorder, tmp_path: Path, clock: Clock) -> None:
+def test_rows_come_in_order_though_an_evaluation_comes_late(
+    recorder: Recorder, tmp_path: Path, clock: Clock
+) -> None:
     recorder.record(0, "buffer", {"eval/pass_at_1": 0.25})
     clock.now += 1
     recorder.record(1, "learner-0", {"reward/mean": 0.3})
@@ -68,14 +72,18 @@ def test_rows_come_in_order_though_an_evaluation_comes_late(recorder: Recorder, 
     ]
 
 
-def test_time_never_falls_though_the_first_evaluation_comes_after_the_first_step(recorder: Recorder, tmp_path: Path, clock: Clock) -> None:
+def test_time_never_falls_though_the_first_evaluation_comes_after_the_first_step(
+    recorder: Recorder, tmp_path: Path, clock: Clock
+) -> None:
     recorder.record(1, "learner-0", {"reward/mean": 0.3})
     clock.now += 1
     recorder.record(0, "buffer", {"eval/pass_at_1": 0.25})
     assert [(r["step"], r["time_s"]) for r in rows(tmp_path)] == [(0, 0.0), (1, 0.0)]
 
 
-def test_numbers_of_the_supervisor_join_the_row_of_the_learner(recorder: Recorder, tmp_path: Path) -> None:
+def test_numbers_of_the_supervisor_join_the_row_of_the_learner(
+    recorder: Recorder, tmp_path: Path
+) -> None:
     recorder.record(0, "buffer", {"eval/pass_at_1": 0.25})
     recorder.record(1, "supervisor", {"throughput/steps_per_s": 1.5})
     assert len(rows(tmp_path)) == 1
@@ -88,7 +96,9 @@ def test_numbers_of_the_supervisor_join_the_row_of_the_learner(recorder: Recorde
     }
 
 
-def test_a_missing_evaluation_is_not_waited_for_longer_than_hold_s(recorder: Recorder, tmp_path: Path, clock: Clock) -> None:
+def test_a_missing_evaluation_is_not_waited_for_longer_than_hold_s(
+    recorder: Recorder, tmp_path: Path, clock: Clock
+) -> None:
     recorder.record(0, "buffer", {"eval/pass_at_1": 0.25})
     recorder.record(1, "learner-0", {"reward/mean": 0.3})
     recorder.record(2, "learner-0", {"reward/mean": 0.3})
@@ -111,7 +121,9 @@ def test_close_writes_what_is_held_back(tmp_path: Path, config: RunConfig) -> No
 
 
 def test_without_evaluation_the_first_row_is_step_one(tmp_path: Path, config: RunConfig) -> None:
-    plain = msgspec.structs.replace(config, evaluation=msgspec.structs.replace(config.evaluation, every_steps=0))
+    plain = msgspec.structs.replace(
+        config, evaluation=msgspec.structs.replace(config.evaluation, every_steps=0)
+    )
     recorder = Recorder(tmp_path, plain)
     recorder.record(1, "learner-0", {"reward/mean": 0.3})
     assert [r["step"] for r in rows(tmp_path)] == [1]
@@ -119,24 +131,32 @@ def test_without_evaluation_the_first_row_is_step_one(tmp_path: Path, config: Ru
 
 
 def test_evaluations_are_due_at_zero_at_every_nth_and_at_the_last_step(config: RunConfig) -> None:
-    every_three = msgspec.structs.replace(config, evaluation=msgspec.structs.replace(config.evaluation, every_steps=3))
+    every_three = msgspec.structs.replace(
+        config, evaluation=msgspec.structs.replace(config.evaluation, every_steps=3)
+    )
     assert [step for step in range(5) if is_evaluated(every_three, step)] == [0, 3, 4]
 
 
 def test_an_undeclared_name_is_refused_in_tests(recorder: Recorder) -> None:
-    with pytest.raises(UndeclaredMetric, match=r"learner-0 wrote the scalar 'reward/maen'.*catalogue\.py"):
+    with pytest.raises(
+        UndeclaredMetric, match=r"learner-0 wrote the scalar 'reward/maen'.*catalogue\.py"
+    ):
         recorder.record(1, "learner-0", {"reward/maen": 1.0})
     with pytest.raises(UndeclaredMetric, match="histogram 'reward/mean'"):
         recorder.record(1, "learner-0", histograms={"reward/mean": [1.0]})
 
 
-def test_an_undeclared_name_is_logged_once_in_production(tmp_path: Path, config: RunConfig, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_undeclared_name_is_logged_once_in_production(
+    tmp_path: Path, config: RunConfig, caplog: pytest.LogCaptureFixture
+) -> None:
     recorder = Recorder(tmp_path, config)
     with caplog.at_level(logging.ERROR):
         recorder.record(1, "learner-0", {"reward/maen": 1.0})
         recorder.record(2, "learner-0", {"reward/maen": 1.0})
     recorder.close()
-    assert [r.getMessage().split(",")[0] for r in caplog.records] == ["learner-0 wrote the scalar 'reward/maen'"]
+    assert [r.getMessage().split(",")[0] for r in caplog.records] == [
+        "learner-0 wrote the scalar 'reward/maen'"
+    ]
     assert [r["reward/maen"] for r in rows(tmp_path)] == [1.0, 1.0]
 
 
@@ -145,7 +165,9 @@ def test_a_number_that_is_not_finite_leaves_valid_json(recorder: Recorder, tmp_p
     assert rows(tmp_path)[0]["eval/pass_at_1"] is None
 
 
-def test_tensorboard_gets_scalars_histograms_texts_settings_and_the_first_screen(tmp_path: Path, config: RunConfig) -> None:
+def test_tensorboard_gets_scalars_histograms_texts_settings_and_the_first_screen(
+    tmp_path: Path, config: RunConfig
+) -> None:
     recorder = Recorder(tmp_path, config, is_strict=True)
     recorder.record(
         1,
@@ -155,24 +177,41 @@ def test_tensorboard_gets_scalars_histograms_texts_settings_and_the_first_screen
         {"samples/best": "def f(x): ..."},
     )
     recorder.close()
-    values = {(e.step, v.tag): v for e in events(tmp_path) if e.HasField("summary") for v in e.summary.value}
+    values = {
+        (e.step, v.tag): v
+        for e in events(tmp_path)
+        if e.HasField("summary")
+        for v in e.summary.value
+    }
     assert tensor_util.make_ndarray(values[1, "reward/mean"].tensor) == 0.75
-    assert values[1, "reward/mean"].metadata.summary_description == "mean task reward of the step's samples, before scaling (reward)"
+    assert (
+        values[1, "reward/mean"].metadata.summary_description
+        == "mean task reward of the step's samples, before scaling (reward)"
+    )
     buckets = tensor_util.make_ndarray(values[1, "staleness/versions"].tensor)
     assert buckets[:, 2].sum() == 4
     assert (buckets[0, 0], buckets[-1, 1]) == (0, 3)
     assert tensor_util.make_ndarray(values[1, "samples/best"].tensor).item() == b"def f(x): ..."
     assert b"num_steps: 4" in tensor_util.make_ndarray(values[0, "run/config"].tensor).item()
-    layout = layout_pb2.Layout.FromString(tensor_util.make_ndarray(values[0, "custom_scalars__config__"].tensor).item())
+    layout = layout_pb2.Layout.FromString(
+        tensor_util.make_ndarray(values[0, "custom_scalars__config__"].tensor).item()
+    )
     assert len(layout.category[0].chart) == 10
     patterns = list(layout.category[0].chart[1].multiline.tag)
-    assert [name for name in ("eval/pass_at_1", "eval/pass_at_1_error") if any(re.search(p, name) for p in patterns)] == ["eval/pass_at_1"]
+    assert [
+        name
+        for name in ("eval/pass_at_1", "eval/pass_at_1_error")
+        if any(re.search(p, name) for p in patterns)
+    ] == ["eval/pass_at_1"]
     hparams = values[0, "_hparams_/session_start_info"].metadata.plugin_data.content
     assert b"learner.optimizer.lr" in hparams
 
 
 def test_the_recorder_needs_neither_torch_nor_tensorflow() -> None:
-    check = "import sys, async_rl.monitoring.recorder; assert not {'torch', 'tensorflow'} & set(sys.modules)"
+    check = (
+        "import sys, async_rl.monitoring.recorder; assert not {'torch', 'tensorflow'} &"
+        " set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", check], check=True, timeout=60)
 
 
@@ -194,7 +233,9 @@ def test_rows_of_a_history_that_was_given_up_are_replaced_and_tensorboard_forget
     assert restarts == [2]
 
 
-def test_the_evaluation_of_the_version_that_a_run_goes_on_from_holds_nothing_up(tmp_path: Path, config: RunConfig, clock: Clock) -> None:
+def test_the_evaluation_of_the_version_that_a_run_goes_on_from_holds_nothing_up(
+    tmp_path: Path, config: RunConfig, clock: Clock
+) -> None:
     """The learner's part of that row is lost with the supervisor that held it back."""
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step":0,"time_s":3.5}\n{"step":1,"time_s":9.5}\n')
     recorder = Recorder(tmp_path, config, clock=clock)
@@ -205,7 +246,9 @@ def test_the_evaluation_of_the_version_that_a_run_goes_on_from_holds_nothing_up(
     assert [r["step"] for r in rows(tmp_path)] == [0, 1, 2, 3]
 
 
-def test_rows_that_were_held_back_survive_a_killed_supervisor(tmp_path: Path, config: RunConfig, clock: Clock) -> None:
+def test_rows_that_were_held_back_survive_a_killed_supervisor(
+    tmp_path: Path, config: RunConfig, clock: Clock
+) -> None:
     killed = Recorder(tmp_path, config, clock=clock)
     killed.record(0, "buffer", {"eval/pass_at_1": 0.25})
     for step in (1, 2, 3):
@@ -226,8 +269,12 @@ def test_rows_that_were_held_back_survive_a_killed_supervisor(tmp_path: Path, co
     killed.close()
 
 
-def test_a_resumed_run_counts_time_on_and_repairs_a_torn_row(tmp_path: Path, config: RunConfig, clock: Clock) -> None:
-    (tmp_path / "metrics.jsonl").write_bytes(b'{"step":0,"time_s":3.5}\n{"step":1,"time_s":9.5}\n{"step":2,"ti')
+def test_a_resumed_run_counts_time_on_and_repairs_a_torn_row(
+    tmp_path: Path, config: RunConfig, clock: Clock
+) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(
+        b'{"step":0,"time_s":3.5}\n{"step":1,"time_s":9.5}\n{"step":2,"ti'
+    )
     recorder = Recorder(tmp_path, config, clock=clock)
     recorder.start_from(0)
     clock.now += 2
@@ -239,8 +286,14 @@ def test_a_resumed_run_counts_time_on_and_repairs_a_torn_row(tmp_path: Path, con
 def test_two_hours_of_the_quickest_run_add_less_than_200_mb_of_events_and_every_step_a_row(
     tmp_path: Path, config: RunConfig, clock: Clock
 ) -> None:
-    scalars = {re.sub(r"<(\w+)>", r"\1-0", spec.name): 0.5 for spec in METRICS.values() if spec.kind is MetricKind.SCALAR}
-    per_process = {name.replace("-0", f"-{i}"): 0.5 for name in scalars if "-0" in name for i in range(1, 5)}
+    scalars = {
+        re.sub(r"<(\w+)>", r"\1-0", spec.name): 0.5
+        for spec in METRICS.values()
+        if spec.kind is MetricKind.SCALAR
+    }
+    per_process = {
+        name.replace("-0", f"-{i}"): 0.5 for name in scalars if "-0" in name for i in range(1, 5)
+    }
     config = msgspec.structs.replace(
         config,
         num_steps=10**6,
@@ -250,12 +303,16 @@ def test_two_hours_of_the_quickest_run_add_less_than_200_mb_of_events_and_every_
     sizes = []
     for step in range(1, 401):
         clock.now += 0.125
-        recorder.record(step, "learner-0", scalars | per_process, {"staleness/versions": [0.0, 1.0, 2.0] * 100})
+        recorder.record(
+            step, "learner-0", scalars | per_process, {"staleness/versions": [0.0, 1.0, 2.0] * 100}
+        )
         if step in (200, 400):
             recorder._events.flush()
             sizes.append(sum(path.stat().st_size for path in (tmp_path / "tensorboard").iterdir()))
     recorder.close()
     assert len(rows(tmp_path)) == 400
     assert (sizes[1] - sizes[0]) / 25 * 7200 < 200e6, "25 seconds of the clock lie between the two"
-    steps = sorted({e.step for e in events(tmp_path) for v in e.summary.value if v.tag == "reward/mean"})
+    steps = sorted(
+        {e.step for e in events(tmp_path) for v in e.summary.value if v.tag == "reward/mean"}
+    )
     assert steps == list(range(1, 401, 4))

@@ -8,7 +8,9 @@ from async_rl.monitoring.stall import Stall, sentence
 from async_rl.protocol.membership import Member
 
 
-def member(name: str, *, state: str = "busy", waits_for: str = "", since_s: float = 40.0, **more: Any) -> Member:
+def member(
+    name: str, *, state: str = "busy", waits_for: str = "", since_s: float = 40.0, **more: Any
+) -> Member:
     role: Any = name.split("-")[0]
     facts = {"pid": 1, "version": -1} | more
     return Member(
@@ -30,9 +32,11 @@ def test_the_sentence_follows_the_chain_from_the_learner_to_who_is_missing() -> 
         member("learner-0", state="waiting", waits_for="a batch", version=7),
         member("verifier-0", state="serving"),
     ]
-    assert sentence(members, stalled_s=61, now_s=100, unheard_s={}) == (
-        "no learner step after version 7 for 1 min 1 s: no generator serves; learner-0 waits for a batch (1 min 0 s); "
-        "buffer waits for groups: 3 of 16 groups are ready for step 8 (1 min 0 s); generator-0: ended (30 s)"
+    assert (
+        sentence(members, stalled_s=61, now_s=100, unheard_s={})
+        == "no learner step after version 7 for 1 min 1 s: no generator serves; learner-0 waits for"
+        " a batch (1 min 0 s); buffer waits for groups: 3 of 16 groups are ready for step 8 (1"
+        " min 0 s); generator-0: ended (30 s)"
     )
 
 
@@ -52,8 +56,9 @@ def test_who_is_silent_is_told_first_and_not_what_it_last_said() -> None:
         member("generator-0", state="blocked", waits_for="admission: the learner is behind"),
         member("verifier-0", state="serving"),
     ]
-    assert sentence(members, stalled_s=9, now_s=50, unheard_s={"learner-0": 8.0}) == (
-        "no learner step after version 3 for 9 s: learner-0 was not heard of for 8 s; "
+    assert (
+        sentence(members, stalled_s=9, now_s=50, unheard_s={"learner-0": 8.0})
+        == "no learner step after version 3 for 9 s: learner-0 was not heard of for 8 s; "
         "generator-0 is held back by admission: the learner is behind (10 s)"
     )
 
@@ -65,14 +70,17 @@ def test_a_verifier_that_judges_the_same_all_the_time_is_named() -> None:
         member("verifier-0", state="judging", since_s=52),
     ]
     assert sentence(members, stalled_s=50, now_s=100, unheard_s={}).endswith(
-        "generator-0 waits for verdicts: http://x takes nothing now (1 min 0 s); verifier-0: judging (48 s)"
+        "generator-0 waits for verdicts: http://x takes nothing now (1 min 0 s); verifier-0:"
+        " judging (48 s)"
     )
 
 
 def test_only_a_new_version_or_a_new_learner_is_progress() -> None:
     stall = Stall(0.0)
     stall.observe([member("learner-0", version=0)], 5.0)
-    stall.observe([member("learner-0", version=0, state="training"), member("generator-0", version=4)], 9.0)
+    stall.observe(
+        [member("learner-0", version=0, state="training"), member("generator-0", version=4)], 9.0
+    )
     assert stall.since_s == 5.0
     stall.observe([member("learner-0", version=1)], 11.0)
     assert stall.since_s == 11.0

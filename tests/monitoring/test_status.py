@@ -16,7 +16,9 @@ from async_rl.protocol.control import StatusReply
 from async_rl.protocol.membership import Member
 
 
-def member(name: str, role: Role, *, pid: int = 7, state: str = "working", **counters: float) -> Member:
+def member(
+    name: str, role: Role, *, pid: int = 7, state: str = "working", **counters: float
+) -> Member:
     return Member(
         name=name,
         role=role,
@@ -52,7 +54,9 @@ def reply(members: list[Member], **metrics: float) -> StatusReply:
     )
 
 
-def shown(answer: StatusReply, before: StatusReply | None = None, rewards: tuple[float, ...] = ()) -> str:
+def shown(
+    answer: StatusReply, before: StatusReply | None = None, rewards: tuple[float, ...] = ()
+) -> str:
     out = io.StringIO()
     Console(file=out, width=200).print(render(answer, now_s=60.0, before=before, rewards=rewards))
     return out.getvalue()
@@ -66,7 +70,12 @@ def test_a_rate_is_per_second_of_the_process_between_the_two_moments() -> None:
 
 def test_a_process_that_was_started_again_is_measured_from_its_start() -> None:
     before = member("g", "generator", pid=6, busy_s=100, tokens_generated=9000)
-    assert per_second(member("g", "generator", pid=7, busy_s=2, tokens_generated=50), before)["tokens_generated"] == 25.0
+    assert (
+        per_second(member("g", "generator", pid=7, busy_s=2, tokens_generated=50), before)[
+            "tokens_generated"
+        ]
+        == 25.0
+    )
 
 
 def test_nothing_is_said_of_a_process_that_told_no_time() -> None:
@@ -95,11 +104,16 @@ def test_nothing_is_said_of_a_process_that_told_no_time() -> None:
         (
             (4, 6),
             (3, 7, 0),
-            "scoring: the learner waits 60% of the time, generators have only verdicts to wait for 70%",
+            (
+                "scoring: the learner waits 60% of the time, generators have only verdicts to wait"
+                " for 70%"
+            ),
         ),
     ],
 )
-def test_the_bottleneck_is_named_with_its_shares(learner_s: tuple[int, int], generator_s: tuple[int, int, int], named: str) -> None:
+def test_the_bottleneck_is_named_with_its_shares(
+    learner_s: tuple[int, int], generator_s: tuple[int, int, int], named: str
+) -> None:
     assert bottleneck([learner(*learner_s), generator(*generator_s)]).startswith(named)
 
 
@@ -110,11 +124,16 @@ def test_the_bottleneck_is_of_the_time_between_the_moments_and_not_of_the_whole_
 
 
 def test_while_a_process_starts_no_bottleneck_is_guessed() -> None:
-    assert bottleneck([learner(1, 9), member("generator-1", "generator", state="starting")]) == "not all is up yet: generator-1"
+    assert (
+        bottleneck([learner(1, 9), member("generator-1", "generator", state="starting")])
+        == "not all is up yet: generator-1"
+    )
 
 
 def test_a_silent_process_is_named_before_any_bottleneck() -> None:
-    text = shown(reply([learner(1, 9), member("generator-0", "generator", state="silent", busy_s=9)]))
+    text = shown(
+        reply([learner(1, 9), member("generator-0", "generator", state="silent", busy_s=9)])
+    )
     assert "not heard of: generator-0" in text
     assert "bottleneck" not in text
 
@@ -123,8 +142,16 @@ def test_a_silent_process_is_named_before_any_bottleneck() -> None:
     ("learner_s", "generator_s"),
     [((9, 1), (1, 0, 0)), ((1, 9), (9, 0, 0)), ((1, 9), (0, 0, 9)), ((1, 9), (0, 9, 0))],
 )
-def test_every_relief_names_settings_that_exist(learner_s: tuple[int, int], generator_s: tuple[int, int, int]) -> None:
-    words = bottleneck([learner(*learner_s), generator(*generator_s)]).replace("(", " ").replace(")", " ").replace(",", " ").split()
+def test_every_relief_names_settings_that_exist(
+    learner_s: tuple[int, int], generator_s: tuple[int, int, int]
+) -> None:
+    words = (
+        bottleneck([learner(*learner_s), generator(*generator_s)])
+        .replace("(", " ")
+        .replace(")", " ")
+        .replace(",", " ")
+        .split()
+    )
     named = [word for word in words if "." in word]
     assert named
     assert set(named) <= set(settings())
@@ -142,12 +169,17 @@ def test_the_flow_counts_groups_in_each_state_and_failures() -> None:
             failures__x=1,
         )
     )
-    assert "groups: prompt → issued 1 → generating 12 → ready 3 → leased 16 → trained in step 3   failed 3" in text
+    assert (
+        "groups: prompt → issued 1 → generating 12 → ready 3 → leased 16 → trained in step 3  "
+        " failed 3" in text
+    )
 
 
 def test_a_restart_stands_beside_the_process_with_the_first_line_of_its_cause() -> None:
     answer = reply([generator(1, 0, 0)], **{"restarts/generator-0": 2.0})
-    answer = msgspec.structs.replace(answer, restarted_because={"generator-0": "generator-0 was ended by SIGKILL\nmore"})
+    answer = msgspec.structs.replace(
+        answer, restarted_because={"generator-0": "generator-0 was ended by SIGKILL\nmore"}
+    )
     assert "(restarts: 2; generator-0 was ended by SIGKILL)" in shown(answer)
 
 
@@ -159,7 +191,9 @@ def test_the_rate_column_has_tokens_of_generators_since_the_earlier_answer() -> 
 
 
 def test_a_stalled_run_says_why_instead_of_a_bottleneck() -> None:
-    stalled = msgspec.structs.replace(reply([learner(9, 1), generator(1, 0, 0)]), stalled="no learner step for 70 s")
+    stalled = msgspec.structs.replace(
+        reply([learner(9, 1), generator(1, 0, 0)]), stalled="no learner step for 70 s"
+    )
     assert "no learner step for 70 s" in shown(stalled)
     assert "bottleneck" not in shown(stalled)
 
@@ -172,7 +206,9 @@ def test_a_sparkline_goes_from_the_lowest_to_the_highest_bar() -> None:
 
 
 def test_a_run_in_balance_keeps_the_name_of_its_bottleneck() -> None:
-    """Half the learner's time each way: what was named stays until something else is worse by a tenth."""
+    """Half the learner's time each way: what was named stays until something else is worse by a
+    tenth.
+    """
     a_little_work, a_little_wait = (
         [learner(52, 48), generator(60, 0, 40)],
         [learner(48, 52), generator(60, 0, 40)],
@@ -180,15 +216,25 @@ def test_a_run_in_balance_keeps_the_name_of_its_bottleneck() -> None:
     assert bottleneck(a_little_wait).startswith("generation")
     assert bottleneck(a_little_wait, last="the learner: at work").startswith("the learner")
     assert bottleneck(a_little_work, last="generation: the learner waits").startswith("generation")
-    assert bottleneck([learner(40, 60), generator(60, 0, 40)], last="the learner: at work").startswith("generation")
-    assert bottleneck([learner(20, 80), generator(45, 0, 50)], last="generation: the learner waits").startswith("generation")
+    assert bottleneck(
+        [learner(40, 60), generator(60, 0, 40)], last="the learner: at work"
+    ).startswith("generation")
+    assert bottleneck(
+        [learner(20, 80), generator(45, 0, 50)], last="generation: the learner waits"
+    ).startswith("generation")
 
 
 def test_status_advises_how_many_generators_would_balance() -> None:
-    assert advice([learner(66, 34), generator(100, 0, 0)]) == "learner waits 34% of the time: about 0.5 generators more would balance"
+    assert (
+        advice([learner(66, 34), generator(100, 0, 0)])
+        == "learner waits 34% of the time: about 0.5 generators more would balance"
+    )
     second = member("generator-1", "generator", busy_s=25, wait_s=0, blocked_s=75)
     held = [learner(100, 0), generator(25, 0, 75), second]
-    assert advice(held) == "generators are held back 75% of the time: about 1.5 generators fewer would balance"
+    assert (
+        advice(held)
+        == "generators are held back 75% of the time: about 1.5 generators fewer would balance"
+    )
 
 
 def test_no_advice_is_given_in_balance_or_while_verdicts_are_what_is_missing() -> None:
@@ -220,13 +266,19 @@ def test_status_says_which_pool_is_missing_for_what() -> None:
         return shown(msgspec.structs.replace(reply([]), pools=pools))
 
     assert "goes on)" not in told(0, 1, 1)
-    assert "generators.judge: 0 wanted, 0 live (evaluations wait; async-rl scale generators.judge=1 goes on)" in told(1, 0, 0)
-    assert "generators.big: 0 wanted, 0 live (async-rl scale generators.big=1 goes on); generators.judge: 1 wanted, 1 live\n" in told(
-        0, 0, 1
+    assert (
+        "generators.judge: 0 wanted, 0 live (evaluations wait; async-rl scale generators.judge=1"
+        " goes on)" in told(1, 0, 0)
+    )
+    assert (
+        "generators.big: 0 wanted, 0 live (async-rl scale generators.big=1 goes on);"
+        " generators.judge: 1 wanted, 1 live\n" in told(0, 0, 1)
     )
 
 
-def test_generators_that_only_evaluate_are_left_out_of_the_bottleneck_and_the_advice_names_the_pools_that_train() -> None:
+def test_generators_that_only_evaluate_are_left_out_of_the_bottleneck_and_the_advice_names_the_pools_that_train() -> (
+    None
+):
     resting = member("generator-judge-0", "generator", busy_s=0.0, wait_s=100.0, blocked_s=0.0)
     members = [learner(40, 60), generator(100, 0, 0), resting]
     pools = [
@@ -253,4 +305,7 @@ def test_status_shows_each_pool_and_what_brings_generators_back() -> None:
         for p, (w, s, n, d) in counts.items()
     ]
     text = shown(msgspec.structs.replace(reply([]), pools=pools))
-    assert "verifiers: 1 wanted, 1 live; generators: 0 wanted, 2 draining (async-rl scale generators=1 goes on)" in text
+    assert (
+        "verifiers: 1 wanted, 1 live; generators: 0 wanted, 2 draining (async-rl scale generators=1"
+        " goes on)" in text
+    )

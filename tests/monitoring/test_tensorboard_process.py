@@ -19,11 +19,15 @@ from async_rl.monitoring.event_file import EventFile
 from async_rl.monitoring.tensorboard_process import TensorBoard
 
 _START_S = 60.0
-_EVERY_RUN = urllib.parse.quote('{"startIndex": 0, "sliceSize": 9, "allowedStatuses": ["STATUS_UNKNOWN", "STATUS_RUNNING"]}')
+_EVERY_RUN = urllib.parse.quote(
+    '{"startIndex": 0, "sliceSize": 9, "allowedStatuses": ["STATUS_UNKNOWN", "STATUS_RUNNING"]}'
+)
 
 
 def _fetch(url: str) -> bytes:
-    """The page, once the server listens: its start is another process's, so the test has to try again."""
+    """The page, once the server listens: its start is another process's, so the test has to try
+    again.
+    """
     deadline = time.monotonic() + _START_S
     while True:
         try:
@@ -58,7 +62,9 @@ def test_a_taken_port_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_tensorboard_serves_the_run_on_loopback_and_leaves_nothing_behind(tmp_path: Path) -> None:
     events = EventFile(tmp_path / "tensorboard")
-    events.hyper_parameters({"seed": 3, "data.shuffle": True, "run_name": "first"}, ["reward/mean", "eval/pass_at_1"])
+    events.hyper_parameters(
+        {"seed": 3, "data.shuffle": True, "run_name": "first"}, ["reward/mean", "eval/pass_at_1"]
+    )
     events.scalar("reward/mean", 0.5, 1)
     events.close()
     board = TensorBoard(tmp_path, host="127.0.0.1", port=0)
@@ -67,13 +73,24 @@ def test_tensorboard_serves_the_run_on_loopback_and_leaves_nothing_behind(tmp_pa
         assert board.url.startswith("http://127.0.0.1:")
         assert b"TensorBoard" in _fetch(base)
         deadline = time.monotonic() + _START_S
-        while not (groups := json.loads(_fetch(f"{base}data/plugin/hparams/session_groups?request={_EVERY_RUN}"))["sessionGroups"]):
+        while not (
+            groups := json.loads(
+                _fetch(f"{base}data/plugin/hparams/session_groups?request={_EVERY_RUN}")
+            )["sessionGroups"]
+        ):
             assert time.monotonic() < deadline, "TensorBoard has not read the run"
             time.sleep(0.2)
         (group,) = groups
         assert group["hparams"] == {"seed": 3, "data.shuffle": True, "run_name": "first"}
-        assert [(m["name"]["tag"], m["value"]) for m in group["metricValues"]] == [("reward/mean", 0.5)]
-        listening = {c.laddr.ip for p in _family(board.pid) for c in p.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
+        assert [(m["name"]["tag"], m["value"]) for m in group["metricValues"]] == [
+            ("reward/mean", 0.5)
+        ]
+        listening = {
+            c.laddr.ip
+            for p in _family(board.pid)
+            for c in p.net_connections("tcp")
+            if c.status == psutil.CONN_LISTEN
+        }
         assert listening <= {"127.0.0.1", "::1"}
         assert board.is_running
         family = [p.pid for p in _family(board.pid)]
@@ -89,11 +106,15 @@ def test_tensorboard_serves_the_run_on_loopback_and_leaves_nothing_behind(tmp_pa
 @pytest.mark.slow
 def test_tensorboard_dies_with_a_killed_parent(tmp_path: Path) -> None:
     script = (
-        "import sys, signal; from pathlib import Path; from async_rl.monitoring.tensorboard_process import TensorBoard\n"
-        f"board = TensorBoard(Path({str(tmp_path)!r}), host='127.0.0.1', port=0)\n"
-        "sys.stdout.write(f'{board.pid} {board.url}\\n'); sys.stdout.flush(); signal.pause()"
+        "import sys, signal; from pathlib import Path; from"
+        " async_rl.monitoring.tensorboard_process import TensorBoard\nboard ="
+        f" TensorBoard(Path({str(tmp_path)!r}), host='127.0.0.1',"
+        " port=0)\nsys.stdout.write(f'{board.pid} {board.url}\\n'); sys.stdout.flush();"
+        " signal.pause()"
     )
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True
+    ) as parent:
         assert parent.stdout is not None
         pid, url = parent.stdout.readline().split()
         _fetch(url.partition("#")[0])

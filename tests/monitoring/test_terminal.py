@@ -55,7 +55,9 @@ class Screen:
             no_color=True,
             legacy_windows=False,
         )
-        self.console = Console(config, run_dir, terminal=terminal, clock=lambda: self.now, wall=lambda: NOW + self.now)
+        self.console = Console(
+            config, run_dir, terminal=terminal, clock=lambda: self.now, wall=lambda: NOW + self.now
+        )
 
     @property
     def lines(self) -> list[str]:
@@ -69,9 +71,15 @@ def test_the_live_line_shows_the_numbers_to_watch_and_who_waits() -> None:
         "staleness/max_versions": 2.0,
         "throughput/generated_tokens_per_s": 9841.0,
     }
-    members = [member("learner-0", "learner", state="waiting", waits_for="a batch", since_s=NOW - 3)]
+    members = [
+        member("learner-0", "learner", state="waiting", waits_for="a batch", since_s=NOW - 3)
+    ]
     line = progress_line(12, 60, metrics, members, now_s=NOW, evaluated_step=10)
-    assert line == "step 12/60  reward 0.41  held-out 0.56 @10  staleness 2  9.8k tokens/s  learner-0 waits for a batch (3 s)"
+    assert (
+        line
+        == "step 12/60  reward 0.41  held-out 0.56 @10  staleness 2  9.8k tokens/s  learner-0 waits"
+        " for a batch (3 s)"
+    )
 
 
 def test_the_live_line_leaves_out_what_is_not_known_yet() -> None:
@@ -100,7 +108,9 @@ def test_one_without_a_place_on_the_cluster_does_not_start_but_waits_for_room() 
 
 
 def test_a_wait_shorter_than_worth_telling_is_left_out() -> None:
-    members = [member("learner-0", "learner", state="waiting", waits_for="a batch", since_s=NOW - 0.5)]
+    members = [
+        member("learner-0", "learner", state="waiting", waits_for="a batch", since_s=NOW - 0.5)
+    ]
     assert who_waits(members, now_s=NOW, worth_telling_s=1.0) == ""
 
 
@@ -115,10 +125,15 @@ def test_an_idle_verifier_is_no_news_but_a_generator_held_back_is() -> None:
             since_s=NOW - 5,
         ),
     ]
-    assert who_waits(members, now_s=NOW, worth_telling_s=1.0) == "generator-1 is held back by admission: 48 of 48 (5 s)"
+    assert (
+        who_waits(members, now_s=NOW, worth_telling_s=1.0)
+        == "generator-1 is held back by admission: 48 of 48 (5 s)"
+    )
 
 
-def test_off_a_terminal_a_plain_line_is_written_every_five_seconds_at_most(config: RunConfig, tmp_path: Path) -> None:
+def test_off_a_terminal_a_plain_line_is_written_every_five_seconds_at_most(
+    config: RunConfig, tmp_path: Path
+) -> None:
     screen = Screen(config, tmp_path, is_terminal=False)
     for step in range(12):
         screen.console.progress(step, {}, [])
@@ -126,8 +141,12 @@ def test_off_a_terminal_a_plain_line_is_written_every_five_seconds_at_most(confi
     assert screen.lines == ["step 0/4", "step 5/4", "step 10/4"]
 
 
-def test_without_the_live_line_only_notes_and_the_end_are_shown(config: RunConfig, tmp_path: Path) -> None:
-    quiet = msgspec.structs.replace(config, monitoring=msgspec.structs.replace(config.monitoring, live_line=False))
+def test_without_the_live_line_only_notes_and_the_end_are_shown(
+    config: RunConfig, tmp_path: Path
+) -> None:
+    quiet = msgspec.structs.replace(
+        config, monitoring=msgspec.structs.replace(config.monitoring, live_line=False)
+    )
     screen = Screen(quiet, tmp_path, is_terminal=False)
     screen.console.progress(1, {}, [])
     screen.console.note("generator-0 came back")
@@ -138,7 +157,9 @@ def test_without_the_live_line_only_notes_and_the_end_are_shown(config: RunConfi
     ]
 
 
-def test_preparing_is_told_at_its_end_even_if_it_took_no_time(config: RunConfig, tmp_path: Path) -> None:
+def test_preparing_is_told_at_its_end_even_if_it_took_no_time(
+    config: RunConfig, tmp_path: Path
+) -> None:
     screen = Screen(config, tmp_path, is_terminal=False)
     screen.console.preparing(0.0, "corpus")
     screen.console.preparing(0.5, "warm start")
@@ -149,7 +170,9 @@ def test_preparing_is_told_at_its_end_even_if_it_took_no_time(config: RunConfig,
     ]
 
 
-def test_on_a_terminal_the_line_is_redrawn_in_place_and_notes_stay(config: RunConfig, tmp_path: Path) -> None:
+def test_on_a_terminal_the_line_is_redrawn_in_place_and_notes_stay(
+    config: RunConfig, tmp_path: Path
+) -> None:
     screen = Screen(config, tmp_path, is_terminal=True)
     screen.console.preparing(0.5, "warm start")
     screen.now += 1

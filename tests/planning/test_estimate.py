@@ -35,7 +35,9 @@ def test_a_critic_on_the_policys_backbone_costs_no_second_model() -> None:
             ("grpo_code", []),
         )
     )
-    assert abs((own - shared) * 2**20 / (16 * 596_049_920) - 1) < 0.01, "weight, gradient and two moments"
+    assert abs((own - shared) * 2**20 / (16 * 596_049_920) - 1) < 0.01, (
+        "weight, gradient and two moments"
+    )
     assert shared == none
 
 
@@ -66,7 +68,12 @@ def test_parameters_of_a_known_model_are_counted_to_a_percent() -> None:
 
 def test_keys_and_values_of_a_known_model_fill_the_cache() -> None:
     # 2 x 28 layers x 8 heads x 128 x 4 bytes = 224 KiB a token: 4.57 tokens per MiB.
-    assert kv_cache_tokens(compose("ppo_code", ["generation.vllm.kv_cache_mb=64"]), shape_from_hf(QWEN3_06B)) == 292
+    assert (
+        kv_cache_tokens(
+            compose("ppo_code", ["generation.vllm.kv_cache_mb=64"]), shape_from_hf(QWEN3_06B)
+        )
+        == 292
+    )
 
 
 def test_derived_numbers_follow_from_the_settings() -> None:
@@ -111,8 +118,12 @@ def test_more_of_anything_needs_more_memory() -> None:
         "learner.gradient_checkpointing=true",
         "algorithm.kl_coef=0",
     ):
-        assert memory_mb(compose("ppo_code", [override]), "learner", shape) < memory_mb(base, "learner", shape), override
-    assert total_memory_mb(compose("ppo_code", ["generators.count=2"]), shape) > total_memory_mb(base, shape)
+        assert memory_mb(compose("ppo_code", [override]), "learner", shape) < memory_mb(
+            base, "learner", shape
+        ), override
+    assert total_memory_mb(compose("ppo_code", ["generators.count=2"]), shape) > total_memory_mb(
+        base, shape
+    )
     assert disk_mb(compose("ppo_code", ["checkpoint.keep=5"]), shape) > disk_mb(base, shape)
     assert total_memory_mb(base, None) < total_memory_mb(base, shape)
 
@@ -122,7 +133,10 @@ def test_what_cannot_fit_is_refused_with_both_numbers() -> None:
     (positions,) = fit_problems(config, embedded_shape(config.model), memory_mb_available=10**6)
     assert f"= 600 is above the {EMBEDDED_POSITIONS} positions" in positions
     (cache,) = fit_problems(config, shape_from_hf(QWEN3_06B), memory_mb_available=10**6)
-    assert "holds 292 tokens of this model, one sequence may have 600; raise it to at least 132" in cache
+    assert (
+        "holds 292 tokens of this model, one sequence may have 600; raise it to at least 132"
+        in cache
+    )
     enough = compose(
         "ppo_code",
         [
@@ -140,17 +154,31 @@ def test_what_cannot_fit_is_refused_with_both_numbers() -> None:
 def test_the_embedded_default_fits_a_small_machine() -> None:
     for conf in ("ppo_code", "grpo_code"):
         config = compose(conf)
-        assert fit_problems(config, embedded_shape(config.model), memory_mb_available=6 * 1024) == []
+        assert (
+            fit_problems(config, embedded_shape(config.model), memory_mb_available=6 * 1024) == []
+        )
 
 
 def test_a_shared_device_says_how_long_its_turns_are_and_what_the_learner_brings() -> None:
     shape = shape_from_hf(QWEN3_06B)
-    rows = dict(derived_numbers(compose("grpo_code", ["placement=colocated", "weights.push_every_steps=2"]), shape))
-    assert rows["placement"] == "colocated: generation until 32 groups are ready, then 2 learner steps, in turns"
+    rows = dict(
+        derived_numbers(
+            compose("grpo_code", ["placement=colocated", "weights.push_every_steps=2"]), shape
+        )
+    )
+    assert (
+        rows["placement"]
+        == "colocated: generation until 32 groups are ready, then 2 learner steps, in turns"
+    )
     assert "GPU memory" not in rows
     gpus = ["learner.gpus_each=0.5", "generators.gpus_each=0.5"]
-    learner_mb = memory_mb(compose("grpo_code"), "learner", shape) - memory_mb(compose("grpo_code"), "learner", None)
-    assert dict(derived_numbers(compose("grpo_code", ["placement=colocated", *gpus]), shape))["GPU memory"] == (
-        f"{learner_mb / 1024:.1f} GB in the learner's turn, then in main memory"
+    learner_mb = memory_mb(compose("grpo_code"), "learner", shape) - memory_mb(
+        compose("grpo_code"), "learner", None
+    )
+    assert (
+        dict(derived_numbers(compose("grpo_code", ["placement=colocated", *gpus]), shape))[
+            "GPU memory"
+        ]
+        == f"{learner_mb / 1024:.1f} GB in the learner's turn, then in main memory"
     )
     assert "placement" not in dict(derived_numbers(compose("grpo_code", gpus), shape))

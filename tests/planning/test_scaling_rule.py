@@ -38,17 +38,27 @@ def test_decisions_by_hand(count: int, waits: float, held: float, wanted: int) -
 
 
 def test_generators_of_other_pools_count_in_the_balance_and_stay() -> None:
-    assert decide(1, others=3, learner_waits=0.2, held_back=0.0, config=AUTO).wanted == 2  # 5 would balance
-    assert decide(3, others=1, learner_waits=0.0, held_back=0.5, config=AUTO).wanted == 1  # 2 would balance
+    assert (
+        decide(1, others=3, learner_waits=0.2, held_back=0.0, config=AUTO).wanted == 2
+    )  # 5 would balance
+    assert (
+        decide(3, others=1, learner_waits=0.0, held_back=0.5, config=AUTO).wanted == 1
+    )  # 2 would balance
 
 
 def test_the_reason_tells_the_shares_and_the_balance() -> None:
     reason = decide(2, learner_waits=0.5, held_back=0.02, config=AUTO).reason
-    assert reason == "the learner waits 50% of the time, generators are held back 2%: 3.9 generators would balance"
+    assert (
+        reason
+        == "the learner waits 50% of the time, generators are held back 2%: 3.9 generators would"
+        " balance"
+    )
 
 
 class SimulatedRun:
-    """Generators that each make a group in make_s, a learner that takes 4 at a time for step_s, at most 12 groups not yet trained."""
+    """Generators that each make a group in make_s, a learner that takes 4 at a time for step_s, at
+    most 12 groups not yet trained.
+    """
 
     def __init__(self, count: int, *, make_s: float, step_s: float, num_cores: int = 100) -> None:
         self.num_cores = num_cores
@@ -73,7 +83,9 @@ class SimulatedRun:
             since = self.env.now
             yield self.gate.get(1)
             self.held_s += self.env.now - since
-            yield self.env.timeout(self.make_s * self.rng.uniform(0.5, 1.5) * max(1.0, self.count / self.num_cores))
+            yield self.env.timeout(
+                self.make_s * self.rng.uniform(0.5, 1.5) * max(1.0, self.count / self.num_cores)
+            )
             self.num_made += 1
             yield self.ready.put(1)
 
@@ -86,13 +98,17 @@ class SimulatedRun:
             yield self.gate.put(4)
 
     def window(self, seconds: float) -> tuple[float, float]:
-        """(share that the learner waited, share that a generator was held back) of the next so many seconds."""
+        """(share that the learner waited, share that a generator was held back) of the next so many
+        seconds.
+        """
         self.waited_s = self.held_s = self.num_made = 0
         self.env.run(self.env.now + seconds)
         return min(self.waited_s / seconds, 1.0), min(self.held_s / seconds / self.count, 1.0)
 
 
-def steered(start: int, *, make_s: float, step_s: float, auto: AutoscaleConfig = AUTO, num_cores: int = 100) -> list[int]:
+def steered(
+    start: int, *, make_s: float, step_s: float, auto: AutoscaleConfig = AUTO, num_cores: int = 100
+) -> list[int]:
     run, steering = (
         SimulatedRun(start, make_s=make_s, step_s=step_s, num_cores=num_cores),
         Steering(auto),
@@ -101,7 +117,11 @@ def steered(start: int, *, make_s: float, step_s: float, auto: AutoscaleConfig =
     counts = [start]
     for _ in range(30):
         waits, held = run.window(60)
-        run.grow(steering.decide(run.count, learner_waits=waits, held_back=held, rate=run.num_made).wanted)
+        run.grow(
+            steering.decide(
+                run.count, learner_waits=waits, held_back=held, rate=run.num_made
+            ).wanted
+        )
         run.window(30)
         counts.append(run.count)
     return counts
@@ -109,14 +129,18 @@ def steered(start: int, *, make_s: float, step_s: float, auto: AutoscaleConfig =
 
 @pytest.mark.parametrize("start", [1, 3, 8])
 @pytest.mark.parametrize(("make_s", "step_s"), [(1.0, 1.0), (2.0, 2.0), (1.25, 1.0), (1.0, 1.4)])
-def test_a_simulated_run_comes_to_rest_near_its_balance_from_either_side(start: int, make_s: float, step_s: float) -> None:
+def test_a_simulated_run_comes_to_rest_near_its_balance_from_either_side(
+    start: int, make_s: float, step_s: float
+) -> None:
     counts = steered(start, make_s=make_s, step_s=step_s)
     assert len(set(counts[10:])) == 1, counts
     assert abs(counts[-1] - 4 * make_s / step_s) <= 1.5, counts
 
 
 @pytest.mark.parametrize(("num_cores", "rest"), [(1, 1), (2, 2)])
-def test_generators_that_share_their_cores_are_taken_back_once_and_not_tried_again(num_cores: int, rest: int) -> None:
+def test_generators_that_share_their_cores_are_taken_back_once_and_not_tried_again(
+    num_cores: int, rest: int
+) -> None:
     counts = steered(rest, make_s=4.0, step_s=1.0, num_cores=num_cores)
     assert counts == [rest, 2 * rest, *[rest] * 29]
 
@@ -126,13 +150,18 @@ def test_what_was_taken_back_says_why_and_what_memory_did_not_allow_is_not_judge
     assert steering.decide(1, learner_waits=0.5, held_back=0.0, rate=600.0).wanted == 2
     assert steering.decide(1, learner_waits=0.5, held_back=0.0, rate=500.0).wanted == 2
     decision = steering.decide(2, learner_waits=0.5, held_back=0.0, rate=610.0)
-    told = "1 wrote 500 tokens/s, 2 write 610: they share what is scarce, and no more are tried until the run is resumed"
+    told = (
+        "1 wrote 500 tokens/s, 2 write 610: they share what is scarce, and no more are tried until"
+        " the run is resumed"
+    )
     assert (decision.wanted, decision.reason) == (1, told)
     assert steering.decide(1, learner_waits=0.9, held_back=0.0, rate=500.0).wanted == 1
 
 
 def test_the_bounds_are_kept_and_a_run_outside_them_is_brought_inside() -> None:
-    narrow = AutoscaleConfig(enabled=True, min=2, max=3, pool="generators", tolerance=0.1, interval_s=30)
+    narrow = AutoscaleConfig(
+        enabled=True, min=2, max=3, pool="generators", tolerance=0.1, interval_s=30
+    )
     assert set(steered(2, make_s=4.0, step_s=1.0, auto=narrow)[1:]) <= {2, 3}
     assert set(steered(3, make_s=0.1, step_s=1.0, auto=narrow)[1:]) <= {2, 3}
     assert decide(9, learner_waits=0.0, held_back=0.0, config=narrow).wanted == 3
@@ -140,6 +169,8 @@ def test_the_bounds_are_kept_and_a_run_outside_them_is_brought_inside() -> None:
 
 
 def test_a_wider_tolerance_leaves_alone_what_a_narrow_one_changes() -> None:
-    wide = AutoscaleConfig(enabled=True, min=1, max=8, pool="generators", tolerance=0.5, interval_s=30)
+    wide = AutoscaleConfig(
+        enabled=True, min=1, max=8, pool="generators", tolerance=0.5, interval_s=30
+    )
     assert decide(2, learner_waits=0.4, held_back=0.0, config=AUTO).wanted == 3
     assert decide(2, learner_waits=0.4, held_back=0.0, config=wide).wanted == 2

@@ -33,7 +33,9 @@ def test_ranks_and_roles_follow_the_counts() -> None:
     ]
 
 
-def test_learner_ranks_deal_out_their_cores_in_turn_and_share_them_where_there_are_too_few() -> None:
+def test_learner_ranks_deal_out_their_cores_in_turn_and_share_them_where_there_are_too_few() -> (
+    None
+):
     machine = Machine(cores=tuple(range(8)), num_gpus=0, memory_mb=8000)
     run = specs("learner.ranks=3", "learner.cores=[0,1,2,3,4]", machine=machine)
     assert [run[f"learner-{r}"].cores for r in range(3)] == [(0, 3), (1, 4), (2,)]
@@ -51,14 +53,19 @@ def test_generators_take_their_share_of_the_pool_and_start_again_at_its_end() ->
         machine=machine,
     )
     assert [run[f"generator-{r}"].cores for r in range(3)] == [(1, 2), (3, 4), (1, 2)]
-    run = specs("generators.count=2", "generators.cores=[]", "generators.cores_each=1", machine=machine)
+    run = specs(
+        "generators.count=2", "generators.cores=[]", "generators.cores_each=1", machine=machine
+    )
     assert [run[f"generator-{r}"].cores for r in range(2)] == [(0,), (1,)]
     assert specs("generators.cores=[0,1]")["generator-0"].cores == (0, 1)
 
 
 def test_a_process_has_as_many_threads_as_cores() -> None:
     run = specs("learner.cores=[]", "generators.cores=[0]")
-    assert [run[name].env["OMP_NUM_THREADS"] for name in ("generator-0", "learner-0", "verifier-0", "buffer")] == ["1", "2", "1", "1"]
+    assert [
+        run[name].env["OMP_NUM_THREADS"]
+        for name in ("generator-0", "learner-0", "verifier-0", "buffer")
+    ] == ["1", "2", "1", "1"]
 
 
 def test_gpus_are_dealt_out_whole_or_in_shares_and_hidden_from_the_others() -> None:
@@ -90,7 +97,9 @@ def test_this_machine_has_at_least_one_core_and_some_memory() -> None:
 
 def test_a_joining_process_takes_the_lowest_free_rank_and_the_gpus_that_nobody_has() -> None:
     machine = Machine(cores=(0, 1), num_gpus=4, memory_mb=8000)
-    config = compose("ppo_code", ["generators.count=3", "generators.gpus_each=1", "learner.gpus_each=1"])
+    config = compose(
+        "ppo_code", ["generators.count=3", "generators.gpus_each=1", "learner.gpus_each=1"]
+    )
     start = processes(config, machine)
     staying = [spec for spec in start if spec.name != "generator-1"]
     joins = joining(config, machine, "generators", staying)

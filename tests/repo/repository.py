@@ -20,14 +20,18 @@ def files(suffix: str = "") -> tuple[Path, ...]:
         text=True,
         check=True,
     ).stdout
-    paths = (ROOT / name for name in sorted(set(listed.split("\0"))) if name.endswith(suffix) and name)
+    paths = (
+        ROOT / name for name in sorted(set(listed.split("\0"))) if name.endswith(suffix) and name
+    )
     return tuple(path for path in paths if path.is_file())
 
 
 @functools.cache
 def product() -> tuple[Path, ...]:
     """Python files of the product: no tests, no benchmarks."""
-    return tuple(path for path in files(".py") if path.relative_to(ROOT).parts[0] in PRODUCT_FOLDERS)
+    return tuple(
+        path for path in files(".py") if path.relative_to(ROOT).parts[0] in PRODUCT_FOLDERS
+    )
 
 
 def name(path: Path) -> str:

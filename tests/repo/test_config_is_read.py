@@ -1,4 +1,6 @@
-"""Every setting means something: it is described, has its value in conf/, and product code reads it."""
+"""Every setting means something: it is described, has its value in conf/, and product code reads
+it.
+"""
 
 import ast
 import functools
@@ -15,41 +17,38 @@ from async_rl.launchers.configuration.schema import settings
 
 ROOT = Path(__file__).resolve().parents[2]
 # They declare settings, compare them or show what follows from them; none of that is a use.
-NOT_A_USE = (
-    "config.py",
-    "config_algorithm.py",
-    "config_check.py",
-    "config_cluster.py",
-    "config_data.py",
-    "config_learner.py",
-    "config_generation.py",
-    "config_rewards.py",
-    "config_rollout.py",
-    "config_running.py",
-    "config_check_algorithm.py",
-    "config_check_placement.py",
-    "config_check_pools.py",
-    "config_check_reward.py",
-    "config_check_weights.py",
-    "estimate.py",
-    "plan.py",
-    "preflight.py",
-    "compose.py",
+NOT_A_USE = re.compile(
+    r"async_rl/config/(checks/|(run|base|algorithm|cluster|data|learner|generation|rewards|rollout|running)\.py)"
+    r"|async_rl/planning/estimate\.py|launchers/configuration/(plan|preflight|compose)\.py"
 )
 
 
 @functools.cache
 def product_files() -> list[tuple[str, frozenset[str]]]:
     """(text, attributes that are read as values) of each file of product code."""
-    files = [path for folder in ("async_rl", "launchers", "sandbox") for path in sorted((ROOT / folder).rglob("*.py"))]
-    return [(path.read_text(), read_attributes(path.read_text())) for path in files if path.name not in NOT_A_USE]
+    files = [
+        path
+        for folder in ("async_rl", "launchers", "sandbox")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+    ]
+    return [
+        (path.read_text(), read_attributes(path.read_text()))
+        for path in files
+        if not NOT_A_USE.match(str(path.relative_to(ROOT)))
+    ]
 
 
 def read_attributes(text: str) -> frozenset[str]:
     """Names x of all `object.x` that are neither called (methods) nor assigned."""
     nodes = list(ast.walk(ast.parse(text)))
     called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
-    reads = (node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and id(node) not in called)
+    reads = (
+        node
+        for node in nodes
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Load)
+        and id(node) not in called
+    )
     return frozenset(node.attr for node in reads)
 
 
@@ -62,10 +61,14 @@ def section_class(path: str) -> str:
 
 
 def is_read(path: str) -> bool:
-    """Whether a file that has to do with the setting's section reads an attribute of the setting's name."""
+    """Whether a file that has to do with the setting's section reads an attribute of the setting's
+    name.
+    """
     parents, _, leaf = path.rpartition(".")
     section = parents.rpartition(".")[2]
-    mention = rf"\b{section_class(path)}\b" + (rf"|\.{section}\b" if section else r"|\bconfig\." + leaf)
+    mention = rf"\b{section_class(path)}\b" + (
+        rf"|\.{section}\b" if section else r"|\bconfig\." + leaf
+    )
     return any(leaf in reads and re.search(mention, text) for text, reads in product_files())
 
 

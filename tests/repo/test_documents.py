@@ -18,7 +18,9 @@ from async_rl.launchers.configuration.compose import compose_unchecked
 from async_rl.launchers.configuration.schema import settings
 from async_rl.observability.catalogue import METRICS, describe
 
-DOCUMENTS = [path for path in files(".md") if name(path) == "README.md" or name(path).startswith("docs/")]
+DOCUMENTS = [
+    path for path in files(".md") if name(path) == "README.md" or name(path).startswith("docs/")
+]
 FOLDERS = (
     "async_rl/",
     "launchers/",
@@ -45,7 +47,9 @@ def spans(path: Path) -> Iterator[str]:
 
 def code_lines(path: Path) -> Iterator[str]:
     """Lines of fenced blocks, without the prompt of a shell."""
-    for block in re.findall(r"^```.*?\n(.*?)^```", path.read_text(), flags=re.MULTILINE | re.DOTALL):
+    for block in re.findall(
+        r"^```.*?\n(.*?)^```", path.read_text(), flags=re.MULTILINE | re.DOTALL
+    ):
         yield from (line.removeprefix("$ ") for line in block.splitlines())
 
 
@@ -67,14 +71,20 @@ def test_links_lead_to_files(path: Path) -> None:
 
 @documents
 def test_paths_exist(path: Path) -> None:
-    named = {match.group() for span in spans(path) for match in [re.match(r"[\w./-]+", span)] if match}
+    named = {
+        match.group() for span in spans(path) for match in [re.match(r"[\w./-]+", span)] if match
+    }
     paths = {n for n in named if n.startswith(FOLDERS)}
     assert sorted(p for p in paths if not (ROOT / p).exists()) == []
 
 
 @documents
 def test_make_targets_exist(path: Path) -> None:
-    assert [words for words in commands(path, "make") if words and not {w for w in words if "=" not in w} <= TARGETS] == []
+    assert [
+        words
+        for words in commands(path, "make")
+        if words and not {w for w in words if "=" not in w} <= TARGETS
+    ] == []
 
 
 @documents
@@ -83,7 +93,9 @@ def test_commands_of_async_rl_exist_with_their_options(path: Path) -> None:
         if not words or words[0].startswith("-"):
             continue
         assert words[0] in COMMANDS, words
-        known = {option for parameter in COMMANDS[words[0]].params for option in parameter.opts} | {"--help"}
+        known = {option for parameter in COMMANDS[words[0]].params for option in parameter.opts} | {
+            "--help"
+        }
         assert {w for w in words if w.startswith("--")} <= known, words
 
 
@@ -91,8 +103,14 @@ def test_commands_of_async_rl_exist_with_their_options(path: Path) -> None:
 def test_settings_in_launch_commands_are_settings_and_errors_are_the_real_ones(path: Path) -> None:
     lines = [*spans(path), *code_lines(path)]
     for line, following in itertools.pairwise([*lines, ""]):
-        words = shlex.split(line, comments=True) if line.startswith("async-rl launch") and "conf=" in line and "..." not in line else []
-        if not words or any(w.startswith("conf=") and w.removeprefix("conf=").isupper() for w in words):
+        words = (
+            shlex.split(line, comments=True)
+            if line.startswith("async-rl launch") and "conf=" in line and "..." not in line
+            else []
+        )
+        if not words or any(
+            w.startswith("conf=") and w.removeprefix("conf=").isupper() for w in words
+        ):
             continue
         given = [w for before, w in itertools.pairwise(words[1:]) if before != "--machine"]
         conf, overrides = split_conf([w for w in given if not w.startswith("--")])
@@ -108,17 +126,30 @@ def test_settings_in_launch_commands_are_settings_and_errors_are_the_real_ones(p
 
 @documents
 def test_settings_in_running_text_are_settings(path: Path) -> None:
-    named = {match.group() for span in spans(path) for match in [re.match(r"[a-z_]+(\.[a-z_]+)+(?=$|[= ])", span)] if match}
+    named = {
+        match.group()
+        for span in spans(path)
+        for match in [re.match(r"[a-z_]+(\.[a-z_]+)+(?=$|[= ])", span)]
+        if match
+    }
     assert sorted(n for n in named if n.split(".")[0] in SECTIONS and n not in SETTINGS) == []
 
 
 @documents
 def test_metrics_are_declared(path: Path) -> None:
-    named = {s for s in spans(path) if re.fullmatch(r"[a-z_]+/[a-z0-9_<>/-]+", s) and s.split("/")[0] in GROUPS}
+    named = {
+        s
+        for s in spans(path)
+        if re.fullmatch(r"[a-z_]+/[a-z0-9_<>/-]+", s) and s.split("/")[0] in GROUPS
+    }
     assert sorted(n for n in named if n not in METRICS and describe(n) is None) == []
 
 
 def test_the_index_lists_every_document() -> None:
     index = (ROOT / "docs" / "README.md").read_text()
-    pages = [path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md") if "decisions" not in path.parts]
+    pages = [
+        path.relative_to(ROOT / "docs").as_posix()
+        for path in (ROOT / "docs").rglob("*.md")
+        if "decisions" not in path.parts
+    ]
     assert [page for page in pages if page != "README.md" and f"]({page})" not in index] == []

@@ -1,4 +1,6 @@
-"""Product code and the catalogue of metrics agree: nothing is written that is not declared, nothing is declared that nobody writes."""
+"""Product code and the catalogue of metrics agree: nothing is written that is not declared, nothing
+is declared that nobody writes.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +22,33 @@ def literals() -> dict[str, str]:
         if name(path) == CATALOGUE:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and re.fullmatch(r"[a-z_]+/[a-z0-9_]+", node.value):
+            if (
+                isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+                and re.fullmatch(r"[a-z_]+/[a-z0-9_]+", node.value)
+            ):
                 found[node.value] = f"{name(path)}:{node.lineno}"
     return found
 
 
 def test_every_metric_that_code_names_is_declared() -> None:
-    undeclared = {n: where for n, where in literals().items() if n.split("/")[0] in GROUPS and describe(n) is None}
+    undeclared = {
+        n: where
+        for n, where in literals().items()
+        if n.split("/")[0] in GROUPS and describe(n) is None
+    }
     assert undeclared == {}
 
 
 def test_every_declared_scalar_is_written_by_someone() -> None:
     code = "\n".join(path.read_text() for path in product() if name(path) != CATALOGUE)
-    # A name may be put together (f"queue/{state}", prefix + "/loss"): its last part then stands alone in quotes.
-    unwritten = [n for n in METRICS if "<" not in n and f'"{n}"' not in code and f'"{n.rpartition("/")[2]}"' not in code]
+    # A name may be put together (f"queue/{state}", prefix + "/loss"): its last part then stands
+    # alone in quotes.
+    unwritten = [
+        n
+        for n in METRICS
+        if "<" not in n and f'"{n}"' not in code and f'"{n.rpartition("/")[2]}"' not in code
+    ]
     assert unwritten == []
 
 

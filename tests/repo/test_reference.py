@@ -13,21 +13,35 @@ from async_rl.observability.catalogue import METRICS
 
 @pytest.mark.parametrize("name", pages())
 def test_the_page_is_what_the_code_says(name: str) -> None:
-    assert (ROOT / "docs" / name).read_text() == pages()[name], "run make docs and commit what it writes"
+    assert (ROOT / "docs" / name).read_text() == pages()[name], (
+        "run make docs and commit what it writes"
+    )
 
 
 def test_every_metric_stands_on_the_page_once_with_its_meaning() -> None:
-    rows = [line for line in metrics_page().partition("\n## advantage")[2].splitlines() if line.startswith("| `")]
+    rows = [
+        line
+        for line in metrics_page().partition("\n## advantage")[2].splitlines()
+        if line.startswith("| `")
+    ]
     assert len(rows) == len(METRICS)
     for spec in METRICS.values():
-        assert sum(line.startswith(f"| `{spec.name}` |") and spec.meaning in line.replace("\\|", "|") for line in rows) == 1, spec.name
+        assert (
+            sum(
+                line.startswith(f"| `{spec.name}` |") and spec.meaning in line.replace("\\|", "|")
+                for line in rows
+            )
+            == 1
+        ), spec.name
 
 
 def test_every_setting_stands_on_the_page_once_with_its_unit_range_and_meaning() -> None:
     rows = [line for line in settings_page().splitlines() if line.startswith("| `")]
     for path, setting in settings().items():
         (row,) = [row for row in rows if row.startswith(f"| `{path}` |")]
-        _, _, told_unit, told_range, _, meaning, _ = (cell.strip() for cell in row.replace("\\|", "/").split("|"))
+        _, _, told_unit, told_range, _, meaning, _ = (
+            cell.strip() for cell in row.replace("\\|", "/").split("|")
+        )
         assert (told_unit, told_range, meaning) == (
             unit(setting),
             span(setting.type).replace("|", "/"),
@@ -44,6 +58,10 @@ def test_ranges_are_told_in_words() -> None:
 
 
 def test_where_configurations_differ_each_value_is_named() -> None:
-    row = next(line for line in settings_page().splitlines() if line.startswith("| `algorithm.advantage` |"))
+    row = next(
+        line
+        for line in settings_page().splitlines()
+        if line.startswith("| `algorithm.advantage` |")
+    )
     assert "grpo_code: `grpo`" in row
     assert "ppo_code: `gae`" in row

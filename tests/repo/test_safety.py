@@ -36,7 +36,11 @@ def test_no_pickle_outside_the_jail() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             modules = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             modules += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
-            wrong += [f"{name(path)} imports {module}" for module in modules if module.split(".")[0] in FORBIDDEN_MODULES]
+            wrong += [
+                f"{name(path)} imports {module}"
+                for module in modules
+                if module.split(".")[0] in FORBIDDEN_MODULES
+            ]
     assert wrong == []
 
 
@@ -46,7 +50,9 @@ def test_no_eval_and_no_exec_outside_the_jail() -> None:
         for path in product()
         if not name(path).startswith("sandbox/")
         for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in FORBIDDEN_CALLS
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in FORBIDDEN_CALLS
     ]
     assert wrong == []
 
@@ -58,7 +64,9 @@ def test_torch_load_never_unpickles() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call)
         and ast.unparse(node.func) == "torch.load"
-        and not any(k.arg == "weights_only" and ast.unparse(k.value) == "True" for k in node.keywords)
+        and not any(
+            k.arg == "weights_only" and ast.unparse(k.value) == "True" for k in node.keywords
+        )
     ]
     assert wrong == []
 
@@ -80,6 +88,8 @@ def test_every_exception_is_caught_at_the_two_boundaries_only() -> None:
         if name(path).startswith("sandbox/") or name(path) in BOUNDARIES:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ExceptHandler) and (node.type is None or ast.unparse(node.type) == "Exception"):
+            if isinstance(node, ast.ExceptHandler) and (
+                node.type is None or ast.unparse(node.type) == "Exception"
+            ):
                 wrong.append(f"{name(path)}:{node.lineno}")
     assert wrong == []

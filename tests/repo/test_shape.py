@@ -32,7 +32,9 @@ def test_no_function_holds_two_ideas() -> None:
 
 
 def test_every_file_opens_with_its_responsibility() -> None:
-    assert [name(path) for path in product() if not ast.get_docstring(ast.parse(path.read_text()))] == []
+    assert [
+        name(path) for path in product() if not ast.get_docstring(ast.parse(path.read_text()))
+    ] == []
 
 
 def test_the_product_stays_readable_in_a_few_days() -> None:
@@ -57,7 +59,11 @@ def code_lines(path: Path) -> int:
         for row in range(token.start[0], token.end[0] + 1)
     }
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+        if (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Constant)
+            and isinstance(node.value.value, str)
+        ):
             lines -= set(range(node.lineno, (node.end_lineno or 0) + 1))
     return len(lines)
 
@@ -68,4 +74,6 @@ def test_the_readme_fits_on_two_screens() -> None:
 
 def test_no_two_test_files_share_a_name() -> None:
     found = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
-    assert sorted(name for name in set(found) if found.count(name) > 1) == [], "pytest would collect only one of them"
+    assert sorted(name for name in set(found) if found.count(name) > 1) == [], (
+        "pytest would collect only one of them"
+    )

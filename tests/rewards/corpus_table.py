@@ -1,6 +1,8 @@
-"""Runs every hostile and honest program: `python tests/rewards/corpus_table.py` prints a table by family, level and user.
+"""Runs every hostile and honest program: `python tests/rewards/corpus_table.py` prints a table by
+family, level and user.
 
-`corpus_table.py LEVEL` runs them at one level as the present user and prints what happened as JSON; a host that changed ends it.
+`corpus_table.py LEVEL` runs them at one level as the present user and prints what happened as JSON;
+a host that changed ends it.
 """
 
 from __future__ import annotations
@@ -35,12 +37,18 @@ LEVELS = {1: "namespaces", 2: "landlock"}
 
 def request_of(case: Case) -> VerifyRequest:
     """The case as the verifier gets it."""
-    test = StdinTest(input="3\n", output="9") if case.is_stdin else CallTest(function="f", args=[3], expected=9)
+    test = (
+        StdinTest(input="3\n", output="9")
+        if case.is_stdin
+        else CallTest(function="f", args=[3], expected=9)
+    )
     return VerifyRequest(code=case.code, tests=[test])
 
 
 class Host:
-    """A file to spoil, a process to kill, and everything else about the host that a program must leave as it is."""
+    """A file to spoil, a process to kill, and everything else about the host that a program must
+    leave as it is.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._canary = directory / "canary"
@@ -69,7 +77,9 @@ class Host:
 
 @contextlib.contextmanager
 def other_user() -> Iterator[list[str]]:
-    """The command that runs Python as another user, with the project as it is installed but readable by all."""
+    """The command that runs Python as another user, with the project as it is installed but
+    readable by all.
+    """
     with tempfile.TemporaryDirectory(prefix="async_rl-corpus-", dir="/var/tmp") as name:
         tree = Path(name)
         tree.chmod(0o755)
@@ -91,9 +101,18 @@ def other_user() -> Iterator[list[str]]:
 
 
 def can_become_other() -> bool:
-    """Whether `other_user` works here: an environment beneath a private directory, such as /root, can be read by its owner alone."""
-    is_readable = all(path.stat().st_mode & 0o001 for path in Path(psutil.__file__).resolve().parents)
-    return os.geteuid() == 0 and is_readable and shutil.which("setpriv") is not None and SYSTEM_PYTHON.exists()
+    """Whether `other_user` works here: an environment beneath a private directory, such as /root,
+    can be read by its owner alone.
+    """
+    is_readable = all(
+        path.stat().st_mode & 0o001 for path in Path(psutil.__file__).resolve().parents
+    )
+    return (
+        os.geteuid() == 0
+        and is_readable
+        and shutil.which("setpriv") is not None
+        and SYSTEM_PYTHON.exists()
+    )
 
 
 def run_all(level: int) -> list[tuple[str, str, str, bool]]:
@@ -123,13 +142,20 @@ def _table() -> None:
     columns: dict[str, list[tuple[str, str, str, bool]]] = {}
     script = str(Path(__file__).resolve())
     for level, name in LEVELS.items():
-        columns[f"{name}, uid {os.geteuid()}"] = json.loads(subprocess.check_output([sys.executable, script, str(level)]))
+        columns[f"{name}, uid {os.geteuid()}"] = json.loads(
+            subprocess.check_output([sys.executable, script, str(level)])
+        )
         if can_become_other():
             with other_user() as command:
-                columns[f"{name}, uid {OTHER}"] = json.loads(subprocess.check_output([*command, script, str(level)], cwd="/"))
+                columns[f"{name}, uid {OTHER}"] = json.loads(
+                    subprocess.check_output([*command, script, str(level)], cwd="/")
+                )
     table = Table("family", "programs", *columns, box=None)
     for family in dict.fromkeys(case.family for case in (*CASES, *HONEST)):
-        right = [Counter(is_right for kind, _, _, is_right in results if kind == family) for results in columns.values()]
+        right = [
+            Counter(is_right for kind, _, _, is_right in results if kind == family)
+            for results in columns.values()
+        ]
         table.add_row(
             family,
             str(max(count.total() for count in right)),

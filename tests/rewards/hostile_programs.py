@@ -1,7 +1,9 @@
 # ruff: noqa: E501  programs read best as they are
-"""Programs that try to get a verdict they do not deserve, or to harm the host; each with the verdicts that are right for it.
+"""Programs that try to get a verdict they do not deserve, or to harm the host; each with the
+verdicts that are right for it.
 
-Unless it says otherwise, a program is called as `f(3)` and 9 is expected.  `Case.stdin`: run with input "3\\n", "9" is expected.
+Unless it says otherwise, a program is called as `f(3)` and 9 is expected.  `Case.stdin`: run with
+input "3\\n", "9" is expected.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ def _case(
     *,
     is_stdin: bool = False,
 ) -> None:
-    CASES.append(Case(name, family, code, right if isinstance(right, tuple) else (right,), is_stdin))
+    CASES.append(
+        Case(name, family, code, right if isinstance(right, tuple) else (right,), is_stdin)
+    )
 
 
 # ---- leaving early
@@ -75,7 +79,10 @@ _case(
 )
 
 # ---- lying objects
-_LIAR = "class L({base}):\n    def __eq__(self, o): return True\n    def __ne__(self, o): return False\n    def __hash__(self): return 0\n"
+_LIAR = (
+    "class L({base}):\n    def __eq__(self, o): return True\n    def __ne__(self, o): return"
+    " False\n    def __hash__(self): return 0\n"
+)
 for _base, _value in (
     ("object", ""),
     ("int", "1"),
@@ -95,13 +102,15 @@ _case(
     "lying",
     "__class__ property",
     WRONG,
-    "class L:\n    __class__ = property(lambda s: int)\n    __eq__ = lambda s, o: True\ndef f(x):\n    return L()",
+    "class L:\n    __class__ = property(lambda s: int)\n    __eq__ = lambda s, o: True\ndef f(x):\n"
+    "    return L()",
 )
 _case(
     "lying",
     "metaclass instancecheck",
     WRONG,
-    "class M(type):\n    def __eq__(c, o): return True\n    __hash__ = type.__hash__\nclass L(metaclass=M): pass\ndef f(x):\n    return L",
+    "class M(type):\n    def __eq__(c, o): return True\n    __hash__ = type.__hash__\nclass"
+    " L(metaclass=M): pass\ndef f(x):\n    return L",
 )
 _case(
     "lying",
@@ -117,19 +126,22 @@ _case(
     "lying",
     "patched builtins",
     (WRONG, ERROR, MEMORY),
-    "import builtins\nbuiltins.isinstance = lambda *a: True\nbuiltins.type = lambda *a: int\nbuiltins.all = lambda *a: True\ndef f(x):\n    return 1",
+    "import builtins\nbuiltins.isinstance = lambda *a: True\nbuiltins.type = lambda *a:"
+    " int\nbuiltins.all = lambda *a: True\ndef f(x):\n    return 1",
 )
 _case(
     "lying",
     "patched operator and json",
     (WRONG, ERROR),
-    "import operator, json\noperator.eq = lambda a, b: True\njson.dumps = lambda *a, **k: '9'\njson.JSONEncoder.encode = lambda *a: '9'\ndef f(x):\n    return 1",
+    "import operator, json\noperator.eq = lambda a, b: True\njson.dumps = lambda *a, **k:"
+    " '9'\njson.JSONEncoder.encode = lambda *a: '9'\ndef f(x):\n    return 1",
 )
 _case(
     "lying",
     "repr of the expected",
     WRONG,
-    "class R:\n    def __repr__(self): return '9'\n    __str__ = __repr__\ndef f(x):\n    return R()",
+    "class R:\n    def __repr__(self): return '9'\n    __str__ = __repr__\ndef f(x):\n   "
+    " return R()",
 )
 _case("lying", "nan", WRONG, "def f(x):\n    return float('nan')")
 _case("lying", "None", WRONG, "def f(x):\n    pass")
@@ -159,13 +171,16 @@ _case(
     "reading",
     "descriptors",
     WRONG,
-    "import os\ndef f(x):\n    for fd in range(64):\n        try:\n            data = os.pread(fd, 99999, 0)\n        except OSError:\n            continue\n        if b'expected' in data: return 9\n    return None",
+    "import os\ndef f(x):\n    for fd in range(64):\n        try:\n            data = os.pread(fd,"
+    " 99999, 0)\n        except OSError:\n            continue\n        if b'expected' in data:"
+    " return 9\n    return None",
 )
 _case(
     "reading",
     "environment",
     WRONG,
-    "import os\ndef f(x):\n    return [v for k, v in os.environ.items() if 'TOKEN' in k or 'KEY' in k] or 0",
+    "import os\ndef f(x):\n    return [v for k, v in os.environ.items() if 'TOKEN' in k or 'KEY' in"
+    " k] or 0",
 )
 _case("reading", "/proc", ERROR, "def f(x):\n    return open('/proc/self/maps').read()")
 _case("reading", "passwd", ERROR, "def f(x):\n    return open('/etc/passwd').read()")
@@ -186,14 +201,20 @@ _case(
     "reading",
     "harness from sys.modules",
     WRONG,
-    "import sys\ndef f(x):\n    return sorted(m for m in sys.modules if 'judg' in m or 'reward' in m and m != 'x') and 0",
+    "import sys\ndef f(x):\n    return sorted(m for m in sys.modules if 'judg' in m or 'reward' in"
+    " m and m != 'x') and 0",
 )
 
 # ---- forged results and abuse of the result file
-_FORGE = "import os\ndef f(x):\n    for fd in range(3, 64):\n        try:\n            os.write(fd, {frame})\n        except OSError:\n            pass\n    os._exit(0)"
+_FORGE = (
+    "import os\ndef f(x):\n    for fd in range(3, 64):\n        try:\n            os.write(fd,"
+    " {frame})\n        except OSError:\n            pass\n    os._exit(0)"
+)
 _case("forging", "a pass frame", (WRONG, ERROR), _FORGE.format(frame="b'0 p 0 pass\\n'"))
 _case("forging", "a done frame", (WRONG, ERROR), _FORGE.format(frame="b'0 d 0 0\\n'"))
-_case("forging", "a JSON verdict", (WRONG, ERROR), _FORGE.format(frame='b\'{"verdict": "pass"}\\n\''))
+_case(
+    "forging", "a JSON verdict", (WRONG, ERROR), _FORGE.format(frame='b\'{"verdict": "pass"}\\n\'')
+)
 _case(
     "forging",
     "a deep value",
@@ -208,7 +229,8 @@ _case(
     "forging",
     "truncated file",
     (WRONG, ERROR),
-    "import os\ndef f(x):\n    for fd in range(3, 64):\n        try:\n            os.ftruncate(fd, 0)\n        except OSError:\n            pass\n    return 1",
+    "import os\ndef f(x):\n    for fd in range(3, 64):\n        try:\n            os.ftruncate(fd,"
+    " 0)\n        except OSError:\n            pass\n    return 1",
 )
 _case("forging", "cyclic list", WRONG, "def f(x):\n    a = []\n    a.append(a)\n    return a")
 _case(
@@ -245,13 +267,15 @@ _case(
     "exhaustion",
     "swallows everything",
     TIMEOUT,
-    "def f(x):\n    while True:\n        try:\n            while True: pass\n        except BaseException: pass",
+    "def f(x):\n    while True:\n        try:\n            while True: pass\n        except"
+    " BaseException: pass",
 )
 _case(
     "exhaustion",
     "ignores signals",
     TIMEOUT,
-    "import signal\nfor s in range(1, 65):\n    try: signal.signal(s, signal.SIG_IGN)\n    except (OSError, ValueError): pass\ndef f(x):\n    while True: pass",
+    "import signal\nfor s in range(1, 65):\n    try: signal.signal(s, signal.SIG_IGN)\n    except"
+    " (OSError, ValueError): pass\ndef f(x):\n    while True: pass",
 )
 _case("exhaustion", "loop in C", TIMEOUT, "def f(x):\n    return sum(range(10**13))")
 _case("exhaustion", "power", TIMEOUT, "def f(x):\n    return 7 ** (10**9)")
@@ -265,7 +289,9 @@ _case(
     "exhaustion",
     "threads that spin",
     TIMEOUT,
-    "import threading\ndef spin():\n    while True: pass\ndef f(x):\n    ts = [threading.Thread(target=spin) for _ in range(4)]\n    [t.start() for t in ts]\n    [t.join() for t in ts]",
+    "import threading\ndef spin():\n    while True: pass\ndef f(x):\n    ts ="
+    " [threading.Thread(target=spin) for _ in range(4)]\n    [t.start() for t in ts]\n    [t.join()"
+    " for t in ts]",
 )
 _case("exhaustion", "sleep", TIMEOUT, "import time\ndef f(x):\n    time.sleep(1000)")
 _case(
@@ -287,7 +313,8 @@ _case(
     "exhaustion",
     "memory, swallowed",
     (MEMORY, TIMEOUT),
-    "def f(x):\n    a = []\n    while True:\n        try: a.append(bytearray(1 << 20))\n        except MemoryError: pass",
+    "def f(x):\n    a = []\n    while True:\n        try: a.append(bytearray(1 << 20))\n       "
+    " except MemoryError: pass",
 )
 _case(
     "exhaustion",
@@ -306,13 +333,15 @@ _case(
     "exhaustion",
     "multiprocessing",
     ERROR,
-    "import multiprocessing\ndef f(x):\n    with multiprocessing.Pool(2) as p: return p.map(abs, [1])",
+    "import multiprocessing\ndef f(x):\n    with multiprocessing.Pool(2) as p: return p.map(abs,"
+    " [1])",
 )
 _case(
     "exhaustion",
     "threads without end",
     (ERROR, MEMORY),
-    "import threading, time\ndef f(x):\n    while True: threading.Thread(target=time.sleep, args=(100,), daemon=True).start()",
+    "import threading, time\ndef f(x):\n    while True: threading.Thread(target=time.sleep,"
+    " args=(100,), daemon=True).start()",
 )
 _case(
     "exhaustion",
@@ -346,13 +375,15 @@ _case(
     "exhaustion",
     "deep C recursion",
     (ERROR, MEMORY),
-    "import sys\nsys.setrecursionlimit(10**9)\ndef f(x):\n    class A:\n        def __repr__(self): return repr(self)\n    return repr(A())",
+    "import sys\nsys.setrecursionlimit(10**9)\ndef f(x):\n    class A:\n        def __repr__(self):"
+    " return repr(self)\n    return repr(A())",
 )
 _case(
     "exhaustion",
     "raises its limits",
     MEMORY,
-    "import resource\ndef f(x):\n    try: resource.setrlimit(resource.RLIMIT_AS, (-1, -1))\n    except (OSError, ValueError): pass\n    return bytearray(4 << 30)",
+    "import resource\ndef f(x):\n    try: resource.setrlimit(resource.RLIMIT_AS, (-1, -1))\n   "
+    " except (OSError, ValueError): pass\n    return bytearray(4 << 30)",
 )
 
 # ---- network, signals, other processes
@@ -381,7 +412,8 @@ _case(
     "outside",
     "mount",
     WRONG,
-    "import ctypes\ndef f(x):\n    return ctypes.CDLL(None).mount(b'x', b'/tmp', b'tmpfs', 0, None)",
+    "import ctypes\ndef f(x):\n    return ctypes.CDLL(None).mount(b'x', b'/tmp', b'tmpfs', 0,"
+    " None)",
 )
 _case(
     "outside",
@@ -428,7 +460,8 @@ _case(
     "outside",
     "link out of the scratch",
     ERROR,
-    "import os\ndef f(x):\n    os.symlink('/etc/passwd', '/tmp/p')\n    return open('/tmp/p').read()",
+    "import os\ndef f(x):\n    os.symlink('/etc/passwd', '/tmp/p')\n    return"
+    " open('/tmp/p').read()",
 )
 _case("outside", "shared memory", ERROR, "def f(x):\n    open('/dev/shm/x', 'w').write('x')")
 
@@ -466,40 +499,50 @@ _honest("square", "def f(x):\n    return x * x")
 _honest("Solution", "class Solution:\n    def f(self, x: int) -> List[int]:\n        return x * x")
 _honest(
     "star imports",
-    "from typing import *\nfrom math import *\nfrom collections import *\ndef f(x):\n    return int(pow(x, 2))",
+    "from typing import *\nfrom math import *\nfrom collections import *\ndef f(x):\n    return"
+    " int(pow(x, 2))",
 )
 _honest(
     "threads",
-    "import threading\ndef f(x):\n    r = []\n    t = threading.Thread(target=lambda: r.append(x * x)); t.start(); t.join()\n    return r[0]",
+    "import threading\ndef f(x):\n    r = []\n    t = threading.Thread(target=lambda: r.append(x *"
+    " x)); t.start(); t.join()\n    return r[0]",
 )
 _honest(
     "thread pool",
-    "from concurrent.futures import ThreadPoolExecutor\ndef f(x):\n    with ThreadPoolExecutor(4) as p: return sum(p.map(lambda i: x, range(3)))",
+    "from concurrent.futures import ThreadPoolExecutor\ndef f(x):\n    with ThreadPoolExecutor(4)"
+    " as p: return sum(p.map(lambda i: x, range(3)))",
 )
 _honest(
     "asyncio",
-    "import asyncio\nasync def g(x):\n    await asyncio.sleep(0)\n    return x * x\ndef f(x):\n    return asyncio.run(g(x))",
+    "import asyncio\nasync def g(x):\n    await asyncio.sleep(0)\n    return x * x\ndef f(x):\n   "
+    " return asyncio.run(g(x))",
 )
 _honest(
     "recursion to 100000",
-    "import sys\nsys.setrecursionlimit(200000)\ndef g(n): return 0 if n == 0 else 1 + g(n - 1)\ndef f(x):\n    assert g(100000) == 100000\n    return 9",
+    "import sys\nsys.setrecursionlimit(200000)\ndef g(n): return 0 if n == 0 else 1 + g(n - 1)\ndef"
+    " f(x):\n    assert g(100000) == 100000\n    return 9",
 )
 _honest("big integers", "def f(x):\n    return int(str(10**4000 + 9)[-1])")
 _honest(
     "dataclass",
-    "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\ndef f(x):\n    return P(x).x ** 2",
+    "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\ndef f(x):\n    return"
+    " P(x).x ** 2",
 )
 _honest(
     "numbers and re",
-    "import re, decimal, fractions, statistics\ndef f(x):\n    return int(decimal.Decimal(x) * fractions.Fraction(x).numerator)",
+    "import re, decimal, fractions, statistics\ndef f(x):\n    return int(decimal.Decimal(x) *"
+    " fractions.Fraction(x).numerator)",
 )
 _honest(
     "scratch file",
-    "import os\ndef f(x):\n    open('/tmp/a', 'w').write('9')\n    return int(open('/tmp/a').read())",
+    "import os\ndef f(x):\n    open('/tmp/a', 'w').write('9')\n    return"
+    " int(open('/tmp/a').read())",
 )
 _honest("prints a lot", "def f(x):\n    for _ in range(20000): print('noise' * 10)\n    return 9")
 _honest("stdin read", "import sys\nprint(int(sys.stdin.read()) ** 2)", is_stdin=True)
-_honest("stdin input", "if __name__ == '__main__':\n    print(int(input()) ** 2, end='')", is_stdin=True)
+_honest(
+    "stdin input", "if __name__ == '__main__':\n    print(int(input()) ** 2, end='')", is_stdin=True
+)
 _honest("stdin open(0)", "print(int(open(0).read()) ** 2)", is_stdin=True)
 _honest(
     "stdin descriptor",
@@ -507,17 +550,22 @@ _honest(
     is_stdin=True,
 )
 _honest("stdin exit(0)", "print(9)\nexit()", is_stdin=True)
-_honest("stdin os._exit(0) after a flush", "import os\nprint(9, flush=True)\nos._exit(0)", is_stdin=True)
+_honest(
+    "stdin os._exit(0) after a flush", "import os\nprint(9, flush=True)\nos._exit(0)", is_stdin=True
+)
 _honest(
     "stdin atexit and thread",
-    "import threading, atexit\natexit.register(lambda: print(9))\nthreading.Thread(target=int).start()",
+    "import threading, atexit\natexit.register(lambda:"
+    " print(9))\nthreading.Thread(target=int).start()",
     is_stdin=True,
 )
 _honest("stdin float format", "print('9.0000000000')", is_stdin=True)
 _honest(
     "deep recursion on a larger stack",
-    "import sys, threading\nsys.setrecursionlimit(200000)\nthreading.stack_size(64 << 20)\nclass A(list):\n    def __repr__(self): return repr(self[0]) if self else '9'\n"
-    "def g(n): return 0 if n == 0 else 1 + g(n - 1)\ndef f(x):\n    r = []\n    t = threading.Thread(target=lambda: r.append(g(100000))); t.start(); t.join()\n    return 9 if r == [100000] else 0",
+    "import sys, threading\nsys.setrecursionlimit(200000)\nthreading.stack_size(64 << 20)\nclass"
+    " A(list):\n    def __repr__(self): return repr(self[0]) if self else '9'\ndef g(n): return 0"
+    " if n == 0 else 1 + g(n - 1)\ndef f(x):\n    r = []\n    t = threading.Thread(target=lambda:"
+    " r.append(g(100000))); t.start(); t.join()\n    return 9 if r == [100000] else 0",
 )
 _honest(
     "lambda, closure, generator",

@@ -17,7 +17,9 @@ LIMITS = SandboxConfig(
 
 
 class Jail:
-    """A pool with its judge on an event loop of its own, for tests that are not asynchronous themselves."""
+    """A pool with its judge on an event loop of its own, for tests that are not asynchronous
+    themselves.
+    """
 
     def __init__(self, level: int) -> None:
         self._runner = asyncio.Runner()

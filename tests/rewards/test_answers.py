@@ -1,4 +1,6 @@
-"""Answers in words: what each rule takes for right, and what becomes of a comparison that hangs or fails."""
+"""Answers in words: what each rule takes for right, and what becomes of a comparison that hangs or
+fails.
+"""
 
 from __future__ import annotations
 
@@ -54,8 +56,13 @@ async def child() -> AsyncIterator[AnswerChild]:
         ("", False),
     ],
 )
-def test_gsm8k_compares_the_number_after_the_mark_or_the_last_one(response: str, right: bool) -> None:
-    assert is_right(AnswerTest(rule="gsm8k", expected="48+24 = <<48+24=72>>72\n#### 72"), response) is right
+def test_gsm8k_compares_the_number_after_the_mark_or_the_last_one(
+    response: str, right: bool
+) -> None:
+    assert (
+        is_right(AnswerTest(rule="gsm8k", expected="48+24 = <<48+24=72>>72\n#### 72"), response)
+        is right
+    )
 
 
 def test_gsm8k_reads_thousands_and_decimals() -> None:
@@ -75,7 +82,9 @@ def test_gsm8k_reads_thousands_and_decimals() -> None:
         ("2", r"\boxed{2", False),
     ],
 )
-def test_math_compares_the_last_boxed_expression_as_mathematics(expected: str, response: str, right: bool) -> None:
+def test_math_compares_the_last_boxed_expression_as_mathematics(
+    expected: str, response: str, right: bool
+) -> None:
     assert is_right(AnswerTest(rule="math", expected=expected), response) is right
 
 
@@ -108,7 +117,9 @@ async def test_a_comparison_that_never_ends_is_a_timeout_and_the_next_one_goes_o
 @in_a_loop
 async def test_a_rule_that_fails_is_an_infrastructure_error_and_never_a_verdict() -> None:
     async with child() as answers:
-        with pytest.raises(InfrastructureError, match="could not be compared by rule regex: error: "):
+        with pytest.raises(
+            InfrastructureError, match="could not be compared by rule regex: error: "
+        ):
             await answers.verdict(AnswerTest(rule="regex", expected="("), "x", 5)
 
 
@@ -117,7 +128,9 @@ async def test_a_cancelled_comparison_leaves_no_answer_for_the_next_one() -> Non
     async with child() as answers:
         yes = AnswerTest(rule="exact", expected="yes")
         assert await answers.verdict(yes, "yes", 5) is Verdict.PASS
-        hanging = asyncio.create_task(answers.verdict(AnswerTest(rule="regex", expected=r"^(a+)+$"), "a" * 60 + "b", 30))
+        hanging = asyncio.create_task(
+            answers.verdict(AnswerTest(rule="regex", expected=r"^(a+)+$"), "a" * 60 + "b", 30)
+        )
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
                 await hanging
@@ -128,13 +141,23 @@ class ByRule:
     """A verifier that compares in this process."""
 
     async def verify(self, problem: CodeProblem, code: str) -> list[Verdict]:
-        return [Verdict.PASS if is_right(test, code) else Verdict.WRONG_ANSWER for test in problem.tests if isinstance(test, AnswerTest)]
+        return [
+            Verdict.PASS if is_right(test, code) else Verdict.WRONG_ANSWER
+            for test in problem.tests
+            if isinstance(test, AnswerTest)
+        ]
 
 
-@pytest.mark.parametrize(("response", "reward"), [("```python\nprint(1)\n```\n#### 7", 2.0), ("#### 8", -1.0)])
+@pytest.mark.parametrize(
+    ("response", "reward"), [("```python\nprint(1)\n```\n#### 7", 2.0), ("#### 8", -1.0)]
+)
 @in_a_loop
-async def test_the_whole_response_is_scored_where_words_are_wanted(response: str, reward: float) -> None:
-    config = compose("grpo_code", ["reward.pass_reward=2", "reward.fail_reward=-1", "reward.extraction=fenced"])
+async def test_the_whole_response_is_scored_where_words_are_wanted(
+    response: str, reward: float
+) -> None:
+    config = compose(
+        "grpo_code", ["reward.pass_reward=2", "reward.fail_reward=-1", "reward.extraction=fenced"]
+    )
     problem = CodeProblem(tests=[AnswerTest(rule="gsm8k", expected="#### 7")])
     prompt = Prompt(
         prompt_id="p",

@@ -82,7 +82,10 @@ def leave(): sys.exit(0)
         ("assert all(add(i, i) == 2 * i for i in range(20))", "pass"),
         ("assert all(add(i, i) == i for i in range(20))", "wrong_answer"),
         (
-            "try:\n    fail(1)\n    assert False\nexcept ValueError as e:\n    assert str(e) == 'no'",
+            (
+                "try:\n    fail(1)\n    assert False\nexcept ValueError as e:\n    assert str(e) =="
+                " 'no'"
+            ),
             "pass",
         ),
         ("y = fail(1)", "runtime_error"),
@@ -118,8 +121,13 @@ SORTS = "def f(xs):\n    xs.sort()\n    xs.append(0)\n    return xs[:-1]\n"
         ("x = [2, 1]\nf(x)\nassert x == [1, 2, 0]", "wrong_answer"),
     ],
 )
-def test_what_a_program_does_to_its_arguments_changes_nothing_on_the_tests_side(jail: Jail, test: str, verdict: str) -> None:
-    assert jail.verify(VerifyRequest(code=SORTS, tests=[AssertTest(code=test)], timeout_s=0.5)).verdict == verdict
+def test_what_a_program_does_to_its_arguments_changes_nothing_on_the_tests_side(
+    jail: Jail, test: str, verdict: str
+) -> None:
+    assert (
+        jail.verify(VerifyRequest(code=SORTS, tests=[AssertTest(code=test)], timeout_s=0.5)).verdict
+        == verdict
+    )
 
 
 def test_calls_with_equal_arguments_do_not_share_them(jail: Jail) -> None:
@@ -139,9 +147,18 @@ def test_calls_with_equal_arguments_do_not_share_them(jail: Jail) -> None:
     [
         "class L(int):\n    __eq__ = lambda s, o: True\n    __hash__ = None\ndef f(x): return L(1)",
         "import builtins\nbuiltins.AssertionError = ValueError\ndef f(x): return 1",
-        "import os\nfor fd in range(3, 64):\n    try: os.write(fd, b'-1 l 0 0\\n0 d 0 0\\n')\n    except OSError: pass\ndef f(x): return 1",
-        "import os\ndef f(x):\n    for fd in range(3, 64):\n        try: os.write(fd, b'0 d 0 0\\n')\n        except OSError: pass\n    os._exit(0)",
-        "import gc, sys\ndef f(x):\n    return [o for o in gc.get_objects() if isinstance(o, str) and 'assert' in o and 'h(' in o]",
+        (
+            "import os\nfor fd in range(3, 64):\n    try: os.write(fd, b'-1 l 0 0\\n0 d 0 0\\n')\n "
+            "   except OSError: pass\ndef f(x): return 1"
+        ),
+        (
+            "import os\ndef f(x):\n    for fd in range(3, 64):\n        try: os.write(fd, b'0 d 0"
+            " 0\\n')\n        except OSError: pass\n    os._exit(0)"
+        ),
+        (
+            "import gc, sys\ndef f(x):\n    return [o for o in gc.get_objects() if isinstance(o,"
+            " str) and 'assert' in o and 'h(' in o]"
+        ),
         "def f(x): return type('H', (), {'__eq__': lambda s, o: True, '__hash__': None})()",
         "def h(x): return 0\ndef f(x): raise AssertionError",
     ],

@@ -31,8 +31,13 @@ ANYTHING = [CallTest(function="f", args=[[1, 2]], expected=None), StdinTest(inpu
 def verdicts(checker: str | None, tests: list[CallTest | StdinTest]) -> list[str]:
     async def run() -> list[str]:
         async with Pool(1) as pool:
-            judge = Judge(pool, msgspec.structs.replace(LIMITS, checker=checker, stop_at_first_failure=False))
-            return [str(test.verdict) for test in (await judge.verify(VerifyRequest(code=CODE, tests=list(tests)))).tests]
+            judge = Judge(
+                pool, msgspec.structs.replace(LIMITS, checker=checker, stop_at_first_failure=False)
+            )
+            return [
+                str(test.verdict)
+                for test in (await judge.verify(VerifyRequest(code=CODE, tests=list(tests)))).tests
+            ]
 
     return asyncio.run(run())
 
@@ -41,7 +46,9 @@ def test_checker_decides_instead_of_the_built_in_comparison() -> None:
     assert verdicts(None, IN_ORDER) == ["pass", "pass"]
     assert verdicts(None, OUT_OF_ORDER) == ["wrong_answer", "wrong_answer"]
     assert verdicts("checkers_for_tests:any_order", OUT_OF_ORDER) == ["pass", "pass"]
-    assert verdicts("checkers_for_tests:any_order", [StdinTest(input="1 2", output="1 3")]) == ["wrong_answer"]
+    assert verdicts("checkers_for_tests:any_order", [StdinTest(input="1 2", output="1 3")]) == [
+        "wrong_answer"
+    ]
 
 
 def test_checker_sees_what_the_program_was_given() -> None:
@@ -53,7 +60,9 @@ def test_checker_sees_what_the_program_was_given() -> None:
     ("checker", "said"),
     [("broken", "raised ValueError: no idea"), ("vague", "gave 1, not True or False")],
 )
-def test_checker_that_fails_is_an_infrastructure_error_and_no_verdict(checker: str, said: str) -> None:
+def test_checker_that_fails_is_an_infrastructure_error_and_no_verdict(
+    checker: str, said: str
+) -> None:
     with pytest.raises(InfrastructureError, match=said):
         verdicts(f"checkers_for_tests:{checker}", IN_ORDER)
 
@@ -75,7 +84,9 @@ def test_checker_that_cannot_be_had_is_refused_at_the_start(name: str, said: str
     (1e-9, 1.0000001, 1.0, False), (1e-6, 1.0000001, 1.0, True), (1e-6, 1.00001, 1.0, False), (0.0, 0.1 + 0.2, 0.3, False), (1e-9, 0.1 + 0.2, 0.3, True),
     (1e-6, 1e-10, 0.0, True), (0.0, 1e-300, 0.0, False),
 ])  # fmt: skip
-def test_tolerance_bounds_the_relative_difference(tolerance: float, got: float, expected: float, passes: bool) -> None:
+def test_tolerance_bounds_the_relative_difference(
+    tolerance: float, got: float, expected: float, passes: bool
+) -> None:
     comparison = Comparison(relative_tolerance=tolerance, checker=None)
     assert comparison.values_equal([got], [expected]) is passes
     assert expected == 0.0 or comparison.outputs_equal(f"x {got!r}", f"x {expected!r}") is passes

@@ -37,7 +37,10 @@ CODE = "def f(x):\n    return x + 1\n"
 
 
 def test_last_fenced_block_that_parses_is_taken() -> None:
-    response = f"First:\n```python\n{CODE}```\nthen\n```python\ndef f(x): return (\n# does not parse\n```\nand\n```\nshort\n```\n"
+    response = (
+        f"First:\n```python\n{CODE}```\nthen\n```python\ndef f(x): return (\n# does not"
+        " parse\n```\nand\n```\nshort\n```\n"
+    )
     assert extract_code(response, "auto") == CODE
     assert extract_code(response, "fenced") == CODE
 

@@ -1,5 +1,7 @@
 # ruff: noqa: E501  programs read best as they are
-"""Facts about programs that import packages: which cells they get, and that the others do not pay for it."""
+"""Facts about programs that import packages: which cells they get, and that the others do not pay
+for it.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,16 @@ from async_rl.rewards.verifier.service import VerifierService
 from async_rl.rewards.verifier.serving import open_service
 
 T = TypeVar("T")
-VERIFIERS = VerifiersConfig(memo_programs=0, count=1, cells=1, cores=[], queue_size=64, timeout_s=30, max_attempts=2)
+VERIFIERS = VerifiersConfig(
+    memo_programs=0, count=1, cells=1, cores=[], queue_size=64, timeout_s=30, max_attempts=2
+)
 ARRAYS = "import numpy as np\ndef f(x):\n    return (np.array(x) * 2).tolist()\n"
 CALL: list[CodeTest] = [CallTest(function="f", args=[[1, 2]], expected=[2, 4])]
 
 
-def with_service(packages: list[str], work: Callable[[VerifierService], Coroutine[Any, Any, T]]) -> T:
+def with_service(
+    packages: list[str], work: Callable[[VerifierService], Coroutine[Any, Any, T]]
+) -> T:
     async def run() -> T:
         sandbox: SandboxConfig = msgspec.structs.replace(LIMITS, packages=packages)
         async with open_service(VERIFIERS, sandbox, Activity()) as service:
@@ -36,7 +42,13 @@ def with_service(packages: list[str], work: Callable[[VerifierService], Coroutin
 
 def verdict_of(packages: list[str], code: str, tests: list[CodeTest], setup: str = "") -> str:
     async def work(service: VerifierService) -> str:
-        return str((await service.verify(VerifyRequest(code=code, tests=tests, setup=setup, timeout_s=2))).verdict)
+        return str(
+            (
+                await service.verify(
+                    VerifyRequest(code=code, tests=tests, setup=setup, timeout_s=2)
+                )
+            ).verdict
+        )
 
     return with_service(packages, work)
 
@@ -47,13 +59,18 @@ def test_program_that_imports_a_package_gets_a_cell_with_it_only_if_it_is_config
 
 
 def test_test_that_imports_a_package_gets_a_cell_with_it_too() -> None:
-    test: list[CodeTest] = [AssertTest(code="assert list(np.array(f([1, 2]))) == [1, 2] and helper(f([1])) == 1")]
+    test: list[CodeTest] = [
+        AssertTest(code="assert list(np.array(f([1, 2]))) == [1, 2] and helper(f([1])) == 1")
+    ]
     setup = "import numpy as np\ndef helper(x): return int(np.sum(x))"
     assert verdict_of(["numpy"], "def f(x): return x", test, setup) == "pass"
 
 
 def test_scalars_and_arrays_that_a_program_returns_are_compared_as_python_compares_them() -> None:
-    code = "import numpy as np\ndef total(x): return np.sum(x)\ndef mean(x): return np.mean(x)\ndef is_large(x): return np.sum(x) > 2\ndef twice(x): return np.array(x) * 2"
+    code = (
+        "import numpy as np\ndef total(x): return np.sum(x)\ndef mean(x): return np.mean(x)\ndef"
+        " is_large(x): return np.sum(x) > 2\ndef twice(x): return np.array(x) * 2"
+    )
     tests: list[CodeTest] = [
         AssertTest(code=c)
         for c in (
@@ -73,12 +90,16 @@ def test_cells_with_packages_start_with_the_first_program_that_names_one() -> No
         plain = VerifyRequest(code="def f(x): return [2, 4]  # numbers", tests=CALL)
         assert (await service.verify(plain)).verdict == "pass"
         before = packaged._pool is not None
-        assert (await service.verify(VerifyRequest(code=ARRAYS, tests=CALL, timeout_s=2))).verdict == "pass"
+        assert (
+            await service.verify(VerifyRequest(code=ARRAYS, tests=CALL, timeout_s=2))
+        ).verdict == "pass"
         return [before, packaged._pool is not None]
 
     assert with_service(["numpy"], work) == [False, True]
 
 
 def test_package_that_is_not_installed_is_refused_at_the_start() -> None:
-    with pytest.raises(ConfigError, match=r"'no_such_package' \(sandbox\.packages\) is not installed"):
+    with pytest.raises(
+        ConfigError, match=r"'no_such_package' \(sandbox\.packages\) is not installed"
+    ):
         verdict_of(["numpy", "no_such_package"], ARRAYS, CALL)

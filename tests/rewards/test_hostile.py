@@ -29,7 +29,8 @@ def test_hostile_program_gets_its_right_verdict(jail: Jail, host: Host, case: Ca
 
     assert response.verdict in case.right, response
     assert host.state() == before
-    # The cell is unharmed: an honest program passes in it, and nothing the hostile one wrote is left.
+    # The cell is unharmed: an honest program passes in it, and nothing the hostile one wrote is
+    # left.
     after = jail.verify(
         VerifyRequest(
             code="import os\ndef f(x):\n    return os.listdir('.') or 9",
@@ -51,7 +52,9 @@ def test_honest_program_passes(jail: Jail, case: Case) -> None:
 
 
 def test_corpus_has_teeth_against_a_naive_checker() -> None:
-    """exec plus == in one process accepts the liars, and those who read the expected value from its frames."""
+    """exec plus == in one process accepts the liars, and those who read the expected value from its
+    frames.
+    """
 
     def naive(code: str, expected: int) -> bool:
         namespace: dict[str, object] = {}
@@ -61,8 +64,19 @@ def test_corpus_has_teeth_against_a_naive_checker() -> None:
         except ValueError:
             return False
 
-    tried = [case for case in CASES if case.family in ("lying", "reading") and "patched" not in case.name and "/proc" not in case.code]
-    fooled = [case.name for case in tried if case.family == "lying" or "frames" in case.name if naive(case.code, 9)]
+    tried = [
+        case
+        for case in CASES
+        if case.family in ("lying", "reading")
+        and "patched" not in case.name
+        and "/proc" not in case.code
+    ]
+    fooled = [
+        case.name
+        for case in tried
+        if case.family == "lying" or "frames" in case.name
+        if naive(case.code, 9)
+    ]
 
     assert len(fooled) >= len(tried) // 3
     assert "frames and gc" in fooled
@@ -72,7 +86,9 @@ def test_corpus_has_teeth_against_a_naive_checker() -> None:
 @pytest.mark.parametrize("level", LEVELS)
 def test_every_verdict_is_right_as_another_user_too(level: int) -> None:
     if not can_become_other():
-        pytest.skip("needs root, setpriv, a system Python 3.11 and an environment that other users can read")
+        pytest.skip(
+            "needs root, setpriv, a system Python 3.11 and an environment that other users can read"
+        )
     script = Path(__file__).with_name("corpus_table.py").resolve()
     with other_user() as command:
         done = subprocess.run(

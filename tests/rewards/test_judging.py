@@ -12,7 +12,9 @@ from async_rl.core.types import AssertTest, CallTest, StdinTest
 from async_rl.rewards.verifier.protocol import VerifyRequest
 
 
-def _verdicts(jail: Jail, code: str, tests: list[CallTest | StdinTest | AssertTest], *, stop: bool = False) -> list[str]:
+def _verdicts(
+    jail: Jail, code: str, tests: list[CallTest | StdinTest | AssertTest], *, stop: bool = False
+) -> list[str]:
     request = VerifyRequest(code=code, tests=tests, stop_at_first_failure=stop, timeout_s=0.3)
     return [str(test.verdict) for test in jail.verify(request).tests]
 
@@ -49,7 +51,9 @@ def test_tests_after_the_first_failure_are_left_unrun(jail: Jail) -> None:
 
 
 def test_kinds_may_be_mixed(jail: Jail) -> None:
-    code = "import sys\ndef f(x): return x\nif __name__ == '__main__': print(sys.stdin.read().upper())"
+    code = (
+        "import sys\ndef f(x): return x\nif __name__ == '__main__': print(sys.stdin.read().upper())"
+    )
     tests = [
         *_calls(0),
         StdinTest(input="a", output="A"),
@@ -81,7 +85,9 @@ def test_each_stream_has_its_own_verdict(jail: Jail) -> None:
 
 
 @pytest.mark.parametrize("code", ["def f(", "print(1", "\0"])
-def test_stream_of_a_program_that_does_not_compile_never_passes_even_if_nothing_is_expected(jail: Jail, code: str) -> None:
+def test_stream_of_a_program_that_does_not_compile_never_passes_even_if_nothing_is_expected(
+    jail: Jail, code: str
+) -> None:
     tests = [StdinTest(input="", output="")] * 2
     assert _verdicts(jail, code, list(tests)) == ["compile_error"] * 2
     assert _verdicts(jail, code, list(tests[:1])) == ["compile_error"]
@@ -98,21 +104,32 @@ def test_many_streams_share_children(jail: Jail) -> None:
 
 
 def test_programs_leave_nothing_for_the_next_one(jail: Jail) -> None:
-    code = "import os, builtins\ntry:\n    open('/tmp/left', 'w').write('x')\nexcept OSError: pass\nbuiltins.left = 1\nos.environ['LEFT'] = '1'\ndef f(x): return 0"
+    code = (
+        "import os, builtins\ntry:\n    open('/tmp/left', 'w').write('x')\nexcept OSError:"
+        " pass\nbuiltins.left = 1\nos.environ['LEFT'] = '1'\ndef f(x): return 0"
+    )
     assert _verdicts(jail, code, _calls(0)) == ["pass"]
-    code = "import os, builtins\ndef f(x): return [hasattr(builtins, 'left'), 'LEFT' in os.environ, os.path.exists('/tmp/left')]"
+    code = (
+        "import os, builtins\ndef f(x): return [hasattr(builtins, 'left'), 'LEFT' in os.environ,"
+        " os.path.exists('/tmp/left')]"
+    )
     assert _verdicts(jail, code, _calls([False, False, False])) == ["pass"]
 
 
 def test_environment_is_deterministic(jail: Jail) -> None:
-    code = "import time, sys\ndef f(x): return [hash('a') == HASH, time.tzname[0], sys.getdefaultencoding()]"
+    code = (
+        "import time, sys\ndef f(x): return [hash('a') == HASH, time.tzname[0],"
+        " sys.getdefaultencoding()]"
+    )
     first = (
         jail.verify(VerifyRequest(code="def f(x): return str(hash('a'))", tests=_calls(None)))
         .tests[0]
         .message.split("gave ")[1]
         .split(",")[0]
     )
-    assert _verdicts(jail, code.replace("HASH", first.strip("'")), _calls([True, "UTC", "utf-8"])) == ["pass"]
+    assert _verdicts(
+        jail, code.replace("HASH", first.strip("'")), _calls([True, "UTC", "utf-8"])
+    ) == ["pass"]
 
 
 def test_cell_that_dies_is_replaced_and_the_job_tried_again() -> None:
@@ -135,7 +152,10 @@ def test_no_cell_at_all_is_an_infrastructure_error_and_never_a_verdict() -> None
 
 
 def test_fifty_megabytes_of_output_pass_under_a_limit_that_allows_them(jail: Jail) -> None:
-    program = "import sys\nline = 'x' * 99 + '\\n'\nfor _ in range(500):\n    sys.stdout.write(line * 1000)"
+    program = (
+        "import sys\nline = 'x' * 99 + '\\n'\nfor _ in range(500):\n    sys.stdout.write(line *"
+        " 1000)"
+    )
     test = StdinTest(input="", output=("x" * 99 + "\n") * 500_000)
     wide = VerifyRequest(code=program, tests=[test], timeout_s=5, output_kb=50_000)
     narrow = VerifyRequest(code=program, tests=[test], timeout_s=5, output_kb=40_000)

@@ -1,4 +1,5 @@
-"""Many clients at once while cells are killed at random: every job ends with exactly one right verdict.
+"""Many clients at once while cells are killed at random: every job ends with exactly one right
+verdict.
 
 ASYNC_RL_LOAD_JOBS=10000 pytest tests/rewards/test_load.py is the long form.
 """
@@ -25,7 +26,9 @@ GROWTH_BYTES = 48 << 20
 
 
 def _job(index: int) -> tuple[dict[str, Any], str]:
-    """A request and its right verdict; every kind of test and every verdict that takes no long computation."""
+    """A request and its right verdict; every kind of test and every verdict that takes no long
+    computation.
+    """
     call = [{"kind": "call", "function": "f", "args": [n], "expected": n * index} for n in range(4)]
     stdin = [{"kind": "stdin", "input": f"{n}\n", "output": str(n + index)} for n in range(3)]
     programs: list[tuple[str, list[dict[str, Any]], str]] = [
@@ -84,7 +87,9 @@ async def _load(url: str, server: psutil.Process) -> tuple[Counter[str], int, li
                 killed += 1
 
     limits = httpx.Limits(max_connections=NUM_CLIENTS)
-    async with httpx.AsyncClient(headers={"Authorization": "Bearer t"}, timeout=60, limits=limits) as http:
+    async with httpx.AsyncClient(
+        headers={"Authorization": "Bearer t"}, timeout=60, limits=limits
+    ) as http:
         killing = asyncio.create_task(killer())
         try:
             async with asyncio.TaskGroup() as group:
@@ -108,7 +113,9 @@ def test_each_of_many_jobs_gets_its_right_verdict_while_cells_are_killed() -> No
         "--cells",
         "2",
     ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as process:
         assert process.stdout
         try:
             url = process.stdout.readline().split()[2]
@@ -116,7 +123,9 @@ def test_each_of_many_jobs_gets_its_right_verdict_while_cells_are_killed() -> No
         finally:
             process.terminate()
             process.stdout.read()
-    print(f"{dict(counts)}, {killed} cells killed, server memory MB {[size >> 20 for size in memory]}")
+    print(
+        f"{dict(counts)}, {killed} cells killed, server memory MB {[size >> 20 for size in memory]}"
+    )
     assert counts["done"] == NUM_JOBS
     assert killed > 0
     assert memory[-1] - memory[0] < GROWTH_BYTES, memory

@@ -78,7 +78,9 @@ def test_a_failed_judgement_reaches_everyone_and_is_tried_again() -> None:
     async def main() -> int:
         verifier = Counting()
         memo = VerdictMemo(verifier, size=8)
-        together = await asyncio.gather(*(memo.verify(PROBLEM, "broken") for _ in range(2)), return_exceptions=True)
+        together = await asyncio.gather(
+            *(memo.verify(PROBLEM, "broken") for _ in range(2)), return_exceptions=True
+        )
         assert [type(error) for error in together] == [InfrastructureError] * 2
         with pytest.raises(InfrastructureError):
             await memo.verify(PROBLEM, "broken")

@@ -1,4 +1,6 @@
-"""Random programs on random tests: the verifier's verdict is that of a slow, separate run that trusts the program."""
+"""Random programs on random tests: the verifier's verdict is that of a slow, separate run that
+trusts the program.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,10 @@ FORMS = (
 FRAMES = (
     "def f(x):\n    return {e}\n",
     "def f(x):\n    total = 0\n    for x in range(x):\n        total += {e}\n    return total\n",
-    "def g(x):\n    return {e}\nclass Solution:\n    def f(self, x):\n        return g(x)\nf = Solution().f\n",
+    (
+        "def g(x):\n    return {e}\nclass Solution:\n    def f(self, x):\n        return g(x)\nf ="
+        " Solution().f\n"
+    ),
     "def f(x):\n    try:\n        return {e}\n    except ZeroDivisionError:\n        return 0\n",
     "def f(x):\n    if x == 3: raise ValueError(x)\n    return {e}\n",
     "def f(x):\n    return {e}\ndef broken(:\n",
@@ -73,7 +78,9 @@ def _trusted(code: str, tests: list[tuple[str, int, Any]]) -> list[str]:
 
 @pytest.mark.slow
 @given(seed=st.integers(0, 10**9), kind=st.sampled_from(["call", "stdin", "assert"]))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 def test_verdicts_equal_those_of_a_slow_trusted_run(jail: Jail, seed: int, kind: str) -> None:
     rng = random.Random(seed)
     code = rng.choice(FRAMES).format(e=_expression(rng, 3))
@@ -95,11 +102,15 @@ def test_verdicts_equal_those_of_a_slow_trusted_run(jail: Jail, seed: int, kind:
         expected.append(str(value) if kind == "stdin" else value)
     tests = [(kind, argument, value) for argument, value in zip(inputs, expected, strict=True)]
     made: list[Any] = [
-        CallTest(function="f", args=[argument], expected=value)
-        if kind == "call"
-        else StdinTest(input=f"{argument}\n", output=value)
-        if kind == "stdin"
-        else AssertTest(code=f"assert f({argument}) == {value!r}")
+        (
+            CallTest(function="f", args=[argument], expected=value)
+            if kind == "call"
+            else (
+                StdinTest(input=f"{argument}\n", output=value)
+                if kind == "stdin"
+                else AssertTest(code=f"assert f({argument}) == {value!r}")
+            )
+        )
         for _, argument, value in tests
     ]
 

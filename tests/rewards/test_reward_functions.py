@@ -1,4 +1,6 @@
-"""Functions that users bring, through a real verifier process: what they get, what becomes of what they give, and how they fail."""
+"""Functions that users bring, through a real verifier process: what they get, what becomes of what
+they give, and how they fail.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def run_config(*functions: str, **settings: object) -> RunConfig:
     return msgspec.structs.replace(config, reward=reward)
 
 
-def with_verifier(config: RunConfig, test: Callable[[VerifierClient], Coroutine[Any, Any, None]]) -> None:
+def with_verifier(
+    config: RunConfig, test: Callable[[VerifierClient], Coroutine[Any, Any, None]]
+) -> None:
     async def main() -> None:
         async with asyncio.timeout(60), verifier_process(config) as client:
             await test(client)
@@ -71,7 +75,9 @@ def test_functions_plain_and_async_give_a_score_or_parts() -> None:
             "length": {"score": pytest.approx(2 / 9)},
         }
 
-    with_verifier(run_config("letters", "in_parts", "with_score", "sees", "xml_format", "length"), test)
+    with_verifier(
+        run_config("letters", "in_parts", "with_score", "sees", "xml_format", "length"), test
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,32 +95,49 @@ def test_functions_plain_and_async_give_a_score_or_parts() -> None:
         ("parts", "by_response returned {'a': 'b'}"),
     ],
 )
-def test_a_function_that_fails_says_how_and_its_neighbours_get_their_scores(response: str, said: str) -> None:
+def test_a_function_that_fails_says_how_and_its_neighbours_get_their_scores(
+    response: str, said: str
+) -> None:
     async def test(client: VerifierClient) -> None:
-        others = [asyncio.create_task(client.ask_functions([name("by_response")], saying("good"))) for _ in range(3)]
+        others = [
+            asyncio.create_task(client.ask_functions([name("by_response")], saying("good")))
+            for _ in range(3)
+        ]
         with pytest.raises(RewardError) as failed:
             await client.ask_functions([name("by_response")], saying(response))
         assert said in str(failed.value)
         assert [await other for other in others] == [{name("by_response"): {"score": 1.0}}] * 3
-        assert await client.ask_functions([name("by_response")], saying("good")) == {name("by_response"): {"score": 1.0}}
+        assert await client.ask_functions([name("by_response")], saying("good")) == {
+            name("by_response"): {"score": 1.0}
+        }
 
     with_verifier(run_config("by_response"), test)
 
 
-def test_a_function_that_hangs_is_ended_after_its_deadline_and_the_calls_beside_it_are_asked_again() -> None:
+def test_a_function_that_hangs_is_ended_after_its_deadline_and_the_calls_beside_it_are_asked_again() -> (
+    None
+):
     async def test(client: VerifierClient) -> None:
         hanging = asyncio.create_task(client.ask_functions([name("by_response")], saying("hang")))
         for _ in range(3):  # these are in the process when it is ended, the last ones come after it
-            assert await client.ask_functions([name("slow")], SAMPLE) == {name("slow"): {"score": 1.0}}
-        with pytest.raises(RewardError, match=r"by_response gave no score within 0\.8 s \(reward\.timeout_s\)"):
+            assert await client.ask_functions([name("slow")], SAMPLE) == {
+                name("slow"): {"score": 1.0}
+            }
+        with pytest.raises(
+            RewardError, match=r"by_response gave no score within 0\.8 s \(reward\.timeout_s\)"
+        ):
             await hanging
 
     with_verifier(run_config("by_response", "slow", timeout_s=0.8), test)
 
 
-def test_a_function_that_blocks_the_event_loop_is_blamed_itself_and_not_the_calls_that_it_makes_late() -> None:
+def test_a_function_that_blocks_the_event_loop_is_blamed_itself_and_not_the_calls_that_it_makes_late() -> (
+    None
+):
     async def test(client: VerifierClient) -> None:
-        innocent = [asyncio.create_task(client.ask_functions([name("slow")], SAMPLE)) for _ in range(3)]
+        innocent = [
+            asyncio.create_task(client.ask_functions([name("slow")], SAMPLE)) for _ in range(3)
+        ]
         await asyncio.sleep(0)  # they are asked first, so that their deadlines come first
         blocking = asyncio.create_task(client.ask_functions([name("blocks")], saying("block")))
         assert [await call for call in innocent] == [{name("slow"): {"score": 1.0}}] * 3
@@ -123,7 +146,9 @@ def test_a_function_that_blocks_the_event_loop_is_blamed_itself_and_not_the_call
             match=r"blocks gave no score within 0\.8 s .* and kept the event loop to itself",
         ):
             await blocking
-        assert await client.ask_functions([name("blocks")], saying("good")) == {name("blocks"): {"score": 1.0}}
+        assert await client.ask_functions([name("blocks")], saying("good")) == {
+            name("blocks"): {"score": 1.0}
+        }
 
     with_verifier(run_config("blocks", "slow", timeout_s=0.8), test)
 
@@ -135,7 +160,9 @@ def test_calls_run_side_by_side_up_to_reward_concurrency(function: str) -> None:
 
         async def test(client: VerifierClient, concurrency: int = concurrency) -> None:
             started = time.monotonic()
-            await asyncio.gather(*(client.ask_functions([name(function)], SAMPLE) for _ in range(4)))
+            await asyncio.gather(
+                *(client.ask_functions([name(function)], SAMPLE) for _ in range(4))
+            )
             took[concurrency] = time.monotonic() - started
 
         with_verifier(run_config(function, concurrency=concurrency), test)
@@ -150,11 +177,15 @@ def test_neither_calls_nor_programs_wait_for_slow_calls_that_were_sent_before() 
         held = [asyncio.create_task(client.ask_functions([name("held")], SAMPLE)) for _ in range(8)]
         for _ in held:
             await asyncio.sleep(0.02)  # each travels by itself
-        assert await client.ask_functions([name("letters")], SAMPLE) == {name("letters"): {"score": 6.0}}
+        assert await client.ask_functions([name("letters")], SAMPLE) == {
+            name("letters"): {"score": 6.0}
+        }
         [result] = await client.test("def f(x):\n    return x + 0", [program])
         assert result.verdict is Verdict.PASS
         assert not any(call.done() for call in held)
-        assert await client.ask_functions([name("held")], saying("go")) == {name("held"): {"score": 1.0}}
+        assert await client.ask_functions([name("held")], saying("go")) == {
+            name("held"): {"score": 1.0}
+        }
         assert [await call for call in held] == [{name("held"): {"score": 1.0}}] * 8
 
     with_verifier(run_config("held", "letters"), test)
@@ -177,7 +208,10 @@ def test_a_verifier_runs_the_functions_of_its_own_configuration_only() -> None:
         (name("NOT_A_FUNCTION"), "is a int"),
         (
             name("as_in_verl"),
-            "is called as as_in_verl(sample), which it does not allow (missing a required argument: 'solution_str')",
+            (
+                "is called as as_in_verl(sample), which it does not allow (missing a required"
+                " argument: 'solution_str')"
+            ),
         ),
     ],
 )
@@ -191,14 +225,18 @@ def test_a_wrong_name_is_refused_before_anything_starts(function: str, said: str
 def test_loading_that_takes_longer_than_reward_load_timeout_s_ends_the_verifier(
     tmp_path: Path,
 ) -> None:
-    (tmp_path / "heavy.py").write_text("import time\ntime.sleep(1)\n\ndef score(sample):\n    return 1\n")
+    (tmp_path / "heavy.py").write_text(
+        "import time\ntime.sleep(1)\n\ndef score(sample):\n    return 1\n"
+    )
     heavy = f"{tmp_path}/heavy.py:score"
 
     async def test(client: VerifierClient) -> None:
         assert await client.ask_functions([heavy], SAMPLE) == {heavy: {"score": 1.0}}
 
     with_verifier(run_config(heavy, load_timeout_s=30.0), test)
-    with pytest.raises(ConfigError, match=r"reward\.load_timeout_s=0\.2: the functions were not loaded by then"):
+    with pytest.raises(
+        ConfigError, match=r"reward\.load_timeout_s=0\.2: the functions were not loaded by then"
+    ):
         with_verifier(run_config(heavy, load_timeout_s=0.2), test)
 
 
@@ -208,12 +246,25 @@ def found(*overrides: str) -> list[str]:
 
 def test_settings_that_contradict_each_other_are_refused() -> None:
     assert found("reward.fns=[tests,length]", "reward.weights=[1,-0.1]") == []
-    assert "reward.weights=[1.0] has 1 values for the 2 of reward.fns" in found("reward.fns=[tests,length]", "reward.weights=[1]")[0]
-    assert "only one of them can decide" in found("reward.fn=length", "reward.fns=[tests]", "reward.weights=[1]")[0]
+    assert (
+        "reward.weights=[1.0] has 1 values for the 2 of reward.fns"
+        in found("reward.fns=[tests,length]", "reward.weights=[1]")[0]
+    )
+    assert (
+        "only one of them can decide"
+        in found("reward.fn=length", "reward.fns=[tests]", "reward.weights=[1]")[0]
+    )
     assert "neither package.module:function" in found("reward.fn=lenght")[0]
-    assert "two functions are called f" in found('reward.fns=["a:f","b:f"]', "reward.weights=[1,1]")[0]
-    assert "functions score whole responses" in "".join(found("reward.fn=length", "reward.placement=steps"))
-    assert "reward.model.path=null but reward.fn asks for reward_model" in found("reward.fn=reward_model")[0]
+    assert (
+        "two functions are called f" in found('reward.fns=["a:f","b:f"]', "reward.weights=[1,1]")[0]
+    )
+    assert "functions score whole responses" in "".join(
+        found("reward.fn=length", "reward.placement=steps")
+    )
+    assert (
+        "reward.model.path=null but reward.fn asks for reward_model"
+        in found("reward.fn=reward_model")[0]
+    )
     assert "nothing asks for it" in found("reward.remote.url=http://127.0.0.1:1")[0]
     assert "reward.format_reward=2 is not from" in found("reward.format_reward=2")[0]
     assert "a call would end before a reward function may" in found("reward.timeout_s=30")[0]

@@ -1,4 +1,6 @@
-"""The ready terms that ask somebody else: a reward model with a template of its own, and an HTTP server in two forms."""
+"""The ready terms that ask somebody else: a reward model with a template of its own, and an HTTP
+server in two forms.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,10 @@ from async_rl.rewards.models import RewardModel
 from async_rl.rewards.remote import RemoteScorer
 from async_rl.rewards.verifier.protocol import RewardSample
 
-TEMPLATE = "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}> {{ m['content'] }}\n{% endfor %}{% if"
+    " add_generation_prompt %}<assistant>{% endif %}"
+)
 
 
 def sample(response: str, **fields: Any) -> RewardSample:
@@ -68,7 +73,9 @@ def settings(path: Path, **fields: Any) -> RewardModelConfig:
 
 def by_hand(path: Path, text: str, *, max_tokens: int = 2048) -> float:
     """One sequence at a time, without padding."""
-    ids = AutoTokenizer.from_pretrained(path)(text, add_special_tokens=False)["input_ids"][:max_tokens]
+    ids = AutoTokenizer.from_pretrained(path)(text, add_special_tokens=False)["input_ids"][
+        :max_tokens
+    ]
     model = AutoModelForSequenceClassification.from_pretrained(path)
     with torch.inference_mode():
         return float(model(input_ids=torch.tensor([ids])).logits[0, 0])
@@ -90,20 +97,28 @@ def test_the_reward_model_reads_prompt_and_response_in_its_own_template(model_pa
     expected = [by_hand(model_path, text) for text in texts]
     assert len(set(expected)) == 3
     for batch_size in (1, 2, 16):
-        found = ask(settings(model_path, batch_size=batch_size), [sample(answer) for answer in ANSWERS])
+        found = ask(
+            settings(model_path, batch_size=batch_size), [sample(answer) for answer in ANSWERS]
+        )
         assert found == pytest.approx(expected, abs=1e-5)
     plain = ask(settings(model_path), [sample("yes", row={})])
-    assert plain == pytest.approx([by_hand(model_path, "<user> rendered prompt\n<assistant> yes\n")], abs=1e-5)
+    assert plain == pytest.approx(
+        [by_hand(model_path, "<user> rendered prompt\n<assistant> yes\n")], abs=1e-5
+    )
 
 
 def test_what_is_over_max_tokens_is_cut_at_the_end(model_path: Path) -> None:
     text = "<system> be brief\n<user> ask\n<assistant> yes\n"
-    assert ask(settings(model_path, max_tokens=8), [sample("yes")]) == pytest.approx([by_hand(model_path, text, max_tokens=8)], abs=1e-5)
+    assert ask(settings(model_path, max_tokens=8), [sample("yes")]) == pytest.approx(
+        [by_hand(model_path, text, max_tokens=8)], abs=1e-5
+    )
 
 
 def test_bias_scale_and_clip_are_applied_in_this_order(model_path: Path) -> None:
     (raw,) = ask(settings(model_path), [sample("yes")])
-    assert ask(settings(model_path, bias=raw - 0.5, scale=3.0), [sample("yes")]) == pytest.approx([1.5], abs=1e-5)
+    assert ask(settings(model_path, bias=raw - 0.5, scale=3.0), [sample("yes")]) == pytest.approx(
+        [1.5], abs=1e-5
+    )
     assert ask(settings(model_path, bias=raw + 0.5, scale=3.0, clip=1.0), [sample("yes")]) == [-1.0]
 
 
@@ -129,9 +144,13 @@ def test_a_verifier_loads_the_model_where_the_configuration_asks_for_it(model_pa
             asyncio.timeout(120),
             verifier_process(run_config(fn="reward_model", model=settings(model_path))) as client,
         ):
-            return (await client.ask_functions(["reward_model"], sample("yes")))["reward_model"]["score"]
+            return (await client.ask_functions(["reward_model"], sample("yes")))["reward_model"][
+                "score"
+            ]
 
-    assert asyncio.run(run()) == pytest.approx(ask(settings(model_path), [sample("yes")])[0], abs=1e-5)
+    assert asyncio.run(run()) == pytest.approx(
+        ask(settings(model_path), [sample("yes")])[0], abs=1e-5
+    )
 
 
 def remote(url: str, **fields: Any) -> RewardConfig:
@@ -154,8 +173,12 @@ async def scoring(reward: RewardConfig) -> AsyncIterator[RemoteScorer]:
         await scorer._http.aclose()
 
 
-def from_server(answer: Callable[[int, dict[str, Any], Request], Response], **fields: Any) -> tuple[Any, int]:
-    """(what the scorer says, or its error; how often the server was asked). answer: (number of the question, its body, it) -> reply."""
+def from_server(
+    answer: Callable[[int, dict[str, Any], Request], Response], **fields: Any
+) -> tuple[Any, int]:
+    """(what the scorer says, or its error; how often the server was asked). answer: (number of the
+    question, its body, it) -> reply.
+    """
     num_asked = 0
 
     async def handle(request: Request) -> Response:

@@ -1,4 +1,6 @@
-"""How the parts of a reward become one: weights, sources, the form of an answer, tests of several kinds in one row."""
+"""How the parts of a reward become one: weights, sources, the form of an answer, tests of several
+kinds in one row.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class Verifier:
 
     async def verify(self, problem: CodeProblem, code: str) -> list[Verdict]:
         self.asked.append((len(problem.tests), code))
-        passes = [("right" if isinstance(test, AnswerTest) else "def f") in code for test in problem.tests]
+        passes = [
+            ("right" if isinstance(test, AnswerTest) else "def f") in code for test in problem.tests
+        ]
         return [Verdict.PASS if passed else Verdict.WRONG_ANSWER for passed in passes]
 
 
@@ -78,7 +82,10 @@ def test_the_reward_is_the_weighted_sum_and_every_part_has_its_name() -> None:
         "length": 0.25,
     }
     assert found.verdicts == (Verdict.PASS,)
-    assert score(PROGRAM, 'reward.fns=[tests,"my:style",length]', "reward.weights=[1,0,-1]").reward == 0.75
+    assert (
+        score(PROGRAM, 'reward.fns=[tests,"my:style",length]', "reward.weights=[1,0,-1]").reward
+        == 0.75
+    )
 
 
 def test_one_function_scores_alone_and_no_test_is_run() -> None:
@@ -86,7 +93,9 @@ def test_one_function_scores_alone_and_no_test_is_run() -> None:
     found = score(PROGRAM, "reward.fn=my:style", verifier=verifier)
     assert (found.reward, found.verdicts, verifier.asked) == (0.5, (Verdict.WRONG_ANSWER,), [])
     # without tests a sample passes with reward.pass_reward
-    assert score(PROGRAM, "reward.fn=my:style", "reward.pass_reward=0.5").verdicts == (Verdict.PASS,)
+    assert score(PROGRAM, "reward.fn=my:style", "reward.pass_reward=0.5").verdicts == (
+        Verdict.PASS,
+    )
 
 
 def test_a_data_source_may_have_a_function_of_its_own() -> None:
@@ -113,7 +122,10 @@ GOOD_FORM = "<think>hm</think>\n<answer>{}</answer>"
 
 def test_the_form_changes_the_reward_of_wrong_answers_only() -> None:
     ends = ("reward.fail_reward=-1", "reward.format_reward=-0.8")
-    rewards = [score(text, *ends, tests=[WORDS]).reward for text in (GOOD_FORM.format("right"), "right", GOOD_FORM.format("no"), "no")]
+    rewards = [
+        score(text, *ends, tests=[WORDS]).reward
+        for text in (GOOD_FORM.format("right"), "right", GOOD_FORM.format("no"), "no")
+    ]
     assert rewards == [1.0, 1.0, -0.8, -1.0]
     assert score(GOOD_FORM.format("no"), "reward.fail_reward=-1", tests=[WORDS]).reward == -1.0
     assert score("<answer>no</answer><think>hm</think>", *ends, tests=[WORDS]).reward == -1.0
@@ -132,9 +144,16 @@ def test_a_row_without_tests_is_used_where_functions_score_it_and_comes_along() 
             ROW,
             compose("grpo_code", ["reward.fns=[tests,length]", "reward.weights=[1,1]"]).reward,
         )
-    problem, shown = read_hidden("f row 0", ROW, compose("grpo_code", ["reward.fn=my:style"]).reward)
+    problem, shown = read_hidden(
+        "f row 0", ROW, compose("grpo_code", ["reward.fn=my:style"]).reward
+    )
     assert (problem.tests, shown, json.loads(problem.row)) == ([], (), ROW)
-    assert read_hidden("f row 0", ROW, compose("grpo_code", ['reward.by_source=["mine=my:style"]']).reward)[0].tests == []
+    assert (
+        read_hidden(
+            "f row 0", ROW, compose("grpo_code", ['reward.by_source=["mine=my:style"]']).reward
+        )[0].tests
+        == []
+    )
     assert (
         read_hidden(
             "f row 0",
@@ -148,7 +167,9 @@ def test_a_row_without_tests_is_used_where_functions_score_it_and_comes_along() 
     assert read_hidden("f row 0", with_tests, compose("grpo_code").reward)[0].row == ""
 
 
-def test_a_function_of_a_file_is_found_wherever_the_command_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_of_a_file_is_found_wherever_the_command_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from async_rl.config.plugins import load_function
 
     (tmp_path / "my_task.py").write_text("def score(sample):\n    return 3\n")

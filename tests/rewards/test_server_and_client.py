@@ -59,11 +59,15 @@ def test_verify_answers_in_the_documented_form() -> None:
             answer = (
                 await http.post(
                     "/verify",
-                    json=_body(GOOD + "if __name__ == '__main__': print(f(int(input())))", tests=tests),
+                    json=_body(
+                        GOOD + "if __name__ == '__main__': print(f(int(input())))", tests=tests
+                    ),
                 )
             ).json()
             assert [t["verdict"] for t in answer["tests"]] == ["pass", "pass"]
-            lines = (await http.post("/verify_batch", json={"requests": [_body(), _body(BAD)]})).text.splitlines()
+            lines = (
+                await http.post("/verify_batch", json={"requests": [_body(), _body(BAD)]})
+            ).text.splitlines()
             got = {line["index"]: line["response"]["verdict"] for line in map(json.loads, lines)}
             assert got == {0: "pass", 1: "wrong_answer"}
             health = (await http.get("/health")).json()
@@ -81,8 +85,12 @@ def test_big_integers_travel_in_json() -> None:
     async def run() -> None:
         async with verifier() as (url, _), httpx.AsyncClient(base_url=url, headers=HEADERS) as http:
             test = {"kind": "call", "function": "f", "args": [2**100], "expected": 2**200}
-            assert (await http.post("/verify", json=_body(tests=[test]))).json()["verdict"] == "pass"
-            assert (await http.post("/verify", json=_body(tests=[{**test, "expected": 2**200 + 1}]))).json()["verdict"] == "wrong_answer"
+            assert (await http.post("/verify", json=_body(tests=[test]))).json()[
+                "verdict"
+            ] == "pass"
+            assert (
+                await http.post("/verify", json=_body(tests=[{**test, "expected": 2**200 + 1}]))
+            ).json()["verdict"] == "wrong_answer"
 
     asyncio.run(run())
 
@@ -109,8 +117,12 @@ def test_every_route_wants_the_token() -> None:
     async def run() -> None:
         async with verifier() as (url, _), httpx.AsyncClient(base_url=url) as http:
             for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": TOKEN}):
-                assert (await http.post("/verify", json=_body(), headers=headers)).status_code == 401
-                assert (await http.post("/verify_batch", json={"requests": [_body()]}, headers=headers)).status_code == 401
+                assert (
+                    await http.post("/verify", json=_body(), headers=headers)
+                ).status_code == 401
+                assert (
+                    await http.post("/verify_batch", json={"requests": [_body()]}, headers=headers)
+                ).status_code == 401
                 assert (await http.get("/health", headers=headers)).status_code == 401
 
     asyncio.run(run())
@@ -171,7 +183,9 @@ def test_program_that_finds_no_cell_in_time_is_an_infrastructure_error() -> None
             verifier(queue_timeout_s=0.2) as (url, service),
             httpx.AsyncClient(base_url=url, headers=HEADERS) as http,
         ):
-            endless = asyncio.create_task(http.post("/verify", json=_body("while True: pass", timeout_s=100)))
+            endless = asyncio.create_task(
+                http.post("/verify", json=_body("while True: pass", timeout_s=100))
+            )
             await _until(lambda: service.num_running == 1)
             answer = (await http.post("/verify", json=_body())).json()
             assert (answer["verdict"], answer["tests"][0]["message"]) == (

@@ -28,7 +28,9 @@ class CountsPasses:
 
     async def verify(self, problem: CodeProblem, code: str) -> list[Verdict]:
         passed = code.count("x")
-        return [Verdict.PASS if i < passed else Verdict.WRONG_ANSWER for i in range(len(problem.tests))]
+        return [
+            Verdict.PASS if i < passed else Verdict.WRONG_ANSWER for i in range(len(problem.tests))
+        ]
 
 
 def block(program: str) -> str:
@@ -38,7 +40,11 @@ def block(program: str) -> str:
 def score(response: str) -> Score:
     """One token per character."""
     scorer = Scorer(CONFIG, CountsPasses())
-    return asyncio.run(scorer.score_steps(PROMPT, response, num_tokens=len(response) + 1, tokens_until=lambda chars: chars))
+    return asyncio.run(
+        scorer.score_steps(
+            PROMPT, response, num_tokens=len(response) + 1, tokens_until=lambda chars: chars
+        )
+    )
 
 
 FIRST, SECOND = block("answer = 'x' + 'one long line'"), block("answer = 'xxx' + 'one long line'")
@@ -58,7 +64,10 @@ def test_each_complete_block_is_a_step_scored_by_the_tests_that_it_passes() -> N
 
 
 def test_a_block_that_does_not_parse_or_is_not_closed_is_no_step() -> None:
-    found = score(f"{FIRST}\n{block('this is not a program at all')}\n```python\nanswer = 'xxxx' + 'one long line'")
+    found = score(
+        f"{FIRST}\n{block('this is not a program at all')}\n```python\nanswer = 'xxxx' + 'one long"
+        " line'"
+    )
     assert [step.reward for step in found.steps] == [0.25]
 
 

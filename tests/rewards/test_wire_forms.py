@@ -1,4 +1,6 @@
-"""Stock clients of other systems get right verdicts from a live server; what cannot be done is refused; failures are theirs to retry."""
+"""Stock clients of other systems get right verdicts from a live server; what cannot be done is
+refused; failures are theirs to retry.
+"""
 
 from __future__ import annotations
 
@@ -62,20 +64,27 @@ def test_areal_function_answers_with_codes_up_to_the_first_failure() -> None:
 def test_areal_call_client_gets_right_verdicts_one_test_at_a_time_and_all_at_once() -> None:
     def work(base: str, http: httpx.Client) -> list[dict[str, bool]]:
         clients = ArealCallClient(base, http), ArealCallClient(base, http, batch=10)
-        return [{name: client.is_right(problem, code) for name, problem, code, _ in PROGRAMS} for client in clients]
+        return [
+            {name: client.is_right(problem, code) for name, problem, code, _ in PROGRAMS}
+            for client in clients
+        ]
 
     assert with_server(work) == [{name: is_right for name, _, _, is_right in PROGRAMS}] * 2
 
 
 def test_areal_call_names_the_error_and_stops_only_if_told() -> None:
-    cases = [{"input": i, "expectedOutput": o} for i, o in (("1", "1"), ("2", "5"), ("0", "0"), ("3", "3"))]
+    cases = [
+        {"input": i, "expectedOutput": o}
+        for i, o in (("1", "1"), ("2", "5"), ("0", "0"), ("3", "3"))
+    ]
     code = "x = int(input())\nprint(x if x else 1 // x)"
 
     def work(base: str, http: httpx.Client) -> list[Any]:
         client = ArealCallClient(base, http)
-        return [[r["errorType"] for r in client.send(cases, code, isFastFail=fast)["results"]] for fast in (True, False)] + [
-            client.send(cases, code)["uid"]
-        ]
+        return [
+            [r["errorType"] for r in client.send(cases, code, isFastFail=fast)["results"]]
+            for fast in (True, False)
+        ] + [client.send(cases, code)["uid"]]
 
     assert with_server(work) == [
         ["", "WrongAnswer"],
@@ -87,7 +96,11 @@ def test_areal_call_names_the_error_and_stops_only_if_told() -> None:
 def test_sandbox_fusion_client_gets_right_verdicts() -> None:
     def work(base: str, http: httpx.Client) -> list[bool | int]:
         client = SandboxFusionClient(f"{base}/run_code", http)
-        return [client.status(code, SUMS["inputs"][2], SUMS["outputs"][2]) for _, problem, code, _ in PROGRAMS if problem is SUMS]
+        return [
+            client.status(code, SUMS["inputs"][2], SUMS["outputs"][2])
+            for _, problem, code, _ in PROGRAMS
+            if problem is SUMS
+        ]
 
     assert with_server(work) == [True, False, -2, -2, False]
 
@@ -187,7 +200,9 @@ def test_full_queue_is_what_each_client_comes_back_for() -> None:
         ),
     ],
 )
-def test_what_cannot_be_done_is_refused_with_the_path_of_the_field(path: str, body: dict[str, Any], said: str) -> None:
+def test_what_cannot_be_done_is_refused_with_the_path_of_the_field(
+    path: str, body: dict[str, Any], said: str
+) -> None:
     def work(base: str, http: httpx.Client) -> tuple[int, str]:
         answer = http.post(base + path, json=body)
         return answer.status_code, answer.json()["error"]

@@ -30,10 +30,14 @@ from async_rl.sandbox.pool import Pool
 TOKEN = "secret"
 
 
-def run_config(*, timeout_s: float = 20.0, max_attempts: int = 3, mode: str = "all_or_nothing") -> RunConfig:
+def run_config(
+    *, timeout_s: float = 20.0, max_attempts: int = 3, mode: str = "all_or_nothing"
+) -> RunConfig:
     """The sections that client and scorer read."""
     base = compose_unchecked("ppo_code").reward
-    reward = msgspec.structs.replace(base, mode="fraction" if mode == "fraction" else "all_or_nothing", fail_reward=-1.0)
+    reward = msgspec.structs.replace(
+        base, mode="fraction" if mode == "fraction" else "all_or_nothing", fail_reward=-1.0
+    )
     verifiers = VerifiersConfig(
         memo_programs=0,
         count=1,
@@ -57,7 +61,11 @@ async def serve(app: ASGIApp, port: int = 0) -> AsyncIterator[str]:
     """The application on a loopback port; yields its URL."""
     with socket.create_server(("127.0.0.1", port)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        server = _Server(uvicorn.Config(app, lifespan="off", access_log=False, log_config=None, timeout_graceful_shutdown=1))
+        server = _Server(
+            uvicorn.Config(
+                app, lifespan="off", access_log=False, log_config=None, timeout_graceful_shutdown=1
+            )
+        )
         task = asyncio.create_task(server.serve(sockets=[listener]))
         try:
             yield url
@@ -67,7 +75,9 @@ async def serve(app: ASGIApp, port: int = 0) -> AsyncIterator[str]:
 
 
 @contextlib.asynccontextmanager
-async def verifier(*, cells: int = 1, queue_size: int = 64, queue_timeout_s: float = 30) -> AsyncIterator[tuple[str, VerifierService]]:
+async def verifier(
+    *, cells: int = 1, queue_size: int = 64, queue_timeout_s: float = 30
+) -> AsyncIterator[tuple[str, VerifierService]]:
     """A whole verifier: cells, service, socket."""
     async with Pool(cells) as pool:
         service = VerifierService(
@@ -83,7 +93,9 @@ async def verifier(*, cells: int = 1, queue_size: int = 64, queue_timeout_s: flo
 
 @contextlib.asynccontextmanager
 async def verifier_process(config: RunConfig) -> AsyncIterator[VerifierClient]:
-    """The verifier as a run starts it, with a client; ends it by its own drain. Raises what its start raises."""
+    """The verifier as a run starts it, with a client; ends it by its own drain. Raises what its
+    start raises.
+    """
     registered: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     async def register(address: str) -> None:

@@ -1,8 +1,9 @@
 # ruff: noqa: E501, T201  prints a transcript
-"""Clients of other systems' verifier protocols, written from the protocols' descriptions: what they send, what they retry, what they score.
+"""Clients of other systems' verifier protocols, written from the protocols' descriptions: what they
+send, what they retry, what they score.
 
-Each takes a base URL as its own configuration would hold it, sends no header of ours, and knows nothing of this project.
-`python tests/rewards/wire_clients.py BASE_URL` prints a transcript.
+Each takes a base URL as its own configuration would hold it, sends no header of ours, and knows
+nothing of this project. `python tests/rewards/wire_clients.py BASE_URL` prints a transcript.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ PAUSE_S = 0.05
 
 
 class ArealFunctionClient:
-    """AReaL's code function: a query is right if every element of `result` is true. Anything but a 200 is tried again."""
+    """AReaL's code function: a query is right if every element of `result` is true. Anything but a
+    200 is tried again.
+    """
 
     def __init__(self, domain: str, http: httpx.Client) -> None:
         self._url = f"{domain}/hapis/faas.hcs.io/v1/functions/realhf_code_verify/invoke?waitTime=6000&requestId=1"
@@ -43,13 +46,17 @@ class ArealFunctionClient:
 
 
 class ArealCallClient:
-    """AReaL's function calls: a query is right if every one of its requests has success; a SystemError is tried again."""
+    """AReaL's function calls: a query is right if every one of its requests has success; a
+    SystemError is tried again.
+    """
 
     def __init__(self, domain: str, http: httpx.Client, batch: int = 1) -> None:
         self._url, self._http, self._batch = f"{domain}/apis/functioncalls", http, batch
         self.num_calls = 0
 
-    def send(self, testcases: list[dict[str, str]], code: str, function: str = "", **more: Any) -> dict[str, Any]:
+    def send(
+        self, testcases: list[dict[str, str]], code: str, function: str = "", **more: Any
+    ) -> dict[str, Any]:
         body = {
             "uid": "[q-1]-[0-1]", "language": "PYTHON", "runtime": "python-default", "code": code, "entryFunction": function,
             "isFastFail": True, "isRemote": False, "testcases": testcases, "timeout": 9.0, "memory": 0, "query_index": 0, **more,
@@ -57,20 +64,29 @@ class ArealCallClient:
         for _ in range(MAX_RETRIES):
             self.num_calls += 1
             answer = self._http.post(self._url, json=body)
-            if answer.status_code == 200 and not any(r.get("errorType") == "SystemError" for r in answer.json()["results"]):
+            if answer.status_code == 200 and not any(
+                r.get("errorType") == "SystemError" for r in answer.json()["results"]
+            ):
                 return dict(answer.json())
             time.sleep(PAUSE_S)
         raise RuntimeError(f"HTTP {answer.status_code}: {answer.text}")
 
     def is_right(self, input_output: dict[str, Any], code: str) -> bool:
         pairs = zip(input_output["inputs"], input_output["outputs"], strict=True)
-        cases = [{"input": given.strip(), "expectedOutput": wanted.strip()} for given, wanted in pairs]
+        cases = [
+            {"input": given.strip(), "expectedOutput": wanted.strip()} for given, wanted in pairs
+        ]
         batches = [cases[i : i + self._batch] for i in range(0, len(cases), self._batch)]
-        return all(self.send(batch, code, input_output.get("fn_name", "")).get("success", False) for batch in batches)
+        return all(
+            self.send(batch, code, input_output.get("fn_name", "")).get("success", False)
+            for batch in batches
+        )
 
 
 class SandboxFusionClient:
-    """SandboxFusion as verl calls it: one request per test, outputs compared by the client; a 504 is tried again, any other error ends it."""
+    """SandboxFusion as verl calls it: one request per test, outputs compared by the client; a 504
+    is tried again, any other error ends it.
+    """
 
     def __init__(self, url: str, http: httpx.Client) -> None:
         self._url, self._http = url, http
@@ -81,7 +97,9 @@ class SandboxFusionClient:
             "files": {}, "fetch_files": [], **more,
         }  # fmt: skip
         for _ in range(MAX_RETRIES):
-            answer = self._http.post(self._url, content=json.dumps(body), headers={"content-type": "application/json"})
+            answer = self._http.post(
+                self._url, content=json.dumps(body), headers={"content-type": "application/json"}
+            )
             if answer.status_code != 504:
                 answer.raise_for_status()
                 return dict(answer.json())
@@ -98,7 +116,11 @@ class SandboxFusionClient:
             if run["status"] == "TimeLimitExceeded":
                 return -3
             return -2 if run["status"] == "Error" or run["return_code"] != 0 else -1
-        return bool(answer["status"] == "Success" and run["status"] == "Finished" and run["stdout"].rstrip("\n") == expected.rstrip("\n"))
+        return bool(
+            answer["status"] == "Success"
+            and run["status"] == "Finished"
+            and run["stdout"].rstrip("\n") == expected.rstrip("\n")
+        )
 
 
 SUMS = {"inputs": ["1 2\n", "3 4\n", "10 -3\n"], "outputs": ["3\n", "7\n", "7\n"]}
@@ -112,7 +134,10 @@ PROGRAMS: list[tuple[str, dict[str, Any], str, bool]] = [
     (
         "right, class Solution",
         CALLS,
-        "class Solution:\n    def largest(self, xs: List[int], n: int):\n        return sorted(xs)[::-1][:n]",
+        (
+            "class Solution:\n    def largest(self, xs: List[int], n: int):\n        return"
+            " sorted(xs)[::-1][:n]"
+        ),
         True,
     ),
     (
@@ -146,7 +171,9 @@ def transcript(base: str) -> None:
         for name, problem, code, _ in PROGRAMS:
             pairs = zip(problem["inputs"], problem["outputs"], strict=True)
             cases = [{"input": given, "expectedOutput": wanted} for given, wanted in pairs]
-            print(f"  {name:24} -> {json.dumps(form_b.send(cases, code, problem.get('fn_name', '')))}")
+            print(
+                f"  {name:24} -> {json.dumps(form_b.send(cases, code, problem.get('fn_name', '')))}"
+            )
         print("SandboxFusion, POST /run_code")
         for name, problem, code, _ in PROGRAMS:
             if problem is SUMS:

@@ -1,4 +1,6 @@
-"""Facts about samples in several turns: which tokens carry loss, what the limits cut, what is judged and what people see."""
+"""Facts about samples in several turns: which tokens carry loss, what the limits cut, what is
+judged and what people see.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,9 @@ class Alphabet:
 
 
 class Parrot:
-    """Turn k of a sample is the token 20 + k and an end, written by version 3 + k; it hears everything that came before."""
+    """Turn k of a sample is the token 20 + k and an end, written by version 3 + k; it hears
+    everything that came before.
+    """
 
     version = 3
 
@@ -114,7 +118,9 @@ class Judge:
         return Score(reward=1.0, parts={}, verdicts=(), latency_s=0.0)
 
 
-def roll_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, *overrides: str) -> tuple[Group, Judge, Parrot]:
+def roll_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, *overrides: str
+) -> tuple[Group, Judge, Parrot]:
     (tmp_path / "writes.py").write_text(WRITES)
     config = compose(
         "grpo_code",
@@ -148,7 +154,9 @@ def roll_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, *ov
     return asyncio.run(run()), judge, parrot
 
 
-def test_only_what_the_policy_wrote_is_trained_and_nothing_is_tokenized_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_the_policy_wrote_is_trained_and_nothing_is_tokenized_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     group, judge, parrot = roll_out(tmp_path, monkeypatch, "twice")
     assert len(group.trajectories) == 2
     for sample in group.trajectories:
@@ -180,32 +188,46 @@ def test_only_what_the_policy_wrote_is_trained_and_nothing_is_tokenized_again(tm
     assert parrot.heard["1.1.0.1"] == [1, 1, 20, 0, 2, 3, 4]
 
 
-def test_the_function_may_say_what_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_function_may_say_what_is_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, judge, _ = roll_out(tmp_path, monkeypatch, "chooses")
     assert [line.partition(" of ")[0] for line in judge.judged] == ["my answer"] * 2
 
 
-def test_a_sample_ends_cut_off_after_rollout_max_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_ends_cut_off_after_rollout_max_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for turns in (1, 2):
         group, _, _ = roll_out(tmp_path, monkeypatch, "endless", f"rollout.max_turns={turns}")
-        assert [(t.response_length, t.is_truncated) for t in group.trajectories] == [(3 * turns - 1, True)] * 2
+        assert [(t.response_length, t.is_truncated) for t in group.trajectories] == [
+            (3 * turns - 1, True)
+        ] * 2
 
 
-def test_a_sample_never_has_more_tokens_than_data_max_response_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_never_has_more_tokens_than_data_max_response_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     group, _, _ = roll_out(tmp_path, monkeypatch, "endless")
     assert [(t.response_length, t.is_truncated) for t in group.trajectories] == [(8, True)] * 2
     group, _, _ = roll_out(tmp_path, monkeypatch, "says_too_much")
     assert [(t.response_length, t.is_truncated) for t in group.trajectories] == [(2, True)] * 2
 
 
-def test_remax_leads_its_greedy_answer_the_same_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remax_leads_its_greedy_answer_the_same_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     group, _, _ = roll_out(tmp_path, monkeypatch, "twice", "algorithm=remax")
     assert group.baseline is not None
     assert group.baseline.token_ids.tolist() == group.trajectories[0].token_ids.tolist()
 
 
-@pytest.mark.parametrize(("function", "said"), [("silent", "before the policy wrote anything"), ("fails", "mine")])
-def test_a_function_that_fails_fails_the_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("function", "said"), [("silent", "before the policy wrote anything"), ("fails", "mine")]
+)
+def test_a_function_that_fails_fails_the_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, said: str
+) -> None:
     with pytest.raises(ExceptionGroup) as failed:
         roll_out(tmp_path, monkeypatch, function)
     leaf: BaseException = failed.value
@@ -218,7 +240,9 @@ def test_a_function_that_cannot_lead_is_refused_at_the_start(tmp_path: Path) -> 
     (tmp_path / "writes.py").write_text(WRITES)
     for function, said in (("plain", "is no async function"), ("nobody", "has no nobody")):
         with pytest.raises(ConfigError, match=said):
-            load_rollout(compose("grpo_code", [f"rollout.fn={tmp_path}/writes.py:{function}"]).rollout)
+            load_rollout(
+                compose("grpo_code", [f"rollout.fn={tmp_path}/writes.py:{function}"]).rollout
+            )
     assert load_rollout(compose("grpo_code").rollout) is None
     wrong = list(problems(compose_unchecked("grpo_code", ["rollout.fn=x"])))
     assert "neither package.module:function" in wrong[0]
@@ -232,10 +256,14 @@ def test_a_function_that_cannot_lead_is_refused_at_the_start(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("colour", ["logprob", "version", "advantage"])
-def test_people_see_what_the_policy_did_not_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, colour: Any) -> None:
+def test_people_see_what_the_policy_did_not_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, colour: Any
+) -> None:
     group, _, _ = roll_out(tmp_path, monkeypatch, "twice")
     out = io.StringIO()
-    Console(file=out, width=200).print(page(group, 0, prompt="ask", step=1, pieces=["t", "", "b", "c", "d", "u"], colour=colour))
+    Console(file=out, width=200).print(
+        page(group, 0, prompt="ask", step=1, pieces=["t", "", "b", "c", "d", "u"], colour=colour)
+    )
     shown = out.getvalue().replace("[3]", "").replace("[4]", "")
     assert "t\u27e8bcd\u27e9u" in shown
     assert "[-1]" not in shown

@@ -68,12 +68,18 @@ class ScriptedScorer:
     async def score(self, prompt: Prompt, text: str, sample: object) -> Score:
         return Score(reward=float(min(len(text), 6)), parts={}, verdicts=(), latency_s=0.0)
 
-    async def score_steps(self, prompt: Prompt, text: str, *, num_tokens: int, tokens_until: Callable[[int], int]) -> Score:
-        steps = tuple(StepScore(end_tokens=tokens_until(chars), reward=1.0) for chars in (1, 2, 3, 99))
+    async def score_steps(
+        self, prompt: Prompt, text: str, *, num_tokens: int, tokens_until: Callable[[int], int]
+    ) -> Score:
+        steps = tuple(
+            StepScore(end_tokens=tokens_until(chars), reward=1.0) for chars in (1, 2, 3, 99)
+        )
         return Score(reward=1.0, parts={}, verdicts=(), latency_s=0.0, steps=steps)
 
 
-def roll_out(monkeypatch: pytest.MonkeyPatch, *overrides: str, purpose: Purpose = Purpose.TRAIN) -> Group:
+def roll_out(
+    monkeypatch: pytest.MonkeyPatch, *overrides: str, purpose: Purpose = Purpose.TRAIN
+) -> Group:
     config = compose("grpo_code", ["generation.group_size=2", *overrides])
     monkeypatch.setattr("async_rl.rollouts.rollout.load_tokenizer", lambda *_: Letters())
     ticket = Ticket(
@@ -87,7 +93,11 @@ def roll_out(monkeypatch: pytest.MonkeyPatch, *overrides: str, purpose: Purpose 
             data_source="code",
             problem=CodeProblem(tests=[]),
         ),
-        num_samples=(config.generation.generation_size or 2) if purpose is Purpose.TRAIN else config.evaluation.num_samples,
+        num_samples=(
+            (config.generation.generation_size or 2)
+            if purpose is Purpose.TRAIN
+            else config.evaluation.num_samples
+        ),
         sampling=Sampling(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=8, min_new_tokens=0),
         admitted_version=3,
     )
@@ -135,7 +145,10 @@ def test_an_evaluation_keeps_every_sample(monkeypatch: pytest.MonkeyPatch) -> No
 def test_an_evaluation_adds_one_greedy_answer_to_its_samples_where_that_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with_one, without = (roll_out(monkeypatch, f"evaluation.greedy={on}", purpose=Purpose.EVAL) for on in ("true", "false"))
+    with_one, without = (
+        roll_out(monkeypatch, f"evaluation.greedy={on}", purpose=Purpose.EVAL)
+        for on in ("true", "false")
+    )
     assert with_one.baseline is not None
     assert with_one.baseline.token_ids.tolist() == [0, 0, 9]
     assert without.baseline is None
@@ -162,7 +175,8 @@ def test_a_step_ends_with_the_token_that_completes_its_text(
         "sandbox.stop_at_first_failure=false",
     )
     group = roll_out(monkeypatch, *knobs)
-    # two letters per token: characters 1 and 2 are token 1, character 3 is token 2; beyond the end stands for the last token
+    # two letters per token: characters 1 and 2 are token 1, character 3 is token 2; beyond the end
+    # stands for the last token
     assert [s.end_tokens for s in group.trajectories[1].score.steps] == [1, 1, 2, 2]
     assert all(not t.score.steps for t in roll_out(monkeypatch).trajectories)
 
@@ -190,7 +204,9 @@ def test_room_counts_the_samples_that_are_being_written_and_remax_s_greedy_one(
         samples = 3 if algorithm == "remax" else 2
         generator._writing = {1: samples, 2: samples}
         found = [generator._room()]
-        generator._writing[3] = 1  # an evaluation's single sample takes a group's place once it is begun
+        generator._writing[3] = (
+            1  # an evaluation's single sample takes a group's place once it is begun
+        )
         found.append(generator._room())
         generator._writing.clear()
         found.append(generator._room())
@@ -201,7 +217,9 @@ def test_room_counts_the_samples_that_are_being_written_and_remax_s_greedy_one(
 
 
 @pytest.mark.parametrize("on_failure", ["drop", "stop"])
-def test_a_reward_function_that_fails_gives_the_group_back_or_ends_the_generator(monkeypatch: pytest.MonkeyPatch, on_failure: str) -> None:
+def test_a_reward_function_that_fails_gives_the_group_back_or_ends_the_generator(
+    monkeypatch: pytest.MonkeyPatch, on_failure: str
+) -> None:
     monkeypatch.setattr("async_rl.rollouts.rollout.load_tokenizer", lambda *_: Letters())
     told: list[FailGroup] = []
 

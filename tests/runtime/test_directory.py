@@ -1,4 +1,6 @@
-"""Reaching whoever serves under a name: across its lives, and without keeping what belonged to those that ended."""
+"""Reaching whoever serves under a name: across its lives, and without keeping what belonged to
+those that ended.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ ASK = RequestWork(generator="g", incarnation="i", version=0, credit=1, wait_s=0)
 
 
 class Lives:
-    """Lives of one process, one after the other: the directory knows the newest, which answers with its pid, or not at all."""
+    """Lives of one process, one after the other: the directory knows the newest, which answers with
+    its pid, or not at all.
+    """
 
     def __init__(self, keys: Keys, stack: AsyncExitStack) -> None:
         self.directory = Directory()
@@ -38,7 +42,9 @@ class Lives:
                 await asyncio.get_running_loop().create_future()
             return Work(tickets=[], waits_for=str(pid))
 
-        address = await self._stack.enter_async_context(_serving(RpcServer("127.0.0.1", 0, self._keys, {RequestWork: work})))
+        address = await self._stack.enter_async_context(
+            _serving(RpcServer("127.0.0.1", 0, self._keys, {RequestWork: work}))
+        )
         self.ports.add(int(address.rpartition(":")[2]))
         member = Member(
             name="buffer",
@@ -96,7 +102,9 @@ def test_a_process_that_does_not_come_is_named_with_what_was_asked_and_how_long(
         async with lives(tmp_path) as it:
             await Peer("buffer", it.directory, it.connect).call(ASK, timeout_s=0.1)
 
-    with pytest.raises(Unavailable, match=r"buffer is not there: RequestWork got no reply within 0\.1 s"):
+    with pytest.raises(
+        Unavailable, match=r"buffer is not there: RequestWork got no reply within 0\.1 s"
+    ):
         asyncio.run(main())
 
 
@@ -108,7 +116,12 @@ def test_only_the_connection_to_the_living_process_is_kept(tmp_path: Path) -> No
                 await it.begin(pid)
                 assert await it.ask() == str(pid)
                 found = psutil.Process().net_connections("tcp")
-                num_connected.append(sum(c.raddr != () and c.raddr.port in it.ports and c.status == "ESTABLISHED" for c in found))
+                num_connected.append(
+                    sum(
+                        c.raddr != () and c.raddr.port in it.ports and c.status == "ESTABLISHED"
+                        for c in found
+                    )
+                )
             return num_connected
 
     assert max(asyncio.run(main())) <= 2, "one may still be under way to its end"
@@ -122,7 +135,9 @@ def test_a_connection_on_which_somebody_waits_stays_open_though_its_process_left
     async def main() -> bool:
         async with lives(tmp_path) as it:
             await it.begin(1, answers=False)
-            waiting = asyncio.create_task(it.connect(it.directory.members[0].address).call(ASK, timeout_s=30))
+            waiting = asyncio.create_task(
+                it.connect(it.directory.members[0].address).call(ASK, timeout_s=30)
+            )
             await it.asked.wait()
             for pid in (2, 3):
                 await it.begin(pid)

@@ -1,4 +1,6 @@
-"""A process on another machine has no parent that the kernel could watch: it ends by itself once the supervisor no longer answers."""
+"""A process on another machine has no parent that the kernel could watch: it ends by itself once
+the supervisor no longer answers.
+"""
 
 import asyncio
 import os
@@ -42,8 +44,12 @@ def test_a_process_without_supervisor_ends_itself_within_the_heartbeat_timeout(
             return Members(epoch=message.known_epoch, members=[])
 
         keys = create_keys(tmp_path / "keys")
-        with RpcServer("127.0.0.1", 0, keys, {Register: register, Heartbeat: beat, WatchMembers: watch}) as server:
-            control = Control(address=server.address, pid=os.getpid(), machine="elsewhere", model_path="")
+        with RpcServer(
+            "127.0.0.1", 0, keys, {Register: register, Heartbeat: beat, WatchMembers: watch}
+        ) as server:
+            control = Control(
+                address=server.address, pid=os.getpid(), machine="elsewhere", model_path=""
+            )
             (tmp_path / "control.json").write_bytes(msgspec.json.encode(control))
             serving = asyncio.create_task(server.serve())
             command = [
@@ -57,7 +63,9 @@ def test_a_process_without_supervisor_ends_itself_within_the_heartbeat_timeout(
                 "--rank",
                 "0",
             ]
-            process = await asyncio.create_subprocess_exec(*command, "--run-dir", str(tmp_path), "--parent-pid", "0")
+            process = await asyncio.create_subprocess_exec(
+                *command, "--run-dir", str(tmp_path), "--parent-pid", "0"
+            )
             try:
                 async with asyncio.timeout(60):
                     await registered.wait()
@@ -73,4 +81,6 @@ def test_a_process_without_supervisor_ends_itself_within_the_heartbeat_timeout(
     code, took_s = asyncio.run(main())
     assert code == 1
     assert took_s < 30, "the deadline is 2 s; the rest is for a busy machine"
-    assert "did not answer Heartbeat within 2 s" in (tmp_path / "logs" / "verifier-0.log").read_text()
+    assert (
+        "did not answer Heartbeat within 2 s" in (tmp_path / "logs" / "verifier-0.log").read_text()
+    )

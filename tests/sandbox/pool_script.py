@@ -1,6 +1,8 @@
-"""Runs on any Python 3.11 with nothing but the jail: starts a pool, says what it reached, runs programs, and waits to be ended.
+"""Runs on any Python 3.11 with nothing but the jail: starts a pool, says what it reached, runs
+programs, and waits to be ended.
 
-Arguments: directory that holds the package `sandbox`, best level, "stay" to wait for the end of standard input.
+Arguments: directory that holds the package `sandbox`, best level, "stay" to wait for the end of
+standard input.
 """
 
 import asyncio
@@ -34,11 +36,15 @@ async def main() -> None:
             "reasons": pool.reasons,
             "pids": [cell.pid for cell in pool._cells],
         }
-        request = job_request(Mode.CALLS, 1, cpu_s=0.3, memory_bytes=128 << 20, output_bytes=1 << 16)
+        request = job_request(
+            Mode.CALLS, 1, cpu_s=0.3, memory_bytes=128 << 20, output_bytes=1 << 16
+        )
         for name, code in PROGRAMS.items():
             outcome = await pool.run(Job(request, (code, [("f", [3], {})], False, False)))
             frames = outcome.frames.frames
-            said[name] = frames[-1].body.decode() if frames and frames[-1].run == 0 else outcome.reply.ending
+            said[name] = (
+                frames[-1].body.decode() if frames and frames[-1].run == 0 else outcome.reply.ending
+            )
         said["replaced"] = pool.num_replaced
         print(json.dumps(said), flush=True)  # noqa: T201  the test reads it
         if "stay" in sys.argv:

@@ -26,7 +26,9 @@ def test_machine_without_a_jail_is_refused_with_the_reasons_unless_told_otherwis
 
     async def unsafe() -> tuple[int, bytes]:
         async with Pool(1, allow_unsafe=True) as pool:
-            outcome = await pool.run(Job(REQUEST, ("def f(x): return x * x", [("f", [3], {})], False, False)))
+            outcome = await pool.run(
+                Job(REQUEST, ("def f(x): return x * x", [("f", [3], {})], False, False))
+            )
             return pool.level, outcome.frames.frames[-1].body
 
     with pytest.raises(
@@ -38,5 +40,7 @@ def test_machine_without_a_jail_is_refused_with_the_reasons_unless_told_otherwis
 
 
 def test_cell_that_cannot_start_says_why() -> None:
-    with pytest.raises(CellFailed, match="at level 9 did not start: ValueError: there is no level 9"):
+    with pytest.raises(
+        CellFailed, match="at level 9 did not start: ValueError: there is no level 9"
+    ):
         asyncio.run(Cell.start(9, []))

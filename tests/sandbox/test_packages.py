@@ -51,9 +51,13 @@ def test_plain_cell_has_no_numpy() -> None:
 @pytest.mark.parametrize("level", [NAMESPACES, LANDLOCK])
 def test_nothing_beside_the_package_can_be_read(level: int) -> None:
     assert set(_value(["numpy"], level, BESIDE)) <= {"numpy", "numpy.libs"}
-    assert _value(["numpy"], level, "import msgspec\ndef f(x): return 1").startswith(("ModuleNotFoundError", "PermissionError"))
+    assert _value(["numpy"], level, "import msgspec\ndef f(x): return 1").startswith(
+        ("ModuleNotFoundError", "PermissionError")
+    )
 
 
 def test_package_that_is_missing_is_named() -> None:
-    with pytest.raises(CellFailed, match=r"'no_such_package' \(sandbox\.packages\) is not installed"):
+    with pytest.raises(
+        CellFailed, match=r"'no_such_package' \(sandbox\.packages\) is not installed"
+    ):
         asyncio.run(Pool(1, packages=["no_such_package"]).start())

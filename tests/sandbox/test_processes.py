@@ -34,13 +34,17 @@ def _check(said: dict[str, Any], level: int) -> None:
 
 @pytest.mark.parametrize("level", [NAMESPACES, LANDLOCK])
 def test_ordinary_user_gets_the_same_jail(level: int, tmp_path: Path) -> None:
-    """As root: becomes nobody first, with the system's Python and a copy of the package that nobody can read."""
+    """As root: becomes nobody first, with the system's Python and a copy of the package that nobody
+    can read.
+    """
     command, cwd = [sys.executable, str(SCRIPT), str(ROOT), str(level)], ROOT
     if os.geteuid() == 0:
         if shutil.which("setpriv") is None or not SYSTEM_PYTHON.exists():
             pytest.skip("no setpriv or no system Python 3.11 to become another user with")
         place = Path("/var/tmp") / f"async_rl-jail-{os.getpid()}"
-        shutil.copytree(ROOT / "sandbox", place / "sandbox", ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / "sandbox", place / "sandbox", ignore=shutil.ignore_patterns("__pycache__")
+        )
         shutil.copy(SCRIPT, place)
         try:
             for path in (place, *place.rglob("*")):
@@ -63,11 +67,15 @@ def test_ordinary_user_gets_the_same_jail(level: int, tmp_path: Path) -> None:
                 ],
                 place,
             )
-            done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
+            done = subprocess.run(
+                command, cwd=cwd, capture_output=True, text=True, timeout=60, check=False
+            )
         finally:
             shutil.rmtree(place)
     else:
-        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            command, cwd=cwd, capture_output=True, text=True, timeout=60, check=False
+        )
     if "no jail works" in done.stderr:
         pytest.skip(done.stderr.splitlines()[-1])
     assert done.returncode == 0, done.stderr
@@ -87,7 +95,11 @@ def test_cells_die_with_a_server_that_is_killed(level: int) -> None:
     assert server.stdout
     assert server.stdin
     said = json.loads(server.stdout.readline())
-    family = [process for pid in said["pids"] for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True))]
+    family = [
+        process
+        for pid in said["pids"]
+        for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True))
+    ]
     server.send_signal(signal.SIGKILL)
     server.wait()
     server.stdin.close()

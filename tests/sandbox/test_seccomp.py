@@ -22,7 +22,9 @@ KILL, DENY, ENOSYS, ALLOW = (
 X86_64, I386 = 0xC000003E, 0x40000003
 HIGHEST = 520
 PASSED_BY_THE_KERNEL = {335, 336}
-"""uretprobe and uprobe: newer kernels let them past any filter and send SIGILL to whoever is not a probed function."""
+"""uretprobe and uprobe: newer kernels let them past any filter and send SIGILL to whoever is not a
+probed function.
+"""
 
 
 def simulate(program: bytes, number: int, arch: int = X86_64, args: tuple[int, ...] = ()) -> int:
@@ -98,7 +100,11 @@ def test_arguments_are_checked(program: bytes) -> None:
         0x5450,
         0x5451,
     }
-    assert [c for c in itertools.chain(range(64), range(1024, 1050)) if simulate(program, 72, args=(0, c)) == ALLOW] == [
+    assert [
+        c
+        for c in itertools.chain(range(64), range(1024, 1050))
+        if simulate(program, 72, args=(0, c)) == ALLOW
+    ] == [
         0,
         1,
         2,
@@ -127,15 +133,23 @@ def f(numbers, first):
 
 
 def test_kernel_denies_every_number_outside_the_list() -> None:
-    """Arguments of -1 make an allowed call harmless where one slips through, and its error is not EPERM for most."""
-    denied = [n for n in range(HIGHEST) if n not in set(seccomp.ALLOWED.values()) | {435} | PASSED_BY_THE_KERNEL]
+    """Arguments of -1 make an allowed call harmless where one slips through, and its error is not
+    EPERM for most.
+    """
+    denied = [
+        n
+        for n in range(HIGHEST)
+        if n not in set(seccomp.ALLOWED.values()) | {435} | PASSED_BY_THE_KERNEL
+    ]
     request = job_request(Mode.CALLS, 1, cpu_s=5, memory_bytes=256 << 20, output_bytes=1 << 16)
 
     async def run() -> list[bytes]:
         async with Pool(1, best_level=NAMESPACES) as pool:
             bodies = []
             for first in (-1, 0):
-                outcome = await pool.run(Job(request, (PROBE, [("f", [denied, first], {})], False, False)))
+                outcome = await pool.run(
+                    Job(request, (PROBE, [("f", [denied, first], {})], False, False))
+                )
                 bodies.append(outcome.frames.frames[-1].body)
             outcome = await pool.run(Job(request, (PROBE, [("f", [[435], 0], {})], False, False)))
             bodies.append(outcome.frames.frames[-1].body)
@@ -151,7 +165,8 @@ def test_kernel_denies_every_number_outside_the_list() -> None:
     "code",
     [
         "b'\\xb8\\x14\\x00\\x00\\x00\\xcd\\x80\\xc3'",  # mov eax, 20; int 0x80; ret
-        "b'\\xb8\\x27\\x00\\x00\\x40\\x0f\\x05\\xc3'",  # mov eax, 0x40000027 (x32 getpid); syscall; ret
+        # mov eax, 0x40000027 (x32 getpid); syscall; ret
+        "b'\\xb8\\x27\\x00\\x00\\x40\\x0f\\x05\\xc3'",
     ],
     ids=["int 0x80", "x32"],
 )

@@ -31,7 +31,12 @@ HASHABLE = st.recursive(
 )
 VALUES = st.recursive(
     SCALARS,
-    lambda c: st.lists(c, max_size=4) | st.tuples(c, c) | st.sets(HASHABLE, max_size=3) | st.dictionaries(HASHABLE, c, max_size=3),
+    lambda c: (
+        st.lists(c, max_size=4)
+        | st.tuples(c, c)
+        | st.sets(HASHABLE, max_size=3)
+        | st.dictionaries(HASHABLE, c, max_size=3)
+    ),
     max_leaves=12,
 )
 

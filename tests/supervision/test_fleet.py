@@ -104,7 +104,9 @@ class World:
         self.left: list[tuple[str, str]] = []
         self.someone_left = asyncio.Event()
         self.launcher = ScriptedLauncher(
-            lambda _, process: asyncio.get_running_loop().call_soon(on_start, self, process) and None,
+            lambda _, process: (
+                asyncio.get_running_loop().call_soon(on_start, self, process) and None
+            ),
             tmp_path / "out",
         )
         self.fleet = Fleet(
@@ -127,7 +129,9 @@ class World:
         self.someone_left.set()
 
     def register(self, process: Scripted) -> None:
-        self.registry.register(Register(name=f"{self.role}-0", role=self.role, pid=process.pid, address="tcp://x"))
+        self.registry.register(
+            Register(name=f"{self.role}-0", role=self.role, pid=process.pid, address="tcp://x")
+        )
 
     async def until_failed(self) -> str:
         running = asyncio.create_task(self.fleet.run())
@@ -178,7 +182,9 @@ def test_an_end_that_the_launcher_explains_is_told_in_its_words_and_comes_back(
 
     cause, reasons = asyncio.run(main())
     assert reasons == ["generator-0 was lost with its node 10.0.0.3"] * LIMITS.max_restarts
-    assert cause.startswith("generator-0 was lost with its node 10.0.0.3; it was started again 2 times")
+    assert cause.startswith(
+        "generator-0 was lost with its node 10.0.0.3; it was started again 2 times"
+    )
 
 
 def test_a_process_that_was_ready_is_started_again_until_the_limit(tmp_path: Path) -> None:
@@ -216,7 +222,10 @@ def test_a_crash_without_a_word_shows_the_last_output(tmp_path: Path) -> None:
     async def main() -> str:
         return await World("verifier", tmp_path, lambda _, process: process.end(139)).until_failed()
 
-    assert asyncio.run(main()) == "verifier-0 exited with code 139; its last output was:\n  one\n  Segmentation fault"
+    assert (
+        asyncio.run(main())
+        == "verifier-0 exited with code 139; its last output was:\n  one\n  Segmentation fault"
+    )
 
 
 def test_a_learner_that_is_killed_is_started_again_until_the_limit(tmp_path: Path) -> None:
@@ -330,7 +339,9 @@ def test_silence_is_noticed_from_the_moment_a_process_serves_however_long_it_may
     async def main() -> str:
         registry = Registry()
         registry.add("g", "generator", 1)
-        listening = asyncio.create_task(registry.until_silent("g", start_timeout_s=600, heartbeat_timeout_s=0.1))
+        listening = asyncio.create_task(
+            registry.until_silent("g", start_timeout_s=600, heartbeat_timeout_s=0.1)
+        )
         await asyncio.sleep(0)
         registry.register(Register(name="g", role="generator", pid=1, address="tcp://x"))
         async with asyncio.timeout(10):

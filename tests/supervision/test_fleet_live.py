@@ -60,7 +60,9 @@ def test_a_draining_generator_still_gets_weights_and_says_that_it_drains() -> No
             counters={},
         )
     )
-    assert [(m.name, m.state, m.version) for m in registry.members] == [("generator-0", "draining", 7)]
+    assert [(m.name, m.state, m.version) for m in registry.members] == [
+        ("generator-0", "draining", 7)
+    ]
     assert [m.name for m in registry.directory.members] == ["generator-0"]
 
 

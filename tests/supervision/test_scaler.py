@@ -28,7 +28,9 @@ MACHINE = Machine(cores=(0, 1), num_gpus=0, memory_mb=8000)
 
 
 class ScaledRun:
-    """A supervisor without sockets: processes serve as soon as they are started, and end when asked."""
+    """A supervisor without sockets: processes serve as soon as they are started, and end when
+    asked.
+    """
 
     def __init__(self, config: RunConfig, run_dir: Path, machine: Machine = MACHINE) -> None:
         self.free_mb = 100_000
@@ -67,7 +69,9 @@ class ScaledRun:
 
     async def until(self, *names: str) -> None:
         async with asyncio.timeout(10):
-            while sorted(m.name for m in self.registry.members if m.address == "" and m.state == "ready") != sorted(names):
+            while sorted(
+                m.name for m in self.registry.members if m.address == "" and m.state == "ready"
+            ) != sorted(names):
                 await self.registry.directory.changed(self.registry.directory.epoch)
 
     def tell(self, name: str, **counters: float) -> None:
@@ -112,7 +116,9 @@ def test_processes_come_and_go_until_there_are_as_many_as_wanted_and_a_later_lif
     async def act(run: ScaledRun) -> None:
         await run.until("buffer", "learner-0", "verifier-0", "generator-0")
         run.scaler.scale({"verifiers": 3}, "test", is_forced=False)
-        await run.until("buffer", "learner-0", "verifier-0", "verifier-1", "verifier-2", "generator-0")
+        await run.until(
+            "buffer", "learner-0", "verifier-0", "verifier-1", "verifier-2", "generator-0"
+        )
         run.scaler.scale({"verifiers": 1}, "test", is_forced=False)
         await run.until("buffer", "learner-0", "verifier-0", "generator-0")
         run.scaler.scale({"generators": 2}, "test", is_forced=False)
@@ -128,7 +134,10 @@ def test_processes_come_and_go_until_there_are_as_many_as_wanted_and_a_later_lif
         (
             [],
             {"generator": 3},
-            "generator=3: there is no such pool; did you mean generators. this run has generators, verifiers",
+            (
+                "generator=3: there is no such pool; did you mean generators. this run has"
+                " generators, verifiers"
+            ),
         ),
         ([], {"verifiers": 0}, "keep at least 1"),
         ([], {"generators": 20_000}, "give a number from 0 to 10000"),
@@ -196,18 +205,26 @@ def test_each_pool_is_scaled_by_itself_by_either_name_and_kept_for_a_later_life(
     [
         (
             {"bgi": 2},
-            "bgi=2: there is no such pool; did you mean generators.big. this run has generators, generators.big, generators.judge,",
+            (
+                "bgi=2: there is no such pool; did you mean generators.big. this run has"
+                " generators, generators.big, generators.judge,"
+            ),
         ),
         ({"generators.jugde": 2}, "did you mean generators.judge. "),
         ({"big": 2, "generators.big": 3}, "big and generators.big are the same pool; give it once"),
         ({"big": 10_001}, "generators.big=10001: give a number from 0 to 10000"),
         (
             {"big": 2},
-            "generators.pools.big.gpus_each=1 x 2 and generators.pools.judge.gpus_each=1 x 1 .*need 4 GPUs, this machine has 3",
+            (
+                "generators.pools.big.gpus_each=1 x 2 and generators.pools.judge.gpus_each=1 x 1"
+                " .*need 4 GPUs, this machine has 3"
+            ),
         ),
     ],
 )
-def test_a_wrong_pool_is_told_with_the_nearest_right_one(tmp_path: Path, wanted: dict[str, int], remedy: str) -> None:
+def test_a_wrong_pool_is_told_with_the_nearest_right_one(
+    tmp_path: Path, wanted: dict[str, int], remedy: str
+) -> None:
     async def act(run: ScaledRun) -> None:
         with pytest.raises(ConfigError, match=remedy):
             run.scaler.scale(wanted, "test", is_forced=False)
@@ -302,7 +319,8 @@ def test_more_than_memory_holds_is_refused_with_the_figures_unless_it_is_forced_
         await run.until("buffer", "learner-0", "verifier-0", "verifier-1", "generator-0")
         run.free_mb = 2 * each_mb - 1
         told = (
-            f"generators=3: needs about {2 * each_mb} MB more (2 of generators at {each_mb} MB), {run.free_mb} MB are free on this machine"
+            f"generators=3: needs about {2 * each_mb} MB more (2 of generators at {each_mb} MB),"
+            f" {run.free_mb} MB are free on this machine"
         )
         with pytest.raises(ConfigError, match=re.escape(told) + ".*--force"):
             run.scaler.scale({"generators": 3}, "test", is_forced=False)
@@ -320,7 +338,9 @@ def test_one_that_still_starts_has_not_taken_its_memory_yet(tmp_path: Path) -> N
     each_mb = memory_mb(config, "generator", None)
     pools = [PoolCount(pool="generators", wanted=3, live=1, starting=2, draining=0)]
     assert Headroom(config, tmp_path, lambda: 3 * each_mb).problems(pools, {"generators": 4}) == []
-    assert Headroom(config, tmp_path, lambda: 3 * each_mb - 1).problems(pools, {"generators": 4}) != []
+    assert (
+        Headroom(config, tmp_path, lambda: 3 * each_mb - 1).problems(pools, {"generators": 4}) != []
+    )
     big = compose("grpo_code", [*POOLS, "generators.pools.big.kv_cache_mb=1000"])
     added_mb = 1000 - big.generation.vllm.kv_cache_mb
     of_big = [PoolCount(pool="generators.big", wanted=1, live=1, starting=0, draining=0)]
@@ -330,7 +350,9 @@ def test_one_that_still_starts_has_not_taken_its_memory_yet(tmp_path: Path) -> N
     assert Headroom(on_cluster, tmp_path, lambda: 0).problems(pools, {"generators": 4}) == []
 
 
-def test_the_autoscaler_adds_nobody_where_memory_does_not_suffice_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_autoscaler_adds_nobody_where_memory_does_not_suffice_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config = compose("grpo_code", AUTOSCALED)
 
     async def act(run: ScaledRun) -> None:

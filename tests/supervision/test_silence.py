@@ -29,7 +29,9 @@ class Quiet(Registry):
 
 @contextmanager
 def stopped_process() -> Iterator[int]:
-    child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
+    )
     try:
         child.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
@@ -57,7 +59,9 @@ def watched(pid: int, *settings: str, launcher: str = "local") -> tuple[Quiet, S
     return registry, Silence(registry, config, told.append), told
 
 
-def test_a_stopped_process_is_silent_with_its_cause_and_is_told_once_until_it_is_heard_again() -> None:
+def test_a_stopped_process_is_silent_with_its_cause_and_is_told_once_until_it_is_heard_again() -> (
+    None
+):
     with stopped_process() as pid:
         registry, silence, told = watched(pid)
         registry.seconds = 2.6
@@ -68,9 +72,10 @@ def test_a_stopped_process_is_silent_with_its_cause_and_is_told_once_until_it_is
         silence.look()
         silence.look()
     assert member.state == "silent"
-    assert member.waits_for == (
-        f"not heard of for 3 s, generating before; stopped by a signal; kill -CONT {pid} lets it go on; "
-        "it is ended and started again at 15 s"
+    assert (
+        member.waits_for
+        == f"not heard of for 3 s, generating before; stopped by a signal; kill -CONT {pid} lets it"
+        " go on; it is ended and started again at 15 s"
     )
     assert told == [f"generator-0 is silent: {member.waits_for}", "generator-0 is heard again"]
     assert [m.state for m in silence.members()] == ["generating"]
@@ -80,7 +85,9 @@ def test_a_stopped_process_is_silent_with_its_cause_and_is_told_once_until_it_is
     ("heartbeat_s", "quiet_s", "state"),
     [(1, 2.4, "generating"), (1, 2.6, "silent"), (2, 2.6, "generating")],
 )
-def test_silence_begins_after_two_and_a_half_heartbeats(heartbeat_s: int, quiet_s: float, state: str) -> None:
+def test_silence_begins_after_two_and_a_half_heartbeats(
+    heartbeat_s: int, quiet_s: float, state: str
+) -> None:
     registry, silence, _ = watched(os.getpid(), f"supervisor.heartbeat_s={heartbeat_s}")
     registry.seconds = quiet_s
     assert [member.state for member in silence.members()] == [state]
@@ -89,7 +96,9 @@ def test_silence_begins_after_two_and_a_half_heartbeats(heartbeat_s: int, quiet_
 def test_a_process_that_is_on_another_machine_is_silent_without_a_guess_at_the_cause() -> None:
     registry, silence, _ = watched(os.getpid(), launcher="ray")
     registry.seconds = 9.0
-    assert [m.waits_for for m in silence.members()] == ["not heard of for 9 s, generating before; it is ended and started again at 15 s"]
+    assert [m.waits_for for m in silence.members()] == [
+        "not heard of for 9 s, generating before; it is ended and started again at 15 s"
+    ]
 
 
 def test_a_process_that_ended_or_starts_is_not_called_silent_nor_heard_again() -> None:

@@ -65,7 +65,9 @@ def test_a_stall_is_told_once_and_taken_back_and_ends_the_run_with_the_sentence(
             beat(registry, watchdog, 2)
             with pytest.raises(
                 RunFailed,
-                match=r"no learner step after version 2 .*a batch.*supervisor\.stall_timeout_s=0\.5",
+                match=(
+                    r"no learner step after version 2 .*a batch.*supervisor\.stall_timeout_s=0\.5"
+                ),
             ):
                 await running
         return told

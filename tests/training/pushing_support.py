@@ -34,13 +34,17 @@ class Learner:
         device: str = "cpu",
     ) -> None:
         names = ["embed", *(f"layer {number}" for number in range(1, num_tensors))]
-        self._block = SharedTensors(*layout([(name, "float32", [rows, 1], 4 * rows) for name in names]))
+        self._block = SharedTensors(
+            *layout([(name, "float32", [rows, 1], 4 * rows) for name in names])
+        )
         self._generators = generators
         self._num_tensors, self._rows = num_tensors, rows
         self._directory = Directory()
         self.cut_off: list[Expel] = []
         self.end_process: Callable[[str], None] = str
-        config = compose("grpo_code", ["weights.deadline_s=0.3", "weights.probe_every_pushes=0", *overrides])
+        config = compose(
+            "grpo_code", ["weights.deadline_s=0.3", "weights.probe_every_pushes=0", *overrides]
+        )
         context: Any = SimpleNamespace(
             config=config,
             run_dir=run_dir,
@@ -75,7 +79,9 @@ class Learner:
 
     async def publish(self, version: int) -> Manifest:
         """The ranks."""
-        return self._block.write(version, [bytes_of(version, number, self._rows) for number in range(self._num_tensors)])
+        return self._block.write(
+            version, [bytes_of(version, number, self._rows) for number in range(self._num_tensors)]
+        )
 
     async def logprobs(self, rows: object) -> list[Any]:
         """The ranks' answer to a probe that no generator here can answer."""

@@ -1,4 +1,6 @@
-"""A generator without an engine: a process whose ranks receive broadcasts, and that can be killed or stopped in the middle of one."""
+"""A generator without an engine: a process whose ranks receive broadcasts, and that can be killed
+or stopped in the middle of one.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ _FORK.set_forkserver_preload(["receiving_process"])
 
 
 class Generator:
-    """misfortune: what happens to its process at tensor 3 of version 1: kill, stop, wait (until `go_on`)."""
+    """misfortune: what happens to its process at tensor 3 of version 1: kill, stop, wait (until
+    `go_on`).
+    """
 
     def __init__(self, *, misfortune: str = "", devices: tuple[str, ...] = ("cpu",)) -> None:
         self.devices = list(devices)
@@ -81,7 +85,9 @@ def digest(tensors: Any) -> str:
     """Of names and bytes, in order."""
     found = hashlib.sha256()
     for name, tensor in tensors:
-        found.update(name.encode() + tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        found.update(
+            name.encode() + tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        )
     return found.hexdigest()
 
 
@@ -121,7 +127,9 @@ def _serve(pipe: Connection, script: _Script, devices: tuple[str, ...]) -> None:
         ) -> None:
             try:
                 with receivers[rank].receiving(request.manifest, request.source) as tensors:
-                    said[rank] = digest(script.follow(tensors) if request.manifest.version == 1 else tensors)
+                    said[rank] = digest(
+                        script.follow(tensors) if request.manifest.version == 1 else tensors
+                    )
             except GroupBroken as error:
                 errors.append(str(error))
 

@@ -1,4 +1,6 @@
-"""Broadcasts to real processes: what arrives, who shares a communicator, and what becomes of the others when one is lost."""
+"""Broadcasts to real processes: what arrives, who shares a communicator, and what becomes of the
+others when one is lost.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def fleet(tmp_path: Path) -> Iterator[Callable[..., Learner]]:
             "weights.bucket_mb=1",
             *overrides,
         )
-        learner = Learner(tmp_path, generators, *settings, num_tensors=NUM_TENSORS, rows=ROWS, device=device)
+        learner = Learner(
+            tmp_path, generators, *settings, num_tensors=NUM_TENSORS, rows=ROWS, device=device
+        )
         learner.end_process = lambda name: generators[name].process.kill()
         for name, generator in generators.items():
             generator.on_death = lambda name=name: learner.leave(name)
@@ -43,7 +47,10 @@ def fleet(tmp_path: Path) -> Iterator[Callable[..., Learner]]:
 
 def expected(version: int) -> str:
     names = ["embed", *(f"layer {number}" for number in range(1, NUM_TENSORS))]
-    return digest((name, torch.from_numpy(bytes_of(version, number, ROWS))) for number, name in enumerate(names))
+    return digest(
+        (name, torch.from_numpy(bytes_of(version, number, ROWS)))
+        for number, name in enumerate(names)
+    )
 
 
 def communicators(generator: Generator) -> list[str]:
@@ -68,7 +75,9 @@ def test_all_ranks_of_all_members_get_each_version_bit_for_bit_and_keep_their_co
 
     learner.run(story)
     assert [g.versions for g in generators.values()] == [[0, 1, 2]] * 3
-    assert [g.digests for g in generators.values()] == [[[expected(v)] * len(g.devices) for v in (0, 1, 2)] for g in generators.values()]
+    assert [g.digests for g in generators.values()] == [
+        [[expected(v)] * len(g.devices) for v in (0, 1, 2)] for g in generators.values()
+    ]
     assert [(g.seats[0].first_rank, g.seats[0].world_size) for g in generators.values()] == [
         (1, 5),
         (2, 5),
@@ -122,7 +131,9 @@ def test_a_member_that_dies_before_all_ranks_have_met_does_not_keep_the_others_w
     fleet: Callable[..., Learner],
 ) -> None:
     generators = {"a": Generator(), "b": Generator()}
-    learner = fleet(generators, "weights.deadline_s=1000")  # half of it is longer than the test may take
+    learner = fleet(
+        generators, "weights.deadline_s=1000"
+    )  # half of it is longer than the test may take
 
     async def story() -> None:
         generators["b"].process.kill()
@@ -135,9 +146,13 @@ def test_a_member_that_dies_before_all_ranks_have_met_does_not_keep_the_others_w
 
 
 @pytest.mark.parametrize("misfortune", ["kill", "stop"])
-def test_the_others_get_the_version_under_another_epoch_when_one_is_lost(misfortune: str, fleet: Callable[..., Learner]) -> None:
+def test_the_others_get_the_version_under_another_epoch_when_one_is_lost(
+    misfortune: str, fleet: Callable[..., Learner]
+) -> None:
     generators = {"a": Generator(), "b": Generator(misfortune=misfortune), "c": Generator()}
-    learner = fleet(generators, "weights.deadline_s=30")  # the others give up after half of it, which has to do for a busy machine
+    learner = fleet(
+        generators, "weights.deadline_s=30"
+    )  # the others give up after half of it, which has to do for a busy machine
 
     async def story() -> None:
         learner.serve(*generators)
@@ -153,7 +168,9 @@ def test_the_others_get_the_version_under_another_epoch_when_one_is_lost(misfort
 
 def gpus(count: int) -> Any:
     found = torch.cuda.device_count()
-    return pytest.mark.skipif(found < count, reason=f"NCCL needs {count} GPUs for {count} ranks; this machine has {found}")
+    return pytest.mark.skipif(
+        found < count, reason=f"NCCL needs {count} GPUs for {count} ranks; this machine has {found}"
+    )
 
 
 @pytest.mark.gpu

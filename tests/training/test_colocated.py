@@ -1,4 +1,6 @@
-"""Turns on a shared device as learner and generators take them: real pushes, a real engine, a learner's step that notes its time."""
+"""Turns on a shared device as learner and generators take them: real pushes, a real engine, a
+learner's step that notes its time.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ class Generator:
 class World:
     """A pusher with its directory, its supervisor and its ranks; generators join by name."""
 
-    def __init__(self, config: RunConfig, run_dir: Path, specs: list[Any], tensors: Callable[[], Any]) -> None:
+    def __init__(
+        self, config: RunConfig, run_dir: Path, specs: list[Any], tensors: Callable[[], Any]
+    ) -> None:
         self.directory = Directory()
         self.generators: dict[str, Generator] = {}
         self.moves: list[str] = []
@@ -157,7 +161,9 @@ class Still:
 
 
 def small_world(tmp_path: Path, *overrides: str) -> World:
-    config = compose("grpo_code", ["placement=colocated", "weights.probe_every_pushes=0", *overrides])
+    config = compose(
+        "grpo_code", ["placement=colocated", "weights.probe_every_pushes=0", *overrides]
+    )
     return World(config, tmp_path, [("embed", "float32", (5,), 20)], lambda: [torch.zeros(5)])
 
 
@@ -194,7 +200,9 @@ def test_an_engine_starts_with_the_first_push_and_rests_at_every_turn(tmp_path: 
     run(story())
     assert engine.did == ["start", "load 0", "rest", "load 1"]
     assert world.moves == ["enter", "leave"] * 2
-    shares = {name: value for name, value in world.pusher.metrics().items() if name.startswith("device/")}
+    shares = {
+        name: value for name, value in world.pusher.metrics().items() if name.startswith("device/")
+    }
     assert shares.keys() == {
         "device/generating_share",
         "device/switching_share",
@@ -293,7 +301,9 @@ def test_who_does_not_rest_is_cut_off_and_the_learner_has_the_device(tmp_path: P
 
     run(story())
     # Not heard of before, so it may have been starting: 180 s more (supervisor.start_timeout_s).
-    assert [(e.name, e.reason) for e in world.cut_off] == [("hangs", "it did not come to rest within 187 s (weights.rest_deadline_s)")]
+    assert [(e.name, e.reason) for e in world.cut_off] == [
+        ("hangs", "it did not come to rest within 187 s (weights.rest_deadline_s)")
+    ]
 
 
 def test_an_order_of_a_dead_learner_does_not_wake_a_generator(tmp_path: Path) -> None:
@@ -369,7 +379,9 @@ def test_a_generator_at_rest_says_who_has_the_device() -> None:
 
 
 @pytest.mark.parametrize("placement", ["colocated", "disaggregated"])
-def test_generation_and_steps_share_no_moment_where_they_share_a_device(tmp_path: Path, placement: str) -> None:
+def test_generation_and_steps_share_no_moment_where_they_share_a_device(
+    tmp_path: Path, placement: str
+) -> None:
     path = tmp_path / "model"
     torch.manual_seed(3)
     sizes = {
@@ -408,7 +420,9 @@ def test_generation_and_steps_share_no_moment_where_they_share_a_device(tmp_path
     steps: list[tuple[float, float]] = []
 
     def step() -> None:
-        """Lasts until generation has gone on beside it, but no longer than it takes to see that it does not."""
+        """Lasts until generation has gone on beside it, but no longer than it takes to see that it
+        does not.
+        """
         begun_s, num_before = time.monotonic(), len(forward_s)
         longest_s = 0.3 if placement == "colocated" else 60.0
         while len(forward_s) < num_before + 3 and time.monotonic() - begun_s < longest_s:
@@ -416,8 +430,13 @@ def test_generation_and_steps_share_no_moment_where_they_share_a_device(tmp_path
         steps.append((begun_s, time.monotonic()))
 
     async def write(engine: Engine, number: int) -> list[list[int]]:
-        sampling = Sampling(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=60, min_new_tokens=0)
-        return [done.versions.tolist() async for done in engine.generate(f"{number}.1", [5, 6, 7, 8 + number], 4, sampling)]
+        sampling = Sampling(
+            temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=60, min_new_tokens=0
+        )
+        return [
+            done.versions.tolist()
+            async for done in engine.generate(f"{number}.1", [5, 6, 7, 8 + number], 4, sampling)
+        ]
 
     async def story() -> list[list[int]]:
         engine = build_engine(config, path)
@@ -459,6 +478,8 @@ def test_generation_and_steps_share_no_moment_where_they_share_a_device(tmp_path
     else:
         assert min(during) >= 3
     assert len(samples) % 4 == 0
-    assert any(len(set(versions)) > 1 for versions in samples), "some sample was to be under way during a step"
+    assert any(len(set(versions)) > 1 for versions in samples), (
+        "some sample was to be under way during a step"
+    )
     assert all(versions == sorted(versions) for versions in samples)
     assert np.unique([v for versions in samples for v in versions]).tolist() == [0, 1, 2, 3, 4]

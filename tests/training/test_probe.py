@@ -1,4 +1,6 @@
-"""Facts about the comparison of learner and generators on fixed tokens, before the first step and after pushes."""
+"""Facts about the comparison of learner and generators on fixed tokens, before the first step and
+after pushes.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def test_rounding_is_reported_and_passes() -> None:
 def test_a_larger_difference_ends_the_run_with_its_likely_causes(difference: float) -> None:
     with pytest.raises(
         WeightsError,
-        match=r"generator-0 and the learner disagree by .* nats on version 0 .*likely causes: .*dtype",
+        match=(
+            r"generator-0 and the learner disagree by .* nats on version 0 .*likely causes: .*dtype"
+        ),
     ):
         check(difference)
 

@@ -1,4 +1,6 @@
-"""The learner's pushes: late joiners, a generator that hangs, one that does not share memory, a file that cannot be written."""
+"""The learner's pushes: late joiners, a generator that hangs, one that does not share memory, a
+file that cannot be written.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ class Generator:
         self.urls.append(request.url)
         self.versions.append(request.manifest.version)
         self.has_loaded.set()
-        return LoadReport(version=request.manifest.version, load_s=0.2, pause_s=0.1 * len(self.versions))
+        return LoadReport(
+            version=request.manifest.version, load_s=0.2, pause_s=0.1 * len(self.versions)
+        )
 
 
 def test_a_late_joiner_gets_the_version_and_nobody_else_is_asked(tmp_path: Path) -> None:
@@ -77,7 +81,9 @@ def test_a_generator_that_hangs_is_cut_off_and_the_learner_goes_on(tmp_path: Pat
 
     learner.run(story)
     assert generators["a"].versions == [0, 1]
-    assert [(e.name, e.reason) for e in learner.cut_off] == [("b", "version 0 was not loaded within 0.3 s (weights.deadline_s)")]
+    assert [(e.name, e.reason) for e in learner.cut_off] == [
+        ("b", "version 0 was not loaded within 0.3 s (weights.deadline_s)")
+    ]
 
 
 def test_a_mixed_fleet_gets_each_version_by_the_way_that_reaches_each_member(
@@ -133,7 +139,11 @@ def test_files_go_where_the_setting_says(override: str, tmp_path: Path) -> None:
         await learner.pusher.live(0)
 
     learner.run(story)
-    folder = "memory:///elsewhere/my_run" if "memory" in override else f"file://{tmp_path}/my_run/weights"
+    folder = (
+        "memory:///elsewhere/my_run"
+        if "memory" in override
+        else f"file://{tmp_path}/my_run/weights"
+    )
     assert generators["a"].urls == [f"{folder}/version_0.safetensors"]
 
 

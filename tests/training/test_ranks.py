@@ -23,18 +23,24 @@ def test_every_rank_computes_on_the_first_gpu_that_it_sees_however_many_ranks_th
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert learner_device(1) == torch.device("cuda", 0)
-    assert learner_device(0) == torch.device("cpu"), "GPUs of the machine that it was not given are left alone"
+    assert learner_device(0) == torch.device("cpu"), (
+        "GPUs of the machine that it was not given are left alone"
+    )
 
 
 def test_gpus_that_torch_cannot_use_are_refused_with_the_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ConfigError, match=r"learner.gpus_each=1 but torch .* finds no CUDA GPU here"):
+    with pytest.raises(
+        ConfigError, match=r"learner.gpus_each=1 but torch .* finds no CUDA GPU here"
+    ):
         learner_device(1)
 
 
-def test_a_process_that_asked_for_no_gpu_sees_none_of_its_node_and_the_cluster_names_those_of_the_others() -> None:
+def test_a_process_that_asked_for_no_gpu_sees_none_of_its_node_and_the_cluster_names_those_of_the_others() -> (
+    None
+):
     config = compose(
         "ppo_code",
         [
@@ -45,7 +51,9 @@ def test_a_process_that_asked_for_no_gpu_sees_none_of_its_node_and_the_cluster_n
         ],
     )
     specs = processes(config, Machine(cores=(0, 1), num_gpus=1, memory_mb=8000))
-    visible = {spec.name: on_cluster(config, spec).env.get("CUDA_VISIBLE_DEVICES") for spec in specs}
+    visible = {
+        spec.name: on_cluster(config, spec).env.get("CUDA_VISIBLE_DEVICES") for spec in specs
+    }
     assert visible == {"buffer": "", "verifier-0": "", "generator-0": "", "learner-0": None}
 
 
@@ -65,7 +73,9 @@ def test_weights_are_packed_into_one_buffer_of_the_device_at_a_time(
     trainer: Any = SimpleNamespace(
         device=torch.device("cuda"),
         tensor_specs=lambda: [("a", "float32", (1,), 4), ("b", "float32", (2,), 8)],
-        full_tensors=lambda *, on_device: iter(["a on the device", "b on the device"] if on_device else []),
+        full_tensors=lambda *, on_device: iter(
+            ["a on the device", "b on the device"] if on_device else []
+        ),
     )
     monkeypatch.setattr(ranks, "ExportedWeights", Exported)
     monkeypatch.setattr(ranks, "WeightPublisher", lambda specs: SimpleNamespace(close=list))

@@ -1,4 +1,5 @@
-"""What vLLM itself makes of a version in memory of a GPU, with torch's mapping and the GPU's name played: prints JSON.
+"""What vLLM itself makes of a version in memory of a GPU, with torch's mapping and the GPU's name
+played: prints JSON.
 
 A process of its own, as engine_scenario.py.
 """
@@ -37,7 +38,12 @@ def main(model_path: Path) -> dict[str, Any]:
         "b": torch.tensor([7.0, 8.0], dtype=torch.bfloat16),
     }
     packed = pack(tensors.values(), size_bytes=16, device=torch.device("cpu"))
-    entries = [TensorEntry(name=n, dtype="bfloat16", shape=list(t.shape), offset=64, size_bytes=2 * t.numel()) for n, t in tensors.items()]
+    entries = [
+        TensorEntry(
+            name=n, dtype="bfloat16", shape=list(t.shape), offset=64, size_bytes=2 * t.numel()
+        )
+        for n, t in tensors.items()
+    ]
     manifest = Manifest(version=3, path="", tensors=entries, total_bytes=0, checksum=0)
     block = DeviceBlock(
         gpu="GPU-1",
@@ -67,7 +73,10 @@ def main(model_path: Path) -> dict[str, Any]:
     expected[6] = 5
     return {
         "asks_torch_for_the_block": [list(arguments) for arguments in asked] == [expected],
-        "loads_the_tensors": [(name, tensor.tolist()) for name, tensor in loaded] == [(n, t.tolist()) for n, t in tensors.items()],
+        "loads_the_tensors": (
+            [(name, tensor.tolist()) for name, tensor in loaded]
+            == [(n, t.tolist()) for n, t in tensors.items()]
+        ),
         "sleeps": [sleeps(model_path, placement) for placement in ("disaggregated", "colocated")],
     }
 

@@ -1,4 +1,6 @@
-"""How a version is cut for a broadcast, who sits where in a communicator, and who gets weights that way."""
+"""How a version is cut for a broadcast, who sits where in a communicator, and who gets weights that
+way.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,18 @@ from async_rl.weights.transport.buckets import bucket_checksum, buckets, tensor_
 from async_rl.weights.transport.shared_memory import SharedTensors, SharedTensorsReader, layout
 
 
-@given(sizes=st.lists(st.integers(1, 300), min_size=1, max_size=12), bucket_bytes=st.integers(1, 900))
-def test_buckets_hold_each_tensor_once_and_no_more_than_fits_unless_one_alone_does_not(sizes: list[int], bucket_bytes: int) -> None:
+@given(
+    sizes=st.lists(st.integers(1, 300), min_size=1, max_size=12), bucket_bytes=st.integers(1, 900)
+)
+def test_buckets_hold_each_tensor_once_and_no_more_than_fits_unless_one_alone_does_not(
+    sizes: list[int], bucket_bytes: int
+) -> None:
     specs = [(f"t{i}", "bfloat16", [size], 2 * size) for i, size in enumerate(sizes)]
     block = SharedTensors(*layout(specs))
-    data = [np.random.default_rng(i).integers(0, 256, 2 * size, dtype=np.uint8) for i, size in enumerate(sizes)]
+    data = [
+        np.random.default_rng(i).integers(0, 256, 2 * size, dtype=np.uint8)
+        for i, size in enumerate(sizes)
+    ]
     manifest = block.write(1, data)
     found, total = [], 0
     with SharedTensorsReader(manifest) as reader:
@@ -32,7 +41,9 @@ def test_buckets_hold_each_tensor_once_and_no_more_than_fits_unless_one_alone_do
             assert piece.size_bytes <= bucket_bytes or len(piece.entries) == 1
             flat = torch.from_numpy(reader.block[piece.begin : piece.end].copy())
             total += bucket_checksum(flat)
-            found += [(name, tensor.view(torch.uint8).tolist()) for name, tensor in piece.tensors(flat)]
+            found += [
+                (name, tensor.view(torch.uint8).tolist()) for name, tensor in piece.tensors(flat)
+            ]
     assert found == [(f"t{i}", array.tolist()) for i, array in enumerate(data)]
     assert total % 2**64 == manifest.checksum
     block.close()
@@ -68,7 +79,9 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Broadcaster]
     def make(*overrides: str, device: str = "cpu") -> Broadcaster:
         monkeypatch.setattr(broadcast, "device_name", lambda _: device)
         config = compose("grpo_code", ["generators.gpus_each=1", "learner.gpus_each=1", *overrides])
-        made.append(Broadcaster(config.weights, life="L", host="127.0.0.1", device=torch.device("cpu")))
+        made.append(
+            Broadcaster(config.weights, life="L", host="127.0.0.1", device=torch.device("cpu"))
+        )
         return made[-1]
 
     yield make
@@ -96,7 +109,9 @@ def test_auto_broadcasts_between_gpus_that_are_not_shared(
     is_reached: bool,
     make: Callable[..., Broadcaster],
 ) -> None:
-    assert make(f"weights.transfer={transfer}", device=learner).reaches(member(*devices)) is is_reached
+    assert (
+        make(f"weights.transfer={transfer}", device=learner).reaches(member(*devices)) is is_reached
+    )
 
 
 @pytest.mark.parametrize(

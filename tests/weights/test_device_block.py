@@ -1,4 +1,6 @@
-"""Facts about a version in memory of a GPU that need no GPU: what is told of it, and what vLLM's own code makes of that."""
+"""Facts about a version in memory of a GPU that need no GPU: what is told of it, and what vLLM's
+own code makes of that.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def test_the_reader_maps_with_the_arguments_that_torch_gave_the_writer() -> None
         "event_handle": b"event",
         "event_sync_required": True,
     }
-    assert list(given) == list(inspect.signature(rebuild_cuda_tensor).parameters), "torch has changed what it wants"
+    assert list(given) == list(inspect.signature(rebuild_cuda_tensor).parameters), (
+        "torch has changed what it wants"
+    )
     block = described(tuple(given.values()), gpu="GPU-1", size_bytes=96)
     assert mapping_arguments(decode(encode(block), DeviceBlock)) == tuple(given.values())
 

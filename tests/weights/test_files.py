@@ -34,7 +34,9 @@ def read(manifest: Manifest) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("place", ["folder", "memory"])
 def test_a_generator_reads_what_the_learner_wrote(place: str, tmp_path: Path) -> None:
-    files = WeightFiles(f"memory://{tmp_path.name}" if place == "memory" else str(tmp_path / "deep" / "weights"))
+    files = WeightFiles(
+        f"memory://{tmp_path.name}" if place == "memory" else str(tmp_path / "deep" / "weights")
+    )
     with publisher() as weights, FileReader() as reader:
         for version in (1, 2):
             announced = weights.write(version, [tensor + version for tensor in TENSORS.values()])

@@ -1,4 +1,6 @@
-"""Facts about who loads which version together, over every interleaving of join, leave, die, hang, push and a new version."""
+"""Facts about who loads which version together, over every interleaving of join, leave, die, hang,
+push and a new version.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def test_a_member_that_dies_lets_the_survivors_try_again() -> None:
     assert group.behind() == {A}
 
 
-def test_who_gives_up_where_nobody_was_lost_tries_alone_and_is_cut_off_then_so_that_pushing_ends() -> None:
+def test_who_gives_up_where_nobody_was_lost_tries_alone_and_is_cut_off_then_so_that_pushing_ends() -> (
+    None
+):
     group = group_of(A, B, C)
     epoch = group.begin([A, B, C])
     group.answer(epoch.number, C, Answer.LOADED)
@@ -119,12 +123,16 @@ def test_another_life_of_the_same_name_holds_nothing() -> None:
 def test_no_version_is_published_while_somebody_loads() -> None:
     group = group_of(A)
     group.begin([A])
-    with pytest.raises(WeightsError, match="version 2 cannot be published while 1 loads of version 1 are open"):
+    with pytest.raises(
+        WeightsError, match="version 2 cannot be published while 1 loads of version 1 are open"
+    ):
         group.publish(2)
 
 
 class Fleet(RuleBasedStateMachine):
-    """Generators that load, give up, hang, die, leave and join around a learner that publishes; `block` is what readers would read."""
+    """Generators that load, give up, hang, die, leave and join around a learner that publishes;
+    `block` is what readers would read.
+    """
 
     @initialize()
     def start(self) -> None:
@@ -170,7 +178,11 @@ class Fleet(RuleBasedStateMachine):
     @rule(data=st.data(), is_party=st.booleans())
     def begin(self, data: st.DataObject, is_party: bool) -> None:
         behind = self.group.behind()
-        members = self.group.next_party(self.present) if is_party else data.draw(st.sets(st.sampled_from(sorted(behind)), min_size=1))
+        members = (
+            self.group.next_party(self.present)
+            if is_party
+            else data.draw(st.sets(st.sampled_from(sorted(behind)), min_size=1))
+        )
         if not members:
             assert self.loading, "a party waits only while others load"
             return
@@ -180,7 +192,9 @@ class Fleet(RuleBasedStateMachine):
         self.loading[epoch.number] = epoch, frozenset(members)
         self.opened_since_wanted += self.wants_version
         for life in members:
-            self.serves.pop(life, None)  # the worst case: loading in place, so nothing is served meanwhile
+            self.serves.pop(
+                life, None
+            )  # the worst case: loading in place, so nothing is served meanwhile
 
     @precondition(lambda self: self.loading)
     @rule(data=st.data(), answer=st.sampled_from(Answer))
@@ -188,7 +202,9 @@ class Fleet(RuleBasedStateMachine):
         epoch, _ = self.loading[data.draw(st.sampled_from(sorted(self.loading)))]
         life = data.draw(st.sampled_from(sorted(epoch.missing)))
         if answer is Answer.LOADED:
-            self.serves[life] = self.copied.get(epoch.number, self.block)  # what was there when the last byte was read
+            self.serves[life] = self.copied.get(
+                epoch.number, self.block
+            )  # what was there when the last byte was read
             assert epoch.version == self.serves[life], "the block changed under a reader"
         self.ended.append((epoch, life))
         self._expel(self.group.answer(epoch.number, life, answer))
@@ -238,7 +254,9 @@ class Fleet(RuleBasedStateMachine):
 
     @invariant()
     def nobody_who_loads_is_believed_to_hold_a_version(self) -> None:
-        held = {life for life in self.present - self.expelled if self.group._holds.get(life) is not None}
+        held = {
+            life for life in self.present - self.expelled if self.group._holds.get(life) is not None
+        }
         assert held == self.serves.keys()
         assert all(self.group._holds[life] == version for life, version in self.serves.items())
 
@@ -248,7 +266,9 @@ class Fleet(RuleBasedStateMachine):
         assert self.group.is_free == (self.loading.keys() <= self.copied.keys())
 
     def teardown(self) -> None:
-        """From anywhere: the open loads end by their deadlines, and then whoever is left reaches the newest version."""
+        """From anywhere: the open loads end by their deadlines, and then whoever is left reaches
+        the newest version.
+        """
         for number in list(self.loading):
             self._expel(self.group.expire(number))
         assert self.group.is_free

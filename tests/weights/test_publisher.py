@@ -72,6 +72,8 @@ def test_a_tensor_of_another_size_is_refused_and_the_block_stays_incomplete() ->
     with publisher() as weights:
         manifest = weights.write(1, TENSORS.values())
         with pytest.raises(WeightsError, match="has 12 bytes, 24 were announced"):
-            weights.write(2, [tensor[:1] if tensor.dim() == 2 else tensor for tensor in TENSORS.values()])
+            weights.write(
+                2, [tensor[:1] if tensor.dim() == 2 else tensor for tensor in TENSORS.values()]
+            )
         with pytest.raises(WeightsError, match="not a complete version 1"):
             SharedTensorsReader(manifest)

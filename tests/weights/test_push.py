@@ -34,12 +34,16 @@ async def write(manifest: Manifest) -> str:
 
 
 def asked(transfer: str, *, shares_memory: bool) -> list[str]:
-    """The URLs it was asked to load in two pushes, empty for the shared block; `written` where the block was given up before."""
+    """The URLs it was asked to load in two pushes, empty for the shared block; `written` where the
+    block was given up before.
+    """
     generator, route = Generator(shares_memory=shares_memory), Route(transfer, write)
 
     async def run() -> None:
         for _ in range(2):
-            await route.load(MANIFEST, generator, timeout_s=1, written=lambda: generator.asked.append("written"))
+            await route.load(
+                MANIFEST, generator, timeout_s=1, written=lambda: generator.asked.append("written")
+            )
 
     asyncio.run(run())
     return generator.asked
@@ -64,7 +68,11 @@ def test_shared_memory_does_not_fall_back() -> None:
 
 def test_a_generator_that_loaded_another_version_has_failed() -> None:
     with pytest.raises(WeightsError, match="it loaded version 2 instead of 3"):
-        asyncio.run(Route("auto", write).load(MANIFEST, Generator(shares_memory=True, loads=2), timeout_s=1, written=list))
+        asyncio.run(
+            Route("auto", write).load(
+                MANIFEST, Generator(shares_memory=True, loads=2), timeout_s=1, written=list
+            )
+        )
 
 
 def test_a_generator_that_is_gone_is_not_asked_again() -> None:

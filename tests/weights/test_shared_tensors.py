@@ -22,7 +22,9 @@ def arrays(seed: int) -> list[Bytes]:
 
 
 def block() -> SharedTensors:
-    entries, total = layout([("a", "float32", [3], 12), ("b", "uint8", [10, 100], 1000), ("c", "uint8", [7], 7)])
+    entries, total = layout(
+        [("a", "float32", [3], 12), ("b", "uint8", [10, 100], 1000), ("c", "uint8", [7], 7)]
+    )
     return SharedTensors(entries, total)
 
 

@@ -1,4 +1,6 @@
-"""Facts about whose turn a shared device is, over interleavings of crashes, restarts, late messages, deadlines and joins."""
+"""Facts about whose turn a shared device is, over interleavings of crashes, restarts, late
+messages, deadlines and joins.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,9 @@ class Kind(enum.Enum):
 
 @dataclass
 class Generator:
-    """One life. doomed: cut off, so it will be killed, and may do anything that it was told until then."""
+    """One life. doomed: cut off, so it will be killed, and may do anything that it was told until
+    then.
+    """
 
     orders: Orders = field(default_factory=Orders)
     uses_device: bool = False
@@ -109,7 +113,9 @@ class Letter:
 
 
 class World(RuleBasedStateMachine):
-    """Generators come, die, hang; the learner dies in any phase; letters arrive late and in any order, to whoever still lives."""
+    """Generators come, die, hang; the learner dies in any phase; letters arrive late and in any
+    order, to whoever still lives.
+    """
 
     @initialize()
     def start(self) -> None:
@@ -179,25 +185,35 @@ class World(RuleBasedStateMachine):
     def learner_dies(self) -> None:
         self.clock = max(self.clock, self.learner.turns.number) if self.learner else self.clock
         self.learner = None
-        for generator in self.generators.values():  # the supervisor still ends those whom it was asked to end
+        for (
+            generator
+        ) in self.generators.values():  # the supervisor still ends those whom it was asked to end
             generator.doomed = generator.doomed and generator.uses_device
 
-    @precondition(lambda self: self.learner is not None and self.learner.turns.phase is Phase.GENERATING)
+    @precondition(
+        lambda self: self.learner is not None and self.learner.turns.phase is Phase.GENERATING
+    )
     @rule()
     def learner_asks(self) -> None:
-        """Its next batches are there, or it is told to stop and saves, or it goes on after an evaluation: all look alike from here."""
+        """Its next batches are there, or it is told to stop and saves, or it goes on after an
+        evaluation: all look alike from here.
+        """
         assert self.learner is not None
         self.learner.group.close()
         if self.learner.group.is_free:
             self.learner.turns.ask()
 
-    @precondition(lambda self: self.learner is not None and self.learner.turns.phase is Phase.SWITCHING)
+    @precondition(
+        lambda self: self.learner is not None and self.learner.turns.phase is Phase.SWITCHING
+    )
     @rule()
     def learner_tells(self) -> None:
         assert self.learner is not None
         self.learner.turns.follow(self.present)
         for life in sorted(self.learner.turns.tell()):
-            self.letters.append(Letter(self.learner.number, life, Kind.REST, self.learner.turns.number))
+            self.letters.append(
+                Letter(self.learner.number, life, Kind.REST, self.learner.turns.number)
+            )
 
     @precondition(lambda self: self.learner is not None and self.learner.turns.is_clear)
     @rule()
@@ -225,16 +241,22 @@ class World(RuleBasedStateMachine):
         self._expel(self.learner.group.follow(self.present))
         for life in sorted(self.learner.group.behind()):
             epoch = self.learner.group.begin([life])
-            self.letters.append(Letter(self.learner.number, life, Kind.WAKE, self.learner.turns.number, epoch))
+            self.letters.append(
+                Letter(self.learner.number, life, Kind.WAKE, self.learner.turns.number, epoch)
+            )
 
     @precondition(lambda self: self._unanswered())
     @rule(data=st.data())
     def deadline(self, data: st.DataObject) -> None:
-        """The learner waits no longer; the letter may still arrive before the supervisor has ended the generator."""
+        """The learner waits no longer; the letter may still arrive before the supervisor has ended
+        the generator.
+        """
         self._give_up(data.draw(st.sampled_from(self._unanswered())))
 
     def _unanswered(self) -> list[Letter]:
-        return [x for x in self.letters if self.learner is not None and x.learner == self.learner.number]
+        return [
+            x for x in self.letters if self.learner is not None and x.learner == self.learner.number
+        ]
 
     def _give_up(self, letter: Letter) -> None:
         assert self.learner is not None
@@ -253,7 +275,9 @@ class World(RuleBasedStateMachine):
             assert not any(generator.uses_device for generator in self.generators.values())
 
     def teardown(self) -> None:
-        """From anywhere: doomed ones are ended, letters arrive, and then the learner gets the device and everyone is woken after it."""
+        """From anywhere: doomed ones are ended, letters arrive, and then the learner gets the
+        device and everyone is woken after it.
+        """
         for life in [life for life, generator in self.generators.items() if generator.doomed]:
             del self.generators[life]
         self.letters = [letter for letter in self.letters if letter.life in self.generators]

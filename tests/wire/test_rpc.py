@@ -22,7 +22,9 @@ def ask(credit: int) -> RequestWork:
 
 
 @asynccontextmanager
-async def serving(keys: Keys, handler: Callable[[RequestWork], Awaitable[Message]]) -> AsyncIterator[RpcServer]:
+async def serving(
+    keys: Keys, handler: Callable[[RequestWork], Awaitable[Message]]
+) -> AsyncIterator[RpcServer]:
     with RpcServer("127.0.0.1", 0, keys, {RequestWork: handler}) as server:
         task = asyncio.create_task(server.serve())
         try:
@@ -119,7 +121,9 @@ def test_a_client_with_the_keys_of_another_run_gets_no_answer(keys: Keys, tmp_pa
 def test_a_port_in_use_is_a_clear_error(keys: Keys) -> None:
     async def main() -> None:
         async with serving(keys, empty) as server:
-            RpcServer("127.0.0.1", int(server.address.rsplit(":", 1)[1]), keys, {RequestWork: empty})
+            RpcServer(
+                "127.0.0.1", int(server.address.rsplit(":", 1)[1]), keys, {RequestWork: empty}
+            )
 
     with pytest.raises(Unavailable, match=r"in use.*choose another port or 0"):
         asyncio.run(main())

@@ -1,7 +1,9 @@
-"""Answers from a run's store, for people: what became of a prompt, of a step, of a group, and how many groups are in which state.
+"""Answers from a run's store, for people: what became of a prompt, of a step, of a group, and how
+many groups are in which state.
 
 Invariants: reads only, also while the run writes; one answer comes from one moment.
-Used by `async-rl ledger` and `async-rl resume`; tables in store_schema.py, the audit of the whole history in store_audit.py.
+Used by `async-rl ledger` and `async-rl resume`; tables in store_schema.py, the audit of the whole
+history in store_audit.py.
 """
 
 from __future__ import annotations
@@ -20,14 +22,20 @@ from async_rl.core.errors import InfrastructureError, Unavailable
 from async_rl.core.types import GroupState
 
 _COLUMNS = (
-    "group_id, purpose, prompt_id, position, state, attempt, generator, oldest_version, newest_version, train_version,"
-    " num_tokens, num_trained_tokens, reward_mean, pass_rate, rewards, parts, reason, message, admitted_s, changed_s"
+    "group_id, purpose, prompt_id, position, state, attempt, generator, oldest_version,"
+    " newest_version, train_version, num_tokens, num_trained_tokens, reward_mean, pass_rate,"
+    " rewards, parts, reason, message, admitted_s, changed_s"
 )
-_STEP_OF = "(SELECT version FROM trained JOIN steps USING (step_id) WHERE trained.group_id=groups.group_id AND undone_s IS NULL)"
+_STEP_OF = (
+    "(SELECT version FROM trained JOIN steps USING (step_id) WHERE trained.group_id=groups.group_id"
+    " AND undone_s IS NULL)"
+)
 
 
 class Transition(msgspec.Struct, frozen=True, kw_only=True):
-    """One change of state. version: the generator's, the oldest written, the one trained on, or the step, by state."""
+    """One change of state. version: the generator's, the oldest written, the one trained on, or the
+    step, by state.
+    """
 
     at_s: float
     state: str
@@ -38,7 +46,9 @@ class Transition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LedgerGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """One group and its history. step: the step of the surviving history that trained it; times are Unix seconds."""
+    """One group and its history. step: the step of the surviving history that trained it; times are
+    Unix seconds.
+    """
 
     group_id: int
     purpose: str
@@ -65,7 +75,9 @@ class LedgerGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeftPrompt(msgspec.Struct, frozen=True, kw_only=True):
-    """A prompt that left the training data: its mean reward, and the first position that was issued without it."""
+    """A prompt that left the training data: its mean reward, and the first position that was issued
+    without it.
+    """
 
     prompt_id: str
     position: int
@@ -74,7 +86,9 @@ class LeftPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LedgerSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """The run in counts. dropped: training groups by reason; staleness: trained groups by age in versions."""
+    """The run in counts. dropped: training groups by reason; staleness: trained groups by age in
+    versions.
+    """
 
     learner_version: int
     num_undone_steps: int
@@ -92,7 +106,9 @@ class LedgerSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """One moment of the store, read-only. Raises Unavailable if there is none, InfrastructureError if it cannot be read."""
+    """One moment of the store, read-only. Raises Unavailable if there is none, InfrastructureError
+    if it cannot be read.
+    """
     if not path.is_file():
         raise Unavailable(f"{path} is not there: the run has stored nothing yet")
     with contextlib.closing(connect(path)) as connection:
@@ -102,7 +118,8 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
             found = connection.execute("PRAGMA user_version").fetchone()[0]
             if found != SCHEMA_VERSION:
                 raise InfrastructureError(
-                    f"{path} has store schema {found}, this version reads {SCHEMA_VERSION}; use the one it was made with"
+                    f"{path} has store schema {found}, this version reads {SCHEMA_VERSION}; use the"
+                    " one it was made with"
                 )
             yield connection
         except sqlite3.Error as error:
@@ -118,7 +135,11 @@ class Ledger:
     @property
     def learner_version(self) -> int:
         """Steps of the surviving history."""
-        return int(self._connection.execute("SELECT coalesce(max(version), 0) FROM steps WHERE undone_s IS NULL").fetchone()[0])
+        return int(
+            self._connection.execute(
+                "SELECT coalesce(max(version), 0) FROM steps WHERE undone_s IS NULL"
+            ).fetchone()[0]
+        )
 
     def of_prompt(self, prompt_id: str) -> list[LedgerGroup]:
         """Every group of the prompt, oldest first."""
@@ -127,13 +148,18 @@ class Ledger:
     def left(self) -> tuple[LeftPrompt, ...]:
         """The prompts that left the training data, in the order in which they left."""
         names = ", ".join(LeftPrompt.__struct_fields__)
-        rows = self._connection.execute(f"SELECT {names} FROM left_prompts ORDER BY position, prompt_id")
-        return tuple(LeftPrompt(**dict(zip(LeftPrompt.__struct_fields__, row, strict=True))) for row in rows)
+        rows = self._connection.execute(
+            f"SELECT {names} FROM left_prompts ORDER BY position, prompt_id"
+        )
+        return tuple(
+            LeftPrompt(**dict(zip(LeftPrompt.__struct_fields__, row, strict=True))) for row in rows
+        )
 
     def of_step(self, step: int) -> list[LedgerGroup]:
         """The groups that the surviving step trained."""
         return self._groups(
-            "group_id IN (SELECT group_id FROM trained JOIN steps USING (step_id) WHERE version=? AND undone_s IS NULL)",
+            "group_id IN (SELECT group_id FROM trained JOIN steps USING (step_id) WHERE version=?"
+            " AND undone_s IS NULL)",
             step,
         )
 
@@ -147,34 +173,51 @@ class Ledger:
             learner_version=self.learner_version,
             num_undone_steps=self._one("SELECT count(*) FROM steps WHERE undone_s IS NOT NULL"),
             num_prompts=self._one("SELECT count(*) FROM prompts WHERE purpose='train'"),
-            next_position=self._one("SELECT coalesce(max(position), -1) + 1 FROM groups WHERE purpose='train'"),
-            num_left=self._one("SELECT count(*) FROM left_prompts"),
-            states={s.value: 0 for s in GroupState} | self._counts("SELECT state, count(*) FROM groups WHERE purpose='train' GROUP BY 1"),
-            dropped=self._counts("SELECT reason, count(*) FROM groups WHERE purpose='train' AND state='dropped' GROUP BY 1 ORDER BY 1"),
-            evaluation_states=self._counts("SELECT state, count(*) FROM groups WHERE purpose='eval' GROUP BY 1 ORDER BY 1"),
-            staleness=self._counts(
-                "SELECT max(train_version - oldest_version, 0), count(*) FROM groups WHERE state='trained' GROUP BY 1 ORDER BY 1"
+            next_position=self._one(
+                "SELECT coalesce(max(position), -1) + 1 FROM groups WHERE purpose='train'"
             ),
-            generators=self._counts("SELECT generator, count(*) FROM groups WHERE state='trained' GROUP BY 1 ORDER BY 1"),
+            num_left=self._one("SELECT count(*) FROM left_prompts"),
+            states={s.value: 0 for s in GroupState}
+            | self._counts("SELECT state, count(*) FROM groups WHERE purpose='train' GROUP BY 1"),
+            dropped=self._counts(
+                "SELECT reason, count(*) FROM groups WHERE purpose='train' AND state='dropped'"
+                " GROUP BY 1 ORDER BY 1"
+            ),
+            evaluation_states=self._counts(
+                "SELECT state, count(*) FROM groups WHERE purpose='eval' GROUP BY 1 ORDER BY 1"
+            ),
+            staleness=self._counts(
+                "SELECT max(train_version - oldest_version, 0), count(*) FROM groups WHERE"
+                " state='trained' GROUP BY 1 ORDER BY 1"
+            ),
+            generators=self._counts(
+                "SELECT generator, count(*) FROM groups WHERE state='trained' GROUP BY 1 ORDER BY 1"
+            ),
             num_stored=self._one("SELECT count(*) FROM blobs"),
             stored_bytes=self._one("SELECT coalesce(sum(length(payload)), 0) FROM blobs"),
         )
 
     def _groups(self, where: str, value: str | int) -> list[LedgerGroup]:
-        rows = self._connection.execute(f"SELECT {_COLUMNS}, {_STEP_OF} FROM groups WHERE {where} ORDER BY group_id", (value,))
+        rows = self._connection.execute(
+            f"SELECT {_COLUMNS}, {_STEP_OF} FROM groups WHERE {where} ORDER BY group_id", (value,)
+        )
         return [self._group(row) for row in rows]
 
     def _group(self, row: tuple[Any, ...]) -> LedgerGroup:
         values = dict(zip(LedgerGroup.__struct_fields__, row, strict=False))
         history = self._connection.execute(
-            "SELECT at_s, state, attempt, generator, version, reason FROM transitions WHERE group_id=? ORDER BY transition_id",
+            "SELECT at_s, state, attempt, generator, version, reason FROM transitions WHERE"
+            " group_id=? ORDER BY transition_id",
             row[:1],
         )
         values["rewards"] = msgspec.json.decode(values["rewards"] or "[]")
         values["parts"] = msgspec.json.decode(values["parts"] or "{}")
         return LedgerGroup(
             **values,
-            history=[Transition(**dict(zip(Transition.__struct_fields__, r, strict=True))) for r in history],
+            history=[
+                Transition(**dict(zip(Transition.__struct_fields__, r, strict=True)))
+                for r in history
+            ],
         )
 
     def _one(self, query: str) -> int:

@@ -1,6 +1,7 @@
 """The trajectories in a run's store, for people: those of a step, or the newest.
 
-Reads only, through a connection of store_ledger.reading, also while the run writes. Used by `async-rl rollouts`.
+Reads only, through a connection of store_ledger.reading, also while the run writes. Used by
+`async-rl rollouts`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ import numpy as np
 from async_rl.core import codec
 from async_rl.core.types import FloatArray, Group
 
-_STEP = "(SELECT version FROM trained JOIN steps USING (step_id) WHERE trained.group_id=groups.group_id AND undone_s IS NULL)"
+_STEP = (
+    "(SELECT version FROM trained JOIN steps USING (step_id) WHERE trained.group_id=groups.group_id"
+    " AND undone_s IS NULL)"
+)
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,11 +33,13 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rollouts(connection: sqlite3.Connection, *, step: int | None, most: int) -> list[Rollout]:
-    """Stored training groups of the step, of any state if it is None; the newest first, at most so many."""
+    """Stored training groups of the step, of any state if it is None; the newest first, at most so
+    many.
+    """
     where = "" if step is None else f"AND {_STEP}=?"
     rows = connection.execute(
-        f"SELECT blobs.payload, text, {_STEP}, advantages.payload FROM groups JOIN blobs USING (group_id)"
-        " JOIN prompts USING (purpose, prompt_id) LEFT JOIN advantages USING (group_id)"
+        f"SELECT blobs.payload, text, {_STEP}, advantages.payload FROM groups JOIN blobs USING"
+        " (group_id) JOIN prompts USING (purpose, prompt_id) LEFT JOIN advantages USING (group_id)"
         f" WHERE purpose='train' {where} ORDER BY group_id DESC LIMIT ?",
         (most,) if step is None else (step, most),
     )
@@ -42,7 +48,11 @@ def rollouts(connection: sqlite3.Connection, *, step: int | None, most: int) -> 
             group=codec.decode(payload, Group),
             prompt=text,
             step=trained,
-            advantages=None if trained is None or found is None else np.frombuffer(found, dtype=np.float16).astype(np.float32),
+            advantages=(
+                None
+                if trained is None or found is None
+                else np.frombuffer(found, dtype=np.float16).astype(np.float32)
+            ),
         )
         for payload, text, trained, found in rows
     ]
@@ -51,6 +61,7 @@ def rollouts(connection: sqlite3.Connection, *, step: int | None, most: int) -> 
 def stored_steps(connection: sqlite3.Connection) -> tuple[int, int] | None:
     """The first and the last step of which trajectories are still stored; None if there is none."""
     first, last = connection.execute(
-        f"SELECT min(step), max(step) FROM (SELECT {_STEP} AS step FROM blobs JOIN groups USING (group_id))"
+        f"SELECT min(step), max(step) FROM (SELECT {_STEP} AS step FROM blobs JOIN groups USING"
+        " (group_id))"
     ).fetchone()
     return None if first is None else (first, last)

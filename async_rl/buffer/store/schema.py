@@ -1,7 +1,9 @@
-"""The tables of a run's store, as SQL; people and `async-rl ledger` query them while the run writes.
+"""The tables of a run's store, as SQL; people and `async-rl ledger` query them while the run
+writes.
 
-Times are Unix seconds. Step `version` turned policy version - 1 into `version`; `train_version` is the version that a batch is trained on,
-so its step is one more. Versions of tokens are NULL where unknown yet.
+Times are Unix seconds. Step `version` turned policy version - 1 into `version`; `train_version` is
+the version that a batch is trained on, so its step is one more. Versions of tokens are NULL where
+unknown yet.
 """
 
 STORE_FILE = "store.sqlite"

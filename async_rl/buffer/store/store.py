@@ -1,9 +1,13 @@
-"""The run's store: every prompt, group, state and step in one SQLite file, as typed changes and reads.
+"""The run's store: every prompt, group, state and step in one SQLite file, as typed changes and
+reads.
 
 Invariants
-- The caller queues changes and awaits `flush()`: when it returns, all that was queued before is committed (store_writer.py).
-- One change is one list of statements, never split over two transactions: the file always holds a prefix of the changes.
-- One process writes: a second one is refused by a lock on `<path>.lock`, which dies with its holder.  Others read at any time (WAL).
+- The caller queues changes and awaits `flush()`: when it returns, all that was queued before is
+  committed (store_writer.py).
+- One change is one list of statements, never split over two transactions: the file always holds a
+  prefix of the changes.
+- One process writes: a second one is refused by a lock on `<path>.lock`, which dies with its
+  holder.  Others read at any time (WAL).
 Used by processes/buffer.py; tables in store_schema.py.
 """
 
@@ -34,30 +38,45 @@ KEPT_SAMPLES = 16
 
 _PROMPT = "INSERT OR IGNORE INTO prompts VALUES (?, ?, ?, ?)"
 _ADMIT = (
-    "INSERT INTO groups (group_id, purpose, prompt_id, position, evaluation, num_samples, state, attempt, generator, incarnation, version,"
-    " admitted_s, changed_s) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    "INSERT INTO groups (group_id, purpose, prompt_id, position, evaluation, num_samples, state,"
+    " attempt, generator, incarnation, version, admitted_s, changed_s) VALUES (?, ?, ?, ?, ?, ?, ?,"
+    " ?, ?, ?, ?, ?, ?)"
 )
-_HAND_OUT = "UPDATE groups SET state='generating', attempt=?, generator=?, incarnation=?, version=?, changed_s=? WHERE group_id=?"
+_HAND_OUT = (
+    "UPDATE groups SET state='generating', attempt=?, generator=?, incarnation=?, version=?,"
+    " changed_s=? WHERE group_id=?"
+)
 _STATE = "UPDATE groups SET state=?, reason=?, message=?, changed_s=? WHERE group_id=?"
 _LISTED = "(SELECT value FROM json_each(?))"
-_STATES = f"UPDATE groups SET state=?, reason='', message='', changed_s=? WHERE group_id IN {_LISTED}"
+_STATES = (
+    f"UPDATE groups SET state=?, reason='', message='', changed_s=? WHERE group_id IN {_LISTED}"
+)
 _READY = (
-    "UPDATE groups SET state='ready', oldest_version=?, newest_version=?, num_tokens=?, num_trained_tokens=?, reward_mean=?, pass_rate=?,"
-    " response_length_mean=?, truncated_share=?, generation_s=?, rewards=?, parts=?, changed_s=? WHERE group_id=?"
+    "UPDATE groups SET state='ready', oldest_version=?, newest_version=?, num_tokens=?,"
+    " num_trained_tokens=?, reward_mean=?, pass_rate=?, response_length_mean=?, truncated_share=?,"
+    " generation_s=?, rewards=?, parts=?, changed_s=? WHERE group_id=?"
 )
 _BLOB = "INSERT OR REPLACE INTO blobs VALUES (?, ?)"
-_LEASE = f"UPDATE groups SET state='leased', train_version=?, changed_s=? WHERE group_id IN {_LISTED}"
-_TRANSITION = "INSERT INTO transitions (group_id, attempt, state, at_s, generator, version, reason) VALUES (?, ?, ?, ?, ?, ?, ?)"
+_LEASE = (
+    f"UPDATE groups SET state='leased', train_version=?, changed_s=? WHERE group_id IN {_LISTED}"
+)
+_TRANSITION = (
+    "INSERT INTO transitions (group_id, attempt, state, at_s, generator, version, reason) VALUES"
+    " (?, ?, ?, ?, ?, ?, ?)"
+)
 _MOVED = (
     "INSERT INTO transitions (group_id, attempt, state, at_s, generator, version, reason)"
     " SELECT group_id, attempt, state, ?, generator, ?, ? FROM groups WHERE group_id"
 )
 _MOVED_ONE, _MOVED_ALL = f"{_MOVED}=?", f"{_MOVED} IN {_LISTED} ORDER BY group_id"
 _STEP = "INSERT INTO steps (version, committed_s) VALUES (?, ?)"
-_TRAINED = "INSERT INTO trained SELECT step_id, value FROM steps, json_each(?) WHERE version=? AND undone_s IS NULL"
+_TRAINED = (
+    "INSERT INTO trained SELECT step_id, value FROM steps, json_each(?) WHERE version=? AND"
+    " undone_s IS NULL"
+)
 _CLOSED_EVALUATIONS = (
-    "SELECT version FROM evaluations WHERE version>? AND version NOT IN"
-    " (SELECT evaluation FROM groups WHERE evaluation IS NOT NULL AND state IN ('issued', 'generating'))"
+    "SELECT version FROM evaluations WHERE version>? AND version NOT IN (SELECT evaluation FROM"
+    " groups WHERE evaluation IS NOT NULL AND state IN ('issued', 'generating'))"
 )
 _SCORES = (
     "SELECT evaluation, avg(pass_rate) FROM groups JOIN evaluations e ON evaluation=e.version"
@@ -65,22 +84,33 @@ _SCORES = (
 )
 _EVALUATION = "SELECT group_id, state FROM groups WHERE evaluation=? ORDER BY position"
 _FIGURES = "SELECT figures FROM evaluations WHERE version=? AND figures IS NOT NULL"
-_SERVED = "DELETE FROM blobs WHERE group_id IN (SELECT group_id FROM groups WHERE evaluation=? AND position>=?)"
+_SERVED = (
+    "DELETE FROM blobs WHERE group_id IN (SELECT group_id FROM groups WHERE evaluation=? AND"
+    " position>=?)"
+)
 _FORGET = (
-    "DELETE FROM blobs WHERE group_id IN"
-    " (SELECT group_id FROM groups INDEXED BY groups_by_batch WHERE train_version>=? AND train_version<? AND state='trained')"
+    "DELETE FROM blobs WHERE group_id IN (SELECT group_id FROM groups INDEXED BY groups_by_batch"
+    " WHERE train_version>=? AND train_version<? AND state='trained')"
 )
 _ADVANTAGES = "INSERT OR REPLACE INTO advantages SELECT group_id, ? FROM blobs WHERE group_id=?"
 _UNUSED = "DELETE FROM advantages WHERE group_id NOT IN (SELECT group_id FROM blobs)"
 _LEAVE = "INSERT INTO left_prompts VALUES (?, ?, ?, ?, ?)"
-_LEFT = "SELECT position, json_group_array(prompt_index) FROM left_prompts GROUP BY position ORDER BY position"
-_REWARDS = "SELECT position, rewards FROM groups WHERE purpose='train' AND rewards IS NOT NULL ORDER BY group_id"
+_LEFT = (
+    "SELECT position, json_group_array(prompt_index) FROM left_prompts GROUP BY position ORDER BY"
+    " position"
+)
+_REWARDS = (
+    "SELECT position, rewards FROM groups WHERE purpose='train' AND rewards IS NOT NULL ORDER BY"
+    " group_id"
+)
 _STORED = "SELECT group_id, oldest_version, newest_version, coalesce(train_version, -1) FROM groups"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """What a buffer that starts finds. counts: training groups per (state, reason). left: prompts that left the data, by position."""
+    """What a buffer that starts finds. counts: training groups per (state, reason). left: prompts
+    that left the data, by position.
+    """
 
     learner_version: int
     next_group_id: int
@@ -97,7 +127,9 @@ class Recovered:
 class Store:
     """Writes changes, reads groups. Use as an async context manager."""
 
-    def __init__(self, path: Path, *, durability: Literal["normal", "full"], clock: Callable[[], float]) -> None:
+    def __init__(
+        self, path: Path, *, durability: Literal["normal", "full"], clock: Callable[[], float]
+    ) -> None:
         self._path = path
         self._clock = clock
         self._reading = threading.Lock()
@@ -108,7 +140,9 @@ class Store:
             self._writer.create(TABLES, SCHEMA_VERSION)
             self._reader = connect(path)
             stack.callback(self._reader.close)
-            self.forgotten_before = self._one("SELECT coalesce(max(value), 0) FROM meta WHERE key='forgotten_before'")
+            self.forgotten_before = self._one(
+                "SELECT coalesce(max(value), 0) FROM meta WHERE key='forgotten_before'"
+            )
             self._files = stack.pop_all()
 
     # ---- changes: queued at once, committed by flush()
@@ -211,14 +245,23 @@ class Store:
         )
 
     def leave(self, position: int, leavers: Iterable[tuple[int, str, float]]) -> None:
-        """These training prompts, (index, id, mean reward), are issued no more from this position on."""
+        """These training prompts, (index, id, mean reward), are issued no more from this position
+        on.
+        """
         now = self._clock()
-        self._writer.put(*((_LEAVE, (index, prompt_id, position, score, now)) for index, prompt_id, score in leavers))
+        self._writer.put(
+            *(
+                (_LEAVE, (index, prompt_id, position, score, now))
+                for index, prompt_id, score in leavers
+            )
+        )
 
     def lease(self, train_version: int, group_ids: Iterable[int]) -> None:
         """These groups are the batch for `train_version`."""
         now, listed = self._clock(), _listed(group_ids)
-        self._writer.put((_LEASE, (train_version, now, listed)), (_MOVED_ALL, (now, train_version, "", listed)))
+        self._writer.put(
+            (_LEASE, (train_version, now, listed)), (_MOVED_ALL, (now, train_version, "", listed))
+        )
 
     def commit(self, version: int, group_ids: Iterable[int]) -> None:
         """Step `version` trained these groups."""
@@ -231,14 +274,22 @@ class Store:
         )
 
     def keep_advantages(self, advantages: Iterable[tuple[int, FloatArray]]) -> None:
-        """(group, advantage of each response token, sample after sample) of groups whose trajectories are stored; for people."""
-        self._writer.put(*((_ADVANTAGES, (values.astype(np.float16).tobytes(), group_id)) for group_id, values in advantages))
+        """(group, advantage of each response token, sample after sample) of groups whose
+        trajectories are stored; for people.
+        """
+        self._writer.put(
+            *(
+                (_ADVANTAGES, (values.astype(np.float16).tobytes(), group_id))
+                for group_id, values in advantages
+            )
+        )
 
     def undo(self, version: int, group_ids: Iterable[int], *, reason: str) -> None:
-        """The learner stands at `version`: later steps are undone, these groups are ready again and stay planned for their batch.
+        """The learner stands at `version`: later steps are undone, these groups are ready again and
+        stay planned for their batch.
 
-        Finished evaluations of later versions are forgotten: those versions will be other weights. What is being generated may be as old
-        as `version` from now on.
+        Finished evaluations of later versions are forgotten: those versions will be other weights.
+        What is being generated may be as old as `version` from now on.
         """
         now, listed = self._clock(), _listed(group_ids)
         self._writer.put(
@@ -266,7 +317,9 @@ class Store:
         )
 
     def finish_evaluation(self, version: int, figures: dict[str, float]) -> None:
-        """Its figures were reported; its trajectories have served, but for a few that people may look at."""
+        """Its figures were reported; its trajectories have served, but for a few that people may
+        look at.
+        """
         self._writer.put(
             (
                 "UPDATE evaluations SET finished_s=?, figures=? WHERE version=?",
@@ -276,7 +329,9 @@ class Store:
         )
 
     def forget_before(self, version: int) -> None:
-        """Deletes the trajectories of groups trained by steps up to `version`; the learner can then no longer go back before it."""
+        """Deletes the trajectories of groups trained by steps up to `version`; the learner can then
+        no longer go back before it.
+        """
         self._writer.put(
             (_FORGET, (self.forgotten_before, version)),
             (_UNUSED, ()),
@@ -285,7 +340,9 @@ class Store:
         self.forgotten_before = version
 
     async def flush(self) -> None:
-        """Returns once everything queued so far is committed. Raises InfrastructureError if it could not be."""
+        """Returns once everything queued so far is committed. Raises InfrastructureError if it
+        could not be.
+        """
         await self._writer.flush()
 
     async def failed(self) -> None:
@@ -297,13 +354,21 @@ class Store:
     def recover(self) -> Recovered:
         """The state that the file holds. Called before anything is written."""
         version = self._one("SELECT coalesce(max(version), 0) FROM steps WHERE undone_s IS NULL")
-        last = self._reader.execute("SELECT position FROM groups WHERE purpose='train' ORDER BY group_id DESC LIMIT 1").fetchone()
+        last = self._reader.execute(
+            "SELECT position FROM groups WHERE purpose='train' ORDER BY group_id DESC LIMIT 1"
+        ).fetchone()
         rows = self._reader.execute(
-            "SELECT group_id, purpose, position, state, attempt, generator, incarnation, version, evaluation, prompt_id FROM groups"
-            " INDEXED BY groups_open WHERE state IN ('issued', 'generating') ORDER BY group_id"
+            "SELECT group_id, purpose, position, state, attempt, generator, incarnation, version,"
+            " evaluation, prompt_id FROM groups INDEXED BY groups_open WHERE state IN ('issued',"
+            " 'generating') ORDER BY group_id"
         ).fetchall()
-        counts = self._reader.execute("SELECT state, reason, count(*) FROM groups WHERE purpose='train' GROUP BY state, reason").fetchall()
-        evaluations = self._reader.execute("SELECT version, finished_s IS NOT NULL FROM evaluations").fetchall()
+        counts = self._reader.execute(
+            "SELECT state, reason, count(*) FROM groups WHERE purpose='train' GROUP BY state,"
+            " reason"
+        ).fetchall()
+        evaluations = self._reader.execute(
+            "SELECT version, finished_s IS NOT NULL FROM evaluations"
+        ).fetchall()
         return Recovered(
             learner_version=version,
             next_group_id=self._one("SELECT coalesce(max(group_id), -1) FROM groups") + 1,
@@ -314,29 +379,49 @@ class Store:
             leased=self._stored("groups_leased", "state='leased'"),
             counts={(state, reason): count for state, reason, count in counts},
             evaluations={version: bool(finished) for version, finished in evaluations},
-            left=[(position, msgspec.json.decode(indices)) for position, indices in self._reader.execute(_LEFT)],
+            left=[
+                (position, msgspec.json.decode(indices))
+                for position, indices in self._reader.execute(_LEFT)
+            ],
         )
 
     def rewards(self) -> list[tuple[int, list[float]]]:
-        """(position, reward of each sample) of every training group that came back. Called before anything is written."""
-        return [(position, msgspec.json.decode(rewards)) for position, rewards in self._reader.execute(_REWARDS)]
+        """(position, reward of each sample) of every training group that came back. Called before
+        anything is written.
+        """
+        return [
+            (position, msgspec.json.decode(rewards))
+            for position, rewards in self._reader.execute(_REWARDS)
+        ]
 
     async def trained_after(self, version: int) -> list[StoredGroup]:
         """Groups trained by steps after `version`, planned for the version they were trained on."""
-        return await asyncio.to_thread(self._stored, "groups_by_batch", "state='trained' AND train_version>=?", version)
+        return await asyncio.to_thread(
+            self._stored, "groups_by_batch", "state='trained' AND train_version>=?", version
+        )
 
     async def read_groups(self, group_ids: Sequence[int]) -> list[Group]:
-        """The trajectories of these groups, in this order. Raises InfrastructureError if some are not stored."""
+        """The trajectories of these groups, in this order. Raises InfrastructureError if some are
+        not stored.
+        """
         return await asyncio.to_thread(self._read_groups, group_ids)
 
     async def evaluation_groups(self, version: int) -> list[tuple[int, bool]]:
-        """(group id, whether it is complete) of every group of an evaluation, in the order of its prompts."""
-        return [(group_id, state == "ready") for group_id, state in await asyncio.to_thread(self._rows, _EVALUATION, version)]
+        """(group id, whether it is complete) of every group of an evaluation, in the order of its
+        prompts.
+        """
+        return [
+            (group_id, state == "ready")
+            for group_id, state in await asyncio.to_thread(self._rows, _EVALUATION, version)
+        ]
 
     async def evaluation_figures(self, version: int) -> dict[str, float] | None:
         """What was reported of a finished evaluation; None if it is not finished."""
         return next(
-            (msgspec.json.decode(figures) for (figures,) in await asyncio.to_thread(self._rows, _FIGURES, version)),
+            (
+                msgspec.json.decode(figures)
+                for (figures,) in await asyncio.to_thread(self._rows, _FIGURES, version)
+            ),
             None,
         )
 
@@ -349,13 +434,20 @@ class Store:
         for group_id in group_ids:
             rows = self._rows("SELECT payload FROM blobs WHERE group_id=?", group_id)
             if not rows:
-                raise InfrastructureError(f"{self._path} no longer holds the trajectories of group {group_id}")
+                raise InfrastructureError(
+                    f"{self._path} no longer holds the trajectories of group {group_id}"
+                )
             groups.append(codec.decode(rows[0][0], Group))
         return groups
 
     def _stored(self, index: str, where: str, *parameters: int) -> list[StoredGroup]:
-        rows = self._rows(f"{_STORED} INDEXED BY {index} WHERE {where} ORDER BY group_id", *parameters)
-        return [StoredGroup(group_id=i, oldest_version=old, newest_version=new, planned=planned) for i, old, new, planned in rows]
+        rows = self._rows(
+            f"{_STORED} INDEXED BY {index} WHERE {where} ORDER BY group_id", *parameters
+        )
+        return [
+            StoredGroup(group_id=i, oldest_version=old, newest_version=new, planned=planned)
+            for i, old, new, planned in rows
+        ]
 
     def _rows(self, query: str, *parameters: int) -> list[tuple[Any, ...]]:
         with self._reading:
@@ -364,7 +456,9 @@ class Store:
     def _one(self, query: str) -> int:
         return int(self._reader.execute(query).fetchone()[0])
 
-    def _move(self, group_id: int, state: GroupState, reason: str, message: str, *more: Statement) -> None:
+    def _move(
+        self, group_id: int, state: GroupState, reason: str, message: str, *more: Statement
+    ) -> None:
         now = self._clock()
         self._writer.put(
             (_STATE, (state.value, reason, message, now, group_id)),

@@ -1,12 +1,16 @@
-"""Commits queued SQL in groups, on a thread of its own, so that the asyncio loop never waits for the disk.
+"""Commits queued SQL in groups, on a thread of its own, so that the asyncio loop never waits for
+the disk.
 
-SQLite writes a change to its log first and moves it into the file later (a checkpoint, with two waits for the disk). That is done by a
-second thread beside the next commits; only if the log grows in spite of it, the writer does it itself.
+SQLite writes a change to its log first and moves it into the file later (a checkpoint, with two
+waits for the disk). That is done by a second thread beside the next commits; only if the log grows
+in spite of it, the writer does it itself.
 
 Invariants
-- `flush()` returns after the commit of all that was put before it; one transaction takes whatever is queued (group commit).
+- `flush()` returns after the commit of all that was put before it; one transaction takes whatever
+  is queued (group commit).
 - The statements of one `put` are in one transaction.
-- A failed write is final: it and every later flush raise, `failed()` wakes, and the file keeps what was committed before.
+- A failed write is final: it and every later flush raise, `failed()` wakes, and the file keeps what
+  was committed before.
 Used by store.py.
 """
 
@@ -26,11 +30,15 @@ from async_rl.core.errors import InfrastructureError, Unavailable
 from async_rl.core.types import Group
 
 Statement = tuple[str, tuple[Any, ...] | Group]
-"""SQL with its parameters; a Group stands for (group_id, the group encoded), so that encoding happens on the writer's thread."""
+"""SQL with its parameters; a Group stands for (group_id, the group encoded), so that encoding
+happens on the writer's thread.
+"""
 
 _Item = list[Statement] | asyncio.Future[None] | None
 
-_TRANSACTION_BYTES = 16 * 2**20  # trajectories of one transaction, so that a put behind many others still meets its latency
+_TRANSACTION_BYTES = (
+    16 * 2**20
+)  # trajectories of one transaction, so that a put behind many others still meets its latency
 _PAGE_BYTES = 16384  # fewer overflow pages per trajectory than with 4 KB
 _MOVE_BYTES = 4 * 2**20  # of the log, after which it is moved into the file
 _COMMIT_BYTES = 4 * _PAGE_BYTES  # what a commit writes to the log besides trajectories, roughly
@@ -39,7 +47,9 @@ _BUSY_MS = 30_000  # people who read with plain SQL may hold the file for a whil
 
 
 def connect(path: Path, *, durability: Literal["normal", "full"] = "normal") -> sqlite3.Connection:
-    """A connection in autocommit mode, usable from any one thread at a time. Raises InfrastructureError if the file cannot be opened."""
+    """A connection in autocommit mode, usable from any one thread at a time. Raises
+    InfrastructureError if the file cannot be opened.
+    """
     try:
         connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
     except sqlite3.Error as error:
@@ -54,7 +64,9 @@ def connect(path: Path, *, durability: Literal["normal", "full"] = "normal") -> 
 
 
 def snapshot(path: Path, target: Path) -> None:
-    """Copies the store as it is at one moment, also while it is written. Raises InfrastructureError if it cannot."""
+    """Copies the store as it is at one moment, also while it is written. Raises InfrastructureError
+    if it cannot.
+    """
     target.unlink(missing_ok=True)
     try:
         with (
@@ -63,7 +75,9 @@ def snapshot(path: Path, target: Path) -> None:
         ):
             source.backup(copy)
     except sqlite3.Error as error:
-        raise InfrastructureError(f"{path} cannot be copied to {target}: {error}; make room or give permission") from error
+        raise InfrastructureError(
+            f"{path} cannot be copied to {target}: {error}; make room or give permission"
+        ) from error
 
 
 class Writer:
@@ -83,19 +97,26 @@ class Writer:
         self._is_log_long = False
 
     def create(self, tables: str, schema_version: int) -> None:
-        """Makes the tables in a new file. Raises InfrastructureError if the file is of another schema, or no store."""
+        """Makes the tables in a new file. Raises InfrastructureError if the file is of another
+        schema, or no store.
+        """
         try:
             self._connection.execute(f"PRAGMA page_size={_PAGE_BYTES}")
             self._connection.execute("PRAGMA journal_mode=WAL")
             self._connection.execute("PRAGMA wal_autocheckpoint=0")
             found = self._connection.execute("PRAGMA user_version").fetchone()[0]
             if found == 0:
-                self._connection.executescript(f"BEGIN; {tables} PRAGMA user_version={schema_version}; COMMIT;")
+                self._connection.executescript(
+                    f"BEGIN; {tables} PRAGMA user_version={schema_version}; COMMIT;"
+                )
             elif found != schema_version:
                 raise InfrastructureError(
-                    f"{self._path} has store schema {found}, needed is {schema_version}; resume it with the version it began with"
+                    f"{self._path} has store schema {found}, needed is {schema_version}; resume it"
+                    " with the version it began with"
                 )
-            self._connection.executescript(f"BEGIN IMMEDIATE; PRAGMA user_version={schema_version}; ROLLBACK;")  # may it be written?
+            self._connection.executescript(
+                f"BEGIN IMMEDIATE; PRAGMA user_version={schema_version}; ROLLBACK;"
+            )  # may it be written?
         except sqlite3.Error as error:
             raise _unwritable(self._path, error) from error
 
@@ -138,7 +159,9 @@ class Writer:
         self._connection.close()
 
     def _run(self) -> None:
-        """Takes queued changes; waits for the queue; gives commits and resolved flushes; ends at None or at the first failure."""
+        """Takes queued changes; waits for the queue; gives commits and resolved flushes; ends at
+        None or at the first failure.
+        """
         item = self._queue.get()
         while item is not None:
             flushes: list[asyncio.Future[None]] = []
@@ -175,13 +198,17 @@ class Writer:
         return item is None
 
     def _move(self) -> None:
-        """Moves the log into the file whenever it is due; waits for the queue; ends at False. What fails here the writer meets itself."""
+        """Moves the log into the file whenever it is due; waits for the queue; ends at False. What
+        fails here the writer meets itself.
+        """
         with (
             contextlib.suppress(sqlite3.Error, InfrastructureError),
             contextlib.closing(connect(self._path)) as connection,
         ):
             while self._is_due.get():
-                _, num_pages, num_moved = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+                _, num_pages, num_moved = connection.execute(
+                    "PRAGMA wal_checkpoint(PASSIVE)"
+                ).fetchone()
                 self._is_log_long = num_pages > _LONGEST_LOG_PAGES and num_moved < num_pages
 
     def _apply(self, statements: list[Statement]) -> int:
@@ -208,7 +235,9 @@ class Writer:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 self._loop.call_soon_threadsafe(self._resolve, flushes, error)
 
-    def _resolve(self, flushes: list[asyncio.Future[None]], error: InfrastructureError | None) -> None:
+    def _resolve(
+        self, flushes: list[asyncio.Future[None]], error: InfrastructureError | None
+    ) -> None:
         for future in flushes:
             if not future.done():
                 future.set_exception(error) if error else future.set_result(None)
@@ -221,7 +250,11 @@ def _unwritable(path: Path, error: sqlite3.Error | OSError) -> InfrastructureErr
         sqlite3.SQLITE_BUSY,
         sqlite3.SQLITE_LOCKED,
     )
-    remedy = "end the program that holds it open for writing" if locked else "make room, give permission or repair it"
+    remedy = (
+        "end the program that holds it open for writing"
+        if locked
+        else "make room, give permission or repair it"
+    )
     return InfrastructureError(f"{path} cannot be written: {error}; {remedy}, then resume the run")
 
 

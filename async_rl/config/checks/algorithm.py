@@ -1,4 +1,5 @@
-"""Combinations of settings of the objective that cannot work, or of which one would silently do nothing.
+"""Combinations of settings of the objective that cannot work, or of which one would silently do
+nothing.
 
 Part of config_check.py, which says in what form.
 """
@@ -29,19 +30,22 @@ def _advantages(config: RunConfig) -> Iterator[str]:
     algorithm, critic = config.algorithm, config.learner.critic
     if algorithm.advantage in COMPARING_ESTIMATORS and config.generation.group_size == 1:
         yield (
-            f"generation.group_size=1 with algorithm.advantage={algorithm.advantage}: a sample has no others to be compared with; "
-            "set generation.group_size to at least 2, or use algorithm=ppo"
+            f"generation.group_size=1 with algorithm.advantage={algorithm.advantage}: a sample has"
+            " no others to be compared with; set generation.group_size to at least 2, or use"
+            " algorithm=ppo"
         )
     needs_critic = algorithm.advantage in CRITIC_ESTIMATORS
     if needs_critic and not critic.enabled:
         yield (
-            f"algorithm.advantage={algorithm.advantage} without a critic: it needs values; set learner.critic.enabled=true, or "
-            f"algorithm.advantage to one of {', '.join(COMPARING_ESTIMATORS)}, reinforce_plus_plus, remax"
+            f"algorithm.advantage={algorithm.advantage} without a critic: it needs values; set"
+            " learner.critic.enabled=true, or algorithm.advantage to one of"
+            f" {', '.join(COMPARING_ESTIMATORS)}, reinforce_plus_plus, remax"
         )
     if critic.enabled and not needs_critic:
         yield (
-            f"learner.critic.enabled=true with algorithm.advantage={algorithm.advantage}: a critic would be trained and never asked; "
-            f"set learner.critic.enabled=false, or algorithm.advantage to one of {', '.join(CRITIC_ESTIMATORS)}"
+            f"learner.critic.enabled=true with algorithm.advantage={algorithm.advantage}: a critic"
+            " would be trained and never asked; set learner.critic.enabled=false, or"
+            f" algorithm.advantage to one of {', '.join(CRITIC_ESTIMATORS)}"
         )
 
 
@@ -49,17 +53,30 @@ def _critic(config: RunConfig) -> Iterator[str]:
     algorithm, critic = config.algorithm, config.learner.critic
     if not critic.enabled:
         if critic.warmup_steps:
-            yield f"learner.critic.warmup_steps={critic.warmup_steps} without a critic: set it to 0, or use algorithm=ppo"
+            yield (
+                f"learner.critic.warmup_steps={critic.warmup_steps} without a critic: set it to 0,"
+                " or use algorithm=ppo"
+            )
         if critic.backbone != "own":
-            yield f"learner.critic.backbone={critic.backbone} without a critic: set it to own, or use algorithm=ppo"
+            yield (
+                f"learner.critic.backbone={critic.backbone} without a critic: set it to own, or use"
+                " algorithm=ppo"
+            )
         if algorithm.value_clip is not None:
-            yield f"algorithm.value_clip={algorithm.value_clip:g} without a critic: set it to null, or use algorithm=ppo"
+            yield (
+                f"algorithm.value_clip={algorithm.value_clip:g} without a critic: set it to null,"
+                " or use algorithm=ppo"
+            )
         if algorithm.value_norm != "none":
-            yield f"algorithm.value_norm={algorithm.value_norm} without a critic: set it to none, or use algorithm=ppo"
+            yield (
+                f"algorithm.value_norm={algorithm.value_norm} without a critic: set it to none, or"
+                " use algorithm=ppo"
+            )
     elif critic.warmup_steps >= config.num_steps:
         yield (
-            f"learner.critic.warmup_steps={critic.warmup_steps} is not below num_steps={config.num_steps}: the policy would never "
-            "be trained; lower it or raise num_steps"
+            f"learner.critic.warmup_steps={critic.warmup_steps} is not below"
+            f" num_steps={config.num_steps}: the policy would never be trained; lower it or raise"
+            " num_steps"
         )
 
 
@@ -68,18 +85,21 @@ def _policy_loss(config: RunConfig) -> Iterator[str]:
     loss, num_updates = algorithm.policy_loss, learner.minibatches * learner.epochs
     if algorithm.clip_dual is not None and loss in ("cispo", "reinforce"):
         yield (
-            f"algorithm.clip_dual={algorithm.clip_dual:g} with algorithm.policy_loss={loss}: it bounds the clipped surrogate, which that "
-            "loss has not; set algorithm.clip_dual=null, or algorithm.policy_loss=ppo"
+            f"algorithm.clip_dual={algorithm.clip_dual:g} with algorithm.policy_loss={loss}: it"
+            " bounds the clipped surrogate, which that loss has not; set algorithm.clip_dual=null,"
+            " or algorithm.policy_loss=ppo"
         )
     if loss == "reinforce" and num_updates > 1:
         yield (
-            f"algorithm.policy_loss=reinforce with learner.minibatches={learner.minibatches} and learner.epochs={learner.epochs}: it "
-            "has no ratio, so every update but the first would be wrong; set both to 1, or algorithm.policy_loss=cispo"
+            f"algorithm.policy_loss=reinforce with learner.minibatches={learner.minibatches} and"
+            f" learner.epochs={learner.epochs}: it has no ratio, so every update but the first"
+            " would be wrong; set both to 1, or algorithm.policy_loss=cispo"
         )
     if algorithm.max_mean_ratio is not None and loss != "ppo_vanilla" and num_updates == 1:
         yield (
-            f"algorithm.max_mean_ratio={algorithm.max_mean_ratio:g} with one update per batch: the ratio to the proximal policy is then "
-            "always 1; set algorithm.max_mean_ratio=null, or raise learner.minibatches"
+            f"algorithm.max_mean_ratio={algorithm.max_mean_ratio:g} with one update per batch: the"
+            " ratio to the proximal policy is then always 1; set algorithm.max_mean_ratio=null, or"
+            " raise learner.minibatches"
         )
 
 
@@ -88,23 +108,27 @@ def _corrections(config: RunConfig) -> Iterator[str]:
     kind, low = algorithm.behavior_correction, algorithm.behavior_weight_min
     if algorithm.policy_loss == "ppo_vanilla" and kind != "none":
         yield (
-            f"algorithm.behavior_correction={kind} with algorithm.policy_loss=ppo_vanilla: its ratio is to the behavior policy already, "
-            "which would count twice; set algorithm.behavior_correction=none, or algorithm.policy_loss=ppo"
+            f"algorithm.behavior_correction={kind} with algorithm.policy_loss=ppo_vanilla: its"
+            " ratio is to the behavior policy already, which would count twice; set"
+            " algorithm.behavior_correction=none, or algorithm.policy_loss=ppo"
         )
     if algorithm.policy_loss != "ppo_vanilla" and kind == "none" and bound > 0:
         yield (
-            f"algorithm.behavior_correction=none with buffer.max_staleness_versions={bound}: older samples would be trained as if "
-            "fresh; set buffer.max_staleness_versions=0, or algorithm.behavior_correction=token_tis"
+            f"algorithm.behavior_correction=none with buffer.max_staleness_versions={bound}: older"
+            " samples would be trained as if fresh; set buffer.max_staleness_versions=0, or"
+            " algorithm.behavior_correction=token_tis"
         )
     if kind.endswith("mis") and low == 0:
         yield (
-            f"algorithm.behavior_correction={kind} with algorithm.behavior_weight_min=0: nothing would be masked from below; "
-            f"set algorithm.behavior_weight_min=0.5, or algorithm.behavior_correction={kind.replace('mis', 'tis')}"
+            f"algorithm.behavior_correction={kind} with algorithm.behavior_weight_min=0: nothing"
+            " would be masked from below; set algorithm.behavior_weight_min=0.5, or"
+            f" algorithm.behavior_correction={kind.replace('mis', 'tis')}"
         )
     if not kind.endswith("mis") and low > 0:
         yield (
-            f"algorithm.behavior_weight_min={low:g} with algorithm.behavior_correction={kind}: that has no lower bound; "
-            "set algorithm.behavior_weight_min=0, or algorithm.behavior_correction=token_mis"
+            f"algorithm.behavior_weight_min={low:g} with algorithm.behavior_correction={kind}: that"
+            " has no lower bound; set algorithm.behavior_weight_min=0, or"
+            " algorithm.behavior_correction=token_mis"
         )
 
 
@@ -112,13 +136,13 @@ def _kl(config: RunConfig) -> Iterator[str]:
     algorithm = config.algorithm
     if algorithm.kl_coef == 0 and algorithm.kl_controller == "adaptive":
         yield (
-            "algorithm.kl_controller=adaptive with algorithm.kl_coef=0: a coefficient of 0 stays 0; "
-            "set algorithm.kl_coef=0.1, or algorithm.kl_controller=fixed"
+            "algorithm.kl_controller=adaptive with algorithm.kl_coef=0: a coefficient of 0 stays 0;"
+            " set algorithm.kl_coef=0.1, or algorithm.kl_controller=fixed"
         )
     if algorithm.kl_coef == 0 and algorithm.ref_ema_eta:
         yield (
-            f"algorithm.ref_ema_eta={algorithm.ref_ema_eta:g} with algorithm.kl_coef=0: there is no reference to move; "
-            "set algorithm.kl_coef=0.001, or algorithm.ref_ema_eta=0"
+            f"algorithm.ref_ema_eta={algorithm.ref_ema_eta:g} with algorithm.kl_coef=0: there is no"
+            " reference to move; set algorithm.kl_coef=0.001, or algorithm.ref_ema_eta=0"
         )
 
 
@@ -126,23 +150,25 @@ def _lengths(config: RunConfig) -> Iterator[str]:
     algorithm, reward, limit = config.algorithm, config.reward, config.data.max_response_tokens
     if algorithm.aggregation == "sequence_sum" and algorithm.aggregation_tokens is None:
         yield (
-            "algorithm.aggregation=sequence_sum with algorithm.aggregation_tokens=null: the sum needs its constant; "
-            f"set algorithm.aggregation_tokens={limit}, the longest response"
+            "algorithm.aggregation=sequence_sum with algorithm.aggregation_tokens=null: the sum"
+            f" needs its constant; set algorithm.aggregation_tokens={limit}, the longest response"
         )
     if algorithm.aggregation != "sequence_sum" and algorithm.aggregation_tokens is not None:
         yield (
-            f"algorithm.aggregation_tokens={algorithm.aggregation_tokens} with algorithm.aggregation={algorithm.aggregation}: a mean has "
-            "no constant; set algorithm.aggregation_tokens=null, or algorithm.aggregation=sequence_sum"
+            f"algorithm.aggregation_tokens={algorithm.aggregation_tokens} with"
+            f" algorithm.aggregation={algorithm.aggregation}: a mean has no constant; set"
+            " algorithm.aggregation_tokens=null, or algorithm.aggregation=sequence_sum"
         )
     if algorithm.mask_truncated and algorithm.zero_truncated_reward:
         yield (
-            "algorithm.zero_truncated_reward=true with algorithm.mask_truncated=true: masked samples have no reward that counts; "
-            "set one of them to false"
+            "algorithm.zero_truncated_reward=true with algorithm.mask_truncated=true: masked"
+            " samples have no reward that counts; set one of them to false"
         )
     if reward.overlong_tokens > limit:
         yield (
-            f"reward.overlong_tokens={reward.overlong_tokens} is above data.max_response_tokens={limit}: even an empty answer would be "
-            f"overlong; lower it to at most {limit}"
+            f"reward.overlong_tokens={reward.overlong_tokens} is above"
+            f" data.max_response_tokens={limit}: even an empty answer would be overlong; lower it"
+            f" to at most {limit}"
         )
 
 
@@ -150,8 +176,8 @@ def _samples(config: RunConfig) -> Iterator[str]:
     kept, drawn = config.generation.group_size, config.generation.generation_size
     if drawn is not None and drawn < kept:
         yield (
-            f"generation.generation_size={drawn} is below generation.group_size={kept}: there are not so many to keep; "
-            f"raise it to at least {kept}, or set it to null"
+            f"generation.generation_size={drawn} is below generation.group_size={kept}: there are"
+            f" not so many to keep; raise it to at least {kept}, or set it to null"
         )
 
 
@@ -161,11 +187,12 @@ def _steps(config: RunConfig) -> Iterator[str]:
         return
     if reward.mode == "all_or_nothing":
         yield (
-            f"reward.placement={reward.placement} with reward.mode=all_or_nothing: such a verdict is sparse, it tells no steps apart; "
-            "set reward.mode=fraction, or reward.placement=end"
+            f"reward.placement={reward.placement} with reward.mode=all_or_nothing: such a verdict"
+            " is sparse, it tells no steps apart; set reward.mode=fraction, or"
+            " reward.placement=end"
         )
     if reward.extraction == "whole":
         yield (
-            f"reward.placement={reward.placement} with reward.extraction=whole: a response without blocks is one step; "
-            "set reward.extraction=fenced, or reward.placement=end"
+            f"reward.placement={reward.placement} with reward.extraction=whole: a response without"
+            " blocks is one step; set reward.extraction=fenced, or reward.placement=end"
         )

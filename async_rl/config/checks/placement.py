@@ -1,4 +1,5 @@
-"""What placement=colocated cannot work with, or would make useless; refused before any process starts.
+"""What placement=colocated cannot work with, or would make useless; refused before any process
+starts.
 
 Part of `config_check.py`, whose invariants hold here.
 """
@@ -14,8 +15,9 @@ def placement_problems(config: RunConfig) -> Iterator[str]:
     """Contradictions of a device that generators and learner share in turns."""
     if config.weights.transfer == "ipc" and not has_shared_gpu(config):
         yield (
-            "weights.transfer=ipc: weights stay in memory of a GPU that a vLLM generator and a learner of one rank take turns on; set "
-            "placement=colocated, generation.engine=vllm, learner.ranks=1, and gpus_each=0.5 for both, or set weights.transfer=auto"
+            "weights.transfer=ipc: weights stay in memory of a GPU that a vLLM generator and a"
+            " learner of one rank take turns on; set placement=colocated, generation.engine=vllm,"
+            " learner.ranks=1, and gpus_each=0.5 for both, or set weights.transfer=auto"
         )
     if config.placement != "colocated":
         return
@@ -24,8 +26,14 @@ def placement_problems(config: RunConfig) -> Iterator[str]:
 
 
 def has_shared_gpu(config: RunConfig) -> bool:
-    """Whether the generator can map the learner's memory: vLLM's, on the only GPU, with the learner that is there in turns."""
-    is_shared = config.placement == "colocated" and config.generators.gpus_each > 0 and config.learner.gpus_each > 0
+    """Whether the generator can map the learner's memory: vLLM's, on the only GPU, with the learner
+    that is there in turns.
+    """
+    is_shared = (
+        config.placement == "colocated"
+        and config.generators.gpus_each > 0
+        and config.learner.gpus_each > 0
+    )
     return is_shared and config.generation.engine == "vllm" and config.learner.ranks == 1
 
 
@@ -33,56 +41,64 @@ def _turns(config: RunConfig) -> Iterator[str]:
     every, bound = config.weights.push_every_steps, config.buffer.max_staleness_versions
     if every > config.num_steps:
         yield (
-            f"weights.push_every_steps={every} is above num_steps={config.num_steps} with placement=colocated: its only turn would "
-            f"take all steps, and nothing would be written with new weights; lower it to at most {config.num_steps}"
+            f"weights.push_every_steps={every} is above num_steps={config.num_steps} with"
+            " placement=colocated: its only turn would take all steps, and nothing would be"
+            f" written with new weights; lower it to at most {config.num_steps}"
         )
     if bound > 2 * every:
         yield (
-            f"buffer.max_staleness_versions={bound} with placement=colocated and weights.push_every_steps={every}: a turn of the learner "
-            f"trains {every} batches, so groups written more than two turns ahead only grow old; set it to at most {2 * every}, or "
-            f"weights.push_every_steps to at least {-(-bound // 2)}"
+            f"buffer.max_staleness_versions={bound} with placement=colocated and"
+            f" weights.push_every_steps={every}: a turn of the learner trains {every} batches, so"
+            " groups written more than two turns ahead only grow old; set it to at most"
+            f" {2 * every}, or weights.push_every_steps to at least {-(-bound // 2)}"
         )
     if config.generators.autoscale.enabled:
         yield (
-            "generators.autoscale.enabled=true with placement=colocated: generators and learner wait for each other by design, so there is "
-            "nothing to balance; set generators.autoscale.enabled=false"
+            "generators.autoscale.enabled=true with placement=colocated: generators and learner"
+            " wait for each other by design, so there is nothing to balance; set"
+            " generators.autoscale.enabled=false"
         )
     if config.weights.transfer in ("filesystem", "collective"):
         yield (
-            f"weights.transfer={config.weights.transfer} with placement=colocated: generators are where the learner is and read its "
-            "memory; set weights.transfer=auto"
+            f"weights.transfer={config.weights.transfer} with placement=colocated: generators are"
+            " where the learner is and read its memory; set weights.transfer=auto"
         )
 
 
 def _devices(config: RunConfig) -> Iterator[str]:
     if config.launcher == "slurm":
-        yield "placement=colocated with launcher=slurm: Slurm gives a GPU to one step only; set launcher=local inside a job of one node"
+        yield (
+            "placement=colocated with launcher=slurm: Slurm gives a GPU to one step only; set"
+            " launcher=local inside a job of one node"
+        )
     for name in config.generators.pools:
         yield (
-            f"generators.pools.{name} with placement=colocated: the device is shared by the learner and generators of one kind; leave the "
-            "pool out"
+            f"generators.pools.{name} with placement=colocated: the device is shared by the learner"
+            " and generators of one kind; leave the pool out"
         )
     learns, generates = config.learner.gpus_each, config.generators.gpus_each
     if (learns > 0) != (generates > 0):
         yield (
-            f"learner.gpus_each={learns:g} and generators.gpus_each={generates:g} with placement=colocated: they share, so both have "
-            "GPUs or none; set both to 0.5, or both to 0"
+            f"learner.gpus_each={learns:g} and generators.gpus_each={generates:g} with"
+            " placement=colocated: they share, so both have GPUs or none; set both to 0.5, or both"
+            " to 0"
         )
     if learns <= 0 or generates <= 0:
         return
     parts = config.generation.vllm.tensor_parallel_size
     if parts > 1:
         yield (
-            f"generation.vllm.tensor_parallel_size={parts} with placement=colocated: an engine over several GPUs has no share of each; "
-            "set generation.vllm.tensor_parallel_size=1"
+            f"generation.vllm.tensor_parallel_size={parts} with placement=colocated: an engine over"
+            " several GPUs has no share of each; set generation.vllm.tensor_parallel_size=1"
         )
     elif learns >= 1 or generates >= 1:
         yield (
-            f"learner.gpus_each={learns:g} and generators.gpus_each={generates:g} with placement=colocated: whole GPUs cannot be shared; "
-            "set both to 0.5"
+            f"learner.gpus_each={learns:g} and generators.gpus_each={generates:g} with"
+            " placement=colocated: whole GPUs cannot be shared; set both to 0.5"
         )
     if config.generators.count != config.learner.ranks:
         yield (
-            f"generators.count={config.generators.count} and learner.ranks={config.learner.ranks} with placement=colocated: each GPU has "
-            f"one of each; set generators.count={config.learner.ranks}"
+            f"generators.count={config.generators.count} and learner.ranks={config.learner.ranks}"
+            " with placement=colocated: each GPU has one of each; set"
+            f" generators.count={config.learner.ranks}"
         )

@@ -1,6 +1,7 @@
 """Combinations of reward settings that cannot work, or of which one would silently do nothing.
 
-As in config_check.py, which calls it: one line per problem, with path=value, the reason and the remedy; nothing is imported by name here.
+As in config_check.py, which calls it: one line per problem, with path=value, the reason and the
+remedy; nothing is imported by name here.
 """
 
 from __future__ import annotations
@@ -26,35 +27,45 @@ def _rollout(config: RunConfig) -> Iterator[str]:
     if rollout.fn is None:
         return
     if not re.match(NAME, rollout.fn):
-        yield f"rollout.fn={rollout.fn}: is neither package.module:function nor file.py:function; correct it"
+        yield (
+            f"rollout.fn={rollout.fn}: is neither package.module:function nor file.py:function;"
+            " correct it"
+        )
     if config.reward.placement != "end":
         yield (
-            f"reward.placement={config.reward.placement} with rollout.fn={rollout.fn}: the last turn is scored, not blocks of all turns; "
-            "set reward.placement=end"
+            f"reward.placement={config.reward.placement} with rollout.fn={rollout.fn}: the last"
+            " turn is scored, not blocks of all turns; set reward.placement=end"
         )
 
 
 def _functions(config: RunConfig) -> Iterator[str]:
     reward, functions = config.reward, functions_of(config.reward)
     if reward.fn and reward.fns:
-        yield f"reward.fn={reward.fn} and reward.fns={reward.fns}: only one of them can decide; put all of them into reward.fns"
+        yield (
+            f"reward.fn={reward.fn} and reward.fns={reward.fns}: only one of them can decide; put"
+            " all of them into reward.fns"
+        )
     if len(reward.fns) != len(reward.weights):
         yield (
-            f"reward.weights={reward.weights} has {len(reward.weights)} values for the {len(reward.fns)} of reward.fns; "
-            "give each function one weight, in the same order"
+            f"reward.weights={reward.weights} has {len(reward.weights)} values for the"
+            f" {len(reward.fns)} of reward.fns; give each function one weight, in the same order"
         )
     for name in functions:
         if name not in READY and not re.match(NAME, name):
             yield (
-                f"{setting_of(reward, name)}={name}: is neither package.module:function nor file.py:function, nor a ready one "
-                f"({', '.join((TESTS, *READY))}); correct it"
+                f"{setting_of(reward, name)}={name}: is neither package.module:function nor"
+                f" file.py:function, nor a ready one ({', '.join((TESTS, *READY))}); correct it"
             )
     for name in same_names(functions):
-        yield f"reward.fns: two functions are called {name}, so their parts could not be told apart; rename one"
+        yield (
+            f"reward.fns: two functions are called {name}, so their parts could not be told apart;"
+            " rename one"
+        )
     if functions and reward.placement != "end":
         yield (
-            f"reward.placement={reward.placement} with {setting_of(reward, functions[0])}={functions[0]}: functions score whole responses; "
-            "set reward.placement=end"
+            f"reward.placement={reward.placement} with"
+            f" {setting_of(reward, functions[0])}={functions[0]}: functions score whole responses;"
+            " set reward.placement=end"
         )
 
 
@@ -67,11 +78,18 @@ def _ready(config: RunConfig) -> Iterator[str]:
         if name in functions and value is None:
             yield f"{path}=null but {setting_of(reward, name)} asks for {name}; set {path}"
         if name not in functions and value is not None:
-            yield f"{path}={value}: nothing asks for it; add {name} to reward.fns, or set {path}=null"
-    if reward.format_reward is not None and not reward.fail_reward <= reward.format_reward < reward.pass_reward:
+            yield (
+                f"{path}={value}: nothing asks for it; add {name} to reward.fns, or set {path}=null"
+            )
+    if (
+        reward.format_reward is not None
+        and not reward.fail_reward <= reward.format_reward < reward.pass_reward
+    ):
         yield (
-            f"reward.format_reward={reward.format_reward:g} is not from reward.fail_reward={reward.fail_reward:g} to below "
-            f"reward.pass_reward={reward.pass_reward:g}: a form is worth no more than a right answer; set it between them"
+            f"reward.format_reward={reward.format_reward:g} is not from"
+            f" reward.fail_reward={reward.fail_reward:g} to below"
+            f" reward.pass_reward={reward.pass_reward:g}: a form is worth no more than a right"
+            " answer; set it between them"
         )
 
 
@@ -79,21 +97,26 @@ def _scale(config: RunConfig) -> Iterator[str]:
     reward = config.reward
 
     def scaled(task_reward: float) -> float:
-        return max(-reward.clip, min(reward.clip, reward.scale * (task_reward - reward.bias))) + 0.0  # no -0 in messages
+        return (
+            max(-reward.clip, min(reward.clip, reward.scale * (task_reward - reward.bias))) + 0.0
+        )  # no -0 in messages
 
     if reward.pass_reward <= reward.fail_reward:
         yield (
-            f"reward.pass_reward={reward.pass_reward:g} is not above reward.fail_reward={reward.fail_reward:g}: the policy would "
-            "learn to fail; raise reward.pass_reward"
+            f"reward.pass_reward={reward.pass_reward:g} is not above"
+            f" reward.fail_reward={reward.fail_reward:g}: the policy would learn to fail; raise"
+            " reward.pass_reward"
         )
     elif reward.mode == "fraction" and config.sandbox.stop_at_first_failure:
         yield (
-            "reward.mode=fraction with sandbox.stop_at_first_failure=true: tests after the first failed one are not run and would count as "
-            "failed; set sandbox.stop_at_first_failure=false"
+            "reward.mode=fraction with sandbox.stop_at_first_failure=true: tests after the first"
+            " failed one are not run and would count as failed; set"
+            " sandbox.stop_at_first_failure=false"
         )
     elif scaled(reward.pass_reward) <= scaled(reward.fail_reward):
         yield (
-            f"reward.scale={reward.scale:g}, reward.bias={reward.bias:g} and reward.clip={reward.clip:g} turn a pass into "
-            f"{scaled(reward.pass_reward):g} and a fail into {scaled(reward.fail_reward):g}: a pass must be worth more; "
-            "set reward.scale above 0 and widen reward.clip"
+            f"reward.scale={reward.scale:g}, reward.bias={reward.bias:g} and"
+            f" reward.clip={reward.clip:g} turn a pass into {scaled(reward.pass_reward):g} and a"
+            f" fail into {scaled(reward.fail_reward):g}: a pass must be worth more; set"
+            " reward.scale above 0 and widen reward.clip"
         )

@@ -1,8 +1,10 @@
-"""Combinations of settings that cannot work, or of which one would silently do nothing; refused before any process starts.
+"""Combinations of settings that cannot work, or of which one would silently do nothing; refused
+before any process starts.
 
-Invariants: each problem is one line with path=value, the reason and the remedy; all of them are reported at once; nothing outside the
-configuration is looked at except in `machine_problems`, which gets the machine as a value.
-Called by launchers/configuration/compose.py (`check`) and launchers/configuration/preflight.py (`machine_problems`).
+Invariants: each problem is one line with path=value, the reason and the remedy; all of them are
+reported at once; nothing outside the configuration is looked at except in `machine_problems`, which
+gets the machine as a value. Called by launchers/configuration/compose.py (`check`) and
+launchers/configuration/preflight.py (`machine_problems`).
 """
 
 from __future__ import annotations
@@ -52,92 +54,129 @@ def problems(config: RunConfig) -> Iterator[str]:
 
 
 def _run(config: RunConfig) -> Iterator[str]:
-    if config.run_name is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", config.run_name):
-        yield f"run_name={config.run_name}: becomes a directory's name; use letters, digits, dots, dashes and underscores only"
+    if config.run_name is not None and not re.fullmatch(
+        r"[A-Za-z0-9][A-Za-z0-9._-]*", config.run_name
+    ):
+        yield (
+            f"run_name={config.run_name}: becomes a directory's name; use letters, digits, dots,"
+            " dashes and underscores only"
+        )
     auto = config.generators.autoscale
     if auto.enabled and auto.max < auto.min:
-        yield f"generators.autoscale.max={auto.max} is below generators.autoscale.min={auto.min}; raise max or lower min"
+        yield (
+            f"generators.autoscale.max={auto.max} is below generators.autoscale.min={auto.min};"
+            " raise max or lower min"
+        )
     if auto.enabled and auto.interval_s <= 2 * config.supervisor.heartbeat_s:
         yield (
-            f"generators.autoscale.interval_s={auto.interval_s:g} is not above twice "
-            f"supervisor.heartbeat_s={config.supervisor.heartbeat_s:g}: no shares of time could be told; raise it to 30"
+            f"generators.autoscale.interval_s={auto.interval_s:g} is not above twice"
+            f" supervisor.heartbeat_s={config.supervisor.heartbeat_s:g}: no shares of time could be"
+            " told; raise it to 30"
         )
     ports = config.network.control_port, config.monitoring.tensorboard_port
     if config.monitoring.tensorboard and ports[0] == ports[1] != 0:
-        yield f"network.control_port={ports[0]} is also monitoring.tensorboard_port; give them different ports, or 0 for free ones"
+        yield (
+            f"network.control_port={ports[0]} is also monitoring.tensorboard_port; give them"
+            " different ports, or 0 for free ones"
+        )
     if config.network.host in ("0.0.0.0", "::", "*"):
-        yield f"network.host={config.network.host}: nobody can connect to it; give the address by which others reach this machine"
+        yield (
+            f"network.host={config.network.host}: nobody can connect to it; give the address by"
+            " which others reach this machine"
+        )
 
 
 def _data(config: RunConfig) -> Iterator[str]:
     data = config.data
     if data.train_files and config.model.path is None:
         yield (
-            "data.train_files is set but model.path is null: the embedded model knows only the embedded task; "
-            "set model.path=<directory or hub name>, or leave data.train_files empty"
+            "data.train_files is set but model.path is null: the embedded model knows only the"
+            " embedded task; set model.path=<directory or hub name>, or leave data.train_files"
+            " empty"
         )
     if data.val_files and not data.train_files:
-        yield "data.val_files is set but data.train_files is empty: the embedded task holds out specs of its own; set both"
+        yield (
+            "data.val_files is set but data.train_files is empty: the embedded task holds out specs"
+            " of its own; set both"
+        )
     if data.train_files and not data.val_files and config.evaluation.every_steps > 0:
         yield (
-            f"evaluation.every_steps={config.evaluation.every_steps} but data.val_files is empty: nothing is held out; "
-            "set data.val_files=<file>, or evaluation.every_steps=0"
+            f"evaluation.every_steps={config.evaluation.every_steps} but data.val_files is empty:"
+            " nothing is held out; set data.val_files=<file>, or evaluation.every_steps=0"
         )
     for name, files in (("train_files", data.train_files), ("val_files", data.val_files)):
         for file in dict.fromkeys(files):
             if not file.endswith((".jsonl", ".json", ".parquet")):
-                yield f"data.{name}={file}: the format is told by the ending; name a .jsonl, .json or .parquet file"
+                yield (
+                    f"data.{name}={file}: the format is told by the ending; name a .jsonl, .json or"
+                    " .parquet file"
+                )
             if files.count(file) > 1:
                 yield f"data.{name}={file}: is named twice; name each file once"
     for file in sorted(set(data.train_files) & set(data.val_files)):
-        yield f"data.val_files={file}: is also in data.train_files, so nothing is held out; give a file that is not trained on"
+        yield (
+            f"data.val_files={file}: is also in data.train_files, so nothing is held out; give a"
+            " file that is not trained on"
+        )
     above, below, clip = data.filter.above, data.filter.below, config.reward.clip
     if above is not None and below is not None and above <= below:
-        yield f"data.filter.above={above:g} is not over data.filter.below={below:g}: every prompt would leave; raise it, or set one to null"
+        yield (
+            f"data.filter.above={above:g} is not over data.filter.below={below:g}: every prompt"
+            " would leave; raise it, or set one to null"
+        )
     for name, bound, is_reached in (
         ("above", above, above is None or above < clip),
         ("below", below, below is None or below > -clip),
     ):
         if bound is not None and not is_reached:
             yield (
-                f"data.filter.{name}={bound:g}: no reward is {name} it, because reward.clip={clip:g}; bring it within -{clip:g}..{clip:g}, "
-                "or set it to null"
+                f"data.filter.{name}={bound:g}: no reward is {name} it, because"
+                f" reward.clip={clip:g}; bring it within -{clip:g}..{clip:g}, or set it to null"
             )
     model = config.model.tiny_coder
     if config.model.path is None and model.hidden_size % (2 * model.num_heads):
         yield (
-            f"model.tiny_coder.hidden_size={model.hidden_size} with num_heads={model.num_heads}: each head needs an even, whole width; "
-            f"set model.tiny_coder.hidden_size to a multiple of {2 * model.num_heads}"
+            f"model.tiny_coder.hidden_size={model.hidden_size} with num_heads={model.num_heads}:"
+            " each head needs an even, whole width; set model.tiny_coder.hidden_size to a multiple"
+            f" of {2 * model.num_heads}"
         )
 
 
 def _sampling(config: RunConfig) -> Iterator[str]:
     generation = config.generation
-    reason = "the engine would sample from another support than the one whose log-probs the learner computes"
+    reason = (
+        "the engine would sample from another support than the one whose log-probs the learner"
+        " computes"
+    )
     if generation.top_p < 1:
         yield f"generation.top_p={generation.top_p}: {reason}; set generation.top_p=1"
     if generation.top_k != -1:
         yield f"generation.top_k={generation.top_k}: {reason}; set generation.top_k=-1"
     if generation.min_response_tokens > 0:
-        yield f"generation.min_response_tokens={generation.min_response_tokens}: {reason}; set generation.min_response_tokens=0"
+        yield (
+            f"generation.min_response_tokens={generation.min_response_tokens}: {reason}; set"
+            " generation.min_response_tokens=0"
+        )
     for name, is_set in (
         ("mask_truncated", config.algorithm.mask_truncated),
         ("zero_truncated_reward", config.algorithm.zero_truncated_reward),
     ):
         if generation.ignore_eos and is_set:
             yield (
-                f"generation.ignore_eos=true with algorithm.{name}=true: every sample is written to the limit and counts as truncated, so "
-                f"nothing would be learned; set algorithm.{name}=false"
+                f"generation.ignore_eos=true with algorithm.{name}=true: every sample is written to"
+                " the limit and counts as truncated, so nothing would be learned; set"
+                f" algorithm.{name}=false"
             )
     if config.evaluation.num_samples > 1 and config.evaluation.temperature == 0:
         yield (
-            f"evaluation.num_samples={config.evaluation.num_samples} with evaluation.temperature=0: greedy samples of a prompt are all the "
-            "same; set evaluation.num_samples=1, or evaluation.temperature=1"
+            f"evaluation.num_samples={config.evaluation.num_samples} with evaluation.temperature=0:"
+            " greedy samples of a prompt are all the same; set evaluation.num_samples=1, or"
+            " evaluation.temperature=1"
         )
     if config.evaluation.greedy and config.evaluation.temperature == 0:
         yield (
-            "evaluation.greedy=true with evaluation.temperature=0: every sample is the greedy answer already; "
-            "set evaluation.greedy=false, or evaluation.temperature=1"
+            "evaluation.greedy=true with evaluation.temperature=0: every sample is the greedy"
+            " answer already; set evaluation.greedy=false, or evaluation.temperature=1"
         )
 
 
@@ -159,22 +198,29 @@ def _engine(config: RunConfig) -> Iterator[str]:
         return
     if vllm.max_num_seqs < group_size:
         yield (
-            f"generation.vllm.max_num_seqs={vllm.max_num_seqs} is below generation.group_size={group_size}: a group would never be decoded "
-            f"together; raise it to at least {group_size}"
+            f"generation.vllm.max_num_seqs={vllm.max_num_seqs} is below"
+            f" generation.group_size={group_size}: a group would never be decoded together; raise"
+            f" it to at least {group_size}"
         )
     if vllm.max_num_batched_tokens < vllm.max_num_seqs:
         yield (
-            f"generation.vllm.max_num_batched_tokens={vllm.max_num_batched_tokens} is below max_num_seqs={vllm.max_num_seqs}: "
-            f"vLLM decodes one token of each sequence per step; raise it to at least {vllm.max_num_seqs}"
+            f"generation.vllm.max_num_batched_tokens={vllm.max_num_batched_tokens} is below"
+            f" max_num_seqs={vllm.max_num_seqs}: vLLM decodes one token of each sequence per step;"
+            f" raise it to at least {vllm.max_num_seqs}"
         )
     gpus = config.generators.gpus_each
     if vllm.tensor_parallel_size > 1 and gpus != vllm.tensor_parallel_size:
         yield (
-            f"generation.vllm.tensor_parallel_size={vllm.tensor_parallel_size} but generators.gpus_each={gpus:g}: each part needs a GPU "
-            f"of its own; set generators.gpus_each={vllm.tensor_parallel_size}, or generation.vllm.tensor_parallel_size=1"
+            f"generation.vllm.tensor_parallel_size={vllm.tensor_parallel_size} but"
+            f" generators.gpus_each={gpus:g}: each part needs a GPU of its own; set"
+            f" generators.gpus_each={vllm.tensor_parallel_size}, or"
+            " generation.vllm.tensor_parallel_size=1"
         )
     if gpus == 0 and vllm.kv_cache_mb == 0:
-        yield "generation.vllm.kv_cache_mb=0 without GPUs: the size of the KV cache is unknown; set generation.vllm.kv_cache_mb=64 or more"
+        yield (
+            "generation.vllm.kv_cache_mb=0 without GPUs: the size of the KV cache is unknown; set"
+            " generation.vllm.kv_cache_mb=64 or more"
+        )
 
 
 def _batch(config: RunConfig) -> Iterator[str]:
@@ -182,19 +228,23 @@ def _batch(config: RunConfig) -> Iterator[str]:
     if groups % learner.minibatches:
         divisors = ", ".join(str(n) for n in range(1, groups + 1) if groups % n == 0)
         yield (
-            f"learner.minibatches={learner.minibatches} does not divide buffer.groups_per_step={groups}: minibatches would differ in size; "
-            f"set learner.minibatches to one of {divisors}"
+            f"learner.minibatches={learner.minibatches} does not divide"
+            f" buffer.groups_per_step={groups}: minibatches would differ in size; set"
+            f" learner.minibatches to one of {divisors}"
         )
     elif learner.ranks > groups // learner.minibatches:
         yield (
-            f"learner.ranks={learner.ranks} but a minibatch has {groups // learner.minibatches} groups (buffer.groups_per_step={groups} / "
-            f"learner.minibatches={learner.minibatches}): ranks would be idle; lower learner.ranks or raise groups_per_step"
+            f"learner.ranks={learner.ranks} but a minibatch has {groups // learner.minibatches}"
+            f" groups (buffer.groups_per_step={groups} /"
+            f" learner.minibatches={learner.minibatches}): ranks would be idle; lower learner.ranks"
+            " or raise groups_per_step"
         )
     longest = config.data.max_prompt_tokens + config.data.max_response_tokens
     if learner.budget_tokens < longest:
         yield (
-            f"learner.budget_tokens={learner.budget_tokens} is below data.max_prompt_tokens + data.max_response_tokens = {longest}: the "
-            f"longest sequence would not fit into one pass; raise learner.budget_tokens to at least {longest}"
+            f"learner.budget_tokens={learner.budget_tokens} is below data.max_prompt_tokens +"
+            f" data.max_response_tokens = {longest}: the longest sequence would not fit into one"
+            f" pass; raise learner.budget_tokens to at least {longest}"
         )
 
 
@@ -202,18 +252,19 @@ def _shards(config: RunConfig) -> Iterator[str]:
     learner = config.learner
     if learner.gpus_each > 1 or (learner.ranks > 1 and 0 < learner.gpus_each < 1):
         yield (
-            f"learner.gpus_each={learner.gpus_each:g} with learner.ranks={learner.ranks}: a rank computes on one GPU, and NCCL wants one "
-            "of its own for each; set learner.gpus_each=1 (less only with learner.ranks=1), and learner.ranks to the number of GPUs"
+            f"learner.gpus_each={learner.gpus_each:g} with learner.ranks={learner.ranks}: a rank"
+            " computes on one GPU, and NCCL wants one of its own for each; set learner.gpus_each=1"
+            " (less only with learner.ranks=1), and learner.ranks to the number of GPUs"
         )
     if learner.offload != "none" and learner.gpus_each == 0:
         yield (
-            f"learner.offload={learner.offload} with learner.gpus_each=0: the learner lives in host memory already; "
-            "set learner.offload=none, or give it GPUs"
+            f"learner.offload={learner.offload} with learner.gpus_each=0: the learner lives in host"
+            " memory already; set learner.offload=none, or give it GPUs"
         )
     if not learner.shuffle and learner.minibatches == 1:
         yield (
-            "learner.shuffle=false with learner.minibatches=1: one minibatch holds every group, in whatever order; "
-            "set learner.shuffle=true, or learner.minibatches to more"
+            "learner.shuffle=false with learner.minibatches=1: one minibatch holds every group, in"
+            " whatever order; set learner.shuffle=true, or learner.minibatches to more"
         )
 
 
@@ -224,7 +275,10 @@ def _optimizers(config: RunConfig) -> Iterator[str]:
     )
     for path, optimizer in pairs:
         if not all(0 <= beta < 1 for beta in optimizer.betas):
-            yield f"{path}.betas={list(optimizer.betas)}: decay rates of AdamW lie in [0, 1); set {path}.betas=[0.9,0.95]"
+            yield (
+                f"{path}.betas={list(optimizer.betas)}: decay rates of AdamW lie in [0, 1); set"
+                f" {path}.betas=[0.9,0.95]"
+            )
 
 
 def _timeouts(config: RunConfig) -> Iterator[str]:
@@ -277,47 +331,77 @@ def _timeouts(config: RunConfig) -> Iterator[str]:
     )
     for (path, value, other, other_value), reason in zip(pairs, reasons, strict=True):
         if value <= other_value:
-            yield f"{path}={value:g} is not above {other}={other_value:g}: {reason}; raise {path} or lower {other}"
+            yield (
+                f"{path}={value:g} is not above {other}={other_value:g}: {reason}; raise {path} or"
+                f" lower {other}"
+            )
 
 
 def _cluster(config: RunConfig) -> Iterator[str]:
     """What launcher=ray and launcher=slurm cannot do."""
     if config.launcher == "local":
         return
-    is_one_machine = config.ray.address == "local" if config.launcher == "ray" else config.cluster.nodes == 1
+    is_one_machine = (
+        config.ray.address == "local" if config.launcher == "ray" else config.cluster.nodes == 1
+    )
     if config.network.host.startswith("127.") and not is_one_machine:
-        yield f"network.host={config.network.host}: other machines cannot reach it; network.host=auto finds the node's own address"
-    if config.launcher == "ray" and config.learner.ranks > 1 and not config.cluster.shared_run_dir and "spread" in config.ray.learner:
         yield (
-            f"ray.learner={config.ray.learner}: the learner's ranks stay beside the supervisor, where the checkpoints are, unless "
-            "cluster.shared_run_dir=true; set that, or ray.learner=strict_pack"
+            f"network.host={config.network.host}: other machines cannot reach it; network.host=auto"
+            " finds the node's own address"
+        )
+    if (
+        config.launcher == "ray"
+        and config.learner.ranks > 1
+        and not config.cluster.shared_run_dir
+        and "spread" in config.ray.learner
+    ):
+        yield (
+            f"ray.learner={config.ray.learner}: the learner's ranks stay beside the supervisor,"
+            " where the checkpoints are, unless cluster.shared_run_dir=true; set that, or"
+            " ray.learner=strict_pack"
         )
     if config.launcher == "slurm":
         yield from _step_of_slurm(config, "learner.gpus_each", config.learner.gpus_each)
-        largest = max(config.cluster.buffer_cpus, config.cluster.verifier_cpus, config.cluster.learner_cpus)
+        largest = max(
+            config.cluster.buffer_cpus, config.cluster.verifier_cpus, config.cluster.learner_cpus
+        )
         largest = max(
             largest,
             *(config_of(config, pool).cluster.generator_cpus for pool in generator_pools(config)),
         )
         if 0 < config.slurm.cpus_per_node < largest:
-            yield f"slurm.cpus_per_node={config.slurm.cpus_per_node}: a process takes {largest} (cluster.*_cpus); raise it, 0 = whole nodes"
+            yield (
+                f"slurm.cpus_per_node={config.slurm.cpus_per_node}: a process takes {largest}"
+                " (cluster.*_cpus); raise it, 0 = whole nodes"
+            )
 
 
 def _step_of_slurm(config: RunConfig, path: str, gpus: float) -> Iterator[str]:
     if config.launcher != "slurm":
         return
     if gpus != int(gpus):
-        yield f"{path}={gpus:g}: Slurm gives whole GPUs to a step; set it to {max(1, round(gpus))}, or launcher=ray"
+        yield (
+            f"{path}={gpus:g}: Slurm gives whole GPUs to a step; set it to {max(1, round(gpus))},"
+            " or launcher=ray"
+        )
     if gpus > config.cluster.gpus_per_node > 0:
-        yield f"{path}={gpus:g}: a process is on one node, which has cluster.gpus_per_node={config.cluster.gpus_per_node}; lower it"
+        yield (
+            f"{path}={gpus:g}: a process is on one node, which has"
+            f" cluster.gpus_per_node={config.cluster.gpus_per_node}; lower it"
+        )
 
 
 def machine_problems(config: RunConfig, machine: Machine) -> Iterator[str]:
-    """Cores and GPUs that the configuration asks for and the machine does not have; a cluster has others, and may get more."""
+    """Cores and GPUs that the configuration asks for and the machine does not have; a cluster has
+    others, and may get more.
+    """
     if config.launcher != "local":
         return
     of_pools = [(pool, config_of(config, pool)) for pool in generator_pools(config)]
-    places = {in_words_of(pool, config, "generators.cores="): own.generators.cores for pool, own in of_pools}
+    places = {
+        in_words_of(pool, config, "generators.cores="): own.generators.cores
+        for pool, own in of_pools
+    }
     for place, cores in {
         **places,
         "verifiers.cores=": config.verifiers.cores,
@@ -325,23 +409,34 @@ def machine_problems(config: RunConfig, machine: Machine) -> Iterator[str]:
     }.items():
         have = ", ".join(map(str, machine.cores))
         if missing := sorted(set(cores) - set(machine.cores)):
-            yield f"{place}{cores}: this machine lacks {', '.join(map(str, missing))}; it has {have}; [] = all of them"
+            yield (
+                f"{place}{cores}: this machine lacks {', '.join(map(str, missing))}; it has {have};"
+                " [] = all of them"
+            )
         if len(set(cores)) < len(cores):
             yield f"{place}{cores}: names a core twice; name each once"
     available, place = min((len(cores or machine.cores), place) for place, cores in places.items())
     if config.generators.cores_each > available:
         yield (
-            f"generators.cores_each={config.generators.cores_each} but {place.removesuffix('=')} has {available}; "
-            f"lower it to at most {available}, 0 = all of them"
+            f"generators.cores_each={config.generators.cores_each} but {place.removesuffix('=')}"
+            f" has {available}; lower it to at most {available}, 0 = all of them"
         )
     counts = pool_counts(config)
     taken = [("learner.gpus_each=", config.learner.ranks, config.learner.gpus_each)]
-    taken[:0] = [(in_words_of(p, config, "generators.gpus_each="), counts[p], own.generators.gpus_each) for p, own in of_pools if counts[p]]
+    taken[:0] = [
+        (in_words_of(p, config, "generators.gpus_each="), counts[p], own.generators.gpus_each)
+        for p, own in of_pools
+        if counts[p]
+    ]
     wanted = sum(count * each for _, count, each in taken)
     if wanted > machine.num_gpus:
         yield (
-            f"{' and '.join(f'{place}{each:g} x {count}' for place, count, each in taken)} need {wanted:g} GPUs, this machine has "
-            f"{machine.num_gpus}"
-            + (f" and {machine.unusable_gpus} that CPU builds of torch or vLLM cannot use" if machine.unusable_gpus else "")
+            f"{' and '.join(f'{place}{each:g} x {count}' for place, count, each in taken)} need"
+            f" {wanted:g} GPUs, this machine has {machine.num_gpus}"
+            + (
+                f" and {machine.unusable_gpus} that CPU builds of torch or vLLM cannot use"
+                if machine.unusable_gpus
+                else ""
+            )
             + "; lower them, 0 = run on the CPU"
         )

@@ -1,4 +1,5 @@
-"""Settings of weight pushes that cannot work together, or of which one would do nothing; refused before any process starts.
+"""Settings of weight pushes that cannot work together, or of which one would do nothing; refused
+before any process starts.
 
 Called by config_check.py, whose invariants hold here.
 """
@@ -15,36 +16,45 @@ def weights_problems(config: RunConfig) -> Iterator[str]:
     weights, bound = config.weights, config.buffer.max_staleness_versions
     if weights.push_every_steps - 1 > bound:
         yield (
-            f"weights.push_every_steps={weights.push_every_steps} with buffer.max_staleness_versions={bound}: between pushes "
-            f"generators fall {weights.push_every_steps - 1} versions behind and admission would stop for ever; raise "
-            f"buffer.max_staleness_versions to at least {weights.push_every_steps - 1}, or push more often"
+            f"weights.push_every_steps={weights.push_every_steps} with"
+            f" buffer.max_staleness_versions={bound}: between pushes generators fall"
+            f" {weights.push_every_steps - 1} versions behind and admission would stop for ever;"
+            f" raise buffer.max_staleness_versions to at least {weights.push_every_steps - 1}, or"
+            " push more often"
         )
-    is_local_folder = weights.path is None and config.launcher == "ray" and not config.cluster.shared_run_dir
+    is_local_folder = (
+        weights.path is None and config.launcher == "ray" and not config.cluster.shared_run_dir
+    )
     if weights.transfer == "filesystem" and is_local_folder:
         yield (
-            "weights.transfer=filesystem with launcher=ray and cluster.shared_run_dir=false: other nodes cannot read the run's directory; "
-            "set weights.path to a URL that all nodes reach, or cluster.shared_run_dir=true"
+            "weights.transfer=filesystem with launcher=ray and cluster.shared_run_dir=false: other"
+            " nodes cannot read the run's directory; set weights.path to a URL that all nodes"
+            " reach, or cluster.shared_run_dir=true"
         )
     if weights.transfer in ("shared_memory", "ipc") and weights.path is not None:
         yield (
-            f"weights.path={weights.path} with weights.transfer={weights.transfer}: no file is ever written; leave weights.path out, or "
-            "set weights.transfer=auto"
+            f"weights.path={weights.path} with weights.transfer={weights.transfer}: no file is ever"
+            " written; leave weights.path out, or set weights.transfer=auto"
         )
     if weights.transfer in ("shared_memory", "filesystem", "ipc") and weights.backend != "auto":
         yield (
-            f"weights.backend={weights.backend} with weights.transfer={weights.transfer}: nothing is broadcast; set weights.backend=auto, "
-            "or weights.transfer=collective"
+            f"weights.backend={weights.backend} with weights.transfer={weights.transfer}: nothing"
+            " is broadcast; set weights.backend=auto, or weights.transfer=collective"
         )
     if weights.backend == "nccl" and min(config.generators.gpus_each, config.learner.gpus_each) < 1:
         yield (
-            f"weights.backend=nccl with generators.gpus_each={config.generators.gpus_each:g} and "
-            f"learner.gpus_each={config.learner.gpus_each:g}: NCCL needs a GPU of its own for each rank; set both to at least 1, or "
-            "weights.backend=auto"
+            f"weights.backend=nccl with generators.gpus_each={config.generators.gpus_each:g} and"
+            f" learner.gpus_each={config.learner.gpus_each:g}: NCCL needs a GPU of its own for each"
+            " rank; set both to at least 1, or weights.backend=auto"
         )
     if weights.transfer == "collective" and weights.path is not None:
-        yield f"weights.path={weights.path} with weights.transfer=collective: no file is ever written; leave weights.path out"
+        yield (
+            f"weights.path={weights.path} with weights.transfer=collective: no file is ever"
+            " written; leave weights.path out"
+        )
     if config.model.dtype == "bfloat16" and weights.probe_tolerance < 0.1:
         yield (
-            f"weights.probe_tolerance={weights.probe_tolerance:g} with model.dtype=bfloat16: rounding alone differs by more; "
-            "set weights.probe_tolerance=0.3, or model.dtype=float32"
+            f"weights.probe_tolerance={weights.probe_tolerance:g} with model.dtype=bfloat16:"
+            " rounding alone differs by more; set weights.probe_tolerance=0.3, or"
+            " model.dtype=float32"
         )

@@ -1,4 +1,5 @@
-"""One batch of the transformers engine: what each sample has written, and whose turn the model's use is.
+"""One batch of the transformers engine: what each sample has written, and whose turn the model's
+use is.
 
 Used by hf_engine.py.
 """
@@ -34,10 +35,14 @@ class Writer(Protocol):
 
     @property
     def is_resting(self) -> bool:
-        """Whether the batch is to end after this token, unfinished samples and all; they are written on later."""
+        """Whether the batch is to end after this token, unfinished samples and all; they are
+        written on later.
+        """
 
     def give_way(self) -> int:
-        """Called between two tokens: lets others have the model; the version that writes from now on."""
+        """Called between two tokens: lets others have the model; the version that writes from now
+        on.
+        """
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -75,7 +80,9 @@ class Row:
 
 
 class _Temperature(LogitsProcessor):  # type: ignore[misc]  # transformers is untyped here
-    """Divides the logits and keeps the log-probs that the next token is drawn from. The last processor: generate adds none after it."""
+    """Divides the logits and keeps the log-probs that the next token is drawn from. The last
+    processor: generate adds none after it.
+    """
 
     def __init__(self, temperature: float) -> None:
         self._temperature = temperature
@@ -89,7 +96,9 @@ class _Temperature(LogitsProcessor):  # type: ignore[misc]  # transformers is un
 
 
 class Recorder(StoppingCriteria):  # type: ignore[misc]
-    """Called by generate after each token of the batch: writes down tokens, log-probs and versions, hands over what is finished."""
+    """Called by generate after each token of the batch: writes down tokens, log-probs and versions,
+    hands over what is finished.
+    """
 
     def __init__(self, rows: list[Row], writer: Writer, loop: asyncio.AbstractEventLoop) -> None:
         self.processor = _Temperature(rows[0].request.sampling.temperature or 1.0)
@@ -99,7 +108,9 @@ class Recorder(StoppingCriteria):  # type: ignore[misc]
         self._version = writer.version
 
     def __call__(self, input_ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:
-        """input_ids int64 [B, L] with the new token last -> bool [B], True where the sample needs no more tokens."""
+        """input_ids int64 [B, L] with the new token last -> bool [B], True where the sample needs
+        no more tokens.
+        """
         drawn = input_ids[:, -1]
         token_ids = drawn.tolist()
         logprobs = self.processor.table.gather(-1, drawn[:, None])[:, 0].tolist()
@@ -120,7 +131,9 @@ class Recorder(StoppingCriteria):  # type: ignore[misc]
         is_ended = token_id in self._writer.end_token_ids
         row.is_done = is_ended or len(row.token_ids) == row.request.sampling.max_new_tokens
         if row.is_done and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(row.request.finished.put_nowait, row.completion(is_truncated=not is_ended))
+            self._loop.call_soon_threadsafe(
+                row.request.finished.put_nowait, row.completion(is_truncated=not is_ended)
+            )
 
 
 class Turn:

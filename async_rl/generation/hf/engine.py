@@ -1,9 +1,12 @@
-"""The transformers engine: for debugging, and for models that vLLM does not know. Slow, simple, the same promises.
+"""The transformers engine: for debugging, and for models that vLLM does not know. Slow, simple, the
+same promises.
 
-Requests with equal sampling settings are batched; a batch runs in a thread through transformers' `generate` until its last sample ends, the
-next batch starts then.  Between two tokens the thread gives way to whoever wants the model: new weights, or a probe.
-To rest, a batch ends after its token and its cache with it; after the next load its unfinished samples go on from what they have written.
-Invariants: as in engine.py; new weights are copied out of the shared block or a broadcast, and verified, before the model is touched.
+Requests with equal sampling settings are batched; a batch runs in a thread through transformers'
+`generate` until its last sample ends, the next batch starts then.  Between two tokens the thread
+gives way to whoever wants the model: new weights, or a probe. To rest, a batch ends after its token
+and its cache with it; after the next load its unfinished samples go on from what they have written.
+Invariants: as in engine.py; new weights are copied out of the shared block or a broadcast, and
+verified, before the model is touched.
 """
 
 from __future__ import annotations
@@ -31,7 +34,9 @@ from async_rl.weights.receiver import Receiver, tensor_views
 from async_rl.weights.transport.shared_memory import SharedTensorsReader
 
 _NO_TOKEN = (1 << 31) - 1
-"""An id that no vocabulary has: without one, transformers takes the end tokens that the model names."""
+"""An id that no vocabulary has: without one, transformers takes the end tokens that the model
+names.
+"""
 
 
 class HfEngine:
@@ -64,7 +69,9 @@ class HfEngine:
     @property
     def _model(self) -> Any:
         if self._opened is None or self._runner is None or self._runner.done():
-            raise Unavailable("the transformers engine is not started, closed, or died; start the generator again")
+            raise Unavailable(
+                "the transformers engine is not started, closed, or died; start the generator again"
+            )
         return self._opened
 
     async def start(self) -> None:
@@ -100,7 +107,11 @@ class HfEngine:
     def _fail_all(self, runner: asyncio.Task[None]) -> None:
         cause = None if runner.cancelled() else runner.exception()
         for request in (*self._waiting, *self._running):
-            request.finished.put_nowait(Unavailable(f"the transformers engine ended: {cause or 'closed'}; start the generator again"))
+            request.finished.put_nowait(
+                Unavailable(
+                    f"the transformers engine ended: {cause or 'closed'}; start the generator again"
+                )
+            )
 
     async def generate(
         self, request_id: str, prompt_token_ids: Sequence[int], num_samples: int, sampling: Sampling
@@ -108,7 +119,10 @@ class HfEngine:
         """Yields each completion as it finishes."""
         require_version(self._version)
         if sampling.top_p < 1 or sampling.top_k != -1:
-            raise ConfigError(f"request {request_id}: the transformers engine keeps the full support; set top_p=1 and top_k=-1")
+            raise ConfigError(
+                f"request {request_id}: the transformers engine keeps the full support; set top_p=1"
+                " and top_k=-1"
+            )
         _ = self._model
         request = Request(
             request_id=request_id,
@@ -128,12 +142,18 @@ class HfEngine:
             request.is_aborted = True
 
     async def _run_batches(self) -> None:
-        """takes: waiting requests with equal sampling; waits for: a request; gives: completions; woken by: generate."""
+        """takes: waiting requests with equal sampling; waits for: a request; gives: completions;
+        woken by: generate.
+        """
         loop = asyncio.get_running_loop()
         while True:
             await self._has_waiting.wait()
             self._running = self._take_batch()
-            rows = [Row(request, index) for request in self._running for index in range(request.num_samples)]
+            rows = [
+                Row(request, index)
+                for request in self._running
+                for index in range(request.num_samples)
+            ]
             while rows:
                 await self._awake.wait()
                 await asyncio.to_thread(self._write, rows, loop)
@@ -147,7 +167,9 @@ class HfEngine:
         batch: list[Request] = []
         room = self._config.generation.vllm.max_num_seqs
         for request in waiting:
-            if request.sampling == waiting[0].sampling and (not batch or request.num_samples <= room):
+            if request.sampling == waiting[0].sampling and (
+                not batch or request.num_samples <= room
+            ):
                 batch.append(request)
                 room -= request.num_samples
         self._waiting = [request for request in waiting if request not in batch]
@@ -159,8 +181,12 @@ class HfEngine:
         texts = [row.request.prompt + row.token_ids for row in rows]
         longest = max(map(len, texts))
         pad = self._facts.end_token_ids[0]
-        input_ids = torch.tensor([[pad] * (longest - len(text)) + text for text in texts], device=self._device)
-        mask = torch.tensor([[0] * (longest - len(text)) + [1] * len(text) for text in texts], device=self._device)
+        input_ids = torch.tensor(
+            [[pad] * (longest - len(text)) + text for text in texts], device=self._device
+        )
+        mask = torch.tensor(
+            [[0] * (longest - len(text)) + [1] * len(text) for text in texts], device=self._device
+        )
         num_written = [len(row.token_ids) for row in rows]
         is_sampled = sampling.temperature > 0
         settings = GenerationConfig(
@@ -175,10 +201,15 @@ class HfEngine:
         with self._turn.held(), torch.no_grad():
             if self._is_resting:
                 return
-            # The same groups get the same samples from the same weights, whichever attempt it is: a resumed run repeats itself.
+            # The same groups get the same samples from the same weights, whichever attempt it is: a
+            # resumed run repeats itself.
             groups = list(dict.fromkeys(row.request.request_id.partition(".")[0] for row in rows))
             # What is written on must not draw the numbers again that its beginning was drawn with.
-            torch.manual_seed(zlib.crc32(f"{self._seed} {groups}{num_written if any(num_written) else ''}".encode()))
+            torch.manual_seed(
+                zlib.crc32(
+                    f"{self._seed} {groups}{num_written if any(num_written) else ''}".encode()
+                )
+            )
             recorder = Recorder(rows, self, loop)
             self._model.generate(
                 input_ids,
@@ -189,7 +220,9 @@ class HfEngine:
             )
 
     def give_way(self) -> int:
-        """Called between two tokens: lets others have the model; the version that writes from now on."""
+        """Called between two tokens: lets others have the model; the version that writes from now
+        on.
+        """
         if not self._is_resting:
             self._turn.give_way()
         return self._version
@@ -221,23 +254,36 @@ class HfEngine:
         return [self._receiver.device_name]
 
     async def load_weights(self, manifest: Manifest, source: Source | None = None) -> LoadReport:
-        """Copies and verifies the version beside the batch, then changes the tensors between two tokens."""
+        """Copies and verifies the version beside the batch, then changes the tensors between two
+        tokens.
+        """
         if isinstance(source, DeviceBlock):
-            raise WeightsError("the transformers engine maps no memory of a GPU; set weights.transfer=auto, or generation.engine=vllm")
+            raise WeightsError(
+                "the transformers engine maps no memory of a GPU; set weights.transfer=auto, or"
+                " generation.engine=vllm"
+            )
         started_s = time.perf_counter()
         tensors = await asyncio.to_thread(_copy_out, manifest, source, self._receiver)
         pause_s = await asyncio.to_thread(self._exchange, manifest.version, tensors)
         self._is_resting = False
         self._awake.set()
-        return LoadReport(version=manifest.version, load_s=time.perf_counter() - started_s, pause_s=pause_s)
+        return LoadReport(
+            version=manifest.version, load_s=time.perf_counter() - started_s, pause_s=pause_s
+        )
 
     def _exchange(self, version: int, tensors: dict[str, torch.Tensor]) -> float:
         parameters = dict(self._model.named_parameters())
         if missing := parameters.keys() - tensors.keys():
-            raise WeightsError(f"{len(missing)} parameters got no weights, among them {min(missing)}; push all tensors of the model")
+            raise WeightsError(
+                f"{len(missing)} parameters got no weights, among them {min(missing)}; push all"
+                " tensors of the model"
+            )
         for name, parameter in parameters.items():
             if tensors[name].shape != parameter.shape:
-                raise WeightsError(f"{name} has shape {list(tensors[name].shape)}, the model wants {list(parameter.shape)}")
+                raise WeightsError(
+                    f"{name} has shape {list(tensors[name].shape)}, the model wants"
+                    f" {list(parameter.shape)}"
+                )
         with self._turn.held():
             started_s = time.perf_counter()
             self._model.to(self._device)
@@ -255,7 +301,9 @@ class HfEngine:
         scores = []
         with self._turn.held(), torch.no_grad():
             for row in rows:
-                ids = torch.tensor(row, dtype=torch.int64, device=self._device)[None]  # a copy: rows that travelled cannot be written
+                ids = torch.tensor(row, dtype=torch.int64, device=self._device)[
+                    None
+                ]  # a copy: rows that travelled cannot be written
                 table = self._model(ids).logits[0, :-1].float().log_softmax(-1)
                 picked = table.gather(-1, ids[0, 1:, None])[:, 0]
                 scores.append(np.concatenate([np.zeros(1, np.float32), picked.cpu().numpy()]))
@@ -266,7 +314,9 @@ def _copy_out(manifest: Manifest, seat: Seat | None, receiver: Receiver) -> dict
     if seat is not None:
         with receiver.receiving(manifest, seat) as received:
             return dict(received)
-    with SharedTensorsReader(manifest) as reader:  # mapped once: finding the pages takes as long as copying them
+    with SharedTensorsReader(
+        manifest
+    ) as reader:  # mapped once: finding the pages takes as long as copying them
         reader.verify()
         tensors = {name: view.clone() for name, view in tensor_views(reader)}
         reader.verify_unchanged()

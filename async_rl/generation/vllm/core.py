@@ -1,15 +1,17 @@
 """vLLM's AsyncLLM with its engine core in a thread of the same process.
 
-vLLM runs the core of an AsyncLLM in a process of its own, and on CPU the model in a third one.  For a small model on few cores that costs
-20 s of imports, and on every step the serialisation of what each sequence wrote.  `ThreadedCore` stands where AsyncLLM's client of that
-process would stand.
+vLLM runs the core of an AsyncLLM in a process of its own, and on CPU the model in a third one.  For
+a small model on few cores that costs 20 s of imports, and on every step the serialisation of what
+each sequence wrote.  `ThreadedCore` stands where AsyncLLM's client of that process would stand.
 
-loop of the thread: takes calls and requests from its queue; steps the engine while it has requests; gives the outputs of a request once it
-has finished; woken by the queue when idle.
-Invariants
-- Calls run between two engine steps, in the order they were made; the scheduler has no step in flight then.
-- A request reads the prefix cache of the version that computes its prompt, and of no other: label and number of the load are its salt.
-- Tokens are held back until their request finishes or the label of the weights changes, so each batch of outputs has one label.
+loop of the thread: takes calls and requests from its queue; steps the engine while it has requests;
+gives the outputs of a request once it has finished; woken by the queue when idle. Invariants
+- Calls run between two engine steps, in the order they were made; the scheduler has no step in
+  flight then.
+- A request reads the prefix cache of the version that computes its prompt, and of no other: label
+  and number of the load are its salt.
+- Tokens are held back until their request finishes or the label of the weights changes, so each
+  batch of outputs has one label.
 Used by vllm_engine.py. Written against vLLM 0.32.
 """
 
@@ -43,9 +45,13 @@ _STOP_TIMEOUT_S = 10.0
 
 
 def open_threaded(args: AsyncEngineArgs, loop: asyncio.AbstractEventLoop) -> AsyncLLM:
-    """An AsyncLLM for `loop` whose core is a thread. Blocks for seconds: call it in a thread. Raises what vLLM raises."""
+    """An AsyncLLM for `loop` whose core is a thread. Blocks for seconds: call it in a thread.
+    Raises what vLLM raises.
+    """
 
-    def make_core(vllm_config: VllmConfig, executor_class: type[Executor], log_stats: bool, **_: object) -> ThreadedCore:
+    def make_core(
+        vllm_config: VllmConfig, executor_class: type[Executor], log_stats: bool, **_: object
+    ) -> ThreadedCore:
         return ThreadedCore(vllm_config, executor_class, log_stats, loop)
 
     with _core_made_by(make_core):
@@ -53,7 +59,9 @@ def open_threaded(args: AsyncEngineArgs, loop: asyncio.AbstractEventLoop) -> Asy
 
 
 class _ThreadedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is untyped here
-    """Shut down by its owner only: vLLM's own `__del__` would do it again while the interpreter ends, when its modules are gone."""
+    """Shut down by its owner only: vLLM's own `__del__` would do it again while the interpreter
+    ends, when its modules are gone.
+    """
 
     def __del__(self) -> None:
         return None
@@ -105,14 +113,17 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped h
         self._num_loads = 0
         self._salt = ""
         self._core = EngineCore(vllm_config, executor_class, log_stats)
-        # A daemon: a process that fails elsewhere must not wait for a thread that waits for requests.
+        # A daemon: a process that fails elsewhere must not wait for a thread that waits for
+        # requests.
         self._thread = threading.Thread(target=self._run, name="vllm-core", daemon=True)
         self._thread.start()
 
     # ---- the thread
 
     def _run(self) -> None:
-        """Steps until told to stop, or until a step or a call fails: then everything in flight fails with it."""
+        """Steps until told to stop, or until a step or a call fails: then everything in flight
+        fails with it.
+        """
         core = self._core
         try:
             while self._take_calls(core):
@@ -124,7 +135,9 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped h
             self.resources.engine_dead = True
             self._post(
                 self._fail_all,
-                EngineDeadError(f"{type(cause).__name__}: {cause}" if cause else "the engine was closed"),
+                EngineDeadError(
+                    f"{type(cause).__name__}: {cause}" if cause else "the engine was closed"
+                ),
                 cause,
             )
             core.shutdown()
@@ -160,7 +173,9 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped h
             if output.new_logprobs is not None:
                 held.logprobs.append(output.new_logprobs)
             if output.finish_reason is not None:
-                output.new_token_ids, output.new_logprobs = _merged(self._held.pop(output.request_id))
+                output.new_token_ids, output.new_logprobs = _merged(
+                    self._held.pop(output.request_id)
+                )
                 finished.append(output)
         if finished:
             outputs.outputs = finished
@@ -172,10 +187,16 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped h
         outputs = []
         for request_id, held in self._held.items():
             token_ids, logprobs = _merged(held)
-            outputs.append(EngineCoreOutput(request_id=request_id, new_token_ids=token_ids, new_logprobs=logprobs))
+            outputs.append(
+                EngineCoreOutput(
+                    request_id=request_id, new_token_ids=token_ids, new_logprobs=logprobs
+                )
+            )
         self._held.clear()
         if outputs:
-            self._post(self._outputs.put_nowait, EngineCoreOutputs(outputs=outputs, weight_version=label))
+            self._post(
+                self._outputs.put_nowait, EngineCoreOutputs(outputs=outputs, weight_version=label)
+            )
 
     def _post(self, function: Callable[..., object], *args: object) -> None:
         """Runs it in the event loop, unless that is gone."""
@@ -242,21 +263,31 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped h
         kwargs: dict[str, object] | None = None,
     ) -> list[Any]:
         """Calls a method of every worker."""
-        results: list[Any] = await self._call(self._core.collective_rpc, method, timeout, args, kwargs)
+        results: list[Any] = await self._call(
+            self._core.collective_rpc, method, timeout, args, kwargs
+        )
         return results
 
     async def beside_async(self, method: str, *args: object) -> list[Any]:
-        """Calls a method of the worker while the engine goes on stepping; an error is the caller's alone."""
+        """Calls a method of the worker while the engine goes on stepping; an error is the caller's
+        alone.
+        """
         self._require_alive()
         results: list[Any] = await asyncio.to_thread(self._core.collective_rpc, method, None, args)
         return results
 
     async def rest_async(self) -> None:
-        """No step from now on until the weights change. Requests stay and lose their cache; they are computed anew then."""
+        """No step from now on until the weights change. Requests stay and lose their cache; they
+        are computed anew then.
+        """
         await self._call(self._core.pause_scheduler, "keep", True)
 
-    async def change_weights_async(self, method: str, args: tuple[object, ...], label: str) -> float:
-        """Between two steps: calls the workers' method, labels all tokens from now on; returns how long that took, in seconds."""
+    async def change_weights_async(
+        self, method: str, args: tuple[object, ...], label: str
+    ) -> float:
+        """Between two steps: calls the workers' method, labels all tokens from now on; returns how
+        long that took, in seconds.
+        """
         return float(await self._call(self._change_weights, method, args, label))
 
     def _change_weights(self, method: str, args: tuple[object, ...], label: str) -> float:
@@ -264,11 +295,13 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped h
         self._core.collective_rpc(method, None, args)
         self._give_held(self._core.get_weight_version())
         self._core.set_weight_version(label)
-        # A learner that went back trains the same version again, to other weights: the number of the load tells them apart.
+        # A learner that went back trains the same version again, to other weights: the number of
+        # the load tells them apart.
         self._num_loads += 1
         self._salt = f"{label}.{self._num_loads}"
         for request in self._core.scheduler.waiting:
-            # Not computed yet: it will be by the new weights, and must not find blocks of the old ones.
+            # Not computed yet: it will be by the new weights, and must not find blocks of the old
+            # ones.
             request.cache_salt = self._salt
             request.block_hashes.clear()
             request.update_block_hashes()
@@ -290,7 +323,9 @@ def _merged(held: _Held) -> tuple[list[int], LogprobsLists | None]:
     if not held.logprobs:
         return held.token_ids, None
     written = np.empty((1, 1), object)
-    written[0, 0] = WrittenLogprobs(np.concatenate([lists.logprobs[:, 0] for lists in held.logprobs]))
+    written[0, 0] = WrittenLogprobs(
+        np.concatenate([lists.logprobs[:, 0] for lists in held.logprobs])
+    )
     return held.token_ids, LogprobsLists(_ONE_ENTRY, written, _ONE_ENTRY[0])
 
 
@@ -298,7 +333,9 @@ _ONE_ENTRY = np.zeros((1, 1), np.int64)
 
 
 class WrittenLogprobs:
-    """Log-probs of all tokens of one output, as the one entry that vLLM's front end sees: it handles entries one by one, at 10 us each."""
+    """Log-probs of all tokens of one output, as the one entry that vLLM's front end sees: it
+    handles entries one by one, at 10 us each.
+    """
 
     def __init__(self, values: FloatArray) -> None:
         self.values = values
@@ -309,7 +346,11 @@ class WrittenLogprobs:
 
 
 def written_logprobs(entries: Sequence[WrittenLogprobs | float]) -> FloatArray:
-    """float32 [number of tokens]: the entries of one sample, from this core or from vLLM's own, which has one a token."""
+    """float32 [number of tokens]: the entries of one sample, from this core or from vLLM's own,
+    which has one a token.
+    """
     if entries and isinstance(entries[0], WrittenLogprobs):
-        return np.concatenate([entry.values for entry in entries if isinstance(entry, WrittenLogprobs)])
+        return np.concatenate(
+            [entry.values for entry in entries if isinstance(entry, WrittenLogprobs)]
+        )
     return np.array(entries, np.float32)

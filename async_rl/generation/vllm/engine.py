@@ -1,11 +1,15 @@
 """The vLLM engine: token ids in, token ids out, weights changed between two steps.
 
 Invariants
-- Every token's label is the version of the weights that drew it: label and weights change together, with no step in flight.
-- A new version never reads the prefix cache of an older one: version and number of the load are the cache salt.
-- A load that failed half-way leaves the engine dirty: paused for good, everything in flight fails, all further work is refused.
-Weights are verified and, on CPU, loaded and packed before the pause, so a bad block costs nothing and the pause is an exchange of tensors.
-Built by `engine.build_engine` (blocking for seconds: importing this module imports vLLM).
+- Every token's label is the version of the weights that drew it: label and weights change together,
+  with no step in flight.
+- A new version never reads the prefix cache of an older one: version and number of the load are the
+  cache salt.
+- A load that failed half-way leaves the engine dirty: paused for good, everything in flight fails,
+  all further work is refused.
+Weights are verified and, on CPU, loaded and packed before the pause, so a bad block costs nothing
+and the pause is an exchange of tensors. Built by `engine.build_engine` (blocking for seconds:
+importing this module imports vLLM).
 """
 
 from __future__ import annotations
@@ -38,9 +42,13 @@ from async_rl.weights.receiver import verify_block
 
 _EXTENSION = "async_rl.generation.vllm.worker.SharedWeightsExtension"
 _ONLY_WHEN_FINISHED = 1 << 30
-"""Tokens between two outputs of a request: vLLM then speaks of a sample at its first token and at its end only."""
+"""Tokens between two outputs of a request: vLLM then speaks of a sample at its first token and at
+its end only.
+"""
 _CPU_BLOCK_TOKENS = 32
-"""The smallest block of vLLM's attention on CPU: prompts share whole blocks, so smaller blocks share more of a short prompt."""
+"""The smallest block of vLLM's attention on CPU: prompts share whole blocks, so smaller blocks
+share more of a short prompt.
+"""
 
 
 class VllmEngine:
@@ -52,7 +60,9 @@ class VllmEngine:
         self._end_token_ids = () if config.generation.ignore_eos else facts.end_token_ids
         self._args = _engine_args(config, model_path, facts, seed)
         self._version = NO_VERSION
-        self._num_loads = 0  # a learner that went back trains the same version again, to other weights
+        self._num_loads = (
+            0  # a learner that went back trains the same version again, to other weights
+        )
         self._is_dirty = False
         self._is_resting = False
         self._loading = asyncio.Lock()
@@ -80,7 +90,10 @@ class VllmEngine:
                 self._opened = await asyncio.to_thread(open_threaded, self._args, loop)
             await self._llm.collective_rpc("prepare_shared_weights")
         except (ValueError, OSError) as error:
-            raise ConfigError(f"vLLM refused the model {self._args.model} or the settings of generation.vllm: {error}") from error
+            raise ConfigError(
+                f"vLLM refused the model {self._args.model} or the settings of generation.vllm:"
+                f" {error}"
+            ) from error
 
     async def close(self) -> None:
         """Ends the engine."""
@@ -91,7 +104,9 @@ class VllmEngine:
     async def generate(
         self, request_id: str, prompt_token_ids: Sequence[int], num_samples: int, sampling: Sampling
     ) -> AsyncGenerator[Completion, None]:
-        """Yields each completion as it finishes. All samples read one prefill of the prompt through the prefix cache."""
+        """Yields each completion as it finishes. All samples read one prefill of the prompt through
+        the prefix cache.
+        """
         self._require_usable()
         params = SamplingParams(
             n=num_samples,
@@ -118,10 +133,19 @@ class VllmEngine:
         """Scores the rows with the weights held now, outside the prefix cache."""
         self._require_usable()
         self._num_probes += 1
-        return list(await asyncio.gather(*(self._row_logprobs(f"probe-{self._num_probes}-{i}", row) for i, row in enumerate(rows))))
+        return list(
+            await asyncio.gather(
+                *(
+                    self._row_logprobs(f"probe-{self._num_probes}-{i}", row)
+                    for i, row in enumerate(rows)
+                )
+            )
+        )
 
     async def _row_logprobs(self, request_id: str, row: IntArray) -> FloatArray:
-        params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, flat_logprobs=True, detokenize=False)
+        params = SamplingParams(
+            temperature=0.0, max_tokens=1, prompt_logprobs=0, flat_logprobs=True, detokenize=False
+        )
         scores = np.zeros(len(row), np.float32)
         async with aclosing(self._outputs(request_id, row.tolist(), params)) as outputs:
             async for output in outputs:
@@ -130,8 +154,12 @@ class VllmEngine:
                     scores[1:] = output.prompt_logprobs.logprobs
         return scores
 
-    async def _outputs(self, request_id: str, token_ids: Sequence[int], params: SamplingParams) -> AsyncGenerator[RequestOutput, None]:
-        """vLLM's outputs of one request, its errors turned into ours; leaving it aborts the request."""
+    async def _outputs(
+        self, request_id: str, token_ids: Sequence[int], params: SamplingParams
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """vLLM's outputs of one request, its errors turned into ours; leaving it aborts the
+        request.
+        """
         prompt = tokens_input(list(token_ids), cache_salt=f"{self._version}.{self._num_loads}")
         try:
             async with aclosing(self._llm.generate(prompt, params, request_id)) as outputs:
@@ -141,7 +169,10 @@ class VllmEngine:
             if isinstance(error.__cause__, AsyncRLError):
                 raise error.__cause__ from error
             cause = error.__cause__ or error
-            raise Unavailable(f"the vLLM engine died under request {request_id}: {cause}; start the generator again") from error
+            raise Unavailable(
+                f"the vLLM engine died under request {request_id}: {cause}; start the generator"
+                " again"
+            ) from error
 
     def _completion(self, sample: CompletionOutput) -> Completion:
         if sample.finish_reason not in ("stop", "length") or sample.weight_versions is None:
@@ -159,7 +190,9 @@ class VllmEngine:
         )
 
     async def rest(self) -> None:
-        """On a GPU vLLM sleeps at level 2, for the next load brings all weights; on a CPU only the cache's blocks can be freed."""
+        """On a GPU vLLM sleeps at level 2, for the next load brings all weights; on a CPU only the
+        cache's blocks can be freed.
+        """
         async with self._loading:
             core = self._llm.engine_core
             if isinstance(core, ThreadedCore):
@@ -174,7 +207,9 @@ class VllmEngine:
         return devices
 
     async def load_weights(self, manifest: Manifest, source: Source | None = None) -> LoadReport:
-        """Verifies the weights while generation goes on, then changes weights and label between two steps."""
+        """Verifies the weights while generation goes on, then changes weights and label between two
+        steps.
+        """
         async with self._loading:
             started_s = time.perf_counter()
             self._require_clean()
@@ -182,12 +217,20 @@ class VllmEngine:
                 await asyncio.to_thread(verify_block, manifest)
             method, args = await self._stage(manifest, source)
             # A caller that gives up must not leave the engine between two versions.
-            switch = asyncio.create_task(self._switch(manifest.version, method, args), name=f"weights {manifest.version}")
+            switch = asyncio.create_task(
+                self._switch(manifest.version, method, args), name=f"weights {manifest.version}"
+            )
             pause_s = await asyncio.shield(switch)
-            return LoadReport(version=manifest.version, load_s=time.perf_counter() - started_s, pause_s=pause_s)
+            return LoadReport(
+                version=manifest.version, load_s=time.perf_counter() - started_s, pause_s=pause_s
+            )
 
-    async def _stage(self, manifest: Manifest, source: Source | None) -> tuple[str, tuple[bytes, ...]]:
-        """Does beside the engine what can be done there; returns the workers' method, with arguments, for the rest."""
+    async def _stage(
+        self, manifest: Manifest, source: Source | None
+    ) -> tuple[str, tuple[bytes, ...]]:
+        """Does beside the engine what can be done there; returns the workers' method, with
+        arguments, for the rest.
+        """
         core = self._llm.engine_core
         args = encode(manifest), b"" if source is None else encode(source)
         if isinstance(core, ThreadedCore):
@@ -233,11 +276,15 @@ class VllmEngine:
 
     def _require_clean(self) -> None:
         if self._is_dirty:
-            raise WeightsError(f"a load after version {self._version} failed half-way; start the generator again")
+            raise WeightsError(
+                f"a load after version {self._version} failed half-way; start the generator again"
+            )
 
 
 class _DirtyOnError:
-    """Whatever ends a change of weights before its end leaves the engine dirty; but a broken broadcast leaves it paused, to be repeated."""
+    """Whatever ends a change of weights before its end leaves the engine dirty; but a broken
+    broadcast leaves it paused, to be repeated.
+    """
 
     def __init__(self, engine: VllmEngine, version: int) -> None:
         self._engine = engine
@@ -246,12 +293,15 @@ class _DirtyOnError:
     def __enter__(self) -> None:
         return None
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: object
+    ) -> None:
         if error is None or isinstance(error, GroupBroken):
             return
         root = error.__cause__ or error
         failure = WeightsError(
-            f"loading version {self._version} failed half-way ({type(root).__name__}: {root}); start the generator again"
+            f"loading version {self._version} failed half-way ({type(root).__name__}: {root});"
+            " start the generator again"
         )
         self._engine.declare_dirty(failure)
         if isinstance(error, Exception):
@@ -264,14 +314,19 @@ def _require_whole(broken: list[str]) -> None:
         raise GroupBroken(reason)
 
 
-def _engine_args(config: RunConfig, model_path: Path, facts: ModelFacts, seed: int) -> AsyncEngineArgs:
-    """Everything vLLM is told. Raises ConfigError if prompt and response do not fit the model's positions."""
+def _engine_args(
+    config: RunConfig, model_path: Path, facts: ModelFacts, seed: int
+) -> AsyncEngineArgs:
+    """Everything vLLM is told. Raises ConfigError if prompt and response do not fit the model's
+    positions.
+    """
     data, vllm = config.data, config.generation.vllm
     longest = data.max_prompt_tokens + data.max_response_tokens
     if longest > facts.max_positions:
         raise ConfigError(
-            f"data.max_prompt_tokens={data.max_prompt_tokens} + data.max_response_tokens={data.max_response_tokens} exceed the "
-            f"{facts.max_positions} positions of the model in {model_path}; lower one of them"
+            f"data.max_prompt_tokens={data.max_prompt_tokens} +"
+            f" data.max_response_tokens={data.max_response_tokens} exceed the {facts.max_positions}"
+            f" positions of the model in {model_path}; lower one of them"
         )
     is_on_gpu = uses_gpu(config)
     settings: dict[str, Any] = {}

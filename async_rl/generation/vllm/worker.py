@@ -1,9 +1,12 @@
-"""The part of the weights' way that runs inside vLLM's workers: from the shared block, a broadcast, or memory of the GPU, into the model.
+"""The part of the weights' way that runs inside vLLM's workers: from the shared block, a broadcast,
+or memory of the GPU, into the model.
 
-On CPU, linear layers hold their weights packed for their kernel, so nothing can be copied in place.  A second copy of the model is loaded
-and packed beside the one that writes, then the two exchange their tensors, which takes no longer than a few assignments; what fails before
-leaves the running model untouched.  Elsewhere addresses must stay (CUDA graphs): vLLM's layerwise reload writes into the model in place.
-Named to vLLM by `parallel_config.worker_extension_cls`; called through `collective_rpc`.
+On CPU, linear layers hold their weights packed for their kernel, so nothing can be copied in place.
+A second copy of the model is loaded and packed beside the one that writes, then the two exchange
+their tensors, which takes no longer than a few assignments; what fails before leaves the running
+model untouched.  Elsewhere addresses must stay (CUDA graphs): vLLM's layerwise reload writes into
+the model in place. Named to vLLM by `parallel_config.worker_extension_cls`; called through
+`collective_rpc`.
 """
 
 from __future__ import annotations
@@ -35,7 +38,8 @@ from async_rl.weights.receiver import Receiver, Tensors, weights_from
 from async_rl.weights.transport.ipc_receiver import consumer_arguments
 
 if multiprocessing.parent_process() is not None:
-    # A worker process that vLLM started; one that survives its engine would hold the memory of a model.
+    # A worker process that vLLM started; one that survives its engine would hold the memory of a
+    # model.
     die_with_parent()
     if external_lib := os.environ.get(EXTERNAL_LIB):
         importlib.import_module(external_lib)
@@ -44,15 +48,18 @@ if multiprocessing.parent_process() is not None:
 class SharedWeightsExtension:
     """Methods that vLLM adds to its worker class.
 
-    Those that load take an encoded Manifest and an encoded Source (empty = the shared block), and raise WeightsError for weights that do
-    not fit.  They return why a broadcast broke, else nothing: an exception of a worker in another process would lose its type.
+    Those that load take an encoded Manifest and an encoded Source (empty = the shared block), and
+    raise WeightsError for weights that do not fit.  They return why a broadcast broke, else
+    nothing: an exception of a worker in another process would lose its type.
     """
 
     _spare: SpareModel | None = None
     _receiver: Receiver
 
     def prepare_shared_weights(self) -> None:
-        """Makes the second copy where there will be one. Call it while nothing runs: it changes torch's default dtype for a moment."""
+        """Makes the second copy where there will be one. Call it while nothing runs: it changes
+        torch's default dtype for a moment.
+        """
         config: VllmConfig = self.vllm_config  # type: ignore[attr-defined]  # of the worker this class is mixed into
         self._receiver = Receiver(self.rank, self.device)  # type: ignore[attr-defined]
         meeting_point: str = self.distributed_init_method  # type: ignore[attr-defined]
@@ -84,7 +91,9 @@ class SharedWeightsExtension:
             self._spare.exchange()
 
     def load_shared_weights(self, manifest: bytes, source: bytes) -> str:
-        """Loads the model at once; between two steps only. After a broken broadcast no step may follow until a load succeeded."""
+        """Loads the model at once; between two steps only. After a broken broadcast no step may
+        follow until a load succeeded.
+        """
         if self._spare is not None:
             if not (broken := self.stage_shared_weights(manifest, source)):
                 self.exchange_shared_weights()
@@ -116,15 +125,22 @@ class SharedWeightsExtension:
         place: Source | None = decode(source, Source) if source else None  # type: ignore[arg-type]  # a union is no type
         if isinstance(place, DeviceBlock):
             device: torch.device = self.device  # type: ignore[attr-defined]
-            return nullcontext(iter(packed_ipc_consumer(**consumer_arguments(announced, place), device_index=device.index)))
+            return nullcontext(
+                iter(
+                    packed_ipc_consumer(
+                        **consumer_arguments(announced, place), device_index=device.index
+                    )
+                )
+            )
         return weights_from(announced, place, self._receiver)
 
 
 class SpareModel:
     """A second copy of the model, whose tensors are exchanged with those of the live one.
 
-    Packing replaces a layer's parameter by an empty one and adds attributes to the layer (the kernel with the packed weights in it).
-    `_unpacked` keeps, per layer, parameters that can be loaded; those that went live unpacked are replaced by the ones they relieved.
+    Packing replaces a layer's parameter by an empty one and adds attributes to the layer (the
+    kernel with the packed weights in it). `_unpacked` keeps, per layer, parameters that can be
+    loaded; those that went live unpacked are replaced by the ones they relieved.
     """
 
     def __init__(self, live: torch.nn.Module, config: VllmConfig) -> None:
@@ -149,8 +165,12 @@ class SpareModel:
             self._packed = [_pack(theirs) for _, theirs in self._pairs]
 
     def exchange(self) -> None:
-        """Live and spare copy swap their parameters; the live one gets the kernels of the spare one."""
-        for (ours, theirs), unpacked, packed in zip(self._pairs, self._unpacked, self._packed, strict=True):
+        """Live and spare copy swap their parameters; the live one gets the kernels of the spare
+        one.
+        """
+        for (ours, theirs), unpacked, packed in zip(
+            self._pairs, self._unpacked, self._packed, strict=True
+        ):
             ours._parameters, theirs._parameters = theirs._parameters, ours._parameters
             ours.__dict__.update(packed)
             for name, parameter in unpacked.items():
@@ -160,7 +180,9 @@ class SpareModel:
 
 
 def _second_model(config: VllmConfig) -> torch.nn.Module:
-    """The same model once more, its attention layers kept out of the list in which the engine finds those of the live one."""
+    """The same model once more, its attention layers kept out of the list in which the engine finds
+    those of the live one.
+    """
     config = copy.copy(config)
     config.compilation_config = copy.copy(config.compilation_config)
     config.compilation_config.static_forward_context = {}
@@ -176,7 +198,10 @@ def _load_all(model: torch.nn.Module, tensors: Tensors) -> None:
     expected = {name for name, _ in model.named_parameters()}
     loaded: set[str] = model.load_weights(tensors)  # type: ignore[operator]
     if missing := expected - loaded:
-        raise WeightsError(f"{len(missing)} parameters got no weights, among them {min(missing)}; push all tensors of the model")
+        raise WeightsError(
+            f"{len(missing)} parameters got no weights, among them {min(missing)}; push all tensors"
+            " of the model"
+        )
 
 
 def _pack(layer: torch.nn.Module) -> dict[str, object]:
@@ -186,4 +211,8 @@ def _pack(layer: torch.nn.Module) -> dict[str, object]:
         return {}
     before = dict(layer.__dict__)
     method.process_weights_after_loading(layer)
-    return {name: value for name, value in layer.__dict__.items() if value is not before.get(name) and name != "_parameters"}
+    return {
+        name: value
+        for name, value in layer.__dict__.items()
+        if value is not before.get(name) and name != "_parameters"
+    }

@@ -1,8 +1,8 @@
 """The process in which responses in words are compared with answers, and its owner's side.
 
-takes: one line per comparison; waits for: the next line; gives: one line per verdict; ends with its owner, whose pipe closes.
-Invariant: a comparison ends after its deadline, because the process does: its alarm needs nobody's help, so an orphan ends too.
-Used by judging.py.
+takes: one line per comparison; waits for: the next line; gives: one line per verdict; ends with its
+owner, whose pipe closes. Invariant: a comparison ends after its deadline, because the process does:
+its alarm needs nobody's help, so an orphan ends too. Used by judging.py.
 """
 
 from __future__ import annotations
@@ -46,15 +46,22 @@ class AnswerChild:
         self._turn = asyncio.Lock()
 
     async def verdict(self, test: AnswerTest, response: str, deadline_s: float) -> Verdict:
-        """Pass, wrong answer, or timeout. Raises InfrastructureError if the rule failed or the child ended by itself."""
+        """Pass, wrong answer, or timeout. Raises InfrastructureError if the rule failed or the
+        child ended by itself.
+        """
         async with self._turn:
             process = self._process = self._process or await self._start()
             assert process.stdin is not None
             assert process.stdout is not None
             try:
-                process.stdin.write(msgspec.json.encode(Asked(test=test, response=response, deadline_s=deadline_s)) + b"\n")
+                process.stdin.write(
+                    msgspec.json.encode(Asked(test=test, response=response, deadline_s=deadline_s))
+                    + b"\n"
+                )
                 line = await process.stdout.readline()
-            except BaseException:  # cancelled in the middle: its answer would be taken for the next one's
+            except (
+                BaseException
+            ):  # cancelled in the middle: its answer would be taken for the next one's
                 await self._end()
                 raise
             if not line:
@@ -62,14 +69,20 @@ class AnswerChild:
                 self._process = None
                 if code == -signal.SIGALRM:
                     return Verdict.TIMEOUT
-                raise InfrastructureError(f"the process that compares answers ended with exit code {code}")
+                raise InfrastructureError(
+                    f"the process that compares answers ended with exit code {code}"
+                )
         answered = msgspec.json.decode(line, type=Answered)
         if answered.error:
-            raise InfrastructureError(f"the answer could not be compared by rule {test.rule}: {answered.error}")
+            raise InfrastructureError(
+                f"the answer could not be compared by rule {test.rule}: {answered.error}"
+            )
         return Verdict.PASS if answered.is_right else Verdict.WRONG_ANSWER
 
     async def _start(self) -> Process:
-        return await asyncio.create_subprocess_exec(sys.executable, "-m", __name__, stdin=PIPE, stdout=PIPE, limit=_LINE_LIMIT)
+        return await asyncio.create_subprocess_exec(
+            sys.executable, "-m", __name__, stdin=PIPE, stdout=PIPE, limit=_LINE_LIMIT
+        )
 
     async def _end(self) -> None:
         process, self._process = self._process, None
@@ -87,7 +100,9 @@ def main() -> None:
     for line in sys.stdin.buffer:
         asked = msgspec.json.decode(line, type=Asked)
         if asked.test.rule == "math":
-            importlib.import_module("math_verify")  # seconds, once: no response's fault, so before the deadline begins
+            importlib.import_module(
+                "math_verify"
+            )  # seconds, once: no response's fault, so before the deadline begins
         signal.setitimer(signal.ITIMER_REAL, asked.deadline_s)
         try:
             answered = Answered(is_right=is_right(asked.test, asked.response))

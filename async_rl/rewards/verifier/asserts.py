@@ -1,8 +1,10 @@
-"""Assert statements taken apart: calls of the program on literal arguments, and a pure expression judged on what they returned.
+"""Assert statements taken apart: calls of the program on literal arguments, and a pure expression
+judged on what they returned.
 
-`take_apart` gives None for what it does not understand; such a test runs in a judge process instead (`judging.py`).
-Invariants: nothing here runs code of the program; expressions use only the operators and functions listed, whose cost is bounded by the
-size of the values; comparison is Python's own `==` on plain values, since that is what an assert statement states.
+`take_apart` gives None for what it does not understand; such a test runs in a judge process instead
+(`judging.py`). Invariants: nothing here runs code of the program; expressions use only the
+operators and functions listed, whose cost is bounded by the size of the values; comparison is
+Python's own `==` on plain values, since that is what an assert statement states.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ class Call:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assertion:
-    """One assert statement: its calls, and `holds`, which takes their plain values and may raise what the expression raises."""
+    """One assert statement: its calls, and `holds`, which takes their plain values and may raise
+    what the expression raises.
+    """
 
     source: str
     calls: tuple[Call, ...]
@@ -42,17 +46,24 @@ class Assertion:
 
 @functools.lru_cache(maxsize=4096)
 def take_apart(code: str) -> tuple[Assertion, ...] | None:
-    """The assert statements of a test, also inside `def check(candidate)` followed by `check(name)`; None if that is not all there is."""
+    """The assert statements of a test, also inside `def check(candidate)` followed by
+    `check(name)`; None if that is not all there is.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             body = ast.parse(code).body
         statements = _asserts(body)
-        return tuple(_assertion(statement, renamed) for statement, renamed in statements) if statements else None
+        return (
+            tuple(_assertion(statement, renamed) for statement, renamed in statements)
+            if statements
+            else None
+        )
     except (SyntaxError, ValueError, RecursionError, MemoryError, NotPure):
         return None
     except (ArithmeticError, TypeError, LookupError, AttributeError):
-        return None  # an argument that cannot be evaluated: the judge will raise the error in its place
+        # an argument that cannot be evaluated: the judge will raise the error in its place
+        return None
 
 
 def _asserts(body: list[ast.stmt]) -> list[tuple[ast.Assert, dict[str, str]]]:
@@ -61,7 +72,11 @@ def _asserts(body: list[ast.stmt]) -> list[tuple[ast.Assert, dict[str, str]]]:
     for statement in body:
         if isinstance(statement, ast.Assert):
             found.append((statement, {}))
-        elif isinstance(statement, ast.FunctionDef) and len(statement.args.args) == 1 and not statement.decorator_list:
+        elif (
+            isinstance(statement, ast.FunctionDef)
+            and len(statement.args.args) == 1
+            and not statement.decorator_list
+        ):
             checks[statement.name] = (statement.args.args[0].arg, statement.body)
         elif _is_data(statement):
             continue
@@ -76,14 +91,23 @@ def _is_data(statement: ast.stmt) -> bool:
     """A literal that asserts do not name: a docstring, METADATA = {...}."""
     if isinstance(statement, ast.Expr):
         return isinstance(statement.value, ast.Constant)
-    if isinstance(statement, ast.Assign) and all(isinstance(t, ast.Name) and t.id.isupper() for t in statement.targets):
+    if isinstance(statement, ast.Assign) and all(
+        isinstance(t, ast.Name) and t.id.isupper() for t in statement.targets
+    ):
         ast.literal_eval(statement.value)
         return True
     return isinstance(statement, ast.Pass)
 
 
-def _checked(call: ast.Call, checks: Mapping[str, tuple[str, list[ast.stmt]]]) -> list[tuple[ast.Assert, dict[str, str]]]:
-    if not (isinstance(call.func, ast.Name) and call.func.id in checks and len(call.args) == 1 and isinstance(call.args[0], ast.Name)):
+def _checked(
+    call: ast.Call, checks: Mapping[str, tuple[str, list[ast.stmt]]]
+) -> list[tuple[ast.Assert, dict[str, str]]]:
+    if not (
+        isinstance(call.func, ast.Name)
+        and call.func.id in checks
+        and len(call.args) == 1
+        and isinstance(call.args[0], ast.Name)
+    ):
         raise NotPure("a call that is not check(name)")
     parameter, body = checks[call.func.id]
     asserts = [statement for statement in body if not _is_data(statement)]
@@ -99,16 +123,24 @@ def _assertion(statement: ast.Assert, renamed: Mapping[str, str]) -> Assertion:
     require_pure(expression)
     if not splitter.calls:
         raise NotPure("an assertion that calls nothing")
-    return Assertion(source=ast.unparse(statement)[:200], calls=tuple(splitter.calls), expression=expression)
+    return Assertion(
+        source=ast.unparse(statement)[:200], calls=tuple(splitter.calls), expression=expression
+    )
 
 
 def _calls_unknown(expression: ast.expr, renamed: Mapping[str, str]) -> bool:
-    names = {node.func.id for node in ast.walk(expression) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    names = {
+        node.func.id
+        for node in ast.walk(expression)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
     return any(name in renamed or name not in FUNCTIONS for name in names)
 
 
 def _leftmost_call(node: ast.AST) -> str | None:
-    """The name called first on the left: what `assert sum(10, 15) == 6` tests, where the program's function has a builtin's name."""
+    """The name called first on the left: what `assert sum(10, 15) == 6` tests, where the program's
+    function has a builtin's name.
+    """
     while True:
         if isinstance(node, ast.Call):
             return node.func.id if isinstance(node.func, ast.Name) else None
@@ -123,7 +155,9 @@ def _leftmost_call(node: ast.AST) -> str | None:
 
 
 class _Splitter(ast.NodeTransformer):
-    """Replaces each call of a name that is not pure by a reference `Name('0')`, `Name('1')`, ... to its value."""
+    """Replaces each call of a name that is not pure by a reference `Name('0')`, `Name('1')`, ... to
+    its value.
+    """
 
     def __init__(self, renamed: Mapping[str, str], candidate: str | None) -> None:
         self._renamed, self._candidate = renamed, candidate
@@ -137,7 +171,11 @@ class _Splitter(ast.NodeTransformer):
             raise NotPure("** in a call")
         args = tuple(_constant(arg) for arg in node.args)
         keywords = {str(keyword.arg): _constant(keyword.value) for keyword in node.keywords}
-        self.calls.append(Call(function=self._renamed.get(node.func.id, node.func.id), args=args, keywords=keywords))
+        self.calls.append(
+            Call(
+                function=self._renamed.get(node.func.id, node.func.id), args=args, keywords=keywords
+            )
+        )
         return ast.Name(id=str(len(self.calls) - 1), ctx=ast.Load())
 
     def _is_program(self, name: str) -> bool:
@@ -146,7 +184,9 @@ class _Splitter(ast.NodeTransformer):
     def _refuse(self, node: ast.AST) -> ast.AST:
         raise NotPure(type(node).__name__)
 
-    visit_Lambda = visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = visit_NamedExpr = _refuse
+    visit_Lambda = visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = (
+        visit_NamedExpr
+    ) = _refuse
     visit_Await = visit_Yield = visit_JoinedStr = visit_Starred = visit_IfExp = _refuse
 
 

@@ -1,10 +1,13 @@
-"""Scores programs on the pool of verifiers: batches what comes together, routes to the least busy server, retries elsewhere.
+"""Scores programs on the pool of verifiers: batches what comes together, routes to the least busy
+server, retries elsewhere.
 
-Takes programs from rollouts; waits for a server and its answer; gives verdicts, or InfrastructureError after `verifiers.max_attempts`
-answers that were none, or DeadlineExceeded after `verifiers.timeout_s`.  A server that cannot be reached or is full costs no attempt:
-the program waits, with jitter, for another or for its return.  Woken by: answers, a change of the set of servers, back-off timers.
-Invariants: no program is answered twice; none waits for the calls of slow reward functions, which have streams of their own; nothing here
-blocks the event loop; every wait ends at the program's deadline.
+Takes programs from rollouts; waits for a server and its answer; gives verdicts, or
+InfrastructureError after `verifiers.max_attempts` answers that were none, or DeadlineExceeded after
+`verifiers.timeout_s`.  A server that cannot be reached or is full costs no attempt: the program
+waits, with jitter, for another or for its return.  Woken by: answers, a change of the set of
+servers, back-off timers. Invariants: no program is answered twice; none waits for the calls of slow
+reward functions, which have streams of their own; nothing here blocks the event loop; every wait
+ends at the program's deadline.
 """
 
 from __future__ import annotations
@@ -48,12 +51,16 @@ _LONGEST_PAUSE_S = 2.0
 _LATENCIES_KEPT = 2048
 _Item = tuple[VerifyRequest, asyncio.Future[VerifyResponse]]
 _QUANTILE_EVERY = 64
-"""Verdicts between two sortings of the latencies: the quantiles are read far more often than they change."""
+"""Verdicts between two sortings of the latencies: the quantiles are read far more often than they
+change.
+"""
 _HEADERS = {"content-type": "application/msgpack"}
 
 
 class VerifierClient:
-    """One per generator process. Servers come and go by `update_servers`. activity: told why nobody takes a program."""
+    """One per generator process. Servers come and go by `update_servers`. activity: told why nobody
+    takes a program.
+    """
 
     def __init__(self, config: RunConfig, token: str, activity: Activity | None = None) -> None:
         self._activity = activity or Activity()
@@ -65,7 +72,9 @@ class VerifierClient:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         timeout = httpx.Timeout(self._verifiers.timeout_s, pool=None)
         headers = {"authorization": f"Bearer {token}", **_HEADERS}
-        self._http = httpx.AsyncClient(headers=headers, timeout=timeout, limits=limits, trust_env=False)
+        self._http = httpx.AsyncClient(
+            headers=headers, timeout=timeout, limits=limits, trust_env=False
+        )
         self._servers: dict[str, _Server] = {}
         self._changed = asyncio.Event()
         self._random = random.Random()
@@ -102,7 +111,9 @@ class VerifierClient:
         *,
         stop_at_first_failure: bool = False,
     ) -> list[TestResult]:
-        """How each test ended, with its message. Raises InfrastructureError when nobody could judge the program."""
+        """How each test ended, with its message. Raises InfrastructureError when nobody could judge
+        the program.
+        """
         response = await self.verify_request(
             VerifyRequest(
                 code=code,
@@ -116,15 +127,23 @@ class VerifierClient:
         )
         return response.tests
 
-    async def ask_functions(self, functions: Sequence[str], sample: RewardSample) -> dict[str, dict[str, float]]:
-        """Of each function its parts. Raises RewardError if one failed, InfrastructureError when nobody could be asked."""
-        response = await self.verify_request(VerifyRequest(code="", tests=[], functions=list(functions), sample=sample))
+    async def ask_functions(
+        self, functions: Sequence[str], sample: RewardSample
+    ) -> dict[str, dict[str, float]]:
+        """Of each function its parts. Raises RewardError if one failed, InfrastructureError when
+        nobody could be asked.
+        """
+        response = await self.verify_request(
+            VerifyRequest(code="", tests=[], functions=list(functions), sample=sample)
+        )
         if response.failure:
             raise RewardError(response.failure)
         return response.scores
 
     async def verify_request(self, request: VerifyRequest) -> VerifyResponse:
-        """The whole answer for one program. Raises InfrastructureError, ProtocolError if the servers refuse the request itself."""
+        """The whole answer for one program. Raises InfrastructureError, ProtocolError if the
+        servers refuse the request itself.
+        """
         started = time.monotonic()
         try:
             async with asyncio.timeout(self._verifiers.timeout_s):
@@ -132,15 +151,17 @@ class VerifierClient:
                     response = await self._try(request, told)
         except TimeoutError as error:
             raise DeadlineExceeded(
-                f"no verdict within {self._verifiers.timeout_s:g} s from {len(self._servers)} verifiers; "
-                "add verifiers.cells or raise verifiers.timeout_s"
+                f"no verdict within {self._verifiers.timeout_s:g} s from {len(self._servers)}"
+                " verifiers; add verifiers.cells or raise verifiers.timeout_s"
             ) from error
         self._latencies.append(time.monotonic() - started)
         self._num_since_ordered += 1
         return response
 
     async def _try(self, request: VerifyRequest, told: contextlib.ExitStack) -> VerifyResponse:
-        """The first answer that is a verdict. told: holds what the program waits for, once nobody took it."""
+        """The first answer that is a verdict. told: holds what the program waits for, once nobody
+        took it.
+        """
         attempts = 0
         is_told = False
         avoided: _Server | None = None
@@ -162,12 +183,17 @@ class VerifierClient:
                 problem = str(error)
                 attempts += 1
             if attempts >= self._verifiers.max_attempts:
-                raise InfrastructureError(f"no verifier could judge a program in {attempts} attempts; the last said: {problem}")
+                raise InfrastructureError(
+                    f"no verifier could judge a program in {attempts} attempts; the last said:"
+                    f" {problem}"
+                )
             self.num_retries += 1
             avoided = server
 
     async def _least_busy(self, avoided: _Server | None) -> _Server:
-        """The server with the fewest of our programs, among those that do not rest; waits while there is none."""
+        """The server with the fewest of our programs, among those that do not rest; waits while
+        there is none.
+        """
         while True:
             now = time.monotonic()
             awake = [server for server in self._servers.values() if server.rests_until <= now]
@@ -177,7 +203,11 @@ class VerifierClient:
                     key=lambda server: server.num_open,
                 )
             if self._servers:
-                await self._pause(min(server.rests_until for server in self._servers.values()) - now + _FIRST_PAUSE_S)
+                await self._pause(
+                    min(server.rests_until for server in self._servers.values())
+                    - now
+                    + _FIRST_PAUSE_S
+                )
             else:
                 await self._changed.wait()
 
@@ -188,8 +218,12 @@ class VerifierClient:
                 await self._changed.wait()
 
     def latency_quantile_s(self, quantile: float) -> float:
-        """Quantile (0..1) of the time from a program's submission to its verdict, over the newest few thousand; 0 before the first."""
-        if self._num_since_ordered >= _QUANTILE_EVERY or len(self._ordered) < min(len(self._latencies), _QUANTILE_EVERY):
+        """Quantile (0..1) of the time from a program's submission to its verdict, over the newest
+        few thousand; 0 before the first.
+        """
+        if self._num_since_ordered >= _QUANTILE_EVERY or len(self._ordered) < min(
+            len(self._latencies), _QUANTILE_EVERY
+        ):
             self._ordered, self._num_since_ordered = sorted(self._latencies), 0
         ordered = self._ordered
         return ordered[min(len(ordered) - 1, int(quantile * len(ordered)))] if ordered else 0.0
@@ -216,7 +250,9 @@ class _Lane:
 
 
 class _Server:
-    """One verifier and what it has of ours. num_calls: of reward functions, at a time; a slow one must not make others wait."""
+    """One verifier and what it has of ours. num_calls: of reward functions, at a time; a slow one
+    must not make others wait.
+    """
 
     def __init__(self, url: str, http: httpx.AsyncClient, num_calls: int) -> None:
         self._url, self._http = url, http
@@ -227,7 +263,9 @@ class _Server:
         self.num_open = 0
 
     async def submit(self, request: VerifyRequest) -> VerifyResponse:
-        """The server's answer. Raises Unavailable if it took nothing, InfrastructureError if it broke off, ProtocolError if it refused."""
+        """The server's answer. Raises Unavailable if it took nothing, InfrastructureError if it
+        broke off, ProtocolError if it refused.
+        """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[VerifyResponse] = loop.create_future()
         lane = self._programs if request.sample is None else self._calls
@@ -240,7 +278,9 @@ class _Server:
             self.num_open -= 1
 
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Flush after the callbacks that are ready now, so that programs that finish together travel together."""
+        """Flush after the callbacks that are ready now, so that programs that finish together
+        travel together.
+        """
         if not self._is_flush_due:
             self._is_flush_due = True
             loop.call_soon(self._flush)
@@ -284,7 +324,9 @@ class _Server:
         problem: Exception = InfrastructureError(f"verifier {self._url} ended its answer early")
         try:
             body = msgspec.msgpack.encode(BatchRequest(requests=[request for request, _ in batch]))
-            async with self._http.stream("POST", f"{self._url}/verify_batch", content=body) as response:
+            async with self._http.stream(
+                "POST", f"{self._url}/verify_batch", content=body
+            ) as response:
                 if response.status_code == 200:
                     await self._hand_out(response, futures)
                 else:
@@ -292,29 +334,39 @@ class _Server:
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
             problem = Unavailable(f"verifier {self._url} cannot be reached: {error}")
         except httpx.HTTPError as error:
-            problem = InfrastructureError(f"verifier {self._url} broke off: {type(error).__name__} {error}")
+            problem = InfrastructureError(
+                f"verifier {self._url} broke off: {type(error).__name__} {error}"
+            )
         except (msgspec.DecodeError, IndexError) as error:
             problem = InfrastructureError(f"verifier {self._url} sent what is no answer: {error}")
         except (OverflowError, TypeError) as error:
-            problem = ProtocolError(f"a test cannot travel: {error}; integers have at most 64 bits, values are plain")
+            problem = ProtocolError(
+                f"a test cannot travel: {error}; integers have at most 64 bits, values are plain"
+            )
         finally:
             self._rest_if(any(not future.done() for future in futures))
             for future in futures:
                 _fail(future, problem)
 
     def _rest_if(self, has_failed: bool) -> None:
-        """A server that failed gets nothing for a while, twice as long each time; one that answered is awake."""
+        """A server that failed gets nothing for a while, twice as long each time; one that answered
+        is awake.
+        """
         if has_failed:
             self.rests_until = time.monotonic() + self._rest_s
             self._rest_s = min(2 * self._rest_s, _LONGEST_PAUSE_S)
         else:
             self.rests_until, self._rest_s = 0.0, _FIRST_PAUSE_S
 
-    async def _hand_out(self, response: httpx.Response, futures: list[asyncio.Future[VerifyResponse]]) -> None:
+    async def _hand_out(
+        self, response: httpx.Response, futures: list[asyncio.Future[VerifyResponse]]
+    ) -> None:
         buffer = bytearray()
         async for chunk in response.aiter_raw():
             buffer += chunk
-            while len(buffer) >= 4 and len(buffer) >= 4 + (size := struct.unpack_from("<I", buffer)[0]):
+            while len(buffer) >= 4 and len(buffer) >= 4 + (
+                size := struct.unpack_from("<I", buffer)[0]
+            ):
                 line = msgspec.msgpack.decode(bytes(buffer[4 : 4 + size]), type=BatchLine)
                 del buffer[: 4 + size]
                 if not futures[line.index].done():

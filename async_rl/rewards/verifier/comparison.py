@@ -1,13 +1,16 @@
-"""When a value or a text that a program emitted counts as the expected one. All values are plain and decoded; none runs code.
+"""When a value or a text that a program emitted counts as the expected one. All values are plain
+and decoded; none runs code.
 
 Rules
-- Call tests compare exact types all the way down: True is not 1, 1 is not 1.0, a list is not a tuple, a Counter is not a dict.
-  Floats may differ by the relative tolerance (or absolutely by a thousandth of it); nan counts as nan.  Sets and dict keys must be equal
-  exactly.
-- Standard output: equal after stripping the ends; else equal line by line without outer blanks and trailing empty lines; else the same
-  number of tokens per line, each equal or both numbers within the relative tolerance.  Never a set of words.
-- A checker function, if one is configured, decides alone for both kinds.  It is trusted code of whoever runs the verifier: it is named in
-  the configuration and never in a request, and runs here, not in the jail.
+- Call tests compare exact types all the way down: True is not 1, 1 is not 1.0, a list is not a
+  tuple, a Counter is not a dict. Floats may differ by the relative tolerance (or absolutely by a
+  thousandth of it); nan counts as nan.  Sets and dict keys must be equal exactly.
+- Standard output: equal after stripping the ends; else equal line by line without outer blanks and
+  trailing empty lines; else the same number of tokens per line, each equal or both numbers within
+  the relative tolerance.  Never a set of words.
+- A checker function, if one is configured, decides alone for both kinds.  It is trusted code of
+  whoever runs the verifier: it is named in the configuration and never in a request, and runs here,
+  not in the jail.
 Used by `judging.py`.
 """
 
@@ -24,7 +27,8 @@ from async_rl.core.errors import InfrastructureError
 from async_rl.core.types import CallTest, StdinTest
 
 Checker = Callable[[Any, Any, Any], bool]
-"""(input text or list of arguments, what the program gave, what was expected) -> whether it passes."""
+"""(input text or list of arguments, what the program gave, what was expected) -> whether it passes.
+"""
 _ABSOLUTE_SHARE = 1e-3
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = _repr.maxlong = 60
@@ -32,19 +36,25 @@ _repr.maxstring = _repr.maxother = _repr.maxlong = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The rules above. relative_tolerance: of floats, 0 = exact; checker: decides instead of the rules, None = the rules decide."""
+    """The rules above. relative_tolerance: of floats, 0 = exact; checker: decides instead of the
+    rules, None = the rules decide.
+    """
 
     relative_tolerance: float
     checker: Checker | None
 
     def passes_value(self, test: CallTest, got: Any) -> bool:
-        """True if a returned value is the expected one. Raises InfrastructureError if the checker fails."""
+        """True if a returned value is the expected one. Raises InfrastructureError if the checker
+        fails.
+        """
         if self.checker is not None:
             return _ask(self.checker, test.args, got, test.expected)
         return self.values_equal(got, test.expected)
 
     def passes_output(self, test: StdinTest, got: str) -> bool:
-        """True if what a program printed is the expected output. Raises InfrastructureError if the checker fails."""
+        """True if what a program printed is the expected output. Raises InfrastructureError if the
+        checker fails.
+        """
         if self.checker is not None:
             return _ask(self.checker, test.input, got, test.output)
         return self.outputs_equal(got, test.output)
@@ -59,7 +69,8 @@ class Comparison:
         if kind is dict:
             keys = {(type(key), key) for key in got}
             return len(got) == len(expected) and all(
-                (type(key), key) in keys and self.values_equal(got[key], expected[key]) for key in expected
+                (type(key), key) in keys and self.values_equal(got[key], expected[key])
+                for key in expected
             )
         if kind is float:
             return self._floats_equal(got, expected)
@@ -80,13 +91,17 @@ class Comparison:
             return True
         got_lines = [line.strip() for line in got.splitlines()]
         expected_lines = [line.strip() for line in expected.splitlines()]
-        return len(got_lines) == len(expected_lines) and all(map(self._lines_equal, got_lines, expected_lines))
+        return len(got_lines) == len(expected_lines) and all(
+            map(self._lines_equal, got_lines, expected_lines)
+        )
 
     def _lines_equal(self, got: str, expected: str) -> bool:
         if got == expected:
             return True
         got_tokens, expected_tokens = got.split(), expected.split()
-        return len(got_tokens) == len(expected_tokens) and all(map(self._tokens_equal, got_tokens, expected_tokens))
+        return len(got_tokens) == len(expected_tokens) and all(
+            map(self._tokens_equal, got_tokens, expected_tokens)
+        )
 
     def _tokens_equal(self, got: str, expected: str) -> bool:
         if got == expected:
@@ -128,9 +143,14 @@ def _ask(checker: Checker, given: Any, got: Any, expected: Any) -> bool:
         TypeError,
         ValueError,
     ) as error:
-        raise InfrastructureError(f"the checker raised {type(error).__name__}: {str(error)[:200]}; correct sandbox.checker") from error
+        raise InfrastructureError(
+            f"the checker raised {type(error).__name__}: {str(error)[:200]}; correct"
+            " sandbox.checker"
+        ) from error
     if type(answer) is not bool:
-        raise InfrastructureError(f"the checker gave {shorten(answer)}, not True or False; correct sandbox.checker")
+        raise InfrastructureError(
+            f"the checker gave {shorten(answer)}, not True or False; correct sandbox.checker"
+        )
     return answer
 
 

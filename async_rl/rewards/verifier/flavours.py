@@ -1,9 +1,10 @@
-"""Cells with packages beside the plain ones: which programs need them, and a pool of them that starts with the first such program.
+"""Cells with packages beside the plain ones: which programs need them, and a pool of them that
+starts with the first such program.
 
-A cell with numpy takes twice the time to start and more memory to fork than a plain one, so programs that never name a package of
-`sandbox.packages` do not pay for it.  The scan looks for the package's name as a word in the program and its tests: a name in a comment
-costs a little time, a name put together at run time finds no package.
-Used by `judging.py`; made by `serving.py`.
+A cell with numpy takes twice the time to start and more memory to fork than a plain one, so
+programs that never name a package of `sandbox.packages` do not pay for it.  The scan looks for the
+package's name as a word in the program and its tests: a name in a comment costs a little time, a
+name put together at run time finds no package. Used by `judging.py`; made by `serving.py`.
 """
 
 from __future__ import annotations
@@ -18,9 +19,13 @@ from async_rl.sandbox.pool import Pool, Unsafe, package_paths
 
 
 class PackagedPool:
-    """Cells at the level of `plain` in which `packages` are loaded; none before one is needed. Raises ConfigError for a missing one."""
+    """Cells at the level of `plain` in which `packages` are loaded; none before one is needed.
+    Raises ConfigError for a missing one.
+    """
 
-    def __init__(self, plain: Pool, num_cells: int, packages: Sequence[str], *, allow_unsafe: bool) -> None:
+    def __init__(
+        self, plain: Pool, num_cells: int, packages: Sequence[str], *, allow_unsafe: bool
+    ) -> None:
         for package in packages:
             try:
                 package_paths(package)
@@ -32,12 +37,16 @@ class PackagedPool:
             tuple(packages),
             allow_unsafe,
         )
-        self._word = re.compile(r"\b(?:" + "|".join(map(re.escape, packages)) + r")\b") if packages else None
+        self._word = (
+            re.compile(r"\b(?:" + "|".join(map(re.escape, packages)) + r")\b") if packages else None
+        )
         self._pool: Pool | None = None
         self._lock = asyncio.Lock()
 
     async def pool_for(self, texts: Iterable[str]) -> Pool:
-        """The pool for a program with these texts. Raises InfrastructureError if the cells with packages cannot be had."""
+        """The pool for a program with these texts. Raises InfrastructureError if the cells with
+        packages cannot be had.
+        """
         if self._word is None or not any(map(self._word.search, texts)):
             return self._plain
         async with self._lock:
@@ -52,7 +61,9 @@ class PackagedPool:
                     await pool.start()
                     self._pool = pool
                 except (CellFailed, Unsafe) as error:
-                    raise InfrastructureError(f"no cell with {', '.join(self._packages)} could be started: {error}") from error
+                    raise InfrastructureError(
+                        f"no cell with {', '.join(self._packages)} could be started: {error}"
+                    ) from error
                 finally:
                     if self._pool is None:
                         await pool.close()

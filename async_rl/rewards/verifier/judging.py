@@ -1,8 +1,10 @@
-"""From a program and its tests to verdicts: plans the children to run, reads what they emitted, compares it here, outside the jail.
+"""From a program and its tests to verdicts: plans the children to run, reads what they emitted,
+compares it here, outside the jail.
 
-Takes a VerifyRequest; waits for cells; gives a VerifyResponse, or raises InfrastructureError when no cell could run the program.
-Tests run in order; neighbours of one kind share a child.  A test during which the child ended has its verdict from that; the tests
-after it go on in a fresh child.  A stream test that failed in a shared child is tried again in a fresh one, unspoilt by earlier runs.
+Takes a VerifyRequest; waits for cells; gives a VerifyResponse, or raises InfrastructureError when
+no cell could run the program. Tests run in order; neighbours of one kind share a child.  A test
+during which the child ended has its verdict from that; the tests after it go on in a fresh child.
+A stream test that failed in a shared child is tried again in a fresh one, unspoilt by earlier runs.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ T = TypeVar("T")
 
 
 class Printed(NamedTuple):
-    """What a program did with one standard input. verdict: pass if it ended well, nothing was compared; output: up to the output limit."""
+    """What a program did with one standard input. verdict: pass if it ended well, nothing was
+    compared; output: up to the output limit.
+    """
 
     verdict: Verdict
     output: str
@@ -72,10 +76,14 @@ class _Run:
 class Judge:
     """Verifies programs with the cells of one pool."""
 
-    def __init__(self, pool: Pool, config: SandboxConfig, packaged: PackagedPool | None = None) -> None:
+    def __init__(
+        self, pool: Pool, config: SandboxConfig, packaged: PackagedPool | None = None
+    ) -> None:
         self._pool, self._config, self._packaged = pool, config, packaged
         self._answers = AnswerChild()
-        self._comparison = Comparison(relative_tolerance=config.float_tolerance, checker=load_checker(config.checker))
+        self._comparison = Comparison(
+            relative_tolerance=config.float_tolerance, checker=load_checker(config.checker)
+        )
 
     async def verify(self, request: VerifyRequest) -> VerifyResponse:
         """Verdicts of one program. Raises InfrastructureError; cancelling ends the program."""
@@ -84,7 +92,9 @@ class Judge:
         results: list[TestResult] = []
         for kind, tests in groupby(request.tests, key=_kind):
             results += await self._family(kind, list(tests), run)
-            failed = next((i for i, result in enumerate(results) if result.verdict is not Verdict.PASS), None)
+            failed = next(
+                (i for i, result in enumerate(results) if result.verdict is not Verdict.PASS), None
+            )
             if limits.stop and failed is not None:
                 results = results[: failed + 1]
                 break
@@ -120,7 +130,9 @@ class Judge:
         return self._pool.num_replaced + (self._packaged.num_replaced if self._packaged else 0)
 
     async def run(self, request: VerifyRequest, stdin: str) -> Printed:
-        """What a program prints for one standard input. Raises InfrastructureError; cancelling ends the program."""
+        """What a program prints for one standard input. Raises InfrastructureError; cancelling ends
+        the program.
+        """
         run = _Run(request.code, "", self._limits(request), await self._pool_for(request))
         job = self._job(Mode.STREAMS, 1, run, run.code, [stdin.encode(errors="replace")])
         outcome, answers, wall_s = await self._run(job, read_streams, run.pool)
@@ -136,7 +148,9 @@ class Judge:
         if kind == "answer":
             return [await self._answer(test, run) for test in tests]
         if kind == "call":
-            return await self._calls([_call_check(test, self._comparison) for test in tests], run, has_call_names=True)
+            return await self._calls(
+                [_call_check(test, self._comparison) for test in tests], run, has_call_names=True
+            )
         if kind == "stdin":
             return await self._streams(tests, run)
         if kind == "assert":
@@ -150,7 +164,9 @@ class Judge:
     async def _answer(self, test: AnswerTest, run: _Run) -> TestResult:
         started = time.monotonic()
         verdict = await self._answers.verdict(test, run.code, run.limits.cpu_s)
-        message = "" if verdict is Verdict.PASS else f"not {shorten(test.expected)} by rule {test.rule}"
+        message = (
+            "" if verdict is Verdict.PASS else f"not {shorten(test.expected)} by rule {test.rule}"
+        )
         return TestResult(
             verdict=verdict,
             cpu_s=0,
@@ -175,15 +191,21 @@ class Judge:
                 break
         return results
 
-    async def _calls(self, checks: Sequence[_Check], run: _Run, *, has_call_names: bool) -> list[TestResult]:
+    async def _calls(
+        self, checks: Sequence[_Check], run: _Run, *, has_call_names: bool
+    ) -> list[TestResult]:
         """Checks in order; the calls of as many as possible in one child."""
         results: list[TestResult] = []
         while len(results) < len(checks):
             rest = checks[len(results) :]
             calls = [call for check in rest for call in check.calls]
-            job = self._job(Mode.CALLS, len(calls), run, (run.code, calls, run.limits.stop, has_call_names))
+            job = self._job(
+                Mode.CALLS, len(calls), run, (run.code, calls, run.limits.stop, has_call_names)
+            )
             outcome, answers, wall_s = await self._run(job, read_calls, run.pool)
-            results += await self._compare(outcome, _judged_calls, rest, answers.answers, outcome, wall_s, run.limits.stop)
+            results += await self._compare(
+                outcome, _judged_calls, rest, answers.answers, outcome, wall_s, run.limits.stop
+            )
             if answers.is_final or (run.limits.stop and results[-1].verdict is not Verdict.PASS):
                 break
         return results
@@ -201,7 +223,9 @@ class Judge:
                 [test.input.encode(errors="replace") for test in rest],
             )
             outcome, answers, wall_s = await self._run(job, read_streams, run.pool)
-            judged, is_spoilt = await self._compare(outcome, self._judged_streams, rest, answers.answers, outcome, wall_s, run)
+            judged, is_spoilt = await self._compare(
+                outcome, self._judged_streams, rest, answers.answers, outcome, wall_s, run
+            )
             results += judged
             if run.limits.stop and judged and judged[-1].verdict is not Verdict.PASS:
                 break
@@ -216,11 +240,15 @@ class Judge:
         wall_s: float,
         run: _Run,
     ) -> tuple[list[TestResult], bool]:
-        """Results up to the first failure if that is wanted; and whether the next test has to be tried again in a child of its own."""
+        """Results up to the first failure if that is wanted; and whether the next test has to be
+        tried again in a child of its own.
+        """
         results: list[TestResult] = []
         for index, (test, answer) in enumerate(zip(tests, answers, strict=False)):
             verdict, message = answer.verdict, answer.message
-            if answer.value is not NO_VALUE and not self._comparison.passes_output(test, answer.value):
+            if answer.value is not NO_VALUE and not self._comparison.passes_output(
+                test, answer.value
+            ):
                 verdict, message = (
                     Verdict.WRONG_ANSWER,
                     f"printed {shorten(answer.value)}, not {shorten(test.output)}",
@@ -233,13 +261,19 @@ class Judge:
         return results, False
 
     async def _compare(self, outcome: Outcome, compare: Callable[..., T], *args: Any) -> T:
-        """Comparing in a thread where it may take long: the loop that hands out cells must not wait for it."""
-        num_bytes = sum(map(len, outcome.outputs)) + sum(len(frame.body) for frame in outcome.frames.frames)
+        """Comparing in a thread where it may take long: the loop that hands out cells must not wait
+        for it.
+        """
+        num_bytes = sum(map(len, outcome.outputs)) + sum(
+            len(frame.body) for frame in outcome.frames.frames
+        )
         if self._comparison.checker is not None or num_bytes > _LARGE_BYTES:
             return await asyncio.to_thread(compare, *args)
         return compare(*args)
 
-    def _job(self, mode: Mode, num_runs: int, run: _Run, payload: Any, inputs: Sequence[bytes] = ()) -> Job:
+    def _job(
+        self, mode: Mode, num_runs: int, run: _Run, payload: Any, inputs: Sequence[bytes] = ()
+    ) -> Job:
         limits = run.limits
         request = job_request(
             mode,
@@ -250,7 +284,9 @@ class Judge:
         )
         return Job(request, payload, inputs)
 
-    async def _run(self, job: Job, read: Callable[[Outcome, Request], Answers], pool: Pool) -> tuple[Outcome, Answers, float]:
+    async def _run(
+        self, job: Job, read: Callable[[Outcome, Request], Answers], pool: Pool
+    ) -> tuple[Outcome, Answers, float]:
         problem: Exception | None = None
         for _ in range(_TRIES):
             started = time.monotonic()
@@ -259,7 +295,9 @@ class Judge:
                 return outcome, read(outcome, job.request), time.monotonic() - started
             except (CellFailed, ChildFault) as error:
                 problem = error
-        raise InfrastructureError(f"no cell could run the program, tried {_TRIES} times: {problem}") from problem
+        raise InfrastructureError(
+            f"no cell could run the program, tried {_TRIES} times: {problem}"
+        ) from problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +322,10 @@ def _call_check(test: CallTest, comparison: Comparison) -> _Check:
     def judge(values: list[Any]) -> str:
         if comparison.passes_value(test, values[0]):
             return ""
-        return f"{test.function}({', '.join(map(shorten, test.args))}) gave {shorten(values[0])}, not {shorten(test.expected)}"
+        return (
+            f"{test.function}({', '.join(map(shorten, test.args))}) gave {shorten(values[0])}, not"
+            f" {shorten(test.expected)}"
+        )
 
     return _Check(((test.function, test.args, {}),), judge)
 
@@ -302,7 +343,11 @@ def _assert_checks(test: AssertTest) -> list[_Check]:
 def _assert_judge(assertion: Assertion) -> Callable[[list[Any]], str]:
     def judge(values: list[Any]) -> str:
         try:
-            return "" if assertion.holds(values) else f"{assertion.source} failed for {', '.join(map(shorten, values))}"
+            return (
+                ""
+                if assertion.holds(values)
+                else f"{assertion.source} failed for {', '.join(map(shorten, values))}"
+            )
         except (
             TypeError,
             ValueError,
@@ -316,8 +361,12 @@ def _assert_judge(assertion: Assertion) -> Callable[[list[Any]], str]:
     return judge
 
 
-def _judged_calls(checks: Sequence[_Check], answers: Sequence[Answer], outcome: Outcome, wall_s: float, stop: bool) -> list[TestResult]:
-    """Results of the checks that were reached; the last of them may have ended during one of its calls."""
+def _judged_calls(
+    checks: Sequence[_Check], answers: Sequence[Answer], outcome: Outcome, wall_s: float, stop: bool
+) -> list[TestResult]:
+    """Results of the checks that were reached; the last of them may have ended during one of its
+    calls.
+    """
     results: list[TestResult] = []
     taken = 0
     for check in checks:
@@ -331,7 +380,9 @@ def _judged_calls(checks: Sequence[_Check], answers: Sequence[Answer], outcome: 
     return results
 
 
-def _judged(check: _Check, answers: Sequence[Answer], outcome: Outcome, wall_s: float) -> TestResult:
+def _judged(
+    check: _Check, answers: Sequence[Answer], outcome: Outcome, wall_s: float
+) -> TestResult:
     failed = next((answer for answer in answers if answer.value is NO_VALUE), None)
     if failed is not None:
         verdict, message = failed.verdict, failed.message
@@ -341,7 +392,9 @@ def _judged(check: _Check, answers: Sequence[Answer], outcome: Outcome, wall_s: 
     return _result(verdict, message, sum(answer.cpu_s for answer in answers), outcome, wall_s)
 
 
-def _result(verdict: Verdict, message: str, cpu_s: float, outcome: Outcome, wall_s: float) -> TestResult:
+def _result(
+    verdict: Verdict, message: str, cpu_s: float, outcome: Outcome, wall_s: float
+) -> TestResult:
     reply = outcome.reply
     return TestResult(
         verdict=verdict,

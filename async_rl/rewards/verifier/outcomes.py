@@ -1,7 +1,8 @@
-"""From what came out of a child to one answer per call or stream: a value, an output, or a verdict that is already settled. Pure.
+"""From what came out of a child to one answer per call or stream: a value, an output, or a verdict
+that is already settled. Pure.
 
-The frames are the program's claims; the ending is what the zygote saw.  A claim can only choose among failures or offer a value.
-Used by `judging.py`.
+The frames are the program's claims; the ending is what the zygote saw.  A claim can only choose
+among failures or offer a value. Used by `judging.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ NO_VALUE: Final = object()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What one run gave: `value` (calls: the decoded value; streams: the text), or NO_VALUE and a failing verdict."""
+    """What one run gave: `value` (calls: the decoded value; streams: the text), or NO_VALUE and a
+    failing verdict.
+    """
 
     value: Any = NO_VALUE
     verdict: Verdict = Verdict.PASS
@@ -40,7 +43,9 @@ class Answers:
 
 
 class ChildFault(Exception):
-    """The child never ran the program, or was killed from outside: nothing is known about the program."""
+    """The child never ran the program, or was killed from outside: nothing is known about the
+    program.
+    """
 
 
 def read_calls(outcome: Outcome, request: Request) -> Answers:
@@ -53,14 +58,22 @@ def read_streams(outcome: Outcome, request: Request) -> Answers:
 
     def answer(frame: Frame) -> Answer:
         if len(outcome.outputs[frame.run]) > request.output_bytes:
-            return _failed(Verdict.OUTPUT_LIMIT, f"printed more than {request.output_bytes // 1024} KB", frame)
+            return _failed(
+                Verdict.OUTPUT_LIMIT, f"printed more than {request.output_bytes // 1024} KB", frame
+            )
         if frame.kind is Kind.DONE or (frame.kind is Kind.EXIT and frame.body == b"0"):
-            return Answer(value=outcome.outputs[frame.run].decode(errors="replace"), cpu_s=frame.cpu_s)
+            return Answer(
+                value=outcome.outputs[frame.run].decode(errors="replace"), cpu_s=frame.cpu_s
+            )
         return _failure(frame)
 
     read = _read(outcome, request, answer)
     reached, frames = len(read.answers), outcome.frames.frames
-    if not (frames and frames[0].kind is Kind.LOADED) or read.answers[-1].verdict is Verdict.PASS or reached <= len(frames) - 1:
+    if (
+        not (frames and frames[0].kind is Kind.LOADED)
+        or read.answers[-1].verdict is Verdict.PASS
+        or reached <= len(frames) - 1
+    ):
         return read
     output = outcome.outputs[reached - 1]
     if len(output) > request.output_bytes:
@@ -68,7 +81,11 @@ def read_streams(outcome: Outcome, request: Request) -> Answers:
             verdict=Verdict.OUTPUT_LIMIT,
             message=f"printed more than {request.output_bytes // 1024} KB",
         )
-    elif outcome.reply.ending == Ending.EXITED and outcome.reply.code == 0 and not outcome.frames.is_malformed:
+    elif (
+        outcome.reply.ending == Ending.EXITED
+        and outcome.reply.code == 0
+        and not outcome.frames.is_malformed
+    ):
         last = Answer(value=output.decode(errors="replace"))
     else:
         return read
@@ -90,7 +107,9 @@ def read_judged(outcome: Outcome, request: Request) -> Answers:
 
 def _read(outcome: Outcome, request: Request, answer: Any) -> Answers:
     if outcome.reply.ending == Ending.FAULT:
-        raise ChildFault(f"the child could not be locked down: {outcome.reply.fault.decode(errors='replace')}")
+        raise ChildFault(
+            f"the child could not be locked down: {outcome.reply.fault.decode(errors='replace')}"
+        )
     frames, num_runs = outcome.frames.frames, request.num_runs
     if frames and frames[0].kind is not Kind.LOADED:
         failure = _failure(frames[0])
@@ -130,10 +149,14 @@ def _failure(frame: Frame) -> Answer:
     if frame.kind in (Kind.ERROR, Kind.COMPILE_ERROR):
         return _failed(verdict, _text(frame.body), frame)
     if frame.kind is Kind.EXIT:
-        return _failed(verdict, f"left with exit status {frame.body[:8].decode(errors='replace')}", frame)
+        return _failed(
+            verdict, f"left with exit status {frame.body[:8].decode(errors='replace')}", frame
+        )
     return _failed(
         verdict,
-        {Verdict.MEMORY: "out of memory", Verdict.OUTPUT_LIMIT: "too large a value"}.get(verdict, "no answer"),
+        {Verdict.MEMORY: "out of memory", Verdict.OUTPUT_LIMIT: "too large a value"}.get(
+            verdict, "no answer"
+        ),
         frame,
     )
 
@@ -147,7 +170,11 @@ def _text(body: bytes) -> str:
         text = json.loads(body[:4000])
     except (ValueError, RecursionError):
         return "an error without a readable message"
-    return text[:300].encode("utf-8", "backslashreplace").decode() if type(text) is str else shorten(text)
+    return (
+        text[:300].encode("utf-8", "backslashreplace").decode()
+        if type(text) is str
+        else shorten(text)
+    )
 
 
 def _end(outcome: Outcome, request: Request) -> Answer:
@@ -190,7 +217,11 @@ def _signaled(outcome: Outcome, request: Request) -> Answer:
             raise ChildFault("the child was killed from outside")
     if reply.code == signal.SIGXFSZ:
         return Answer(verdict=Verdict.OUTPUT_LIMIT, message="wrote too much")
-    name = signal.Signals(reply.code).name if reply.code in {s.value for s in signal.Signals} else str(reply.code)
+    name = (
+        signal.Signals(reply.code).name
+        if reply.code in {s.value for s in signal.Signals}
+        else str(reply.code)
+    )
     return Answer(
         verdict=Verdict.MEMORY if is_large else Verdict.RUNTIME_ERROR,
         message=f"ended by {name}",

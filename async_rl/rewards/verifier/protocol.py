@@ -1,6 +1,8 @@
-"""The HTTP form of a verification: what `POST /verify` and `POST /verify_batch` take and give. Read by server and client.
+"""The HTTP form of a verification: what `POST /verify` and `POST /verify_batch` take and give. Read
+by server and client.
 
-A limit left out is the server's own (its `sandbox` section); one given is taken as it is, up to the bounds below.
+A limit left out is the server's own (its `sandbox` section); one given is taken as it is, up to the
+bounds below.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ MIN_MEMORY_MB, MAX_MEMORY_MB = 16, 65536
 class RewardSample(Value):
     """What a reward function gets of one sample.
 
-    response: what the policy wrote last, which is judged; transcript: everything after the prompt, of all turns and tools, special tokens
-    left out; token_ids of the same, is_written: which of them the policy wrote.  row: the row of the data file, {} for the embedded task;
+    response: what the policy wrote last, which is judged; transcript: everything after the prompt,
+    of all turns and tools, special tokens left out; token_ids of the same, is_written: which of
+    them the policy wrote.  row: the row of the data file, {} for the embedded task;
     tests: the row's own, if it has any.  is_truncated: cut by the length limit, of max_tokens.
     """
 
@@ -39,7 +42,8 @@ class RewardSample(Value):
 
 
 class VerifyRequest(Value):
-    """One program and its tests, or a sample for functions that the verifier's own configuration names.
+    """One program and its tests, or a sample for functions that the verifier's own configuration
+    names.
 
     setup is code of the tests' side, never run with the program.
     """
@@ -57,11 +61,15 @@ class VerifyRequest(Value):
 
     def __post_init__(self) -> None:
         if not self.tests and self.sample is None:
-            raise ValueError("tests is empty, so every program would pass; give at least one - at `$.tests`")
+            raise ValueError(
+                "tests is empty, so every program would pass; give at least one - at `$.tests`"
+            )
 
 
 class TestResult(Value):
-    """How one test ended. cpu_s is the program's own claim below the measured total; memory_mb is of the process that ran it."""
+    """How one test ended. cpu_s is the program's own claim below the measured total; memory_mb is
+    of the process that ran it.
+    """
 
     __test__ = False
 
@@ -73,7 +81,8 @@ class TestResult(Value):
 
 
 class VerifyResponse(Value):
-    """The program's verdict (its first failure, or pass), one result per test run, and the level of the jail.
+    """The program's verdict (its first failure, or pass), one result per test run, and the level of
+    the jail.
 
     scores: of each function its named parts, "score" among them; failure: why there are none.
     """

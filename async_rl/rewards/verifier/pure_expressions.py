@@ -1,4 +1,5 @@
-"""The part of Python's expressions that is evaluated outside the jail: operators and functions of bounded cost on plain values. Pure.
+"""The part of Python's expressions that is evaluated outside the jail: operators and functions of
+bounded cost on plain values. Pure.
 
 Used by `asserts.py` for arguments and for what an assert statement says of returned values.
 """
@@ -45,7 +46,11 @@ def _bits(value: Any) -> int:
 
 
 def _multiply(left: Any, right: Any) -> Any:
-    size = len(left) * right if type(left) in (str, list, tuple, bytes) and type(right) is int else _bits(left) + _bits(right)
+    size = (
+        len(left) * right
+        if type(left) in (str, list, tuple, bytes) and type(right) is int
+        else _bits(left) + _bits(right)
+    )
     if size > _MAX_BITS:
         raise OverflowError("too large a product")
     return left * right
@@ -99,7 +104,9 @@ def require_pure(node: ast.expr) -> None:
     for inner in ast.walk(node):
         if isinstance(inner, ast.Call):
             is_math = isinstance(inner.func, ast.Attribute) and _math_name(inner.func) in _MATH
-            if not is_math and not (isinstance(inner.func, ast.Name) and inner.func.id in FUNCTIONS):
+            if not is_math and not (
+                isinstance(inner.func, ast.Name) and inner.func.id in FUNCTIONS
+            ):
                 raise NotPure("a call")
         elif isinstance(inner, ast.Name):
             if not inner.id.isdecimal() and inner.id not in FUNCTIONS and inner.id != "math":
@@ -122,12 +129,18 @@ _KNOWN = (
 
 
 def _math_name(node: ast.Attribute) -> str | None:
-    is_known = isinstance(node.value, ast.Name) and node.value.id == "math" and (node.attr in _MATH or node.attr in _MATH_CONSTANTS)
+    is_known = (
+        isinstance(node.value, ast.Name)
+        and node.value.id == "math"
+        and (node.attr in _MATH or node.attr in _MATH_CONSTANTS)
+    )
     return node.attr if is_known else None
 
 
 def evaluate(node: ast.expr, values: list[Any]) -> Any:
-    """The value of an expression that `require_pure` accepted; `Name('0')` is values[0]. Raises what the expression raises."""
+    """The value of an expression that `require_pure` accepted; `Name('0')` is values[0]. Raises
+    what the expression raises.
+    """
     return _EVALUATORS[type(node)](node, values)
 
 
@@ -138,7 +151,10 @@ def _name(node: Any, values: list[Any]) -> Any:
 
 
 def _dict(node: Any, values: list[Any]) -> Any:
-    return {evaluate(key, values): evaluate(value, values) for key, value in zip(node.keys, node.values, strict=True)}
+    return {
+        evaluate(key, values): evaluate(value, values)
+        for key, value in zip(node.keys, node.values, strict=True)
+    }
 
 
 def _bool(node: Any, values: list[Any]) -> Any:
@@ -162,13 +178,20 @@ def _compare(node: Any, values: list[Any]) -> Any:
 
 
 def _call(node: Any, values: list[Any]) -> Any:
-    function: Any = _MATH[node.func.attr] if isinstance(node.func, ast.Attribute) else FUNCTIONS[node.func.id]
+    function: Any = (
+        _MATH[node.func.attr] if isinstance(node.func, ast.Attribute) else FUNCTIONS[node.func.id]
+    )
     keywords = {keyword.arg: evaluate(keyword.value, values) for keyword in node.keywords}
     return function(*(evaluate(arg, values) for arg in node.args), **keywords)
 
 
 def _slice(node: Any, values: list[Any]) -> Any:
-    return slice(*(None if part is None else evaluate(part, values) for part in (node.lower, node.upper, node.step)))
+    return slice(
+        *(
+            None if part is None else evaluate(part, values)
+            for part in (node.lower, node.upper, node.step)
+        )
+    )
 
 
 _EVALUATORS: dict[type[ast.expr], Callable[[Any, list[Any]], Any]] = {
@@ -179,7 +202,9 @@ _EVALUATORS: dict[type[ast.expr], Callable[[Any, list[Any]], Any]] = {
     ast.Dict: _dict,
     ast.Name: _name,
     ast.UnaryOp: lambda node, values: _UNARY[type(node.op)](evaluate(node.operand, values)),
-    ast.BinOp: lambda node, values: _BINARY[type(node.op)](evaluate(node.left, values), evaluate(node.right, values)),
+    ast.BinOp: lambda node, values: _BINARY[type(node.op)](
+        evaluate(node.left, values), evaluate(node.right, values)
+    ),
     ast.BoolOp: _bool,
     ast.Compare: _compare,
     ast.Call: _call,

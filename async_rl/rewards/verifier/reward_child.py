@@ -1,11 +1,12 @@
-"""The process in which reward functions run, and its owner's side: it may hang, crash or print, the verifier lives on.
+"""The process in which reward functions run, and its owner's side: it may hang, crash or print, the
+verifier lives on.
 
-takes: one line per call; waits for: the next line, or a running function; gives: one line per score or failure; ends with its owner, whose
-pipe closes.
-Invariants: a call ends after reward.timeout_s, because its process does; the calls that were beside it are asked again in a new one, alone
-where nobody knows whose fault the end was; so is a call that is late because another one keeps the event loop to itself, and that other
-one alone; a failure is a RewardError and never a score.
-Used by service.py.
+takes: one line per call; waits for: the next line, or a running function; gives: one line per score
+or failure; ends with its owner, whose pipe closes. Invariants: a call ends after reward.timeout_s,
+because its process does; the calls that were beside it are asked again in a new one, alone where
+nobody knows whose fault the end was; so is a call that is late because another one keeps the event
+loop to itself, and that other one alone; a failure is a RewardError and never a score. Used by
+service.py.
 """
 
 from __future__ import annotations
@@ -35,8 +36,13 @@ _LINE_LIMIT = 1 << 28
 _TRIES = 3
 _PR_SET_PDEATHSIG = 1
 _WHO_S = 1.0
-"""Within this time a process says which of its calls keeps the event loop to itself; code in C may keep even that from being said."""
-_ALONE_ON_LOOP = " and kept the event loop to itself: define it with def, not async def, or await what it waits for"
+"""Within this time a process says which of its calls keeps the event loop to itself; code in C may
+keep even that from being said.
+"""
+_ALONE_ON_LOOP = (
+    " and kept the event loop to itself: define it with def, not async def, or await what it"
+    " waits for"
+)
 _LOADED, _WHO = -1, -2
 """Numbers of results that answer no call."""
 _NOBODY, _UNKNOWN = -3, -4
@@ -52,7 +58,9 @@ class Call(Value):
 
 
 class Result(Value):
-    """Its parts, or why there are none. number _LOADED: the functions are loaded, or could not be; _WHO: `blocking` keeps the loop."""
+    """Its parts, or why there are none. number _LOADED: the functions are loaded, or could not be;
+    _WHO: `blocking` keeps the loop.
+    """
 
     number: int
     parts: dict[str, float] = msgspec.field(default_factory=dict)
@@ -69,7 +77,9 @@ class _Ended(Exception):
 
 
 class RewardFunctions:
-    """The functions that a configuration names, in a process of their own that is made again when it ended."""
+    """The functions that a configuration names, in a process of their own that is made again when
+    it ended.
+    """
 
     def __init__(self, reward: RewardConfig) -> None:
         self._reward = reward
@@ -84,10 +94,15 @@ class RewardFunctions:
         if self.names:
             self._shared = await _Child.start(self._reward)
 
-    async def score(self, names: Sequence[str], sample: RewardSample) -> dict[str, dict[str, float]]:
+    async def score(
+        self, names: Sequence[str], sample: RewardSample
+    ) -> dict[str, dict[str, float]]:
         """The parts of each function. Raises RewardError."""
         if missing := [name for name in names if name not in self.names]:
-            raise RewardError(f"this verifier knows no function {', '.join(missing)}; it was started without that reward.fn")
+            raise RewardError(
+                f"this verifier knows no function {', '.join(missing)}; it was started without that"
+                " reward.fn"
+            )
         async with asyncio.TaskGroup() as group:
             tasks = {name: group.create_task(self._score(name, sample)) for name in names}
         return {name: task.result() for name, task in tasks.items()}
@@ -109,7 +124,9 @@ class RewardFunctions:
             try:
                 return await child.ask(name, sample, self._reward.timeout_s)
             except _Ended as ended:
-                raise RewardError(f"{name} ended its process with exit code {ended.code}; it must return a score") from ended
+                raise RewardError(
+                    f"{name} ended its process with exit code {ended.code}; it must return a score"
+                ) from ended
             finally:
                 await child.end()
 
@@ -139,15 +156,23 @@ class _Child:
     @classmethod
     async def start(cls, reward: RewardConfig) -> _Child:
         """A process whose functions are loaded. Raises ConfigError."""
-        process = await asyncio.create_subprocess_exec(sys.executable, "-m", __name__, stdin=PIPE, stdout=PIPE, limit=_LINE_LIMIT)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", __name__, stdin=PIPE, stdout=PIPE, limit=_LINE_LIMIT
+        )
         child = cls(process)
         child._send(reward)
         try:
             loaded = await child._result(_LOADED, reward.load_timeout_s)
         except _Ended as ended:
-            raise ConfigError(f"loading {', '.join(functions_of(reward))} ended the process with exit code {ended.code}") from ended
+            raise ConfigError(
+                f"loading {', '.join(functions_of(reward))} ended the process with exit code"
+                f" {ended.code}"
+            ) from ended
         except RewardError as late:
-            raise ConfigError(f"reward.load_timeout_s={reward.load_timeout_s:g}: the functions were not loaded by then; raise it") from late
+            raise ConfigError(
+                f"reward.load_timeout_s={reward.load_timeout_s:g}: the functions were not loaded by"
+                " then; raise it"
+            ) from late
         if loaded.error:
             await child.end()
             raise ConfigError(loaded.error)
@@ -159,13 +184,18 @@ class _Child:
         return self._was_ended or self._reading.done()
 
     async def ask(self, name: str, sample: RewardSample, timeout_s: float) -> dict[str, float]:
-        """The parts. Raises RewardError if the function failed or hung, _Ended if the process ended under it."""
+        """The parts. Raises RewardError if the function failed or hung, _Ended if the process ended
+        under it.
+        """
         number = next(self._numbers)
         self._send(Call(number=number, function=name, sample=sample))
         try:
             result = await self._result(number, timeout_s)
         except RewardError as late:
-            raise RewardError(f"{name} gave no score within {timeout_s:g} s (reward.timeout_s){late}; its process was ended") from late
+            raise RewardError(
+                f"{name} gave no score within {timeout_s:g} s (reward.timeout_s){late}; its process"
+                " was ended"
+            ) from late
         if result.error:
             raise RewardError(result.error)
         return result.parts
@@ -220,7 +250,9 @@ class _Child:
             if number == _WHO and not waiting.done():
                 waiting.set_result(Result(number=_WHO, blocking=_UNKNOWN))
             elif not waiting.done():
-                waiting.set_exception(_Ended(code, is_own=not self._was_ended or self._to_blame in (number, _UNKNOWN)))
+                waiting.set_exception(
+                    _Ended(code, is_own=not self._was_ended or self._to_blame in (number, _UNKNOWN))
+                )
 
     async def end(self) -> None:
         """Kill it; its calls get _Ended."""
@@ -246,7 +278,9 @@ class _Functions:
     async def answer(self, call: Call) -> Result:
         """Calls the function and reads what it gives; whatever it raises becomes the error."""
         function, loop = self._functions[call.function], asyncio.get_running_loop()
-        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+            type(function).__call__
+        ):
             work: asyncio.Future[object] = asyncio.ensure_future(function(call.sample))
             self._on_loop[work] = call.number
         else:
@@ -267,7 +301,9 @@ class _Functions:
 
 async def _serve(incoming: int, outgoing: int) -> None:
     reader = asyncio.StreamReader(limit=_LINE_LIMIT)
-    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(incoming, "rb"))
+    await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(incoming, "rb")
+    )
     reward = msgspec.json.decode(await reader.readline(), type=RewardConfig)
 
     def give(result: Result) -> None:
@@ -276,13 +312,17 @@ async def _serve(incoming: int, outgoing: int) -> None:
             line = line[os.write(outgoing, line) :]
 
     try:
-        functions = _Functions({name: find_function(name, reward) for name in functions_of(reward)}, reward.concurrency)
+        functions = _Functions(
+            {name: find_function(name, reward) for name in functions_of(reward)}, reward.concurrency
+        )
     except ConfigError as error:
         give(Result(number=_LOADED, error=str(error)))
         return
 
     def tell_who_blocks(*_: object) -> None:
-        """Runs wherever the loop's thread is: inside a function that blocks it, or else between two lines of ours, which may be `give`."""
+        """Runs wherever the loop's thread is: inside a function that blocks it, or else between two
+        lines of ours, which may be `give`.
+        """
         answer = Result(number=_WHO, blocking=functions.blocking())
         if answer.blocking == _NOBODY:
             loop.call_soon_threadsafe(give, answer)

@@ -1,10 +1,11 @@
 """The verifier's HTTP face: Starlette routes around a `VerifierService`.
 
-POST /verify, POST /verify_batch (results stream as they finish), GET /health, GET /metrics (Prometheus); the forms of other systems are in
-`wire_forms.py`.  Bodies are JSON, or MessagePack when the content type says so; a batch is answered by lines of JSON, or by MessagePack
-values, each after its length as uint32.
-Invariants: nothing is answered without the token, as `Authorization: Bearer T` or as a path that begins with /token/T; a bad request is a
-4xx that names the path of its field; a full queue is 429 with Retry-After; a client that leaves takes its programs with it.
+POST /verify, POST /verify_batch (results stream as they finish), GET /health, GET /metrics
+(Prometheus); the forms of other systems are in `wire_forms.py`.  Bodies are JSON, or MessagePack
+when the content type says so; a batch is answered by lines of JSON, or by MessagePack values, each
+after its length as uint32. Invariants: nothing is answered without the token, as `Authorization:
+Bearer T` or as a path that begins with /token/T; a bad request is a 4xx that names the path of its
+field; a full queue is 429 with Retry-After; a client that leaves takes its programs with it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 _MAX_BODY_BYTES = 64 << 20
 _RETRY_AFTER_S = "1"
 _LINGER_S = 0.003
-"""A finished result waits so long for others of its batch: writing and reading each by itself costs both sides as much as judging it."""
+"""A finished result waits so long for others of its batch: writing and reading each by itself costs
+both sides as much as judging it.
+"""
 _TOKEN_PATH = "/token/"
 
 
@@ -83,20 +86,26 @@ def build_app(service: VerifierService, token: str) -> ASGIApp:
         *(Route(form.path, partial(foreign, form), methods=["POST"]) for form in FORMS),
     ]
     return _Guard(
-        Starlette(routes=routes, exception_handlers={Refused: _refuse, ClientDisconnect: _nobody_listens}),
+        Starlette(
+            routes=routes, exception_handlers={Refused: _refuse, ClientDisconnect: _nobody_listens}
+        ),
         token,
     )
 
 
 class _Guard:
-    """Lets a request pass if it has the token, in its header or at the beginning of its path, which is taken off."""
+    """Lets a request pass if it has the token, in its header or at the beginning of its path, which
+    is taken off.
+    """
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app, self._token = app, token.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+            header = next(
+                (value for name, value in scope["headers"] if name == b"authorization"), b""
+            )
             given = header.removeprefix(b"Bearer ") if header.startswith(b"Bearer ") else b""
             if scope["path"].startswith(_TOKEN_PATH):
                 named, _, rest = scope["path"].removeprefix(_TOKEN_PATH).partition("/")
@@ -105,15 +114,23 @@ class _Guard:
                     {**scope, "path": f"/{rest}", "raw_path": f"/{rest}".encode()},
                 )
             if not hmac.compare_digest(given, self._token):
-                await _error(Refused(401, "the token is missing or wrong: send Authorization: Bearer <token>"))(scope, receive, send)
+                await _error(
+                    Refused(
+                        401, "the token is missing or wrong: send Authorization: Bearer <token>"
+                    )
+                )(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
 
 class _Batch(Response):
-    """Lines in the order in which programs finish, those that finish nearly together in one piece. Owns the programs' admission."""
+    """Lines in the order in which programs finish, those that finish nearly together in one piece.
+    Owns the programs' admission.
+    """
 
-    def __init__(self, service: VerifierService, requests: Sequence[VerifyRequest], *, is_packed: bool) -> None:
+    def __init__(
+        self, service: VerifierService, requests: Sequence[VerifyRequest], *, is_packed: bool
+    ) -> None:
         self.status_code, self.background, self.body = 200, None, b""
         self._service, self._requests = service, requests
         self._encode = _packed_line if is_packed else _json_line
@@ -126,9 +143,14 @@ class _Batch(Response):
         def ended(task: asyncio.Task[None]) -> None:
             self._service.release(1)
             if not task.cancelled() and (fault := task.exception()) is not None:
-                finished.put_nowait(fault)  # a fault of ours breaks the answer off, so that the client asks somebody else
+                finished.put_nowait(
+                    fault
+                )  # a fault of ours breaks the answer off, so that the client asks somebody else
 
-        tasks = [asyncio.create_task(self._one(i, r, finished), name=f"verify-{i}") for i, r in enumerate(self._requests)]
+        tasks = [
+            asyncio.create_task(self._one(i, r, finished), name=f"verify-{i}")
+            for i, r in enumerate(self._requests)
+        ]
         for task in tasks:
             task.add_done_callback(ended)
         leaving = asyncio.create_task(_left(receive, finished), name="client leaves")
@@ -145,7 +167,9 @@ class _Batch(Response):
                 for fault in (line for line in lines if isinstance(line, BaseException)):
                     raise fault
                 left -= len(texts)
-                await send({"type": "http.response.body", "body": b"".join(texts), "more_body": left > 0})
+                await send(
+                    {"type": "http.response.body", "body": b"".join(texts), "more_body": left > 0}
+                )
         except ClientDisconnect:
             return
         finally:
@@ -153,8 +177,12 @@ class _Batch(Response):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _one(self, index: int, request: VerifyRequest, finished: asyncio.Queue[bytes | BaseException]) -> None:
-        finished.put_nowait(self._encode(BatchLine(index=index, response=await self._service.verify(request))))
+    async def _one(
+        self, index: int, request: VerifyRequest, finished: asyncio.Queue[bytes | BaseException]
+    ) -> None:
+        finished.put_nowait(
+            self._encode(BatchLine(index=index, response=await self._service.verify(request)))
+        )
 
 
 async def _left(receive: Receive, finished: asyncio.Queue[bytes | BaseException]) -> None:
@@ -185,10 +213,15 @@ async def _read(request: Request, expected: type[T]) -> T:
         if len(body) > _MAX_BODY_BYTES:
             raise Refused(
                 413,
-                f"the body is larger than {_MAX_BODY_BYTES >> 20} MB; send fewer programs at a time",
+                f"the body is larger than {_MAX_BODY_BYTES >> 20} MB; send fewer programs at a"
+                " time",
             )
     try:
-        return msgspec.msgpack.decode(body, type=expected) if _is_packed(request) else msgspec.json.decode(body, type=expected)
+        return (
+            msgspec.msgpack.decode(body, type=expected)
+            if _is_packed(request)
+            else msgspec.json.decode(body, type=expected)
+        )
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         where = "" if "`$" in str(error) else " - at `$`"
         raise Refused(400, f"bad request: {error}{where}") from error
@@ -219,7 +252,9 @@ def _json_line(line: BatchLine) -> bytes:
 
 def _error(refused: Refused) -> Response:
     headers = {"Retry-After": _RETRY_AFTER_S} if refused.status in (429, 503, 504) else {}
-    return Response(msgspec.json.encode(ErrorReply(error=str(refused))), refused.status, headers, _JSON)
+    return Response(
+        msgspec.json.encode(ErrorReply(error=str(refused))), refused.status, headers, _JSON
+    )
 
 
 async def _refuse(_: Request, refused: Exception) -> Response:

@@ -1,9 +1,11 @@
-"""The work of one verifier process, whoever speaks to it: admission, a place in the queue, judging, counting, the drain.
+"""The work of one verifier process, whoever speaks to it: admission, a place in the queue, judging,
+counting, the drain.
 
 Takes admitted programs; waits for a cell; gives verdicts.  Woken by: a program that ends.
-Invariants: at most `queue_size` programs wait, the next one is refused; a program waits at most `queue_timeout_s` and is then an
-infrastructure error, never a verdict; a cancelled program leaves the queue, or its cell, at once; after `drain` nothing new is admitted.
-Used by `server.py`, which speaks HTTP for it.
+Invariants: at most `queue_size` programs wait, the next one is refused; a program waits at most
+`queue_timeout_s` and is then an infrastructure error, never a verdict; a cancelled program leaves
+the queue, or its cell, at once; after `drain` nothing new is admitted. Used by `server.py`, which
+speaks HTTP for it.
 """
 
 from __future__ import annotations
@@ -68,7 +70,9 @@ class VerifierService:
         self.metrics = ServiceMetrics(self.health)
 
     def admit(self, count: int) -> None:
-        """Take `count` programs on, or raise Refused. A batch larger than the queue is taken by a verifier that has nothing else."""
+        """Take `count` programs on, or raise Refused. A batch larger than the queue is taken by a
+        verifier that has nothing else.
+        """
         if self.is_draining:
             self.metrics.count_refused(503)
             raise Refused(503, "this verifier is shutting down; ask another one")
@@ -76,7 +80,8 @@ class VerifierService:
             self.metrics.count_refused(429)
             raise Refused(
                 429,
-                f"{self.num_admitted} programs are here and {self.queue_size} may wait; come back later",
+                f"{self.num_admitted} programs are here and {self.queue_size} may wait; come back"
+                " later",
             )
         self.num_admitted += count
         self._idle.clear()
@@ -88,7 +93,9 @@ class VerifierService:
             self._idle.set()
 
     async def verify(self, request: VerifyRequest) -> VerifyResponse:
-        """One admitted program or sample. An infrastructure failure is a response of its own, and so is that of a function."""
+        """One admitted program or sample. An infrastructure failure is a response of its own, and
+        so is that of a function.
+        """
         if request.sample is not None:
             return await self._score(request.functions, request.sample)
         response = await self._judge(
@@ -104,18 +111,26 @@ class VerifierService:
         response = VerifyResponse(verdict=Verdict.PASS, tests=[], level=self.pool.level)
         try:
             if self.functions is None:
-                raise RewardError("this verifier has no reward functions; start it with reward.fn or reward.fns")
+                raise RewardError(
+                    "this verifier has no reward functions; start it with reward.fn or reward.fns"
+                )
             with self.activity("scoring"):
-                response = msgspec.structs.replace(response, scores=await self.functions.score(functions, sample))
+                response = msgspec.structs.replace(
+                    response, scores=await self.functions.score(functions, sample)
+                )
         except* RewardError as errors:
-            response = msgspec.structs.replace(response, verdict=Verdict.INFRASTRUCTURE_ERROR, failure=str(root_cause(errors)))
+            response = msgspec.structs.replace(
+                response, verdict=Verdict.INFRASTRUCTURE_ERROR, failure=str(root_cause(errors))
+            )
         finally:
             self.metrics.observe_s(time.monotonic() - started)
         self._count(response.verdict)
         return response
 
     async def run(self, request: VerifyRequest, stdin: str) -> Printed:
-        """What one admitted program prints for one standard input; the request's tests are left aside."""
+        """What one admitted program prints for one standard input; the request's tests are left
+        aside.
+        """
         printed = await self._judge(
             lambda: self.judge.run(request, stdin),
             lambda error: Printed(Verdict.INFRASTRUCTURE_ERROR, "", str(error), 0.0),
@@ -123,7 +138,9 @@ class VerifierService:
         self._count(printed.verdict)
         return printed
 
-    async def _judge(self, work: Callable[[], Awaitable[T]], failed: Callable[[InfrastructureError], T]) -> T:
+    async def _judge(
+        self, work: Callable[[], Awaitable[T]], failed: Callable[[InfrastructureError], T]
+    ) -> T:
         started = time.monotonic()
         try:
             async with self._place():
@@ -136,12 +153,16 @@ class VerifierService:
 
     @asynccontextmanager
     async def _place(self) -> AsyncIterator[None]:
-        """One of the `num_cells` places, in order of arrival. Raises InfrastructureError after `queue_timeout_s` without one."""
+        """One of the `num_cells` places, in order of arrival. Raises InfrastructureError after
+        `queue_timeout_s` without one.
+        """
         try:
             async with asyncio.timeout(self.queue_timeout_s if self._free.locked() else None):
                 await self._free.acquire()
         except TimeoutError as error:
-            raise InfrastructureError(f"no cell was free within {self.queue_timeout_s:g} s; add verifiers or cells") from error
+            raise InfrastructureError(
+                f"no cell was free within {self.queue_timeout_s:g} s; add verifiers or cells"
+            ) from error
         self.num_running += 1
         try:
             yield

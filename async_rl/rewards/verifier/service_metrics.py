@@ -1,7 +1,8 @@
-"""What a verifier tells Prometheus: verdicts, refusals and latency as they happen, queue and cells as they are when asked.
+"""What a verifier tells Prometheus: verdicts, refusals and latency as they happen, queue and cells
+as they are when asked.
 
-Every name has its unit and meaning here; a registry of its own, so that two verifiers in one process do not meet.
-Used by `service.py`; served by `server.py` as `GET /metrics`.
+Every name has its unit and meaning here; a registry of its own, so that two verifiers in one
+process do not meet. Used by `service.py`; served by `server.py` as `GET /metrics`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ class ServiceMetrics:
 
     def __init__(self, health: Callable[[], Health]) -> None:
         self._registry = CollectorRegistry()
-        verdicts = Counter("verifier_verdicts", "programs judged, by verdict", ["verdict"], registry=self._registry)
+        verdicts = Counter(
+            "verifier_verdicts", "programs judged, by verdict", ["verdict"], registry=self._registry
+        )
         self._verdicts = {verdict: verdicts.labels(verdict.value) for verdict in Verdict}
         self._refused = Counter(
             "verifier_refused",
@@ -53,7 +56,9 @@ class ServiceMetrics:
             registry=self._registry,
         )
         for name, (meaning, read) in _GAUGES.items():
-            Gauge(f"verifier_{name}", meaning, registry=self._registry).set_function(lambda read=read: float(read(health())))  # type: ignore[misc]
+            Gauge(f"verifier_{name}", meaning, registry=self._registry).set_function(
+                lambda read=read: float(read(health()))
+            )  # type: ignore[misc]
 
     def count_verdict(self, verdict: Verdict) -> None:
         """One more program was judged."""

@@ -1,8 +1,10 @@
-"""One verifier from its first cell to its last answer: opens the jail, serves HTTP on a socket, drains and leaves.
+"""One verifier from its first cell to its last answer: opens the jail, serves HTTP on a socket,
+drains and leaves.
 
 takes: settings and a bound socket; waits for: requests; gives: answers
-woken by: a request; `stopping`, upon which new work is refused, what was admitted is finished, and the server ends
-Used by processes/verifier.py, in a run, and by launchers/commands/verifier.py, without one.  The only file that knows uvicorn.
+woken by: a request; `stopping`, upon which new work is refused, what was admitted is finished, and
+the server ends Used by processes/verifier.py, in a run, and by launchers/commands/verifier.py,
+without one.  The only file that knows uvicorn.
 """
 
 from __future__ import annotations
@@ -40,14 +42,19 @@ async def open_service(
 ) -> AsyncIterator[VerifierService]:
     """A service with warm cells, and with the functions of `reward` if it is given.
 
-    Raises ConfigError if no jail works here, with the reason of each level, or if a function cannot be loaded.
+    Raises ConfigError if no jail works here, with the reason of each level, or if a function cannot
+    be loaded.
     """
     async with contextlib.AsyncExitStack() as stack:
         try:
-            pool = await stack.enter_async_context(Pool(verifiers.cells, allow_unsafe=sandbox.allow_unsafe))
+            pool = await stack.enter_async_context(
+                Pool(verifiers.cells, allow_unsafe=sandbox.allow_unsafe)
+            )
         except Unsafe as error:
             raise ConfigError(str(error)) from error
-        packaged = PackagedPool(pool, verifiers.cells, sandbox.packages, allow_unsafe=sandbox.allow_unsafe)
+        packaged = PackagedPool(
+            pool, verifiers.cells, sandbox.packages, allow_unsafe=sandbox.allow_unsafe
+        )
         stack.push_async_callback(packaged.close)
         judge = Judge(pool, sandbox, packaged)
         stack.push_async_callback(judge.close)
@@ -76,7 +83,10 @@ def listen(host: str, port: int) -> socket.socket:
         )
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
-        raise ConfigError(f"{host}:{port} cannot be bound ({reason}); choose another address, or port 0 for a free one") from error
+        raise ConfigError(
+            f"{host}:{port} cannot be bound ({reason}); choose another address, or port 0 for a"
+            " free one"
+        ) from error
 
 
 async def serve(
@@ -88,7 +98,9 @@ async def serve(
     stopping: asyncio.Event,
     log: logging.Logger,
 ) -> None:
-    """Serve until `stopping`, then finish what was admitted. ready: told the URL once requests are accepted."""
+    """Serve until `stopping`, then finish what was admitted. ready: told the URL once requests are
+    accepted.
+    """
     host, port = listener.getsockname()[:2]
     app = build_app(service, token)
     server = _Server(

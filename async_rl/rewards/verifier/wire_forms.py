@@ -1,12 +1,15 @@
-"""Requests and answers of other systems' verifiers, so that their clients get verdicts from this one unchanged.
+"""Requests and answers of other systems' verifiers, so that their clients get verdicts from this
+one unchanged.
 
-- AReaL's code function: {problem: {input_output}, code, timeout} -> {result: [true | false | -1 | -2], metadata}; stops at a failure.
-- AReaL's function calls: {uid, code, entryFunction, testcases: [{input, expectedOutput}], ...} -> {uid, success, results}.
-- SandboxFusion's /run_code for standard input: {code, stdin, run_timeout} -> {status, run_result: {status, stdout, return_code}}; its
-  client compares.
-Invariants: an infrastructure failure is what that client retries (a 503, errorType SystemError, a 504), never something it scores; fields
-that mean nothing here are ignored, as in the originals, but what cannot be done (another language, remote tests, files) is a 400.
-Used by `server.py`.
+- AReaL's code function: {problem: {input_output}, code, timeout} -> {result: [true | false | -1 |
+  -2], metadata}; stops at a failure.
+- AReaL's function calls: {uid, code, entryFunction, testcases: [{input, expectedOutput}], ...} ->
+  {uid, success, results}.
+- SandboxFusion's /run_code for standard input: {code, stdin, run_timeout} -> {status, run_result:
+  {status, stdout, return_code}}; its client compares.
+Invariants: an infrastructure failure is what that client retries (a 503, errorType SystemError, a
+504), never something it scores; fields that mean nothing here are ignored, as in the originals, but
+what cannot be done (another language, remote tests, files) is a 400. Used by `server.py`.
 """
 
 from __future__ import annotations
@@ -40,7 +43,8 @@ class _Form(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form(Generic[R]):
-    """One foreign route. answer: checks the request (Refused if it cannot be done) and gives what does the work once it is admitted.
+    """One foreign route. answer: checks the request (Refused if it cannot be done) and gives what
+    does the work once it is admitted.
 
     status: the HTTP status by which its client knows that it should come back.
     """
@@ -66,7 +70,9 @@ class ArealFunction(_Form):
 
 
 class ArealFunctionResult(_Form):
-    """Its answer. result: true, false, -1 (runtime error or limit) or -2 (does not compile) for each test up to the first failure."""
+    """Its answer. result: true, false, -1 (runtime error or limit) or -2 (does not compile) for
+    each test up to the first failure.
+    """
 
     result: list[bool | int]
     metadata: dict[str, str]
@@ -79,7 +85,9 @@ _AREAL_CODES: dict[Verdict, bool | int] = {
 }
 
 
-def _areal_function(service: VerifierService, asked: ArealFunction) -> Callable[[], Awaitable[ArealFunctionResult]]:
+def _areal_function(
+    service: VerifierService, asked: ArealFunction
+) -> Callable[[], Awaitable[ArealFunctionResult]]:
     request = _request(
         asked.code,
         lambda: read_input_output("$.problem", asked.problem.input_output),
@@ -108,7 +116,9 @@ class ArealTestCase(_Form, rename="camel"):
 
 
 class ArealCall(_Form, rename="camel"):
-    """Request of AReaL's function calls. timeout: seconds per test; memory: MB, 0 = the server's own limit."""
+    """Request of AReaL's function calls. timeout: seconds per test; memory: MB, 0 = the server's
+    own limit.
+    """
 
     code: str
     testcases: Annotated[list[ArealTestCase], Meta(min_length=1, max_length=1000)]
@@ -149,7 +159,9 @@ _ERROR_TYPES = {
 }
 
 
-def _areal_call(service: VerifierService, asked: ArealCall) -> Callable[[], Awaitable[ArealCallAnswer]]:
+def _areal_call(
+    service: VerifierService, asked: ArealCall
+) -> Callable[[], Awaitable[ArealCallAnswer]]:
     def tests() -> list[CodeTest]:
         return [
             pair_test(
@@ -179,7 +191,9 @@ def _areal_call(service: VerifierService, asked: ArealCall) -> Callable[[], Awai
             )
             for test in response.tests
         ]
-        return ArealCallAnswer(uid=asked.uid, success=response.verdict is Verdict.PASS, results=results)
+        return ArealCallAnswer(
+            uid=asked.uid, success=response.verdict is Verdict.PASS, results=results
+        )
 
     return work
 
@@ -266,7 +280,8 @@ def _request(
     if not given:
         raise Refused(
             400,
-            "bad request: there are no tests, so every program would pass - at `$.problem.input_output`",
+            "bad request: there are no tests, so every program would pass - at"
+            " `$.problem.input_output`",
         )
     return VerifyRequest(
         code=code,

@@ -1,10 +1,14 @@
-"""The learner's side of a broadcast: rank 0 of a communicator with all ranks of the generators that load together.
+"""The learner's side of a broadcast: rank 0 of a communicator with all ranks of the generators that
+load together.
 
 Invariants
-- A communicator is kept as long as the same lives load together and every one of their epochs came to its end; any other set of lives, and
-  any epoch that was given up, gets a new one whose name carries the number of the epoch that it was made for.
-- Sending happens in one thread, one epoch at a time: communicators that share a device never run side by side.
-- A rank gives up after half of weights.deadline_s, so that at the deadline only those are silent that hang.
+- A communicator is kept as long as the same lives load together and every one of their epochs came
+  to its end; any other set of lives, and any epoch that was given up, gets a new one whose name
+  carries the number of the epoch that it was made for.
+- Sending happens in one thread, one epoch at a time: communicators that share a device never run
+  side by side.
+- A rank gives up after half of weights.deadline_s, so that at the deadline only those are silent
+  that hang.
 Driven by training/pushing.py.
 """
 
@@ -44,10 +48,13 @@ _PATIENCE = 0.5
 class Broadcaster:
     """Rank 0 of the communicator that is in use.
 
-    life: tells this learner process from those before it, which may have used the same address; host: of this process in the run.
+    life: tells this learner process from those before it, which may have used the same address;
+    host: of this process in the run.
     """
 
-    def __init__(self, config: WeightsConfig, *, life: str, host: str, device: torch.device) -> None:
+    def __init__(
+        self, config: WeightsConfig, *, life: str, host: str, device: torch.device
+    ) -> None:
         self._config = config
         self._life = life
         self._host = host
@@ -62,9 +69,15 @@ class Broadcaster:
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
     def reaches(self, member: Member) -> bool:
-        """Whether this generator gets its weights by broadcast: told to, or by itself where they go from GPUs to other GPUs."""
+        """Whether this generator gets its weights by broadcast: told to, or by itself where they go
+        from GPUs to other GPUs.
+        """
         if self._config.transfer == "auto":
-            return bool(member.devices) and self._device_name != _CPU and not {_CPU, self._device_name} & set(member.devices)
+            return (
+                bool(member.devices)
+                and self._device_name != _CPU
+                and not {_CPU, self._device_name} & set(member.devices)
+            )
         return self._config.transfer == "collective"
 
     def seats(self, epoch: Epoch, members: Mapping[Life, Member]) -> dict[Life, Seat]:
@@ -113,7 +126,9 @@ class Broadcaster:
         return "nccl" if _CPU not in devices and len(set(devices)) == len(devices) else "gloo"
 
     async def send(self, manifest: Manifest, seats: Mapping[Life, Seat]) -> None:
-        """Returns once this rank has sent the version. Raises GroupBroken; the members then give up too."""
+        """Returns once this rank has sent the version. Raises GroupBroken; the members then give up
+        too.
+        """
         one = next(iter(seats.values()))
         await asyncio.get_running_loop().run_in_executor(self._thread, self._send, manifest, one)
 
@@ -151,8 +166,14 @@ class Broadcaster:
             self._communicator = None
 
     def end_what_broke(self) -> None:
-        """If the newest epoch lost somebody, those who still wait at the store for all ranks to come need not wait longer."""
-        if self._store is not None and self._epoch is not None and (self._epoch.has_lost or self._epoch.gave_up):
+        """If the newest epoch lost somebody, those who still wait at the store for all ranks to
+        come need not wait longer.
+        """
+        if (
+            self._store is not None
+            and self._epoch is not None
+            and (self._epoch.has_lost or self._epoch.gave_up)
+        ):
             call_off(self._store, self._name)
 
     def close(self) -> None:

@@ -1,9 +1,12 @@
-"""One rank of a communicator in which the learner broadcasts weights: how ranks meet, and the form over gloo.
+"""One rank of a communicator in which the learner broadcasts weights: how ranks meet, and the form
+over gloo.
 
-Ranks meet through a TCPStore that the learner opens at its address in the run.  Whatever ends a broadcast before its end leaves the
-communicator useless: its owner closes it, which ends the connections, so that the others need not wait for their deadlines.
-Neither the store nor the connections are authenticated; what a rank received is compared with a manifest that came over an authenticated
-call.  Used by the learner (`weights/transport/broadcast.py`) and by generators (`weights/receiver.py`).
+Ranks meet through a TCPStore that the learner opens at its address in the run.  Whatever ends a
+broadcast before its end leaves the
+communicator useless: its owner closes it, which ends the connections, so that the others need not
+wait for their deadlines. Neither the store nor the connections are authenticated; what a rank
+received is compared with a manifest that came over an authenticated call.  Used by the learner
+(`weights/transport/broadcast.py`) and by generators (`weights/receiver.py`).
 """
 
 from __future__ import annotations
@@ -29,22 +32,30 @@ class Communicator(Protocol):
         """Where tensors have to be."""
 
     def broadcast(self, flat: torch.Tensor, *, timeout_s: float) -> None:
-        """uint8 [N] on `device`: read on rank 0, written on the others. Raises RuntimeError if somebody is lost or too late."""
+        """uint8 [N] on `device`: read on rank 0, written on the others. Raises RuntimeError if
+        somebody is lost or too late.
+        """
 
     def close(self) -> None:
         """Ends the connections, whatever is under way."""
 
 
 def device_name(device: torch.device) -> str:
-    """`cpu`, or the UUID of the GPU: two ranks with the same one cannot share a communicator over NCCL."""
-    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else device.type
+    """`cpu`, or the UUID of the GPU: two ranks with the same one cannot share a communicator over
+    NCCL.
+    """
+    return (
+        str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else device.type
+    )
 
 
 def open_store(host: str) -> dist.TCPStore:  # type: ignore[name-defined]
     """A store at a free port of this address and no other."""
     listener = socket.create_server((host, 0))
     port = listener.getsockname()[1]
-    return dist.TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())  # type: ignore[attr-defined]
+    return dist.TCPStore(
+        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+    )  # type: ignore[attr-defined]
 
 
 def join(seat: Seat, rank: int, device: torch.device) -> Communicator:
@@ -52,7 +63,9 @@ def join(seat: Seat, rank: int, device: torch.device) -> Communicator:
     host, _, port = seat.store.rpartition(":")
     timeout = timedelta(seconds=seat.timeout_s)
     try:
-        client = dist.TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=timeout)  # type: ignore[attr-defined]
+        client = dist.TCPStore(
+            host, int(port), is_master=False, wait_for_workers=False, timeout=timeout
+        )  # type: ignore[attr-defined]
         store = dist.PrefixStore(seat.communicator, client)  # type: ignore[attr-defined]
         store.set_timeout(timeout)
         _meet(store, seat.world_size)
@@ -61,12 +74,19 @@ def join(seat: Seat, rank: int, device: torch.device) -> Communicator:
         from async_rl.weights.transport.communicator_nccl import NcclCommunicator
 
         return NcclCommunicator(store, rank, seat.world_size, host=seat.host, device=device)
-    except RuntimeError as error:  # what torch raises for a store that is gone, and for ranks that do not come
-        raise GroupBroken(f"rank {rank} of {seat.world_size} in communicator {seat.communicator}: {_first_line(error)}") from error
+    except (
+        RuntimeError
+    ) as error:  # what torch raises for a store that is gone, and for ranks that do not come
+        raise GroupBroken(
+            f"rank {rank} of {seat.world_size} in communicator {seat.communicator}:"
+            f" {_first_line(error)}"
+        ) from error
 
 
 def _meet(store: Any, world_size: int) -> None:
-    """All ranks are alive before any connects to another, which can be called off by nobody, and with NCCL has no deadline."""
+    """All ranks are alive before any connects to another, which can be called off by nobody, and
+    with NCCL has no deadline.
+    """
     if store.add(_PRESENT, 1) == world_size:
         store.set(_VERDICT, _ALL)
     if store.get(_VERDICT).decode() != _ALL:
@@ -83,7 +103,9 @@ def broadcast(communicator: Communicator, flat: torch.Tensor, *, timeout_s: floa
     try:
         communicator.broadcast(flat, timeout_s=max(timeout_s, 0.001))
     except RuntimeError as error:
-        raise GroupBroken(f"a broadcast of weights did not come to its end: {_first_line(error)}") from error
+        raise GroupBroken(
+            f"a broadcast of weights did not come to its end: {_first_line(error)}"
+        ) from error
 
 
 class GlooCommunicator:
@@ -91,7 +113,9 @@ class GlooCommunicator:
 
     device = torch.device("cpu")
 
-    def __init__(self, store: Any, rank: int, world_size: int, *, host: str, timeout: timedelta) -> None:
+    def __init__(
+        self, store: Any, rank: int, world_size: int, *, host: str, timeout: timedelta
+    ) -> None:
         gloo: Any = dist.ProcessGroupGloo
         options = gloo._Options()
         options._devices = [gloo.create_device(hostname=host)]

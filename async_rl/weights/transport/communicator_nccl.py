@@ -1,4 +1,6 @@
-"""The form over NCCL: each rank is a GPU of its own. What differs from gloo, and no more; docs/hardware.md says what of it was run."""
+"""The form over NCCL: each rank is a GPU of its own. What differs from gloo, and no more;
+docs/hardware.md says what of it was run.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,13 @@ _NEVER = timedelta(days=1)
 class NcclCommunicator:
     """torch's process group, with deadlines of our own: those of torch end the process."""
 
-    def __init__(self, store: Any, rank: int, world_size: int, *, host: str, device: torch.device) -> None:
+    def __init__(
+        self, store: Any, rank: int, world_size: int, *, host: str, device: torch.device
+    ) -> None:
         self.device = device
         self._rank = rank
-        # Read by torch when the group is made. 0: a lost peer is an error of the broadcast here, not the end of this process.
+        # Read by torch when the group is made. 0: a lost peer is an error of the broadcast here,
+        # not the end of this process.
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
         os.environ.setdefault("NCCL_SOCKET_IFNAME", _interface_of(host))
         nccl: Any = dist.ProcessGroupNCCL
@@ -37,7 +42,9 @@ class NcclCommunicator:
         options.rootRank, options.rootTensor = 0, 0
         deadline_s = time.monotonic() + timeout_s
         work = self._group.broadcast([flat], options)
-        while not work.is_completed():  # NCCL tells nobody; waiting for the stream would know no deadline
+        while (
+            not work.is_completed()
+        ):  # NCCL tells nobody; waiting for the stream would know no deadline
             if time.monotonic() > deadline_s:
                 raise RuntimeError(f"rank {self._rank} waited {timeout_s:g} s")
             time.sleep(_POLL_S)

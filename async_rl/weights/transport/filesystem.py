@@ -1,8 +1,11 @@
-"""Versions as safetensors files at any fsspec URL: for generators that do not share the learner's memory.
+"""Versions as safetensors files at any fsspec URL: for generators that do not share the learner's
+memory.
 
-A file holds one version, its tensors in the manifest's order, version and checksum in its metadata; any reader of safetensors opens it.
-Invariant: generators hear of a file only once it is complete, and check what they read against the manifest that came with the push.
-The learner writes (`WeightFiles`), a generator reads into a block of its own (`FileReader`); calls block for as long as the place takes.
+A file holds one version, its tensors in the manifest's order, version and checksum in its metadata;
+any reader of safetensors opens it. Invariant: generators hear of a file only once it is complete,
+and check what they read against the manifest that came with the push. The learner writes
+(`WeightFiles`), a generator reads into a block of its own (`FileReader`); calls block for as long
+as the place takes.
 """
 
 from __future__ import annotations
@@ -26,14 +29,17 @@ _ALIGN = 8
 
 
 class WeightFiles:
-    """The learner's side: the newest version that anybody asked for, in a folder of its own (an fsspec URL)."""
+    """The learner's side: the newest version that anybody asked for, in a folder of its own (an
+    fsspec URL).
+    """
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._has_written = False
 
     def write(self, manifest: Manifest, *, keep: Collection[int] = ()) -> str:
-        """Copies the block into a file; returns its URL. Deletes the others, but for the versions that somebody still reads.
+        """Copies the block into a file; returns its URL. Deletes the others, but for the versions
+        that somebody still reads.
 
         Raises ConfigError if the place refuses it.
         """
@@ -52,7 +58,8 @@ class WeightFiles:
                 reader.verify_unchanged()
         except (OSError, ValueError, ImportError) as error:
             raise ConfigError(
-                f"version {manifest.version} cannot be written to {self._folder} ({error}); give a place with room in weights.path"
+                f"version {manifest.version} cannot be written to {self._folder} ({error}); give a"
+                " place with room in weights.path"
             ) from error
         self._has_written = True
         return str(fs.unstrip_protocol(path))
@@ -75,21 +82,36 @@ class FileReader:
         self._one_at_a_time = threading.Lock()
 
     def fetch(self, url: str, manifest: Manifest) -> Manifest:
-        """Reads the file into the block; the manifest of that. Raises WeightsError unless it is exactly what was announced."""
+        """Reads the file into the block; the manifest of that. Raises WeightsError unless it is
+        exactly what was announced.
+        """
         with self._one_at_a_time:
             try:
                 with fsspec.open(url, "rb") as file:
                     if (header := _header(manifest)) != file.read(len(header)):
-                        raise WeightsError(f"{url} does not hold the version {manifest.version} that the learner announced")
-                    found = self._block_for(manifest).write(manifest.version, _tensors(file, manifest))
+                        raise WeightsError(
+                            f"{url} does not hold the version {manifest.version} that the learner"
+                            " announced"
+                        )
+                    found = self._block_for(manifest).write(
+                        manifest.version, _tensors(file, manifest)
+                    )
             except (OSError, ValueError, ImportError) as error:
-                raise WeightsError(f"version {manifest.version} cannot be read from {url} (weights.path): {error}") from error
+                raise WeightsError(
+                    f"version {manifest.version} cannot be read from {url} (weights.path): {error}"
+                ) from error
         if found.checksum != manifest.checksum:
-            raise WeightsError(f"checksum of {url} is {found.checksum}, announced {manifest.checksum}")
+            raise WeightsError(
+                f"checksum of {url} is {found.checksum}, announced {manifest.checksum}"
+            )
         return found
 
     def _block_for(self, manifest: Manifest) -> SharedTensors:
-        if self._block is None or self._announced is None or self._announced.tensors != manifest.tensors:
+        if (
+            self._block is None
+            or self._announced is None
+            or self._announced.tensors != manifest.tensors
+        ):
             self.close()
             self._block, self._announced = (
                 SharedTensors(manifest.tensors, manifest.total_bytes),
@@ -116,13 +138,19 @@ def _tensors(file: IO[bytes], manifest: Manifest) -> Iterator[Bytes]:
 
 
 def _header(manifest: Manifest) -> bytes:
-    """The beginning of a safetensors file: size of the JSON in 8 bytes, then the JSON, filled with spaces."""
-    entries: dict[str, object] = {"__metadata__": {"version": str(manifest.version), "checksum": str(manifest.checksum)}}
+    """The beginning of a safetensors file: size of the JSON in 8 bytes, then the JSON, filled with
+    spaces.
+    """
+    entries: dict[str, object] = {
+        "__metadata__": {"version": str(manifest.version), "checksum": str(manifest.checksum)}
+    }
     end = 0
     for entry in manifest.tensors:
         begin, end = end, end + entry.size_bytes
         if (dtype := _DTYPES.get(entry.dtype)) is None:
-            raise WeightsError(f"{entry.name} has dtype {entry.dtype}; allowed are {', '.join(_DTYPES)}")
+            raise WeightsError(
+                f"{entry.name} has dtype {entry.dtype}; allowed are {', '.join(_DTYPES)}"
+            )
         entries[entry.name] = {"dtype": dtype, "shape": entry.shape, "data_offsets": [begin, end]}
     text = json.dumps(entries).encode()
     text += b" " * (-len(text) % _ALIGN)

@@ -1,7 +1,8 @@
-"""The learner's side of weights.transfer=ipc: a version in one buffer of the GPU, which generators on that GPU map.
+"""The learner's side of weights.transfer=ipc: a version in one buffer of the GPU, which generators
+on that GPU map.
 
-Invariant: the buffer lives until every generator that was to read it has answered; then `close` gives its memory back.
-Called by rank 0 of the learner. `ExportedWeights` needs a GPU.
+Invariant: the buffer lives until every generator that was to read it has answered; then `close`
+gives its memory back. Called by rank 0 of the learner. `ExportedWeights` needs a GPU.
 """
 
 from __future__ import annotations
@@ -18,12 +19,16 @@ from async_rl.protocol.weights import DeviceBlock
 class ExportedWeights:
     """One version, packed."""
 
-    def __init__(self, tensors: Iterable[torch.Tensor], *, size_bytes: int, device: torch.device) -> None:
+    def __init__(
+        self, tensors: Iterable[torch.Tensor], *, size_bytes: int, device: torch.device
+    ) -> None:
         """As `pack`."""
         self._packed = pack(tensors, size_bytes=size_bytes, device=device)
         torch.cuda.current_stream(device).synchronize()
         _, arguments = reduce_tensor(self._packed)  # type: ignore[no-untyped-call]
-        self.block = described(arguments, gpu=str(torch.cuda.get_device_properties(device).uuid), size_bytes=size_bytes)
+        self.block = described(
+            arguments, gpu=str(torch.cuda.get_device_properties(device).uuid), size_bytes=size_bytes
+        )
 
     def close(self) -> None:
         """Nobody maps it any more."""
@@ -33,7 +38,9 @@ class ExportedWeights:
 
 
 def pack(tensors: Iterable[torch.Tensor], *, size_bytes: int, device: torch.device) -> torch.Tensor:
-    """uint8 [size_bytes] with the bytes of all tensors (so many together), one behind the other; each is let go of before the next."""
+    """uint8 [size_bytes] with the bytes of all tensors (so many together), one behind the other;
+    each is let go of before the next.
+    """
     packed = torch.empty(size_bytes, dtype=torch.uint8, device=device)
     offset = 0
     for tensor in tensors:
@@ -44,7 +51,9 @@ def pack(tensors: Iterable[torch.Tensor], *, size_bytes: int, device: torch.devi
 
 
 def described(arguments: tuple[Any, ...], *, gpu: str, size_bytes: int) -> DeviceBlock:
-    """What of torch's arguments for mapping a uint8 buffer [size_bytes] its reader cannot know by itself."""
+    """What of torch's arguments for mapping a uint8 buffer [size_bytes] its reader cannot know by
+    itself.
+    """
     (
         _,
         _,

@@ -1,4 +1,6 @@
-"""What vLLM's ipc form of a weight transfer is told of a version in memory of the GPU. Used by vllm_worker.py."""
+"""What vLLM's ipc form of a weight transfer is told of a version in memory of the GPU. Used by
+vllm_worker.py.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,9 @@ from async_rl.protocol.weights import DeviceBlock, Manifest
 
 
 def consumer_arguments(manifest: Manifest, block: DeviceBlock) -> dict[str, Any]:
-    """Arguments of vLLM's `packed_ipc_consumer`, but for the device's index: one chunk with all tensors."""
+    """Arguments of vLLM's `packed_ipc_consumer`, but for the device's index: one chunk with all
+    tensors.
+    """
     return {
         "ipc_handle": {block.gpu: mapping_arguments(block)},
         "names": [tensor.name for tensor in manifest.tensors],
@@ -21,7 +25,9 @@ def consumer_arguments(manifest: Manifest, block: DeviceBlock) -> dict[str, Any]
 
 
 def mapping_arguments(block: DeviceBlock) -> tuple[Any, ...]:
-    """Arguments of torch's `rebuild_cuda_tensor` for a uint8 tensor [size_bytes]; vLLM puts its own device in the place of 0."""
+    """Arguments of torch's `rebuild_cuda_tensor` for a uint8 tensor [size_bytes]; vLLM puts its own
+    device in the place of 0.
+    """
     return (
         torch.Tensor,
         torch.Size([block.size_bytes]),

@@ -1,9 +1,11 @@
-"""A block of tensors in memory that processes of one host share, and that vanishes with the processes.
+"""A block of tensors in memory that processes of one host share, and that vanishes with the
+processes.
 
-The block is a memfd: it has no name in any file system, a peer of the same user maps it through /proc/<pid>/fd/<n>, and the kernel frees
-it when the last mapping goes, however the processes end.  Layout: a header of 64 bytes (magic, version, a counter that is odd while the
-block is being written), then the tensors, each aligned to 64 bytes.
-Written by the learner's weight publisher, read by generators (`weights/` and `generation/` both use it).
+The block is a memfd: it has no name in any file system, a peer of the same user maps it through
+/proc/<pid>/fd/<n>, and the kernel frees it when the last mapping goes, however the processes end.
+Layout: a header of 64 bytes (magic, version, a counter that is odd while the block is being
+written), then the tensors, each aligned to 64 bytes. Written by the learner's weight publisher,
+read by generators (`weights/` and `generation/` both use it).
 """
 
 from __future__ import annotations
@@ -28,23 +30,35 @@ Bytes = npt.NDArray[np.uint8]
 
 
 def layout(tensors: Iterable[tuple[str, str, Sequence[int], int]]) -> tuple[list[TensorEntry], int]:
-    """Places (name, dtype, shape, size_bytes) one after another; returns the entries and the size of the whole block."""
+    """Places (name, dtype, shape, size_bytes) one after another; returns the entries and the size
+    of the whole block.
+    """
     offset = _ALIGN
     entries = []
     for name, dtype, shape, size_bytes in tensors:
-        entries.append(TensorEntry(name=name, dtype=dtype, shape=list(shape), offset=offset, size_bytes=size_bytes))
+        entries.append(
+            TensorEntry(
+                name=name, dtype=dtype, shape=list(shape), offset=offset, size_bytes=size_bytes
+            )
+        )
         offset += -(-size_bytes // _ALIGN) * _ALIGN
     return entries, offset
 
 
 def checksum(block: Bytes) -> int:
-    """Sum of the block's 64-bit words modulo 2^64: as fast as memory, enough to see a torn or partial copy."""
+    """Sum of the block's 64-bit words modulo 2^64: as fast as memory, enough to see a torn or
+    partial copy.
+    """
     words = block[: block.size // 8 * 8].view(np.uint64)
-    return int(np.add.reduce(words, dtype=np.uint64)) + int(np.add.reduce(block[words.size * 8 :], dtype=np.uint64))
+    return int(np.add.reduce(words, dtype=np.uint64)) + int(
+        np.add.reduce(block[words.size * 8 :], dtype=np.uint64)
+    )
 
 
 class SharedTensors:
-    """The writer's side: one block, reused for every version; its pages are touched once, at creation."""
+    """The writer's side: one block, reused for every version; its pages are touched once, at
+    creation.
+    """
 
     def __init__(self, entries: list[TensorEntry], total_bytes: int) -> None:
         self._entries = entries
@@ -55,18 +69,25 @@ class SharedTensors:
             self._map = mmap.mmap(self._fd, total_bytes)
         except OSError as error:
             os.close(self._fd)
-            raise WeightsError(f"cannot share {total_bytes} bytes of weights ({error}); free memory or raise the limit") from error
+            raise WeightsError(
+                f"cannot share {total_bytes} bytes of weights ({error}); free memory or raise the"
+                " limit"
+            ) from error
         self._bytes: Bytes = np.frombuffer(self._map, dtype=np.uint8)
         self._bytes[:] = 0
         self._writes = 0
 
     def write(self, version: int, tensors: Iterable[Bytes]) -> Manifest:
-        """Copies the tensors, in the order of the entries, and describes the result. Raises WeightsError on a size that does not fit."""
+        """Copies the tensors, in the order of the entries, and describes the result. Raises
+        WeightsError on a size that does not fit.
+        """
         self._writes += 1
         self._put_header(version, 2 * self._writes - 1)
         for entry, data in zip(self._entries, tensors, strict=True):
             if data.size != entry.size_bytes:
-                raise WeightsError(f"{entry.name} has {data.size} bytes, {entry.size_bytes} were announced")
+                raise WeightsError(
+                    f"{entry.name} has {data.size} bytes, {entry.size_bytes} were announced"
+                )
             np.copyto(self._bytes[entry.offset : entry.offset + entry.size_bytes], data)
         self._put_header(version, 2 * self._writes)
         return Manifest(
@@ -94,22 +115,34 @@ class SharedTensors:
 
 
 class SharedTensorsReader:
-    """The reader's side of one manifest. `verify()` before use, `tensors()` to read, `verify_unchanged()` after."""
+    """The reader's side of one manifest. `verify()` before use, `tensors()` to read,
+    `verify_unchanged()` after.
+    """
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
         try:
-            # On another host the path may lead to anything, and opening a pipe would wait for its writer.
+            # On another host the path may lead to anything, and opening a pipe would wait for its
+            # writer.
             if not (target := os.readlink(manifest.path)).startswith(f"/memfd:{_NAME}"):
-                raise BlockUnreachable(f"weights of version {manifest.version}: {manifest.path} is {target}, not a block of weights")
+                raise BlockUnreachable(
+                    f"weights of version {manifest.version}: {manifest.path} is {target}, not a"
+                    " block of weights"
+                )
             fd = os.open(manifest.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise BlockUnreachable(f"weights of version {manifest.version} cannot be mapped from {manifest.path}: {error}") from error
+            raise BlockUnreachable(
+                f"weights of version {manifest.version} cannot be mapped from {manifest.path}:"
+                f" {error}"
+            ) from error
         try:
-            # Copy on write: torch takes only writable memory without complaint, and no reader may write into the shared pages.
+            # Copy on write: torch takes only writable memory without complaint, and no reader may
+            # write into the shared pages.
             self._map = mmap.mmap(fd, manifest.total_bytes, access=mmap.ACCESS_COPY)
         except (OSError, ValueError) as error:
-            raise WeightsError(f"{manifest.path} is not {manifest.total_bytes} bytes of weights: {error}") from error
+            raise WeightsError(
+                f"{manifest.path} is not {manifest.total_bytes} bytes of weights: {error}"
+            ) from error
         finally:
             os.close(fd)
         self._bytes: Bytes = np.frombuffer(self._map, dtype=np.uint8)
@@ -128,12 +161,19 @@ class SharedTensorsReader:
         """Raises WeightsError unless the bytes are those the manifest announced."""
         found = checksum(self._bytes[_ALIGN:])
         if found != self._manifest.checksum:
-            raise WeightsError(f"checksum of version {self._manifest.version} is {found}, announced {self._manifest.checksum}")
+            raise WeightsError(
+                f"checksum of version {self._manifest.version} is {found}, announced"
+                f" {self._manifest.checksum}"
+            )
 
     def verify_unchanged(self) -> None:
-        """Raises WeightsError if the writer began another version meanwhile, so that what was read may be torn."""
+        """Raises WeightsError if the writer began another version meanwhile, so that what was read
+        may be torn.
+        """
         if self._read_counter() != self._counter:
-            raise WeightsError(f"version {self._manifest.version} was overwritten while it was read")
+            raise WeightsError(
+                f"version {self._manifest.version} was overwritten while it was read"
+            )
 
     def tensors(self) -> Iterator[tuple[TensorEntry, Bytes]]:
         """Each entry with its bytes, a view into the block that is valid until `close`."""
