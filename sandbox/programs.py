@@ -190,9 +190,9 @@ class Streams(Runner):
 
 def _open_streams() -> None:
     """sys.stdin and sys.stdout on descriptors 0 and 1; errors go where nobody reads."""
-    sys.stdin = sys.__stdin__ = io.TextIOWrapper(
+    sys.stdin = sys.__stdin__ = io.TextIOWrapper(  # type: ignore[misc]
         io.BufferedReader(io.FileIO(0, "r", closefd=False)), encoding="utf-8"
-    )  # type: ignore[misc]
+    )
     sys.stdout = sys.__stdout__ = io.TextIOWrapper(  # type: ignore[misc]
         io.BufferedWriter(io.FileIO(1, "w", closefd=False)),
         encoding="utf-8",

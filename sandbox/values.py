@@ -26,9 +26,9 @@ MAX_ITEMS: Final = 100_000
 
 _SCALARS = frozenset({int, float, bool, str, type(None)})
 _INT_BOUND = 1 << 1000
-_to_chunks = json.encoder.c_make_encoder(
+_to_chunks = json.encoder.c_make_encoder(  # type: ignore[attr-defined]
     None, None, json.encoder.encode_basestring_ascii, None, ":", ",", False, False, True
-)  # type: ignore[attr-defined]
+)
 _from_json = json.JSONDecoder().decode
 _VIEWS: tuple[type, ...] = (
     range,

@@ -57,8 +57,8 @@ class ServiceMetrics:
         )
         for name, (meaning, read) in _GAUGES.items():
             Gauge(f"verifier_{name}", meaning, registry=self._registry).set_function(
-                lambda read=read: float(read(health()))
-            )  # type: ignore[misc]
+                lambda read=read: float(read(health()))  # type: ignore[misc]
+            )
 
     def count_verdict(self, verdict: Verdict) -> None:
         """One more program was judged."""

@@ -53,9 +53,9 @@ def open_store(host: str) -> dist.TCPStore:  # type: ignore[name-defined]
     """A store at a free port of this address and no other."""
     listener = socket.create_server((host, 0))
     port = listener.getsockname()[1]
-    return dist.TCPStore(
+    return dist.TCPStore(  # type: ignore[attr-defined]
         host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-    )  # type: ignore[attr-defined]
+    )
 
 
 def join(seat: Seat, rank: int, device: torch.device) -> Communicator:
@@ -63,9 +63,9 @@ def join(seat: Seat, rank: int, device: torch.device) -> Communicator:
     host, _, port = seat.store.rpartition(":")
     timeout = timedelta(seconds=seat.timeout_s)
     try:
-        client = dist.TCPStore(
+        client = dist.TCPStore(  # type: ignore[attr-defined]
             host, int(port), is_master=False, wait_for_workers=False, timeout=timeout
-        )  # type: ignore[attr-defined]
+        )
         store = dist.PrefixStore(seat.communicator, client)  # type: ignore[attr-defined]
         store.set_timeout(timeout)
         _meet(store, seat.world_size)
