@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
-import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,7 +22,6 @@ T = TypeVar("T")
 
 EXTERNAL_LIB = "ASYNC_RL_EXTERNAL_LIB"
 """model.external_lib, for the worker processes that vLLM starts."""
-_PR_SET_PDEATHSIG = 1
 _GENTLE_NICENESS = 5
 """Who is busy on the same core keeps three fifths of it beside two that join, instead of a third.
 """
@@ -74,13 +71,6 @@ def prepare_environment(config: RunConfig, cores: Sequence[int]) -> None:
     os.environ.update(variables)
     # It would override generation.vllm.kv_cache_mb.
     os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
-
-
-def die_with_parent() -> None:
-    """Has the kernel kill this process when the thread that started it ends, however it ends."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
 
 
 @contextlib.asynccontextmanager

@@ -9,7 +9,6 @@ own arguments>` by `TensorBoard` only.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
 import socket
@@ -18,9 +17,9 @@ import sys
 from pathlib import Path
 
 from async_rl.core.errors import InfrastructureError
+from async_rl.core.os import die_with_parent
 from async_rl.observability.logs import log_path
 
-_PR_SET_PDEATHSIG = 1
 _CLOSE_S = 3.0
 _NICENESS = 10
 _RELOAD_S = "1"
@@ -93,10 +92,7 @@ def _claim(host: str, port: int) -> int:
 
 def main() -> None:
     """The child: dies with its parent, yields to the run's own processes, then is TensorBoard."""
-    parent_pid = int(sys.argv[1])
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:
-        sys.exit(1)
+    die_with_parent(int(sys.argv[1]))
     os.nice(_NICENESS)
     from tensorboard.main import run_main  # slow to import: after the above
 

@@ -9,33 +9,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import ctypes
 import importlib
 import logging
 import os
-import signal
 import sys
 import traceback
 from pathlib import Path
 from typing import get_args
 
 from async_rl.core.errors import AsyncRLError, DataError, RewardError, root_cause
+from async_rl.core.os import die_with_parent
 from async_rl.core.types import Role
 from async_rl.observability.logs import configure_logging
 from async_rl.protocol.membership import ReportFatal
 from async_rl.runtime.context import connect_control, open_context
 
-_PR_SET_PDEATHSIG = 1
 _REPORT_S = 5.0
-
-
-def die_with_parent(parent_pid: int) -> None:
-    """Asks the kernel to kill this process when its parent ends; exits at once if that has happened
-    already. 0: whoever it is.
-    """
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if parent_pid and os.getppid() != parent_pid:
-        os._exit(1)
 
 
 def describe(error: BaseException) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from async_rl.core.errors import AsyncRLError, ConfigError, RunFailed
+from async_rl.core.os import die_with_parent
 
 _LINE_LIMIT = 2**20
 
@@ -74,7 +75,6 @@ def _emit(progress: Progress) -> None:
 def main() -> int:
     """The child: prepares the model of the run directory given as the first argument."""
     from async_rl.runtime.context import load_config
-    from async_rl.runtime.main import die_with_parent
 
     die_with_parent(int(sys.argv[2]))
     from async_rl.data.prepare import prepare_model  # heavy: imports torch

@@ -18,7 +18,7 @@ from async_rl.launchers.configuration.compose import compose
 
 CHILD = """
 import os, signal, sys
-from async_rl.generation.environment import die_with_parent
+from async_rl.core.os import die_with_parent
 die_with_parent()
 print(os.getpid(), flush=True)
 signal.pause()

@@ -32,7 +32,8 @@ from vllm.utils.torch_utils import set_default_torch_dtype
 
 from async_rl.core.codec import decode
 from async_rl.core.errors import GroupBroken, WeightsError
-from async_rl.generation.environment import EXTERNAL_LIB, die_with_parent
+from async_rl.core.os import die_with_parent
+from async_rl.generation.environment import EXTERNAL_LIB
 from async_rl.protocol.weights import DeviceBlock, Manifest, Source
 from async_rl.weights.receiver import Receiver, Tensors, weights_from
 from async_rl.weights.transport.ipc_receiver import consumer_arguments

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import inspect
 import itertools
 import os
@@ -28,13 +27,13 @@ import msgspec
 from async_rl.config.reward_terms import functions_of
 from async_rl.config.rewards import RewardConfig
 from async_rl.core.errors import ConfigError, RewardError
+from async_rl.core.os import die_with_parent
 from async_rl.core.types import Value
 from async_rl.rewards.functions import RewardFunction, find_function, read_score
 from async_rl.rewards.verifier.protocol import RewardSample
 
 _LINE_LIMIT = 1 << 28
 _TRIES = 3
-_PR_SET_PDEATHSIG = 1
 _WHO_S = 1.0
 """Within this time a process says which of its calls keeps the event loop to itself; code in C may
 keep even that from being said.
@@ -342,7 +341,7 @@ async def _serve(incoming: int, outgoing: int) -> None:
 
 def main() -> None:
     """The child. What functions print goes to stderr; the pipes are out of their reach."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    die_with_parent()
     incoming, outgoing = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)

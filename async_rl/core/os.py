@@ -1,0 +1,28 @@
+"""Requests to the Linux kernel that the standard library does not offer.
+
+The jail in sandbox/ has its own calls, because it imports nothing of the project.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_ANY_PARENT = 0
+
+
+def die_with_parent(parent_pid: int = _ANY_PARENT) -> None:
+    """Let the kernel kill this process when the thread that started it ends.
+
+    parent_pid: the process that should be the parent. If it has ended already, this process exits
+    immediately; the kernel sends no signal for an end before the call. Raises OSError if the
+    kernel refuses.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    # prctl reads five arguments; the unused ones must be 0.
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if parent_pid != _ANY_PARENT and os.getppid() != parent_pid:
+        os._exit(1)
