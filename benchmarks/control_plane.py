@@ -51,7 +51,7 @@ SMALLEST_BATCH = 16
 
 
 def batch_of(num_generators: int) -> int:
-    """Groups per step: admission lets three times as many be active, so that it holds nobody back."""
+    """Groups per step: admission allows three times as many active, so it never limits the rate."""
     return max(SMALLEST_BATCH, num_generators)
 
 

@@ -148,7 +148,9 @@ def main() -> None:
                     checkpointing=checkpointing,
                     rounds=arguments.rounds,
                 )
-                name = f"{'packed' if is_packed else 'one sequence at a time'}{', checkpointing' if checkpointing else ''}"
+                name = "packed" if is_packed else "one sequence at a time"
+                if checkpointing:
+                    name += ", checkpointing"
                 goal = ">= 0.45" if is_packed and not checkpointing else ""
                 figure(
                     f"{name}: share of the product's rate", needed / seconds / rate, "", goal=goal

@@ -96,7 +96,7 @@ class LiveRun:
             await buffer.call(LimitStaleness(max_staleness_versions=versions), timeout_s=10)
 
     def hold(self) -> None:
-        """Every process of the run stands still: its supervisor first, so that it sees nobody late."""
+        """Stop every process of the run, the supervisor first so it reports no other as late."""
         self._signal(self._all(), signal.SIGSTOP)
 
     def go_on(self) -> None:

@@ -20,9 +20,8 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.figures import (
-    MARK,
-)  # noqa: E402  a script's own folder is on the path, its parent is not
+# The folder of a script is on the path, its parent is not.
+from benchmarks.figures import MARK  # noqa: E402
 
 NO_BENCHMARKS = {"run", "figures", "live_run", "__init__"}
 

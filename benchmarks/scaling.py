@@ -33,7 +33,7 @@ SETTINGS = ["conf=grpo_code", "num_steps=100000", "weights.probe_every_pushes=0"
 
 
 def supervisor_said(run: LiveRun, sentence: str) -> list[float]:
-    """Unix times at which the supervisor's log has a line that ends with what the pattern matches."""
+    """Unix times of the lines in the supervisor's log whose end matches the pattern."""
     lines = (run.run_dir / "logs" / "supervisor.log").read_text().splitlines()
     return [
         datetime.fromisoformat(" ".join(line.split()[:2])).timestamp()

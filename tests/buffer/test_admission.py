@@ -138,9 +138,7 @@ def test_the_oldest_open_group_passes_the_gate_while_new_ones_are_refused() -> N
     assert hand_out(desk) is None
 
 
-def test_a_generator_with_weights_that_the_learner_left_behind_gets_nothing_and_what_it_writes_may_be_as_old_as_the_learner() -> (
-    None
-):
+def test_a_generator_ahead_of_a_restored_learner_gets_no_tickets() -> None:
     desk = admission()
     group = hand_out(desk, version=4, learner_version=4)
     assert group is not None

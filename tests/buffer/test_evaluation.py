@@ -89,9 +89,7 @@ def test_the_version_that_wrote_the_tokens_is_told() -> None:
     assert "eval/version_mean" not in evaluation_scalars([result([True], version=None)])
 
 
-def test_one_sample_per_prompt_makes_all_figures_equal_and_without_a_greedy_answer_none_is_told() -> (
-    None
-):
+def test_one_sample_per_prompt_makes_all_figures_equal_and_without_greedy_there_is_none() -> None:
     scalars = evaluation_scalars([result([True], ["a"]), result([False], ["b"])])
     assert scalars["eval/pass_at_1"] == scalars["eval/pass_at_k"] == scalars["eval/maj_at_k"] == 0.5
     assert scalars["eval/pass_at_1_error"] == scalars["eval/pass_at_k_error"]

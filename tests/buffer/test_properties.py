@@ -305,7 +305,7 @@ class BufferMachine(RuleBasedStateMachine):
 
     @rule(saved_first=st.booleans(), crash=st.one_of(st.none(), st.integers(0, 3)))
     def kill_learner(self, saved_first: bool, crash: int | None) -> None:
-        """It comes back at its checkpoint, which may hold one step that it had no time to commit."""
+        """Return to its checkpoint, which may hold one step that it had no time to commit."""
         learner = self.learner
         if saved_first and learner.version in learner.batches:
             self.history = [*self.history[: learner.version], learner.batches[learner.version]]

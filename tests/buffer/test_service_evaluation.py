@@ -98,7 +98,7 @@ def test_an_evaluation_draws_so_many_samples_of_each_prompt_as_are_asked_for(
     run(scenario())
 
 
-def test_a_learner_that_came_back_to_an_evaluated_version_gets_it_told_again_with_the_samples_that_are_kept(
+def test_a_learner_restored_to_an_evaluated_version_gets_its_result_and_samples_again(
     tmp_path: Path,
 ) -> None:
     prompts = FakePrompts(num_held_out=KEPT_SAMPLES + 2)

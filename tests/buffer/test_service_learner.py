@@ -200,7 +200,7 @@ def test_a_learner_that_goes_back_trains_the_undone_batches_again(tmp_path: Path
     run(scenario())
 
 
-def test_what_is_generated_while_the_learner_goes_back_may_be_as_old_as_the_learner_also_after_a_restart(
+def test_groups_generated_during_a_rollback_may_be_as_old_as_the_learner_after_a_restart_too(
     tmp_path: Path,
 ) -> None:
     async def scenario() -> None:

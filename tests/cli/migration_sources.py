@@ -19,7 +19,8 @@ data:
   return_raw_chat: False
 actor_rollout_ref:
   hybrid_engine: True
-  model: {path: ~/models/policy, external_lib: null, override_config: {}, enable_gradient_checkpointing: False}
+  model: {path: ~/models/policy, external_lib: null, override_config: {},
+      enable_gradient_checkpointing: False}
   actor:
     strategy: fsdp
     ppo_mini_batch_size: 256
@@ -29,7 +30,8 @@ actor_rollout_ref:
     entropy_coeff: 0.001
     ppo_epochs: 1
     shuffle: True
-    optim: {lr: 1e-6, lr_warmup_steps_ratio: 0., min_lr_ratio: null, warmup_style: constant, total_training_steps: -1}
+    optim: {lr: 1e-6, lr_warmup_steps_ratio: 0., min_lr_ratio: null, warmup_style: constant,
+        total_training_steps: -1}
     fsdp_config:
       wrap_policy: {min_num_params: 0}
       param_offload: False
@@ -56,7 +58,8 @@ actor_rollout_ref:
     log_prob_micro_batch_size: 128
     do_sample: True
 critic:
-  optim: {lr: 1e-5, lr_warmup_steps_ratio: 0., min_lr_ratio: null, warmup_style: constant, total_training_steps: -1}
+  optim: {lr: 1e-5, lr_warmup_steps_ratio: 0., min_lr_ratio: null, warmup_style: constant,
+      total_training_steps: -1}
   model: {path: ~/models/policy, enable_gradient_checkpointing: False}
   ppo_mini_batch_size: ${actor_rollout_ref.actor.ppo_mini_batch_size}
   ppo_micro_batch_size: 64
@@ -92,14 +95,16 @@ trainer:
 """
 
 VERL_TODAY = """
-data: {train_files: [a.parquet, b.parquet], val_files: c.parquet, prompt_key: prompt, reward_fn_key: data_source, max_prompt_length: 512,
-       max_response_length: 1024, train_batch_size: 128, val_batch_size: null, shuffle: true, filter_overlong_prompts: true,
-       truncation: error, image_key: images, custom_cls: {path: null, name: null}, sampler: {class_path: null}}
+data: {train_files: [a.parquet, b.parquet], val_files: c.parquet, prompt_key: prompt,
+    reward_fn_key: data_source, max_prompt_length: 512, max_response_length: 1024,
+    train_batch_size: 128, val_batch_size: null, shuffle: true, filter_overlong_prompts: true,
+    truncation: error, image_key: images, custom_cls: {path: null, name: null},
+    sampler: {class_path: null}}
 actor_rollout_ref:
   nccl_timeout: 600
   hybrid_engine: true
-  model: {path: org/name, lora_rank: 0, use_remove_padding: true, trust_remote_code: false, enable_gradient_checkpointing: true,
-          override_config: {}}
+  model: {path: org/name, lora_rank: 0, use_remove_padding: true, trust_remote_code: false,
+      enable_gradient_checkpointing: true, override_config: {}}
   actor:
     _target_: verl.workers.config.FSDPActorConfig
     strategy: fsdp2
@@ -120,11 +125,12 @@ actor_rollout_ref:
     ppo_epochs: 1
     shuffle: false
     checkpoint: {save_contents: [model, optimizer, extra]}
-    optim: {lr: 1e-6, lr_warmup_steps_ratio: 0.1, lr_warmup_steps: -1, weight_decay: 0.01, warmup_style: cosine, min_lr_ratio: 0.1,
-            num_cycles: 0.5, total_training_steps: -1}
+    optim: {lr: 1e-6, lr_warmup_steps_ratio: 0.1, lr_warmup_steps: -1, weight_decay: 0.01,
+        warmup_style: cosine, min_lr_ratio: 0.1, num_cycles: 0.5, total_training_steps: -1}
     grad_clip: 1.0
     ulysses_sequence_parallel_size: 1
-    fsdp_config: {wrap_policy: {min_num_params: 0}, param_offload: false, optimizer_offload: true, fsdp_size: -1}
+    fsdp_config: {wrap_policy: {min_num_params: 0}, param_offload: false, optimizer_offload: true,
+        fsdp_size: -1}
   ref: {strategy: fsdp2, log_prob_micro_batch_size_per_gpu: 4}
   rollout:
     name: vllm
@@ -141,16 +147,20 @@ actor_rollout_ref:
     max_num_seqs: 256
     load_format: dummy
     dtype: bfloat16
-critic: {strategy: fsdp2, enable: null, cliprange_value: 0.5, grad_clip: 1.0, loss_agg_mode: token-mean, ppo_epochs: 1, shuffle: false,
-         ppo_mini_batch_size: 64, forward_max_token_len_per_gpu: 32768, optim: {lr: 1e-5, warmup_style: constant, weight_decay: 0.01},
-         model: {path: org/name, lora_rank: 0, fsdp_config: {param_offload: false, fsdp_size: -1}}}
+critic: {strategy: fsdp2, enable: null, cliprange_value: 0.5, grad_clip: 1.0,
+    loss_agg_mode: token-mean, ppo_epochs: 1, shuffle: false, ppo_mini_batch_size: 64,
+    forward_max_token_len_per_gpu: 32768, optim: {lr: 1e-5, warmup_style: constant,
+    weight_decay: 0.01}, model: {path: org/name, lora_rank: 0, fsdp_config: {param_offload: false,
+    fsdp_size: -1}}}
 reward_model: {enable: false, reward_manager: naive, sandbox_fusion: {url: null}}
 custom_reward_function: {path: null, name: compute_score}
-algorithm: {gamma: 1.0, lam: 1.0, adv_estimator: grpo, norm_adv_by_std_in_grpo: true, use_kl_in_reward: false, kl_penalty: kl,
-            kl_ctrl: {type: fixed, kl_coef: 0.001, horizon: 10000, target_kl: 0.1}, use_pf_ppo: false, pf_ppo: {weight_pow: 2.0}}
-trainer: {balance_batch: true, total_epochs: 30, total_training_steps: 200, project_name: p, experiment_name: e, logger: [console, wandb],
-          nnodes: 1, n_gpus_per_node: 8, save_freq: 20, test_freq: 5, critic_warmup: 0, default_local_dir: ckpt, val_before_train: true,
-          resume_mode: auto, max_actor_ckpt_to_keep: 3, device: cuda}
+algorithm: {gamma: 1.0, lam: 1.0, adv_estimator: grpo, norm_adv_by_std_in_grpo: true,
+    use_kl_in_reward: false, kl_penalty: kl, kl_ctrl: {type: fixed, kl_coef: 0.001, horizon: 10000,
+    target_kl: 0.1}, use_pf_ppo: false, pf_ppo: {weight_pow: 2.0}}
+trainer: {balance_batch: true, total_epochs: 30, total_training_steps: 200, project_name: p,
+    experiment_name: e, logger: [console, wandb], nnodes: 1, n_gpus_per_node: 8, save_freq: 20,
+    test_freq: 5, critic_warmup: 0, default_local_dir: ckpt, val_before_train: true,
+    resume_mode: auto, max_actor_ckpt_to_keep: 3, device: cuda}
 global_profiler: {tool: null}
 ray_kwargs: {ray_init: {num_cpus: null}}
 """
@@ -169,7 +179,8 @@ actor:
   gradient_checkpointing: true
   bf16: true
   vllm: {max_seq_len_to_capture: 4096, max_num_seqs: 256, gpu_memory_utilization: 0.9}
-  optimizer: {lr: 2e-5, lr_scheduler_type: constant, eps: 1e-5, beta1: 0.9, beta2: 0.98, weight_decay: 0.05, warmup_steps_proportion: 0.0}
+  optimizer: {lr: 2e-5, lr_scheduler_type: constant, eps: 1e-5, beta1: 0.9, beta2: 0.98,
+      weight_decay: 0.05, warmup_steps_proportion: 0.0}
 critic: {path: /models/policy, init_critic_from_actor: true, optimizer: {lr: 5e-6, beta2: 0.99}}
 ref: {path: /models/policy}
 rew: {path: /models/policy}
@@ -179,9 +190,11 @@ critic_train: {}
 critic_inf: {}
 rew_inf: {}
 ref_inf: {}
-dataset: {path: /data/code.jsonl, max_prompt_len: 1024, train_bs_n_seqs: 64, fill_to_max_length: false}
+dataset: {path: /data/code.jsonl, max_prompt_len: 1024, train_bs_n_seqs: 64,
+    fill_to_max_length: false}
 ppo:
-  gen: {n: 1, max_new_tokens: 2048, min_new_tokens: 0, greedy: false, top_p: 1.0, top_k: 100000000, temperature: 1.0}
+  gen: {n: 1, max_new_tokens: 2048, min_new_tokens: 0, greedy: false, top_p: 1.0, top_k: 100000000,
+      temperature: 1.0}
   ppo_n_minibatches: 4
   kl_ctl: 0.1
   discount: 1.0

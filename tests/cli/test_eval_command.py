@@ -1,4 +1,4 @@
-"""Facts about `async-rl eval` that need no engine: which checkpoint is meant, and what is refused."""
+"""Facts about `async-rl eval` that need no engine: the choice of checkpoint, and refusals."""
 
 from __future__ import annotations
 

@@ -125,7 +125,8 @@ def test_completions_are_scored_and_summed_up(tmp_path: Path) -> None:
     assert "pass@1 0.7500 over 3 problems" in result.stdout
     lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     assert sorted((line["name"], line["verdict"]) for line in lines) == [
-        ("a", "pass"), ("b", "compile_error"), ("b", "pass"), ("b", "runtime_error"), ("b", "wrong_answer"), ("c", "pass"),
+        ("a", "pass"), ("b", "compile_error"), ("b", "pass"), ("b", "runtime_error"),
+        ("b", "wrong_answer"), ("c", "pass"),
     ]  # fmt: skip
 
 

@@ -183,9 +183,7 @@ def test_flaws_differ_from_the_right_code_and_from_each_other() -> None:
         assert len(set(concept.phrases)) == 2
 
 
-def test_a_share_of_the_corpus_asks_again_after_a_failed_program_in_the_form_of_the_retry_example() -> (
-    None
-):
+def test_a_share_of_the_corpus_retries_a_failed_program_in_the_form_of_the_retry_example() -> None:
     specs, _ = list_functions.split(TASK)
     rates = list_functions.flaw_rates(0.4, 0.5)
     plain = list(itertools.islice(list_functions.corpus(specs, rates, 0), 200))

@@ -173,7 +173,7 @@ class Chaos:
         return self._until(condition, wait_s=0)
 
     def _until(self, condition: Callable[[], bool], *, wait_s: float) -> bool:
-        """Waits for wait_s and the condition; False if the run ends first; fails if it never comes."""
+        """Wait for wait_s and the condition; False if the run ends first, an error if it hangs."""
         started_s = time.monotonic()
         while time.monotonic() < started_s + wait_s or not condition():
             if self.run.process.poll() is not None:

@@ -1,4 +1,4 @@
-"""Starts real runs as a person would, watches them from outside, and counts what they leave behind."""
+"""Start real runs as a person would, watch them from outside, and count what they leave."""
 
 from __future__ import annotations
 

@@ -33,7 +33,8 @@ TEMPLATE = (
     " add_generation_prompt %}<assistant>{% endif %}"
 )
 LEADS = '''
-"""The policy writes a few tokens; what is judged is right for even rows and wrong for odd ones, so that every score is known."""
+"""The policy writes a few tokens, which are replaced by an answer that is right for even rows
+and wrong for odd ones, so every score is known."""
 
 async def answers(talk):
     await talk.write()
@@ -43,7 +44,9 @@ async def answers(talk):
 async def programs(talk):
     await talk.write()
     reference = talk.row["solutions"][0]
-    return f"So:\\n```python\\n{reference}\\n```" if talk.row["number"] % 2 == 0 else "```python\\nprint('something else')\\n```"
+    if talk.row["number"] % 2 == 0:
+        return f"So:\\n```python\\n{reference}\\n```"
+    return "```python\\nprint('something else')\\n```"
 
 def fails(sample):
     import os, time
@@ -75,8 +78,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.save_pretrained(path)
     torch.manual_seed(0)
     shape = Qwen3Config(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
-        head_dim=16, max_position_embeddings=128, eos_token_id=tokenizer.eos_token_id, tie_word_embeddings=True,
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=2,
+        head_dim=16, max_position_embeddings=128, eos_token_id=tokenizer.eos_token_id,
+        tie_word_embeddings=True,
     )  # fmt: skip
     Qwen3ForCausalLM(shape).save_pretrained(path)
     return path
@@ -187,7 +192,7 @@ def test_both_files_of_areal_are_joined_run_in_the_sandbox_and_trained_with_ppo_
     assert [row["reward/part/tests_passed"] for row in run.rows if row["step"] > 0] == [0.5, 0.5]
 
 
-def test_a_reward_function_that_fails_in_every_way_costs_the_groups_that_it_fails_on_and_nothing_else(
+def test_a_reward_function_that_fails_in_every_way_costs_only_the_groups_it_fails_on(
     launch: Launch, tmp_path: Path, model: Path, leads: str
 ) -> None:
     said = {

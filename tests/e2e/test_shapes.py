@@ -1,4 +1,4 @@
-"""The same loop in other shapes: synchronous, more processes, PPO with a critic, rewards of steps."""
+"""The same loop in other shapes: synchronous, more processes, PPO with a critic, step rewards."""
 
 import itertools
 from collections.abc import Callable

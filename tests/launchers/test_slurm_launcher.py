@@ -16,7 +16,10 @@ from async_rl.launchers.backends.slurm import SlurmLauncher, job_script, submit
 from async_rl.launchers.configuration.compose import compose
 from async_rl.planning.topology import ProcessSpec, processes
 
-POOL = "generators.pools.big={count:1,work:train,tensor_parallel_size:2,gpus_each:2,cpus_each:3,node_kind:h100}"
+POOL = (
+    "generators.pools.big={count:1,work:train,tensor_parallel_size:2,gpus_each:2,cpus_each:3,"
+    "node_kind:h100}"
+)
 MACHINE = Machine(cores=(0, 1), num_gpus=0, memory_mb=8000)
 FAKE_SRUN = """#!/bin/bash
 echo "$@" > "$SRUN_SAID"

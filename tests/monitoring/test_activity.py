@@ -230,7 +230,7 @@ def test_the_four_conditions_of_a_process_add_up_to_its_age(
     ]
 
 
-def test_a_wait_for_what_is_upstream_is_told_before_what_holds_back_and_one_that_says_why_before_others(
+def test_an_upstream_wait_is_shown_first_and_a_wait_with_a_reason_before_one_without(
     activity: Activity, clock: Clock
 ) -> None:
     async def scenario() -> None:

@@ -276,7 +276,7 @@ def test_status_says_which_pool_is_missing_for_what() -> None:
     )
 
 
-def test_generators_that_only_evaluate_are_left_out_of_the_bottleneck_and_the_advice_names_the_pools_that_train() -> (
+def test_generators_that_only_evaluate_are_no_bottleneck_and_the_advice_names_training_pools() -> (
     None
 ):
     resting = member("generator-judge-0", "generator", busy_s=0.0, wait_s=100.0, blocked_s=0.0)

@@ -144,7 +144,7 @@ SETTINGS = {
     ),
     "learner.take_timeout_s": (
         "rollouts/test_taking.py::"
-        "test_a_batch_that_comes_later_than_the_timeout_ends_the_run_with_what_the_buffer_waits_for"
+        "test_a_batch_later_than_the_timeout_ends_the_run_with_what_the_buffer_waits_for"
     ),
 }
 """Setting -> test. Those of the critic's optimizer are those of the policy's: one class."""

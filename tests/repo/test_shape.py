@@ -55,7 +55,7 @@ def test_the_product_stays_readable_in_a_few_days() -> None:
 
 
 def count_tokens(path: Path) -> tuple[int, int]:
-    """Return (tokens, lines that hold any): names, operators, literals; no comments or docstrings."""
+    """Return (tokens, lines with any): names, operators, literals; no comments or docstrings."""
     text = path.read_text()
     docstrings = {
         (node.lineno, node.col_offset)

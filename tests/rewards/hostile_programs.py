@@ -1,4 +1,3 @@
-# ruff: noqa: E501  programs read best as they are
 """Programs that try to get a verdict they do not deserve, or to harm the host; each with the
 verdicts that are right for it.
 

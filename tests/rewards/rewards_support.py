@@ -11,7 +11,8 @@ from async_rl.sandbox.pool import Pool
 
 T = TypeVar("T")
 LIMITS = SandboxConfig(
-    timeout_s=0.5, memory_mb=128, output_kb=64, stop_at_first_failure=True, allow_unsafe=False, packages=[], float_tolerance=1e-9,
+    timeout_s=0.5, memory_mb=128, output_kb=64, stop_at_first_failure=True, allow_unsafe=False,
+    packages=[], float_tolerance=1e-9,
     checker=None,
 )  # fmt: skip
 

@@ -1,4 +1,3 @@
-# ruff: noqa: E501  programs read best as they are
 """Facts about programs that import packages: which cells they get, and that the others do not pay
 for it.
 """

@@ -41,8 +41,10 @@ print(json.dumps([verdict(*test) for test in tests]))
 """
 ATOMS = ("x", "1", "2", "7", "-3", "0")
 FORMS = (
-    "({a} + {b})", "({a} * {b})", "({a} - {b})", "({a} // {b})", "({a} % {b})", "({a} / {b})", "({a} if x > 2 else {b})",
-    "max({a}, {b})", "[{a}, {b}][x % 3]", "len(str({a}))", "int('12'[int({a}) % 2])", "({a} > {b})", "sum(range(abs(int({a})) % 50))",
+    "({a} + {b})", "({a} * {b})", "({a} - {b})", "({a} // {b})", "({a} % {b})", "({a} / {b})",
+    "({a} if x > 2 else {b})",
+    "max({a}, {b})", "[{a}, {b}][x % 3]", "len(str({a}))", "int('12'[int({a}) % 2])",
+    "({a} > {b})", "sum(range(abs(int({a})) % 50))",
 )  # fmt: skip
 FRAMES = (
     "def f(x):\n    return {e}\n",

@@ -26,7 +26,8 @@ from async_rl.rewards.verifier.protocol import RewardSample
 
 HERE = Path(__file__).parent / "reward_functions_for_tests.py"
 SAMPLE = RewardSample(
-    prompt_id="p", prompt="ask", response="oh yes", transcript="oh yes", token_ids=[5, 6], is_written=[True, True], data_source="mine",
+    prompt_id="p", prompt="ask", response="oh yes", transcript="oh yes", token_ids=[5, 6],
+    is_written=[True, True], data_source="mine",
     row={"wanted": "yes", "prompt": "ask"}, tests=[], setup="", is_truncated=False, max_tokens=9,
 )  # fmt: skip
 
@@ -114,9 +115,7 @@ def test_a_function_that_fails_says_how_and_its_neighbours_get_their_scores(
     with_verifier(run_config("by_response"), test)
 
 
-def test_a_function_that_hangs_is_ended_after_its_deadline_and_the_calls_beside_it_are_asked_again() -> (
-    None
-):
+def test_a_function_that_hangs_is_ended_at_its_deadline_and_concurrent_calls_are_repeated() -> None:
     async def test(client: VerifierClient) -> None:
         hanging = asyncio.create_task(client.ask_functions([name("by_response")], saying("hang")))
         for _ in range(3):  # these are in the process when it is ended, the last ones come after it
@@ -131,9 +130,7 @@ def test_a_function_that_hangs_is_ended_after_its_deadline_and_the_calls_beside_
     with_verifier(run_config("by_response", "slow", timeout_s=0.8), test)
 
 
-def test_a_function_that_blocks_the_event_loop_is_blamed_itself_and_not_the_calls_that_it_makes_late() -> (
-    None
-):
+def test_a_function_that_blocks_the_event_loop_is_blamed_and_not_the_calls_it_delays() -> None:
     async def test(client: VerifierClient) -> None:
         innocent = [
             asyncio.create_task(client.ask_functions([name("slow")], SAMPLE)) for _ in range(3)

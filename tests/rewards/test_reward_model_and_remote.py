@@ -45,9 +45,12 @@ TEMPLATE = (
 
 def sample(response: str, **fields: Any) -> RewardSample:
     made = RewardSample(
-        prompt_id="p", prompt="rendered prompt", response=response, transcript=response, token_ids=[1], is_written=[True],
-        data_source="code", row={"prompt": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "ask"}]},
-        tests=[CallTest(function="f", args=[i], expected=i) for i in (1, 2)], setup="", is_truncated=False, max_tokens=9,
+        prompt_id="p", prompt="rendered prompt", response=response, transcript=response,
+        token_ids=[1], is_written=[True],
+        data_source="code", row={"prompt": [{"role": "system", "content": "be brief"},
+        {"role": "user", "content": "ask"}]},
+        tests=[CallTest(function="f", args=[i], expected=i) for i in (1, 2)], setup="",
+        is_truncated=False, max_tokens=9,
     )  # fmt: skip
     return msgspec.structs.replace(made, **fields)
 
@@ -59,7 +62,8 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.chat_template = TEMPLATE
     torch.manual_seed(0)
     shape = Qwen3Config(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=2,
         head_dim=16, max_position_embeddings=512, num_labels=1, pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip
     Qwen3ForSequenceClassification(shape).save_pretrained(path)

@@ -47,7 +47,8 @@ async def ask(functions: Sequence[str], sample: RewardSample) -> dict[str, dict[
 
 def sample() -> RewardSample:
     return RewardSample(
-        prompt_id="p", prompt="", response="", transcript="", token_ids=[], is_written=[], data_source="code", row={}, tests=[], setup="",
+        prompt_id="p", prompt="", response="", transcript="", token_ids=[], is_written=[],
+        data_source="code", row={}, tests=[], setup="",
         is_truncated=False, max_tokens=9,
     )  # fmt: skip
 

@@ -130,7 +130,8 @@ def roll_out(
     problem = CodeProblem(tests=[], row='{"wanted": 3}')
     ticket = Ticket(
         group_id=1, attempt=1, purpose=Purpose.TRAIN, num_samples=2, admitted_version=3,
-        prompt=Prompt(prompt_id="p", text="a", token_ids=np.array([1, 1], np.int32), data_source="code", problem=problem),
+        prompt=Prompt(prompt_id="p", text="a", token_ids=np.array([1, 1], np.int32),
+        data_source="code", problem=problem),
         sampling=Sampling(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=8, min_new_tokens=0),
     )  # fmt: skip
     judge, parrot = Judge(), Parrot()

@@ -230,8 +230,10 @@ def test_a_reward_function_that_fails_gives_the_group_back_or_ends_the_generator
         raise ExceptionGroup("scoring", [RewardError("mine raised ValueError")])
 
     context: Any = SimpleNamespace(
-        config=compose("grpo_code", [f"reward.on_failure={on_failure}"]), model_path=None, token="t", name="generator-0",
-        activity=Activity(), log=logging.getLogger("test"), peer=lambda _: SimpleNamespace(call=call),
+        config=compose("grpo_code", [f"reward.on_failure={on_failure}"]), model_path=None,
+        token="t", name="generator-0",
+        activity=Activity(), log=logging.getLogger("test"),
+        peer=lambda _: SimpleNamespace(call=call),
     )  # fmt: skip
 
     async def run() -> None:

@@ -63,9 +63,7 @@ def take(timeout_s: float, *, generators: tuple[str, ...] = ("generator-0",)) ->
     return asyncio.run(Learner(context, ranks, torch.device("cpu"))._take(5))
 
 
-def test_a_batch_that_comes_later_than_the_timeout_ends_the_run_with_what_the_buffer_waits_for() -> (
-    None
-):
+def test_a_batch_later_than_the_timeout_ends_the_run_with_what_the_buffer_waits_for() -> None:
     with pytest.raises(
         DeadlineExceeded,
         match=r"no batch for version 5 within 0\.1 s .*the buffer waits for 3 of 4 groups",

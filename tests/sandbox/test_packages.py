@@ -17,7 +17,8 @@ def f(x):
     a = np.random.default_rng(0).normal(size=(30, 30))
     b = np.linalg.solve(a, a @ np.arange(30.0))
     c = np.fft.fft(np.ones(4)).real.tolist()
-    return [int(round(b.sum())), c, float(np.sort(np.array([3, 1, 2])).max()), sorted(np.unique([1, 1, 2]).tolist())]
+    return [int(round(b.sum())), c, float(np.sort(np.array([3, 1, 2])).max()),
+    sorted(np.unique([1, 1, 2]).tolist())]
 """
 BESIDE = """
 import os, numpy

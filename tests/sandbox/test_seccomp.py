@@ -28,7 +28,7 @@ probed function.
 
 
 def simulate(program: bytes, number: int, arch: int = X86_64, args: tuple[int, ...] = ()) -> int:
-    """What the kernel's interpreter would answer; knows only the instructions the generator emits."""
+    """The answer of the kernel's interpreter, for the instructions that the generator emits."""
     data = struct.pack("=IIQ6Q", number, arch, 0, *(args + (0,) * 6)[:6])
     code = list(struct.iter_unpack("=HBBI", program))
     accumulator, at = 0, 0

@@ -92,7 +92,7 @@ def test_a_process_added_to_a_live_run_that_cannot_start_is_given_up_and_the_run
     assert asyncio.run(main()).left == [("generator-1", "failed: OutOfMemory: 9 GB")]
 
 
-def test_one_that_starts_is_shown_at_once_and_killed_when_it_is_let_go_for_it_may_not_hear_a_request(
+def test_a_starting_member_is_shown_and_is_killed_when_removed_since_it_may_hear_no_request(
     tmp_path: Path,
 ) -> None:
     def deaf_unless_first(world: World, process: Scripted) -> None:

@@ -108,7 +108,7 @@ def with_run(
     asyncio.run(main())
 
 
-def test_processes_come_and_go_until_there_are_as_many_as_wanted_and_a_later_life_of_the_run_has_as_many(
+def test_the_number_of_processes_reaches_the_wanted_one_and_a_resumed_run_keeps_it(
     tmp_path: Path,
 ) -> None:
     config = compose("grpo_code", [])
@@ -309,7 +309,7 @@ def test_the_autoscaler_adds_a_generator_for_a_learner_that_waits(tmp_path: Path
     assert wanted_counts(config, tmp_path)["generators"] == 2
 
 
-def test_more_than_memory_holds_is_refused_with_the_figures_unless_it_is_forced_and_fewer_are_never_refused(
+def test_more_than_fits_in_memory_is_refused_with_figures_unless_forced_and_fewer_never(
     tmp_path: Path,
 ) -> None:
     config = compose("grpo_code", ["verifiers.count=2"])

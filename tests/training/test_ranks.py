@@ -38,7 +38,7 @@ def test_gpus_that_torch_cannot_use_are_refused_with_the_remedy(
         learner_device(1)
 
 
-def test_a_process_that_asked_for_no_gpu_sees_none_of_its_node_and_the_cluster_names_those_of_the_others() -> (
+def test_a_process_without_gpus_sees_none_of_its_node_and_the_cluster_names_the_others_gpus() -> (
     None
 ):
     config = compose(

@@ -44,7 +44,7 @@ def test_a_member_that_dies_lets_the_survivors_try_again() -> None:
     assert group.behind() == {A}
 
 
-def test_who_gives_up_where_nobody_was_lost_tries_alone_and_is_cut_off_then_so_that_pushing_ends() -> (
+def test_a_member_that_times_out_among_healthy_ones_retries_alone_and_is_removed_if_it_fails() -> (
     None
 ):
     group = group_of(A, B, C)
