@@ -111,7 +111,7 @@ class Learner:
         from async_rl.training.pushing import Pusher
 
         directory = Directory()
-        directory.update(Members(epoch=0, members=self._members[:count]))
+        directory.update(Members(revision=0, members=self._members[:count]))
         connections = Connections(self._keys, directory)
         context: Any = SimpleNamespace(
             config=settings(

@@ -170,7 +170,7 @@ class Tasks:
         """
         known: dict[str, bool] = {}
         while True:
-            epoch = self._context.directory.epoch
+            revision = self._context.directory.revision
             now = {
                 member.name: member.state == DRAINING
                 for member in self._context.directory.of_role("generator")
@@ -178,7 +178,7 @@ class Tasks:
             for name in known.keys() - now.keys():
                 self._service.desk.lose(name, "", "it left the fleet", is_spared=known[name])
             known = now
-            await self._context.directory.changed(epoch)
+            await self._context.directory.changed(revision)
 
     async def report_evaluations(
         self, held_out: Sequence[Prompt], decode: Callable[[Sequence[int]], str]

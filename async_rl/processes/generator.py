@@ -243,9 +243,9 @@ class Generator:
     async def _follow_verifiers(self) -> None:
         directory = self._context.directory
         while True:
-            epoch = directory.epoch
+            revision = directory.revision
             self._rollouts.update_verifiers([m.address for m in directory.of_role("verifier")])
-            await directory.changed(epoch)
+            await directory.changed(revision)
 
     async def load_weights(self, request: LoadWeights) -> Message:
         """New weights between two engine steps; admission learns at once what this generator

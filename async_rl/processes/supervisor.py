@@ -274,7 +274,7 @@ class Supervisor:
         directory = self._registry.directory
         try:
             async with asyncio.timeout(message.wait_s):
-                await directory.changed(message.known_epoch)
+                await directory.changed(message.known_revision)
         except TimeoutError:
             pass
         return directory.snapshot()

@@ -60,17 +60,17 @@ class Heartbeat(Message):
 
 
 class Members(Message):
-    """The processes that serve now; epoch grows with each change."""
+    """The processes that serve now; revision grows with each change."""
 
-    epoch: int
+    revision: int
     members: list[Member]
 
 
 class WatchMembers(Message):
-    """Answered once the epoch differs from `known_epoch`, or after wait_s with the same epoch."""
+    """Request the members once the revision differs from `known_revision`, or after `wait_s`."""
 
     Reply: ClassVar[type] = Members
-    known_epoch: int
+    known_revision: int
     wait_s: float
 
 

@@ -31,24 +31,24 @@ class Directory:
     """
 
     def __init__(self) -> None:
-        self.epoch = -1
+        self.revision = -1
         self.members: list[Member] = []
         self._changed = asyncio.Event()
 
     def update(self, members: Members) -> None:
         """Takes a newer list and wakes everyone who waits for one."""
-        if members.epoch != self.epoch:
-            self.epoch, self.members = members.epoch, members.members
+        if members.revision != self.revision:
+            self.revision, self.members = members.revision, members.members
             self._changed.set()
             self._changed = asyncio.Event()
 
     def snapshot(self) -> Members:
         """The list as a message."""
-        return Members(epoch=self.epoch, members=self.members)
+        return Members(revision=self.revision, members=self.members)
 
-    async def changed(self, known_epoch: int) -> None:
-        """Returns once the epoch is no longer `known_epoch`."""
-        while self.epoch == known_epoch:
+    async def changed(self, known_revision: int) -> None:
+        """Returns once the revision is no longer `known_revision`."""
+        while self.revision == known_revision:
             await self._changed.wait()
 
     async def changed_or(self, event: asyncio.Event) -> None:
@@ -78,7 +78,7 @@ class Directory:
         answer.
         """
         while True:
-            request = WatchMembers(known_epoch=self.epoch, wait_s=_WATCH_S)
+            request = WatchMembers(known_revision=self.revision, wait_s=_WATCH_S)
             self.update(await supervisor.call(request, timeout_s=_WATCH_S + call_timeout_s))
 
 
@@ -124,11 +124,11 @@ class Incarnation:
 
     async def _gone(self) -> None:
         while True:
-            epoch = self._directory.epoch
+            revision = self._directory.revision
             now = self._directory.find(self._member.name)
             if now is None or (now.pid, now.address) != (self._member.pid, self._member.address):
                 return
-            await self._directory.changed(epoch)
+            await self._directory.changed(revision)
 
 
 class Peer:
@@ -146,10 +146,10 @@ class Peer:
         try:
             async with asyncio.timeout(timeout_s):
                 while True:
-                    epoch = self._directory.epoch
+                    revision = self._directory.revision
                     member = self._directory.find(self._who)
                     if member is None:
-                        await self._directory.changed(epoch)
+                        await self._directory.changed(revision)
                         continue
                     with contextlib.suppress(
                         _Ended

@@ -30,7 +30,7 @@ STARTING, DRAINING, _ENDED = "starting", "draining", "ended"
 
 
 class Registry:
-    """Members by name. The epoch of `directory` grows when a member begins or ends to serve.
+    """Members by name. The revision of `directory` grows when a member begins or ends to serve.
 
     wanted: processes per pool that there should be, as the scaler says.  work: what the generators
     of a pool write.
@@ -38,7 +38,7 @@ class Registry:
 
     def __init__(self) -> None:
         self.directory = Directory()
-        self.directory.update(Members(epoch=0, members=[]))
+        self.directory.update(Members(revision=0, members=[]))
         self._entries: dict[str, _Entry] = {}
         self.wanted: dict[str, int] = {}
         self.work: dict[str, str] = {}
@@ -192,7 +192,7 @@ class Registry:
                     await (
                         asyncio.sleep(left_s)
                         if entry.is_serving
-                        else self.directory.changed(self.directory.epoch)
+                        else self.directory.changed(self.directory.revision)
                     )
 
     @property
@@ -207,7 +207,7 @@ class Registry:
             for entry in entries
             if not (entry.is_draining and entry.member.role == "verifier")
         ]
-        self.directory.update(Members(epoch=self.directory.epoch + 1, members=serving))
+        self.directory.update(Members(revision=self.directory.revision + 1, members=serving))
 
 
 def _member(

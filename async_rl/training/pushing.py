@@ -138,7 +138,7 @@ class Pusher:
         try:
             async with asyncio.TaskGroup() as loads:
                 while True:
-                    seen = directory.epoch
+                    seen = directory.revision
                     self._wake.clear()
                     members = self._members()
                     self._routes = {
@@ -154,7 +154,7 @@ class Pusher:
                     if self._on_gpu is not None and self._group.all_hold(self._on_gpu[0]):
                         self._on_gpu = None
                         await self._ranks.unshare_on_device()
-                    if directory.epoch == seen:
+                    if directory.revision == seen:
                         await directory.changed_or(self._wake)
         finally:
             self._files.close()

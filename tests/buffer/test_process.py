@@ -76,12 +76,12 @@ def test_a_generator_that_left_the_fleet_loses_its_tickets(tmp_path: Path) -> No
     async def scenario() -> None:
         async with working(tmp_path) as it:
             it.context.directory.update(
-                Members(epoch=1, members=[member("generator-0", 11), member("generator-1", 12)])
+                Members(revision=1, members=[member("generator-0", 11), member("generator-1", 12)])
             )
             task = asyncio.create_task(it.tasks.follow_generators())
             await tickets(it.service, 0, credit=2)
             await tickets(it.service, 0, credit=2, generator="generator-1")
-            it.context.directory.update(Members(epoch=2, members=[member("generator-0", 99)]))
+            it.context.directory.update(Members(revision=2, members=[member("generator-0", 99)]))
             await until_queue(it.service, issued=2, generating=2)
             assert it.service.desk.holders() == {"generator-0"}
             await ended(task)

@@ -284,7 +284,7 @@ def test_an_engine_is_brought_up_gently_where_another_generator_writes_already(
         )
         for members in ([], [msgspec.structs.replace(other, role="learner")], [other]):
             directory = Directory()
-            directory.update(Members(epoch=0, members=members))
+            directory.update(Members(revision=0, members=members))
             await bring_up(
                 SimpleNamespace(
                     config=compose("grpo_code"),

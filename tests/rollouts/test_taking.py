@@ -49,7 +49,7 @@ def take(timeout_s: float, *, generators: tuple[str, ...] = ("generator-0",)) ->
         )
         for n in generators
     ]
-    directory.update(Members(epoch=1, members=members))
+    directory.update(Members(revision=1, members=members))
     context: Any = SimpleNamespace(
         config=compose_unchecked("grpo_code", [f"learner.take_timeout_s={timeout_s}"]),
         run_dir=Path("run"),

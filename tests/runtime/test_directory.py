@@ -57,7 +57,7 @@ class Lives:
             version=0,
             counters={},
         )
-        self.directory.update(Members(epoch=pid, members=[member]))
+        self.directory.update(Members(revision=pid, members=[member]))
 
     async def ask(self) -> str:
         reply: Work = await Peer("buffer", self.directory, self.connect).call(ASK, timeout_s=30)

@@ -41,7 +41,7 @@ def test_a_process_without_supervisor_ends_itself_within_the_heartbeat_timeout(
 
         async def watch(message: WatchMembers) -> Message:
             await asyncio.sleep(message.wait_s)
-            return Members(epoch=message.known_epoch, members=[])
+            return Members(revision=message.known_revision, members=[])
 
         keys = create_keys(tmp_path / "keys")
         with RpcServer(

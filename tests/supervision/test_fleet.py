@@ -360,13 +360,13 @@ def test_heartbeats_of_a_predecessor_are_ignored() -> None:
 
 def test_the_directory_changes_only_when_someone_begins_or_ends_to_serve() -> None:
     registry = Registry()
-    start = registry.directory.epoch
+    start = registry.directory.revision
     registry.add("g", "generator", 1)
-    assert registry.directory.epoch == start
+    assert registry.directory.revision == start
     registry.register(Register(name="g", role="generator", pid=1, address="tcp://x"))
     assert [m.name for m in registry.directory.members] == ["g"]
     registry.mark("g", "ended")
     assert registry.directory.members == []
-    assert registry.directory.epoch == start + 2
+    assert registry.directory.revision == start + 2
     registry.mark("g", "ended")
-    assert registry.directory.epoch == start + 2
+    assert registry.directory.revision == start + 2

@@ -25,7 +25,7 @@ def test_a_process_that_was_let_go_is_not_started_again_and_is_forgotten(tmp_pat
         world.registry.wanted = {"verifiers": 1}
         running = asyncio.create_task(world.fleet.run())
         while len(world.registry.directory.members) < 2:
-            await world.registry.directory.changed(world.registry.directory.epoch)
+            await world.registry.directory.changed(world.registry.directory.revision)
         world.fleet.let_go("verifier-1")
         assert [m.name for m in world.registry.directory.members] == ["verifier-0"]
         assert [(p.live, p.draining) for p in world.registry.pools()] == [(1, 1)]
@@ -36,7 +36,7 @@ def test_a_process_that_was_let_go_is_not_started_again_and_is_forgotten(tmp_pat
         assert [spec.name for spec in world.fleet.specs] == ["verifier-0"]
         world.fleet.add(spec("verifier", 1))
         while len(world.registry.directory.members) < 2:
-            await world.registry.directory.changed(world.registry.directory.epoch)
+            await world.registry.directory.changed(world.registry.directory.revision)
         world.fleet.kill_all()
         await running
         return world
@@ -80,7 +80,7 @@ def test_a_process_added_to_a_live_run_that_cannot_start_is_given_up_and_the_run
         world = World("generator", tmp_path, fails_unless_first)
         running = asyncio.create_task(world.fleet.run())
         while not world.registry.directory.members:
-            await world.registry.directory.changed(world.registry.directory.epoch)
+            await world.registry.directory.changed(world.registry.directory.revision)
         world.fleet.add(spec("generator", 1))
         async with asyncio.timeout(10):
             await world.someone_left.wait()
@@ -106,7 +106,7 @@ def test_a_starting_member_is_shown_and_is_killed_when_removed_since_it_may_hear
         world.registry.wanted = {"generators": 2}
         running = asyncio.create_task(world.fleet.run())
         while not world.registry.directory.members:
-            await world.registry.directory.changed(world.registry.directory.epoch)
+            await world.registry.directory.changed(world.registry.directory.revision)
         world.fleet.add(spec("generator", 1))
         assert [(p.live, p.starting) for p in world.registry.pools()] == [(1, 1)]
         await asyncio.wait({running}, timeout=0.1)

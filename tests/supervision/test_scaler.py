@@ -72,7 +72,7 @@ class ScaledRun:
             while sorted(
                 m.name for m in self.registry.members if m.address == "" and m.state == "ready"
             ) != sorted(names):
-                await self.registry.directory.changed(self.registry.directory.epoch)
+                await self.registry.directory.changed(self.registry.directory.revision)
 
     def tell(self, name: str, **counters: float) -> None:
         pid = next(m.pid for m in self.registry.members if m.name == name)

@@ -62,7 +62,7 @@ class Learner:
         """These generators are in the directory from now on."""
         self._directory.update(
             Members(
-                epoch=self._directory.epoch + 1,
+                revision=self._directory.revision + 1,
                 members=[member(n, self._generators[n]) for n in names],
             )
         )

@@ -110,7 +110,7 @@ class World:
             )
             for n in self.generators
         ]
-        self.directory.update(Members(epoch=self.directory.epoch + 1, members=members))
+        self.directory.update(Members(revision=self.directory.revision + 1, members=members))
 
     def join(self, name: str, generator: Generator) -> None:
         self.generators[name] = generator
