@@ -15,7 +15,16 @@ import pytest
 import async_rl
 
 ROOT = Path(__file__).resolve().parents[2]
-BUILD = "import sys; from setuptools import build_meta; print(getattr(build_meta, sys.argv[1])(sys.argv[2]))"
+BUILD = """
+import sys
+from setuptools import build_meta
+print(getattr(build_meta, sys.argv[1])(sys.argv[2]))
+"""
+WHERE = """
+import async_rl, async_rl.launchers, async_rl.sandbox, async_rl.conf
+for package in (async_rl, async_rl.launchers, async_rl.sandbox, async_rl.conf):
+    print(package.__file__)
+"""
 
 
 def build(kind: str, source: Path, target: Path) -> Path:
@@ -72,10 +81,8 @@ def run(installed: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_installed_files_are_those_of_the_wheel(installed: Path) -> None:
-    code = "import async_rl, async_rl.launchers, async_rl.sandbox, async_rl.conf\n"
-    code += "for m in (async_rl, async_rl.launchers, async_rl.sandbox, async_rl.conf): print(m.__file__)"
     result = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", WHERE],
         cwd=installed.parent,
         env={**os.environ, "PYTHONPATH": str(installed)},
         capture_output=True,
