@@ -61,6 +61,8 @@ def gae_oracle(rewards, values, bootstrap, mask, gamma, lam):
     return advantages, returns
 
 
+@pytest.mark.proves("algorithm.advantage")
+@pytest.mark.covers("adv_estimator")
 @pytest.mark.parametrize("estimator", ["grpo", "dr_grpo", "rloo"])
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10**6))
@@ -112,6 +114,8 @@ def test_a_group_whose_members_agree_has_no_advantage() -> None:
     assert found.abs().max() < 1e-7
 
 
+@pytest.mark.proves("algorithm.gae_lambda")
+@pytest.mark.covers("gamma, lam")
 @settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
@@ -137,6 +141,7 @@ def test_gae_equals_its_definition(seed: int, gamma: float, lam: float) -> None:
         np.testing.assert_allclose(tensor, expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.covers("masks inside a response")
 def test_gae_by_hand_skips_the_tool_output_between_two_tokens() -> None:
     # gamma 0.5, lam 0.5.  Last token: delta = 1 + 0.5 * 0 - 0.5 = 0.5.  First: delta = 0 + 0.5 *
     # 0.5 - 1 = -0.75, A = -0.75 + 0.25 * 0.5.
@@ -152,6 +157,7 @@ def test_gae_by_hand_skips_the_tool_output_between_two_tokens() -> None:
     torch.testing.assert_close(returns, torch.tensor([[0.375, 0.0, 1.0]]))
 
 
+@pytest.mark.covers("values of truncated responses")
 def test_truncation_bootstraps_from_the_value_after_the_last_token() -> None:
     advantages, _ = gae(
         torch.tensor([[0.0], [0.0]]),

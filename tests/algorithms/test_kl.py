@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from async_rl.algorithms.kl import KLEstimator, adapted_kl_coef, full_kl, kl_estimate
 
 
+@pytest.mark.covers("kl_penalty")
 @pytest.mark.parametrize(
     ("estimator", "expected"),
     [("k1", -0.5), ("abs", 0.5), ("k2", 0.125), ("k3", math.exp(0.5) - 1 - 0.5)],
@@ -42,6 +43,7 @@ def test_the_gradient_of_k2_is_that_of_the_kl() -> None:
     torch.testing.assert_close(estimated, exact)
 
 
+@pytest.mark.covers("kl_penalty full")
 @settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
@@ -96,6 +98,7 @@ def test_the_exact_kl_of_a_model_to_itself_is_0() -> None:
     )
 
 
+@pytest.mark.proves("algorithm.kl_target", "algorithm.kl_horizon")
 @pytest.mark.parametrize(
     ("kl", "factor"),
     [

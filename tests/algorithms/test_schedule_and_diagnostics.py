@@ -14,6 +14,7 @@ from async_rl.algorithms.diagnostics import (
 from async_rl.algorithms.schedule import learning_rate
 
 
+@pytest.mark.covers("lr_warmup_steps_ratio")
 def test_warm_up_never_has_a_rate_of_zero_and_ends_at_lr() -> None:
     rates = [
         learning_rate(
@@ -31,6 +32,7 @@ def test_no_warm_up_begins_at_lr() -> None:
     )
 
 
+@pytest.mark.covers("warmup_style, min_lr_ratio")
 def test_cosine_falls_to_its_floor_and_stays() -> None:
     rates = {
         k: learning_rate(

@@ -22,6 +22,7 @@ def sample(reward: float, length: int) -> Trajectory:
     )
 
 
+@pytest.mark.covers("generation_size")
 @pytest.mark.parametrize(
     ("drawn", "kept"),
     [

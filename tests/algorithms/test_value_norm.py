@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from async_rl.algorithms.value_norm import Moments, normalize
 
 
+@pytest.mark.covers("value_norm_type")
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_ma_is_the_mean_and_spread_of_all_tokens_so_far(seed: int) -> None:
@@ -23,6 +24,7 @@ def test_ma_is_the_mean_and_spread_of_all_tokens_so_far(seed: int) -> None:
         assert moments.mean_and_std(eps=1e-5) == pytest.approx(expected)
 
 
+@pytest.mark.proves("algorithm.value_norm_beta")
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_exp_is_the_weighted_mean_of_the_batches_without_the_bias_of_its_start(seed: int) -> None:
@@ -44,6 +46,7 @@ def test_the_first_batch_counts_fully_whatever_the_decay() -> None:
     assert moments.mean_and_std(eps=1e-5) == pytest.approx((2.0, 1.0), rel=1e-6)
 
 
+@pytest.mark.proves("algorithm.value_norm_eps")
 def test_a_weight_below_eps_counts_as_eps() -> None:
     moments = Moments().observed(torch.tensor([1.0, 3.0]), kind="exp", beta=0.99)
     assert moments.mean_and_std(eps=0.1)[0] == pytest.approx(0.2)

@@ -79,6 +79,7 @@ def test_without_a_bound_they_are_issued_for_ever(tmp_path: Path) -> None:
     assert trained_prompts(tmp_path, filtering(None), range(4)) == ["t0", "t1", "t2", "t3"] * 2
 
 
+@pytest.mark.covers("dataset filter after a resume")
 @pytest.mark.parametrize("cut", [1, 2, 3])
 def test_a_buffer_that_starts_again_goes_on_with_the_same_prompts(tmp_path: Path, cut: int) -> None:
     found = trained_prompts(tmp_path, filtering(0.5, max_share=0.4), range(cut), range(cut, 6))

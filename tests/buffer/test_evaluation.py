@@ -171,6 +171,7 @@ def test_greedy_evaluation_of_several_samples_is_refused_and_a_second_greedy_ans
     assert not found("evaluation.temperature=0")
 
 
+@pytest.mark.covers("val_batch_size: every row")
 def test_every_held_out_row_of_files_is_evaluated_and_of_the_embedded_task_the_first_256() -> None:
     files = compose(
         "grpo_code",

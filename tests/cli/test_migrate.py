@@ -39,6 +39,7 @@ def migrated(tmp_path: Path, text: str, key: str = "", value: Any = None) -> Mig
     return read(file)
 
 
+@pytest.mark.covers("keys of both systems")
 @pytest.mark.parametrize("name", SOURCES)
 def test_every_key_is_mentioned_once_and_the_result_is_accepted(tmp_path: Path, name: str) -> None:
     source = tmp_path / "source.yaml"
@@ -318,6 +319,7 @@ AREAL_KEYS: list[tuple[str, Any, Any]] = [
 ]
 
 
+@pytest.mark.covers("do_sample", "free_cache_engine", "hybrid_engine", "default_local_dir")
 @pytest.mark.parametrize(
     ("text", "key", "value", "expected"),
     [(VERL_FIRST, *row) for row in VERL_KEYS] + [(AREAL, *row) for row in AREAL_KEYS],
@@ -385,6 +387,7 @@ def test_prompts_leave_by_their_score_where_a_share_of_them_may(
     assert settings.get("data.filter.max_share") == (share or None)
 
 
+@pytest.mark.covers("project_name, logger: wandb")
 @pytest.mark.parametrize("is_installed", [True, False])
 def test_numbers_go_to_wandb_where_it_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_installed: bool

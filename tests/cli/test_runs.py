@@ -53,6 +53,7 @@ def test_the_newest_run_is_meant_by_default(tmp_path: Path) -> None:
     assert find(None, tmp_path) == new
 
 
+@pytest.mark.covers("experiment_name")
 def test_a_run_is_found_by_name_and_by_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -342,6 +342,7 @@ def test_the_yaml_is_in_the_order_of_the_schema() -> None:
     ]
 
 
+@pytest.mark.covers("train_batch_size", "total_epochs")
 def test_the_number_of_steps_follows_from_the_epochs_and_the_rows_of_all_files(
     tmp_path: Path,
 ) -> None:

@@ -11,6 +11,8 @@ SHARED_GPU = ("placement=colocated", "learner.gpus_each=0.5", "generators.gpus_e
 FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
 
 
+@pytest.mark.proves("learner.critic.enabled")
+@pytest.mark.covers("disable_value", "top_p, top_k, min_new_tokens")
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
@@ -327,6 +329,7 @@ def test_a_combination_that_works_is_accepted(overrides: list[str]) -> None:
     compose("ppo_code", overrides)
 
 
+@pytest.mark.proves("learner.cores", "learner.gpus_each")
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [

@@ -146,6 +146,7 @@ def test_a_model_directory_is_taken_as_it_is(tmp_path: Path) -> None:
     assert prepare_model(make_config(f"model.path={directory}"), silent) == directory
 
 
+@pytest.mark.covers("override_config")
 def test_fields_of_the_models_configuration_are_overridden_in_a_directory_of_its_own(
     tmp_path: Path,
 ) -> None:

@@ -124,6 +124,7 @@ def test_mbpp_rows_show_their_asserts_and_keep_their_imports_as_setup(
     assert prompt.problem.setup == "import math"
 
 
+@pytest.mark.covers("input_output without fn_name")
 def test_input_output_without_a_function_is_standard_input(tokenizer: Any, tmp_path: Path) -> None:
     row = {
         "prompt": "p",
@@ -135,6 +136,7 @@ def test_input_output_without_a_function_is_standard_input(tokenizer: Any, tmp_p
     assert prompt.prompt_id == "areal/q1"
 
 
+@pytest.mark.covers("input_output with fn_name")
 def test_input_output_with_a_function_has_one_json_argument_per_line(
     tokenizer: Any, tmp_path: Path
 ) -> None:
@@ -155,6 +157,7 @@ def test_check_function_of_human_eval_is_an_assert_test_on_its_entry_point(
     assert prompt.problem.tests == [AssertTest(code=f"{test}\ncheck(f)")]
 
 
+@pytest.mark.covers("train_files, val_files: jsonl and parquet")
 def test_parquet_rows_give_the_same_prompts_as_jsonl(tokenizer: Any, tmp_path: Path) -> None:
     rows = [{"id": i, "prompt": f"Task {i}", "tests": json.dumps(OWN_TESTS)} for i in range(5)]
     (tmp_path / "a").mkdir()
@@ -183,6 +186,7 @@ def test_parquet_structs_with_absent_fields_are_read(tokenizer: Any, tmp_path: P
     ]
 
 
+@pytest.mark.covers("prompt_key: chats and strings")
 def test_the_chat_template_wraps_strings_and_chats_and_opens_the_answer(
     chat_tokenizer: Any, tmp_path: Path
 ) -> None:
@@ -205,6 +209,7 @@ def test_the_chat_template_wraps_strings_and_chats_and_opens_the_answer(
     assert chat_tokenizer.decode(first.token_ids.tolist()) == first.text
 
 
+@pytest.mark.covers("prompt_key")
 def test_prompt_key_chooses_the_column(tokenizer: Any, tmp_path: Path) -> None:
     path = write_jsonl(
         tmp_path / "x.jsonl", [{"prompt": "no", "question": "yes", "tests": OWN_TESTS}]
@@ -212,6 +217,7 @@ def test_prompt_key_chooses_the_column(tokenizer: Any, tmp_path: Path) -> None:
     assert load(path, tokenizer, "data.prompt_key=question")[0].text == "yes\n"
 
 
+@pytest.mark.covers("truncation: error and drop")
 def test_over_long_prompts_are_an_error_or_dropped_and_counted(
     tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -36,6 +36,7 @@ def judged(rewards: list[list[float]], **settings: Any) -> list[int]:
 REWARDS = [[0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [1.0, 0.8]]
 
 
+@pytest.mark.covers("dataset_filter_threshold")
 def test_prompts_above_the_bound_leave_highest_first() -> None:
     assert judged(REWARDS, above=0.6, max_share=0.9) == [2, 3]
     assert judged(REWARDS, above=0.95, max_share=0.9) == [2]
@@ -48,16 +49,19 @@ def test_prompts_below_the_bound_leave() -> None:
     assert judged(REWARDS, above=0.95, below=0.3, max_share=0.9) == [0, 2]
 
 
+@pytest.mark.covers("dataset_max_filter_percentage")
 def test_no_more_leave_than_the_share_rounded_down() -> None:
     assert judged(REWARDS, above=0.4, max_share=0.25) == [2]
     assert judged(REWARDS, above=0.4, max_share=0.5) == [2, 3]
     assert judged(REWARDS, above=0.4, max_share=0.2) == []
 
 
+@pytest.mark.covers("dataset_filter_threshold off")
 def test_without_a_bound_nobody_leaves() -> None:
     assert judged(REWARDS, max_share=0.9) == []
 
 
+@pytest.mark.covers("reward_output_scaling, bias, max_reward_clip")
 def test_the_reward_is_scaled_as_for_training_before_the_mean() -> None:
     assert judged(
         [[1.0, 1.0], [10.0, 0.0]], above=2.9, max_share=0.9, reward={"scale": 3.0, "clip": 5.0}
@@ -87,6 +91,7 @@ def test_prompts_leave_only_where_an_epoch_begins_and_once() -> None:
     assert [order.index(k) for k in range(8)] == [0, 1, 2, 3, 1, 2, 3, 1]
 
 
+@pytest.mark.covers("the active set survives a resume")
 @given(
     n=st.integers(1, 12),
     seed=st.integers(0, 5),

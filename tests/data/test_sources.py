@@ -43,6 +43,7 @@ def words(prompts: list[Prompt]) -> list[str]:
     return [prompt.text.strip() for prompt in prompts]
 
 
+@pytest.mark.covers("train_files, val_files: one or several")
 def test_a_pattern_names_its_files_in_order_and_none_twice(tokenizer: Any, tmp_path: Path) -> None:
     for name in ("b", "a", "c"):
         write(tmp_path / f"{name}.jsonl", {"prompt": name, "tests": TESTS})
@@ -67,6 +68,7 @@ def test_files_of_one_name_in_two_folders_do_not_share_ids(tokenizer: Any, tmp_p
     ]
 
 
+@pytest.mark.covers("train_files, val_files: URLs in a cache")
 def test_a_remote_file_is_copied_once_and_again_only_when_it_changed(tmp_path: Path) -> None:
     memory = fsspec.filesystem("memory")
     url, cache = "memory://bucket/part-0.jsonl", str(tmp_path)
@@ -97,6 +99,7 @@ def test_an_absent_remote_file_is_named(tmp_path: Path) -> None:
         list(read_rows("memory://bucket/none.jsonl", cache_dir=str(tmp_path)))
 
 
+@pytest.mark.covers("max_prompt_length, truncation")
 @pytest.mark.parametrize(
     ("mode", "kept"),
     [
@@ -131,6 +134,7 @@ def test_cut_prompts_have_the_text_of_their_tokens_and_are_counted(
     assert "cut 1 of 1 prompts to data.max_prompt_tokens=500" in caplog.text
 
 
+@pytest.mark.covers("fill_to_max_length")
 def test_filled_prompts_all_have_the_longest_length_and_end_as_they_did(
     tokenizer: Any, tmp_path: Path
 ) -> None:
@@ -144,6 +148,7 @@ def test_filled_prompts_all_have_the_longest_length_and_end_as_they_did(
     assert filled([1, 2, 3], 5) == [2, 3, 1, 2, 3]
 
 
+@pytest.mark.covers("bad rows")
 def test_bad_rows_are_refused_with_their_number_or_left_out_and_counted(
     tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -190,6 +195,7 @@ def test_bad_rows_and_over_long_prompts_are_told_apart(tokenizer: Any, tmp_path:
     assert words(load(path, tokenizer, "data.bad_rows=drop", "data.truncation=drop")) == ["good"]
 
 
+@pytest.mark.covers("prompt_id_key, max_prompt_id_length")
 def test_the_id_column_can_be_chosen_and_over_long_ids_are_refused(
     tokenizer: Any, tmp_path: Path
 ) -> None:
@@ -204,6 +210,7 @@ def test_the_id_column_can_be_chosen_and_over_long_ids_are_refused(
         load(path, tokenizer, "data.id_key=other")
 
 
+@pytest.mark.covers("AReaL's code data, REAL_CODE_METADATA_PATH")
 def test_areal_rows_find_their_tests_in_the_metadata_file(tokenizer: Any, tmp_path: Path) -> None:
     tests = json.dumps({"inputs": ["1\n"], "outputs": ["2\n"]})
     metadata = write(
@@ -270,6 +277,7 @@ def test_gsm8k_rows_of_either_layout_want_their_number(tokenizer: Any, tmp_path:
     )
 
 
+@pytest.mark.covers("verl's schema, data_source")
 def test_math_rows_want_their_expression_and_an_unknown_source_is_refused(
     tokenizer: Any, tmp_path: Path
 ) -> None:

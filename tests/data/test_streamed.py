@@ -93,6 +93,7 @@ def test_a_second_start_finds_the_same_prompts_and_copies_nothing_again(
     assert copy.stat().st_mtime_ns == written
 
 
+@pytest.mark.covers("train_files: never whole in memory")
 def test_a_large_file_is_never_in_memory(tokenizer: Any, tmp_path: Path) -> None:
     text = "y" * 2000
     table, count = tmp_path / "big.parquet", 20_000
@@ -163,6 +164,7 @@ def _fetch(url: str, cache: str, barrier: Any, found: Any) -> None:
     found.put((str(path), os.stat(path).st_ino, len(open_table(url, cache))))
 
 
+@pytest.mark.covers("train_files, val_files: the cache's lock")
 def test_processes_that_want_the_same_remote_file_copy_it_once(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", list(rows(2000)))
     context = multiprocessing.get_context("spawn")

@@ -61,6 +61,7 @@ def test_a_saved_tokenizer_loads_with_its_end_token_and_no_chat_template(
     assert loaded("def f(xs):\n    ys")["input_ids"] == tokenizer("def f(xs):\n    ys")["input_ids"]
 
 
+@pytest.mark.covers("tokenizer")
 def test_another_tokenizer_can_be_named(tokenizer: Any, tmp_path: Path) -> None:
     for name, text in (("model", list_functions.vocabulary_text()), ("other", ["a b c"])):
         build_tokenizer(text, 512).save_pretrained(str(tmp_path / name))

@@ -69,6 +69,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.covers("load_format and the other engine settings")
 @pytest.mark.parametrize("index", range(len(SETTINGS)), ids=[setting for setting, *_ in SETTINGS])
 def test_a_setting_reaches_vllm(told: list[dict[str, Any]], index: int) -> None:
     _, before, after = SETTINGS[index]

@@ -80,6 +80,7 @@ def test_nothing_is_generated_before_the_first_weights(said: dict[str, Any]) -> 
     assert said["before_first_load"].startswith("WeightsError: the engine holds no version")
 
 
+@pytest.mark.covers("rollout.name")
 def test_logprobs_are_those_of_the_tempered_distribution(
     model: Qwen3ForCausalLM, said: dict[str, Any]
 ) -> None:
@@ -146,6 +147,7 @@ def test_an_engine_at_rest_makes_no_step_and_loses_nothing(
         assert recomputed_difference(model, group) < TOLERANCE
 
 
+@pytest.mark.covers("max_response_length")
 def test_samples_end_with_an_end_token_or_are_truncated(said: dict[str, Any]) -> None:
     samples = [
         sample for group in (said["at_version_0"], *said["spanning"]) for sample in group["samples"]
@@ -164,6 +166,7 @@ def test_each_sample_of_a_group_comes_once_and_differs(said: dict[str, Any]) -> 
     assert any(sample["token_ids"] != first["token_ids"] for sample in others)
 
 
+@pytest.mark.covers("temperature 0, greedy")
 @torch.no_grad()
 def test_temperature_0_takes_the_likeliest_token(
     model: Qwen3ForCausalLM, said: dict[str, Any]

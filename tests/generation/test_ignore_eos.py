@@ -19,6 +19,7 @@ from async_rl.weights.publisher import WeightPublisher, tensor_spec
 PROMPT = list(range(10, 40))
 
 
+@pytest.mark.covers("ignore_eos")
 @pytest.mark.parametrize("ignore_eos", [False, True])
 def test_an_end_token_ends_a_sample_unless_it_is_ignored(tmp_path: Path, ignore_eos: bool) -> None:
     model = make_model(tmp_path, is_tied=True)

@@ -123,6 +123,7 @@ def test_the_gradients_of_a_ppo_step_equal_the_oracle(
     assert relative_difference(collected["critic"][0], critic) < 1e-5
 
 
+@pytest.mark.proves("learner.critic.backbone")
 def test_a_shared_backbone_gets_the_gradient_of_the_values_too(
     model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +154,7 @@ WARMING = (
 )
 
 
+@pytest.mark.proves("learner.critic.warmup_steps")
 def test_during_the_warm_up_only_the_head_on_a_shared_backbone_learns(model_path: Path) -> None:
     trainer = make_trainer(model_path, "ppo_code", *WARMING)
     before, groups = policy_of(trainer), make_groups()

@@ -69,6 +69,8 @@ def oracle_gradients(
     return [p.grad for p in model.parameters() if p.grad is not None]
 
 
+@pytest.mark.proves("algorithm.entropy_coef", "algorithm.kl_coef")
+@pytest.mark.covers("entropy_coeff")
 @pytest.mark.parametrize(("entropy_coef", "kl_coef"), [(0.0, 0.0), (0.1, 0.0), (0.1, 0.5)])
 def test_grpo_gradient_equals_the_oracle(
     model_path: Path, monkeypatch: pytest.MonkeyPatch, entropy_coef: float, kl_coef: float
@@ -94,6 +96,10 @@ BASE = (
 )
 
 
+@pytest.mark.proves("learner.budget_tokens", "learner.gradient_checkpointing")
+@pytest.mark.covers(
+    "log_prob_micro_batch_size", "ppo_micro_batch_size", "enable_gradient_checkpointing"
+)
 @pytest.mark.parametrize(
     "knobs",
     [

@@ -84,6 +84,8 @@ RETURNS = ("algorithm.advantage=reinforce_plus_plus",)
 """The advantage of a token is then the sum of the rewards from it on."""
 
 
+@pytest.mark.proves("algorithm.mask_truncated")
+@pytest.mark.covers("mask_too_long")
 def test_truncated_samples_are_left_out_of_loss_and_statistics_when_masked() -> None:
     group = group_of([1.0, 0.0, 0.0], truncated=[False, False, True])
     config = make_config(
@@ -98,6 +100,8 @@ def test_truncated_samples_are_left_out_of_loss_and_statistics_when_masked() -> 
     )
 
 
+@pytest.mark.proves("algorithm.zero_truncated_reward")
+@pytest.mark.covers("mask_no_eos_with_zero")
 def test_the_reward_of_a_truncated_sample_is_0_after_scaling_and_its_kl_stays() -> None:
     group = group_of([1.0, 1.0], truncated=[False, True])
     knobs = (
@@ -117,6 +121,8 @@ def test_the_reward_of_a_truncated_sample_is_0_after_scaling_and_its_kl_stays() 
     assert by_token(zeroed, group, ref_logprobs=ref) == [[0.0] * 3, [-1.0] * 3]
 
 
+@pytest.mark.proves("algorithm.kl_placement")
+@pytest.mark.covers("kl_coef in the reward")
 def test_kl_in_the_reward_lowers_the_advantage_of_tokens_that_left_the_reference() -> None:
     config = make_config("ppo_code", "algorithm.normalize_advantages=none", "algorithm.kl_coef=0.5")
     group = group_of([1.0])
@@ -161,6 +167,7 @@ STEPS = (StepScore(end_tokens=1, reward=0.25), StepScore(end_tokens=3, reward=1.
 DENSE = (*RETURNS, "reward.mode=fraction", "sandbox.stop_at_first_failure=false")
 
 
+@pytest.mark.covers("use_dense_reward, reward_delta", "rw_type, use_dense_reward")
 @pytest.mark.parametrize(
     ("placement", "expected"),
     [
@@ -174,6 +181,7 @@ def test_rewards_of_steps_land_where_the_steps_end(placement: str, expected: lis
     assert by_token(config, group_of([1.0], steps=[STEPS])) == [expected]
 
 
+@pytest.mark.covers("reward_delta")
 def test_the_sum_of_step_deltas_is_the_final_score_above_a_fail_for_group_estimators_too() -> None:
     knobs = (
         *DENSE,
@@ -200,6 +208,7 @@ def test_reinforce_plus_plus_compares_with_its_group_only_where_told() -> None:
     assert by_token(config, group) == [[0.5] * 3, [-0.5] * 3]
 
 
+@pytest.mark.proves("algorithm.gamma")
 def test_gamma_discounts_the_reward_of_later_tokens() -> None:
     config = make_config("grpo_code", *RETURNS, "algorithm.gamma=0.5")
     assert by_token(config, group_of([1.0])) == [[0.25, 0.5, 1.0]]
@@ -218,6 +227,8 @@ def test_remax_compares_with_the_greedy_answer_shaped_like_any_other() -> None:
         by_token(config, group_of([1.0, 0.0]))
 
 
+@pytest.mark.proves("algorithm.normalize_advantages")
+@pytest.mark.covers("adv_norm, group_adv_norm")
 def test_advantages_are_normalized_over_the_batch_or_over_each_group() -> None:
     groups = [group_of([1.0, 0.0]), group_of([10.0, 0.0])]
     batch = collate(groups, device=CPU)
@@ -232,6 +243,7 @@ def test_advantages_are_normalized_over_the_batch_or_over_each_group() -> None:
     assert sequences("batch") == pytest.approx((rewards - rewards.mean()) / rewards.std(), abs=1e-4)
 
 
+@pytest.mark.proves("algorithm.vtrace_rho_max", "algorithm.vtrace_c_max")
 def test_vtrace_weighs_differences_by_the_proximal_policy_over_the_behavior_policy() -> None:
     values, bootstrap = torch.tensor([0.5, 0.5, 0.5]), torch.zeros(1)
     proximal = torch.tensor([0.25, 1.0, 1.0]).log()
@@ -289,6 +301,8 @@ def test_the_critic_learns_returns_in_units_of_those_seen_so_far() -> None:
     assert damped == pytest.approx([0.0, 2 / 1.5**0.5, 5.0])
 
 
+@pytest.mark.proves("algorithm.kl_controller")
+@pytest.mark.covers("use_adaptive_kl_ctl")
 def test_the_adaptive_coefficient_follows_the_kl_of_a_sequence() -> None:
     def after(kl: float, *knobs: str) -> float:
         state = ObjectiveState(make_config("grpo_code", "algorithm.kl_coef=0.1", *knobs).algorithm)
@@ -303,6 +317,7 @@ def test_the_adaptive_coefficient_follows_the_kl_of_a_sequence() -> None:
     assert after(60.0, adaptive, "algorithm.kl_target=100") == pytest.approx(0.1 * 0.98)
 
 
+@pytest.mark.covers("value_norm in the checkpoint")
 def test_what_the_objective_remembers_comes_back() -> None:
     knobs = ("algorithm.kl_controller=adaptive", "algorithm.value_norm=ma")
     state, again = (ObjectiveState(make_config("ppo_code", *knobs).algorithm) for _ in range(2))

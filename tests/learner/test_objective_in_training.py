@@ -65,6 +65,7 @@ def test_a_remax_step_reports_its_baseline_and_never_trains_it(model_path: Path)
     assert all(map(describe, result.scalars)), "every number is declared"
 
 
+@pytest.mark.proves("algorithm.value_norm")
 @pytest.mark.parametrize("kind", ["exp", "ma"])
 def test_the_critic_learns_faster_in_units_of_large_returns(model_path: Path, kind: str) -> None:
     def explained(*knobs: str) -> float:
@@ -108,6 +109,7 @@ def test_a_restored_run_goes_on_with_its_coefficient_and_its_units(
         assert again.scalars[name] == onward.scalars[name]
 
 
+@pytest.mark.proves("algorithm.value_clip")
 def test_a_clipped_value_update_costs_what_lies_beyond_the_clip(model_path: Path) -> None:
     def loss(*knobs: str) -> float:
         trainer = make_trainer(
@@ -118,6 +120,7 @@ def test_a_clipped_value_update_costs_what_lies_beyond_the_clip(model_path: Path
     assert loss("algorithm.value_clip=0.01") > loss() + 0.01
 
 
+@pytest.mark.proves("algorithm.value_coef")
 def test_the_weight_of_the_value_loss_scales_the_critics_gradient(model_path: Path) -> None:
     def norm(coefficient: float) -> float:
         trainer = make_trainer(
@@ -128,6 +131,7 @@ def test_the_weight_of_the_value_loss_scales_the_critics_gradient(model_path: Pa
     assert norm(1.5) == pytest.approx(3 * norm(0.5), rel=1e-5)
 
 
+@pytest.mark.proves("algorithm.clip_dual")
 def test_a_dual_clip_bounds_what_unwanted_tokens_cost(model_path: Path) -> None:
     """All behavior log-probs are far below the policy's, so ratios to the behavior policy are
     large.

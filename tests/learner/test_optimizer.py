@@ -84,6 +84,16 @@ def test_a_few_steps_equal_the_loop() -> None:
     assert trained(settings()) == pytest.approx(oracle(settings()), abs=1e-5)
 
 
+@pytest.mark.proves(
+    "learner.optimizer.lr",
+    "learner.optimizer.weight_decay",
+    "learner.optimizer.betas",
+    "learner.optimizer.eps",
+    "learner.optimizer.warmup_steps",
+    "learner.optimizer.schedule",
+    "learner.optimizer.grad_clip",
+)
+@pytest.mark.covers("grad_clip")
 @pytest.mark.parametrize(
     "knob",
     [
@@ -105,6 +115,7 @@ def test_every_setting_of_the_optimizer_changes_what_is_trained_as_the_formula_s
     assert max(abs(a - b) for a, b in zip(found, trained(settings()), strict=True)) > 1e-3
 
 
+@pytest.mark.proves("learner.optimizer.min_lr_ratio")
 def test_the_floor_of_the_cosine_is_a_share_of_lr() -> None:
     high = settings("min_lr_ratio=0.9")
     assert trained(high) == pytest.approx(oracle(high), abs=1e-5)

@@ -59,6 +59,7 @@ def learner(path: Path, *overrides: str) -> Trainer:
     )
 
 
+@pytest.mark.covers("external_lib")
 def test_the_named_module_is_imported_before_a_model_is_made(own_model: Path) -> None:
     with pytest.raises(ConfigError, match="of_a_user"):
         learner(own_model)

@@ -89,6 +89,7 @@ def correction_oracle(log_ratio: Tensor, kind: str) -> Tensor:
 KNOBS = ("algorithm.advantage=dr_grpo", "buffer.max_staleness_versions=0")
 
 
+@pytest.mark.proves("algorithm.behavior_correction")
 @pytest.mark.parametrize("kind", ["none", "token_tis", "token_mis", "sequence_tis", "sequence_mis"])
 @pytest.mark.parametrize("loss", ["ppo", "gspo", "cispo", "reinforce"])
 def test_on_the_first_update_every_loss_is_the_weighted_policy_gradient(
@@ -142,6 +143,8 @@ def second_update_oracle(oracle: Oracle, first: Oracle, loss: str) -> Tensor:
     return -torch.stack(terms).sum() / oracle.num_tokens
 
 
+@pytest.mark.proves("algorithm.policy_loss", "learner.epochs")
+@pytest.mark.covers("decoupled objective", "ppo_epochs")
 @pytest.mark.parametrize("loss", ["ppo", "ppo_vanilla", "gspo", "cispo"])
 def test_the_second_update_of_a_batch_equals_the_formula(
     model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str
@@ -172,6 +175,7 @@ def test_the_second_update_of_a_batch_equals_the_formula(
     )
 
 
+@pytest.mark.proves("algorithm.aggregation")
 @pytest.mark.parametrize(
     ("aggregation", "share"), [("token_mean", None), ("sequence_mean", None), ("sequence_sum", 12)]
 )
@@ -199,6 +203,7 @@ def test_aggregations_weigh_tokens_as_their_formulas_say(
     assert relative_difference(collected["policy"][0], oracle.gradients(total)) < 1e-5
 
 
+@pytest.mark.proves("algorithm.kl_estimator")
 @pytest.mark.parametrize("estimator", ["k1", "abs", "k2", "k3", "full"])
 @pytest.mark.parametrize("budget", [8192, 40])
 def test_the_kl_in_the_loss_pulls_back_to_the_reference(
@@ -253,6 +258,8 @@ def make_equal(group: Group) -> Group:
     return msgspec.structs.replace(group, trajectories=[worth_1(t) for t in group.trajectories])
 
 
+@pytest.mark.proves("algorithm.max_mean_ratio")
+@pytest.mark.covers("early_stop_imp_ratio")
 def test_sequences_whose_mean_ratio_is_too_high_are_left_out_and_counted(
     model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,6 +292,7 @@ def test_sequences_whose_mean_ratio_is_too_high_are_left_out_and_counted(
     )
 
 
+@pytest.mark.proves("algorithm.geometric_max")
 def test_the_geometric_mask_takes_whole_sequences_out(model_path: Path) -> None:
     groups = close_groups(model_path)
     oracle = Oracle(model_path, groups)

@@ -52,6 +52,7 @@ def test_every_reported_number_is_declared_and_finite(model_path: Path, conf: st
     assert ("policy/kl_reference" in result.scalars) == (conf == "ppo_code")
 
 
+@pytest.mark.covers("check_verifier_status")
 @pytest.mark.parametrize(("rewards", "share"), [((0.0, 0.0), 1.0), ((0.0, 0.1), 0.5)])
 def test_a_step_of_which_no_sample_is_rewarded_stops_the_run_where_that_is_asked_for(
     model_path: Path, rewards: tuple[float, float], share: float
@@ -111,6 +112,7 @@ def test_logprobs_are_those_of_the_model_itself(model_path: Path) -> None:
         np.testing.assert_allclose(logprobs[1:], expected.detach(), atol=1e-5)
 
 
+@pytest.mark.covers("temperature", "temperature of generator and learner")
 def test_temperature_divides_the_learners_logits(model_path: Path) -> None:
     groups = make_groups()
     cold = make_trainer(model_path, "grpo_code", "generation.temperature=0.5").step(groups, 0)
@@ -135,6 +137,7 @@ def test_training_makes_rewarded_responses_likelier(model_path: Path) -> None:
     assert mean_logprob(1.0) - mean_logprob(0.0) > before + 1
 
 
+@pytest.mark.covers("critic_warmup")
 def test_the_critic_learns_the_returns(model_path: Path) -> None:
     trainer = make_trainer(
         model_path, "ppo_code", "learner.critic.optimizer.lr=1e-2", "learner.critic.warmup_steps=30"
@@ -257,6 +260,7 @@ def test_export_is_loaded_by_transformers(model_path: Path, tmp_path: Path) -> N
     np.testing.assert_array_equal(again.logprobs([row])[0], trainer.logprobs([row])[0])
 
 
+@pytest.mark.covers("checkpoints hold everything")
 @pytest.mark.parametrize("conf", ["grpo_code", "ppo_code"])
 def test_a_restored_run_goes_on_bit_for_bit(model_path: Path, tmp_path: Path, conf: str) -> None:
     trainer = make_trainer(model_path, conf)
@@ -372,6 +376,7 @@ def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
         load_policy(tmp_path, trust_remote_code=False, gradient_checkpointing=False, is_fused=False)
 
 
+@pytest.mark.covers("dtype")
 def test_bfloat16_compute_keeps_float32_masters_and_follows_float32(
     model_path: Path, tmp_path: Path
 ) -> None:
@@ -396,6 +401,7 @@ def test_bfloat16_compute_keeps_float32_masters_and_follows_float32(
             dist.destroy_process_group()
 
 
+@pytest.mark.proves("algorithm.ref_ema_eta")
 def test_a_moving_reference_takes_on_a_share_of_the_policy_after_each_step_and_is_restored(
     model_path: Path, tmp_path: Path
 ) -> None:
@@ -422,6 +428,7 @@ def test_a_moving_reference_takes_on_a_share_of_the_policy_after_each_step_and_i
     assert first == second > 0
 
 
+@pytest.mark.covers("ref_ema_eta off")
 def test_a_reference_without_a_share_stays_where_it_was(model_path: Path) -> None:
     knobs = ("algorithm.kl_coef=0.1", "learner.optimizer.lr=1e-2")
     fixed, moving = (

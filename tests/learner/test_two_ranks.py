@@ -116,6 +116,7 @@ def trained(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     return found
 
 
+@pytest.mark.proves("learner.ranks")
 @pytest.mark.slow
 @pytest.mark.parametrize("case", list(OBJECTIVES))
 def test_two_ranks_reach_the_weights_of_one(

@@ -20,6 +20,7 @@ from async_rl.supervision.monitor import Monitor
 from async_rl.supervision.registry import Registry
 
 
+@pytest.mark.covers("check_verifier_status as an alarm")
 def test_the_first_step_without_a_reward_raises_it_and_again_only_after_one_with(
     config: RunConfig, tmp_path: Path
 ) -> None:

@@ -130,6 +130,7 @@ def test_without_evaluation_the_first_row_is_step_one(tmp_path: Path, config: Ru
     recorder.close()
 
 
+@pytest.mark.covers("test_freq")
 def test_evaluations_are_due_at_zero_at_every_nth_and_at_the_last_step(config: RunConfig) -> None:
     every_three = msgspec.structs.replace(
         config, evaluation=msgspec.structs.replace(config.evaluation, every_steps=3)

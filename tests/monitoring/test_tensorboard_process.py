@@ -59,6 +59,7 @@ def test_a_taken_port_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
             TensorBoard(tmp_path, host="127.0.0.1", port=port)
 
 
+@pytest.mark.covers("logger: tensorboard")
 @pytest.mark.slow
 def test_tensorboard_serves_the_run_on_loopback_and_leaves_nothing_behind(tmp_path: Path) -> None:
     events = EventFile(tmp_path / "tensorboard")

@@ -1,5 +1,7 @@
 """Facts about what a run amounts to before it starts."""
 
+import pytest
+
 from async_rl.launchers.configuration.compose import compose
 from async_rl.planning.estimate import (
     EMBEDDED_POSITIONS,
@@ -128,6 +130,7 @@ def test_more_of_anything_needs_more_memory() -> None:
     assert total_memory_mb(base, None) < total_memory_mb(base, shape)
 
 
+@pytest.mark.covers("max_seq_len_to_capture")
 def test_what_cannot_fit_is_refused_with_both_numbers() -> None:
     config = compose("ppo_code", ["data.max_prompt_tokens=400", "data.max_response_tokens=200"])
     (positions,) = fit_problems(config, embedded_shape(config.model), memory_mb_available=10**6)

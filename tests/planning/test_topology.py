@@ -1,5 +1,7 @@
 """Facts about which process runs where."""
 
+import pytest
+
 from async_rl.config.pools import pool_counts
 from async_rl.core.machine import Machine, this_machine
 from async_rl.launchers.configuration.compose import compose
@@ -68,6 +70,7 @@ def test_a_process_has_as_many_threads_as_cores() -> None:
     ] == ["1", "2", "1", "1"]
 
 
+@pytest.mark.covers("nnodes, n_gpus_per_node")
 def test_gpus_are_dealt_out_whole_or_in_shares_and_hidden_from_the_others() -> None:
     machine = Machine(cores=(0, 1), num_gpus=4, memory_mb=8000)
     run = specs(

@@ -42,6 +42,7 @@ async def child() -> AsyncIterator[AnswerChild]:
         await it.close()
 
 
+@pytest.mark.covers("rule by data_source: GSM8K")
 @pytest.mark.parametrize(
     ("response", "right"),
     [
@@ -71,6 +72,7 @@ def test_gsm8k_reads_thousands_and_decimals() -> None:
     assert not is_right(AnswerTest(rule="gsm8k", expected="#### 1,234"), "it is 1.234")
 
 
+@pytest.mark.covers("rule by data_source: MATH")
 @pytest.mark.parametrize(
     ("expected", "response", "right"),
     [

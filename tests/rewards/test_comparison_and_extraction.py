@@ -1,4 +1,4 @@
-# ruff: noqa: E501  programs and tests read best as they are
+
 from __future__ import annotations
 
 import pytest
@@ -36,6 +36,7 @@ def test_outputs_that_do_not_count_as_equal(got: str, expected: str) -> None:
 CODE = "def f(x):\n    return x + 1\n"
 
 
+@pytest.mark.covers("code extraction")
 def test_last_fenced_block_that_parses_is_taken() -> None:
     response = (
         f"First:\n```python\n{CODE}```\nthen\n```python\ndef f(x): return (\n# does not"

@@ -96,6 +96,7 @@ def ask(config: RewardModelConfig, samples: list[RewardSample]) -> list[float]:
 ANSWERS = ("yes", "no, and here is a longer answer than the others", "")
 
 
+@pytest.mark.covers("return_raw_input_ids, return_raw_chat")
 def test_the_reward_model_reads_prompt_and_response_in_its_own_template(model_path: Path) -> None:
     texts = [f"<system> be brief\n<user> ask\n<assistant> {answer}\n" for answer in ANSWERS]
     expected = [by_hand(model_path, text) for text in texts]

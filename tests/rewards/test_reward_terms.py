@@ -71,6 +71,7 @@ def score(
     return asyncio.run(scorer.score(prompt, text, sample))
 
 
+@pytest.mark.covers("rule and model scores with weights")
 def test_the_reward_is_the_weighted_sum_and_every_part_has_its_name() -> None:
     found = score(PROGRAM, 'reward.fns=[tests,"my:style",length]', "reward.weights=[1,2,-1]")
     assert found.reward == 1.0 + 2 * 0.5 - 0.25
@@ -99,6 +100,7 @@ def test_one_function_scores_alone_and_no_test_is_run() -> None:
     )
 
 
+@pytest.mark.covers("rule by data_source: module:function")
 def test_a_data_source_may_have_a_function_of_its_own() -> None:
     own = 'reward.by_source=["mine=my:style"]'
     assert score(PROGRAM, own, source="mine").reward == 0.5
@@ -121,6 +123,7 @@ def test_a_row_of_answers_and_programs_asks_each_of_what_it_is_about() -> None:
 GOOD_FORM = "<think>hm</think>\n<answer>{}</answer>"
 
 
+@pytest.mark.covers("check_xml_format")
 def test_the_form_changes_the_reward_of_wrong_answers_only() -> None:
     ends = ("reward.fail_reward=-1", "reward.format_reward=-0.8")
     rewards = [

@@ -1,4 +1,4 @@
-# ruff: noqa: E501  requests read best as they are
+
 from __future__ import annotations
 
 import asyncio
@@ -250,6 +250,7 @@ def test_drain_finishes_what_was_admitted_and_refuses_the_rest() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.covers("score mapping")
 def test_scorer_gives_rewards_by_mode() -> None:
     async def run() -> None:
         async with verifier() as (url, _):

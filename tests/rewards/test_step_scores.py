@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 
 import numpy as np
+import pytest
 
 from async_rl.config.run import RunConfig
 from async_rl.core.types import CallTest, CodeProblem, Prompt, Score, StepScore, Verdict
@@ -50,6 +51,7 @@ def score(response: str) -> Score:
 FIRST, SECOND = block("answer = 'x' + 'one long line'"), block("answer = 'xxx' + 'one long line'")
 
 
+@pytest.mark.covers("dense: a score per block")
 def test_each_complete_block_is_a_step_scored_by_the_tests_that_it_passes() -> None:
     found = score(f"First try:\n{FIRST}\nbetter:\n{SECOND}\ndone")
     first_end, second_end = (

@@ -39,6 +39,7 @@ def with_server(
     return asyncio.run(run())
 
 
+@pytest.mark.covers("FUNCTIONCALL_SERVICE_DOMAIN: served")
 def test_areal_function_client_gets_right_verdicts() -> None:
     def work(base: str, http: httpx.Client) -> dict[str, bool]:
         client = ArealFunctionClient(base, http)
@@ -133,6 +134,7 @@ def test_run_code_tells_output_status_and_exception() -> None:
     assert (late["status"], late["run_result"]["status"]) == ("Failed", "TimeLimitExceeded")
 
 
+@pytest.mark.covers("infrastructure failures")
 def test_infrastructure_failure_is_retried_by_every_client_and_never_an_answer() -> None:
     def work(base: str, http: httpx.Client) -> list[int]:
         form_a, form_b = ArealFunctionClient(base, http), ArealCallClient(base, http)

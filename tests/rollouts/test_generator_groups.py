@@ -129,6 +129,7 @@ def test_all_samples_are_kept_where_no_more_are_drawn(monkeypatch: pytest.Monkey
     assert group.baseline is None
 
 
+@pytest.mark.covers("group_size, generation_size")
 def test_of_more_samples_the_best_are_kept_and_of_equals_the_longer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -142,6 +143,7 @@ def test_an_evaluation_keeps_every_sample(monkeypatch: pytest.MonkeyPatch) -> No
     assert [t.score.reward for t in group.trajectories] == [2.0, 4.0, 6.0, 6.0]
 
 
+@pytest.mark.covers("greedy and sampled evaluation")
 def test_an_evaluation_adds_one_greedy_answer_to_its_samples_where_that_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

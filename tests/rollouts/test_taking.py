@@ -63,6 +63,7 @@ def take(timeout_s: float, *, generators: tuple[str, ...] = ("generator-0",)) ->
     return asyncio.run(Learner(context, ranks, torch.device("cpu"))._take(5))
 
 
+@pytest.mark.proves("learner.take_timeout_s")
 def test_a_batch_later_than_the_timeout_ends_the_run_with_what_the_buffer_waits_for() -> None:
     with pytest.raises(
         DeadlineExceeded,

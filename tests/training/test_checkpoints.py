@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from async_rl.training.checkpoints import directory_of, newest, prune, versions
 
 
@@ -20,6 +22,7 @@ def test_a_checkpoint_that_is_being_written_is_not_taken_for_one(tmp_path: Path)
     assert newest(tmp_path) == directory_of(tmp_path, 100000)
 
 
+@pytest.mark.covers("save_freq")
 def test_the_newest_and_the_best_of_the_older_ones_are_kept(tmp_path: Path) -> None:
     make(tmp_path, 1, 2, 3, 4, 5, 6)
     oldest = prune(tmp_path, keep=2, keep_best=2, scores={1: 0.2, 2: 0.9, 4: 0.5, 6: 0.1})

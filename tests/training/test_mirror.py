@@ -38,6 +38,7 @@ def steps(run_dir: Path) -> list[int]:
         return [version for (version,) in store.execute("SELECT version FROM steps")]
 
 
+@pytest.mark.covers("default_hdfs_dir")
 @pytest.mark.parametrize("kind", ["memory", "file"])
 def test_copies_follow_the_run_and_bring_the_newest_of_it_back(tmp_path: Path, kind: str) -> None:
     url = "memory://mirror" if kind == "memory" else f"file://{tmp_path}/elsewhere"

@@ -1,0 +1,54 @@
+"""The markers `proves` and `covers` of all tests, read from their source without importing them.
+
+`@pytest.mark.proves("algorithm.gamma")` says that the test fails if the product ignores the
+setting; `make mutants` checks the claim. `@pytest.mark.covers("clip_ratio, eps_clip")` says that
+the test shows a knob of a source system, by its name in `source_knobs.py`.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+from repository import ROOT, files
+
+SAME_CLASS = (("learner.critic.optimizer.", "learner.optimizer."),)
+"""Sections of one class: a test of the second proves the settings of the first."""
+
+
+@functools.cache
+def marked(kind: str) -> Mapping[str, tuple[str, ...]]:
+    """Return, for each name in markers of this kind, the pytest node ids of its tests."""
+    tests: dict[str, tuple[str, ...]] = {}
+    for path in files(".py"):
+        if not path.name.startswith("test_"):
+            continue
+        for name, node_id in _marks(path, kind):
+            tests[name] = (*tests.get(name, ()), node_id)
+    return MappingProxyType(tests)
+
+
+def proofs_of(setting: str) -> tuple[str, ...]:
+    """Return the node ids of the tests that prove a setting, directly or for a section alike."""
+    proofs = marked("proves")
+    tests = proofs.get(setting, ())
+    for copy, original in SAME_CLASS:
+        if setting.startswith(copy):
+            tests += proofs.get(setting.replace(copy, original, 1), ())
+    return tests
+
+
+def _marks(path: Path, kind: str) -> Iterator[tuple[str, str]]:
+    for node in ast.parse(path.read_text()).body:
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        for decorator in node.decorator_list:
+            if not isinstance(decorator, ast.Call):
+                continue
+            if ast.unparse(decorator.func) != f"pytest.mark.{kind}":
+                continue
+            for argument in decorator.args:
+                yield ast.literal_eval(argument), f"{path.relative_to(ROOT)}::{node.name}"
