@@ -1,4 +1,3 @@
-# ruff: noqa: E501  programs and tests read best as they are
 from __future__ import annotations
 
 import pytest
@@ -40,9 +39,12 @@ def test_function_named_like_a_builtin_is_the_one_tested() -> None:
 @pytest.mark.parametrize(
     "code",
     [
-        "x = f(1)\nassert x == 2", "assert f(f(1)) == 2", "assert all(f(i) for i in range(3))", "assert f(lambda x: x) == 1", "assert f(y) == 1",
-        "import math\nassert f(1) == 1", "assert f(1).strip() == 'a'", "assert 1 == 1", "not python", "assert f(9**9**9) == 1", "assert f([0]*10**9) == 1",
-        "assert f(1) == [x for x in 'ab']", "try:\n    f(1)\nexcept ValueError:\n    pass", "assert f(*[1]) == 1", "assert f(1/0)",
+        "x = f(1)\nassert x == 2", "assert f(f(1)) == 2", "assert all(f(i) for i in range(3))",
+        "assert f(lambda x: x) == 1", "assert f(y) == 1",
+        "import math\nassert f(1) == 1", "assert f(1).strip() == 'a'", "assert 1 == 1",
+        "not python", "assert f(9**9**9) == 1", "assert f([0]*10**9) == 1",
+        "assert f(1) == [x for x in 'ab']", "try:\n    f(1)\nexcept ValueError:\n    pass",
+        "assert f(*[1]) == 1", "assert f(1/0)",
     ],
 )  # fmt: skip
 def test_what_is_not_understood_is_left_to_the_judge(code: str) -> None:

@@ -1,4 +1,3 @@
-# ruff: noqa: E501  one case per line
 """Facts about the configurable parts of the comparison: float tolerance and checker functions."""
 
 from __future__ import annotations
@@ -81,7 +80,8 @@ def test_checker_that_cannot_be_had_is_refused_at_the_start(name: str, said: str
 
 
 @pytest.mark.parametrize(("tolerance", "got", "expected", "passes"), [
-    (1e-9, 1.0000001, 1.0, False), (1e-6, 1.0000001, 1.0, True), (1e-6, 1.00001, 1.0, False), (0.0, 0.1 + 0.2, 0.3, False), (1e-9, 0.1 + 0.2, 0.3, True),
+    (1e-9, 1.0000001, 1.0, False), (1e-6, 1.0000001, 1.0, True), (1e-6, 1.00001, 1.0, False),
+    (0.0, 0.1 + 0.2, 0.3, False), (1e-9, 0.1 + 0.2, 0.3, True),
     (1e-6, 1e-10, 0.0, True), (0.0, 1e-300, 0.0, False),
 ])  # fmt: skip
 def test_tolerance_bounds_the_relative_difference(

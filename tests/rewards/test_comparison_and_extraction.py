@@ -1,4 +1,3 @@
-
 from __future__ import annotations
 
 import pytest
@@ -27,7 +26,8 @@ def test_outputs_that_count_as_equal(got: str, expected: str) -> None:
 
 @pytest.mark.parametrize(
     ("got", "expected"),
-    [("1 2", "2 1"), ("1\n2", "1 2"), ("0.3001", "0.3"), ("9 9", "9"), ("nan", "1"), ("1_0", "10"), ("10000000000000000001", "10000000000000000002"), ("yes", "Yes")],
+    [("1 2", "2 1"), ("1\n2", "1 2"), ("0.3001", "0.3"), ("9 9", "9"), ("nan", "1"),
+    ("1_0", "10"), ("10000000000000000001", "10000000000000000002"), ("yes", "Yes")],
 )  # fmt: skip
 def test_outputs_that_do_not_count_as_equal(got: str, expected: str) -> None:
     assert not outputs_equal(got, expected)

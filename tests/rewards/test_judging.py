@@ -1,4 +1,3 @@
-# ruff: noqa: E501  programs and tests read best as they are
 from __future__ import annotations
 
 import os
@@ -38,7 +37,8 @@ def f(x):
 
 def test_each_call_has_its_own_verdict_and_the_rest_goes_on(jail: Jail) -> None:
     assert _verdicts(jail, PARTLY, _calls(0, 1, 2, 3, 4, 5, 6, 8)) == [
-        "pass", "runtime_error", "timeout", "runtime_error", "memory", "output_limit", "pass", "wrong_answer",
+        "pass", "runtime_error", "timeout", "runtime_error", "memory", "output_limit", "pass",
+        "wrong_answer",
     ]  # fmt: skip
 
 

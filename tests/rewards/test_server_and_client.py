@@ -1,4 +1,3 @@
-
 from __future__ import annotations
 
 import asyncio
@@ -98,8 +97,11 @@ def test_big_integers_travel_in_json() -> None:
 @pytest.mark.parametrize(
     ("body", "path"),
     [
-        ({"tests": [{"kind": "assert", "code": ""}]}, "code"), (_body(tests=[{"kind": "call", "function": "f", "args": 3, "expected": 1}]), "$.tests[0].args"),
-        (_body(timeout_s=-1), "$.timeout_s"), (_body(wrong=1), "wrong"), (_body(language="c"), "$.language"), (_body(tests=[]), "$.tests"),
+        ({"tests": [{"kind": "assert", "code": ""}]}, "code"),
+        (_body(tests=[{"kind": "call", "function": "f", "args": 3, "expected": 1}]),
+        "$.tests[0].args"),
+        (_body(timeout_s=-1), "$.timeout_s"), (_body(wrong=1), "wrong"),
+        (_body(language="c"), "$.language"), (_body(tests=[]), "$.tests"),
         (_body(tests=[{"kind": "eval"}]), "$.tests[0]"),
     ],
 )  # fmt: skip
@@ -226,8 +228,12 @@ def test_metrics_count_verdicts_and_refusals_in_prometheus_form() -> None:
             assert (await http.post("/verify", json=_body())).status_code == 429
             lines = set((await http.get("/metrics")).text.splitlines())
             assert {
-                'verifier_verdicts_total{verdict="pass"} 2.0', 'verifier_verdicts_total{verdict="wrong_answer"} 1.0', 'verifier_verdicts_total{verdict="compile_error"} 1.0',
-                'verifier_refused_total{status="429"} 1.0', "verifier_seconds_count 4.0", "verifier_queued 2.0", "verifier_running 0.0", "verifier_cells 1.0", "verifier_draining 0.0",
+                'verifier_verdicts_total{verdict="pass"} 2.0',
+                'verifier_verdicts_total{verdict="wrong_answer"} 1.0',
+                'verifier_verdicts_total{verdict="compile_error"} 1.0',
+                'verifier_refused_total{status="429"} 1.0', "verifier_seconds_count 4.0",
+                "verifier_queued 2.0", "verifier_running 0.0", "verifier_cells 1.0",
+                "verifier_draining 0.0",
             } <= lines  # fmt: skip
 
     asyncio.run(run())

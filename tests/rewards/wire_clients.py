@@ -1,4 +1,4 @@
-# ruff: noqa: E501, T201  prints a transcript
+# ruff: noqa: T201  prints a transcript
 """Clients of other systems' verifier protocols, written from the protocols' descriptions: what they
 send, what they retry, what they score.
 
@@ -25,7 +25,8 @@ class ArealFunctionClient:
     """
 
     def __init__(self, domain: str, http: httpx.Client) -> None:
-        self._url = f"{domain}/hapis/faas.hcs.io/v1/functions/realhf_code_verify/invoke?waitTime=6000&requestId=1"
+        path = "hapis/faas.hcs.io/v1/functions/realhf_code_verify/invoke"
+        self._url = f"{domain}/{path}?waitTime=6000&requestId=1"
         self._http = http
         self.num_calls = 0
 
@@ -58,8 +59,10 @@ class ArealCallClient:
         self, testcases: list[dict[str, str]], code: str, function: str = "", **more: Any
     ) -> dict[str, Any]:
         body = {
-            "uid": "[q-1]-[0-1]", "language": "PYTHON", "runtime": "python-default", "code": code, "entryFunction": function,
-            "isFastFail": True, "isRemote": False, "testcases": testcases, "timeout": 9.0, "memory": 0, "query_index": 0, **more,
+            "uid": "[q-1]-[0-1]", "language": "PYTHON", "runtime": "python-default", "code": code,
+            "entryFunction": function,
+            "isFastFail": True, "isRemote": False, "testcases": testcases, "timeout": 9.0,
+            "memory": 0, "query_index": 0, **more,
         }  # fmt: skip
         for _ in range(MAX_RETRIES):
             self.num_calls += 1
@@ -93,7 +96,8 @@ class SandboxFusionClient:
 
     def send(self, code: str, stdin: str, **more: Any) -> dict[str, Any]:
         body = {
-            "compile_timeout": 10, "run_timeout": 10, "code": code, "stdin": stdin, "memory_limit_MB": 1024, "language": "python",
+            "compile_timeout": 10, "run_timeout": 10, "code": code, "stdin": stdin,
+            "memory_limit_MB": 1024, "language": "python",
             "files": {}, "fetch_files": [], **more,
         }  # fmt: skip
         for _ in range(MAX_RETRIES):

@@ -1,4 +1,3 @@
-# ruff: noqa: E501  one malformed value after the other
 from __future__ import annotations
 
 import collections
@@ -66,8 +65,10 @@ def test_subclasses_arrive_as_foreign_values_equal_to_nothing() -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        b"", b"{", b"[1", b'{"z":1}', b'{"t":1}', b'{"t":[1],"s":[2]}', b'{"s":[[1]]}', b'{"d":[1]}', b'{"d":[[[1],2]]}', b'{"i":5}', b'{"i":"0xzz"}',
-        b'{"b":"zz"}', b'{"b":1}', b'{"c":[1]}', b'{"c":["a",1]}', b'{"u":[1]}', b'{"u":[1,2]}', b"[" * 5000, b"[" * 5000 + b"]" * 5000,
+        b"", b"{", b"[1", b'{"z":1}', b'{"t":1}', b'{"t":[1],"s":[2]}', b'{"s":[[1]]}',
+        b'{"d":[1]}', b'{"d":[[[1],2]]}', b'{"i":5}', b'{"i":"0xzz"}',
+        b'{"b":"zz"}', b'{"b":1}', b'{"c":[1]}', b'{"c":["a",1]}', b'{"u":[1]}', b'{"u":[1,2]}',
+        b"[" * 5000, b"[" * 5000 + b"]" * 5000,
         b'{"t":[' * 200 + b"]}" * 200, b"\xff", b"9" * 5000, b"nul", b"1 2",
     ],
 )  # fmt: skip
