@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check docs bench clean
+.PHONY: help env demo test check mutants docs bench clean
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
@@ -44,6 +44,9 @@ check: env ## style and types; layers, documents and the other rules of tests/re
 	@rm -rf build/tree && mkdir -p build/tree/async_rl && ln -s $(CURDIR)/async_rl/* $(CURDIR)/{launchers,sandbox,conf} build/tree/async_rl/
 	@cd build/tree && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache -p async_rl
 	@$(BIN)/python -m pytest tests/repo
+
+mutants: env ## does each marked test fail when its setting is ignored? SETTINGS="algorithm.gamma buffer."
+	@$(BIN)/python tests/repo/mutants.py $(SETTINGS)
 
 docs: env ## the pages of docs/ that are made from code
 	@$(BIN)/python -m async_rl.launchers.configuration.reference docs
