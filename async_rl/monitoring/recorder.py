@@ -43,7 +43,7 @@ _LOG = logging.getLogger("async_rl.metrics")
 
 
 class UndeclaredMetric(ValueError):
-    """A process wrote a metric that observability/catalogue.py does not declare."""
+    """A process wrote a metric that observability/catalogue.toml does not declare."""
 
 
 class _RowHead(msgspec.Struct, frozen=True):
@@ -279,7 +279,7 @@ class Recorder:
         self._refused.add(name)
         problem = (
             f"{source} wrote the {kind} {name!r}, which is not declared as one in"
-            " async_rl/observability/catalogue.py; declare it there"
+            " async_rl/observability/catalogue.toml; declare it there"
         )
         if self._is_strict:
             raise UndeclaredMetric(problem)

@@ -21,7 +21,7 @@ _PANEL_WIDTH, _PANEL_HEIGHT = 12, 8  # of Grafana's grid, 24 wide
 
 _HEAD = """# Metrics
 
-Made from `async_rl/observability/catalogue.py` by `make docs`; change it there. Names are TensorBoard's tags and the keys of a run's
+Made from `async_rl/observability/catalogue.toml` by `make docs`; change it there. Names are TensorBoard's tags and the keys of a run's
 `metrics.jsonl`, which holds the scalars: one JSON object per learner step. A part in angle brackets stands for one name that is known only
 when the run is there.
 

@@ -140,7 +140,7 @@ def test_evaluations_are_due_at_zero_at_every_nth_and_at_the_last_step(config: R
 
 def test_an_undeclared_name_is_refused_in_tests(recorder: Recorder) -> None:
     with pytest.raises(
-        UndeclaredMetric, match=r"learner-0 wrote the scalar 'reward/maen'.*catalogue\.py"
+        UndeclaredMetric, match=r"learner-0 wrote the scalar 'reward/maen'.*catalogue\.toml"
     ):
         recorder.record(1, "learner-0", {"reward/maen": 1.0})
     with pytest.raises(UndeclaredMetric, match="histogram 'reward/mean'"):
