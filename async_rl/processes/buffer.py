@@ -42,8 +42,8 @@ from async_rl.protocol.learner import (
     SyncVersion,
     TakeBatch,
 )
+from async_rl.protocol.membership import DRAINING
 from async_rl.runtime.context import ProcessContext
-from async_rl.supervision.registry import DRAINING
 
 _COUNTED = (DropReason.OVER_AGE, DropReason.UNTRAINABLE, DropReason.GENERATOR_LOST)
 """Reasons that no generator counts itself."""

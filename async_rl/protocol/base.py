@@ -1,8 +1,11 @@
 """The base of all messages: requests, replies, failures.
 
-Each request names its reply in the class attribute `Reply`; `wire/rpc.py` sends requests and checks
-replies. Invariants: every request to the buffer may be sent twice without harm, because it is
-recognised by its ids; no message names code.
+Each request names the type of its reply in the class attribute `Reply`; `wire/rpc.py` sends
+requests and checks replies.
+
+Invariants
+- The buffer recognizes a request by its ids, so sending it twice does no harm.
+- No message names code.
 """
 
 from __future__ import annotations
@@ -15,11 +18,11 @@ class Message(Value, tag_field="type", tag=True):
 
 
 class Ok(Message):
-    """Done."""
+    """The request succeeded and has no other result."""
 
 
 class Failure(Message):
-    """The handler raised `error` (a name from errors.py) with `message`."""
+    """The handler raised `error` (the name of a class in core/errors.py) with `message`."""
 
     error: str
     message: str

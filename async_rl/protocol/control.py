@@ -12,10 +12,10 @@ from async_rl.protocol.membership import Member
 
 
 class StatusReply(Message):
-    """A snapshot for `async-rl status`. metrics is the newest value of every scalar; stalled says
-    why no step comes, if none does.
+    """A snapshot of the run for `async-rl status`.
 
-    restarted_because: of each process that was started again, why the last time.
+    metrics: the newest value of every scalar. stalled: the reason why no learner step completes;
+    empty while steps do. restarted_because: the last reason for each process that was restarted.
     """
 
     run_name: str
@@ -32,29 +32,28 @@ class StatusReply(Message):
 
 
 class GetStatus(Message):
-    """Ask for a snapshot."""
+    """Request a snapshot."""
 
     Reply: ClassVar[type] = StatusReply
 
 
 class StopRun(Message):
-    """Finish the step, save, leave; at once if not graceful."""
+    """Stop the run: after the current step and a checkpoint, or immediately if not graceful."""
 
     Reply: ClassVar[type] = Ok
     is_graceful: bool
 
 
 class Pools(Message):
-    """The pools as they are now."""
+    """The current pools."""
 
     pools: list[PoolCount]
 
 
 class Scale(Message):
-    """people -> supervisor: so many processes of these pools from now on; pools that are not named
-    stay as they are.
+    """Set the number of processes of these pools; other pools keep theirs.
 
-    is_forced: even if memory does not seem to suffice.
+    is_forced: also when the free memory seems too small.
     """
 
     Reply: ClassVar[type] = Pools

@@ -4,36 +4,47 @@ fatal errors.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import msgspec
 
 from async_rl.core.types import Role, Value
 from async_rl.protocol.base import Message, Ok
 
+STARTING: Final = "starting"
+READY: Final = "ready"
+DRAINING: Final = "draining"
+SILENT: Final = "silent"
+ENDED: Final = "ended"
+"""States that the supervisor assigns. Any other state of a member is the stage that its heartbeat
+reports.
+"""
+
 
 class Member(Value):
-    """One process as the supervisor knows it. address is empty until it serves; version is -1 where
-    it has none; devices as in Register.
+    """One process in the supervisor's list.
+
+    address: empty until the process serves. version: -1 in processes without weights. since_s: Unix
+    time at which the state began. devices: as in Register.
     """
 
     name: str
     role: Role
     pid: int
-    address: str
     state: str
-    waits_for: str
     since_s: float
-    version: int
-    counters: dict[str, float]
+    address: str = ""
+    waits_for: str = ""
+    version: int = -1
+    counters: dict[str, float] = msgspec.field(default_factory=dict)
     devices: list[str] = msgspec.field(default_factory=list)
 
 
 class Register(Message):
-    """A process is up and serves at `address` (a ZeroMQ endpoint, or a URL for verifiers).
+    """A process is ready and serves at `address` (a ZeroMQ endpoint, or the URL of a verifier).
 
-    devices: of a generator, what receives weights in it, one entry per rank: `cpu`, or the UUID of
-    a GPU.
+    devices: the devices of a generator that receive weights, one per rank: `cpu` or the UUID of a
+    GPU.
     """
 
     Reply: ClassVar[type] = Ok
@@ -45,8 +56,9 @@ class Register(Message):
 
 
 class Heartbeat(Message):
-    """What a process does now. waits_for is empty while it works; since_s is Unix time; counters
-    are cumulative.
+    """The current state of a process.
+
+    waits_for: empty while it works. since_s: Unix time. counters: cumulative, except gauges.
     """
 
     Reply: ClassVar[type] = Ok
@@ -60,7 +72,7 @@ class Heartbeat(Message):
 
 
 class Members(Message):
-    """The processes that serve now; revision grows with each change."""
+    """The processes that serve now. `revision` grows with each change."""
 
     revision: int
     members: list[Member]
@@ -75,9 +87,7 @@ class WatchMembers(Message):
 
 
 class ReportMetrics(Message):
-    """Numbers of one learner step, under their TensorBoard names. is_final: the step's row may be
-    written.
-    """
+    """Numbers of one learner step, under their TensorBoard names."""
 
     Reply: ClassVar[type] = Ok
     source: str
@@ -88,8 +98,9 @@ class ReportMetrics(Message):
 
 
 class ReportFatal(Message):
-    """The process is about to exit non-zero; text is its root cause with traceback. ends_run: it is
-    not to be started again.
+    """The process is about to exit non-zero.
+
+    text: the root cause. ends_run: another start would fail the same way, so the run ends.
     """
 
     Reply: ClassVar[type] = Ok
@@ -99,8 +110,9 @@ class ReportFatal(Message):
 
 
 class Expel(Message):
-    """The learner cut this generator off (it missed a push or failed a probe); the supervisor ends
-    it and starts it again.
+    """The learner removed this generator, which missed a push or failed a probe.
+
+    The supervisor ends the process and starts it again.
     """
 
     Reply: ClassVar[type] = Ok

@@ -1,374 +1,160 @@
-"""Keeps the processes of a run alive: starts them, notices their end or silence, starts them again,
-and ends them all.
+"""Keeps the processes of a run alive: starts them, notices their end or silence, and restarts them.
 
 Rules
-- A process that is lost (killed, silent, or failed after it was ready) is started again, after a
-  growing pause, at most `max_restarts` times within the window.
-- The learner's ranks live and die together: if one is lost, all start again, from the last
-  checkpoint.
-- A learner that exits 0 has finished. One that tells an error of its own (a loss that is not
+- A process that is lost (killed, silent, or failed after it was ready) is restarted after a growing
+  pause, at most `max_restarts` times within the window.
+- The learner's ranks live and die together: if one is lost, all restart from the last checkpoint.
+- A learner that exits 0 has finished. One that reports an error of its own (a loss that is not
   finite, a batch over age) ends the run.
-- A process that fails by itself before it was ever ready would fail again: the run ends with its
-  root cause.  One that was added to a
-  live run is given up instead: the run got on without it.
-- The end of a process that was let go is no loss; it is forgotten.
-Used by the supervisor only.
+- A process that fails before it was ever ready would fail again, so the run ends with its root
+  cause. A process that was added to a live run is given up instead, because the run works without
+  it.
+- A process that was removed is not restarted; it is forgotten.
 """
 
 from __future__ import annotations
 
 import asyncio
-import collections
-import dataclasses
+import functools
 import logging
-import signal
-import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from async_rl.config.running import SupervisorConfig
-from async_rl.core.errors import RunFailed
+from async_rl.core.errors import AsyncRLError, RunFailed
 from async_rl.planning.topology import ProcessSpec
-from async_rl.supervision.launcher import Launcher, ProcessHandle
+from async_rl.protocol.buffer import ReleaseGenerator
+from async_rl.runtime.context import RENDEZVOUS_FILE
+from async_rl.runtime.directory import Peer
+from async_rl.supervision.child import Child, End, Restarts
+from async_rl.supervision.launcher import Launcher
+from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.registry import Registry
 
-_FIRST_PAUSE_S = 0.2
-_LONGEST_PAUSE_S = 10.0
-_LAST_LINES = 15
-_SOON_S = 5.0
-"""A process that has no place on the cluster by then is told of."""
+# A rank that loses its peer may report an error before the peer's end is noticed. The real cause is
+# the peer, so the fleet waits for its end.
 _AFTERMATH_S = 2.0
-"""A rank that loses its peer may tell its own error before the peer's end is noticed; so long is
-waited for the peer's.
-"""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _End:
-    """How a life ended. is_own_failure: by an error of the process itself, not by a signal or for
-    its silence.
-    """
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """A process ended and is about to restart."""
 
+    name: str
     reason: str
-    is_own_failure: bool
 
 
-class _Restarts:
-    """The restarts of one process, or of the learner's ranks together."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """A process left for good. reason: why it was given up; empty if it was removed on request."""
 
-    def __init__(self, config: SupervisorConfig) -> None:
-        self._config = config
-        self._times_s: collections.deque[float] = collections.deque()
-
-    def next_pause_s(self) -> float | None:
-        """Seconds to wait before the next start; None if there were too many."""
-        now = time.monotonic()
-        self._times_s.append(now)
-        while now - self._times_s[0] > self._config.restart_window_s:
-            self._times_s.popleft()
-        if len(self._times_s) > self._config.max_restarts:
-            return None
-        return float(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (len(self._times_s) - 1)))
+    spec: ProcessSpec
+    reason: str
 
 
 class Fleet:
-    """The children of one run."""
+    """The children of one run.
+
+    children: by name, including those that are leaving. events: every Lost and Left, for metrics
+    and the scaler. failed: the reason why the run cannot continue. buffer: takes back the tickets
+    of generators that ended.
+    """
 
     def __init__(
         self,
         specs: Sequence[ProcessSpec],
         *,
+        run_dir: Path,
         launcher: Launcher,
         registry: Registry,
+        liveness: Liveness,
         config: SupervisorConfig,
-        on_lost: Callable[[ProcessSpec, str], Awaitable[None]],
-        on_left: Callable[[ProcessSpec, str], Awaitable[None]],
+        buffer: Peer,
+        call_timeout_s: float,
         log: logging.Logger,
     ) -> None:
-        self._specs = list(specs)
-        self._launcher = launcher
+        self._make_child = functools.partial(
+            Child, launcher=launcher, registry=registry, liveness=liveness, log=log
+        )
+        self.children: dict[str, Child] = {spec.name: self._make_child(spec) for spec in specs}
+        self._run_dir = run_dir
         self._registry = registry
         self._config = config
-        self._on_lost = on_lost
-        self._on_left = on_left
+        self._buffer = buffer
+        self._call_timeout_s = call_timeout_s
         self._log = log
-        self._handles: dict[str, ProcessHandle] = {}
-        self._fatal: dict[str, str] = {}
-        self._expelled: dict[str, str] = {}
-        self._ends_run: set[str] = set()
-        self._was_ready: set[str] = set()
-        self._group: asyncio.TaskGroup | None = None
-        self._added: set[str] = set()
-        self._leaving: dict[str, asyncio.Event] = {}
-        self._learners_left = {s.name for s in specs if s.role == "learner"}
+        self._group = asyncio.TaskGroup()
         self._is_stopping = False
+        self.events: asyncio.Queue[Lost | Left] = asyncio.Queue()
         self.learner_done = asyncio.Event()
         self.failed: asyncio.Future[RunFailed] = asyncio.get_running_loop().create_future()
-        self.num_restarts = 0
 
     async def run(self) -> None:
-        """Keeps every process until `stop` was called and all have ended."""
-        async with asyncio.TaskGroup() as group:
-            self._group = group
-            if learners := [spec for spec in self._specs if spec.role == "learner"]:
-                group.create_task(self._keep(learners), name="keep the learner")
-            for spec in self._specs:
-                if spec.role != "learner":
-                    group.create_task(self._keep_until_left(spec), name=f"keep {spec.name}")
-
-    @property
-    def specs(self) -> list[ProcessSpec]:
-        """Every process that is kept or has still to leave."""
-        return list(self._specs)
-
-    def is_leaving(self, name: str) -> bool:
-        """Whether the process was let go."""
-        return name in self._leaving
+        """Keep every process until a stop begins and all have ended."""
+        async with self._group:
+            learners = self._of_roles(["learner"])
+            if learners:
+                self._group.create_task(self._keep(learners), name="keep the learner")
+            for child in self.children.values():
+                if child not in learners:
+                    self._keep_one(child)
 
     def add(self, spec: ProcessSpec) -> None:
-        """One more process, kept from now on. Its name must be free."""
-        if self._group is None or self._is_stopping:
+        """Add a process to the live run. Its name must be free."""
+        if self._is_stopping:
             return
-        self._specs.append(spec)
-        self._added.add(spec.name)
+        child = self._make_child(spec, is_added=True)
+        self.children[spec.name] = child
         self._registry.add(spec.name, spec.role, 0)
-        self._group.create_task(self._keep_until_left(spec), name=f"keep {spec.name}")
+        self._keep_one(child)
 
-    def let_go(self, name: str) -> None:
-        """The process is not started again once it ends; one that is not ready yet ends now.
-        `until_left` tells when it is gone.
+    def remove(self, name: str) -> None:
+        """Do not restart the process after its end; `Child.until_left` returns once it is gone.
+
+        A process that is not ready yet has no work to finish and may not handle SIGTERM before its
+        engine is up, so it is killed.
         """
-        self._leaving[name] = asyncio.Event()
-        if not self._registry.is_serving(name) and name in self._handles:
-            self._handles[
-                name
-            ].kill()  # it holds nothing, and may not hear SIGTERM before its engine is up
+        child = self.children[name]
+        child.is_leaving = True
+        if not self._registry.is_serving(name):
+            child.kill()
         self._registry.drain(name)
 
-    async def until_left(self, name: str, *, timeout_s: float) -> bool:
-        """Waits until a process that was let go has left; False if it has not by then."""
-        if (left := self._leaving.get(name)) is not None:
-            try:
-                async with asyncio.timeout(timeout_s):
-                    await left.wait()
-            except TimeoutError:
-                return False
-        return True
-
-    def end(self, name: str, *, at_once: bool) -> None:
-        """SIGTERM, or SIGKILL, to one process."""
-        if (handle := self._handles.get(name)) is not None:
-            handle.kill() if at_once else handle.terminate()
-
-    async def _keep_until_left(self, spec: ProcessSpec) -> None:
-        why = await self._keep([spec])
-        left = self._leaving.pop(spec.name, None)
-        if (left is None and not why) or self._is_stopping:
-            return  # it fails the run, or ends with it
-        await self._on_left(spec, why)
-        self._specs.remove(spec)
-        self._handles.pop(spec.name, None)
-        for names in (self._added, self._was_ready):
-            names.discard(spec.name)
-        self._registry.forget(spec.name)
-        if left is not None:
-            left.set()
-
     def note_fatal(self, name: str, text: str, *, ends_run: bool = False) -> None:
-        """The process has told its root cause before it exits. ends_run: so it wants, and is not
-        started again.
-        """
-        self._fatal[name] = text
-        if ends_run:
-            self._ends_run.add(name)
+        """Record the root cause that a process reports before it exits."""
+        child = self.children[name]
+        child.failure = text
+        child.ends_run = child.ends_run or ends_run
 
     def expel(self, name: str, pid: int, reason: str) -> None:
-        """Ends a process that the learner cut off; it comes back as any lost one."""
-        handle = self._handles.get(name)
-        if handle is not None and handle.pid == pid:
-            self._expelled[name] = reason
-            handle.kill()
-
-    async def _keep(self, specs: Sequence[ProcessSpec]) -> str:
-        """Keeps one process, or several that live and die together. Why one that was added is given
-        up; else empty.
-        """
-        restarts = _Restarts(self._config)
-        while not self._is_stopping and not self.is_leaving(specs[0].name):
-            spec, end = await self._live_together(specs)
-            if self._is_stopping or end is None or self.is_leaving(spec.name):
-                return ""
-            if end.is_own_failure and spec.name in self._added - self._was_ready:
-                return end.reason
-            if end.is_own_failure and (
-                spec.role == "learner"
-                or spec.name not in self._was_ready
-                or spec.name in self._ends_run
-            ):
-                self._fail(f"{spec.name} {end.reason}")
-                return ""
-            pause_s = restarts.next_pause_s()
-            if pause_s is None:
-                self._fail(
-                    f"{spec.name} {end.reason}; it was started again {self._config.max_restarts}"
-                    f" times within {self._config.restart_window_s:g} s already"
-                    " (supervisor.max_restarts)"
-                )
-                return ""
-            self.num_restarts += 1
-            self._log.warning(
-                "%s %s; starting %s again in %.1f s",
-                spec.name,
-                end.reason,
-                " and ".join(s.name for s in specs),
-                pause_s,
-            )
-            for lost in specs:
-                await self._on_lost(lost, f"{spec.name} {end.reason}")
-            await asyncio.sleep(pause_s)
-        return ""
-
-    async def _live_together(self, specs: Sequence[ProcessSpec]) -> tuple[ProcessSpec, _End | None]:
-        """One life of all: who ended it and how, None if all have finished. A loss explains a
-        peer's failure, not the other way round.
-        """
-        for spec in specs:
-            await self._start(spec)
-        lives = {
-            asyncio.create_task(self._live(spec), name=f"life of {spec.name}"): spec
-            for spec in specs
-        }
-        ended: dict[asyncio.Task[_End | None], _End] = {}
-        running = set(lives)
-        try:
-            while running and not ended:
-                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
-                ended = {life: end for life in done if (end := life.result()) is not None}
-            if running and all(end.is_own_failure for end in ended.values()):
-                done, running = await asyncio.wait(running, timeout=_AFTERMATH_S)
-                ended |= {life: end for life in done if (end := life.result()) is not None}
-            for life in running:
-                self._handles[lives[life].name].kill()
-            await asyncio.gather(*running)
-        finally:
-            for life in lives:
-                life.cancel()
-        if not ended:
-            return specs[0], None
-        first = min(ended, key=lambda life: ended[life].is_own_failure)
-        return lives[first], ended[first]
-
-    async def _start(self, spec: ProcessSpec) -> None:
-        self._fatal.pop(spec.name, None)
-        self._expelled.pop(
-            spec.name, None
-        )  # of the life before, which had ended by itself meanwhile
-        if spec.role == "learner":
-            self._learners_left.add(spec.name)
-        handle = await self._launcher.start(spec)
-        self._handles[spec.name] = handle
-        self._registry.add(
-            spec.name, spec.role, handle.pid, waits_for="" if handle.pid else handle.waits_for
-        )
-        if self.is_leaving(spec.name):
-            handle.kill()
-
-    async def _until_silent(self, spec: ProcessSpec, handle: ProcessHandle) -> str:
-        """As Registry.until_silent; the time of its start begins once it has a place."""
-        try:
-            async with asyncio.timeout(_SOON_S):
-                await handle.placed()
-        except TimeoutError:
-            self._log.warning("%s waits for %s", spec.name, handle.waits_for)
-            await handle.placed()
-        if handle.pid:
-            self._registry.place(spec.name, handle.pid)
-            self._log.info("%s started, pid %d", spec.name, handle.pid)
-        return await self._registry.until_silent(
-            spec.name,
-            start_timeout_s=self._config.start_timeout_s,
-            heartbeat_timeout_s=self._config.heartbeat_timeout_s,
-        )
-
-    async def _live(self, spec: ProcessSpec) -> _End | None:
-        """One life of a process that was started: returns how it ended, None for a learner that
-        finished.
-        """
-        handle = self._handles[spec.name]
-        ended = asyncio.create_task(handle.wait(), name=f"wait {spec.name}")
-        silent = asyncio.create_task(
-            self._until_silent(spec, handle), name=f"listen to {spec.name}"
-        )
-        try:
-            await asyncio.wait({ended, silent}, return_when=asyncio.FIRST_COMPLETED)
-            reason = None if ended.done() or self._is_stopping else silent.result()
-            if reason is not None:
-                handle.kill()
-            code = await ended
-        finally:
-            silent.cancel()
-            handle.kill()
-            if self._registry.is_serving(spec.name):
-                self._was_ready.add(spec.name)
-            self._registry.mark(spec.name, "ended")
-        return self._judge(spec, code, reason, handle.why)
-
-    def _judge(self, spec: ProcessSpec, code: int, silence: str | None, why: str) -> _End | None:
-        if code == 0 and spec.role == "learner":
-            self._learners_left.discard(spec.name)
-            if not self._learners_left:
-                self.learner_done.set()
-            return None
-        if silence is not None:
-            return _End(reason=silence, is_own_failure=spec.name not in self._was_ready)
-        if spec.name in self._expelled:
-            return _End(
-                reason=f"was cut off by the learner: {self._expelled.pop(spec.name)}",
-                is_own_failure=False,
-            )
-        if spec.name in self._fatal:
-            return _End(reason=f"failed: {self._fatal[spec.name]}", is_own_failure=True)
-        if why:
-            return _End(reason=why, is_own_failure=False)
-        if code < 0:
-            return _End(reason=f"was ended by {signal.Signals(-code).name}", is_own_failure=False)
-        return _End(
-            reason=f"exited with code {code}; its last output was:\n{self._tail(spec.name)}",
-            is_own_failure=True,
-        )
-
-    def _tail(self, name: str) -> str:
-        try:
-            lines = self._launcher.output_of(name).read_text(errors="replace").splitlines()
-        except OSError:
-            return "(none)"
-        return "\n".join(f"  {line}" for line in lines[-_LAST_LINES:]) or "  (nothing)"
-
-    def _fail(self, cause: str) -> None:
-        if not self.failed.done():
-            self.failed.set_result(RunFailed(cause))
+        """Kill a generator that the learner removed; it restarts as any lost process."""
+        child = self.children.get(name)
+        if child is not None and child.handle is not None and child.handle.pid == pid:
+            child.expelled = reason
+            child.kill()
 
     def begin_stop(self) -> None:
-        """From now on an end is an end."""
+        """Restart no process from now on."""
         self._is_stopping = True
 
-    def terminate(self, roles: Sequence[str]) -> None:
-        """SIGTERM to every process of these roles that serves; one that still starts holds nothing
-        and may not hear it for long.
-        """
-        for spec in self._specs:
-            if spec.role in roles and (handle := self._handles.get(spec.name)) is not None:
-                (
-                    handle.terminate
-                    if self._registry.is_serving(spec.name) or spec.role == "learner"
-                    else handle.kill
-                )()
+    def terminate_roles(self, roles: Collection[str]) -> None:
+        """Send SIGTERM to the processes of these roles, and SIGKILL to those that still start.
 
-    async def all_ended(self, roles: Sequence[str], *, timeout_s: float) -> bool:
-        """Waits until no process of these roles runs; False if some still do after timeout_s."""
+        A starting process has no work to finish and may not handle SIGTERM for a long time.
+        """
+        for child in self._of_roles(roles):
+            if child.spec.role == "learner" or self._registry.is_serving(child.name):
+                child.terminate()
+            else:
+                child.kill()
+
+    async def all_ended(self, roles: Collection[str], *, timeout_s: float) -> bool:
+        """Wait until no process of these roles runs; return False after `timeout_s`."""
         waits = [
-            asyncio.create_task(self._handles[s.name].wait(), name=f"end of {s.name}")
-            for s in self._specs
-            if s.role in roles and s.name in self._handles
+            asyncio.create_task(child.handle.wait(), name=f"end of {child.name}")
+            for child in self._of_roles(roles)
+            if child.handle is not None
         ]
         if not waits:
             return True
@@ -378,7 +164,115 @@ class Fleet:
         return not pending
 
     def kill_all(self) -> None:
-        """SIGKILL to everything."""
+        """Send SIGKILL to every process."""
         self._is_stopping = True
-        for handle in self._handles.values():
-            handle.kill()
+        for child in self.children.values():
+            child.kill()
+
+    def _of_roles(self, roles: Collection[str]) -> list[Child]:
+        return [child for child in self.children.values() if child.spec.role in roles]
+
+    def _keep_one(self, child: Child) -> None:
+        self._group.create_task(self._keep_until_left(child), name=f"keep {child.name}")
+
+    async def _keep_until_left(self, child: Child) -> None:
+        reason = await self._keep([child])
+        if self._is_stopping or not (child.is_leaving or reason):
+            return  # it fails the run, or ends with it
+        await self._release(child)
+        del self.children[child.name]
+        self._registry.forget(child.name)
+        child.mark_left()
+        self.events.put_nowait(Left(spec=child.spec, reason=reason))
+
+    async def _keep(self, children: Sequence[Child]) -> str:
+        """Keep one process, or several that live and die together.
+
+        Return the reason why an added process is given up; otherwise an empty string.
+        """
+        restarts = Restarts(self._config)
+        while not (self._is_stopping or children[0].is_leaving):
+            end = await self._live_together(children)
+            if end is None:
+                self.learner_done.set()
+                return ""
+            if self._is_stopping or end.child.is_leaving:
+                return ""
+            child = end.child
+            if end.is_own_failure and child.is_added and not child.was_ready:
+                return end.reason
+            is_final = child.spec.role == "learner" or child.ends_run or not child.was_ready
+            if end.is_own_failure and is_final:
+                self._fail(f"{child.name} {end.reason}")
+                return ""
+            pause_s = restarts.next_pause_s()
+            if pause_s is None:
+                self._fail(
+                    f"{child.name} {end.reason}; it was restarted {self._config.max_restarts}"
+                    f" times within {self._config.restart_window_s:g} s already"
+                    " (supervisor.max_restarts)"
+                )
+                return ""
+            await self._before_restart(children, f"{child.name} {end.reason}", pause_s)
+        return ""
+
+    async def _before_restart(self, children: Sequence[Child], reason: str, pause_s: float) -> None:
+        names = " and ".join(child.name for child in children)
+        self._log.warning("%s; restarting %s in %.1f s", reason, names, pause_s)
+        for child in children:
+            self.events.put_nowait(Lost(name=child.name, reason=reason))
+            # Before the next start: its next life must not lose tickets of its own.
+            await self._release(child)
+        await asyncio.sleep(pause_s)
+
+    async def _release(self, child: Child) -> None:
+        """Return the tickets of a generator that ended to the buffer."""
+        if child.spec.role != "generator":
+            return
+        request = ReleaseGenerator(generator=child.name, incarnation="")
+        try:
+            await self._buffer.call(request, timeout_s=self._call_timeout_s)
+        except AsyncRLError as error:
+            self._log.warning(
+                "the buffer keeps the tickets of %s until buffer.lease_timeout_s: %s",
+                child.name,
+                error,
+            )
+
+    async def _live_together(self, children: Sequence[Child]) -> End | None:
+        """Start all and wait for their ends; return the first end, or None if all have finished.
+
+        The loss of a process explains the failure of its peer, not the other way round.
+        """
+        if children[0].spec.role == "learner":
+            # The ranks find each other through this file, which has the addresses of earlier ranks.
+            (self._run_dir / RENDEZVOUS_FILE).unlink(missing_ok=True)
+        handles = [await child.start() for child in children]
+        lives = {
+            asyncio.create_task(child.live(handle), name=f"life of {child.name}"): child
+            for child, handle in zip(children, handles, strict=True)
+        }
+        running: set[asyncio.Task[End | None]] = set(lives)
+        ends: list[End] = []
+        try:
+            while running and not ends:
+                done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                ends += _ends(done)
+            if running and all(end.is_own_failure for end in ends):
+                done, running = await asyncio.wait(running, timeout=_AFTERMATH_S)
+                ends += _ends(done)
+            for life in running:
+                lives[life].kill()
+            await asyncio.gather(*running)
+        finally:
+            for life in lives:
+                life.cancel()
+        return min(ends, key=lambda end: end.is_own_failure, default=None)
+
+    def _fail(self, cause: str) -> None:
+        if not self.failed.done():
+            self.failed.set_result(RunFailed(cause))
+
+
+def _ends(done: Collection[asyncio.Task[End | None]]) -> list[End]:
+    return [end for end in (life.result() for life in done) if end is not None]

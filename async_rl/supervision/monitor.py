@@ -1,7 +1,7 @@
-"""The supervisor's eyes: what processes tell becomes metrics files, TensorBoard, the live line and
-the answer to `status`.
+"""Turns the reports of processes into metrics files, TensorBoard, the live line and the numbers of
+`async-rl status`.
 
-Joins the pieces of `monitoring/`; owns the TensorBoard process.
+Opens and closes the outputs in `monitoring/`, including the TensorBoard process.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import functools
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -24,112 +25,97 @@ from async_rl.monitoring.status import NOTHING_REWARDED
 from async_rl.monitoring.tensorboard_process import TensorBoard
 from async_rl.monitoring.wandb_run import WandbRun
 from async_rl.protocol.membership import ReportMetrics
+from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.registry import Registry
-from async_rl.supervision.silence import Silence
 from async_rl.wire.addresses import host_for_people
 
 _LEARNER = "learner-0"
 
 
 class Monitor:
-    """Everything that is measured in one run."""
+    """The numbers of one run, and the outputs that show them.
+
+    step: the newest learner step. newest: the newest value of every scalar. stalled: the reason why
+    no step completes, or empty.
+    """
 
     def __init__(
         self,
         config: RunConfig,
         run_dir: Path,
+        *,
         registry: Registry,
+        liveness: Liveness,
         console: Console,
         log: logging.Logger,
     ) -> None:
         self._config = config
-        self._run_dir = run_dir
         self._registry = registry
+        self._liveness = liveness
         self._console = console
         self._log = log
         self._rates = Rates(time.monotonic(), is_aside=functools.partial(evaluates_only, config))
-        self.silence = Silence(registry, config, self._on_silence)
-        self._open = contextlib.ExitStack()
         self._evaluated: set[int] = set()
         self._news = asyncio.Event()
         self.newest: dict[str, float] = {}
         self.step = 0
-        self.tensorboard_url = self.prometheus_url = ""
         self.stalled = ""
         self.restarted_because: dict[str, str] = {}
+        with contextlib.ExitStack() as outputs:
+            self._recorder = _open_recorder(config, run_dir, outputs)
+            self.tensorboard_url = _open_tensorboard(config, run_dir, outputs, log)
+            # Read on the endpoint's thread: copying a dict with str keys is atomic in CPython.
+            self.prometheus_url = _open_prometheus(
+                config, lambda: (self.step, dict(self.newest)), outputs, log
+            )
+            self._outputs = outputs.pop_all()
 
     def __enter__(self) -> Self:
-        if (project := self._config.monitoring.wandb) is not None:
-            wandb = WandbRun(project, self._run_dir, self._config)
-            self._open.callback(wandb.close)
-            self._recorder = Recorder(self._run_dir, self._config, on_row=wandb.log)
-        else:
-            self._recorder = Recorder(self._run_dir, self._config)
-        self._open.callback(self._recorder.close)
-        if self._config.monitoring.tensorboard:
-            board = TensorBoard(
-                self._run_dir,
-                host=host_for_people(self._config.network),
-                port=self._config.monitoring.tensorboard_port,
-            )
-            self._open.callback(board.close)
-            self.tensorboard_url = board.url
-            self._log.info("TensorBoard at %s", board.url)
-        if (port := self._config.monitoring.prometheus_port) is not None:
-            # Read on the endpoint's thread: copying a dict with plain keys is one step of the
-            # interpreter.
-            endpoint = Endpoint(
-                host_for_people(self._config.network), port, lambda: (self.step, dict(self.newest))
-            )
-            self._open.callback(endpoint.close)
-            self.prometheus_url = endpoint.url
-            self._log.info("Prometheus is answered at %s", endpoint.url)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._open.close()
+        self._outputs.close()
 
     def on_heartbeat(self) -> None:
-        """A process has told what it does."""
+        """Update rates, silent processes and the live line after a heartbeat."""
         self._rates.observe(self._registry.members)
         self.newest.update(self._rates.now())
-        self.silence.look()
+        for sentence in self._liveness.changes():
+            self._note("run/silent", sentence)
         self._show()
 
-    def _on_silence(self, sentence: str) -> None:
-        self._log.warning("%s", sentence)
-        self._recorder.record(self.step, "supervisor", texts={"run/silent": sentence})
-
     def on_stall(self, sentence: str) -> None:
-        """The run stands still, for the reason given; or goes on, if it is empty."""
+        """Record why the run is stalled; an empty sentence means that it continues."""
         self.stalled = sentence
         if sentence:
             self._log.warning("%s", sentence)
-        self._recorder.record(
-            self.step, "supervisor", texts={"run/stalled": sentence or "the run goes on"}
-        )
+        self._record_text("run/stalled", sentence or "the run continues")
+
+    def on_restart(self, name: str, reason: str) -> None:
+        """Record that a process restarts."""
+        self._rates.restarted(name)
+        self.restarted_because[name] = reason
+        self._record_text("run/restarts", f"{name} is restarted: {reason}")
 
     def start_from(self, version: int) -> None:
-        """The learner starts at this version: what was told of later steps is of a history that is
-        given up.
-        """
+        """Continue from this learner version; numbers of later steps belong to a lost history."""
         self.step = version
         self._evaluated = {step for step in self._evaluated if step <= version}
         self._recorder.start_from(version)
 
     def on_metrics(self, message: ReportMetrics) -> None:
-        """A process has told the numbers of a step."""
+        """Record the numbers of a step."""
         scalars = message.scalars
         if message.source == _LEARNER:
             self.step = max(self.step, message.step)
             scalars = scalars | self._rates.step(time.monotonic(), scalars)
             for pool in self._registry.pools():
-                scalars |= {
-                    f"scale/{pool.pool}_wanted": pool.wanted,
-                    f"scale/{pool.pool}_live": pool.live,
-                }
-        if (failed := scalars.get("reward/failed_share")) is not None:
-            self._on_failed_share(message.step, failed)
+                scalars[f"scale/{pool.pool}_wanted"] = pool.wanted
+                scalars[f"scale/{pool.pool}_live"] = pool.live
+        # An alarm at the first step without a rewarded sample, and again only after one with.
+        is_unrewarded = scalars.get("reward/failed_share") == 1
+        if is_unrewarded and self.newest.get("reward/failed_share") != 1:
+            self._note("run/alarm", f"step {message.step}: {NOTHING_REWARDED}", step=message.step)
         if "eval/pass_at_1" in scalars:
             self._evaluated.add(message.step)
         self._recorder.record(
@@ -139,35 +125,8 @@ class Monitor:
         self._show()
         self._news.set()
 
-    def _on_failed_share(self, step: int, share: float) -> None:
-        """Alarm at the first step of which no sample is rewarded, and again only after one that
-        was.
-        """
-        if share == 1 and self.newest.get("reward/failed_share") != 1:
-            sentence = f"step {step}: {NOTHING_REWARDED}"
-            self._log.warning("%s", sentence)
-            self._recorder.record(step, "supervisor", texts={"run/alarm": sentence})
-
-    def _show(self) -> None:
-        self._console.progress(
-            self.step,
-            self.newest,
-            self._registry.members,
-            evaluated_step=max(self._evaluated, default=None),
-        )
-
-    def on_restart(self, name: str, reason: str) -> None:
-        """A process is being started again."""
-        self._rates.restarted(name)
-        self.restarted_because[name] = reason
-        self._recorder.record(
-            self.step, "supervisor", texts={"run/restarts": f"{name} is started again: {reason}"}
-        )
-
     async def until_evaluated(self, step: int, *, timeout_s: float) -> None:
-        """Returns once the evaluation of `step` has come, if one is due; logs if it did not come in
-        time.
-        """
+        """Wait for the evaluation of `step` if one is due; log if it does not come in time."""
         if not is_evaluated(self._config, step):
             return
         try:
@@ -177,7 +136,64 @@ class Monitor:
                     await self._news.wait()
         except TimeoutError:
             self._log.warning(
-                "the evaluation of version %d did not come within %g s; the run ends without it",
+                "the evaluation of version %d did not arrive within %g s; the run ends without it",
                 step,
                 timeout_s,
             )
+
+    def _note(self, name: str, sentence: str, *, step: int | None = None) -> None:
+        self._log.warning("%s", sentence)
+        self._record_text(name, sentence, step=step)
+
+    def _record_text(self, name: str, text: str, *, step: int | None = None) -> None:
+        step = self.step if step is None else step
+        self._recorder.record(step, "supervisor", texts={name: text})
+
+    def _show(self) -> None:
+        self._console.progress(
+            self.step,
+            self.newest,
+            self._registry.members,
+            evaluated_step=max(self._evaluated, default=None),
+        )
+
+
+def _open_recorder(config: RunConfig, run_dir: Path, outputs: contextlib.ExitStack) -> Recorder:
+    project = config.monitoring.wandb
+    if project is None:
+        recorder = Recorder(run_dir, config)
+    else:
+        wandb = WandbRun(project, run_dir, config)
+        outputs.callback(wandb.close)
+        recorder = Recorder(run_dir, config, on_row=wandb.log)
+    outputs.callback(recorder.close)
+    return recorder
+
+
+def _open_tensorboard(
+    config: RunConfig, run_dir: Path, outputs: contextlib.ExitStack, log: logging.Logger
+) -> str:
+    """Return the URL; empty if monitoring.tensorboard is off."""
+    if not config.monitoring.tensorboard:
+        return ""
+    host = host_for_people(config.network)
+    board = TensorBoard(run_dir, host=host, port=config.monitoring.tensorboard_port)
+    outputs.callback(board.close)
+    log.info("TensorBoard at %s", board.url)
+    return board.url
+
+
+def _open_prometheus(
+    config: RunConfig,
+    newest: Callable[[], tuple[int, dict[str, float]]],
+    outputs: contextlib.ExitStack,
+    log: logging.Logger,
+) -> str:
+    """Return the URL; empty without monitoring.prometheus_port."""
+    port = config.monitoring.prometheus_port
+    if port is None:
+        return ""
+    endpoint = Endpoint(host_for_people(config.network), port, newest)
+    outputs.callback(endpoint.close)
+    log.info("Prometheus endpoint at %s", endpoint.url)
+    return endpoint.url

@@ -1,39 +1,45 @@
-"""The supervisor's list of processes: who serves where, who was heard of when. The source of every
-other process's directory.
+"""The supervisor's list of processes: which one serves where, and when its last heartbeat came.
+
+Every other process follows `Registry.directory`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
+from msgspec.structs import replace
 
 from async_rl.config.pools import pool_of
 from async_rl.core.types import PoolCount, Role
-from async_rl.protocol.membership import Heartbeat, Member, Members, Register
+from async_rl.protocol.membership import (
+    DRAINING,
+    ENDED,
+    READY,
+    STARTING,
+    Heartbeat,
+    Member,
+    Members,
+    Register,
+)
 from async_rl.runtime.directory import Directory
 
 
-@dataclass
+@dataclass(slots=True, kw_only=True)
 class _Entry:
+    """heard_s: monotonic time of the last heartbeat."""
+
     member: Member
-    heard_s: float  # monotonic
-    is_serving: bool
+    heard_s: float
+    is_serving: bool = False
     is_draining: bool = False
-
-
-STARTING, DRAINING, _ENDED = "starting", "draining", "ended"
 
 
 class Registry:
     """Members by name. The revision of `directory` grows when a member begins or ends to serve.
 
-    wanted: processes per pool that there should be, as the scaler says.  work: what the generators
-    of a pool write.
+    wanted: target number of processes per pool, set by the scaler. work: purpose of the generators
+    of each pool.
     """
 
     def __init__(self) -> None:
@@ -44,191 +50,137 @@ class Registry:
         self.work: dict[str, str] = {}
 
     def add(self, name: str, role: Role, pid: int, *, waits_for: str = "") -> None:
-        """A process was started, or waits for a place (pid 0); it does not serve yet."""
-        member = _member(name, role, pid, "", STARTING, waits_for=waits_for)
-        self._entries[name] = _Entry(
-            member, time.monotonic(), is_serving=False, is_draining=self._is_draining(name)
+        """Add a process that was started, or that waits for resources (pid 0)."""
+        self._enter(
+            Member(
+                name=name,
+                role=role,
+                pid=pid,
+                state=STARTING,
+                since_s=time.time(),
+                waits_for=waits_for,
+            )
         )
 
     def place(self, name: str, pid: int) -> None:
-        """The process has a place and starts there. One that serves already was quicker than the
-        launcher's word.
+        """Record the pid of a process that got its resources.
+
+        The process may have registered before the launcher reports its pid.
         """
         if not self.is_serving(name):
             self.add(name, self._entries[name].member.role, pid)
 
     def register(self, message: Register) -> None:
-        """The process serves at its address from now on."""
-        self._entries[message.name] = _Entry(
-            _member(
-                message.name,
-                message.role,
-                message.pid,
-                message.address,
-                "ready",
+        """Mark the process as serving at its address."""
+        entry = self._enter(
+            Member(
+                name=message.name,
+                role=message.role,
+                pid=message.pid,
+                address=message.address,
+                state=READY,
+                since_s=time.time(),
                 devices=message.devices,
-            ),
-            time.monotonic(),
-            is_serving=True,
-            is_draining=self._is_draining(message.name),
+            )
         )
+        entry.is_serving = True
         self._publish()
 
     def beat(self, message: Heartbeat) -> None:
-        """The process lives; late beats of a predecessor are ignored."""
+        """Update a member from its heartbeat; late heartbeats of a predecessor are ignored."""
         entry = self._entries.get(message.name)
         if entry is None or entry.member.pid != message.pid:
             return
+        state = message.state
+        if entry.is_draining:
+            state = DRAINING
+        elif not entry.is_serving:
+            state = STARTING
         entry.heard_s = time.monotonic()
-        old = entry.member
-        entry.member = Member(
-            name=old.name,
-            role=old.role,
-            pid=old.pid,
-            address=old.address,
-            state=(
-                DRAINING if entry.is_draining else message.state if entry.is_serving else STARTING
-            ),
+        entry.member = replace(
+            entry.member,
+            state=state,
             waits_for=message.waits_for,
             since_s=message.since_s,
             version=message.version,
             counters=message.counters,
-            devices=old.devices,
         )
 
-    def mark(self, name: str, state: str) -> None:
-        """The process ended or is between two lives: it no longer serves, and `state` says why."""
+    def mark_ended(self, name: str) -> None:
+        """Mark the process as ended; it may be started again."""
         entry = self._entries.get(name)
-        if entry is not None:
-            self._entries[name] = _Entry(
-                _member(name, entry.member.role, entry.member.pid, "", state),
-                time.monotonic(),
-                is_serving=False,
-            )
-            if entry.is_serving:
-                self._publish()
+        if entry is None:
+            return
+        was_serving = entry.is_serving
+        member = entry.member
+        ended = Member(
+            name=name, role=member.role, pid=member.pid, state=ENDED, since_s=time.time()
+        )
+        self._entries[name] = _Entry(member=ended, heard_s=time.monotonic())
+        if was_serving:
+            self._publish()
 
     def drain(self, name: str) -> None:
-        """The process is to leave. A verifier is told to nobody any more; a generator gets weights
-        for what it still writes.
+        """Mark the process as leaving.
+
+        A draining verifier is no longer listed. A draining generator is, because it needs weights
+        for the groups that it still generates.
         """
         entry = self._entries.get(name)
         if entry is not None:
             entry.is_draining = True
-            entry.member = msgspec.structs.replace(
-                entry.member, state=DRAINING, since_s=time.time()
-            )
+            entry.member = replace(entry.member, state=DRAINING, since_s=time.time())
             self._publish()
 
     def forget(self, name: str) -> None:
-        """The process has left for good."""
+        """Remove a process that has left for good."""
         self._entries.pop(name, None)
 
     def pools(self) -> list[PoolCount]:
-        """Each pool as it is now. One that has ended and will be started again counts as starting."""
-        found = []
+        """Return the current counts of each pool; an ended process counts as starting."""
+        counts = []
         for pool, wanted in self.wanted.items():
             states = [member.state for member in self.members if pool_of(member.name) == pool]
             draining = states.count(DRAINING)
-            starting = states.count(STARTING) + states.count(_ENDED)
-            live = len(states) - draining - starting
-            work = self.work.get(pool, "")
-            found.append(
+            starting = states.count(STARTING) + states.count(ENDED)
+            counts.append(
                 PoolCount(
                     pool=pool,
                     wanted=wanted,
                     starting=starting,
-                    live=live,
+                    live=len(states) - draining - starting,
                     draining=draining,
-                    work=work,
+                    work=self.work.get(pool, ""),
                 )
             )
-        return found
-
-    def _is_draining(self, name: str) -> bool:
-        return name in self._entries and self._entries[name].is_draining
+        return counts
 
     def is_serving(self, name: str) -> bool:
-        """True from registration until `mark`."""
+        """Return whether the process has registered and has not ended."""
         return name in self._entries and self._entries[name].is_serving
 
     def quiet_s(self, name: str) -> float:
-        """Seconds since the process was heard of."""
+        """Return the seconds since the last heartbeat of the process."""
         return time.monotonic() - self._entries[name].heard_s
-
-    def unheard_s(self, least_s: float) -> dict[str, float]:
-        """Those that serve and were not heard of for at least so long: for how long."""
-        now_s = time.monotonic()
-        return {
-            name: now_s - e.heard_s
-            for name, e in self._entries.items()
-            if e.is_serving and now_s - e.heard_s >= least_s
-        }
-
-    async def until_silent(
-        self, name: str, *, start_timeout_s: float, heartbeat_timeout_s: float
-    ) -> str:
-        """Returns, with the reason, once the process failed to serve within its start time or
-        stopped beating.
-        """
-        started_s = time.monotonic()
-        while True:
-            entry = self._entries[name]
-            limit_s = (
-                entry.heard_s + heartbeat_timeout_s
-                if entry.is_serving
-                else started_s + start_timeout_s
-            )
-            left_s = limit_s - time.monotonic()
-            if left_s <= 0:
-                return (
-                    f"was not heard of for {heartbeat_timeout_s:g} s"
-                    if entry.is_serving
-                    else f"was not ready after {start_timeout_s:g} s"
-                )
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(left_s):
-                    # From the moment it serves another limit holds.
-                    await (
-                        asyncio.sleep(left_s)
-                        if entry.is_serving
-                        else self.directory.changed(self.directory.revision)
-                    )
 
     @property
     def members(self) -> list[Member]:
         """All processes, serving or not, in order of their start."""
         return [entry.member for entry in self._entries.values()]
 
+    def _enter(self, member: Member) -> _Entry:
+        before = self._entries.get(member.name)
+        entry = _Entry(member=member, heard_s=time.monotonic())
+        # A process that is to leave still leaves when it gets its resources or registers late.
+        if before is not None:
+            entry.is_draining = before.is_draining
+        self._entries[member.name] = entry
+        return entry
+
     def _publish(self) -> None:
-        entries = [entry for entry in self._entries.values() if entry.is_serving]
         serving = [
             entry.member
-            for entry in entries
-            if not (entry.is_draining and entry.member.role == "verifier")
+            for entry in self._entries.values()
+            if entry.is_serving and not (entry.is_draining and entry.member.role == "verifier")
         ]
         self.directory.update(Members(revision=self.directory.revision + 1, members=serving))
-
-
-def _member(
-    name: str,
-    role: Role,
-    pid: int,
-    address: str,
-    state: str,
-    *,
-    waits_for: str = "",
-    devices: Sequence[str] = (),
-) -> Member:
-    return Member(
-        name=name,
-        role=role,
-        pid=pid,
-        address=address,
-        state=state,
-        waits_for=waits_for,
-        since_s=time.time(),
-        version=-1,
-        counters={},
-        devices=list(devices),
-    )

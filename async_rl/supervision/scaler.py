@@ -1,12 +1,9 @@
-"""Keeps as many processes of each pool as are wanted: adds and lets go, while the others and the
-learner go on.
+"""Keeps as many processes of each pool as are wanted, while the others and the learner continue.
 
-takes: counts from people (`async-rl scale`); with generators.autoscale the shares of time that the
-members tell
-waits for: the next look of the autoscaler; the end of processes that leave
-gives: specs to the fleet; `<run>/scale.json`, so that a resumed run has as many
+takes: counts from people (`async-rl scale`); with generators.autoscale the members' shares of time
+waits for: the next interval of the autoscaler; the end of processes that leave
+gives: specs to the fleet; `<run>/scale.json`, so that a resumed run has the same counts
 woken by: the clock, a process that has left
-Used by the supervisor.
 """
 
 from __future__ import annotations
@@ -34,13 +31,15 @@ from async_rl.config.pools import (
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.core.machine import Machine
+from async_rl.core.types import PoolCount
 from async_rl.monitoring.bottleneck import share, total_rate
 from async_rl.planning.headroom import Headroom
-from async_rl.planning.scaling import Steering
+from async_rl.planning.scaling import Decision, Steering
 from async_rl.planning.topology import SCALE_FILE, ProcessSpec, has_its_gpus, joining
 from async_rl.protocol.generator import Drain
 from async_rl.protocol.membership import Member
 from async_rl.runtime.directory import Connections, Incarnation
+from async_rl.supervision.child import Child
 from async_rl.supervision.fleet import Fleet
 from async_rl.supervision.registry import Registry
 
@@ -48,20 +47,21 @@ _CLOSE_S = 5.0
 
 
 def wanted_counts(config: RunConfig, run_dir: Path) -> dict[str, int]:
-    """Processes per pool: those in the configuration, unless the run was scaled."""
+    """Return the processes per pool: those of the configuration, unless the run was scaled."""
+    path = run_dir / SCALE_FILE
     try:
-        scaled = msgspec.json.decode((run_dir / SCALE_FILE).read_bytes(), type=dict[str, int])
+        scaled = msgspec.json.decode(path.read_bytes(), type=dict[str, int])
     except FileNotFoundError:
         scaled = {}
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigError(
-            f"{run_dir / SCALE_FILE} cannot be read ({error}); remove it, and scale the run again"
+            f"{path} cannot be read ({error}); remove it, and scale the run again"
         ) from error
     return {pool: scaled.get(pool, count) for pool, count in pool_counts(config).items()}
 
 
 class Scaler:
-    """The wanted counts of one run, and the way there."""
+    """The wanted counts of one run."""
 
     def __init__(
         self,
@@ -81,27 +81,31 @@ class Scaler:
         self._machine = machine
         self._fleet = fleet
         self._registry = registry
-        registry.work = {pool: work_of(config, pool) for pool in generator_pools(config)}
         self._connect = connect
         self._log = log
-        self._group: asyncio.TaskGroup | None = None
+        self._group = asyncio.TaskGroup()
+        self._steering = Steering(config.generators.autoscale)
+        self._is_memory_reported = False
+        registry.work = {pool: work_of(config, pool) for pool in generator_pools(config)}
 
     async def run(self) -> None:
-        """Until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            self._group = group
+        """Scale the run until cancelled."""
+        async with self._group:
             self._reconcile()
-            await self._autoscale()
+            if self._config.generators.autoscale.enabled:
+                await self._autoscale()
+            else:
+                await asyncio.Event().wait()  # keep the group open for processes that leave
 
     def scale(self, wanted: Mapping[str, int], reason: str, *, is_forced: bool) -> None:
-        """So many processes of these pools from now on. Raises ConfigError, and changes nothing, if
-        that cannot be.
+        """Set the number of processes of these pools. Raises ConfigError, and changes nothing, if
+        that is not possible.
 
-        is_forced: whether or not memory seems to suffice.  `generators.big` may be called `big`.
+        `generators.big` may be called `big`. is_forced: also when the free memory seems too small.
         """
-        names = {pool.removeprefix(f"{GENERATORS}."): pool for pool in pool_counts(self._config)}
+        names = _short_names(pool_counts(self._config))
         for short, pool in names.items():
-            if short in wanted and pool in wanted and short != pool:
+            if short != pool and short in wanted and pool in wanted:
                 raise ConfigError(
                     f"{short}={wanted[short]}: {short} and {pool} are the same pool; give it once"
                 )
@@ -109,115 +113,114 @@ class Scaler:
         raise_if_any(self._refusals(wanted))
         if not is_forced:
             raise_if_any(self._headroom.problems(self._registry.pools(), wanted))
-        changed = {
-            pool: count for pool, count in wanted.items() if count != self._registry.wanted[pool]
-        }
-        for pool, count in changed.items():
-            self._log.info("%s=%d (was %d): %s", pool, count, self._registry.wanted[pool], reason)
-        self._want(changed)
+        for pool, count in wanted.items():
+            if count != self._registry.wanted[pool]:
+                self._want(pool, count, reason)
         self._reconcile()
 
-    def given_up(self, spec: ProcessSpec, why: str) -> None:
-        """A process that was added could not be started: the run goes on with those it has."""
+    def give_up(self, spec: ProcessSpec, reason: str) -> None:
+        """Want one process less: this one was added and could not start."""
         pool = pool_of(spec.name)
         count = max(0, self._registry.wanted[pool] - 1)
-        self._log.error("%s %s; it is given up, %s=%d", spec.name, why, pool, count)
-        self._want({pool: count})
+        self._log.error("%s %s", spec.name, reason)
+        self._want(pool, count, f"{spec.name} could not start")
 
-    def _want(self, wanted: Mapping[str, int]) -> None:
-        self._registry.wanted.update(wanted)
+    def _want(self, pool: str, count: int, reason: str) -> None:
+        self._log.info("%s=%d (was %d): %s", pool, count, self._registry.wanted[pool], reason)
+        self._registry.wanted[pool] = count
         partial = self._run_dir / f"{SCALE_FILE}.partial"
         partial.write_bytes(msgspec.json.encode(self._registry.wanted))
         partial.replace(self._run_dir / SCALE_FILE)
 
     def _refusals(self, wanted: Mapping[str, int]) -> list[str]:
         pools = pool_counts(self._config)
-        found = [
-            f"{pool}={count}: there is no such pool; {_nearest(pool, pools)}this run has"
-            f" {', '.join(pools)}"
-            for pool, count in wanted.items()
-            if pool not in pools
-        ]
-        found += [
-            f"{pool}={count}: give a number from 0 to {SEATS_PER_POOL}"
-            for pool, count in wanted.items()
-            if not 0 <= count <= SEATS_PER_POOL
-        ]
-        if wanted.get("verifiers") == 0:
-            found.append(
-                "verifiers=0: nothing could be scored and every group would fail; keep at least 1"
-            )
         auto = self._config.generators.autoscale
-        if auto.pool in wanted and auto.enabled:
-            found.append(
-                f"{auto.pool}={wanted[auto.pool]}: generators.autoscale.enabled=true decides on"
-                " them; resume the run with generators.autoscale.enabled=false to decide yourself"
-            )
-        if not found and wanted.keys() - {VERIFIERS}:
-            found += machine_problems(
-                with_counts(self._config, {**self._registry.wanted, **wanted}), self._machine
-            )
-        return found
+        problems = []
+        for pool, count in wanted.items():
+            if pool not in pools:
+                problems.append(
+                    f"{pool}={count}: there is no such pool; {_nearest(pool, pools)}this run has"
+                    f" {', '.join(pools)}"
+                )
+            if not 0 <= count <= SEATS_PER_POOL:
+                problems.append(f"{pool}={count}: give a number from 0 to {SEATS_PER_POOL}")
+            if pool == VERIFIERS and count == 0:
+                problems.append(
+                    "verifiers=0: nothing could be scored and every group would fail; keep at"
+                    " least 1"
+                )
+            if pool == auto.pool and auto.enabled:
+                problems.append(
+                    f"{pool}={count}: generators.autoscale.enabled=true sets this number; resume"
+                    " the run with generators.autoscale.enabled=false to set it yourself"
+                )
+        if not problems and wanted.keys() - {VERIFIERS}:
+            counts = {**self._registry.wanted, **wanted}
+            problems += machine_problems(with_counts(self._config, counts), self._machine)
+        return problems
 
     def _reconcile(self) -> None:
-        """Adds and lets go until there are as many as wanted. GPUs of those that still leave come
-        free later; then this runs again.
+        """Add and remove processes until their number is the wanted one.
+
+        The GPUs of a process that leaves become free later; this then runs again.
         """
         for pool, wanted in self._registry.wanted.items():
             staying = [
-                s
-                for s in self._fleet.specs
-                if pool_of(s.name) == pool and not self._fleet.is_leaving(s.name)
+                child
+                for child in self._fleet.children.values()
+                if pool_of(child.name) == pool and not child.is_leaving
             ]
-            for spec in sorted(staying, key=lambda s: -s.rank)[: max(0, len(staying) - wanted)]:
-                self._let_go(spec)
+            staying.sort(key=lambda child: child.spec.rank)
+            for child in staying[wanted:]:
+                self._remove(child)
             for _ in range(wanted - len(staying)):
-                spec = joining(self._config, self._machine, pool, self._fleet.specs)
+                in_use = [child.spec for child in self._fleet.children.values()]
+                spec = joining(self._config, self._machine, pool, in_use)
                 if self._config.launcher == "local" and not has_its_gpus(spec):
                     break
                 self._fleet.add(spec)
 
-    def _let_go(self, spec: ProcessSpec) -> None:
-        self._log.info("%s leaves", spec.name)
-        member = next((m for m in self._registry.directory.members if m.name == spec.name), None)
-        self._fleet.let_go(spec.name)
-        if self._group is not None:
-            self._group.create_task(self._see_off(spec, member), name=f"see {spec.name} off")
+    def _remove(self, child: Child) -> None:
+        self._log.info("%s leaves", child.name)
+        # Its address, before a draining verifier is taken off the list.
+        member = self._registry.directory.find(child.name)
+        self._fleet.remove(child.name)
+        self._group.create_task(self._see_off(child, member), name=f"end {child.name}")
 
-    async def _see_off(self, spec: ProcessSpec, member: Member | None) -> None:
-        """A generator finishes its groups, a verifier its requests; what is not done in time goes
-        back, or is asked elsewhere.
+    async def _see_off(self, child: Child, member: Member | None) -> None:
+        """Wait until a process has left.
+
+        A generator finishes its groups and a verifier its requests. Groups that are not finished in
+        time return to the buffer; requests are sent to another verifier.
         """
-        grace_s = (
-            self._config.generators.drain_timeout_s
-            if spec.role == "generator"
-            else self._config.verifiers.timeout_s
-        )
-        if spec.role == "verifier":
-            self._fleet.end(spec.name, at_once=False)
-        elif member is not None:
-            try:
-                call = Incarnation(member, self._registry.directory, self._connect).call
-                await call(Drain(), timeout_s=self._config.network.call_timeout_s)
-            except InfrastructureError as error:
-                self._log.warning(
-                    "%s cannot be asked to finish what it holds: %s", spec.name, error
-                )
-                grace_s = 0.0
-        for at_once, wait_s in ((False, grace_s), (True, _CLOSE_S)):
-            if await self._fleet.until_left(spec.name, timeout_s=wait_s):
-                break
-            self._fleet.end(spec.name, at_once=at_once)
-        await self._fleet.until_left(spec.name, timeout_s=self._config.supervisor.stop_timeout_s)
-        self._log.info("%s has left", spec.name)
+        if child.spec.role == "verifier":
+            child.terminate()
+            grace_s = self._config.verifiers.timeout_s
+        else:
+            grace_s = await self._drain(child.name, member)
+        if not await child.until_left(timeout_s=grace_s):
+            child.terminate()
+            if not await child.until_left(timeout_s=_CLOSE_S):
+                child.kill()
+        await child.until_left(timeout_s=self._config.supervisor.stop_timeout_s)
+        self._log.info("%s has left", child.name)
         self._reconcile()
 
+    async def _drain(self, name: str, member: Member | None) -> float:
+        """Ask a generator to finish its groups; return the seconds that it may take."""
+        if member is not None:
+            generator = Incarnation(member, self._registry.directory, self._connect)
+            try:
+                await generator.call(Drain(), timeout_s=self._config.network.call_timeout_s)
+            except InfrastructureError as error:
+                self._log.warning("%s cannot be asked to finish its groups: %s", name, error)
+                return 0.0
+        return self._config.generators.drain_timeout_s
+
     async def _autoscale(self) -> None:
-        """Looks every interval_s; decides on windows in which every generator that trains and is
-        wanted served, and none left.
-        """
-        auto, before = self._config.generators.autoscale, list[Member]()
-        steering, is_told = Steering(auto), False
+        """Decide every interval_s on windows in which all wanted training generators served."""
+        auto = self._config.generators.autoscale
+        before: list[Member] = []
         while True:
             await asyncio.sleep(auto.interval_s)
             pools = {
@@ -225,56 +228,56 @@ class Scaler:
                 for pool in self._registry.pools()
                 if pool.work not in ("", "evaluation")
             }
+            if any(pool.live != pool.wanted or pool.draining for pool in pools.values()):
+                before = []
+                continue
             members = [
                 m for m in self._registry.members if not evaluates_only(self._config, m.name)
             ]
-            if not auto.enabled or any(
-                pool.live != pool.wanted or pool.draining for pool in pools.values()
-            ):
-                before = []
-                continue
-            pool = pools.pop(auto.pool)
-            others = sum(other.wanted for other in pools.values())
-            waits, held = (
-                share(members, before, "learner", "wait_s"),
-                share(members, before, "generator", "blocked_s"),
-            )
-            is_outside = not auto.min <= pool.wanted <= auto.max
-            if is_outside or (before and waits is not None and held is not None):
-                rate = total_rate(members, before, "generator", "tokens_generated")
-                decision = steering.decide(
-                    pool.wanted,
-                    others=others,
-                    learner_waits=waits or 0.0,
-                    held_back=held or 0.0,
-                    rate=rate,
-                )
-                problems = self._headroom.problems(
-                    self._registry.pools(), {auto.pool: decision.wanted}
-                )
-                if problems and not is_told:
-                    is_told = True
-                    self._log.warning("%s; not added: %s", decision.reason, problems[0])
-                elif not problems and decision.wanted != pool.wanted:
-                    is_told = False
-                    self._log.info(
-                        "%s=%d (was %d): %s",
-                        auto.pool,
-                        decision.wanted,
-                        pool.wanted,
-                        decision.reason,
-                    )
-                    self._want({auto.pool: decision.wanted})
-                    self._reconcile()
-                    members = []
+            decision = self._decide(pools, members, before)
             before = members
+            if decision is None or decision.wanted == pools[auto.pool].wanted:
+                continue
+            if self._has_memory_for(decision):
+                self._want(auto.pool, decision.wanted, decision.reason)
+                self._reconcile()
+                before = []
+
+    def _decide(
+        self, pools: Mapping[str, PoolCount], members: list[Member], before: list[Member]
+    ) -> Decision | None:
+        """Return a decision from a window; None while it has no shares of time."""
+        auto = self._config.generators.autoscale
+        count = pools[auto.pool].wanted
+        waits = share(members, before, "learner", "wait_s") if before else None
+        blocked = share(members, before, "generator", "blocked_s") if before else None
+        is_outside = not auto.min <= count <= auto.max
+        if not is_outside and (waits is None or blocked is None):
+            return None
+        return self._steering.decide(
+            count,
+            others=sum(pool.wanted for pool in pools.values()) - count,
+            learner_waits=waits or 0.0,
+            held_back=blocked or 0.0,
+            rate=total_rate(members, before, "generator", "tokens_generated"),
+        )
+
+    def _has_memory_for(self, decision: Decision) -> bool:
+        wanted = {self._config.generators.autoscale.pool: decision.wanted}
+        problems = self._headroom.problems(self._registry.pools(), wanted)
+        if problems and not self._is_memory_reported:
+            self._log.warning("%s; not added: %s", decision.reason, problems[0])
+        self._is_memory_reported = bool(problems)
+        return not problems
+
+
+def _short_names(pools: Iterable[str]) -> dict[str, str]:
+    """Map `big` and `generators.big` to `generators.big`."""
+    names = {pool: pool for pool in pools}
+    return names | {pool.removeprefix(f"{GENERATORS}."): pool for pool in pools}
 
 
 def _nearest(name: str, pools: Iterable[str]) -> str:
-    by_any_name = {
-        known: pool for pool in pools for known in (pool, pool.removeprefix(f"{GENERATORS}."))
-    }
-    return "".join(
-        f"did you mean {by_any_name[known]}? "
-        for known in difflib.get_close_matches(name, by_any_name, 1)
-    )
+    names = _short_names(pools)
+    matches = difflib.get_close_matches(name, names, 1)
+    return f"did you mean {names[matches[0]]}? " if matches else ""

@@ -112,7 +112,7 @@ def test_a_hung_generator_is_cut_off_at_the_deadline_and_comes_back(launch: Laun
     run.until(lambda: run.step >= at + 5, "five more steps while one generator hangs")
     run.until(lambda: _is_replaced(run, "generator-1", stopped), "the hung generator was replaced")
     assert (
-        "the learner cut off generator-1" in (run.run_dir / "logs" / "supervisor.log").read_text()
+        "the learner removed generator-1" in (run.run_dir / "logs" / "supervisor.log").read_text()
     )
     at = run.step
     run.until(lambda: run.step >= at + 2, "the run goes on")
@@ -133,7 +133,7 @@ def test_a_generator_that_hangs_where_no_deadline_sees_it_is_found_by_its_silenc
         timeout_s=30,
     )
     assert (
-        "generator-0 was not heard of for 3 s"
+        "generator-0 sent no heartbeat for 3 s"
         in (run.run_dir / "logs" / "supervisor.log").read_text()
     )
     at = run.step

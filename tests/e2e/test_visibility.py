@@ -68,11 +68,11 @@ def test_stopped_and_killed_processes_show_in_status_and_tensorboard_with_their_
         )
         member = next(m for m in run.told()["members"] if m["name"] == process)
         assert member["state"] == "silent"
-        assert f"stopped by a signal; kill -CONT {pid} lets it go on" in member["waits_for"]
+        assert f"stopped by a signal; kill -CONT {pid} continues it" in member["waits_for"]
         run.kill(process, signal.SIGCONT)
         run.until(
-            lambda process=process: f"{process} is heard again" in texts(run, "run/silent"),
-            f"{process} is heard again",
+            lambda process=process: f"{process} sends heartbeats again" in texts(run, "run/silent"),
+            f"{process} sends heartbeats again",
         )
         run.kill(process)
         took_s[f"{process} killed, status"] = seconds_until(
@@ -83,7 +83,7 @@ def test_stopped_and_killed_processes_show_in_status_and_tensorboard_with_their_
         took_s[f"{process} killed, TensorBoard"] = seconds_until(
             run,
             lambda process=process: (
-                f"{process} is started again: {process} was ended by SIGKILL"
+                f"{process} is restarted: {process} was ended by SIGKILL"
                 in texts(run, "run/restarts")
             ),
             f"{process} killed in TensorBoard",

@@ -16,6 +16,7 @@ from async_rl.monitoring.status import render
 from async_rl.observability.logs import configure_logging, log_path
 from async_rl.protocol.control import StatusReply
 from async_rl.protocol.membership import ReportMetrics
+from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.monitor import Monitor
 from async_rl.supervision.registry import Registry
 
@@ -28,7 +29,15 @@ def test_the_first_step_without_a_reward_raises_it_and_again_only_after_one_with
         config, monitoring=msgspec.structs.replace(config.monitoring, tensorboard=False)
     )
     log = configure_logging(tmp_path, "supervisor")
-    with Monitor(config, tmp_path, Registry(), Console(config, tmp_path), log) as monitor:
+    registry = Registry()
+    with Monitor(
+        config,
+        tmp_path,
+        registry=registry,
+        liveness=Liveness(registry, config.supervisor, is_local=True),
+        console=Console(config, tmp_path),
+        log=log,
+    ) as monitor:
         for step, share in enumerate((0.5, 1.0, 1.0, 0.99, 1.0), 1):
             told = {"reward/failed_share": share}
             monitor.on_metrics(

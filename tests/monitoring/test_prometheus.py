@@ -18,6 +18,7 @@ from async_rl.monitoring.console import Console
 from async_rl.monitoring.prometheus import Endpoint, exported_name
 from async_rl.observability.catalogue import FIRST_SCREEN, METRICS, MetricKind, describe
 from async_rl.observability.logs import configure_logging
+from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.monitor import Monitor
 from async_rl.supervision.registry import Registry
 
@@ -76,7 +77,15 @@ def test_the_endpoint_is_there_if_the_run_asks_for_it(
     monitoring = msgspec.structs.replace(config.monitoring, prometheus_port=port, tensorboard=False)
     config = msgspec.structs.replace(config, monitoring=monitoring)
     log = configure_logging(tmp_path, "supervisor")
-    with Monitor(config, tmp_path, Registry(), Console(config, tmp_path), log) as monitor:
+    registry = Registry()
+    with Monitor(
+        config,
+        tmp_path,
+        registry=registry,
+        liveness=Liveness(registry, config.supervisor, is_local=True),
+        console=Console(config, tmp_path),
+        log=log,
+    ) as monitor:
         assert bool(monitor.prometheus_url) == (port == 0)
         if port == 0:
             monitor.newest["reward/mean"] = 0.25

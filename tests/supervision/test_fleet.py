@@ -4,14 +4,19 @@ import asyncio
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from async_rl.config.running import SupervisorConfig
 from async_rl.core.types import Role
 from async_rl.planning.topology import ProcessSpec
+from async_rl.protocol.base import Message, Ok
+from async_rl.protocol.buffer import ReleaseGenerator
 from async_rl.protocol.membership import Heartbeat, Register
-from async_rl.supervision.fleet import Fleet
+from async_rl.supervision.fleet import Fleet, Left, Lost
+from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.registry import Registry
 
 LIMITS = SupervisorConfig(
@@ -88,6 +93,26 @@ def spec(role: Role, rank: int = 0) -> ProcessSpec:
     return ProcessSpec(name=f"{role}-{rank}", role=role, rank=rank, cores=(), gpus=0, env={})
 
 
+class NoBuffer:
+    """The buffer of a fleet of scripted processes, which have no tickets to return."""
+
+    def __init__(self) -> None:
+        self.released: list[str] = []
+
+    async def call(self, request: ReleaseGenerator, *, timeout_s: float) -> Message:
+        self.released.append(request.generator)
+        return Ok()
+
+
+def surroundings(registry: Registry, run_dir: Path) -> dict[str, Any]:
+    return {
+        "run_dir": run_dir,
+        "liveness": Liveness(registry, LIMITS, is_local=True),
+        "buffer": NoBuffer(),
+        "call_timeout_s": 1.0,
+    }
+
+
 class World:
     """A fleet of one process, or of several ranks, with everything around it."""
 
@@ -99,10 +124,7 @@ class World:
         ranks: int = 1,
     ) -> None:
         self.registry = Registry()
-        self.lost: list[str] = []
-        self.reasons: list[str] = []
-        self.left: list[tuple[str, str]] = []
-        self.someone_left = asyncio.Event()
+        self._events: list[Lost | Left] = []
         self.launcher = ScriptedLauncher(
             lambda _, process: (
                 asyncio.get_running_loop().call_soon(on_start, self, process) and None
@@ -114,19 +136,28 @@ class World:
             launcher=self.launcher,
             registry=self.registry,
             config=LIMITS,
-            on_lost=self._on_lost,
-            on_left=self._on_left,
             log=logging.getLogger("test"),
+            **surroundings(self.registry, tmp_path),
         )
         self.role: Role = role
 
-    async def _on_lost(self, lost: ProcessSpec, reason: str) -> None:
-        self.lost.append(lost.name)
-        self.reasons.append(reason)
+    @property
+    def events(self) -> list[Lost | Left]:
+        while not self.fleet.events.empty():
+            self._events.append(self.fleet.events.get_nowait())
+        return self._events
 
-    async def _on_left(self, left: ProcessSpec, why: str) -> None:
-        self.left.append((left.name, why))
-        self.someone_left.set()
+    @property
+    def lost(self) -> list[str]:
+        return [event.name for event in self.events if isinstance(event, Lost)]
+
+    @property
+    def reasons(self) -> list[str]:
+        return [event.reason for event in self.events if isinstance(event, Lost)]
+
+    @property
+    def left(self) -> list[tuple[str, str]]:
+        return [(e.spec.name, e.reason) for e in self.events if isinstance(e, Left)]
 
     def register(self, process: Scripted) -> None:
         self.registry.register(
@@ -146,7 +177,7 @@ class World:
 def test_waiting_for_a_place_is_not_counted_as_its_start_and_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("async_rl.supervision.fleet._SOON_S", 0.1)
+    monkeypatch.setattr("async_rl.supervision.child._PLACED_SOON_S", 0.1)
 
     async def main() -> tuple[list[tuple[str, str, int]], str]:
         world = World("generator", tmp_path, lambda *_: None)
@@ -182,9 +213,7 @@ def test_an_end_that_the_launcher_explains_is_told_in_its_words_and_comes_back(
 
     cause, reasons = asyncio.run(main())
     assert reasons == ["generator-0 was lost with its node 10.0.0.3"] * LIMITS.max_restarts
-    assert cause.startswith(
-        "generator-0 was lost with its node 10.0.0.3; it was started again 2 times"
-    )
+    assert cause.startswith("generator-0 was lost with its node 10.0.0.3; it was restarted 2 times")
 
 
 def test_a_process_that_was_ready_is_started_again_until_the_limit(tmp_path: Path) -> None:
@@ -200,7 +229,7 @@ def test_a_process_that_was_ready_is_started_again_until_the_limit(tmp_path: Pat
     cause, started, reasons = asyncio.run(main())
     assert started == 3
     assert reasons == ["generator-0 was ended by SIGKILL"] * 2
-    assert cause.startswith("generator-0 was ended by SIGKILL; it was started again 2 times")
+    assert cause.startswith("generator-0 was ended by SIGKILL; it was restarted 2 times")
     assert "supervisor.max_restarts" in cause
 
 
@@ -238,7 +267,7 @@ def test_a_learner_that_is_killed_is_started_again_until_the_limit(tmp_path: Pat
         return await world.until_failed(), len(world.launcher.started), world.lost
 
     cause, started, lost = asyncio.run(main())
-    assert cause.startswith("learner-0 was ended by SIGSEGV; it was started again 2 times")
+    assert cause.startswith("learner-0 was ended by SIGSEGV; it was restarted 2 times")
     assert (started, lost) == (3, ["learner-0", "learner-0"])
 
 
@@ -339,15 +368,14 @@ def test_silence_is_noticed_from_the_moment_a_process_serves_however_long_it_may
     async def main() -> str:
         registry = Registry()
         registry.add("g", "generator", 1)
-        listening = asyncio.create_task(
-            registry.until_silent("g", start_timeout_s=600, heartbeat_timeout_s=0.1)
-        )
+        limits = msgspec.structs.replace(LIMITS, start_timeout_s=600, heartbeat_timeout_s=0.1)
+        listening = asyncio.create_task(Liveness(registry, limits, is_local=True).until_lost("g"))
         await asyncio.sleep(0)
         registry.register(Register(name="g", role="generator", pid=1, address="tcp://x"))
         async with asyncio.timeout(10):
             return await listening
 
-    assert asyncio.run(main()) == "was not heard of for 0.1 s"
+    assert asyncio.run(main()) == "sent no heartbeat for 0.1 s"
 
 
 def test_heartbeats_of_a_predecessor_are_ignored() -> None:
@@ -365,8 +393,8 @@ def test_the_directory_changes_only_when_someone_begins_or_ends_to_serve() -> No
     assert registry.directory.revision == start
     registry.register(Register(name="g", role="generator", pid=1, address="tcp://x"))
     assert [m.name for m in registry.directory.members] == ["g"]
-    registry.mark("g", "ended")
+    registry.mark_ended("g")
     assert registry.directory.members == []
     assert registry.directory.revision == start + 2
-    registry.mark("g", "ended")
+    registry.mark_ended("g")
     assert registry.directory.revision == start + 2

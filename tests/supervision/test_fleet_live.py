@@ -6,6 +6,7 @@ from pathlib import Path
 from test_fleet import Scripted, World, spec
 
 from async_rl.protocol.membership import Heartbeat, Register
+from async_rl.supervision.fleet import Left, Lost
 from async_rl.supervision.registry import Registry
 
 
@@ -26,14 +27,15 @@ def test_a_process_that_was_let_go_is_not_started_again_and_is_forgotten(tmp_pat
         running = asyncio.create_task(world.fleet.run())
         while len(world.registry.directory.members) < 2:
             await world.registry.directory.changed(world.registry.directory.revision)
-        world.fleet.let_go("verifier-1")
+        leaving = world.fleet.children["verifier-1"]
+        world.fleet.remove("verifier-1")
         assert [m.name for m in world.registry.directory.members] == ["verifier-0"]
         assert [(p.live, p.draining) for p in world.registry.pools()] == [(1, 1)]
-        assert not await world.fleet.until_left("verifier-1", timeout_s=0.01)
-        world.fleet.end("verifier-1", at_once=False)
-        assert await world.fleet.until_left("verifier-1", timeout_s=10)
+        assert not await leaving.until_left(timeout_s=0.01)
+        leaving.terminate()
+        assert await leaving.until_left(timeout_s=10)
         assert [(p.live, p.draining) for p in world.registry.pools()] == [(1, 0)]
-        assert [spec.name for spec in world.fleet.specs] == ["verifier-0"]
+        assert list(world.fleet.children) == ["verifier-0"]
         world.fleet.add(spec("verifier", 1))
         while len(world.registry.directory.members) < 2:
             await world.registry.directory.changed(world.registry.directory.revision)
@@ -76,20 +78,23 @@ def test_a_process_added_to_a_live_run_that_cannot_start_is_given_up_and_the_run
             world.fleet.note_fatal("generator-1", "OutOfMemory: 9 GB")
             process.end(1)
 
-    async def main() -> World:
+    async def main() -> Lost | Left:
         world = World("generator", tmp_path, fails_unless_first)
         running = asyncio.create_task(world.fleet.run())
         while not world.registry.directory.members:
             await world.registry.directory.changed(world.registry.directory.revision)
         world.fleet.add(spec("generator", 1))
         async with asyncio.timeout(10):
-            await world.someone_left.wait()
+            event = await world.fleet.events.get()
         assert not world.fleet.failed.done()
         world.fleet.kill_all()
         await running
-        return world
+        assert world.events == []
+        return event
 
-    assert asyncio.run(main()).left == [("generator-1", "failed: OutOfMemory: 9 GB")]
+    left = asyncio.run(main())
+    assert isinstance(left, Left)
+    assert (left.spec.name, left.reason) == ("generator-1", "failed: OutOfMemory: 9 GB")
 
 
 def test_a_starting_member_is_shown_and_is_killed_when_removed_since_it_may_hear_no_request(
@@ -113,8 +118,9 @@ def test_a_starting_member_is_shown_and_is_killed_when_removed_since_it_may_hear
         for rank in (1, 2):  # the second is let go before it was even started
             if rank == 2:
                 world.fleet.add(spec("generator", rank))
-            world.fleet.let_go(f"generator-{rank}")
-            assert await world.fleet.until_left(f"generator-{rank}", timeout_s=10)
+            leaving = world.fleet.children[f"generator-{rank}"]
+            world.fleet.remove(leaving.name)
+            assert await leaving.until_left(timeout_s=10)
         world.fleet.kill_all()
         await running
         return world

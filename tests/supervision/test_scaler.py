@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from test_fleet import LIMITS, Scripted, ScriptedLauncher
+from test_fleet import LIMITS, Scripted, ScriptedLauncher, surroundings
 
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
@@ -43,9 +43,8 @@ class ScaledRun:
             launcher=self.launcher,
             registry=self.registry,
             config=LIMITS,
-            on_lost=self.told,
-            on_left=self.told,
             log=log,
+            **surroundings(self.registry, run_dir),
         )
         connect = Connections(create_keys(run_dir / "keys"), self.registry.directory)
         headroom = Headroom(config, run_dir, lambda: self.free_mb)
@@ -59,9 +58,6 @@ class ScaledRun:
             headroom=headroom,
             log=log,
         )
-
-    async def told(self, _: ProcessSpec, __: str) -> None:
-        pass
 
     def serve(self, spec: ProcessSpec, process: Scripted) -> None:
         message = Register(name=spec.name, role=spec.role, pid=process.pid, address="")
@@ -246,8 +242,7 @@ def test_one_that_cannot_be_started_is_no_longer_wanted(tmp_path: Path) -> None:
     async def act(run: ScaledRun) -> None:
         await run.until("buffer", "learner-0", "verifier-0", "generator-0")
         run.scaler.scale({"generators": 2}, "test", is_forced=False)
-        spec = next(spec for spec in run.fleet.specs if spec.name == "generator-1")
-        run.scaler.given_up(spec, "failed: OutOfMemory")
+        run.scaler.give_up(run.fleet.children["generator-1"].spec, "failed: OutOfMemory")
         assert run.registry.wanted["generators"] == 1
 
     with_run(compose("grpo_code", []), tmp_path, act)
@@ -269,7 +264,7 @@ def test_the_autoscaler_moves_its_pool_and_looks_at_no_generator_that_only_evalu
         await run.until(*START)
         with pytest.raises(
             ConfigError,
-            match=r"generators.big=2: generators.autoscale.enabled=true decides on them",
+            match=r"generators.big=2: generators.autoscale.enabled=true sets this number",
         ):
             run.scaler.scale({"big": 2}, "test", is_forced=False)
         told_s = 0.0

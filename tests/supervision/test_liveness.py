@@ -1,4 +1,4 @@
-"""Facts about processes that are not heard of."""
+"""Facts about processes whose heartbeats stop."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import msgspec
 import pytest
 
 from async_rl.launchers.configuration.compose import compose
 from async_rl.protocol.membership import Heartbeat, Register
+from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.registry import Registry
-from async_rl.supervision.silence import Silence
 
 
 class Quiet(Registry):
@@ -41,9 +40,9 @@ def stopped_process() -> Iterator[int]:
         child.communicate()
 
 
-def watched(pid: int, *settings: str, launcher: str = "local") -> tuple[Quiet, Silence, list[str]]:
-    config = msgspec.structs.replace(compose("grpo_code", list(settings)), launcher=launcher)
-    registry, told = Quiet(), list[str]()
+def watched(pid: int, *settings: str, is_local: bool = True) -> tuple[Quiet, Liveness]:
+    config = compose("grpo_code", list(settings))
+    registry = Quiet()
     registry.register(Register(name="generator-0", role="generator", pid=pid, address="tcp://x"))
     registry.beat(
         Heartbeat(
@@ -56,29 +55,29 @@ def watched(pid: int, *settings: str, launcher: str = "local") -> tuple[Quiet, S
             counters={},
         )
     )
-    return registry, Silence(registry, config, told.append), told
+    return registry, Liveness(registry, config.supervisor, is_local=is_local)
 
 
 def test_a_stopped_process_is_silent_with_its_cause_and_is_told_once_until_it_is_heard_again() -> (
     None
 ):
     with stopped_process() as pid:
-        registry, silence, told = watched(pid)
+        registry, liveness = watched(pid)
         registry.seconds = 2.6
-        silence.look()
-        silence.look()
-        (member,) = silence.members()
+        silent = liveness.changes()
+        assert liveness.changes() == []
+        (member,) = liveness.members()
         registry.seconds = 0.1
-        silence.look()
-        silence.look()
+        recovered = liveness.changes()
+        assert liveness.changes() == []
     assert member.state == "silent"
     assert (
-        member.waits_for
-        == f"not heard of for 3 s, generating before; stopped by a signal; kill -CONT {pid} lets it"
-        " go on; it is ended and started again at 15 s"
+        member.waits_for == "no heartbeat for 3 s, generating before; stopped by a signal;"
+        f" kill -CONT {pid} continues it; restarted at 15 s"
     )
-    assert told == [f"generator-0 is silent: {member.waits_for}", "generator-0 is heard again"]
-    assert [m.state for m in silence.members()] == ["generating"]
+    assert silent == [f"generator-0 is silent: {member.waits_for}"]
+    assert recovered == ["generator-0 sends heartbeats again"]
+    assert [m.state for m in liveness.members()] == ["generating"]
 
 
 @pytest.mark.parametrize(
@@ -88,27 +87,34 @@ def test_a_stopped_process_is_silent_with_its_cause_and_is_told_once_until_it_is
 def test_silence_begins_after_two_and_a_half_heartbeats(
     heartbeat_s: int, quiet_s: float, state: str
 ) -> None:
-    registry, silence, _ = watched(os.getpid(), f"supervisor.heartbeat_s={heartbeat_s}")
+    registry, liveness = watched(os.getpid(), f"supervisor.heartbeat_s={heartbeat_s}")
     registry.seconds = quiet_s
-    assert [member.state for member in silence.members()] == [state]
+    assert [member.state for member in liveness.members()] == [state]
 
 
 def test_a_process_that_is_on_another_machine_is_silent_without_a_guess_at_the_cause() -> None:
-    registry, silence, _ = watched(os.getpid(), launcher="ray")
+    registry, liveness = watched(os.getpid(), is_local=False)
     registry.seconds = 9.0
-    assert [m.waits_for for m in silence.members()] == [
-        "not heard of for 9 s, generating before; it is ended and started again at 15 s"
+    assert [m.waits_for for m in liveness.members()] == [
+        "no heartbeat for 9 s, generating before; restarted at 15 s"
     ]
 
 
-def test_a_process_that_ended_or_starts_is_not_called_silent_nor_heard_again() -> None:
-    registry, silence, told = watched(os.getpid())
+def test_a_process_that_ended_or_starts_is_neither_silent_nor_recovered() -> None:
+    registry, liveness = watched(os.getpid())
     registry.seconds = 9.0
-    silence.look()
-    registry.mark("generator-0", "ended")
-    silence.look()
-    assert [member.state for member in silence.members()] == ["ended"]
+    assert len(liveness.changes()) == 1
+    registry.mark_ended("generator-0")
+    assert liveness.changes() == []
+    assert [member.state for member in liveness.members()] == ["ended"]
     registry.add("generator-0", "generator", os.getpid() + 1)
-    silence.look()
-    assert [member.state for member in silence.members()] == ["starting"]
-    assert len(told) == 1
+    assert liveness.changes() == []
+    assert [member.state for member in liveness.members()] == ["starting"]
+
+
+def test_a_report_of_a_stall_calls_the_same_processes_silent_as_status() -> None:
+    registry, liveness = watched(os.getpid())
+    registry.seconds = 2.4
+    assert liveness.silent_s() == {}
+    registry.seconds = 2.6
+    assert liveness.silent_s() == {"generator-0": 2.6}

@@ -1,4 +1,4 @@
-"""A run that stands still is told, and ended at the deadline."""
+"""A stalled run is reported, and ends at the deadline."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ import msgspec
 import pytest
 from test_fleet import LIMITS
 
+from async_rl.config.running import SupervisorConfig
 from async_rl.core.errors import RunFailed
 from async_rl.protocol.membership import Heartbeat, Register
+from async_rl.supervision.liveness import Liveness, StallWatch
 from async_rl.supervision.registry import Registry
-from async_rl.supervision.watchdog import Watchdog
 
 
-def beat(registry: Registry, watchdog: Watchdog, version: int) -> None:
+def watch(registry: Registry, limits: SupervisorConfig) -> StallWatch:
+    return StallWatch(registry, Liveness(registry, limits, is_local=True), limits)
+
+
+def beat(registry: Registry, stall_watch: StallWatch, version: int) -> None:
     message = Heartbeat(
         name="learner-0",
         pid=1,
@@ -25,52 +30,47 @@ def beat(registry: Registry, watchdog: Watchdog, version: int) -> None:
         counters={},
     )
     registry.beat(message)
-    watchdog.on_heartbeat()
+    stall_watch.observe()
 
 
 def test_a_second_stall_is_told_as_soon_as_the_first_however_far_the_deadline_is() -> None:
     async def main() -> None:
-        registry, told = Registry(), asyncio.Queue[str]()
+        registry = Registry()
         registry.register(Register(name="learner-0", role="learner", pid=1, address="tcp://x"))
         limits = msgspec.structs.replace(LIMITS, stall_warning_s=0.05, stall_timeout_s=1000.0)
-        watchdog = Watchdog(registry, limits, told.put_nowait)
-        beat(registry, watchdog, 1)
-        running = asyncio.create_task(watchdog.run())
+        stall_watch = watch(registry, limits)
+        beat(registry, stall_watch, 1)
+        reports = stall_watch.reports()
         async with asyncio.timeout(20):
             for version in (1, 2, 3):
-                assert f"no learner step after version {version}" in await told.get()
-                beat(registry, watchdog, version + 1)
-                assert await told.get() == ""
-        running.cancel()
+                assert f"no learner step after version {version}" in await anext(reports)
+                beat(registry, stall_watch, version + 1)
+                assert await anext(reports) == ""
 
     asyncio.run(main())
 
 
 def test_a_stall_is_told_once_and_taken_back_and_ends_the_run_with_the_sentence() -> None:
     async def main() -> list[str]:
-        registry, told = Registry(), list[str]()
-        was_told = asyncio.Event()
-
-        def warn(text: str) -> None:
-            told.append(text)
-            was_told.set()
-
+        registry = Registry()
+        found: list[str] = []
         registry.register(Register(name="learner-0", role="learner", pid=1, address="tcp://x"))
         limits = msgspec.structs.replace(LIMITS, stall_warning_s=0.05, stall_timeout_s=0.5)
-        watchdog = Watchdog(registry, limits, warn)
-        beat(registry, watchdog, 1)
-        running = asyncio.create_task(watchdog.run())
+        stall_watch = watch(registry, limits)
+        beat(registry, stall_watch, 1)
         async with asyncio.timeout(10):
-            await was_told.wait()
-            beat(registry, watchdog, 2)
+            reports = stall_watch.reports()
+            found.append(await anext(reports))
+            beat(registry, stall_watch, 2)
+            found += [await anext(reports), await anext(reports)]
             with pytest.raises(
                 RunFailed,
                 match=(
                     r"no learner step after version 2 .*a batch.*supervisor\.stall_timeout_s=0\.5"
                 ),
             ):
-                await running
-        return told
+                await anext(reports)
+        return found
 
     first, taken_back, again = asyncio.run(main())
     assert "no learner step after version 1" in first

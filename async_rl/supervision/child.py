@@ -1,0 +1,180 @@
+"""One process across its lives: its start, its end, and the reason for the end."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import logging
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from async_rl.config.running import SupervisorConfig
+from async_rl.planning.topology import ProcessSpec
+from async_rl.supervision.launcher import Launcher, ProcessHandle
+from async_rl.supervision.liveness import Liveness
+from async_rl.supervision.registry import Registry
+
+_FIRST_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 10.0
+_LAST_LINES = 15
+_PLACED_SOON_S = 5.0  # a process that waits longer for resources of the cluster is logged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """The end of one life. is_own_failure: an error of the process, not a signal or silence."""
+
+    child: Child
+    reason: str
+    is_own_failure: bool
+
+
+class Restarts:
+    """The restarts of one process, or of the learner's ranks together."""
+
+    def __init__(self, config: SupervisorConfig) -> None:
+        self._config = config
+        self._times_s: collections.deque[float] = collections.deque()
+
+    def next_pause_s(self) -> float | None:
+        """Return the seconds to wait before the next start; None after too many restarts."""
+        now = time.monotonic()
+        self._times_s.append(now)
+        while now - self._times_s[0] > self._config.restart_window_s:
+            self._times_s.popleft()
+        if len(self._times_s) > self._config.max_restarts:
+            return None
+        return float(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (len(self._times_s) - 1)))
+
+
+class Child:
+    """A process that the fleet keeps.
+
+    is_added: it joined a live run. failure: root cause that the process reported in this life.
+    expelled: reason why the learner removed it in this life. ends_run: it must not be restarted.
+    """
+
+    def __init__(
+        self,
+        spec: ProcessSpec,
+        *,
+        launcher: Launcher,
+        registry: Registry,
+        liveness: Liveness,
+        log: logging.Logger,
+        is_added: bool = False,
+    ) -> None:
+        self.spec = spec
+        self.name = spec.name
+        self.is_added = is_added
+        self.was_ready = False
+        self.is_leaving = False
+        self.ends_run = False
+        self.failure = ""
+        self.expelled = ""
+        self.handle: ProcessHandle | None = None
+        self._left = asyncio.Event()
+        self._launcher = launcher
+        self._registry = registry
+        self._liveness = liveness
+        self._log = log
+
+    async def start(self) -> ProcessHandle:
+        """Start the process, or ask the cluster for its resources."""
+        self.failure = self.expelled = ""
+        self.handle = handle = await self._launcher.start(self.spec)
+        waits_for = "" if handle.pid else handle.waits_for
+        self._registry.add(self.name, self.spec.role, handle.pid, waits_for=waits_for)
+        if self.is_leaving:
+            handle.kill()
+        return handle
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        if self.handle is not None:
+            self.handle.terminate()
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        if self.handle is not None:
+            self.handle.kill()
+
+    async def until_left(self, *, timeout_s: float) -> bool:
+        """Wait until a removed process has left; return False after `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._left.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def mark_left(self) -> None:
+        """Return from `until_left`: the process is gone and forgotten."""
+        self._left.set()
+
+    async def live(self, handle: ProcessHandle) -> End | None:
+        """Wait for the end of a life; return None for a learner that finished.
+
+        A process that is lost is killed first.
+        """
+        ended = asyncio.create_task(handle.wait(), name=f"wait {self.name}")
+        lost = asyncio.create_task(self._until_lost(handle), name=f"hear {self.name}")
+        silence = ""
+        try:
+            await asyncio.wait({ended, lost}, return_when=asyncio.FIRST_COMPLETED)
+            if not ended.done():
+                silence = lost.result()
+                handle.kill()
+            code = await ended
+        finally:
+            lost.cancel()
+            handle.kill()
+            if self._registry.is_serving(self.name):
+                self.was_ready = True
+            self._registry.mark_ended(self.name)
+        if code == 0 and self.spec.role == "learner":
+            return None
+        return self._end(code, silence, handle.why)
+
+    async def _until_lost(self, handle: ProcessHandle) -> str:
+        """As Liveness.until_lost; the start time begins once the process has its resources."""
+        try:
+            async with asyncio.timeout(_PLACED_SOON_S):
+                await handle.placed()
+        except TimeoutError:
+            self._log.warning("%s waits for %s", self.name, handle.waits_for)
+            await handle.placed()
+        if handle.pid:
+            self._registry.place(self.name, handle.pid)
+            self._log.info("%s started, pid %d", self.name, handle.pid)
+        return await self._liveness.until_lost(self.name)
+
+    def _end(self, code: int, silence: str, why: str) -> End:
+        is_own_failure = False
+        if silence:
+            reason = silence
+            is_own_failure = not self.was_ready
+        elif self.expelled:
+            reason = f"was removed by the learner: {self.expelled}"
+        elif self.failure:
+            reason = f"failed: {self.failure}"
+            is_own_failure = True
+        elif why:
+            reason = why
+        elif code < 0:
+            reason = f"was ended by {signal.Signals(-code).name}"
+        else:
+            output = _last_lines(self._launcher.output_of(self.name))
+            reason = f"exited with code {code}; its last output was:\n{output}"
+            is_own_failure = True
+        return End(child=self, reason=reason, is_own_failure=is_own_failure)
+
+
+def _last_lines(path: Path) -> str:
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return "(none)"
+    return "\n".join(f"  {line}" for line in lines[-_LAST_LINES:]) or "  (nothing)"

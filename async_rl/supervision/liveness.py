@@ -1,0 +1,168 @@
+"""Decides from heartbeats whether a process is silent or lost, and from learner steps whether the
+run is stalled.
+
+One rule for every reader: a serving process is silent after 2.5 missed heartbeats (at least 2 s).
+Status, the log and the report of a stall then name it. It is lost, and the fleet restarts it, at
+supervisor.heartbeat_timeout_s. The buffer sees a lost generator leave the member list.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import psutil
+from msgspec.structs import replace
+
+from async_rl.config.running import SupervisorConfig
+from async_rl.core.errors import RunFailed
+from async_rl.monitoring.stall import Stall, sentence
+from async_rl.protocol.membership import SILENT, Member
+from async_rl.supervision.registry import Registry
+
+_MISSED_BEATS = 2.5
+_LEAST_S = 2.0  # a busy machine delays a heartbeat by a second or so
+_CONDITIONS = {
+    psutil.STATUS_STOPPED: "stopped by a signal; kill -CONT {pid} continues it",
+    psutil.STATUS_TRACING_STOP: "stopped by a debugger",
+    psutil.STATUS_DISK_SLEEP: "in the kernel, waiting for a disk or a device",
+    psutil.STATUS_RUNNING: "computing without a pause for other tasks",
+    psutil.STATUS_SLEEPING: "in a call that does not return",
+    psutil.STATUS_ZOMBIE: "dead",
+}
+
+
+class Liveness:
+    """The silent and lost processes of one run.
+
+    is_local: the processes run on this machine, whose kernel knows their condition.
+    """
+
+    def __init__(self, registry: Registry, config: SupervisorConfig, *, is_local: bool) -> None:
+        self._registry = registry
+        self._config = config
+        self._silent_after_s = max(_LEAST_S, _MISSED_BEATS * config.heartbeat_s)
+        self._is_local = is_local
+        self._reported: dict[str, int] = {}
+
+    def silent_s(self) -> dict[str, float]:
+        """Return the seconds since the last heartbeat of each silent process."""
+        quiet_s = {
+            member.name: self._registry.quiet_s(member.name)
+            for member in self._registry.members
+            if self._registry.is_serving(member.name)
+        }
+        return {name: s for name, s in quiet_s.items() if s >= self._silent_after_s}
+
+    def members(self) -> list[Member]:
+        """Return all processes; silent ones with state `silent` and the cause in `waits_for`."""
+        silent_s = self.silent_s()
+        return [
+            self._as_silent(member, silent_s[member.name]) if member.name in silent_s else member
+            for member in self._registry.members
+        ]
+
+    def changes(self) -> list[str]:
+        """Return a sentence per process that became silent or recovered since the last call."""
+        sentences = []
+        for member in self.members():
+            reported_pid = self._reported.get(member.name)
+            if member.state == SILENT and reported_pid != member.pid:
+                self._reported[member.name] = member.pid
+                sentences.append(f"{member.name} is silent: {member.waits_for}")
+            elif member.state != SILENT and reported_pid is not None:
+                del self._reported[member.name]
+                # A process that ended or was replaced has not recovered.
+                if reported_pid == member.pid and self._registry.is_serving(member.name):
+                    sentences.append(f"{member.name} sends heartbeats again")
+        return sentences
+
+    async def until_lost(self, name: str) -> str:
+        """Return the reason once the process missed its start time or stopped its heartbeats."""
+        directory = self._registry.directory
+        start_s, heartbeat_s = self._config.start_timeout_s, self._config.heartbeat_timeout_s
+        try:
+            async with asyncio.timeout(start_s):
+                while not self._registry.is_serving(name):
+                    await directory.changed(directory.revision)
+        except TimeoutError:
+            return f"was not ready after {start_s:g} s"
+        while True:
+            left_s = heartbeat_s - self._registry.quiet_s(name)
+            if left_s <= 0:
+                return f"sent no heartbeat for {heartbeat_s:g} s"
+            await asyncio.sleep(left_s)
+
+    def _as_silent(self, member: Member, quiet_s: float) -> Member:
+        condition = f"; {_condition(member.pid)}" if self._is_local else ""
+        text = (
+            f"no heartbeat for {quiet_s:.0f} s, {member.state} before{condition}; restarted at"
+            f" {self._config.heartbeat_timeout_s:g} s"
+        )
+        return replace(member, state=SILENT, waits_for=text)
+
+
+class StallWatch:
+    """Watches the learner's version.
+
+    A run without a learner step is reported at supervisor.stall_warning_s and ends at
+    supervisor.stall_timeout_s.
+    """
+
+    def __init__(self, registry: Registry, liveness: Liveness, config: SupervisorConfig) -> None:
+        self._registry = registry
+        self._liveness = liveness
+        self._config = config
+        self._stall = Stall(time.monotonic())
+        self._progressed = asyncio.Event()
+
+    def observe(self) -> None:
+        """Read the members after a heartbeat."""
+        before_s = self._stall.since_s
+        self._stall.observe(self._registry.members, time.monotonic())
+        if self._stall.since_s > before_s:
+            self._progressed.set()
+
+    async def reports(self) -> AsyncIterator[str]:
+        """Yield a sentence when the run stalls, and an empty one when it continues.
+
+        The sentence names which process waits for what and since when. Raises RunFailed with it at
+        supervisor.stall_timeout_s.
+        """
+        config = self._config
+        while True:
+            while await self._progresses_within(config.stall_warning_s):
+                pass
+            yield self._sentence()
+            if not await self._progresses_within(config.stall_timeout_s):
+                limit = f"supervisor.stall_timeout_s={config.stall_timeout_s:g}"
+                raise RunFailed(f"{self._sentence()} ({limit})")
+            yield ""
+
+    async def _progresses_within(self, limit_s: float) -> bool:
+        """Wait for a learner step until `limit_s` after the last one; return whether it came."""
+        left_s = self._stall.since_s + limit_s - time.monotonic()
+        try:
+            async with asyncio.timeout(left_s):
+                await self._progressed.wait()
+        except TimeoutError:
+            return False
+        self._progressed.clear()
+        return True
+
+    def _sentence(self) -> str:
+        return sentence(
+            self._registry.members,
+            stalled_s=time.monotonic() - self._stall.since_s,
+            now_s=time.time(),
+            unheard_s=self._liveness.silent_s(),
+        )
+
+
+def _condition(pid: int) -> str:
+    try:
+        status = psutil.Process(pid).status()
+    except psutil.Error:
+        return "dead"
+    return _CONDITIONS.get(status, f"in state {status}").format(pid=pid)
