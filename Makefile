@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check mutants docs bench clean
+.PHONY: help env demo test check mutants docs site bench clean
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
@@ -43,6 +43,7 @@ check: env ## style and types; layers, documents and the other rules of tests/re
 	@# mypy knows nothing of setuptools' package-dir: give it the tree as it is installed.
 	@rm -rf build/tree && mkdir -p build/tree/async_rl && ln -s $(CURDIR)/async_rl/* $(CURDIR)/{launchers,sandbox,conf} build/tree/async_rl/
 	@cd build/tree && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache -p async_rl
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@$(BIN)/python -m pytest tests/repo
 
 mutants: env ## does each marked test fail when its setting is ignored? SETTINGS="algorithm.gamma buffer."
@@ -50,6 +51,10 @@ mutants: env ## does each marked test fail when its setting is ignored? SETTINGS
 
 docs: env ## the pages of docs/ that are made from code
 	@$(BIN)/python -m async_rl.launchers.configuration.reference docs
+
+site: env ## the documentation site in build/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	@echo "open build/site/index.html"
 
 bench: env ## the benchmarks, one table
 	@$(BIN)/python benchmarks/run.py

@@ -28,7 +28,7 @@ def test_every_line_of_the_lock_is_one_exact_version() -> None:
     assert len(PINS) == len(LOCK)
 
 
-@pytest.mark.parametrize("extra", ["", "cpu", "dev"])
+@pytest.mark.parametrize("extra", ["", "cpu", "dev", "docs"])
 def test_the_lock_satisfies_what_the_project_asks_for(extra: str) -> None:
     project = PROJECT["project"]
     wanted = [
