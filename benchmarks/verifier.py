@@ -32,7 +32,7 @@ from async_rl.observability.activity import Activity
 from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.protocol import BatchRequest, VerifyRequest
 from async_rl.rewards.verifier.serving import listen, open_service, serve
-from async_rl.sandbox.pool import Pool
+from async_rl.sandbox.warm_cells import WarmCells
 from benchmarks.figures import figure
 
 ROUNDS = 5
@@ -136,7 +136,7 @@ def _subprocess_rate(command: Sequence[str], requests: Sequence[VerifyRequest]) 
     return len(requests) / (time.perf_counter() - started)
 
 
-async def _one_core(pool: Pool, judge: Judge) -> None:
+async def _one_core(cells: WarmCells, judge: Judge) -> None:
     problems, name = _problems()
     judged = [(await judge.verify(request)).tests for request in problems]
     quick = [
@@ -144,7 +144,7 @@ async def _one_core(pool: Pool, judge: Judge) -> None:
         for request, tests in zip(problems, judged, strict=True)
         if sum(test.cpu_s for test in tests) < SLOW_S
     ]
-    figure("level of the jail", pool.level, "")
+    figure("level of the jail", cells.level, "")
     if len(quick) < len(problems):
         figure(f"programs of more than {SLOW_S:g} CPU s, left out", len(problems) - len(quick), "")
     one, ten = _stdin_programs(1, 100), _stdin_programs(10, 60)
@@ -225,14 +225,14 @@ async def _http(requests: Sequence[VerifyRequest]) -> None:
     )
 
 
-async def _two_cores(make: Callable[[int], Pool], judge_of: Callable[[Pool], Judge]) -> None:
+async def _two_cores(judge_of: Callable[[WarmCells], Judge]) -> None:
     """Server and one cell that share a core, against server and two cells that have two."""
     cores = sorted(os.sched_getaffinity(0))
     requests = _stdin_programs(1, 400)
     ratios: list[float] = []
-    async with make(2) as double:
+    async with await WarmCells.start(2) as double:
         os.sched_setaffinity(0, cores[:1])
-        await (single := make(1)).start()
+        single = await WarmCells.start(1)
         for _ in range(ROUNDS):
             os.sched_setaffinity(0, cores[:1])
             one, _ = await _rate(judge_of(single), requests, 2)
@@ -262,21 +262,18 @@ def main() -> None:
     config = msgspec.structs.replace(compose_unchecked("ppo_code").sandbox, timeout_s=5.0)
     cores = sorted(os.sched_getaffinity(0))
 
-    def make(cells: int) -> Pool:
-        return Pool(cells)
-
-    def judge_of(pool: Pool) -> Judge:
-        return Judge(pool, config)
+    def judge_of(cells: WarmCells) -> Judge:
+        return Judge(cells, config)
 
     async def on_one() -> None:
-        async with make(1) as pool:
-            await _one_core(pool, judge_of(pool))
+        async with await WarmCells.start(1) as cells:
+            await _one_core(cells, judge_of(cells))
 
     os.sched_setaffinity(0, cores[-1:])
     asyncio.run(on_one())
     os.sched_setaffinity(0, cores)
     if len(cores) > 1:
-        asyncio.run(_two_cores(make, judge_of))
+        asyncio.run(_two_cores(judge_of))
     figure(
         "cold start of the server",
         statistics.median(_cold_start() for _ in range(3)),

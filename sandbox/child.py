@@ -1,8 +1,8 @@
-"""A forked child from its first instruction to its last: reads what it is told, locks itself down,
-runs its part, leaves by os._exit.
+"""A forked child from its first instruction to its last: reads its payload, locks itself down, runs
+its part, and exits.
 
-Order matters: descriptors and limits first, then capabilities and Landlock, the system call filter
-last; then nothing can be undone. Forked by `zygote.py`; never returns.
+Order matters: descriptors and limits first, then capabilities and Landlock, and the system call
+filter last; afterwards nothing can be undone.
 """
 
 from __future__ import annotations
@@ -16,78 +16,76 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .judge import Solver, Test
 from .programs import Calls, Streams
-from .protocol import FIRST_STREAM, PAYLOAD, RESULT, Mode, Request
+from .protocol import FIRST_STREAM, PAYLOAD, RESULT, JobSpec, Mode
 
 if TYPE_CHECKING:
     from .zygote import Jail
 
 _MAX_TASKS = 64
-FAULT_AT, FAULT_BYTES = 8, 256
-"""Where in the shared page a child that could not be locked down says why; before it, one byte per
-child that could.
+_MAX_DESCRIPTOR = 1 << 20
+FAULT_START, FAULT_END = 8, 264
+"""Bytes of the shared page for the reason why a child could not be locked down. Before them, the
+page has one byte per child, set once the child is locked down.
 """
 
 
 class Part(NamedTuple):
-    """One child of a job: its place among the job's children, its payload, the descriptors it
-    keeps, and what it runs with them.
+    """One child of a job.
+
+    number: among the job's children; payload, kept: descriptors that it reads and keeps; run: takes
+    the unmarshalled payload and returns the exit status.
     """
 
-    place: int
+    number: int
     payload: int
     kept: Sequence[int]
     run: Callable[[Any], int]
 
 
-def parts(request: Request, descriptors: Sequence[int], pipes: Sequence[int]) -> list[Part]:
-    """The children of a job; the last one decides when the job is over. pipes: read and write end
-    of the requests, of the answers.
+def parts(spec: JobSpec, descriptors: Sequence[int], pipes: Sequence[int]) -> list[Part]:
+    """The children of a job; the job ends with the last one.
+
+    pipes: for Mode.JUDGE, read and write end of the requests, then of the answers.
     """
     payload, result = descriptors[PAYLOAD], descriptors[RESULT]
-    if request.mode == Mode.CALLS:
-        return [Part(0, payload, [result], lambda told: Calls(result, request).run(*told))]
-    if request.mode == Mode.STREAMS:
-        streams = list(descriptors[FIRST_STREAM:])
-        return [
-            Part(
-                0,
-                payload,
-                [result, *streams],
-                lambda told: Streams(result, request).run(told, streams),
-            )
-        ]
-    asked, asking, answers, answering = pipes
+    rest = list(descriptors[FIRST_STREAM:])
+    if spec.mode == Mode.CALLS:
+        return [Part(0, payload, [result], lambda loaded: Calls(result, spec).run(*loaded))]
+    if spec.mode == Mode.STREAMS:
+        kept = [result, *rest]
+        return [Part(0, payload, kept, lambda code: Streams(result, spec).run(code, rest))]
+    requests_in, requests_out, answers_in, answers_out = pipes
+
+    def solve(code: str) -> int:
+        return Solver(answers_out, spec, requests_in).run(code)
+
+    def test(loaded: tuple[str, str]) -> int:
+        return Test(result, spec, requests_out, answers_in).run(*loaded)
+
     return [
-        Part(
-            0, payload, [asked, answering], lambda told: Solver(answering, request, asked).run(told)
-        ),
-        Part(
-            1,
-            descriptors[FIRST_STREAM],
-            [result, asking, answers],
-            lambda told: Test(result, request, asking, answers).run(*told),
-        ),
+        Part(0, payload, [requests_in, answers_out], solve),
+        Part(1, rest[0], [result, requests_out, answers_in], test),
     ]
 
 
-def main(request: Request, part: Part, jail: Jail) -> None:
-    """Lock down, run, leave. The exit status is 0 unless the program chose another one."""
+def main(spec: JobSpec, part: Part, jail: Jail) -> None:
+    """Lock down, run, exit. The exit status is 0 unless the program chose another one."""
     code = 1
     try:
-        told = marshal.loads(os.pread(part.payload, os.fstat(part.payload).st_size, 0))
+        loaded = marshal.loads(os.pread(part.payload, os.fstat(part.payload).st_size, 0))
         try:
-            _lock_down(request, part, jail)
+            _lock_down(spec, part, jail)
         except BaseException as error:
-            jail.ready[FAULT_AT : FAULT_AT + FAULT_BYTES] = (
-                f"{type(error).__name__}: {error}".encode()[:FAULT_BYTES].ljust(FAULT_BYTES)
-            )
+            reason = f"{type(error).__name__}: {error}".encode()
+            length = FAULT_END - FAULT_START
+            jail.ready[FAULT_START:FAULT_END] = reason[:length].ljust(length)
             raise
-        code = part.run(told)
+        code = part.run(loaded)
     finally:
         os._exit(code)
 
 
-def _lock_down(request: Request, part: Part, jail: Jail) -> None:
+def _lock_down(spec: JobSpec, part: Part, jail: Jail) -> None:
     if jail.uid >= 0:
         os.setgroups([])
         os.setresgid(jail.uid, jail.uid, jail.uid)
@@ -98,16 +96,16 @@ def _lock_down(request: Request, part: Part, jail: Jail) -> None:
     for keep in sorted(part.kept):
         os.closerange(lowest + 1, keep)
         lowest = keep
-    os.closerange(lowest + 1, 1 << 20)
+    os.closerange(lowest + 1, _MAX_DESCRIPTOR)
     for which, value in (
-        (resource.RLIMIT_CPU, math.ceil(request.cpu_s * request.num_runs) + 2),
-        (resource.RLIMIT_FSIZE, request.output_bytes + 1),
+        (resource.RLIMIT_CPU, math.ceil(spec.cpu_s * spec.num_runs) + 2),
+        (resource.RLIMIT_FSIZE, spec.output_bytes + 1),
         (resource.RLIMIT_NPROC, _MAX_TASKS),
-        (resource.RLIMIT_AS, jail.base_address_space + request.memory_bytes),
+        (resource.RLIMIT_AS, jail.base_address_space + spec.memory_bytes),
     ):
         limit = min(value, jail.hard_limits[which])
         resource.setrlimit(which, (limit, limit))
     for give_up in jail.seal:
         give_up()
-    jail.ready[part.place] = 1
+    jail.ready[part.number] = 1
     jail.ready.close()

@@ -1,8 +1,8 @@
-"""What a child does once it is locked down: run the program on calls or on streams, and write
-frames of what came out.
+"""The work of a locked-down child: run the program on calls or on streams, and write frames of its
+output.
 
-Nothing here is trusted once the program runs; it holds no expected output, so all a program can
-change is what it itself emits. Used by `child.py`; `Runner` and the helpers also by `judge.py`.
+Nothing here is trusted once the program runs. The child has no expected output, so a program can
+change only what it emits itself.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from typing import Any
 from . import values
 from .frames import Kind
 from .preload import CALL_BUILTINS
-from .protocol import Mode, Request
+from .protocol import JobSpec, Mode
 
 _MESSAGE_CHARS = 300
+_FRAME_OVERHEAD_BYTES = 100
 
 
 def describe(error: BaseException) -> bytes:
@@ -36,12 +37,14 @@ def describe(error: BaseException) -> bytes:
 
 
 class Runner:
-    """Writes frames. It keeps its own references, so that a program that patches a module by
-    accident still gets its verdict.
+    """Writes frames.
+
+    It keeps its own references, so that a program that patches a module by accident still gets its
+    verdict.
     """
 
-    def __init__(self, result: int, request: Request) -> None:
-        self._result, self._limit = result, request.output_bytes
+    def __init__(self, result: int, spec: JobSpec) -> None:
+        self._result, self._limit = result, spec.output_bytes
         self._write, self._clock = os.write, time.process_time_ns
 
     def now(self) -> int:
@@ -49,15 +52,12 @@ class Runner:
         return self._clock()
 
     def frame(self, run: int, kind: Kind, started: int, body: bytes) -> None:
-        """One line; a body over the limit becomes a TOO_LARGE frame. The clock may step back by
-        microseconds in virtual machines.
-        """
-        if len(body) > self._limit - 100:
+        """Write one line; a body over the limit becomes a TOO_LARGE frame."""
+        if len(body) > self._limit - _FRAME_OVERHEAD_BYTES:
             kind, body = Kind.TOO_LARGE, b"0"
-        self._write(
-            self._result,
-            b"%d %s %d %s\n" % (run, kind.value, max(0, self._clock() - started), body),
-        )
+        # In virtual machines the clock may step back by microseconds.
+        took = max(0, self._clock() - started)
+        self._write(self._result, b"%d %s %d %s\n" % (run, kind.value, took, body))
 
     def compile(self, code: str) -> types.CodeType | None:
         """The program's code object; None after a COMPILE_ERROR frame."""
@@ -71,7 +71,7 @@ class Runner:
         return None
 
     def failure(self, run: int, started: int, error: BaseException) -> None:
-        """The frame for an exception that left the program."""
+        """Write the frame for an exception that the program raised."""
         if isinstance(error, MemoryError):
             gc.collect()
             self.frame(run, Kind.MEMORY, started, b"0")
@@ -82,13 +82,15 @@ class Runner:
 
 
 def _exit_status(error: SystemExit) -> int:
-    code = error.code
-    return 0 if code is None else (code & 0xFF if type(code) is int else 1)
+    if error.code is None:
+        return 0
+    return error.code & 0xFF if type(error.code) is int else 1
 
 
 def load_program(runner: Runner, code: str, *, has_call_names: bool) -> dict[str, Any] | None:
-    """The namespace of the program once its body ran, after a LOADED frame; None after a frame that
-    says why it did not.
+    """Run the program's body; return its namespace after a LOADED frame.
+
+    Returns None after a frame with the reason why the program did not load.
     """
     compiled = runner.compile(code)
     if compiled is None:
@@ -100,7 +102,7 @@ def load_program(runner: Runner, code: str, *, has_call_names: bool) -> dict[str
     started = runner.now()
     try:
         exec(compiled, module.__dict__)
-    except BaseException as error:  # noqa: BLE001  whatever leaves the program is its answer
+    except BaseException as error:  # noqa: BLE001  anything the program raises is its answer
         runner.failure(-1, started, error)
         return None
     runner.frame(-1, Kind.LOADED, started, b"0")
@@ -108,7 +110,7 @@ def load_program(runner: Runner, code: str, *, has_call_names: bool) -> dict[str
 
 
 class Calls(Runner):
-    """Load the code once, then make every call."""
+    """Loads the code once, then makes every call."""
 
     def run(
         self,
@@ -117,7 +119,10 @@ class Calls(Runner):
         stop: bool,
         has_call_names: bool,
     ) -> int:
-        """One VALUE, ERROR, MEMORY, EXIT or TOO_LARGE frame per call, after LOADED."""
+        """Write one VALUE, ERROR, MEMORY, EXIT or TOO_LARGE frame per call, after LOADED.
+
+        stop: leave the calls after the first that raises.
+        """
         namespace = load_program(self, code, has_call_names=has_call_names)
         if namespace is None:
             return 0
@@ -125,7 +130,7 @@ class Calls(Runner):
             started = self._clock()
             try:
                 body = values.encode(find_function(namespace, name)(*args, **keywords))
-            except BaseException as error:  # noqa: BLE001  whatever leaves the program is its answer
+            except BaseException as error:  # noqa: BLE001  anything the program raises is its answer
                 self.failure(run, started, error)
                 if stop:
                     return 0
@@ -144,60 +149,57 @@ def find_function(namespace: dict[str, Any], name: str) -> Any:
 
 
 class Streams(Runner):
-    """Run the code once per pair of standard input and output."""
+    """Runs the code once per pair of standard input and output."""
 
     def run(self, code: str, streams: list[int]) -> int:
-        """One DONE, ERROR, MEMORY or EXIT frame per run, after LOADED; the exit status is that of
-        the last run.
-        """
+        """Write one DONE, ERROR, MEMORY or EXIT frame per run, after LOADED."""
         compiled = self.compile(code)
         if compiled is None:
             return 0
         self.frame(-1, Kind.LOADED, self._clock(), b"0")
         for run in range(len(streams) // 2):
             started = self._clock()
-            os.dup2(streams[2 * run], 0)
-            os.dup2(streams[2 * run + 1], 1)
-            os.close(streams[2 * run])
-            os.close(streams[2 * run + 1])
+            for target in (0, 1):
+                source = streams[2 * run + target]
+                os.dup2(source, target)
+                os.close(source)
             _open_streams()
-            error = self._run_once(compiled)
+            error = _run_main(compiled)
             if error is None:
                 self.frame(run, Kind.DONE, started, b"0")
             else:
                 self.failure(run, started, error)
         return 0
 
-    def _run_once(self, compiled: types.CodeType) -> BaseException | None:
-        module = types.ModuleType("__main__")
-        sys.modules["__main__"] = module
-        module.__dict__["__builtins__"] = __builtins__
-        problem: BaseException | None = None
-        try:
-            exec(compiled, module.__dict__)
-        except BaseException as error:  # noqa: BLE001  whatever leaves the program is its answer
-            problem = error
-        try:
-            for thread in threading.enumerate():
-                if thread is not threading.current_thread() and not thread.daemon:
-                    thread.join()
-            atexit._run_exitfuncs()
-            sys.stdout.flush()
-        except BaseException as error:  # noqa: BLE001  exit hooks are the program's too
-            problem = problem or error
-        return problem
+
+def _run_main(compiled: types.CodeType) -> BaseException | None:
+    """Run the code as `__main__` to its end, threads, exit hooks and buffered output included."""
+    module = types.ModuleType("__main__")
+    sys.modules["__main__"] = module
+    module.__dict__["__builtins__"] = __builtins__
+    problem: BaseException | None = None
+    try:
+        exec(compiled, module.__dict__)
+    except BaseException as error:  # noqa: BLE001  anything the program raises is its answer
+        problem = error
+    try:
+        for thread in threading.enumerate():
+            if thread is not threading.current_thread() and not thread.daemon:
+                thread.join()
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+    except BaseException as error:  # noqa: BLE001  exit hooks are the program's too
+        problem = problem or error
+    return problem
 
 
 def _open_streams() -> None:
-    """sys.stdin and sys.stdout on descriptors 0 and 1; errors go where nobody reads."""
-    sys.stdin = sys.__stdin__ = io.TextIOWrapper(  # type: ignore[misc]
-        io.BufferedReader(io.FileIO(0, "r", closefd=False)), encoding="utf-8"
-    )
+    """Open sys.stdin and sys.stdout on descriptors 0 and 1. Standard error is discarded."""
+    stdin = io.BufferedReader(io.FileIO(0, "r", closefd=False))
+    stdout = io.BufferedWriter(io.FileIO(1, "w", closefd=False))
+    sys.stdin = sys.__stdin__ = io.TextIOWrapper(stdin, encoding="utf-8")  # type: ignore[misc]
     sys.stdout = sys.__stdout__ = io.TextIOWrapper(  # type: ignore[misc]
-        io.BufferedWriter(io.FileIO(1, "w", closefd=False)),
-        encoding="utf-8",
-        errors="surrogateescape",
-        newline="\n",
+        stdout, encoding="utf-8", errors="surrogateescape", newline="\n"
     )
     sys.argv = ["solution.py"]
 
@@ -210,19 +212,21 @@ class A:
     x: int
 def f(x: List[int]) -> list:
     return sorted(set(y * 2 for y in x if y > 1), key=lambda v: -v)
-r = [f(list(range(9))), str(A(1)), re.sub("a", "b", "abc"), math.gcd(4, 6), f"{1.5:.2f}", {"a": [1, (2,)]}]
+r = [f(list(range(9))), str(A(1)), re.sub("a", "b", "abc"), math.gcd(4, 6)]
+s = [f"{1.5:.2f}", {"a": [1, (2,)]}]
 """
 _WARM_RUNS = 20
 
 
 def warm_up() -> None:
-    """Do in the zygote what its children will do, until the interpreter has specialised it: what is
-    written there no child writes again.
+    """Do in the zygote what its children will do, until the interpreter has specialised it.
+
+    A page that is written here is not written, and so not copied, in every child.
     """
-    request = Request(Mode.CALLS, 2, 1.0, 1.0, 1 << 20, 1 << 16)
+    spec = JobSpec(Mode.CALLS, 2, 1.0, 1.0, 1 << 20, 1 << 16)
     calls: list[Any] = [("f", [[1, 2, 3]], {}), ("f", [[]], {})]
     for _ in range(_WARM_RUNS):
         result = os.memfd_create("warm")
-        Calls(result, request).run(_WARM, calls, True, True)
+        Calls(result, spec).run(_WARM, calls, True, True)
         os.close(result)
     del sys.modules["solution"]

@@ -1,9 +1,8 @@
-"""What a host and its cell say to each other over their socket pair: one request and one reply per
-job, both sides ours.
+"""Messages between a host and its cell over their socket pair: one spec and one reply per job.
 
-A request carries descriptors: the payload (marshal: code and inputs, never an expected output), the
-result file, then the standard input and output of each run.  All are memory files the host made, so
-nothing needs pumping and a cell holds no data between jobs.
+Both ends are our own code. A spec carries descriptors: the payload (marshal: code and inputs, never
+an expected output), the result file, then the standard input and output of each run. All are memory
+files that the host creates, so no data needs pumping and a cell keeps nothing between jobs.
 """
 
 from __future__ import annotations
@@ -13,13 +12,17 @@ import marshal
 import struct
 from typing import NamedTuple
 
+NAMESPACES, LANDLOCK, NOTHING = 1, 2, 3
+"""Levels of the jail, the strongest first."""
 PAYLOAD, RESULT, FIRST_STREAM = 0, 1, 2
 MAX_DESCRIPTORS = 200
 
 
 class Mode(enum.IntEnum):
-    """What the child does. CALLS: run the code, then make the calls. STREAMS: run the code once per
-    input. JUDGE: a test runs in one child and asks another, which runs the code, for each call.
+    """The work of the child.
+
+    CALLS: run the code, then make the calls. STREAMS: run the code once per input. JUDGE: a test
+    runs in one child and asks another child, which runs the code, for each call.
     """
 
     CALLS = 1
@@ -27,9 +30,10 @@ class Mode(enum.IntEnum):
     JUDGE = 3
 
 
-class Request(NamedTuple):
-    """Limits of one job. num_runs: calls or streams in it; each may use cpu_s of CPU time and sleep
-    for sleep_s.
+class JobSpec(NamedTuple):
+    """Mode and limits of one job.
+
+    num_runs: calls or streams in the job; each may use cpu_s of CPU time and sleep for sleep_s.
     """
 
     mode: int
@@ -44,7 +48,7 @@ class Request(NamedTuple):
         return marshal.dumps(tuple(self))
 
     @classmethod
-    def unpack(cls, data: bytes) -> Request:
+    def unpack(cls, data: bytes) -> JobSpec:
         """From bytes."""
         return cls(*marshal.loads(data))
 
@@ -61,10 +65,10 @@ class Ending(enum.IntEnum):
 
 
 class Reply(NamedTuple):
-    """What the zygote saw of the child. code: exit status or signal; peak_bytes: largest resident
-    size.
+    """What the zygote observed of the child.
 
-    fault: why the child could not be locked down.
+    code: exit status or signal; peak_bytes: largest resident size; fault: why the child could not
+    be locked down.
     """
 
     ending: int
@@ -80,7 +84,7 @@ class Reply(NamedTuple):
 
     @classmethod
     def unpack(cls, data: bytes) -> Reply:
-        """From bytes. Raises ValueError if they are no reply."""
+        """From bytes. Raises ValueError if they are too short for a reply."""
         if len(data) < _REPLY.size:
             raise ValueError(f"a reply has {_REPLY.size} bytes, not {len(data)}")
         ending, code, cpu_s, wall_s, peak_bytes = _REPLY.unpack_from(data)
@@ -91,7 +95,7 @@ _REPLY = struct.Struct("=iiddq")
 
 
 class Hello(NamedTuple):
-    """First message of a cell: the level it reached, and its parts."""
+    """First message of a cell: the level that it reached, and the parts of the jail."""
 
     level: int
     landlock_abi: int

@@ -1,14 +1,13 @@
-"""The process of a cell that forks one child per program and says how it ended. It never sees code
-or data.
+"""The process of a cell that forks one child per program and reports how the child ended.
 
-Takes a request with descriptors from the host; waits for the child, a cancellation or the end of a
-limit; gives a reply.  Ends when the host's end of the socket closes, and with its parent in any
-case.
+Takes a spec with descriptors from the host; waits for the child, a cancellation or a limit; sends a
+reply. It never reads code or data. It ends when the host's end of the socket closes, and with its
+parent in any case.
 """
 
 from __future__ import annotations
 
-import _socket  # socket itself would bring a third of a megabyte of enumerations into each fork
+import _socket  # socket itself would add a third of a megabyte of enumerations to each fork
 import gc
 import mmap
 import os
@@ -20,11 +19,21 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from . import child, landlock, linux, namespaces, preload, programs, seccomp, watch
-from .protocol import MAX_DESCRIPTORS, RESULT, Ending, Hello, Mode, Reply, Request
+from .protocol import (
+    LANDLOCK,
+    MAX_DESCRIPTORS,
+    NAMESPACES,
+    NOTHING,
+    RESULT,
+    Ending,
+    Hello,
+    JobSpec,
+    Mode,
+    Reply,
+)
 
-NAMESPACES, LANDLOCK, NOTHING = 1, 2, 3
 _SIGKILL = 9
-_NOBODY = 65_534
+_UNPRIVILEGED_UID = 65_534
 _LIMITED = {
     resource.RLIMIT_CORE: 0,
     resource.RLIMIT_STACK: 64 << 20,
@@ -34,15 +43,15 @@ _LIMITED = {
     resource.RLIMIT_NPROC: sys.maxsize,
     resource.RLIMIT_AS: sys.maxsize,
 }
-"""What the zygote sets once for itself and all children; sys.maxsize: set by each child."""
+"""Limits that the zygote sets once for itself and all children; sys.maxsize: set by each child."""
 
 
 class Jail(NamedTuple):
-    """What each child is locked down with. ready: a shared byte the child sets once it is; uid: -1
-    to keep it.
+    """How each child is locked down.
 
-    confine: what it gives up first; seal: the filter of system calls, after which nothing can be
-    undone.
+    confine: calls that give up rights first; seal: the filter of system calls, after which nothing
+    can be undone; uid: user of the children, -1 to keep the zygote's; ready: page shared with the
+    children (see child.FAULT_START).
     """
 
     level: int
@@ -53,25 +62,22 @@ class Jail(NamedTuple):
     hard_limits: Mapping[int, int]
     base_address_space: int
     ready: mmap.mmap
-    proc: int = -1
+    proc: int
 
 
 def main(arguments: list[str]) -> None:
-    """Enter the wanted level, then serve. Arguments: level, host pid, socket descriptor,
-    package=directory ..., readable paths.
+    """Enter the requested level, then serve.
+
+    Arguments: level, host pid, socket descriptor, package=directory ..., readable paths.
     """
-    level, host, descriptor, rest = (
-        int(arguments[0]),
-        int(arguments[1]),
-        int(arguments[2]),
-        arguments[3:],
-    )
+    level, host, descriptor = map(int, arguments[:3])
+    rest = arguments[3:]
     readable = [path for path in rest if path.startswith("/")]
     if level not in (NAMESPACES, LANDLOCK, NOTHING):
         raise ValueError(f"there is no level {level}")
     preload.load()
     preload.load_packages(dict(named.split("=", 1) for named in rest if not named.startswith("/")))
-    proc = watch.open_proc()
+    proc = watch.open_proc()  # before the namespaces hide it
     if level == NAMESPACES:
         namespaces.enter(readable)
         _die_with(host)
@@ -86,7 +92,7 @@ def main(arguments: list[str]) -> None:
     else:
         _die_with(host)
         os.chdir("/")
-    _serve(_socket.socket(fileno=descriptor), _prepare(level, readable)._replace(proc=proc))
+    _serve(_socket.socket(fileno=descriptor), _prepare(level, readable, proc))
 
 
 def _die_with(host: int) -> None:
@@ -95,46 +101,48 @@ def _die_with(host: int) -> None:
         os._exit(0)
 
 
-def _prepare(level: int, readable: list[str]) -> Jail:
+def _prepare(level: int, readable: list[str], proc: int) -> Jail:
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
-    limits = {which: resource.getrlimit(which)[1] for which in _LIMITED}
-    hard = {
-        which: sys.maxsize if limit == resource.RLIM_INFINITY else limit
-        for which, limit in limits.items()
-    }
+    hard = {which: _hard_limit(which) for which in _LIMITED}
     for which, value in _LIMITED.items():
         if value != sys.maxsize:
-            resource.setrlimit(which, (min(value, hard[which]),) * 2)
+            limit = min(value, hard[which])
+            resource.setrlimit(which, (limit, limit))
     uid = -1
-    if level == LANDLOCK and os.geteuid() == 0 and all(_open_to_others(path) for path in readable):
-        uid = _NOBODY
+    if level == LANDLOCK and os.geteuid() == 0 and all(map(_is_open_to_others, readable)):
+        uid = _UNPRIVILEGED_UID
     seal = (linux.prepare_seccomp(seccomp.build_filter()),) if level < NOTHING else ()
     page = mmap.mmap(-1, mmap.PAGESIZE)
     programs.warm_up()
-    jail = _confined(Jail(level, -1, (), seal, uid, hard, _address_space(), page), readable)
+    jail = _confined(Jail(level, -1, (), seal, uid, hard, _address_space(), page, proc), readable)
     gc.collect()
     gc.freeze()
     return jail
+
+
+def _hard_limit(which: int) -> int:
+    _, hard = resource.getrlimit(which)
+    return sys.maxsize if hard == resource.RLIM_INFINITY else hard
 
 
 def _confined(jail: Jail, readable: list[str]) -> Jail:
     """The jail with rules on the paths as they are mounted now."""
     if jail.level == NOTHING:
         return jail
+    confine = [linux.prepare_capability_drop()]
     if jail.level == NAMESPACES:
         ruleset = landlock.create_ruleset(["/"], [namespaces.SCRATCH])
-        confine = [linux.prepare_capability_drop()]
     else:
         ruleset = landlock.create_ruleset([*namespaces.SYSTEM, *readable, *namespaces.DEVICES], [])
-        confine = [linux.prepare_death_with_parent(), linux.prepare_capability_drop()]
         if ruleset < 0:
             raise OSError("this kernel has no Landlock")
+        confine.insert(0, linux.prepare_death_with_parent())
     if ruleset >= 0:
         confine.append(linux.prepare_landlock(ruleset))
     return jail._replace(ruleset=ruleset, confine=tuple(confine))
 
 
-def _open_to_others(path: str) -> bool:
+def _is_open_to_others(path: str) -> bool:
     while path != "/":
         if not os.stat(path).st_mode & 1:
             return False
@@ -143,8 +151,9 @@ def _open_to_others(path: str) -> bool:
 
 
 def _address_space() -> int:
-    """Bytes of address space this process has now; a child's limit comes on top. Without /proc, a
-    measured guess.
+    """Bytes of address space of this process, to which a child's limit is added.
+
+    It is measured by trying limits, because a cell has no /proc to read it from.
     """
     limit = 1 << 34
     for step in (1 << 28, 1 << 24, 1 << 20):
@@ -166,18 +175,11 @@ def _fits(limit: int) -> bool:
 
 
 def _serve(host: _socket.socket, jail: Jail) -> None:
-    has_seccomp = bool(jail.seal)
     with open("/dev/null", "wb") as nothing:
         os.dup2(nothing.fileno(), 2)
-    host.send(
-        Hello(
-            jail.level,
-            linux.landlock_abi(),
-            has_seccomp,
-            os.geteuid() if jail.uid < 0 else jail.uid,
-            os.getpid(),
-        ).pack()
-    )
+    uid = os.geteuid() if jail.uid < 0 else jail.uid
+    hello = Hello(jail.level, linux.landlock_abi(), bool(jail.seal), uid, os.getpid())
+    host.send(hello.pack())
     space = _socket.CMSG_SPACE(4 * MAX_DESCRIPTORS)
     poller = select.poll()
     poller.register(host.fileno(), select.POLLIN)
@@ -187,30 +189,31 @@ def _serve(host: _socket.socket, jail: Jail) -> None:
             os._exit(0)
         if not ancillary:
             continue  # a cancellation that came after the end of its job
-        reply = _run(
-            Request.unpack(data), memoryview(ancillary[0][2]).cast("i").tolist(), jail, poller
-        )
+        descriptors = memoryview(ancillary[0][2]).cast("i").tolist()
+        reply = _run(JobSpec.unpack(data), descriptors, jail, poller)
         if jail.level == NAMESPACES and not namespaces.scratch_is_clean():
             namespaces.renew_scratch()
             os.chdir(namespaces.SCRATCH)
             if jail.ruleset >= 0:
                 os.close(jail.ruleset)
+            # a rule on a directory that a later mount hides does not apply
             jail = _confined(jail, [])
         host.send(reply.pack())
 
 
-def _run(request: Request, descriptors: list[int], jail: Jail, poller: select.poll) -> Reply:
-    """Fork the job's children, watch the last one, end all. CPU time and memory are those of all
-    and of the largest.
+def _run(spec: JobSpec, descriptors: list[int], jail: Jail, poller: select.poll) -> Reply:
+    """Fork the job's children, watch the last one, and end all of them.
+
+    The reply has the CPU time of all children and the memory of the largest.
     """
     started = time.monotonic()
-    jail.ready[: child.FAULT_AT + child.FAULT_BYTES] = bytes(child.FAULT_AT + child.FAULT_BYTES)
-    pipes = [*os.pipe(), *os.pipe()] if request.mode == Mode.JUDGE else []
+    jail.ready[: child.FAULT_END] = bytes(child.FAULT_END)
+    pipes = [*os.pipe(), *os.pipe()] if spec.mode == Mode.JUDGE else []
     pids = []
-    for part in child.parts(request, descriptors, pipes):
+    for part in child.parts(spec, descriptors, pipes):
         pid = linux.fork()
         if pid == 0:
-            child.main(request, part, jail)
+            child.main(spec, part, jail)
         pids.append(pid)
     result = descriptors[RESULT]
     for descriptor in (*descriptors, *pipes):
@@ -219,34 +222,25 @@ def _run(request: Request, descriptors: list[int], jail: Jail, poller: select.po
     process = os.pidfd_open(pids[-1])
     poller.register(process, select.POLLIN)
     try:
-        ending = watch.watch(request, pids, process, result, poller, jail.proc)
+        ending = watch.watch(spec, pids, process, result, poller, jail.proc)
     finally:
         poller.unregister(process)
         os.close(process)
         os.close(result)
-    for pid in reversed(
-        pids
-    ):  # the judging child first, which would take its solver's end for an answer
+    # The judging child ends first: it would take its solver's end for an answer.
+    for pid in reversed(pids):
         if ending != Ending.EXITED or pid != pids[-1]:
             os.kill(pid, _SIGKILL)
-    cpu, peak, code = 0.0, 0, 0
+    cpu_s, peak_kb, code = 0.0, 0, 0
     for pid in pids:
         _, status, usage = os.wait4(pid, 0)
-        cpu, peak, code = (
-            cpu + usage.ru_utime + usage.ru_stime,
-            max(peak, usage.ru_maxrss),
-            os.waitstatus_to_exitcode(status),
-        )
-    wall = time.monotonic() - started
+        cpu_s += usage.ru_utime + usage.ru_stime
+        peak_kb = max(peak_kb, usage.ru_maxrss)
+        code = os.waitstatus_to_exitcode(status)
+    wall_s = time.monotonic() - started
     if ending != Ending.CANCELLED and not all(jail.ready[: len(pids)]):
-        return Reply(
-            Ending.FAULT,
-            code,
-            cpu,
-            wall,
-            0,
-            jail.ready[child.FAULT_AT : child.FAULT_AT + child.FAULT_BYTES].strip(b"\0 "),
-        )
+        fault = jail.ready[child.FAULT_START : child.FAULT_END].strip(b"\0 ")
+        return Reply(Ending.FAULT, code, cpu_s, wall_s, 0, fault)
     if ending == Ending.EXITED and code < 0:
         ending, code = Ending.SIGNALED, -code
-    return Reply(ending, code, cpu, wall, peak * 1024)
+    return Reply(ending, code, cpu_s, wall_s, peak_kb * 1024)

@@ -24,7 +24,7 @@ async def run(context: ProcessContext) -> None:
     async with open_service(
         config.verifiers, config.sandbox, context.activity, config.reward
     ) as service:
-        pool = service.pool
+        pool = service.cells
         context.log.info(
             "jail at level %d with %d cells%s",
             pool.level,

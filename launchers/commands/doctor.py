@@ -365,11 +365,10 @@ def _sync_ms(fd: int) -> float:
 
 async def _jail() -> Finding:
     from async_rl.sandbox.cell import CellFailed
-    from async_rl.sandbox.pool import Pool, Unsafe
+    from async_rl.sandbox.warm_cells import Unsafe, WarmCells
 
-    pool = Pool(1)
     try:
-        async with pool:
-            return of_jail(pool.level, pool.reasons)
+        async with await WarmCells.start(1) as cells:
+            return of_jail(cells.level, cells.reasons)
     except (Unsafe, CellFailed) as error:
         return of_jail(0, [str(error)])

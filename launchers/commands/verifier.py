@@ -108,14 +108,14 @@ async def _serve(config: RunConfig, host: str, port: int, token: str | None) -> 
         ) as service:
 
             async def ready(url: str) -> None:
-                level = service.pool.level
+                level = service.cells.level
                 typer.echo(
                     f"verifier at {url} (jail level {level}: {_LEVELS[level]}; {service.num_cells}"
                     " cells)"
                 )
                 if token is None:
                     typer.echo(f"token {secret}")
-                for reason in service.pool.reasons:
+                for reason in service.cells.reasons:
                     typer.echo(f"a stronger jail was not possible: {reason}")
 
             await serve(

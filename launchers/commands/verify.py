@@ -200,7 +200,7 @@ async def _score(
     verifiers = msgspec.structs.replace(config.verifiers, cells=workers)
     async with open_service(verifiers, config.sandbox, Activity()) as service:
         typer.echo(
-            f"{num_programs} programs, {workers} at a time, jail level {service.pool.level}",
+            f"{num_programs} programs, {workers} at a time, jail level {service.cells.level}",
             err=True,
         )
         with Progress(*columns, console=Console(stderr=True)) as progress:

@@ -37,7 +37,7 @@ from async_rl.planning.estimate import (
 from async_rl.rewards.functions import check_functions
 from async_rl.rewards.verifier.comparison import load_checker
 from async_rl.sandbox.cell import CellFailed
-from async_rl.sandbox.pool import package_paths
+from async_rl.sandbox.warm_cells import package_paths
 from async_rl.training.mirror import Mirror
 from async_rl.wire.addresses import host_for_people
 

@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 from rewards_support import Jail
 
-from async_rl.sandbox.pool import LANDLOCK, NAMESPACES, Unsafe
+from async_rl.sandbox.protocol import LANDLOCK, NAMESPACES
+from async_rl.sandbox.warm_cells import Unsafe
 
 
 @pytest.fixture(scope="session", params=[NAMESPACES, LANDLOCK], ids=["namespaces", "landlock"])
@@ -14,8 +15,8 @@ def jail(request: pytest.FixtureRequest) -> Iterator[Jail]:
         made = Jail(request.param)
     except Unsafe as error:
         pytest.skip(str(error))
-    if made.pool.level != request.param:
+    if made.cells.level != request.param:
         made.close()
-        pytest.skip(f"this machine has no level {request.param}: {made.pool.reasons}")
+        pytest.skip(f"this machine has no level {request.param}: {made.cells.reasons}")
     yield made
     made.close()

@@ -122,8 +122,8 @@ def run_all(level: int) -> list[tuple[str, str, str, bool]]:
     with tempfile.TemporaryDirectory(dir="/var/tmp") as directory:
         host = Host(Path(directory))
         try:
-            if jail.pool.level != level:
-                raise SystemExit(f"this machine has no level {level}: {jail.pool.reasons}")
+            if jail.cells.level != level:
+                raise SystemExit(f"this machine has no level {level}: {jail.cells.reasons}")
             before = host.state()
             for case in (*CASES, *HONEST):
                 if case.name == "scratch file" and level != 1:
@@ -131,7 +131,7 @@ def run_all(level: int) -> list[tuple[str, str, str, bool]]:
                 verdict = jail.verify(request_of(case)).verdict
                 results.append((case.family, case.name, str(verdict), verdict in case.right))
                 assert (after := host.state()) == before, (case.name, after, before)
-            assert jail.pool.num_replaced == 0
+            assert jail.cells.num_replaced == 0
         finally:
             host.close()
             jail.close()

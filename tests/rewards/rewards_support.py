@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from async_rl.config.rewards import SandboxConfig
 from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.protocol import VerifyRequest, VerifyResponse
-from async_rl.sandbox.pool import Pool
+from async_rl.sandbox.warm_cells import WarmCells
 
 T = TypeVar("T")
 LIMITS = SandboxConfig(
@@ -18,15 +18,14 @@ LIMITS = SandboxConfig(
 
 
 class Jail:
-    """A pool with its judge on an event loop of its own, for tests that are not asynchronous
+    """Warm cells with their judge on an event loop of its own, for tests that are not asynchronous
     themselves.
     """
 
     def __init__(self, level: int) -> None:
         self._runner = asyncio.Runner()
-        self.pool = Pool(1, best_level=level)
-        self._runner.run(self.pool.start())
-        self.judge = Judge(self.pool, LIMITS)
+        self.cells = self._runner.run(WarmCells.start(1, best_level=level))
+        self.judge = Judge(self.cells, LIMITS)
 
     def verify(self, request: VerifyRequest) -> VerifyResponse:
         return self._runner.run(self.judge.verify(request))
@@ -35,5 +34,5 @@ class Jail:
         return self._runner.run(coroutine)
 
     def close(self) -> None:
-        self._runner.run(self.pool.close())
+        self._runner.run(self.cells.close())
         self._runner.close()

@@ -17,7 +17,7 @@ from async_rl.core.types import AnswerTest, CodeProblem, Prompt, Verdict
 from async_rl.launchers.configuration.compose import compose
 from async_rl.rewards.answers import boxed, is_right
 from async_rl.rewards.scoring import Scorer
-from async_rl.rewards.verifier.answer_child import AnswerChild
+from async_rl.rewards.verifier.answer_process import AnswerProcess
 
 
 def in_a_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
@@ -34,8 +34,8 @@ def in_a_loop(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
 
 @asynccontextmanager
-async def child() -> AsyncIterator[AnswerChild]:
-    it = AnswerChild()
+async def child() -> AsyncIterator[AnswerProcess]:
+    it = AnswerProcess()
     try:
         yield it
     finally:

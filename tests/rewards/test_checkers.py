@@ -13,7 +13,7 @@ from async_rl.core.types import CallTest, StdinTest
 from async_rl.rewards.verifier.comparison import Comparison, load_checker
 from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.protocol import VerifyRequest
-from async_rl.sandbox.pool import Pool
+from async_rl.sandbox.warm_cells import WarmCells
 
 CODE = "def f(x):\n    return x\nif __name__ == '__main__':\n    print(input())"
 IN_ORDER = [
@@ -29,9 +29,9 @@ ANYTHING = [CallTest(function="f", args=[[1, 2]], expected=None), StdinTest(inpu
 
 def verdicts(checker: str | None, tests: list[CallTest | StdinTest]) -> list[str]:
     async def run() -> list[str]:
-        async with Pool(1) as pool:
+        async with await WarmCells.start(1) as cells:
             judge = Judge(
-                pool, msgspec.structs.replace(LIMITS, checker=checker, stop_at_first_failure=False)
+                cells, msgspec.structs.replace(LIMITS, checker=checker, stop_at_first_failure=False)
             )
             return [
                 str(test.verdict)

@@ -12,7 +12,7 @@ from rewards_support import Jail
 
 from async_rl.core.types import CallTest, Verdict
 from async_rl.rewards.verifier.protocol import VerifyRequest
-from async_rl.sandbox.pool import LANDLOCK
+from async_rl.sandbox.protocol import LANDLOCK
 
 
 @pytest.fixture(scope="session")
@@ -37,14 +37,14 @@ def test_hostile_program_gets_its_right_verdict(jail: Jail, host: Host, case: Ca
             tests=[CallTest(function="f", args=[3], expected=9)],
         )
     )
-    if jail.pool.level != LANDLOCK:
+    if jail.cells.level != LANDLOCK:
         assert after.verdict is Verdict.PASS, after
-    assert jail.pool.num_replaced == 0
+    assert jail.cells.num_replaced == 0
 
 
 @pytest.mark.parametrize("case", HONEST, ids=lambda case: case.name)
 def test_honest_program_passes(jail: Jail, case: Case) -> None:
-    if case.name == "scratch file" and jail.pool.level == LANDLOCK:
+    if case.name == "scratch file" and jail.cells.level == LANDLOCK:
         pytest.skip("without namespaces there is no scratch to write to")
     response = jail.verify(request_of(case))
 

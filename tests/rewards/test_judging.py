@@ -124,7 +124,7 @@ def test_environment_is_deterministic(jail: Jail) -> None:
     first = (
         jail.verify(VerifyRequest(code="def f(x): return str(hash('a'))", tests=_calls(None)))
         .tests[0]
-        .message.split("gave ")[1]
+        .message.split("returned ")[1]
         .split(",")[0]
     )
     assert _verdicts(
@@ -135,17 +135,17 @@ def test_environment_is_deterministic(jail: Jail) -> None:
 def test_cell_that_dies_is_replaced_and_the_job_tried_again() -> None:
     jail = Jail(1)
     try:
-        (cell,) = jail.pool._cells
+        (cell,) = jail.cells._cells
         os.kill(cell.pid, signal.SIGKILL)
         assert _verdicts(jail, "def f(x): return x", _calls(0)) == ["pass"]
-        assert jail.pool.num_replaced == 1
+        assert jail.cells.num_replaced == 1
     finally:
         jail.close()
 
 
 def test_no_cell_at_all_is_an_infrastructure_error_and_never_a_verdict() -> None:
     jail = Jail(1)
-    jail.run(jail.pool.close())
+    jail.run(jail.cells.close())
     with pytest.raises(InfrastructureError, match="no cell could run the program"):
         jail.verify(VerifyRequest(code="def f(x): return x", tests=_calls(0)))
     jail.close()

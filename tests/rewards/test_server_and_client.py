@@ -155,7 +155,7 @@ def test_full_queue_answers_429_and_a_leaving_client_takes_its_program_along() -
             await asyncio.gather(*waiting, return_exceptions=True)
             await _until(lambda: service.num_admitted == 0)
             assert (await http.post("/verify", json=_body())).json()["verdict"] == "pass"
-            assert service.pool.num_replaced == 0
+            assert service.cells.num_replaced == 0
 
     asyncio.run(asyncio.wait_for(run(), 60))
 
@@ -174,7 +174,7 @@ def test_client_that_leaves_a_batch_takes_all_its_programs_along() -> None:
             await asyncio.gather(waiting, return_exceptions=True)
             await _until(lambda: service.num_admitted == 0)
             assert (await http.post("/verify", json=_body())).json()["verdict"] == "pass"
-            assert (service.num_done, service.pool.num_replaced) == (1, 0)
+            assert (service.num_done, service.cells.num_replaced) == (1, 0)
 
     asyncio.run(asyncio.wait_for(run(), 60))
 
@@ -205,7 +205,7 @@ def test_program_that_finds_no_cell_in_time_is_an_infrastructure_error() -> None
 def test_results_of_a_batch_arrive_as_they_finish() -> None:
     async def run() -> None:
         async with (
-            verifier(cells=2) as (url, _),
+            verifier(num_cells=2) as (url, _),
             httpx.AsyncClient(base_url=url, headers=HEADERS) as http,
         ):
             batch = {"requests": [_body(SLOW), _body(), _body()]}
@@ -369,7 +369,7 @@ def test_waiting_for_verdicts_leaves_the_event_loop_free() -> None:
 def test_infrastructure_error_is_retried_and_then_raised_never_scored() -> None:
     async def run() -> None:
         async with verifier() as (url, service), verifier() as (other, _):
-            await service.pool.close()
+            await service.cells.close()
             config = run_config(max_attempts=2)
             client = VerifierClient(config, TOKEN)
             client.update_servers([url])

@@ -30,7 +30,7 @@ def with_server(
     async def run() -> T:
         async with verifier() as (url, service):
             if closed:
-                await service.pool.close()
+                await service.cells.close()
             if before is not None:
                 before(service)
             with httpx.Client(timeout=60) as http:

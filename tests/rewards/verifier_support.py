@@ -25,7 +25,7 @@ from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.server import build_app
 from async_rl.rewards.verifier.service import VerifierService
 from async_rl.runtime.context import ProcessContext
-from async_rl.sandbox.pool import Pool
+from async_rl.sandbox.warm_cells import WarmCells
 
 TOKEN = "secret"
 
@@ -76,15 +76,15 @@ async def serve(app: ASGIApp, port: int = 0) -> AsyncIterator[str]:
 
 @contextlib.asynccontextmanager
 async def verifier(
-    *, cells: int = 1, queue_size: int = 64, queue_timeout_s: float = 30
+    *, num_cells: int = 1, queue_size: int = 64, queue_timeout_s: float = 30
 ) -> AsyncIterator[tuple[str, VerifierService]]:
     """A whole verifier: cells, service, socket."""
-    async with Pool(cells) as pool:
+    async with await WarmCells.start(num_cells) as cells:
         service = VerifierService(
-            pool=pool,
-            judge=Judge(pool, LIMITS),
+            cells=cells,
+            judge=Judge(cells, LIMITS),
             queue_size=queue_size,
-            num_cells=cells,
+            num_cells=num_cells,
             queue_timeout_s=queue_timeout_s,
         )
         async with serve(build_app(service, TOKEN)) as url:

@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from async_rl.sandbox import pool as pool_module
-from async_rl.sandbox.cell import Cell, CellFailed, Job, job_request
-from async_rl.sandbox.pool import NOTHING, Pool, Unsafe
-from async_rl.sandbox.protocol import Mode
+from async_rl.sandbox import warm_cells as cells_module
+from async_rl.sandbox.cell import Cell, CellFailed, Job, job_spec
+from async_rl.sandbox.protocol import NOTHING, Mode
+from async_rl.sandbox.warm_cells import Unsafe, WarmCells
 
-REQUEST = job_request(Mode.CALLS, 1, cpu_s=1, memory_bytes=128 << 20, output_bytes=1 << 16)
+REQUEST = job_spec(Mode.CALLS, 1, cpu_s=1, memory_bytes=128 << 20, output_bytes=1 << 16)
 
 
 def test_machine_without_a_jail_is_refused_with_the_reasons_unless_told_otherwise(
@@ -22,20 +22,20 @@ def test_machine_without_a_jail_is_refused_with_the_reasons_unless_told_otherwis
             raise CellFailed(f"level {level} is forbidden here")
         return await start(level, readable, packages)
 
-    monkeypatch.setattr(pool_module.Cell, "start", refuse)
+    monkeypatch.setattr(cells_module.Cell, "start", refuse)
 
     async def unsafe() -> tuple[int, bytes]:
-        async with Pool(1, allow_unsafe=True) as pool:
-            outcome = await pool.run(
+        async with await WarmCells.start(1, allow_unsafe=True) as cells:
+            outcome = await cells.run(
                 Job(REQUEST, ("def f(x): return x * x", [("f", [3], {})], False, False))
             )
-            return pool.level, outcome.frames.frames[-1].body
+            return cells.level, outcome.frames.frames[-1].body
 
     with pytest.raises(
         Unsafe,
         match=r"level 1 is forbidden here; level 2 is forbidden here.*sandbox\.allow_unsafe=true",
     ):
-        asyncio.run(Pool(1).start())
+        asyncio.run(WarmCells.start(1))
     assert asyncio.run(unsafe()) == (NOTHING, b"9")
 
 

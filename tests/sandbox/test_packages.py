@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from async_rl.sandbox.cell import CellFailed, Job, job_request
-from async_rl.sandbox.pool import LANDLOCK, NAMESPACES, Pool
-from async_rl.sandbox.protocol import Mode
+from async_rl.sandbox.cell import CellFailed, Job, job_spec
+from async_rl.sandbox.protocol import LANDLOCK, NAMESPACES, Mode
+from async_rl.sandbox.warm_cells import WarmCells
 
-REQUEST = job_request(Mode.CALLS, 1, cpu_s=5, memory_bytes=256 << 20, output_bytes=1 << 16)
+REQUEST = job_spec(Mode.CALLS, 1, cpu_s=5, memory_bytes=256 << 20, output_bytes=1 << 16)
 LINEAR = """
 import numpy as np
 def f(x):
@@ -32,9 +32,9 @@ def f(x):
 
 def _value(packages: list[str], level: int, code: str) -> Any:
     async def run() -> Any:
-        async with Pool(1, best_level=level, packages=packages) as pool:
-            assert pool.level == level
-            outcome = await pool.run(Job(REQUEST, (code, [("f", [3], {})], False, False)))
+        async with await WarmCells.start(1, best_level=level, packages=packages) as cells:
+            assert cells.level == level
+            outcome = await cells.run(Job(REQUEST, (code, [("f", [3], {})], False, False)))
             return json.loads(outcome.frames.frames[-1].body)
 
     return asyncio.run(run())
@@ -61,4 +61,4 @@ def test_package_that_is_missing_is_named() -> None:
     with pytest.raises(
         CellFailed, match=r"'no_such_package' \(sandbox\.packages\) is not installed"
     ):
-        asyncio.run(Pool(1, packages=["no_such_package"]).start())
+        asyncio.run(WarmCells.start(1, packages=["no_such_package"]))

@@ -13,10 +13,10 @@ from typing import Any
 import psutil
 import pytest
 
-from async_rl.sandbox.pool import LANDLOCK, NAMESPACES
+from async_rl.sandbox.protocol import LANDLOCK, NAMESPACES
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = Path(__file__).with_name("pool_script.py")
+SCRIPT = Path(__file__).with_name("cells_script.py")
 SYSTEM_PYTHON = Path("/usr/bin/python3.11")
 
 

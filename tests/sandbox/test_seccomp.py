@@ -9,9 +9,9 @@ import struct
 import pytest
 
 from async_rl.sandbox import seccomp
-from async_rl.sandbox.cell import Job, job_request
-from async_rl.sandbox.pool import NAMESPACES, Pool
-from async_rl.sandbox.protocol import Mode
+from async_rl.sandbox.cell import Job, job_spec
+from async_rl.sandbox.protocol import NAMESPACES, Mode
+from async_rl.sandbox.warm_cells import WarmCells
 
 KILL, DENY, ENOSYS, ALLOW = (
     0x80000000,
@@ -141,17 +141,17 @@ def test_kernel_denies_every_number_outside_the_list() -> None:
         for n in range(HIGHEST)
         if n not in set(seccomp.ALLOWED.values()) | {435} | PASSED_BY_THE_KERNEL
     ]
-    request = job_request(Mode.CALLS, 1, cpu_s=5, memory_bytes=256 << 20, output_bytes=1 << 16)
+    request = job_spec(Mode.CALLS, 1, cpu_s=5, memory_bytes=256 << 20, output_bytes=1 << 16)
 
     async def run() -> list[bytes]:
-        async with Pool(1, best_level=NAMESPACES) as pool:
+        async with await WarmCells.start(1, best_level=NAMESPACES) as cells:
             bodies = []
             for first in (-1, 0):
-                outcome = await pool.run(
+                outcome = await cells.run(
                     Job(request, (PROBE, [("f", [denied, first], {})], False, False))
                 )
                 bodies.append(outcome.frames.frames[-1].body)
-            outcome = await pool.run(Job(request, (PROBE, [("f", [[435], 0], {})], False, False)))
+            outcome = await cells.run(Job(request, (PROBE, [("f", [[435], 0], {})], False, False)))
             bodies.append(outcome.frames.frames[-1].body)
             return bodies
 
@@ -179,11 +179,11 @@ def f():
     page.write(code)
     return ctypes.CFUNCTYPE(ctypes.c_int)(ctypes.addressof(ctypes.c_char.from_buffer(page)))()
 """
-    request = job_request(Mode.CALLS, 1, cpu_s=5, memory_bytes=256 << 20, output_bytes=1 << 16)
+    request = job_spec(Mode.CALLS, 1, cpu_s=5, memory_bytes=256 << 20, output_bytes=1 << 16)
 
     async def run() -> int:
-        async with Pool(1) as pool:
-            outcome = await pool.run(Job(request, (source, [("f", [], {})], False, False)))
+        async with await WarmCells.start(1) as cells:
+            outcome = await cells.run(Job(request, (source, [("f", [], {})], False, False)))
             return outcome.reply.code
 
     assert asyncio.run(run()) == 31  # SIGSYS

@@ -1,10 +1,10 @@
-"""Assert statements taken apart: calls of the program on literal arguments, and a pure expression
-judged on what they returned.
+"""Assert statements taken apart into calls of the program on literal arguments and a pure
+expression on the values that the calls return.
 
-`take_apart` gives None for what it does not understand; such a test runs in a judge process instead
-(`judging.py`). Invariants: nothing here runs code of the program; expressions use only the
-operators and functions listed, whose cost is bounded by the size of the values; comparison is
-Python's own `==` on plain values, since that is what an assert statement states.
+`take_apart` returns None for a test that it does not understand; such a test runs in a judge
+process instead (`judging.py`). Invariants: no code of the program runs here; expressions use only
+the listed operators and functions, whose cost is bounded by the size of the values; comparison is
+Python's own `==` on plain values, because that is what an assert statement means.
 """
 
 from __future__ import annotations
@@ -12,186 +12,182 @@ from __future__ import annotations
 import ast
 import functools
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from async_rl.rewards.verifier.pure_expressions import FUNCTIONS, NotPure, evaluate, require_pure
+from async_rl.rewards.verifier.comparison import shorten
+from async_rl.rewards.verifier.pure_expressions import FUNCTIONS, NotPure, require_pure, value_of
 from async_rl.sandbox.judge import unwrapped
 
+_MAX_SOURCE_CHARS = 200
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+
+class FunctionCall(NamedTuple):
     """One call of the program's function on plain arguments."""
 
     function: str
-    args: tuple[Any, ...]
-    keywords: Mapping[str, Any]
+    args: Sequence[Any]
+    keywords: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assertion:
-    """One assert statement: its calls, and `holds`, which takes their plain values and may raise
-    what the expression raises.
-    """
+    """One assert statement: its calls, and an expression on their values."""
 
     source: str
-    calls: tuple[Call, ...]
+    calls: tuple[FunctionCall, ...]
     expression: ast.expr
 
-    def holds(self, values: list[Any]) -> bool:
-        """The truth of the expression on the values that the calls returned."""
-        return bool(evaluate(self.expression, [unwrapped(value) for value in values]))
+    def holds(self, values: Sequence[Any]) -> bool:
+        """The truth of the expression on the returned values. Raises what the expression raises."""
+        return bool(value_of(self.expression, [unwrapped(value) for value in values]))
+
+    def failure(self, values: Sequence[Any]) -> str:
+        """The reason why the returned values are wrong; empty if the assertion holds."""
+        try:
+            if self.holds(values):
+                return ""
+        except (
+            ArithmeticError,
+            AttributeError,
+            LookupError,
+            RecursionError,
+            TypeError,
+            ValueError,
+        ) as error:
+            return f"{self.source} raised {type(error).__name__}: {str(error)[:100]}"
+        return f"{self.source} failed for {', '.join(map(shorten, values))}"
 
 
 @functools.lru_cache(maxsize=4096)
 def take_apart(code: str) -> tuple[Assertion, ...] | None:
-    """The assert statements of a test, also inside `def check(candidate)` followed by
-    `check(name)`; None if that is not all there is.
+    """The assert statements of a test, also inside `def check(candidate)` and `check(name)`.
+
+    None if the test contains anything else, or no assert statement.
     """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             body = ast.parse(code).body
-        statements = _asserts(body)
-        return (
-            tuple(_assertion(statement, renamed) for statement, renamed in statements)
-            if statements
-            else None
-        )
+        assertions = tuple(_assertion(*found) for found in _asserts(body))
+        return assertions or None
     except (SyntaxError, ValueError, RecursionError, MemoryError, NotPure):
         return None
     except (ArithmeticError, TypeError, LookupError, AttributeError):
-        # an argument that cannot be evaluated: the judge will raise the error in its place
+        # An argument that cannot be evaluated: the judge process will raise the error.
         return None
 
 
-def _asserts(body: list[ast.stmt]) -> list[tuple[ast.Assert, dict[str, str]]]:
-    found: list[tuple[ast.Assert, dict[str, str]]] = []
-    checks: dict[str, tuple[str, list[ast.stmt]]] = {}
+_Renamed = Mapping[str, str]
+"""Name of a check function's parameter -> name of the program's function."""
+
+
+def _asserts(body: list[ast.stmt]) -> list[tuple[ast.Assert, _Renamed]]:
+    asserts: list[tuple[ast.Assert, _Renamed]] = []
+    checks: dict[str, ast.FunctionDef] = {}
+    for statement in body:
+        match statement:
+            case ast.Assert():
+                asserts.append((statement, {}))
+            case ast.FunctionDef(args=ast.arguments(args=[_]), decorator_list=[]):
+                checks[statement.name] = statement
+            case ast.Expr(
+                value=ast.Call(func=ast.Name(id=check), args=[ast.Name(id=function)])
+            ) if check in checks:
+                definition = checks[check]
+                renamed = {definition.args.args[0].arg: function}
+                asserts += [(found, renamed) for found in _asserts_only(definition.body)]
+            case _ if not _is_data(statement):
+                raise NotPure(ast.dump(statement)[:80])
+    return asserts
+
+
+def _asserts_only(body: list[ast.stmt]) -> list[ast.Assert]:
+    asserts = []
     for statement in body:
         if isinstance(statement, ast.Assert):
-            found.append((statement, {}))
-        elif (
-            isinstance(statement, ast.FunctionDef)
-            and len(statement.args.args) == 1
-            and not statement.decorator_list
-        ):
-            checks[statement.name] = (statement.args.args[0].arg, statement.body)
-        elif _is_data(statement):
-            continue
-        elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-            found += _checked(statement.value, checks)
-        else:
-            raise NotPure(ast.dump(statement)[:80])
-    return found
+            asserts.append(statement)
+        elif not _is_data(statement):
+            raise NotPure("a check with more than asserts")
+    return asserts
 
 
 def _is_data(statement: ast.stmt) -> bool:
     """A literal that asserts do not name: a docstring, METADATA = {...}."""
-    if isinstance(statement, ast.Expr):
-        return isinstance(statement.value, ast.Constant)
-    if isinstance(statement, ast.Assign) and all(
-        isinstance(t, ast.Name) and t.id.isupper() for t in statement.targets
-    ):
-        ast.literal_eval(statement.value)
-        return True
-    return isinstance(statement, ast.Pass)
+    match statement:
+        case ast.Pass() | ast.Expr(value=ast.Constant()):
+            return True
+        case ast.Assign():
+            names = [target.id for target in statement.targets if isinstance(target, ast.Name)]
+            if len(names) == len(statement.targets) and all(map(str.isupper, names)):
+                ast.literal_eval(statement.value)
+                return True
+    return False
 
 
-def _checked(
-    call: ast.Call, checks: Mapping[str, tuple[str, list[ast.stmt]]]
-) -> list[tuple[ast.Assert, dict[str, str]]]:
-    if not (
-        isinstance(call.func, ast.Name)
-        and call.func.id in checks
-        and len(call.args) == 1
-        and isinstance(call.args[0], ast.Name)
-    ):
-        raise NotPure("a call that is not check(name)")
-    parameter, body = checks[call.func.id]
-    asserts = [statement for statement in body if not _is_data(statement)]
-    if not all(isinstance(statement, ast.Assert) for statement in asserts):
-        raise NotPure("a check with more than asserts")
-    return [(s, {parameter: call.args[0].id}) for s in asserts if isinstance(s, ast.Assert)]
-
-
-def _assertion(statement: ast.Assert, renamed: Mapping[str, str]) -> Assertion:
+def _assertion(statement: ast.Assert, renamed: _Renamed) -> Assertion:
     candidate = None if _calls_unknown(statement.test, renamed) else _leftmost_call(statement.test)
     splitter = _Splitter(renamed, candidate)
     expression = splitter.visit(statement.test)
     require_pure(expression)
     if not splitter.calls:
-        raise NotPure("an assertion that calls nothing")
-    return Assertion(
-        source=ast.unparse(statement)[:200], calls=tuple(splitter.calls), expression=expression
-    )
+        raise NotPure("an assertion without a call")
+    source = ast.unparse(statement)[:_MAX_SOURCE_CHARS]
+    return Assertion(source=source, calls=tuple(splitter.calls), expression=expression)
 
 
-def _calls_unknown(expression: ast.expr, renamed: Mapping[str, str]) -> bool:
-    names = {
-        node.func.id
-        for node in ast.walk(expression)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-    }
-    return any(name in renamed or name not in FUNCTIONS for name in names)
+def _calls_unknown(expression: ast.expr, renamed: _Renamed) -> bool:
+    for node in ast.walk(expression):
+        match node:
+            case ast.Call(func=ast.Name(id=name)) if name in renamed or name not in FUNCTIONS:
+                return True
+    return False
 
 
 def _leftmost_call(node: ast.AST) -> str | None:
-    """The name called first on the left: what `assert sum(10, 15) == 6` tests, where the program's
-    function has a builtin's name.
+    """The name that is called first on the left.
+
+    `assert sum(10, 15) == 6` tests a function of the program that has a builtin's name.
     """
-    while True:
-        if isinstance(node, ast.Call):
-            return node.func.id if isinstance(node.func, ast.Name) else None
-        if isinstance(node, ast.Compare):
-            node = node.left
-        elif isinstance(node, ast.UnaryOp):
-            node = node.operand
-        elif isinstance(node, ast.BoolOp):
-            node = node.values[0]
-        else:
-            return None
+    match node:
+        case ast.Call(func=ast.Name(id=name)):
+            return name
+        case ast.Compare():
+            return _leftmost_call(node.left)
+        case ast.UnaryOp():
+            return _leftmost_call(node.operand)
+        case ast.BoolOp():
+            return _leftmost_call(node.values[0])
+    return None
 
 
 class _Splitter(ast.NodeTransformer):
-    """Replaces each call of a name that is not pure by a reference `Name('0')`, `Name('1')`, ... to
-    its value.
-    """
+    """Replaces each call of the program by a reference to its value: `Name('0')`, `Name('1')`, ..."""
 
-    def __init__(self, renamed: Mapping[str, str], candidate: str | None) -> None:
+    def __init__(self, renamed: _Renamed, candidate: str | None) -> None:
         self._renamed, self._candidate = renamed, candidate
-        self.calls: list[Call] = []
+        self.calls: list[FunctionCall] = []
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         if not isinstance(node.func, ast.Name) or not self._is_program(node.func.id):
             self.generic_visit(node)
             return node
-        if any(keyword.arg is None for keyword in node.keywords):
-            raise NotPure("** in a call")
-        args = tuple(_constant(arg) for arg in node.args)
-        keywords = {str(keyword.arg): _constant(keyword.value) for keyword in node.keywords}
-        self.calls.append(
-            Call(
-                function=self._renamed.get(node.func.id, node.func.id), args=args, keywords=keywords
-            )
-        )
+        keywords = {}
+        for keyword in node.keywords:
+            if keyword.arg is None:
+                raise NotPure("** in a call")
+            keywords[keyword.arg] = _constant(keyword.value)
+        function = self._renamed.get(node.func.id, node.func.id)
+        self.calls.append(FunctionCall(function, tuple(map(_constant, node.args)), keywords))
         return ast.Name(id=str(len(self.calls) - 1), ctx=ast.Load())
 
     def _is_program(self, name: str) -> bool:
         return name not in FUNCTIONS or name in self._renamed or name == self._candidate
-
-    def _refuse(self, node: ast.AST) -> ast.AST:
-        raise NotPure(type(node).__name__)
-
-    visit_Lambda = visit_ListComp = visit_SetComp = visit_DictComp = visit_GeneratorExp = (
-        visit_NamedExpr
-    ) = _refuse
-    visit_Await = visit_Yield = visit_JoinedStr = visit_Starred = visit_IfExp = _refuse
 
 
 def _constant(node: ast.expr) -> Any:
     require_pure(node)
     if any(isinstance(inner, ast.Name) and inner.id not in FUNCTIONS for inner in ast.walk(node)):
         raise NotPure("an argument that is not constant")
-    return evaluate(node, [])
+    return value_of(node, [])

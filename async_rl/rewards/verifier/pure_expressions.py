@@ -1,214 +1,202 @@
-"""The part of Python's expressions that is evaluated outside the jail: operators and functions of
+"""The subset of Python expressions that is evaluated outside the jail: operators and functions of
 bounded cost on plain values. Pure.
 
-Used by `asserts.py` for arguments and for what an assert statement says of returned values.
+`require_pure` accepts an expression; `value_of` computes it. No code of a program runs here.
 """
 
 from __future__ import annotations
 
 import ast
+import functools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-_MAX_BITS = 10_000
-"""Bits or items of the largest product or power."""
+_MAX_SIZE = 10_000
+"""Largest product or power, in bits of an integer or items of a sequence."""
+_SEQUENCES = (str, list, tuple, bytes)
+_NUMBERS = (int, float, bool)
 
 
 class NotPure(Exception):
-    """The expression holds something outside the subset."""
-
-
-_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.In: lambda a, b: a in b,
-    ast.NotIn: lambda a, b: a not in b,
-    ast.Is: operator.is_,
-    ast.IsNot: operator.is_not,
-}
-_UNARY: dict[type[ast.unaryop], Callable[[Any], Any]] = {
-    ast.Not: operator.not_,
-    ast.USub: operator.neg,
-    ast.UAdd: operator.pos,
-}
+    """The expression contains something outside the subset."""
 
 
 def _bits(value: Any) -> int:
     if type(value) in (int, bool):
         return int(value).bit_length()
-    return 64 if type(value) in (float, complex) else _MAX_BITS + 1
+    return 64 if type(value) in (float, complex) else _MAX_SIZE + 1
 
 
 def _multiply(left: Any, right: Any) -> Any:
-    size = (
-        len(left) * right
-        if type(left) in (str, list, tuple, bytes) and type(right) is int
-        else _bits(left) + _bits(right)
-    )
-    if size > _MAX_BITS:
+    if type(left) in _SEQUENCES and type(right) is int:
+        size = len(left) * right
+    else:
+        size = _bits(left) + _bits(right)
+    if size > _MAX_SIZE:
         raise OverflowError("too large a product")
     return left * right
 
 
 def _power(left: Any, right: Any) -> Any:
-    if type(left) is int and type(right) is int and _bits(left) * abs(right) > _MAX_BITS:
+    if type(left) is int and type(right) is int and _bits(left) * abs(right) > _MAX_SIZE:
         raise OverflowError("too large a power")
     if type(left) not in (int, float) or type(right) not in (int, float):
         raise TypeError("power of numbers only")
     return left**right
 
 
-def _number_only(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def _of_numbers(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """The operator for numbers only: `%` on a string can produce gigabytes."""
+
     def apply(left: Any, right: Any) -> Any:
-        if type(left) not in (int, float, bool) or type(right) not in (int, float, bool):
+        if type(left) not in _NUMBERS or type(right) not in _NUMBERS:
             raise TypeError("numbers only")
         return function(left, right)
 
     return apply
 
 
-_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+_OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda item, items: item in items,
+    ast.NotIn: lambda item, items: item not in items,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+    ast.Not: operator.not_,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: _multiply,
-    ast.Div: _number_only(operator.truediv),
-    ast.FloorDiv: _number_only(operator.floordiv),
-    ast.Mod: _number_only(operator.mod),
+    ast.Div: _of_numbers(operator.truediv),
+    ast.FloorDiv: _of_numbers(operator.floordiv),
+    ast.Mod: _of_numbers(operator.mod),
     ast.Pow: _power,
     ast.BitOr: operator.or_,
     ast.BitAnd: operator.and_,
     ast.BitXor: operator.xor,
 }
+_FUNCTIONS = (abs, all, any, bool, dict, float, frozenset, int, len, list, max, min, round, set)
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "abs": abs, "all": all, "any": any, "bool": bool, "dict": dict, "float": float, "frozenset": frozenset, "int": int, "len": len,
-    "list": list, "max": max, "min": min, "round": round, "set": set, "sorted": sorted, "str": str, "sum": sum, "tuple": tuple,
-}  # fmt: skip
-_MATH = {
+    function.__name__: function for function in (*_FUNCTIONS, sorted, str, sum, tuple)
+}
+_MATH: dict[str, Any] = {
     "isclose": math.isclose,
     "sqrt": math.sqrt,
     "floor": math.floor,
     "ceil": math.ceil,
     "isnan": math.isnan,
+    "pi": math.pi,
+    "e": math.e,
+    "inf": math.inf,
+    "nan": math.nan,
 }
-_MATH_CONSTANTS = {"pi": math.pi, "e": math.e, "inf": math.inf, "nan": math.nan}
-
-
-def require_pure(node: ast.expr) -> None:
-    """Raises NotPure unless every node is one that `_evaluate` knows."""
-    for inner in ast.walk(node):
-        if isinstance(inner, ast.Call):
-            is_math = isinstance(inner.func, ast.Attribute) and _math_name(inner.func) in _MATH
-            if not is_math and not (
-                isinstance(inner.func, ast.Name) and inner.func.id in FUNCTIONS
-            ):
-                raise NotPure("a call")
-        elif isinstance(inner, ast.Name):
-            if not inner.id.isdecimal() and inner.id not in FUNCTIONS and inner.id != "math":
-                raise NotPure(inner.id)
-        elif isinstance(inner, ast.Attribute):
-            if _math_name(inner) is None:
-                raise NotPure("an attribute")
-        elif not isinstance(inner, _KNOWN):
-            raise NotPure(type(inner).__name__)
-        if isinstance(inner, ast.BinOp) and type(inner.op) not in _BINARY:
-            raise NotPure(type(inner.op).__name__)
-        if isinstance(inner, ast.UnaryOp) and type(inner.op) not in _UNARY:
-            raise NotPure(type(inner.op).__name__)
-
-
 _KNOWN = (
-    ast.Constant, ast.Tuple, ast.List, ast.Set, ast.Dict, ast.UnaryOp, ast.BinOp, ast.BoolOp, ast.Compare, ast.Subscript, ast.Slice,
-    ast.keyword, ast.expr_context, ast.operator, ast.unaryop, ast.cmpop, ast.boolop,
-)  # fmt: skip
+    *_OPERATORS,
+    ast.Constant,
+    ast.Tuple,
+    ast.List,
+    ast.Set,
+    ast.UnaryOp,
+    ast.BinOp,
+    ast.BoolOp,
+    ast.Compare,
+    ast.Subscript,
+    ast.Slice,
+    ast.And,
+    ast.Or,
+    ast.Load,
+)
 
 
-def _math_name(node: ast.Attribute) -> str | None:
-    is_known = (
-        isinstance(node.value, ast.Name)
-        and node.value.id == "math"
-        and (node.attr in _MATH or node.attr in _MATH_CONSTANTS)
-    )
-    return node.attr if is_known else None
+def require_pure(expression: ast.expr) -> None:
+    """Raise NotPure unless `value_of` can compute every node of the expression."""
+    for node in ast.walk(expression):
+        if not _is_pure(node):
+            raise NotPure(ast.dump(node)[:80])
 
 
-def evaluate(node: ast.expr, values: list[Any]) -> Any:
-    """The value of an expression that `require_pure` accepted; `Name('0')` is values[0]. Raises
-    what the expression raises.
+def _is_pure(node: ast.AST) -> bool:
+    match node:
+        case ast.Name():
+            return node.id.isdecimal() or node.id in FUNCTIONS or node.id == "math"
+        case ast.Attribute():
+            return (
+                isinstance(node.value, ast.Name) and node.value.id == "math" and node.attr in _MATH
+            )
+        case ast.Call():
+            is_named = isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS
+            return is_named or isinstance(node.func, ast.Attribute)
+        case ast.Dict():
+            return None not in node.keys  # {**other}
+        case ast.keyword():
+            return node.arg is not None  # f(**other)
+    return isinstance(node, _KNOWN)
+
+
+def value_of(node: ast.expr | None, values: Sequence[Any]) -> Any:
+    """The value of an expression that `require_pure` accepted; `Name('0')` is values[0].
+
+    Raises what the expression raises.
     """
-    return _EVALUATORS[type(node)](node, values)
+    compute = functools.partial(value_of, values=values)
+    match node:
+        case None:  # an end of a slice that is left out
+            return None
+        case ast.Constant():
+            return node.value
+        case ast.Name():
+            return values[int(node.id)] if node.id.isdecimal() else FUNCTIONS[node.id]
+        case ast.Attribute():
+            return _MATH[node.attr]
+        case ast.Tuple():
+            return tuple(map(compute, node.elts))
+        case ast.List():
+            return list(map(compute, node.elts))
+        case ast.Set():
+            return set(map(compute, node.elts))
+        case ast.Dict():
+            return dict(zip(map(compute, node.keys), map(compute, node.values), strict=True))
+        case ast.UnaryOp():
+            return _OPERATORS[type(node.op)](compute(node.operand))
+        case ast.BinOp():
+            return _OPERATORS[type(node.op)](compute(node.left), compute(node.right))
+        case ast.BoolOp():
+            return _any_or_all(node, compute)
+        case ast.Compare():
+            return _compare(node, compute)
+        case ast.Call():
+            keywords = {str(keyword.arg): compute(keyword.value) for keyword in node.keywords}
+            return compute(node.func)(*map(compute, node.args), **keywords)
+        case ast.Subscript():
+            return compute(node.value)[compute(node.slice)]
+        case ast.Slice():
+            return slice(compute(node.lower), compute(node.upper), compute(node.step))
+    raise NotPure(ast.dump(node))
 
 
-def _name(node: Any, values: list[Any]) -> Any:
-    if not node.id.isdecimal():
-        raise TypeError(f"{node.id} is a function")
-    return values[int(node.id)]
-
-
-def _dict(node: Any, values: list[Any]) -> Any:
-    return {
-        evaluate(key, values): evaluate(value, values)
-        for key, value in zip(node.keys, node.values, strict=True)
-    }
-
-
-def _bool(node: Any, values: list[Any]) -> Any:
+def _any_or_all(node: ast.BoolOp, compute: Callable[[ast.expr], Any]) -> Any:
     result: Any = None
     for part in node.values:
-        result = evaluate(part, values)
+        result = compute(part)
         if bool(result) is isinstance(node.op, ast.Or):
             break
     return result
 
 
-def _compare(node: Any, values: list[Any]) -> Any:
-    left, result = evaluate(node.left, values), True
+def _compare(node: ast.Compare, compute: Callable[[ast.expr], Any]) -> Any:
+    left, result = compute(node.left), True
     for op, comparator in zip(node.ops, node.comparators, strict=True):
-        right = evaluate(comparator, values)
-        result = _COMPARE[type(op)](left, right)
+        right = compute(comparator)
+        result = _OPERATORS[type(op)](left, right)
         if not result:
             break
         left = right
     return result
-
-
-def _call(node: Any, values: list[Any]) -> Any:
-    function: Any = (
-        _MATH[node.func.attr] if isinstance(node.func, ast.Attribute) else FUNCTIONS[node.func.id]
-    )
-    keywords = {keyword.arg: evaluate(keyword.value, values) for keyword in node.keywords}
-    return function(*(evaluate(arg, values) for arg in node.args), **keywords)
-
-
-def _slice(node: Any, values: list[Any]) -> Any:
-    return slice(
-        *(
-            None if part is None else evaluate(part, values)
-            for part in (node.lower, node.upper, node.step)
-        )
-    )
-
-
-_EVALUATORS: dict[type[ast.expr], Callable[[Any, list[Any]], Any]] = {
-    ast.Constant: lambda node, values: node.value,
-    ast.Tuple: lambda node, values: tuple(evaluate(item, values) for item in node.elts),
-    ast.List: lambda node, values: [evaluate(item, values) for item in node.elts],
-    ast.Set: lambda node, values: {evaluate(item, values) for item in node.elts},
-    ast.Dict: _dict,
-    ast.Name: _name,
-    ast.UnaryOp: lambda node, values: _UNARY[type(node.op)](evaluate(node.operand, values)),
-    ast.BinOp: lambda node, values: _BINARY[type(node.op)](
-        evaluate(node.left, values), evaluate(node.right, values)
-    ),
-    ast.BoolOp: _bool,
-    ast.Compare: _compare,
-    ast.Call: _call,
-    ast.Subscript: lambda node, values: evaluate(node.value, values)[evaluate(node.slice, values)],
-    ast.Slice: _slice,
-    ast.Attribute: lambda node, values: _MATH_CONSTANTS[node.attr],
-}

@@ -30,9 +30,9 @@ from async_rl.rewards.verifier.protocol import (
     VerifyResponse,
     infrastructure_response,
 )
-from async_rl.rewards.verifier.reward_child import RewardFunctions
+from async_rl.rewards.verifier.reward_process import RewardProcess
 from async_rl.rewards.verifier.service_metrics import ServiceMetrics
-from async_rl.sandbox.pool import Pool
+from async_rl.sandbox.warm_cells import WarmCells
 
 T = TypeVar("T")
 
@@ -49,9 +49,9 @@ class Refused(Exception):
 class VerifierService:
     """See above. num_cells: programs that run side by side."""
 
-    pool: Pool
+    cells: WarmCells
     judge: Judge
-    functions: RewardFunctions | None = None
+    functions: RewardProcess | None = None
     queue_size: int
     num_cells: int
     queue_timeout_s: float
@@ -100,7 +100,7 @@ class VerifierService:
             return await self._score(request.functions, request.sample)
         response = await self._judge(
             lambda: self.judge.verify(request),
-            lambda error: infrastructure_response(str(error), self.pool.level),
+            lambda error: infrastructure_response(str(error), self.cells.level),
         )
         self._count(response.verdict)
         return response
@@ -108,7 +108,7 @@ class VerifierService:
     async def _score(self, functions: Sequence[str], sample: RewardSample) -> VerifyResponse:
         """What the functions say; they take no cell, so that slow ones hold up no program."""
         started = time.monotonic()
-        response = VerifyResponse(verdict=Verdict.PASS, tests=[], level=self.pool.level)
+        response = VerifyResponse(verdict=Verdict.PASS, tests=[], level=self.cells.level)
         try:
             if self.functions is None:
                 raise RewardError(
@@ -189,17 +189,16 @@ class VerifierService:
 
     def health(self) -> Health:
         """The state of this process."""
-        hello = self.pool.hello
         return Health(
             status="draining" if self.is_draining else "ok",
-            level=self.pool.level,
-            landlock_abi=hello.landlock_abi if hello else 0,
-            has_seccomp=bool(hello and hello.has_seccomp),
+            level=self.cells.level,
+            landlock_abi=self.cells.hello.landlock_abi,
+            has_seccomp=self.cells.hello.has_seccomp,
             cells=self.num_cells,
             queued=self.num_admitted - self.num_running,
             running=self.num_running,
             done=self.num_done,
             infrastructure_errors=self.num_infrastructure_errors,
             cells_replaced=self.judge.num_replaced,
-            reasons=list(self.pool.reasons),
+            reasons=list(self.cells.reasons),
         )

@@ -21,12 +21,12 @@ import uvicorn
 from async_rl.config.rewards import RewardConfig, SandboxConfig, VerifiersConfig
 from async_rl.core.errors import ConfigError, Unavailable
 from async_rl.observability.activity import Activity
-from async_rl.rewards.verifier.flavours import PackagedPool
 from async_rl.rewards.verifier.judging import Judge
-from async_rl.rewards.verifier.reward_child import RewardFunctions
+from async_rl.rewards.verifier.packaged_cells import PackagedCells
+from async_rl.rewards.verifier.reward_process import RewardProcess
 from async_rl.rewards.verifier.server import build_app
 from async_rl.rewards.verifier.service import VerifierService
-from async_rl.sandbox.pool import Pool, Unsafe
+from async_rl.sandbox.warm_cells import Unsafe, WarmCells
 
 _BACKLOG = 2048
 _CLOSE_S = 5
@@ -47,24 +47,23 @@ async def open_service(
     """
     async with contextlib.AsyncExitStack() as stack:
         try:
-            pool = await stack.enter_async_context(
-                Pool(verifiers.cells, allow_unsafe=sandbox.allow_unsafe)
-            )
+            cells = await WarmCells.start(verifiers.cells, allow_unsafe=sandbox.allow_unsafe)
         except Unsafe as error:
             raise ConfigError(str(error)) from error
-        packaged = PackagedPool(
-            pool, verifiers.cells, sandbox.packages, allow_unsafe=sandbox.allow_unsafe
+        await stack.enter_async_context(cells)
+        packaged = PackagedCells(
+            cells, verifiers.cells, sandbox.packages, allow_unsafe=sandbox.allow_unsafe
         )
         stack.push_async_callback(packaged.close)
-        judge = Judge(pool, sandbox, packaged)
+        judge = Judge(cells, sandbox, packaged)
         stack.push_async_callback(judge.close)
-        functions = None if reward is None else RewardFunctions(reward)
+        functions = None if reward is None else RewardProcess(reward)
         if functions is not None:
             stack.push_async_callback(functions.close)
             await functions.start()
         yield VerifierService(
             functions=functions,
-            pool=pool,
+            cells=cells,
             judge=judge,
             queue_size=verifiers.queue_size,
             num_cells=verifiers.cells,

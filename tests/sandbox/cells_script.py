@@ -12,9 +12,9 @@ import sys
 
 sys.path.insert(0, sys.argv[1])
 
-from sandbox.cell import Job, job_request
-from sandbox.pool import Pool
+from sandbox.cell import Job, job_spec
 from sandbox.protocol import Mode
+from sandbox.warm_cells import WarmCells
 
 PROGRAMS = {
     "square": "def f(x): return x * x",
@@ -29,23 +29,21 @@ PROGRAMS = {
 
 
 async def main() -> None:
-    async with Pool(2, best_level=int(sys.argv[2])) as pool:
+    async with await WarmCells.start(2, best_level=int(sys.argv[2])) as cells:
         said = {
-            "level": pool.level,
+            "level": cells.level,
             "uid": os.getuid(),
-            "reasons": pool.reasons,
-            "pids": [cell.pid for cell in pool._cells],
+            "reasons": cells.reasons,
+            "pids": [cell.pid for cell in cells._cells],
         }
-        request = job_request(
-            Mode.CALLS, 1, cpu_s=0.3, memory_bytes=128 << 20, output_bytes=1 << 16
-        )
+        request = job_spec(Mode.CALLS, 1, cpu_s=0.3, memory_bytes=128 << 20, output_bytes=1 << 16)
         for name, code in PROGRAMS.items():
-            outcome = await pool.run(Job(request, (code, [("f", [3], {})], False, False)))
+            outcome = await cells.run(Job(request, (code, [("f", [3], {})], False, False)))
             frames = outcome.frames.frames
             said[name] = (
                 frames[-1].body.decode() if frames and frames[-1].run == 0 else outcome.reply.ending
             )
-        said["replaced"] = pool.num_replaced
+        said["replaced"] = cells.num_replaced
         print(json.dumps(said), flush=True)  # noqa: T201  the test reads it
         if "stay" in sys.argv:
             await asyncio.to_thread(sys.stdin.read)

@@ -84,15 +84,14 @@ def test_scalars_and_arrays_that_a_program_returns_are_compared_as_python_compar
 
 def test_cells_with_packages_start_with_the_first_program_that_names_one() -> None:
     async def work(service: VerifierService) -> list[bool]:
-        packaged = service.judge._packaged
-        assert packaged is not None
+        packaged = service.judge._cells
         plain = VerifyRequest(code="def f(x): return [2, 4]  # numbers", tests=CALL)
         assert (await service.verify(plain)).verdict == "pass"
-        before = packaged._pool is not None
+        before = packaged._packaged is not None
         assert (
             await service.verify(VerifyRequest(code=ARRAYS, tests=CALL, timeout_s=2))
         ).verdict == "pass"
-        return [before, packaged._pool is not None]
+        return [before, packaged._packaged is not None]
 
     assert with_service(["numpy"], work) == [False, True]
 
