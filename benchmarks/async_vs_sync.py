@@ -1,8 +1,7 @@
-"""Asynchronous against synchronous training in one run, phases alternating: how near to the bound
-that the stages' own times set.
+"""Asynchronous against synchronous training in alternating phases: how near to the bound that the
+stages' own times set.
 
-One real run (vLLM, verifier, learner) is told to run ahead by its max_staleness, then not at all,
-and so on.  In the synchronous phases the stages take turns, so their busy seconds per step are
+Two real runs (vLLM, verifier, learner) differ in max_staleness and work in turns.  In the synchronous phases the stages take turns, so their busy seconds per step are
 their own times; the bound is their sum over the slower one.  Steps right after a change of phase
 are left out.
 """
@@ -10,6 +9,7 @@ are left out.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import statistics
 import tempfile
@@ -36,26 +36,30 @@ def busy_s(phase: list[dict[str, Any]], role: str) -> float:
 
 
 def measure(settings: list[str], *, staleness: int, num_phases: int, phase_steps: int) -> None:
-    """Runs the phases and prints the figures."""
-    settings = [
-        *settings,
-        f"num_steps={num_phases * phase_steps + 50}",
-        f"buffer.max_staleness_versions={staleness}",
-    ]
+    """Run the phases of a synchronous and an asynchronous run in turn and print the figures.
+
+    While one run works, every process of the other is stopped.
+    """
+    settings = [*settings, f"num_steps={num_phases * phase_steps + 50}"]
     phases: dict[int, list[list[dict[str, Any]]]] = {0: [], staleness: []}
-    with tempfile.TemporaryDirectory() as scratch, LiveRun(scratch, settings) as run:
-        run.wait_for(5)
+    runs: dict[int, LiveRun] = {}
+    with contextlib.ExitStack() as stack:
+        for versions in phases:
+            scratch = stack.enter_context(tempfile.TemporaryDirectory())
+            bound = f"buffer.max_staleness_versions={versions}"
+            runs[versions] = stack.enter_context(LiveRun(scratch, [*settings, bound]))
+            runs[versions].wait_for(5)
+            runs[versions].hold()
         for number in range(num_phases):
             versions = staleness if number % 2 else 0
-            run.limit(versions)
+            run = runs[versions]
+            run.go_on()
             first = run.step()
             run.wait_for(first + phase_steps, 60 * phase_steps)
+            rows = run.rows()
+            run.hold()
             phases[versions].append(
-                [
-                    row
-                    for row in run.rows()
-                    if first + LEFT_OUT <= row["step"] <= first + phase_steps
-                ]
+                [row for row in rows if first + LEFT_OUT <= row["step"] <= first + phase_steps]
             )
     report(phases[0], phases[staleness], staleness)
 

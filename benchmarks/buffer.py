@@ -204,7 +204,7 @@ async def _recovery(directory: Path, num_groups: int) -> None:
             await service.put_group(PutGroup(group=_group(ticket, 64)))
     started = time.perf_counter()
     async with Store(path, durability="normal", clock=time.time) as store:
-        BufferService(config, _Prompts(), store, clock=time.monotonic).recover()
+        BufferService(config, _Prompts(), store, clock=time.monotonic)
         figure(f"recovery with {num_groups} groups", time.perf_counter() - started, "s", goal="< 2")
 
 

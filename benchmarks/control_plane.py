@@ -71,13 +71,7 @@ async def serve(directory: Path, num_generators: int) -> None:
     async with Store(directory / "store.sqlite", durability="normal", clock=time.time) as store:
         service = BufferService(config_of(num_generators), _Prompts(), store, clock=time.monotonic)
         context: Any = SimpleNamespace(activity=Activity(), version=0)
-        handlers = {
-            RequestWork: service.request_work,
-            PutGroup: service.put_group,
-            TakeBatch: service.take_batch,
-            CommitStep: service.commit_step,
-        }
-        with RpcServer("127.0.0.1", 0, load_keys(directory), handlers) as server:
+        with RpcServer("127.0.0.1", 0, load_keys(directory), service.handlers) as server:
             tasks = [
                 asyncio.create_task(server.serve()),
                 asyncio.create_task(Tasks(context, service, store).show_state()),

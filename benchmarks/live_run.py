@@ -1,10 +1,9 @@
-"""A real run as a benchmark drives it: started with settings, followed by its metrics, told how far
-to run ahead, held still, ended.
+"""A real run as a benchmark drives it: started with settings, followed by its metrics,
+stopped and continued, ended.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import signal
@@ -17,12 +16,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import psutil
-
-from async_rl.protocol.buffer import LimitStaleness
-from async_rl.protocol.control import GetStatus
-from async_rl.runtime.context import connect_control
-from async_rl.wire.keys import load_keys
-from async_rl.wire.rpc import RpcClient
 
 START_S = 240
 _ALWAYS = (
@@ -83,17 +76,6 @@ class LiveRun:
             if self._process.poll() is not None or time.monotonic() > deadline_s:
                 raise SystemExit(f"the run did not reach step {step}; see {self.run_dir}/logs")
             time.sleep(0.05)
-
-    def limit(self, versions: int) -> None:
-        """Tells the run's buffer how far generation may run ahead."""
-        asyncio.run(self._limit(versions))
-
-    async def _limit(self, versions: int) -> None:
-        async with connect_control(self.run_dir) as supervisor:
-            status = await supervisor.call(GetStatus(), timeout_s=10)
-        address = next(member.address for member in status.members if member.role == "buffer")
-        async with RpcClient(address, load_keys(self.run_dir / "keys")) as buffer:
-            await buffer.call(LimitStaleness(max_staleness_versions=versions), timeout_s=10)
 
     def hold(self) -> None:
         """Stop every process of the run, the supervisor first so it reports no other as late."""

@@ -14,50 +14,48 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from async_rl.config.run import RunConfig
-from async_rl.data.order import PromptOrder
+from async_rl.core.types import Purpose
+from async_rl.data.run_prompts import RunPrompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaver:
-    """A prompt that leaves: its index among the training prompts, where it came last, and its mean
-    reward.
-    """
+    """A prompt that leaves: its index among the training prompts, its id and its mean reward."""
 
     index: int
-    position: int
+    prompt_id: str
     score: float
 
 
 class ScoreFilter:
-    """Scores of the prompts, and the rule by which they leave `order`."""
+    """The scores of the prompts, and the rule by which they leave the order of `prompts`.
 
-    def __init__(self, config: RunConfig, order: PromptOrder) -> None:
+    left: (position, indices) of prompts that left before, oldest first.  rewards: (position, reward
+    of each sample) of groups that were put before; read only if a filter is set.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        prompts: RunPrompts,
+        left: Iterable[tuple[int, Sequence[int]]] = (),
+        rewards: Iterable[tuple[int, Sequence[float]]] = (),
+    ) -> None:
         self._filter = config.data.filter
         self._reward = config.reward
-        self._order = order
+        self._prompts = prompts
+        self._order = prompts.order
         self._scores: dict[int, tuple[int, float]] = {}
-
-    @property
-    def is_on(self) -> bool:
-        """Whether any prompt can leave."""
-        return self._filter.above is not None or self._filter.below is not None
-
-    def restore(
-        self,
-        left: Iterable[tuple[int, Sequence[int]]],
-        rewards: Iterable[tuple[int, Sequence[float]]],
-    ) -> None:
-        """Takes over what the store knows. left: (position, indices), oldest first; rewards:
-        (position, those of the samples).
-        """
+        self._is_on = self._filter.above is not None or self._filter.below is not None
         for position, indices in left:
             self._order.remove(indices, position)
-        for position, values in rewards:
-            self.note(position, values)
+        if self._is_on:
+            for position, values in rewards:
+                self.note(position, values)
 
     def note(self, position: int, rewards: Sequence[float]) -> None:
         """The group at this position of the order came back with these rewards."""
-        if not self.is_on:
+        if not self._is_on:
             return
         reward, index = self._reward, self._order.index(position)
         scaled = [
@@ -71,7 +69,7 @@ class ScoreFilter:
         """The prompts that leave before this position is issued; they are out of the order when
         this returns.
         """
-        if not self.is_on or not self._order.may_lose_at(position):
+        if not self._is_on or not self._order.may_lose_at(position):
             return []
         active = self._order.active
         judged = [
@@ -84,9 +82,12 @@ class ScoreFilter:
         chosen = [i for _, i in worst[: int(len(active) * self._filter.max_share)]]
         if chosen:
             self._order.remove(chosen, position)
-        return [
-            Leaver(index=i, position=self._scores[i][0], score=self._scores[i][1]) for i in chosen
-        ]
+        leavers = []
+        for i in chosen:
+            last_position, score = self._scores[i]
+            prompt = self._prompts.prompt(Purpose.TRAIN, last_position)
+            leavers.append(Leaver(index=i, prompt_id=prompt.prompt_id, score=score))
+        return leavers
 
     def _excess(self, score: float) -> float:
         """How far the score is beyond the bound it breaks; not above 0 if it breaks none."""

@@ -61,12 +61,3 @@ class ReleaseGenerator(Message):
     Reply: ClassVar[type] = Ok
     generator: str
     incarnation: str
-
-
-class LimitStaleness(Message):
-    """Admit as if max_staleness_versions were this, at most the configured one; 0 makes the run
-    synchronous until told otherwise.
-    """
-
-    Reply: ClassVar[type] = Ok
-    max_staleness_versions: int

@@ -154,9 +154,7 @@ async def opened(
     """A recovered service on the store at `path`."""
     clock = clock or Clock()
     async with Store(path / "store.sqlite", durability="normal", clock=clock) as store:
-        service = BufferService(config, prompts or FakePrompts(), store, clock=clock)
-        service.recover()
-        yield service
+        yield BufferService(config, prompts or FakePrompts(), store, clock=clock)
 
 
 def ask(

@@ -11,6 +11,7 @@ from pathlib import Path
 from buffer_support import Clock, make_group
 from test_store import admitted
 
+from async_rl.buffer import changes
 from async_rl.buffer.store.store import Store
 from async_rl.core.summary import summarize
 
@@ -20,7 +21,7 @@ async def main() -> None:
         group_id = 0
         while True:
             group = make_group(admitted(store, group_id), versions=[0] * 20_000)
-            store.put(group, summarize(group))
+            store.write(changes.Completed(group=group, summary=summarize(group)))
             await store.flush()
             sys.stdout.write(f"{group_id}\n")
             sys.stdout.flush()

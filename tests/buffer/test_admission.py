@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from async_rl.buffer.admission import Admission, Gate, OpenGroup
+from async_rl.buffer.admission import Admission, Gate
+from async_rl.buffer.groups import OpenGroup, StoredGroup
+from async_rl.buffer.replay import Replay
 from async_rl.core.types import NO_VERSION, GroupState, Purpose
 
 
@@ -12,16 +16,34 @@ def gate(*, groups_per_step: int = 2, max_staleness: int = 1, num_steps: int = 1
     )
 
 
-def admission(*, max_attempts: int = 3, stored: int = 0, **kinds: int) -> Admission:
-    return Admission(gate(**kinds), max_attempts=max_attempts, stored_before=lambda _: stored)
-
-
-def hand_out(
-    desk: Admission, version: int = 0, learner_version: int = 0, generator: str = "g"
-) -> OpenGroup | None:
-    return desk.hand_out(
-        generator=generator, incarnation="a", version=version, learner_version=learner_version
+def admission(
+    *, max_attempts: int = 3, stored: int = 0, learner_version: int = 0, **kinds: Any
+) -> Admission:
+    counts = {
+        name: kinds.pop(name) for name in ("groups", "next_group_id", "next_index") if name in kinds
+    }
+    bound = gate(**kinds)
+    replay = Replay(
+        groups_per_step=bound.groups_per_step,
+        max_staleness_versions=bound.max_staleness_versions,
+        over_age="drop",
+        learner_version=learner_version,
+        ready=[
+            StoredGroup(group_id=-1 - i, oldest_version=0, newest_version=0) for i in range(stored)
+        ],
     )
+    return Admission(bound, replay, max_attempts=max_attempts, **counts)
+
+
+def hand_out(desk: Admission, version: int = 0, generator: str = "g") -> OpenGroup | None:
+    """The next ticket as parked requests get it: evaluation first."""
+    for purpose in (Purpose.EVAL, Purpose.TRAIN):
+        group = desk.hand_out(
+            purpose, generator=generator, incarnation="a", version=version, now_s=0.0
+        )
+        if group is not None:
+            return group
+    return None
 
 
 @pytest.mark.parametrize(
@@ -84,12 +106,9 @@ def test_group_ids_and_prompt_indices_grow_in_order_of_admission() -> None:
 
 
 def test_evaluation_waits_for_a_generator_with_its_version() -> None:
-    desk = admission()
+    desk = admission(learner_version=3)
     desk.start_evaluation(3, 1)
-    older, newer = (
-        hand_out(desk, version=2, learner_version=3),
-        hand_out(desk, version=4, learner_version=3),
-    )
+    older, newer = hand_out(desk, version=2), hand_out(desk, version=4)
     assert older is not None
     assert newer is not None
     assert (older.purpose, newer.purpose) == (Purpose.TRAIN, Purpose.EVAL)
@@ -99,8 +118,8 @@ def test_a_ticket_that_came_back_goes_out_first_with_its_id_and_the_next_attempt
     desk = admission()
     for _ in range(3):
         hand_out(desk)
-    assert desk.give_back(2)
-    assert desk.give_back(1)
+    assert desk.return_ticket(2)
+    assert desk.return_ticket(1)
     again = hand_out(desk, generator="other")
     assert again is not None
     assert (again.group_id, again.attempt, again.generator, again.state) == (
@@ -115,41 +134,42 @@ def test_a_ticket_that_came_back_goes_out_first_with_its_id_and_the_next_attempt
 def test_a_group_is_closed_after_its_last_attempt() -> None:
     desk = admission(max_attempts=2)
     hand_out(desk)
-    assert desk.give_back(0)
+    assert desk.return_ticket(0)
     hand_out(desk)
-    assert not desk.give_back(0)
+    assert not desk.return_ticket(0)
     assert desk.num_active == 0
 
 
 def test_a_ticket_that_came_back_is_refused_to_a_generator_that_lags_too_far() -> None:
     desk = admission(max_staleness=0)
     hand_out(desk)
-    desk.give_back(0)
-    assert hand_out(desk, version=0, learner_version=1) is None
-    assert hand_out(desk, version=1, learner_version=1) is not None
+    desk.return_ticket(0)
+    desk._replay.learner_version = 1
+    assert hand_out(desk, version=0) is None
+    assert hand_out(desk, version=1) is not None
 
 
 def test_the_oldest_open_group_passes_the_gate_while_new_ones_are_refused() -> None:
     desk = admission()
     for _ in range(4):
         hand_out(desk)
-    desk.give_back(0)
+    desk.return_ticket(0)
     assert hand_out(desk) is not None
     assert hand_out(desk) is None
 
 
 def test_a_generator_ahead_of_a_restored_learner_gets_no_tickets() -> None:
-    desk = admission()
-    group = hand_out(desk, version=4, learner_version=4)
+    desk = admission(learner_version=4)
+    group = hand_out(desk, version=4)
     assert group is not None
-    desk.fall_back(2)
-    assert hand_out(desk, version=4, learner_version=2) is None
-    assert "left behind when it went back to 2" in desk.refusal(4, 2)
-    assert group.version == 2
+    desk._replay.learner_version = 2
+    desk.lower_version([group.group_id], 2)
+    assert hand_out(desk, version=4) is None
+    assert "discarded when the learner returned to 2" in desk.refusal(4, {Purpose.TRAIN})
+    assert desk.open[group.group_id].version == 2
 
 
 def test_restored_groups_keep_their_holders_and_their_order() -> None:
-    desk = admission()
     held = OpenGroup(
         group_id=0,
         purpose=Purpose.TRAIN,
@@ -160,8 +180,8 @@ def test_restored_groups_keep_their_holders_and_their_order() -> None:
         incarnation="a",
     )
     waiting = OpenGroup(group_id=1, purpose=Purpose.TRAIN, index=1, attempt=2)
-    desk.restore([held, waiting], next_group_id=5, next_index=4)
-    assert desk.held_by("g") == [held]
+    desk = admission(groups=[held, waiting], next_group_id=5, next_index=4)
+    assert desk.of_generator("g") == [held]
     first, second = hand_out(desk), hand_out(desk)
     assert first is not None
     assert second is not None

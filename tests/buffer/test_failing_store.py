@@ -20,7 +20,7 @@ from async_rl.protocol.learner import CommitStep, TakeBatch
 def test_a_store_that_another_program_holds_is_told_with_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("async_rl.store_writer._BUSY_MS", 50)
+    monkeypatch.setattr("async_rl.buffer.store.writer._BUSY_MS", 50)
 
     async def scenario() -> None:
         async with open_store(tmp_path) as store:
@@ -71,7 +71,7 @@ def test_a_request_is_not_answered_by_a_store_that_failed_but_by_the_next_life(
         async with opened(tmp_path, make_config(groups_per_step=2)) as service:
             await service.put_group(PutGroup(group=make_group(given[2])))
             await service.commit_step(CommitStep(version=1, group_ids=[0, 1]))
-            assert service.num_trained == 2
-            assert list(service.replay.ready) == [2]
+            assert service.state.num_trained == 2
+            assert list(service.state._replay.ready) == [2]
 
     run(scenario())

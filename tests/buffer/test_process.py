@@ -68,7 +68,7 @@ async def ended(task: asyncio.Task[None]) -> None:
 
 
 async def until_queue(service: BufferService, **states: int) -> None:
-    while {state: service.queue()[state] for state in states} != states:
+    while {state: service.state.queue()[state] for state in states} != states:
         await service.changed()
 
 
@@ -83,7 +83,7 @@ def test_a_generator_that_left_the_fleet_loses_its_tickets(tmp_path: Path) -> No
             await tickets(it.service, 0, credit=2, generator="generator-1")
             it.context.directory.update(Members(revision=2, members=[member("generator-0", 99)]))
             await until_queue(it.service, issued=2, generating=2)
-            assert it.service.desk.holders() == {"generator-0"}
+            assert {g.generator for g in it.service.state.open} == {"generator-0", ""}
             await ended(task)
 
     asyncio.run(within(scenario()))
@@ -103,7 +103,7 @@ def test_a_finished_evaluation_is_reported_once_as_metrics_of_its_step(tmp_path:
             await it.service._store.flush()
             await ended(task)
         async with working(tmp_path) as it:
-            assert it.service.finished_evaluations.empty()
+            assert not it.service.state.finished_evaluations
 
     asyncio.run(within(scenario()))
 

@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from async_rl.buffer.admission import Admission
 from async_rl.buffer.service import BufferService
 from async_rl.buffer.store.audit import audit
 from async_rl.buffer.store.ledger import reading
@@ -109,7 +110,6 @@ class BufferMachine(RuleBasedStateMachine):
         self.service = BufferService(
             self.config, FakePrompts(num_train=4, num_held_out=2), self.store, clock=self.clock
         )
-        self.service.recover()
 
     def kill_buffer(self) -> None:
         """What is queued and not yet written is lost, as with kill -9."""
@@ -324,15 +324,16 @@ class BufferMachine(RuleBasedStateMachine):
     def evaluate(self) -> None:
         self.run(self.service.start_evaluation(StartEvaluation(version=self.learner.version)))
 
+    @property
+    def admission(self) -> Admission:
+        return self.service.state._admission
+
     # ---- what must hold
 
     @invariant()
     def active_groups_are_within_the_bound(self) -> None:
         if not self.has_gone_back:
-            assert (
-                self.service.desk.admission.num_active
-                <= self.service.desk.admission.gate.max_active
-            )
+            assert self.admission.num_active <= self.admission.max_active
 
     @invariant()
     def memory_and_store_agree_and_every_group_is_in_one_state(self) -> None:
@@ -340,7 +341,7 @@ class BufferMachine(RuleBasedStateMachine):
             stored = dict(
                 connection.execute("SELECT group_id, state FROM groups WHERE purpose='train'")
             )
-        admission, replay = self.service.desk.admission, self.service.replay
+        admission, replay = self.admission, self.service.state._replay
         memory = {
             g.group_id: g.state.value for g in admission.open.values() if g.purpose is Purpose.TRAIN
         }
@@ -364,7 +365,7 @@ class BufferMachine(RuleBasedStateMachine):
                     "SELECT position FROM groups WHERE purpose='train' ORDER BY position"
                 )
             ]
-        assert positions == list(range(self.service.desk.admission.next_index))
+        assert positions == list(range(self.admission.next_index))
 
     @invariant()
     def the_surviving_history_trains_each_group_once(self) -> None:
@@ -381,7 +382,7 @@ class BufferMachine(RuleBasedStateMachine):
         assert rows == [
             (step, i) for step, batch in enumerate(self.history, start=1) for i in sorted(batch)
         ]
-        assert self.service.num_trained == len(trained)
+        assert self.service.state.num_trained == len(trained)
 
     @invariant()
     def nothing_trained_is_over_age(self) -> None:
@@ -399,7 +400,7 @@ class BufferMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_wasted_by_age_as_long_as_the_learner_does_not_go_back(self) -> None:
-        assert self.has_gone_back or self.service.drops["over_age"] == 0
+        assert self.has_gone_back or self.service.state.drops["over_age"] == 0
 
     @rule()
     def the_audit_of_the_whole_history_is_clean(self) -> None:
@@ -433,7 +434,9 @@ class BufferMachine(RuleBasedStateMachine):
             self.step_all()
             if self.learner.version >= wanted:
                 return
-        raise AssertionError(f"stuck at version {self.learner.version}: {self.service.queue()}")
+        raise AssertionError(
+            f"stuck at version {self.learner.version}: {self.service.state.queue()}"
+        )
 
     def teardown(self) -> None:
         if hasattr(self, "loop"):

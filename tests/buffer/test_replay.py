@@ -4,16 +4,31 @@ from typing import Literal
 
 import pytest
 
-from async_rl.buffer.replay import Replay, StoredGroup, Unfinished
+from async_rl.buffer.groups import OpenGroup, StoredGroup
+from async_rl.buffer.replay import Replay
 from async_rl.core.errors import ProtocolError, StalenessError
+from async_rl.core.types import GroupState, Purpose
 
 
 def replay(
     *, max_staleness: int = 1, over_age: Literal["drop", "mask"] = "drop", version: int = 0
 ) -> Replay:
-    made = Replay(groups_per_step=2, max_staleness_versions=max_staleness, over_age=over_age)
-    made.learner_version = version
-    return made
+    return Replay(
+        groups_per_step=2,
+        max_staleness_versions=max_staleness,
+        over_age=over_age,
+        learner_version=version,
+    )
+
+
+def unfinished(*, group_id: int, version: int) -> OpenGroup:
+    return OpenGroup(
+        group_id=group_id,
+        purpose=Purpose.TRAIN,
+        index=group_id,
+        state=GroupState.GENERATING,
+        version=version,
+    )
 
 
 def put(buffer: Replay, *group_ids: int, oldest: int = 0, newest: int | None = None) -> None:
@@ -83,14 +98,14 @@ def test_the_age_is_that_at_the_batchs_own_version_not_at_the_committed_one() ->
 def test_a_younger_group_overtakes_only_if_the_older_one_is_still_young_enough_next_time() -> None:
     buffer = replay(version=1)
     put(buffer, 1, 2, oldest=1)
-    assert "group 0" in buffer.take(1, [Unfinished(group_id=0, version=0)]).waits_for
-    assert buffer.take(1, [Unfinished(group_id=0, version=1)]).group_ids == (1, 2)
+    assert "group 0" in buffer.take(1, [unfinished(group_id=0, version=0)]).waits_for
+    assert buffer.take(1, [unfinished(group_id=0, version=1)]).group_ids == (1, 2)
 
 
 def test_as_many_are_overtaken_as_the_following_batches_can_train() -> None:
     buffer = replay(version=1)
     put(buffer, 3, 4, oldest=1)
-    three = [Unfinished(group_id=i, version=1) for i in (0, 1, 2)]
+    three = [unfinished(group_id=i, version=1) for i in (0, 1, 2)]
     assert "group 2" in buffer.take(1, three).waits_for
     assert buffer.take(1, three[:2]).group_ids == (3, 4)
 
@@ -98,20 +113,20 @@ def test_as_many_are_overtaken_as_the_following_batches_can_train() -> None:
 def test_nothing_is_overtaken_when_training_is_synchronous() -> None:
     buffer = replay(max_staleness=0)
     put(buffer, 1, 2)
-    assert buffer.take(0, [Unfinished(group_id=0, version=0)]).group_ids == ()
+    assert buffer.take(0, [unfinished(group_id=0, version=0)]).group_ids == ()
 
 
 def test_unfinished_groups_younger_than_the_batch_do_not_hold_it_up() -> None:
     buffer = replay(max_staleness=0)
     put(buffer, 0, 1)
-    assert buffer.take(0, [Unfinished(group_id=2, version=0)]).group_ids == (0, 1)
+    assert buffer.take(0, [unfinished(group_id=2, version=0)]).group_ids == (0, 1)
 
 
 def test_commit_may_come_twice_and_advances_once() -> None:
     buffer = replay()
     put(buffer, 0, 1)
     buffer.take(0, [])
-    assert [g.group_id for g in buffer.commit(1, [1, 0])] == [0, 1]
+    assert buffer.commit(1, [1, 0]) == (0, 1)
     assert buffer.commit(1, [0, 1]) == ()
     assert (buffer.learner_version, buffer.leases) == (1, {})
 
@@ -183,7 +198,7 @@ def test_groups_ahead_of_a_ticket_are_the_leased_the_planned_and_the_older_ones(
     put(buffer, 0, 1)
     buffer.take(0, [])
     put(buffer, 4, 6)
-    assert buffer.stored_before(5) == 3
-    assert buffer.stored_before(None) == 4
+    assert buffer.num_before(5) == 3
+    assert buffer.num_stored == 4
     buffer.sync(0, [])
-    assert buffer.stored_before(0) == 2
+    assert buffer.num_before(0) == 2

@@ -38,16 +38,16 @@ def test_an_evaluation_is_reported_from_the_store_when_its_last_sample_is_in(
             given = await tickets(service, 0, credit=2)
             assert {t.purpose for t in given} == {Purpose.EVAL}
             assert {t.num_samples for t in given} == {1}
-            assert service.queue()["generating"] == 0
+            assert service.state.queue()["generating"] == 0
             await service.put_group(
                 PutGroup(group=make_group(given[1], passes=False, is_truncated=True))
             )
             await fail(service, given[2].group_id, 1)
         async with opened(tmp_path, make_config(max_attempts=1), prompts) as service:
             await service.put_group(PutGroup(group=make_group(given[3], versions=[0] * 5)))
-            assert service.finished_evaluations.empty()
+            assert not service.state.finished_evaluations
             await service.put_group(PutGroup(group=make_group(given[0])))
-            assert service.finished_evaluations.get_nowait() == 0
+            assert service.state.finished_evaluations.popleft() == 0
             held_out = [prompts.prompt(Purpose.EVAL, i) for i in range(4)]
             report = await report_of(service._store, 0, held_out, decode=str, extraction="auto")
             assert report.scalars == {
@@ -69,7 +69,7 @@ def test_an_evaluation_is_reported_from_the_store_when_its_last_sample_is_in(
                 "**e1**: reward 0, style 0.5 (wrong_answer)" in report.texts["samples/evaluation"]
             )
         async with opened(tmp_path, make_config(max_attempts=1), prompts) as service:
-            assert service.finished_evaluations.get_nowait() == 0
+            assert service.state.finished_evaluations.popleft() == 0
 
     run(scenario())
 
@@ -109,16 +109,16 @@ def test_a_learner_restored_to_an_evaluated_version_gets_its_result_and_samples_
             for ticket in await tickets(service, 0, credit=20):
                 if ticket.purpose is Purpose.EVAL:
                     await service.put_group(PutGroup(group=make_group(ticket)))
-            assert service.finished_evaluations.get_nowait() == 0
+            assert service.state.finished_evaluations.popleft() == 0
             service._store.finish_evaluation(0, {"eval/num_samples": 18.0, "eval/pass_at_1": 0.25})
             await service._store.flush()
             await service.start_evaluation(StartEvaluation(version=0))
-            assert service.finished_evaluations.get_nowait() == 0
+            assert service.state.finished_evaluations.popleft() == 0
             held_out = [prompts.prompt(Purpose.EVAL, i) for i in range(prompts.num_held_out)]
             report = await report_of(service._store, 0, held_out, decode=str, extraction="auto")
             assert report.scalars == {"eval/num_samples": 18.0, "eval/pass_at_1": 0.25}
             assert "text of e0" in report.texts["samples/evaluation"]
-            with pytest.raises(InfrastructureError, match="no longer holds the trajectories"):
+            with pytest.raises(InfrastructureError, match="no longer contains the trajectories"):
                 await service._store.read_groups([KEPT_SAMPLES])
             assert len(await service._store.read_groups([KEPT_SAMPLES - 1])) == 1
 
@@ -136,7 +136,7 @@ def test_a_finished_evaluation_of_an_undone_version_can_be_made_again(tmp_path: 
                 given = await tickets(service, version, credit=1)
                 assert given[0].purpose is Purpose.EVAL
                 await service.put_group(PutGroup(group=make_group(given[0])))
-                assert service.finished_evaluations.get_nowait() == 1
+                assert service.state.finished_evaluations.popleft() == 1
                 await service.sync_version(SyncVersion(version=0))
                 await take(service, 0)
                 await service.commit_step(CommitStep(version=1, group_ids=[0, 1]))

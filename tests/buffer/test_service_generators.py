@@ -24,8 +24,8 @@ from buffer_support import (
     tickets,
 )
 
-from async_rl.core.errors import ConfigError, ProtocolError
-from async_rl.protocol.buffer import LimitStaleness, PutGroup, ReleaseGenerator, Work
+from async_rl.core.errors import ProtocolError
+from async_rl.protocol.buffer import PutGroup, ReleaseGenerator, Work
 from async_rl.protocol.learner import CommitStep
 
 
@@ -41,7 +41,7 @@ def test_groups_go_from_ticket_to_trained(tmp_path: Path) -> None:
             ]
             for ticket in reversed(given):
                 await service.put_group(PutGroup(group=make_group(ticket)))
-            assert service.queue() == {"issued": 0, "generating": 0, "ready": 4, "leased": 0}
+            assert service.state.queue() == {"issued": 0, "generating": 0, "ready": 4, "leased": 0}
             batch = await take(service, 0)
             assert [g.group_id for g in batch.groups] == [0, 1]
             assert batch.groups[0].trajectories[0].versions.tolist() == [-1, -1, 0, 0, 0]
@@ -108,21 +108,6 @@ def test_synchronous_training_admits_the_next_batch_only_with_the_new_weights(
             await service.commit_step(CommitStep(version=1, group_ids=[0, 1]))
             assert await tickets(service, 0) == []
             assert [t.group_id for t in await tickets(service, 1)] == [2, 3]
-
-    run(scenario())
-
-
-def test_a_lower_limit_makes_a_run_synchronous_and_a_higher_one_lets_it_run_ahead_again(
-    tmp_path: Path,
-) -> None:
-    async def scenario() -> None:
-        async with opened(tmp_path, make_config(max_staleness=1)) as service:
-            await service.limit_staleness(LimitStaleness(max_staleness_versions=0))
-            assert [t.group_id for t in await tickets(service, 0)] == [0, 1]
-            await service.limit_staleness(LimitStaleness(max_staleness_versions=1))
-            assert [t.group_id for t in await tickets(service, 0, held=[0, 1])] == [2, 3]
-            with pytest.raises(ConfigError, match=r"max_staleness_versions=2 is not within 0\.\.1"):
-                await service.limit_staleness(LimitStaleness(max_staleness_versions=2))
 
     run(scenario())
 
@@ -199,7 +184,7 @@ def test_results_of_an_older_attempt_change_nothing(tmp_path: Path) -> None:
             assert [t.attempt for t in second] == [2, 2]
             await service.put_group(PutGroup(group=make_group(first[0])))
             await fail(service, 1, attempt=1)
-            assert service.queue() == {"issued": 0, "generating": 2, "ready": 0, "leased": 0}
+            assert service.state.queue() == {"issued": 0, "generating": 2, "ready": 0, "leased": 0}
 
     run(scenario())
 
@@ -211,12 +196,12 @@ def test_attempts_that_ended_because_a_generator_was_asked_to_leave_do_not_use_a
         async with opened(tmp_path, make_config(max_staleness=0)) as service:
             for attempt in range(1, 6):
                 assert [t.attempt for t in await tickets(service, 0)] == [attempt, attempt]
-                service.desk.lose("generator-0", "", "it left the fleet", is_spared=True)
-            assert not service.drops
-            for _ in range(service.desk._config.generation.max_attempts):
+                service.lose("generator-0", "it left the fleet", is_spared=True)
+            assert not service.state.drops
+            for _ in range(make_config().generation.max_attempts):
                 await tickets(service, 0)
-                service.desk.lose("generator-0", "", "its process ended")
-            assert service.drops == {"generator_lost": 2}
+                service.lose("generator-0", "its process ended")
+            assert service.state.drops == {"generator_lost": 2}
 
     run(scenario())
 
@@ -228,9 +213,9 @@ def test_a_lost_group_that_still_arrives_before_it_is_issued_again_is_kept(tmp_p
             await service.release_generator(
                 ReleaseGenerator(generator="generator-0", incarnation="a")
             )
-            assert service.queue()["issued"] == 2
+            assert service.state.queue()["issued"] == 2
             await service.put_group(PutGroup(group=make_group(first[0])))
-            assert service.queue() == {"issued": 1, "generating": 0, "ready": 1, "leased": 0}
+            assert service.state.queue() == {"issued": 1, "generating": 0, "ready": 1, "leased": 0}
             assert [t.group_id for t in await tickets(service, 0)] == [1]
 
     run(scenario())
@@ -242,7 +227,7 @@ def test_a_put_that_comes_twice_counts_once(tmp_path: Path) -> None:
             given = await tickets(service, 0)
             for _ in range(2):
                 await service.put_group(PutGroup(group=make_group(given[0])))
-            assert service.queue()["ready"] == 1
+            assert service.state.queue()["ready"] == 1
 
     run(scenario())
 
@@ -267,7 +252,7 @@ def test_a_failed_group_is_dropped_and_counted_after_its_last_attempt(tmp_path: 
                 given = await tickets(service, 0)
                 assert (given[0].group_id, given[0].attempt) == (0, attempt)
                 await fail(service, 0, attempt)
-            assert service.drops == {"scoring_failed": 1}
+            assert service.state.drops == {"scoring_failed": 1}
             assert [t.group_id for t in await tickets(service, 0)] == [2]
         assert states(tmp_path)[0] == "dropped"
 
@@ -279,8 +264,8 @@ def test_a_group_without_a_trained_token_is_dropped_as_untrainable(tmp_path: Pat
         async with opened(tmp_path, make_config()) as service:
             given = await tickets(service, 0)
             await service.put_group(PutGroup(group=make_group(given[0], trained=False)))
-            assert service.drops == {"untrainable": 1}
-            assert service.queue()["ready"] == 0
+            assert service.state.drops == {"untrainable": 1}
+            assert service.state.queue()["ready"] == 0
             assert len(await tickets(service, 0)) == 1
 
     run(scenario())
@@ -295,7 +280,7 @@ def test_a_new_incarnation_takes_over_from_the_lost_one(tmp_path: Path) -> None:
             await service.release_generator(
                 ReleaseGenerator(generator="generator-0", incarnation="a")
             )
-            assert service.queue()["generating"] == 2
+            assert service.state.queue()["generating"] == 2
 
     run(scenario())
 
@@ -312,10 +297,10 @@ def test_a_generator_unheard_of_for_the_lease_time_loses_its_tickets_unless_it_i
             assert service.expire([]) == pytest.approx(1)
             clock.now += 1
             assert service.expire(["generator-0"]) == pytest.approx(30)
-            assert service.queue()["generating"] == 4
+            assert service.state.queue()["generating"] == 4
             clock.now += 30
             service.expire([])
-            assert service.queue()["issued"] == 4
+            assert service.state.queue()["issued"] == 4
 
     run(scenario())
 
@@ -329,6 +314,6 @@ def test_a_single_ticket_that_is_never_answered_goes_out_again(tmp_path: Path) -
             assert service.expire(["generator-0"]) == pytest.approx(1)
             clock.now += 1
             service.expire(["generator-0"])
-            assert service.queue()["issued"] == 1
+            assert service.state.queue()["issued"] == 1
 
     run(scenario())

@@ -85,7 +85,7 @@ def test_dropping_over_age_groups_lets_fresh_ones_be_admitted(tmp_path: Path) ->
             work = await parked
             assert isinstance(work, Work)
             assert [t.group_id for t in work.tickets] == [4, 5]
-            assert service.drops == {"over_age": 2}
+            assert service.state.drops == {"over_age": 2}
 
     run(scenario())
 
@@ -99,11 +99,11 @@ def test_a_batch_waits_for_the_group_that_would_be_too_old_after_it(tmp_path: Pa
             assert [g.group_id for g in (await take(service, 0)).groups] == [1, 2]
             await service.commit_step(CommitStep(version=1, group_ids=[1, 2]))
             await put_all(service, 1)
-            assert service.queue() == {"issued": 0, "generating": 1, "ready": 3, "leased": 0}
+            assert service.state.queue() == {"issued": 0, "generating": 1, "ready": 3, "leased": 0}
             assert "group 0, which is still generated" in (await take(service, 1)).waits_for
             await service.put_group(PutGroup(group=make_group(slow)))
             assert [g.group_id for g in (await take(service, 1)).groups] == [0, 3]
-            assert service.drops == {}
+            assert service.state.drops == {}
 
     run(scenario())
 
@@ -120,7 +120,7 @@ def test_unfinished_groups_may_be_as_old_as_the_version_that_the_learner_went_ba
             given = await tickets(service, 2)
             assert {t.admitted_version for t in given} == {2}
             await service.sync_version(SyncVersion(version=1))
-            assert {g.version for g in service.desk.admission.open.values()} == {1}
+            assert {g.version for g in service.state.open} == {1}
 
     run(scenario())
 
@@ -141,7 +141,7 @@ def test_everything_survives_a_restart(tmp_path: Path) -> None:
 
     async def after() -> None:
         async with opened(tmp_path, config, prompts) as service:
-            assert service.queue() == {"issued": 2, "generating": 1, "ready": 1, "leased": 2}
+            assert service.state.queue() == {"issued": 2, "generating": 1, "ready": 1, "leased": 2}
             batch = await take(service, 0)
             assert [(g.group_id, len(g.trajectories)) for g in batch.groups] == [(0, 2), (1, 2)]
             await service.commit_step(CommitStep(version=1, group_ids=[0, 1]))
@@ -159,7 +159,7 @@ def test_a_generator_that_outlived_the_buffer_can_still_put_its_group(tmp_path: 
             given = await tickets(service, 0)
         async with opened(tmp_path, make_config()) as service:
             await service.put_group(PutGroup(group=make_group(given[0])))
-            assert service.queue() == {"issued": 0, "generating": 3, "ready": 1, "leased": 0}
+            assert service.state.queue() == {"issued": 0, "generating": 3, "ready": 1, "leased": 0}
             assert await tickets(service, 0, held=[1, 2, 3]) == []
 
     run(scenario())
@@ -185,17 +185,17 @@ def test_a_learner_that_goes_back_trains_the_undone_batches_again(tmp_path: Path
                 batch = await take(service, version)
                 seen.append([g.group_id for g in batch.groups])
                 await service.commit_step(CommitStep(version=version + 1, group_ids=seen[-1]))
-            assert service.num_trained == 6
+            assert service.state.num_trained == 6
             await service.sync_version(SyncVersion(version=1))
-            assert service.num_trained == 2
+            assert service.state.num_trained == 2
             for version in (1, 2):
                 batch = await take(service, version)
                 assert [g.group_id for g in batch.groups] == seen[version]
                 assert len(batch.groups[0].trajectories) == 2
                 await service.commit_step(CommitStep(version=version + 1, group_ids=seen[version]))
         async with opened(tmp_path, make_config(max_staleness=1)) as service:
-            assert service.replay.learner_version == 3
-            assert service.num_trained == 6
+            assert service.state.learner_version == 3
+            assert service.state.num_trained == 6
 
     run(scenario())
 
@@ -249,7 +249,7 @@ def test_a_parked_take_of_a_learner_that_restarted_leases_nothing(tmp_path: Path
             assert batch.groups == []
             for ticket in given[:2]:
                 await service.put_group(PutGroup(group=make_group(ticket)))
-            assert service.queue()["ready"] == 2
+            assert service.state.queue()["ready"] == 2
 
     run(scenario())
 
@@ -260,7 +260,7 @@ def test_a_learner_that_is_one_commit_ahead_is_caught_up_with(tmp_path: Path) ->
             await put_all(service)
             await take(service, 0)
             await service.sync_version(SyncVersion(version=1))
-            assert service.num_trained == 2
+            assert service.state.num_trained == 2
         assert sorted(states(tmp_path).values()) == ["ready", "ready", "trained", "trained"]
 
     run(scenario())
@@ -276,7 +276,7 @@ def test_trajectories_that_were_forgotten_are_a_clear_error(tmp_path: Path) -> N
             assert len(await service._store.read_groups([0, 1])) == 2
             await service.forget_before(ForgetBefore(version=1))
             with pytest.raises(
-                InfrastructureError, match="no longer holds the trajectories of group 0"
+                InfrastructureError, match="no longer contains the trajectories of group 0"
             ):
                 await service._store.read_groups([0])
             with pytest.raises(
@@ -285,7 +285,7 @@ def test_trajectories_that_were_forgotten_are_a_clear_error(tmp_path: Path) -> N
             ):
                 await service.sync_version(SyncVersion(version=0))
         async with opened(tmp_path, make_config()) as service:
-            with pytest.raises(ProtocolError, match="bring that checkpoint back"):
+            with pytest.raises(ProtocolError, match="restore that checkpoint"):
                 await service.sync_version(SyncVersion(version=0))
             assert [g.group_id for g in (await take(service, 1)).groups] == [2, 3]
 

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from buffer_support import Clock, FakePrompts, make_group, within
 
-from async_rl.buffer.admission import OpenGroup
+from async_rl.buffer import changes
+from async_rl.buffer.groups import OpenGroup
 from async_rl.buffer.store.store import Store
 from async_rl.core.errors import InfrastructureError, Unavailable
 from async_rl.core.summary import summarize
@@ -33,19 +34,16 @@ def open_store(path: Path) -> Store:
 
 def admitted(store: Store, group_id: int) -> Ticket:
     prompt = FakePrompts().prompt(Purpose.TRAIN, group_id)
-    store.admit(
-        OpenGroup(
-            group_id=group_id,
-            purpose=Purpose.TRAIN,
-            index=group_id,
-            state=GroupState.GENERATING,
-            attempt=1,
-            generator="g",
-            version=0,
-        ),
-        prompt,
-        2,
+    group = OpenGroup(
+        group_id=group_id,
+        purpose=Purpose.TRAIN,
+        index=group_id,
+        state=GroupState.GENERATING,
+        attempt=1,
+        generator="g",
+        version=0,
     )
+    store.write(changes.Admitted(group=group, prompt=prompt, num_samples=2))
     return Ticket(
         group_id=group_id,
         attempt=1,
@@ -59,7 +57,7 @@ def admitted(store: Store, group_id: int) -> Ticket:
 
 def put(store: Store, group_id: int) -> Group:
     group = make_group(admitted(store, group_id))
-    store.put(group, summarize(group))
+    store.write(changes.Completed(group=group, summary=summarize(group)))
     return group
 
 
@@ -150,13 +148,13 @@ def test_every_change_of_state_is_a_transition(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with open_store(tmp_path) as store:
             admitted(store, 0)
-            store.give_back(0, reason="generator_lost", message="gone")
-            store.drop(0, reason="generator_lost", message="gone")
+            store.write(changes.Returned(group_id=0, reason="generator_lost", message="gone"))
+            store.write(changes.Dropped(group_id=0, reason="generator_lost", message="gone"))
             for group_id in (1, 2):
                 put(store, group_id)
-            store.lease(0, [1, 2])
-            store.commit(1, [1, 2])
-            store.undo(0, [1, 2], reason="learner started at version 0")
+            store.write(changes.Leased(train_version=0, group_ids=[1, 2]))
+            store.write(changes.Trained(version=1, group_ids=[1, 2]))
+            store.write(changes.Undone(version=0, group_ids=[1, 2]))
             await store.flush()
         connection = sqlite3.connect(tmp_path / "store.sqlite")
         history: dict[int, list[str]] = {}

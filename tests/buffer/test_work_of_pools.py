@@ -63,7 +63,7 @@ def test_a_pool_for_evaluation_gets_all_of_it_and_no_training_prompt(tmp_path: P
             )
             for ticket in evaluated:
                 await service.put_group(PutGroup(group=make_group(ticket, generator=JUDGE)))
-            assert await service.finished_evaluations.get() == 0
+            assert await service.next_evaluation() == 0
 
     run(scenario())
 
@@ -134,7 +134,7 @@ def test_an_evaluation_that_nobody_takes_is_told_while_training_goes_on(tmp_path
             assert service.waits_for() == missing
             evaluated = await tickets(service, 0, generator=JUDGE, credit=1)
             assert service.waits_for() == "", "it is being written"
-            service.desk.lose(JUDGE, "", "gone", is_spared=True)
+            service.lose(JUDGE, "gone", is_spared=True)
             assert evaluated
             assert service.waits_for() == missing
 

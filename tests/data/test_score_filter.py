@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,11 +20,18 @@ BASE = compose_unchecked("grpo_code")
 
 
 def make_filter(
-    order: PromptOrder, *, reward: dict[str, Any] | None = None, **settings: Any
+    order: PromptOrder,
+    *,
+    reward: dict[str, Any] | None = None,
+    left: Sequence[tuple[int, Sequence[int]]] = (),
+    **settings: Any,
 ) -> ScoreFilter:
     data = replace(BASE.data, filter=replace(BASE.data.filter, **settings))
     config: RunConfig = replace(BASE, data=data, reward=replace(BASE.reward, **(reward or {})))
-    return ScoreFilter(config, order)
+    prompts = SimpleNamespace(
+        order=order, prompt=lambda _, position: SimpleNamespace(prompt_id=f"p{position}")
+    )
+    return ScoreFilter(config, prompts, left)  # type: ignore[arg-type]
 
 
 def judged(rewards: list[list[float]], **settings: Any) -> list[int]:
@@ -86,7 +95,7 @@ def test_prompts_leave_only_where_an_epoch_begins_and_once() -> None:
         found.note(position, [1.0])
     assert [found.leavers_at(k) for k in (1, 2, 3, 5)] == [[], [], [], []]
     (leaver,) = found.leavers_at(4)
-    assert (leaver.index, leaver.position, leaver.score) == (0, 0, 1.0)
+    assert (leaver.index, leaver.prompt_id, leaver.score) == (0, "p0", 1.0)
     assert found.leavers_at(4) == [], "this epoch's decision is made"
     assert [order.index(k) for k in range(8)] == [0, 1, 2, 3, 1, 2, 3, 1]
 
@@ -116,7 +125,7 @@ def test_every_epoch_holds_what_is_left_once_and_another_process_finds_the_same(
             active -= set(going)
     assert order.active.tolist() == sorted(active)
     again = PromptOrder(seed, n, shuffle=shuffle)
-    make_filter(again).restore(left, [])
+    make_filter(again, left=left)
     assert [again.index(k) for k in range(position)] == seen
     assert [again.index(k) for k in range(position, position + 30)] == [
         order.index(k) for k in range(position, position + 30)

@@ -22,9 +22,11 @@ import fcntl
 import queue
 import sqlite3
 import threading
+from concurrent.futures import Future
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from async_rl.buffer.store.schema import SCHEMA_VERSION, TABLES
 from async_rl.core import codec
 from async_rl.core.errors import InfrastructureError, Unavailable
 from async_rl.core.types import Group
@@ -34,7 +36,7 @@ Statement = tuple[str, tuple[Any, ...] | Group]
 happens on the writer's thread.
 """
 
-_Item = list[Statement] | asyncio.Future[None] | None
+_Item = list[Statement] | Future[None] | None
 
 _TRANSACTION_BYTES = (
     16 * 2**20
@@ -81,103 +83,101 @@ def snapshot(path: Path, target: Path) -> None:
 
 
 class Writer:
-    """The one writing connection with its queue and thread."""
+    """The one writing connection with its queue and its threads.
+
+    The tables are made in a new file. Raises InfrastructureError if the file has another schema or
+    is no store.
+    """
 
     def __init__(self, path: Path, *, durability: Literal["normal", "full"]) -> None:
         self._path = path
         self._connection = connect(path, durability=durability)
         self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._error: InfrastructureError | None = None
-        self._failed = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="store writer", daemon=True)
+        self._failed: Future[None] = Future()
         self._mover = threading.Thread(target=self._move, name="store checkpoint", daemon=True)
         self._is_due: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._unmoved_bytes = 0
         self._is_log_long = False
-
-    def create(self, tables: str, schema_version: int) -> None:
-        """Makes the tables in a new file. Raises InfrastructureError if the file is of another
-        schema, or no store.
-        """
         try:
-            self._connection.execute(f"PRAGMA page_size={_PAGE_BYTES}")
-            self._connection.execute("PRAGMA journal_mode=WAL")
-            self._connection.execute("PRAGMA wal_autocheckpoint=0")
-            found = self._connection.execute("PRAGMA user_version").fetchone()[0]
-            if found == 0:
-                self._connection.executescript(
-                    f"BEGIN; {tables} PRAGMA user_version={schema_version}; COMMIT;"
-                )
-            elif found != schema_version:
-                raise InfrastructureError(
-                    f"{self._path} has store schema {found}, needed is {schema_version}; resume it"
-                    " with the version it began with"
-                )
-            self._connection.executescript(
-                f"BEGIN IMMEDIATE; PRAGMA user_version={schema_version}; ROLLBACK;"
-            )  # may it be written?
-        except sqlite3.Error as error:
-            raise _unwritable(self._path, error) from error
+            self._create_tables()
+        except (sqlite3.Error, InfrastructureError) as error:
+            self._connection.close()
+            if isinstance(error, sqlite3.Error):
+                raise _unwritable(path, error) from error
+            raise
+
+    def _create_tables(self) -> None:
+        execute = self._connection.execute
+        execute(f"PRAGMA page_size={_PAGE_BYTES}")
+        execute("PRAGMA journal_mode=WAL")
+        execute("PRAGMA wal_autocheckpoint=0")
+        version = execute("PRAGMA user_version").fetchone()[0]
+        set_version = f"PRAGMA user_version={SCHEMA_VERSION};"
+        if version == 0:
+            self._connection.executescript(f"BEGIN; {TABLES} {set_version} COMMIT;")
+        elif version != SCHEMA_VERSION:
+            raise InfrastructureError(
+                f"{self._path} has store schema {version}, this version writes {SCHEMA_VERSION};"
+                " resume the run with the version it began with"
+            )
+        # Fails now, not in the middle of the run, if the file cannot be written.
+        self._connection.executescript(f"BEGIN IMMEDIATE; {set_version} ROLLBACK;")
 
     def start(self) -> None:
-        """Begins to write; called on the loop that will flush."""
-        self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._run, name="store writer", daemon=True)
+        """Begin to write."""
         self._thread.start()
         self._mover.start()
 
     def put(self, *statements: Statement) -> None:
-        """Queues one change."""
+        """Queue one change."""
         self._queue.put(list(statements))
 
     async def flush(self) -> None:
-        """Waits for the commit of all that was put. Raises InfrastructureError if it failed."""
-        if self._error is not None:
-            raise self._error
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._queue.put(future)
-        if self._error is not None:  # it may have failed before it saw this future
-            raise self._error
-        await future
+        """Wait for the commit of all that was put. Raises InfrastructureError if it failed."""
+        commit: Future[None] = Future()
+        self._queue.put(commit)
+        if self._failed.done():  # no thread takes from the queue any more
+            commit = self._failed
+        await asyncio.wrap_future(commit)
 
     async def failed(self) -> None:
-        """Raises what ended the writer, when it ends."""
-        await self._failed.wait()
-        raise self._error or InfrastructureError(f"{self._path} was closed")
+        """Wait until a write fails, and raise its error."""
+        await asyncio.shield(asyncio.wrap_future(self._failed))
 
     async def finish(self) -> None:
-        """Commits what is queued and ends the thread."""
+        """Commit what is queued and end the threads."""
         self._queue.put(None)
-        if self._thread is not None:
-            await asyncio.to_thread(self._thread.join)
-            self._is_due.put(False)
-            await asyncio.to_thread(self._mover.join)
+        await asyncio.to_thread(self._thread.join)
+        self._is_due.put(False)
+        await asyncio.to_thread(self._mover.join)
 
     def close_file(self) -> None:
-        """Closes the file; after `finish` if it was started."""
+        """Close the file; after `finish` if it was started."""
         self._connection.close()
 
     def _run(self) -> None:
-        """Takes queued changes; waits for the queue; gives commits and resolved flushes; ends at
-        None or at the first failure.
+        """takes: queued changes · waits for: the queue · gives: commits · ends: at None or at the
+        first failure.
         """
-        item = self._queue.get()
-        while item is not None:
-            flushes: list[asyncio.Future[None]] = []
+        is_last = False
+        while not is_last:
+            flushes: list[Future[None]] = []
             try:
-                is_last = self._transact(item, flushes)
+                is_last = self._transact(flushes)
             except (sqlite3.Error, OSError) as error:
                 with contextlib.suppress(sqlite3.Error):
                     self._connection.execute("ROLLBACK")
                 self._fail(_unwritable(self._path, error), flushes)
                 return
-            self._tell(flushes, None)
-            item = None if is_last else self._queue.get()
+            for commit in flushes:
+                if commit.set_running_or_notify_cancel():
+                    commit.set_result(None)
 
-    def _transact(self, item: _Item, flushes: list[asyncio.Future[None]]) -> bool:
-        """One transaction of what is queued now; whether the end was reached."""
+    def _transact(self, flushes: list[Future[None]]) -> bool:
+        """Commit what is queued now in one transaction. Return whether the end was reached."""
         size = 0
+        item = self._queue.get()
         self._connection.execute("BEGIN IMMEDIATE")
         while True:
             if isinstance(item, list):
@@ -198,8 +198,8 @@ class Writer:
         return item is None
 
     def _move(self) -> None:
-        """Moves the log into the file whenever it is due; waits for the queue; ends at False. What
-        fails here the writer meets itself.
+        """takes: notices that a checkpoint is due · waits for: the queue · gives: a shorter log ·
+        ends: at False. The writer meets the errors of the file itself.
         """
         with (
             contextlib.suppress(sqlite3.Error, InfrastructureError),
@@ -212,7 +212,7 @@ class Writer:
                 self._is_log_long = num_pages > _LONGEST_LOG_PAGES and num_moved < num_pages
 
     def _apply(self, statements: list[Statement]) -> int:
-        """Executes one change; bytes of trajectories written."""
+        """Execute one change; return the bytes of trajectories that it wrote."""
         size = 0
         for sql, parameters in statements:
             if isinstance(parameters, Group):
@@ -222,27 +222,15 @@ class Writer:
             self._connection.execute(sql, parameters)
         return size
 
-    def _fail(self, error: InfrastructureError, flushes: list[asyncio.Future[None]]) -> None:
-        self._error = error
+    def _fail(self, error: InfrastructureError, flushes: list[Future[None]]) -> None:
+        self._failed.set_exception(error)
         while not self._queue.empty():
             item = self._queue.get()
-            if isinstance(item, asyncio.Future):
+            if isinstance(item, Future):
                 flushes.append(item)
-        self._tell(flushes, error)
-
-    def _tell(self, flushes: list[asyncio.Future[None]], error: InfrastructureError | None) -> None:
-        if self._loop is not None and (flushes or error):
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                self._loop.call_soon_threadsafe(self._resolve, flushes, error)
-
-    def _resolve(
-        self, flushes: list[asyncio.Future[None]], error: InfrastructureError | None
-    ) -> None:
-        for future in flushes:
-            if not future.done():
-                future.set_exception(error) if error else future.set_result(None)
-        if error:
-            self._failed.set()
+        for commit in flushes:
+            if commit.set_running_or_notify_cancel():
+                commit.set_exception(error)
 
 
 def _unwritable(path: Path, error: sqlite3.Error | OSError) -> InfrastructureError:

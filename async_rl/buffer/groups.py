@@ -1,0 +1,72 @@
+"""The groups as the buffer's memory knows them: numbers only, the trajectories are in the store.
+
+An open group is admitted and not finished. A stored group is complete and not trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from async_rl.core.types import NO_VERSION, GroupState, Purpose
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenGroup:
+    """One admitted, unfinished group: issued or generating.
+
+    index: position of its prompt in the order of its purpose.  attempt: 0 before the first
+    hand-out.  version: no token of this attempt is older; of an issued group the version of its
+    last attempt.  evaluation: the version that an evaluation group evaluates.  num_spared: attempts
+    that do not count, because their generator left on request.  issued_s: monotonic seconds of the
+    last hand-out.
+    """
+
+    group_id: int
+    purpose: Purpose
+    index: int
+    state: GroupState = GroupState.ISSUED
+    attempt: int = 0
+    generator: str = ""
+    incarnation: str = ""
+    version: int = NO_VERSION
+    evaluation: int = NO_VERSION
+    num_spared: int = 0
+    issued_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredGroup:
+    """One finished training group.
+
+    oldest_version and newest_version: of its trained tokens.  planned: the train_version that it
+    was leased for once, or NO_VERSION.
+    """
+
+    group_id: int
+    oldest_version: int
+    newest_version: int
+    planned: int = NO_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """The state that a store contains when a buffer starts.
+
+    prompt_ids: of the open groups.  counts: training groups per (state, reason).  evaluations:
+    whether each was reported.  left: (position, prompt indices) of prompts that left the data.
+    rewards: (position, reward of each sample) of the training groups that were put, read from the
+    file when they are iterated.
+    """
+
+    learner_version: int
+    next_group_id: int
+    next_index: int
+    open: Sequence[OpenGroup]
+    prompt_ids: Mapping[int, str]
+    ready: Sequence[StoredGroup]
+    leased: Sequence[StoredGroup]
+    counts: Mapping[tuple[str, str], int]
+    evaluations: Mapping[int, bool]
+    left: Sequence[tuple[int, Sequence[int]]]
+    rewards: Iterable[tuple[int, Sequence[float]]]

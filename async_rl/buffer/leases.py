@@ -1,0 +1,51 @@
+"""The time limits of generators and of the groups that they work on.
+
+A generator may be silent for buffer.lease_timeout_s. A ticket may be out for generation.timeout_s
+and a lease: by then its generator has failed it, or has lost it. Times are monotonic seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from async_rl.buffer.groups import OpenGroup
+from async_rl.config.run import RunConfig
+from async_rl.core.types import GroupState
+
+
+class Leases:
+    """The time of the last message of each generator. generators: those of a restarted buffer,
+    which count as heard now.
+    """
+
+    def __init__(self, config: RunConfig, generators: Iterable[str], now_s: float) -> None:
+        self.lease_s = config.buffer.lease_timeout_s
+        self.ticket_s = config.generation.timeout_s + self.lease_s
+        if config.placement == "colocated":
+            # A generator's own time limits stop while it sleeps, which is for at most this long.
+            self.ticket_s += config.supervisor.stall_timeout_s
+        self._heard_s = dict.fromkeys(generators, now_s)
+
+    def heard(self, generators: Iterable[str], now_s: float) -> None:
+        """These generators sent a message, or are in the directory."""
+        self._heard_s.update(dict.fromkeys(generators, now_s))
+
+    def silent(self, generators: Iterable[str], now_s: float) -> list[str]:
+        """Those of the generators that were silent for longer than a lease."""
+        return [name for name in generators if now_s - self._heard_s[name] >= self.lease_s]
+
+    def late(self, groups: Iterable[OpenGroup], now_s: float) -> list[OpenGroup]:
+        """Those of the groups whose ticket is out for too long."""
+        return [group for group in _generating(groups) if now_s - group.issued_s >= self.ticket_s]
+
+    def next_end_s(self, groups: Collection[OpenGroup], now_s: float) -> float:
+        """The time at which the next lease or ticket may end."""
+        ends = [now_s + self.lease_s]
+        for group in _generating(groups):
+            ends.append(self._heard_s[group.generator] + self.lease_s)
+            ends.append(group.issued_s + self.ticket_s)
+        return min(ends)
+
+
+def _generating(groups: Iterable[OpenGroup]) -> list[OpenGroup]:
+    return [group for group in groups if group.state is GroupState.GENERATING]

@@ -1,0 +1,145 @@
+"""The parked requests of generators, and the distribution of tickets among them.
+
+Invariants
+- Evaluation goes before training; a generator of a pool for one of them gets nothing of the other.
+- Each ticket goes to the parked generator with the fewest groups.
+- A newer request of a generator answers its parked one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import heapq
+from dataclasses import dataclass, field
+
+from async_rl.buffer.state import BufferState
+from async_rl.config.pools import GENERATORS, generator_pools, pool_of, purposes_of
+from async_rl.config.run import RunConfig
+from async_rl.config.sampling import num_drawn
+from async_rl.core.types import Purpose, Ticket
+from async_rl.protocol.buffer import RequestWork
+
+
+@dataclass(slots=True, kw_only=True)
+class Parked:
+    """One request. done: it is to be answered now."""
+
+    request: RequestWork
+    version: int
+    group_size: int
+    purposes: frozenset[Purpose]
+    tickets: list[Ticket]
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def credit(self) -> int:
+        """Samples that it may still get."""
+        used = sum(ticket.num_samples for ticket in self.tickets)
+        return self.request.credit * self.group_size - used
+
+
+class ParkedRequests:
+    """At most one request per generator."""
+
+    def __init__(self, config: RunConfig, state: BufferState) -> None:
+        self._state = state
+        self._group_size = num_drawn(config.generation)
+        self._parked: dict[str, Parked] = {}
+        self._purposes = {pool: purposes_of(config, pool) for pool in generator_pools(config)}
+        self._evaluators = [
+            pool for pool, purposes in self._purposes.items() if purposes == {Purpose.EVAL}
+        ]
+
+    def add(self, request: RequestWork, tickets: list[Ticket]) -> Parked:
+        """Park the request. tickets: those that its reply contains in any case."""
+        name = request.generator
+        if name in self._parked:
+            self._parked[name].done.set()
+        parked = Parked(
+            request=request,
+            version=request.version,
+            group_size=self._group_size,
+            purposes=self._purposes.get(pool_of(name), self._purposes[GENERATORS]),
+            tickets=tickets,
+        )
+        self._parked[name] = parked
+        return parked
+
+    def update_version(self, request: RequestWork) -> bool:
+        """Set the version of the generator's parked request; False if there is none."""
+        parked = self._parked.get(request.generator)
+        if parked is None or parked.request.incarnation != request.incarnation:
+            return False
+        parked.version = request.version
+        return True
+
+    def remove(self, generator: str, incarnation: str = "") -> None:
+        """Answer the generator's request (of this incarnation, or any if empty) as it is."""
+        parked = self._parked.get(generator)
+        if parked is not None and incarnation in ("", parked.request.incarnation):
+            parked.done.set()
+            del self._parked[generator]
+
+    def withdraw(self, parked: Parked) -> None:
+        """The request is answered; a newer one of the same generator stays."""
+        if self._parked.get(parked.request.generator) is parked:
+            del self._parked[parked.request.generator]
+
+    def serve(self, now_s: float) -> None:
+        """Hand out the tickets that admission allows."""
+        for purpose in (Purpose.EVAL, Purpose.TRAIN):
+            if self._state.num_free(purpose) > 0:
+                self._serve(purpose, now_s)
+
+    def _serve(self, purpose: Purpose, now_s: float) -> None:
+        loads = []
+        for order, (name, parked) in enumerate(self._parked.items()):
+            if purpose in parked.purposes and parked.credit > 0:
+                loads.append((self._state.num_of_generator(name), order, name))
+        heapq.heapify(loads)
+        # A generator that is refused a training ticket because of its old weights loads newer ones
+        # soon. Without a reserve, the others would take its share in the meantime.
+        num_reserved = collections.Counter[str]()
+        while loads and num_reserved.total() < self._state.num_free(purpose):
+            load, order, name = loads[0]
+            parked = self._parked[name]
+            ticket = self._state.hand_out(
+                purpose,
+                generator=name,
+                incarnation=parked.request.incarnation,
+                version=parked.version,
+                now_s=now_s,
+            )
+            is_served = False
+            if ticket is not None:
+                parked.tickets.append(ticket)
+                parked.done.set()
+            elif purpose is Purpose.TRAIN:
+                num_reserved[name] += 1
+            else:
+                is_served = True
+            if is_served or parked.credit <= num_reserved[name] * parked.group_size:
+                heapq.heappop(loads)
+            else:
+                heapq.heapreplace(loads, (load + 1, order, name))
+
+    def refusal(self) -> str:
+        """Return why a parked generator gets no training group; empty if each would get one."""
+        for parked in self._parked.values():
+            if Purpose.TRAIN in parked.purposes:
+                refusal = self._state.refusal(parked.version, parked.purposes)
+                if refusal:
+                    return refusal
+        return ""
+
+    def unserved_evaluation(self) -> str:
+        """The evaluation that waits because no generator of its pools asks for work, or an empty
+        string.
+        """
+        version = self._state.waiting_evaluation()
+        is_served = any(Purpose.EVAL in parked.purposes for parked in self._parked.values())
+        if version is None or not self._evaluators or is_served or self._state.is_evaluating:
+            return ""
+        pools = ", ".join(self._evaluators)
+        return f"evaluation of version {version}: no generator of {pools} asks for work"

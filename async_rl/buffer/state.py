@@ -1,0 +1,323 @@
+"""The state of the buffer: the groups from admission to training, and the progress of evaluations.
+
+Every change of state is a command here. A command changes memory and notes what the store has to
+record; `drain_changes` returns these changes in the order of the decisions.
+Pure: no clock, socket or randomness; `now_s` are monotonic seconds of the caller.
+Invariants
+- Every request may come twice: a result of another attempt or of a closed group changes nothing, a
+  known commit is ignored, a lease is repeated.
+- A generator that is gone (it said so, another incarnation replaced it, or it was silent for
+  buffer.lease_timeout_s) has no group: its groups are handed out again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+
+from async_rl.buffer import changes
+from async_rl.buffer.admission import Admission, Gate
+from async_rl.buffer.groups import OpenGroup, Recovered, StoredGroup
+from async_rl.buffer.leases import Leases
+from async_rl.buffer.replay import Replay, Take
+from async_rl.buffer.tickets import Tickets
+from async_rl.config.run import RunConfig
+from async_rl.core.errors import ProtocolError
+from async_rl.core.summary import summarize
+from async_rl.core.types import NO_VERSION, DropReason, Group, GroupState, Purpose, Ticket
+from async_rl.data.run_prompts import RunPrompts
+
+
+class BufferState:
+    """The groups of one run. recovered: the content of the store; its open groups keep their
+    generators, which may still put them.
+    """
+
+    def __init__(
+        self, config: RunConfig, prompts: RunPrompts, recovered: Recovered, *, now_s: float
+    ) -> None:
+        buffer = config.buffer
+        self.drops: Counter[str] = Counter()
+        self.num_trained = 0
+        self.finished_evaluations: deque[int] = deque()
+        self._replay = Replay(
+            groups_per_step=buffer.groups_per_step,
+            max_staleness_versions=buffer.max_staleness_versions,
+            over_age=buffer.over_age,
+            learner_version=recovered.learner_version,
+            ready=recovered.ready,
+            leased=recovered.leased,
+        )
+        gate = Gate(
+            groups_per_step=buffer.groups_per_step,
+            max_staleness_versions=buffer.max_staleness_versions,
+            num_steps=config.num_steps,
+        )
+        self._admission = Admission(
+            gate,
+            self._replay,
+            max_attempts=config.generation.max_attempts,
+            groups=[replace(group, issued_s=now_s) for group in recovered.open],
+            next_group_id=recovered.next_group_id,
+            next_index=recovered.next_index,
+        )
+        self._tickets = Tickets(config, prompts, recovered)
+        self._leases = Leases(config, self._admission.generators(), now_s)
+        self._num_evaluating: dict[int, int] = {}
+        self._changes: list[changes.Change] = []
+        for (state, reason), count in recovered.counts.items():
+            if state == GroupState.TRAINED:
+                self.num_trained += count
+            elif state == GroupState.DROPPED:
+                self.drops[reason] = count
+        num_open = Counter(group.evaluation for group in recovered.open)
+        for version, is_reported in recovered.evaluations.items():
+            self._num_evaluating[version] = num_open[version]
+            if num_open[version] == 0 and not is_reported:
+                self.finished_evaluations.append(version)
+
+    def drain_changes(self) -> list[changes.Change]:
+        """Return the changes since the last call, oldest first."""
+        drained, self._changes = self._changes, []
+        return drained
+
+    # ---- commands of generators
+
+    def heard(self, generator: str, now_s: float) -> None:
+        """The generator sent a message."""
+        self._leases.heard([generator], now_s)
+
+    def hand_out(
+        self, purpose: Purpose, *, generator: str, incarnation: str, version: int, now_s: float
+    ) -> Ticket | None:
+        """Return a ticket for the next group of this purpose; None if the generator is refused."""
+        group = self._admission.hand_out(
+            purpose, generator=generator, incarnation=incarnation, version=version, now_s=now_s
+        )
+        if group is None:
+            return None
+        if purpose is Purpose.TRAIN and group.attempt == 1:
+            self._changes += self._tickets.remove_at(group.index)
+            self._changes.append(self._tickets.admitted(group))
+        else:
+            self._changes.append(changes.HandedOut(group=group))
+        return self._tickets.ticket(group)
+
+    def hand_out_again(
+        self, generator: str, known: Collection[int], *, version: int, most: int
+    ) -> list[Ticket]:
+        """Return the generator's tickets that were lost with a reply: the same attempts.
+
+        known: the groups whose tickets the generator has.  most: tickets to return.
+        """
+        groups = self._admission.of_generator(generator)
+        lost = [group.group_id for group in groups if group.group_id not in known][:most]
+        # The learner may have gone back since the first hand-out, and the weights with it.
+        self._admission.lower_version(lost, version)
+        return [self._tickets.ticket(self._admission.open[group_id]) for group_id in lost]
+
+    def complete(self, group: Group) -> None:
+        """All samples of the group arrived. Raises ProtocolError if it cannot be of this run."""
+        known = self._admission.open.get(group.group_id)
+        if group.group_id >= self._admission.next_group_id:
+            raise ProtocolError(
+                f"group {group.group_id} was never issued; is its generator of another run?"
+            )
+        if known is None or known.attempt != group.attempt:
+            return
+        self._tickets.check(group, known.purpose)
+        summary = summarize(group)
+        self._admission.close(group.group_id)
+        self._changes.append(changes.Completed(group=group, summary=summary))
+        if known.purpose is Purpose.EVAL:
+            self._count_evaluated(known.evaluation)
+            return
+        self._tickets.note_rewards(known.index, group)
+        if summary.oldest_version == NO_VERSION:
+            self._drop(group.group_id, DropReason.UNTRAINABLE, "no token is trained")
+            return
+        stored = StoredGroup(
+            group_id=group.group_id,
+            oldest_version=summary.oldest_version,
+            newest_version=summary.newest_version,
+        )
+        self._replay.put(stored)
+
+    def fail(self, group_id: int, attempt: int, reason: DropReason, message: str) -> None:
+        """The attempt failed. The group is handed out again, or dropped after
+        generation.max_attempts.
+        """
+        group = self._admission.open.get(group_id)
+        if group is None or group.attempt != attempt or group.state is not GroupState.GENERATING:
+            return
+        self._return_tickets([group], reason, message)
+
+    def lose(
+        self, generator: str, message: str, *, incarnation: str = "", is_spared: bool = False
+    ) -> None:
+        """The generator (this incarnation, or any if empty) is gone. is_spared: its attempts do not
+        count, because it was asked to leave.
+        """
+        groups = self._admission.of_generator(generator)
+        if incarnation:
+            groups = [group for group in groups if group.incarnation == incarnation]
+        message = f"{generator}: {message}"
+        self._return_tickets(groups, DropReason.GENERATOR_LOST, message, is_spared=is_spared)
+
+    def replace(self, generator: str, incarnation: str) -> None:
+        """The generator runs as this incarnation, so groups of others are handed out again."""
+        groups = self._admission.of_generator(generator)
+        replaced = [group for group in groups if group.incarnation != incarnation]
+        self._return_tickets(replaced, DropReason.GENERATOR_LOST, "replaced")
+
+    def expire(self, alive: Iterable[str], now_s: float) -> list[str]:
+        """Lose the generators that were silent for too long and are not `alive`; return their
+        names. Return the tickets that are out for too long.
+        """
+        self._leases.heard(alive, now_s)
+        silent = self._leases.silent(self._admission.generators(), now_s)
+        for name in silent:
+            self.lose(name, f"silent for {self._leases.lease_s:g} s (buffer.lease_timeout_s)")
+        message = f"neither put nor failed for {self._leases.ticket_s:g} s"
+        late = self._leases.late(self.open, now_s)
+        self._return_tickets(late, DropReason.GENERATOR_LOST, message)
+        return silent
+
+    def next_expiry_s(self, now_s: float) -> float:
+        """The time at which `expire` has to be called again."""
+        return self._leases.next_end_s(self.open, now_s)
+
+    # ---- commands of the learner
+
+    def take(self, train_version: int) -> Take:
+        """Lease the batch of this version. Raises ProtocolError if it is not its turn."""
+        is_repeated = train_version in self._replay.leases
+        taken = self._replay.take(train_version, self._admission.training())
+        for group_id in taken.dropped:
+            message = f"too old for the batch of version {train_version}"
+            self._drop(group_id, DropReason.OVER_AGE, message)
+        if taken.group_ids and not is_repeated:
+            lease = changes.Leased(train_version=train_version, group_ids=taken.group_ids)
+            self._changes.append(lease)
+        return taken
+
+    def commit(self, version: int, group_ids: Sequence[int]) -> None:
+        """Step `version` trained these groups. Raises as `Replay.commit`."""
+        trained = self._replay.commit(version, group_ids)
+        if trained:
+            self._trained(version, trained)
+
+    def sync(self, version: int, undone: Sequence[StoredGroup]) -> None:
+        """The learner starts at `version`. undone: groups that later steps trained. Raises as
+        `Replay.sync`.
+        """
+        goes_back = version < self.learner_version
+        synced = self._replay.sync(version, undone)
+        for step, group_ids in synced.trained:
+            self._trained(step, group_ids)
+        if goes_back or synced.returned:
+            self._changes.append(changes.Undone(version=version, group_ids=synced.returned))
+        self.num_trained -= len(undone)
+        # Later versions will be other weights, so their finished evaluations do not count.
+        for evaluated, num_open in list(self._num_evaluating.items()):
+            if evaluated > version and num_open == 0:
+                del self._num_evaluating[evaluated]
+        self._admission.lower_version(list(self._admission.open), version)
+
+    def start_evaluation(self, version: int) -> None:
+        """Open the groups of an evaluation. One that is finished is reported again, because a
+        learner that asks twice may have lost its metrics.
+        """
+        if self._num_evaluating.get(version) == 0:
+            self.finished_evaluations.append(version)
+        num_prompts = self._tickets.num_held_out
+        if version in self._num_evaluating or num_prompts == 0:
+            return
+        self._num_evaluating[version] = num_prompts
+        started = changes.EvaluationStarted(version=version, num_prompts=num_prompts)
+        self._changes.append(started)
+        for group in self._admission.start_evaluation(version, num_prompts):
+            self._changes.append(self._tickets.admitted(group))
+
+    # ---- queries
+
+    @property
+    def learner_version(self) -> int:
+        """The version that the learner committed last."""
+        return self._replay.learner_version
+
+    @property
+    def open(self) -> Collection[OpenGroup]:
+        """The admitted, unfinished groups."""
+        return self._admission.open.values()
+
+    def num_free(self, purpose: Purpose) -> int:
+        """Tickets of this purpose that could be handed out now, at most."""
+        return self._admission.num_free(purpose)
+
+    def num_of_generator(self, generator: str) -> int:
+        """The number of groups that this generator works on."""
+        return self._admission.num_of_generator(generator)
+
+    def refusal(self, version: int, purposes: Collection[Purpose]) -> str:
+        """Return why a generator at this version gets no ticket, or an empty string."""
+        return self._admission.refusal(version, purposes)
+
+    def waiting_evaluation(self) -> int | None:
+        """The version of the first evaluation group that waits for a generator."""
+        return self._admission.waiting_evaluation()
+
+    @property
+    def is_evaluating(self) -> bool:
+        """Return whether a generator works on an evaluation."""
+        return any(
+            group.purpose is Purpose.EVAL and group.state is GroupState.GENERATING
+            for group in self.open
+        )
+
+    def queue(self) -> dict[str, int]:
+        """The current number of training groups in each state."""
+        num_generating = self._admission.num_generating
+        return {
+            "issued": self._admission.num_training - num_generating,
+            "generating": num_generating,
+            "ready": len(self._replay.ready),
+            "leased": self._replay.num_leased,
+        }
+
+    # ---- inside
+
+    def _return_tickets(
+        self,
+        groups: Iterable[OpenGroup],
+        reason: DropReason,
+        message: str,
+        *,
+        is_spared: bool = False,
+    ) -> None:
+        for group in groups:
+            group_id = group.group_id
+            if self._admission.return_ticket(group_id, is_spared=is_spared):
+                returned = changes.Returned(group_id=group_id, reason=reason, message=message)
+                self._changes.append(returned)
+                continue
+            self._drop(group_id, reason, message, purpose=group.purpose)
+            if group.purpose is Purpose.EVAL:
+                self._count_evaluated(group.evaluation)
+
+    def _drop(
+        self, group_id: int, reason: DropReason, message: str, *, purpose: Purpose = Purpose.TRAIN
+    ) -> None:
+        self._changes.append(changes.Dropped(group_id=group_id, reason=reason, message=message))
+        if purpose is Purpose.TRAIN:
+            self.drops[reason] += 1
+
+    def _count_evaluated(self, version: int) -> None:
+        self._num_evaluating[version] -= 1
+        if self._num_evaluating[version] == 0:
+            self.finished_evaluations.append(version)
+
+    def _trained(self, version: int, group_ids: Sequence[int]) -> None:
+        self._changes.append(changes.Trained(version=version, group_ids=group_ids))
+        self.num_trained += len(group_ids)

@@ -1,0 +1,159 @@
+"""The reads of a run's store by its buffer: the state at a start, trajectories, evaluations."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from async_rl.buffer.groups import OpenGroup, Recovered, StoredGroup
+from async_rl.buffer.store.writer import connect
+from async_rl.core import codec
+from async_rl.core.errors import InfrastructureError
+from async_rl.core.types import NO_VERSION, Group, GroupState, Purpose
+
+_LEARNER_VERSION = "SELECT coalesce(max(version), 0) FROM steps WHERE undone_s IS NULL"
+_NEXT_GROUP = "SELECT coalesce(max(group_id), -1) + 1 FROM groups"
+_NEXT_INDEX = (
+    "SELECT coalesce((SELECT position + 1 FROM groups WHERE purpose='train' ORDER BY group_id DESC"
+    " LIMIT 1), 0)"
+)
+_FORGOTTEN = "SELECT coalesce(max(value), 0) FROM meta WHERE key='forgotten_before'"
+# Without INDEXED BY, SQLite may scan the table, which takes seconds in a long run.
+_OPEN = (
+    "SELECT group_id, purpose, position, state, attempt, generator, incarnation, version,"
+    f" coalesce(evaluation, {NO_VERSION}), prompt_id FROM groups INDEXED BY groups_open WHERE state"
+    " IN ('issued', 'generating') ORDER BY group_id"
+)
+_STORED = (
+    f"SELECT group_id, oldest_version, newest_version, coalesce(train_version, {NO_VERSION}) FROM"
+    " groups INDEXED BY {index} WHERE {where} ORDER BY group_id"
+)
+_READY = _STORED.format(index="groups_ready", where="state='ready' AND purpose='train'")
+_LEASED = _STORED.format(index="groups_leased", where="state='leased'")
+_TRAINED = _STORED.format(index="groups_by_batch", where="state='trained' AND train_version>=?")
+_COUNTS = "SELECT state, reason, count(*) FROM groups WHERE purpose='train' GROUP BY state, reason"
+_EVALUATIONS = "SELECT version, finished_s IS NOT NULL FROM evaluations"
+_LEFT = (
+    "SELECT position, json_group_array(prompt_index) FROM left_prompts GROUP BY position ORDER BY"
+    " position"
+)
+_REWARDS = (
+    "SELECT position, rewards FROM groups WHERE purpose='train' AND rewards IS NOT NULL ORDER BY"
+    " group_id"
+)
+_SCORES = (
+    "SELECT evaluation, avg(pass_rate) FROM groups JOIN evaluations e ON evaluation=e.version"
+    " WHERE finished_s IS NOT NULL AND state='ready' GROUP BY evaluation"
+)
+_EVALUATION = "SELECT group_id, state='ready' FROM groups WHERE evaluation=? ORDER BY position"
+_FIGURES = "SELECT figures FROM evaluations WHERE version=? AND figures IS NOT NULL"
+_BLOB = "SELECT payload FROM blobs WHERE group_id=?"
+
+
+class StoreReader:
+    """A connection that reads, for one thread at a time."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._reader = connect(path)
+        self._reading = threading.Lock()
+        self.forgotten_before = self._one(_FORGOTTEN)
+
+    def close_reader(self) -> None:
+        """Close the connection."""
+        with self._reading:  # a read that outlives its caller still uses the connection
+            self._reader.close()
+
+    def recover(self) -> Recovered:
+        """The state that the file contains. Call it before anything is written."""
+        rows = self._rows(_OPEN)
+        return Recovered(
+            learner_version=self._one(_LEARNER_VERSION),
+            next_group_id=self._one(_NEXT_GROUP),
+            next_index=self._one(_NEXT_INDEX),
+            open=[_open_group(row) for row in rows],
+            prompt_ids={row[0]: row[-1] for row in rows},
+            ready=self._stored(_READY),
+            leased=self._stored(_LEASED),
+            counts={(state, reason): count for state, reason, count in self._rows(_COUNTS)},
+            evaluations={version: bool(is_done) for version, is_done in self._rows(_EVALUATIONS)},
+            left=list(self._decoded(_LEFT)),
+            rewards=self._decoded(_REWARDS),
+        )
+
+    async def trained_after(self, version: int) -> list[StoredGroup]:
+        """Groups trained by steps after `version`, planned for the version they were trained on."""
+        return await asyncio.to_thread(self._stored, _TRAINED, version)
+
+    async def read_groups(self, group_ids: Sequence[int]) -> list[Group]:
+        """The trajectories of these groups, in this order. Raises InfrastructureError if some are
+        not stored.
+        """
+        return await asyncio.to_thread(self._read_groups, group_ids)
+
+    async def evaluation_groups(self, version: int) -> list[tuple[int, bool]]:
+        """(group id, is complete) of each group of an evaluation, in the order of its prompts."""
+        rows = await asyncio.to_thread(self._rows, _EVALUATION, version)
+        return [(group_id, bool(is_complete)) for group_id, is_complete in rows]
+
+    async def evaluation_figures(self, version: int) -> dict[str, float] | None:
+        """The reported metrics of an evaluation; None if it was not reported."""
+        rows = await asyncio.to_thread(self._rows, _FIGURES, version)
+        return msgspec.json.decode(rows[0][0]) if rows else None
+
+    async def evaluation_scores(self) -> dict[int, float]:
+        """Mean pass rate of each finished evaluation, by version."""
+        return dict(await asyncio.to_thread(self._rows, _SCORES))
+
+    def _read_groups(self, group_ids: Sequence[int]) -> list[Group]:
+        groups = []
+        for group_id in group_ids:
+            rows = self._rows(_BLOB, group_id)
+            if not rows:
+                raise InfrastructureError(
+                    f"{self._path} no longer contains the trajectories of group {group_id}"
+                )
+            groups.append(codec.decode(rows[0][0], Group))
+        return groups
+
+    def _stored(self, query: str, *parameters: int) -> list[StoredGroup]:
+        return [
+            StoredGroup(
+                group_id=group_id, oldest_version=oldest, newest_version=newest, planned=planned
+            )
+            for group_id, oldest, newest, planned in self._rows(query, *parameters)
+        ]
+
+    def _decoded(self, query: str) -> Iterator[tuple[int, list[Any]]]:
+        """(number, list) of rows with a JSON list, read when they are iterated."""
+        for number, listed in self._rows(query):
+            yield number, msgspec.json.decode(listed)
+
+    def _rows(self, query: str, *parameters: int) -> list[tuple[Any, ...]]:
+        with self._reading:
+            return self._reader.execute(query, parameters).fetchall()
+
+    def _one(self, query: str) -> int:
+        return int(self._rows(query)[0][0])
+
+
+def _open_group(row: Sequence[Any]) -> OpenGroup:
+    group_id, purpose, index, state, attempt, generator, incarnation, version, evaluation, _ = row
+    if state == GroupState.ISSUED:
+        generator = incarnation = ""
+    return OpenGroup(
+        group_id=group_id,
+        purpose=Purpose(purpose),
+        index=index,
+        state=GroupState(state),
+        attempt=attempt,
+        generator=generator,
+        incarnation=incarnation,
+        version=version,
+        evaluation=evaluation,
+    )
