@@ -1,12 +1,16 @@
-"""One sample in several turns: what the policy writes, what it is told in between, and how both
-become one row of tokens.
+"""One sample in several turns: text of the policy and text that it reads in between, as one row of
+tokens.
 
-takes: the calls of the function that rollout.fn names; waits for: the engine, the verifier; gives:
-the tokens, each with its log-prob and version where the policy wrote it Invariants: token ids in,
-token ids out: what the policy wrote is never tokenized again; tokens that it was told carry no
-loss, log-prob 0 and NO_VERSION; never more than data.max_response_tokens tokens and
-rollout.max_turns turns. Made by rollout.py, one for each sample; functions of users see this class
-only.
+takes: calls of the function that rollout.fn names
+waits for: the engine and the verifier
+gives: the tokens, with log-probs and versions where the policy wrote them
+
+Invariants
+- Token ids in, token ids out: text of the policy is never tokenized again.
+- Tokens that the policy only reads have no loss, log-prob 0 and NO_VERSION.
+- A sample has at most data.max_response_tokens tokens and rollout.max_turns turns.
+
+rollout.py makes one Conversation per sample. It is the only class that users' functions see.
 """
 
 from __future__ import annotations
@@ -33,17 +37,18 @@ from async_rl.rewards.verifier.client import VerifierClient
 from async_rl.rewards.verifier.protocol import TestResult
 
 Write = Callable[[Sequence[int], int, Sampling], Awaitable[Completion]]
-"""(token ids so far, number of the turn, sampling) -> what the policy goes on with."""
+"""(token ids so far, index of the turn, sampling) -> the policy's continuation."""
 
 
 class RolloutEnded(AsyncRLError):
-    """There is no room for another turn: the sample ends here, cut off. Functions let it pass."""
+    """No further turn fits, so the sample ends here, truncated. Functions do not catch this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
     """A sample without its score: arrays over the tokens after the prompt, as in Trajectory.
-    answer: the text that is judged.
+
+    answer: the text to score. transcript: all text after the prompt.
     """
 
     token_ids: IntArray
@@ -55,9 +60,20 @@ class Written:
     transcript: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """Text of the policy (is_written) or text that it reads."""
+
+    token_ids: IntArray
+    logprobs: FloatArray
+    versions: IntArray
+    is_written: bool
+
+
 class Conversation:
-    """What a rollout function works with. prompt: what was asked; row: the data file's row; tests:
-    its hidden side.
+    """The interface of a rollout function.
+
+    prompt: the prompt of the sample. row: the row of the data file. tests: its hidden tests.
     """
 
     def __init__(
@@ -73,112 +89,112 @@ class Conversation:
         self.prompt = prompt
         self.row: dict[str, Any] = msgspec.json.decode(prompt.problem.row or "{}")
         self.tests: Sequence[CodeTest] = prompt.problem.tests
-        self._sampling, self._max_turns = sampling, max_turns
-        self._ask, self._tokenizer, self._client = write, tokenizer, client
-        self._parts: list[Completion | list[int]] = []
-        self._num_turns = self._num_tokens = 0
-        self._is_cut = False
-
-    @property
-    def num_turns(self) -> int:
-        """Turns written so far."""
-        return self._num_turns
+        self.num_turns = 0
+        self._sampling = sampling
+        self._max_turns = max_turns
+        self._write = write
+        self._tokenizer = tokenizer
+        self._client = client
+        self._parts: list[_Part] = []
+        self._num_tokens = 0
+        self._is_truncated = False
 
     async def write(self, *, max_tokens: int | None = None) -> str:
-        """The policy goes on from everything so far; what it wrote, without special tokens. Raises
-        RolloutEnded where nothing fits.
+        """Let the policy continue; return its text without special tokens.
 
-        max_tokens: of this turn; None = what is left of data.max_response_tokens.
+        max_tokens: limit of this turn; None = the rest of data.max_response_tokens. Raises
+        RolloutEnded when no turn or token is left.
         """
         room = self._sampling.max_new_tokens - self._num_tokens
-        if room < 1 or self._num_turns >= self._max_turns:
-            self._is_cut = True
+        if room < 1 or self.num_turns >= self._max_turns:
+            self._is_truncated = True
             raise RolloutEnded(
-                f"{self._num_tokens} tokens in {self._num_turns} turns are all that a sample may"
-                " have"
+                f"the sample has {self._num_tokens} tokens in {self.num_turns} turns; its limits"
+                f" are {self._sampling.max_new_tokens} tokens (data.max_response_tokens) and"
+                f" {self._max_turns} turns (rollout.max_turns)"
             )
-        sampling = msgspec.structs.replace(
-            self._sampling, max_new_tokens=room if max_tokens is None else min(room, max_tokens)
-        )
-        done = await self._ask(self._all_ids(), self._num_turns, sampling)
-        self._parts.append(done)
-        self._num_turns += 1
-        self._num_tokens += len(done.token_ids)
-        self._is_cut = done.is_truncated and len(done.token_ids) >= room
-        return self._decode(done.token_ids.tolist())
+        limit = room if max_tokens is None else min(room, max_tokens)
+        sampling = msgspec.structs.replace(self._sampling, max_new_tokens=limit)
+        token_ids = self.prompt.token_ids.tolist()
+        for part in self._parts:
+            token_ids += part.token_ids.tolist()
+        done = await self._write(token_ids, self.num_turns, sampling)
+        self._append(done.token_ids, done.logprobs, done.versions, is_written=True)
+        self.num_turns += 1
+        # A turn that only reached its own limit does not truncate the sample.
+        self._is_truncated = done.is_truncated and len(done.token_ids) >= room
+        return self._decode(done.token_ids)
 
     def tell(self, text: str) -> None:
-        """Adds text that the policy reads and is not trained on. Raises RolloutEnded where it does
-        not fit.
+        """Add text that the policy reads and is not trained on.
+
+        Raises RolloutEnded when it does not fit.
         """
         ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         if self._num_tokens + len(ids) >= self._sampling.max_new_tokens:
-            self._is_cut = True
+            self._is_truncated = True
             raise RolloutEnded(
                 f"{len(ids)} tokens more leave no room in {self._sampling.max_new_tokens}"
                 " (data.max_response_tokens)"
             )
-        self._parts.append(ids)
-        self._num_tokens += len(ids)
+        self._append(
+            np.array(ids, np.int32),
+            np.zeros(len(ids), np.float32),
+            np.full(len(ids), NO_VERSION, np.int32),
+            is_written=False,
+        )
 
     async def test(
         self, program: str, tests: Sequence[CodeTest], setup: str = ""
     ) -> list[TestResult]:
-        """Runs the program in the sandbox of a verifier; what each test found, with its message.
+        """Run the program in a verifier's sandbox; return a result per test, with its message.
+
         Raises InfrastructureError.
         """
         return await self._client.test(program, tests, setup)
 
-    def _all_ids(self) -> list[int]:
-        return [*self.prompt.token_ids.tolist(), *(i for part in self._parts for i in _ids(part))]
-
-    def _decode(self, ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
-
     def result(self, answer: str | None) -> Written:
-        """The sample up to the last token that the policy wrote. answer: what is judged; None = the
-        last turn. Raises RolloutEnded.
+        """Return the sample up to the last token of the policy.
+
+        answer: the text to score; None = the last turn. Raises RolloutEnded when the policy wrote
+        nothing.
         """
-        while self._parts and not isinstance(self._parts[-1], Completion):
+        while self._parts and not self._parts[-1].is_written:
             self._parts.pop()
         if not self._parts:
             raise RolloutEnded(
                 "rollout.fn returned before the policy wrote anything; call write() at least once"
             )
-        written = [isinstance(part, Completion) for part in self._parts]
-        token_ids = [i for part in self._parts for i in _ids(part)]
-        told = [np.zeros(len(_ids(part)), np.float32) for part in self._parts]
+        parts = self._parts
+        token_ids = np.concatenate([part.token_ids for part in parts])
+        if answer is None:
+            answer = self._decode(parts[-1].token_ids)
         return Written(
-            token_ids=np.array(token_ids, np.int32),
-            logprobs=np.concatenate(
-                [
-                    p.logprobs if isinstance(p, Completion) else t
-                    for p, t in zip(self._parts, told, strict=True)
-                ]
+            token_ids=token_ids,
+            logprobs=np.concatenate([part.logprobs for part in parts]),
+            versions=np.concatenate([part.versions for part in parts]),
+            is_written=np.concatenate(
+                [np.full(len(part.token_ids), part.is_written) for part in parts]
             ),
-            versions=np.concatenate(
-                [
-                    (
-                        p.versions
-                        if isinstance(p, Completion)
-                        else np.full(len(p), NO_VERSION, np.int32)
-                    )
-                    for p in self._parts
-                ]
-            ),
-            is_written=np.repeat(written, [len(_ids(part)) for part in self._parts]),
-            is_truncated=self._is_cut,
-            answer=self._decode(_ids(self._parts[-1])) if answer is None else answer,
+            is_truncated=self._is_truncated,
+            answer=answer,
             transcript=self._decode(token_ids),
         )
 
+    def _append(
+        self, token_ids: IntArray, logprobs: FloatArray, versions: IntArray, *, is_written: bool
+    ) -> None:
+        self._parts.append(
+            _Part(token_ids=token_ids, logprobs=logprobs, versions=versions, is_written=is_written)
+        )
+        self._num_tokens += len(token_ids)
 
-def _ids(part: Completion | list[int]) -> list[int]:
-    return part.token_ids.tolist() if isinstance(part, Completion) else part
+    def _decode(self, ids: IntArray) -> str:
+        return str(self._tokenizer.decode(ids.tolist(), skip_special_tokens=True))
 
 
 def one_answer(done: Completion, text: str) -> Written:
-    """A sample of one turn."""
+    """Return the sample of a single turn."""
     return Written(
         token_ids=done.token_ids,
         logprobs=done.logprobs,

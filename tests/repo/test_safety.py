@@ -25,7 +25,7 @@ REGISTRY_HOSTS = re.compile(
     + re.escape("deb.")
     + re.escape("debian.org")
 )
-BOUNDARIES = {"async_rl/runtime/main.py", "async_rl/processes/generator.py"}
+BOUNDARIES = {"async_rl/runtime/main.py", "async_rl/rollouts/groups.py"}
 
 
 def test_no_pickle_outside_the_jail() -> None:

@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import asyncio
 import io
-import logging
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -126,7 +124,6 @@ def roll_out(
         "grpo_code",
         ["generation.group_size=2", f"rollout.fn={tmp_path}/writes.py:{function}", *overrides],
     )
-    monkeypatch.setattr("async_rl.rollouts.rollout.load_tokenizer", lambda *_: Alphabet())
     problem = CodeProblem(tests=[], row='{"wanted": 3}')
     ticket = Ticket(
         group_id=1, attempt=1, purpose=Purpose.TRAIN, num_samples=2, admitted_version=3,
@@ -137,15 +134,14 @@ def roll_out(
     judge, parrot = Judge(), Parrot()
 
     async def run() -> Group:
-        context: Any = SimpleNamespace(
-            config=config,
-            model_path=None,
+        rollouts = Rollouts(
+            config,
+            parrot,  # type: ignore[arg-type]
+            tokenizer=Alphabet(),
             token="t",
             name="generator-0",
             activity=Activity(),
-            log=logging.getLogger(),
         )
-        rollouts = Rollouts(context, parrot)  # type: ignore[arg-type]
         rollouts._scorer = judge  # type: ignore[assignment]
         try:
             return await rollouts.group(ticket, written=lambda: None)

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from async_rl.config.run import RunConfig
 from async_rl.core.errors import RewardError
 from async_rl.core.types import (
     CodeProblem,
@@ -27,9 +28,11 @@ from async_rl.core.types import (
 from async_rl.generation.engine import Completion
 from async_rl.launchers.configuration.compose import compose
 from async_rl.observability.activity import Activity
-from async_rl.processes.generator import Generator, bring_up
+from async_rl.processes.generator import bring_up
 from async_rl.protocol.buffer import FailGroup
 from async_rl.protocol.membership import Member, Members
+from async_rl.rollouts.groups import Groups
+from async_rl.rollouts.resting import Resting
 from async_rl.rollouts.rollout import Rollouts
 from async_rl.runtime.directory import Directory
 
@@ -77,11 +80,27 @@ class ScriptedScorer:
         return Score(reward=1.0, parts={}, verdicts=(), latency_s=0.0, steps=steps)
 
 
+def scripted_rollouts(config: RunConfig) -> Rollouts:
+    return Rollouts(
+        config,
+        ScriptedEngine(),  # type: ignore[arg-type]
+        tokenizer=Letters(),
+        token="t",
+        name="generator-0",
+        activity=Activity(),
+    )
+
+
+def scripted_groups(context: Any) -> tuple[Groups, Rollouts]:
+    engine: Any = ScriptedEngine()
+    rollouts = scripted_rollouts(context.config)
+    return Groups(context, engine, rollouts, Resting(engine, context.activity)), rollouts
+
+
 def roll_out(
     monkeypatch: pytest.MonkeyPatch, *overrides: str, purpose: Purpose = Purpose.TRAIN
 ) -> Group:
     config = compose("grpo_code", ["generation.group_size=2", *overrides])
-    monkeypatch.setattr("async_rl.rollouts.rollout.load_tokenizer", lambda *_: Letters())
     ticket = Ticket(
         group_id=1,
         attempt=1,
@@ -103,16 +122,7 @@ def roll_out(
     )
 
     async def run() -> Group:
-        context: Any = SimpleNamespace(
-            config=config,
-            model_path=None,
-            token="t",
-            name="generator-0",
-            activity=Activity(),
-            log=logging.getLogger(),
-            peer=lambda _: None,
-        )
-        rollouts = Rollouts(context, ScriptedEngine())  # type: ignore[arg-type]
+        rollouts = scripted_rollouts(config)
         rollouts._scorer = ScriptedScorer()  # type: ignore[assignment]
         told: list[str] = []
         group = await rollouts.group(ticket, written=lambda: told.append("written"))
@@ -187,7 +197,6 @@ def test_a_step_ends_with_the_token_that_completes_its_text(
 def test_room_counts_the_samples_that_are_being_written_and_remax_s_greedy_one(
     monkeypatch: pytest.MonkeyPatch, algorithm: str, room: int
 ) -> None:
-    monkeypatch.setattr("async_rl.rollouts.rollout.load_tokenizer", lambda *_: Letters())
     overrides = [
         f"algorithm={algorithm}",
         "generation.group_size=2",
@@ -202,17 +211,17 @@ def test_room_counts_the_samples_that_are_being_written_and_remax_s_greedy_one(
     )
 
     async def rooms() -> list[int]:
-        generator = Generator(context, ScriptedEngine())  # type: ignore[arg-type]
+        groups, rollouts = scripted_groups(context)
         samples = 3 if algorithm == "remax" else 2
-        generator._writing = {1: samples, 2: samples}
-        found = [generator._room()]
-        generator._writing[3] = (
+        groups._num_writing = {1: samples, 2: samples}
+        found = [groups._room()]
+        groups._num_writing[3] = (
             1  # an evaluation's single sample takes a group's place once it is begun
         )
-        found.append(generator._room())
-        generator._writing.clear()
-        found.append(generator._room())
-        await generator._rollouts.close()
+        found.append(groups._room())
+        groups._num_writing.clear()
+        found.append(groups._room())
+        await rollouts.close()
         return found
 
     assert asyncio.run(rooms()) == [room, room - 1, 4]
@@ -222,7 +231,6 @@ def test_room_counts_the_samples_that_are_being_written_and_remax_s_greedy_one(
 def test_a_reward_function_that_fails_gives_the_group_back_or_ends_the_generator(
     monkeypatch: pytest.MonkeyPatch, on_failure: str
 ) -> None:
-    monkeypatch.setattr("async_rl.rollouts.rollout.load_tokenizer", lambda *_: Letters())
     told: list[FailGroup] = []
 
     async def call(request: FailGroup, *, timeout_s: float) -> None:
@@ -239,12 +247,12 @@ def test_a_reward_function_that_fails_gives_the_group_back_or_ends_the_generator
     )  # fmt: skip
 
     async def run() -> None:
-        generator = Generator(context, ScriptedEngine())  # type: ignore[arg-type]
-        generator._rollouts.group = failing  # type: ignore[method-assign]
+        groups, rollouts = scripted_groups(context)
+        rollouts.group = failing  # type: ignore[method-assign]
         try:
-            await generator._roll_out(SimpleNamespace(group_id=7, attempt=2))  # type: ignore[arg-type]
+            await groups._roll_out(SimpleNamespace(group_id=7, attempt=2))  # type: ignore[arg-type]
         finally:
-            await generator._rollouts.close()
+            await rollouts.close()
 
     if on_failure == "stop":
         with pytest.raises(ExceptionGroup):

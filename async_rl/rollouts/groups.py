@@ -1,0 +1,168 @@
+"""A generator's groups: asks the buffer for tickets and returns each as a complete or failed group.
+
+takes: tickets, as many as the engine has room for
+waits for: the first weights; then the buffer, when the engine has room
+gives: complete groups to the buffer, or the ticket with the reason of the failure
+woken by: a written group, new weights, the buffer's answer, `drain`
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+
+from async_rl.config.pools import evaluates_only
+from async_rl.config.sampling import num_drawn
+from async_rl.core.errors import EngineDead, InfrastructureError, RewardError, root_cause
+from async_rl.core.types import DropReason, Purpose, Ticket
+from async_rl.generation.engine import Engine
+from async_rl.protocol.buffer import FailGroup, PutGroup, RequestWork, Work
+from async_rl.rollouts.resting import Resting
+from async_rl.rollouts.rollout import Rollouts, num_written
+from async_rl.runtime.context import ProcessContext
+
+_PARK_S = 20.0
+"""Longest time that the buffer keeps a request without an answer."""
+
+
+class Groups:
+    """The groups that one generator makes."""
+
+    def __init__(
+        self, context: ProcessContext, engine: Engine, rollouts: Rollouts, resting: Resting
+    ) -> None:
+        self._context = context
+        self._config = context.config
+        self._engine = engine
+        self._rollouts = rollouts
+        self._resting = resting
+        self._buffer = context.peer("buffer")
+        # Long enough for the buffer to restart.
+        self._call_timeout_s = context.config.supervisor.start_timeout_s
+        self._in_flight: dict[asyncio.Task[None], Ticket] = {}
+        self._num_writing: dict[int, int] = {}
+        self._has_weights = asyncio.Event()
+        self._has_room = asyncio.Event()
+        self._draining = asyncio.Event()
+
+    async def make(self) -> None:
+        """Keep the engine full until `drain`, then finish the groups in flight.
+
+        Cancelling it leaves them unfinished; the buffer gives their tickets to another generator.
+        """
+        async with asyncio.TaskGroup() as group:
+            asking = group.create_task(self._ask(group), name="ask for work")
+            await self._draining.wait()
+            self._has_room.set()
+            if self._has_weights.is_set():
+                # The answer to the parked request may bring tickets; they are finished as well.
+                await self.report_version()
+            else:
+                asking.cancel()
+
+    def drain(self) -> None:
+        """Ask for no more tickets."""
+        self._draining.set()
+
+    def weights_loaded(self) -> None:
+        """Begin with the first weights."""
+        self._has_weights.set()
+
+    async def report_version(self) -> None:
+        """Report the version of the engine to the buffer, which then answers the parked request."""
+        await self._request(credit=0, wait_s=0, held=None)
+
+    async def _ask(self, group: asyncio.TaskGroup) -> None:
+        with self._context.activity.waiting("first weights from the learner"):
+            await self._has_weights.wait()
+        while not self._draining.is_set():
+            room = self._room()
+            if room < 1:
+                self._has_room.clear()
+                await self._has_room.wait()
+                continue
+            for ticket in (await self._request_work(room)).tickets:
+                task = group.create_task(self._roll_out(ticket), name=f"group {ticket.group_id}")
+                self._in_flight[task] = ticket
+                self._num_writing[ticket.group_id] = num_written(
+                    self._config, ticket.purpose, ticket.num_samples
+                )
+                task.add_done_callback(self._on_done)
+
+    def _room(self) -> int:
+        """Return the groups that may start now.
+
+        Only samples that the engine writes take room, not those that wait for scores.
+        """
+        full_group = num_written(self._config, Purpose.TRAIN, num_drawn(self._config.generation))
+        num_groups = -(-sum(self._num_writing.values()) // full_group)
+        return self._config.generation.max_concurrent_groups - num_groups
+
+    async def _request_work(self, credit: int) -> Work:
+        activity = self._context.activity
+        if evaluates_only(self._config, self._context.name):
+            wait = activity.waiting("the next evaluation")
+        else:
+            wait = activity.blocked("admission: the learner is behind")
+        held = sorted(ticket.group_id for ticket in self._in_flight.values())
+        with wait:
+            return await self._request(credit=credit, wait_s=_PARK_S, held=held)
+
+    async def _request(self, *, credit: int, wait_s: float, held: list[int] | None) -> Work:
+        request = RequestWork(
+            generator=self._context.name,
+            incarnation=self._context.incarnation,
+            version=self._engine.version,
+            credit=credit,
+            held=held,
+            wait_s=wait_s,
+        )
+        work: Work = await self._buffer.call(request, timeout_s=wait_s + self._call_timeout_s)
+        return work
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self._on_written(self._in_flight.pop(task))
+
+    def _on_written(self, ticket: Ticket) -> None:
+        self._num_writing.pop(ticket.group_id, None)
+        self._has_room.set()
+
+    async def _roll_out(self, ticket: Ticket) -> None:
+        """Make and put one group. A failure returns its ticket and is counted."""
+        limit_s = self._config.generation.timeout_s
+        written = functools.partial(self._on_written, ticket)
+        try:
+            async with self._resting.limit(limit_s):
+                group = await self._rollouts.group(ticket, written=written)
+        except TimeoutError:
+            message = f"not done after {limit_s:g} s (generation.timeout_s)"
+            await self._fail(ticket, DropReason.GENERATION_FAILED, message)
+        except Exception as error:  # a bad rollout is data; see docs/architecture.md
+            cause = root_cause(error)
+            is_reward = isinstance(cause, RewardError)
+            if isinstance(cause, EngineDead):
+                raise
+            if is_reward and self._config.reward.on_failure == "stop":
+                raise
+            reason = DropReason.GENERATION_FAILED
+            if is_reward:
+                reason = DropReason.REWARD_FAILED
+            elif isinstance(cause, InfrastructureError):
+                reason = DropReason.SCORING_FAILED
+            await self._fail(ticket, reason, f"{type(cause).__name__}: {cause}")
+        else:
+            await self._buffer.call(PutGroup(group=group), timeout_s=self._call_timeout_s)
+
+    async def _fail(self, ticket: Ticket, reason: DropReason, message: str) -> None:
+        self._context.activity.count(f"failures/{reason}", 1)
+        self._context.log.warning(
+            "group %d, attempt %d: %s: %s", ticket.group_id, ticket.attempt, reason, message
+        )
+        request = FailGroup(
+            group_id=ticket.group_id,
+            attempt=ticket.attempt,
+            generator=self._context.name,
+            reason=reason,
+            message=message,
+        )
+        await self._buffer.call(request, timeout_s=self._call_timeout_s)
