@@ -1,8 +1,7 @@
-"""`async-rl migrate`: a configuration of verl or AReaL, turned into a file of ours that `conf=`
-takes, with the fate of every key.
+"""`async-rl migrate`: translates a configuration of verl or AReaL into a file for `conf=`.
 
-Invariants: nothing is overwritten; the file comes with a table of all keys; an error if a launch
-would refuse the result.
+Invariants: no file is overwritten; every key of the source is listed with its fate; the command
+fails if a launch would refuse the result.
 """
 
 from __future__ import annotations
@@ -14,12 +13,9 @@ import msgspec
 import typer
 
 from async_rl.core.errors import ConfigError
-from async_rl.launchers.migration import areal as migration_areal
-from async_rl.launchers.migration import verl as migration_verl
-from async_rl.launchers.migration.rules import Migration, flat
-from async_rl.launchers.migration.rules import migrate as apply_rules
-
-_ORDER = ("translated", "defaulted", "refused")
+from async_rl.launchers.migration import areal, verl
+from async_rl.launchers.migration import rules as migration_rules
+from async_rl.launchers.migration.rules import Line, Migration, flat, read_table
 
 
 def migrate(
@@ -31,10 +27,10 @@ def migrate(
     ],
     output: Annotated[
         Path | None,
-        typer.Option(help="where ours is written; default: beside it, as NAME.async_rl.yaml"),
+        typer.Option(help="the file to write; default: NAME.async_rl.yaml beside the source"),
     ] = None,
 ) -> None:
-    """Translate a configuration of verl or AReaL, and say what becomes of every key.
+    """Translate a configuration of verl or AReaL, and list the fate of every key.
 
     Examples: async-rl migrate ppo_trainer.yaml; async-rl migrate experiment.yaml --output ours.yaml
     """
@@ -47,35 +43,20 @@ def migrate(
             out.write(to_yaml(migration))
     except OSError as error:
         raise ConfigError(
-            f"{target}: cannot be written ({error.strerror}); give another place with --output"
+            f"{target}: cannot be written ({error.strerror}); choose another file with --output"
         ) from error
-    for kind in _ORDER:
+    for kind in ("translated", "defaulted", "refused"):
         lines = [line for line in migration.lines if line.fate.kind == kind]
         typer.echo(f"{kind}: {len(lines)} keys")
         for line in lines:
-            ours = ", ".join(f"{path}={value}" for path, value in line.fate.settings.items())
-            typer.echo(
-                "  "
-                + "  ".join(
-                    part
-                    for part in (
-                        f"{line.key}={line.value}",
-                        f"-> {ours}" if ours else "",
-                        line.fate.reason,
-                    )
-                    if part
-                )
-            )
-    typer.echo(
-        f"written: {target}; see what it would do with: async-rl launch conf={target} --dry-run"
-    )
-    compose(
-        str(target), ["num_steps=1"] if "num_steps" in migration.settings else []
-    )  # its files need not be here to be counted
+            typer.echo(f"  {_described(line)}")
+    typer.echo(f"written: {target}; check it with: async-rl launch conf={target} --dry-run")
+    # A number of steps replaces epochs, which could only be counted with the data files present.
+    compose(str(target), ["num_steps=1"] if "num_steps" in migration.settings else [])
 
 
 def read(file: Path) -> Migration:
-    """The migration of a file. Raises ConfigError if it is of neither system."""
+    """Translate a file. Raises ConfigError if it belongs to neither system."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
     from yaml import YAMLError
@@ -85,16 +66,11 @@ def read(file: Path) -> Migration:
     except (OmegaConfBaseException, YAMLError, OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: not readable as a configuration: {error}") from error
     if not isinstance(tree, dict):
-        raise ConfigError(f"{file}: holds no mapping; give a yaml file of verl or AReaL")
-    source = flat(tree)
+        raise ConfigError(f"{file}: contains no mapping; give a yaml file of verl or AReaL")
     if "actor_rollout_ref" in tree:
-        return apply_rules(
-            source, migration_verl.RULES, migration_verl.IMPLIED, migration_verl.base(source)
-        )
+        return migration_rules.migrate(flat(tree), read_table("verl"), verl.FUNCTIONS)
     if "ppo" in tree and "dataset" in tree:
-        return apply_rules(
-            source, migration_areal.RULES, migration_areal.IMPLIED, migration_areal.base(source)
-        )
+        return migration_rules.migrate(flat(tree), read_table("areal"), areal.FUNCTIONS)
     raise ConfigError(
         f"{file}: has neither actor_rollout_ref (verl) nor ppo and dataset (AReaL); give a"
         " configuration of one of them"
@@ -102,7 +78,7 @@ def read(file: Path) -> Migration:
 
 
 def to_yaml(migration: Migration) -> str:
-    """Our file: what it builds on, and the settings that differ, as sections."""
+    """Return the file's text: the configuration it builds on, and the settings as sections."""
     tree: dict[str, Any] = {"defaults": [migration.base, "_self_"]}
     for path, value in migration.settings.items():
         node = tree
@@ -111,3 +87,13 @@ def to_yaml(migration: Migration) -> str:
             node = node.setdefault(parent, {})
         node[leaf] = value
     return msgspec.yaml.encode(tree).decode()
+
+
+def _described(line: Line) -> str:
+    parts = [f"{line.key}={line.value}"]
+    if line.fate.settings:
+        ours = ", ".join(f"{path}={value}" for path, value in line.fate.settings.items())
+        parts.append(f"-> {ours}")
+    if line.fate.reason:
+        parts.append(line.fate.reason)
+    return "  ".join(parts)

@@ -1,1 +1,1 @@
-"""Configurations of verl and AReaL, translated."""
+"""Translation of configurations of verl and AReaL."""

@@ -1,34 +1,42 @@
-"""From the configuration of another system to ours, key by key, so that none goes unmentioned.
+"""Translation of another system's configuration, key by key, so that no key is dropped silently.
 
-A system is a table of rules: the dotted key, or `section.*`, and what becomes of its value. Each
-key ends as translated (settings of ours are written), defaulted (what ours does anyway, with the
-reason) or refused (its meaning would be lost, with the reason). Invariants: a key without a rule is
-refused; the first rule that fits decides, exact keys before sections; nothing is dropped silently.
-Used by `async-rl migrate`; the tables are in migration_verl.py and migration_areal.py.
+A system is a table of rules (verl.yaml, areal.yaml): the dotted key, or `section.*`, and how its
+value is translated. The result of a key is one of
+- translated: settings of this project are written;
+- defaulted: this project does the same without a setting, and the reason says how;
+- refused: the meaning would be lost, and the reason says what to do.
+Exact keys win over sections and longer sections over shorter ones. A key without a rule is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Mapping
+from importlib import resources
 from importlib.util import find_spec
 from typing import Any, Literal
 
+import msgspec
+
 Settings = dict[str, Any]
 Source = Mapping[str, Any]
+_STEPS = ("exp_ctrl.benchmark_steps", "trainer.total_training_steps")
+_CONVERTERS: dict[str, Callable[[Any], Any]] = {
+    "list": lambda value: [value] if isinstance(value, str) else list(value or []),
+    "minutes": lambda value: value / 60,
+    "not_negative": lambda value: max(value, 0),
+    "zero_if_null": lambda value: value or 0.0,
+}
 
 
-@dataclass(frozen=True, slots=True)
-class Fate:
-    """What becomes of one key: settings of ours, and the reason in words."""
+class Fate(msgspec.Struct, frozen=True):
+    """The result of one key: settings of this project, and the reason."""
 
     kind: Literal["translated", "defaulted", "refused"]
     reason: str = ""
-    settings: Settings = field(default_factory=dict)
+    settings: Settings = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(msgspec.Struct, frozen=True):
     """A key of the source, its value and its fate."""
 
     key: str
@@ -36,93 +44,149 @@ class Line:
     fate: Fate
 
 
-Rule = Callable[[Any, Source], Fate]
-
-
-@dataclass(frozen=True, slots=True)
-class Migration:
-    """A whole file: the configuration of ours that it builds on, the settings that differ, and one
-    line per key.
-    """
+class Migration(msgspec.Struct, frozen=True):
+    """A translated file: its base configuration, the settings that differ, a line per key."""
 
     base: str
     settings: Settings
     lines: list[Line]
 
 
-def to(*paths: str, by: Callable[[Any], Any] = lambda value: value) -> Rule:
-    """The value, converted, under each of the paths."""
-    return lambda value, _: Fate("translated", settings={path: by(value) for path in paths})
+class Condition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Another key that must have `value`; `default` is used if the source does not name it."""
+
+    key: str
+    value: Any
+    default: Any
+    reason: str
+
+    def is_met(self, source: Source) -> bool:
+        """Return whether the source has the value."""
+        return bool(source.get(self.key, self.default) == self.value)
 
 
-def choice(path: str, names: Mapping[Any, Any], remedy: str) -> Rule:
-    """The value under another name; one without a name is refused."""
+class Rule(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One line of a table. The columns apply in this order; the first that decides wins."""
 
-    def rule(value: Any, _: Source) -> Fate:
-        if value in names:
-            return Fate("translated", settings={path: names[value]})
-        return Fate("refused", f"ours has no such choice; {remedy}")
+    if_: str = msgspec.field(default="", name="if")
+    """Name of a condition; the key has no effect unless it is met."""
+    if_null: str = ""
+    """Reason why null needs no setting."""
+    code: str = ""
+    """Name of the function that decides."""
+    cases: dict[Any, Settings] = {}
+    """Settings by value; other values are `same` or `refused`."""
+    only: list[Any] = []
+    """Values that need no setting; others are refused."""
+    as_: str = msgspec.field(default="", name="as")
+    """Another key; the same value needs no setting, another one is refused."""
+    choices: dict[Any, Any] = {}
+    """The value's name here, for `to`; a value without a name is refused."""
+    to: str | list[str] = []
+    """Settings that receive the value."""
+    by: Literal["", "list", "minutes", "not_negative", "zero_if_null"] = ""
+    """Converter of the value for `to`."""
+    also: Settings = {}
+    """Further settings that go with `to`."""
+    same: str = ""
+    """Reason why no setting is needed."""
+    refused: str = ""
+    """Reason of a refusal; `same` if empty."""
+    note: str = ""
+    """Reason of a translation."""
 
-    return rule
+    @property
+    def targets(self) -> list[str]:
+        """The settings of `to` as a list."""
+        return [self.to] if isinstance(self.to, str) else self.to
 
 
-def same(reason: str) -> Rule:
-    """Whatever the value, ours does what is meant."""
-    return lambda _, __: Fate("defaulted", reason)
+class Given(msgspec.Struct, frozen=True, kw_only=True):
+    """The argument of a rule's function."""
+
+    key: str
+    value: Any
+    source: Source
+    rule: Rule
+
+    def sibling(self, name: str, default: Any) -> Any:
+        """Return the value of another key of the same section."""
+        section = self.key.rpartition(".")[0]
+        return self.source.get(f"{section}.{name}" if section else name, default)
 
 
-def only(values: tuple[Any, ...], kept: str, refused: str) -> Rule:
-    """Ours does what these values mean, and cannot do what others mean."""
-    return lambda value, _: Fate("defaulted", kept) if value in values else Fate("refused", refused)
+Function = Callable[[Given], Fate]
 
 
-def never(reason: str) -> Rule:
-    """Not here, whatever the value."""
-    return lambda _, __: Fate("refused", reason)
+class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The rules of one system. implied: values of keys that the source may omit, where the default
+    of this project differs. texts: anchors of the yaml file.
+    """
+
+    texts: list[str]
+    conditions: dict[str, Condition]
+    implied: dict[str, Any]
+    rules: dict[str, Rule]
+
+    def __post_init__(self) -> None:
+        for key, rule in self.rules.items():
+            if rule.if_ and rule.if_ not in self.conditions:
+                raise ValueError(f"{key}: no condition is named {rule.if_}")
 
 
-def unless_null(rule: Rule, reason: str) -> Rule:
-    """The rule, except for null, of which ours makes the same."""
-    return lambda value, source: Fate("defaulted", reason) if value is None else rule(value, source)
+def read_table(system: str) -> Table:
+    """Read `<system>.yaml` of this package. Raises msgspec.ValidationError if it is malformed."""
+    text = resources.files(__package__).joinpath(f"{system}.yaml").read_bytes()
+    return msgspec.yaml.decode(text, type=Table)
 
 
-def when(key: str, value: Any, rule: Rule, reason: str) -> Rule:
-    """The rule where another key has that value; without effect elsewhere."""
-    return lambda own, source: (
-        rule(own, source) if source.get(key) == value else Fate("defaulted", reason)
-    )
+def warmup_share(given: Given) -> Fate:
+    """Turn a share of all steps into a number of steps, if the source says how many there are."""
+    path, value = given.rule.targets[0], given.value
+    if not value or value < 0:
+        return Fate("translated", settings={path: 0})
+    steps = given.source.get("trainer.total_training_steps")
+    if not isinstance(steps, int) or steps <= 0:
+        problem = "a share of a number of steps that the file does not name"
+        return Fate("refused", f"{problem}; set {path}={value:g} x num_steps")
+    return Fate("translated", f"{value:g} x {steps}", {path: round(value * steps)})
+
+
+def epochs(given: Given) -> Fate:
+    """Translate the number of epochs, unless the file names a number of steps."""
+    for key in _STEPS:
+        if isinstance(given.source.get(key), int):
+            return Fate("defaulted", f"{key} is given")
+    return Fate("translated", settings={"num_steps": None, "data.epochs": given.value})
+
+
+def several_machines(given: Given) -> Fate:
+    """Translate the number of machines: more than one form a Ray cluster of machines with GPUs."""
+    if given.value == 1:
+        return Fate("defaulted", "one machine")
+    gpus = given.sibling("n_gpus_per_node", 8)
+    settings = {"launcher": "ray", "cluster.nodes": given.value, "cluster.gpus_per_node": gpus}
+    return Fate("translated", f"ray start on {given.value} machines", settings)
 
 
 def to_wandb(project: Any) -> Fate:
-    """The numbers go to Weights & Biases too, where that is installed."""
+    """Send the metrics to Weights & Biases too, if it is installed."""
     if find_spec("wandb") is None:
-        return Fate(
-            "refused",
-            f"wandb is not installed here; pip install wandb and set monitoring.wandb={project}",
-        )
+        remedy = f"pip install wandb and set monitoring.wandb={project}"
+        return Fate("refused", f"wandb is not installed here; {remedy}")
     return Fate("translated", settings={"monitoring.wandb": str(project)})
 
 
-def several_machines(gpus: str) -> Rule:
-    """The number of machines: more than one are a Ray cluster of machines with so many GPUs each.
-    gpus: the key that says how many.
-    """
-
-    def rule(value: Any, source: Source) -> Fate:
-        if value == 1:
-            return Fate("defaulted", "one machine")
-        settings = {
-            "launcher": "ray",
-            "cluster.nodes": value,
-            "cluster.gpus_per_node": source.get(gpus, 8),
-        }
-        return Fate("translated", f"ray start on {value} machines", settings)
-
-    return rule
+SHARED: Mapping[str, Function] = {
+    "warmup_share": warmup_share,
+    "epochs": epochs,
+    "several_machines": several_machines,
+}
+"""Functions of rules that both systems use."""
 
 
 def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    """Leaves by dotted key; an empty mapping is a leaf, so that it is mentioned too."""
+    """Return the leaves by dotted key. An empty mapping is a leaf, so that it is mentioned too."""
     if not isinstance(tree, dict) or not tree:
         return {prefix: tree}
     leaves: dict[str, Any] = {}
@@ -131,32 +195,64 @@ def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def migrate(
-    source: Source, rules: Mapping[str, Rule], implied: Mapping[str, Any], base: str
-) -> Migration:
-    """Apply the rules to every key. implied: keys whose value counts where the source does not name
-    them, because ours differs there.
-    """
-    lines = [Line(key, value, _rule(key, rules)(value, source)) for key, value in source.items()]
-    absent = {key: value for key, value in implied.items() if key not in source}
-    lines += [
-        Line(f"{key} (absent)", value, _rule(key, rules)(value, {**absent, **source}))
-        for key, value in absent.items()
+def migrate(source: Source, table: Table, functions: Mapping[str, Function]) -> Migration:
+    """Apply the table to every key of the source and to the implied keys that it omits."""
+    absent = {key: value for key, value in table.implied.items() if key not in source}
+    complete = {**absent, **source}
+    code = {**SHARED, **functions}
+    lines = [
+        Line(key, value, _fate(key, value, source, table, code)) for key, value in source.items()
     ]
+    for key, value in absent.items():
+        lines.append(Line(f"{key} (absent)", value, _fate(key, value, complete, table, code)))
     settings: Settings = {}
     for line in lines:
         settings.update(line.fate.settings)
-    return Migration(base, settings, lines)
+    has_critic = table.conditions["critic"].is_met(source)
+    return Migration("ppo_code" if has_critic else "grpo_code", settings, lines)
+
+
+def _fate(key: str, value: Any, source: Source, table: Table, code: Mapping[str, Function]) -> Fate:
+    rule = _rule(key, table.rules)
+    condition = table.conditions[rule.if_] if rule.if_ else None
+    if condition is not None and not condition.is_met(source):
+        return Fate("defaulted", condition.reason)
+    if rule.if_null and value is None:
+        return Fate("defaulted", rule.if_null)
+    if rule.code:
+        return code[rule.code](Given(key=key, value=value, source=source, rule=rule))
+    if rule.only or rule.as_:
+        return _compared(rule, value, source)
+    is_listed = isinstance(value, Hashable) and value in (rule.cases or rule.choices)
+    if rule.cases and is_listed:
+        return Fate("translated", rule.note, rule.cases[value])
+    if rule.choices:
+        if not is_listed:
+            return Fate("refused", f"{value} has no counterpart; {rule.refused}")
+        return Fate("translated", rule.note, dict.fromkeys(rule.targets, rule.choices[value]))
+    if rule.to:
+        converted = _CONVERTERS[rule.by](value) if rule.by else value
+        return Fate(
+            "translated", rule.note, {**dict.fromkeys(rule.targets, converted), **rule.also}
+        )
+    return Fate("defaulted", rule.same) if rule.same else Fate("refused", rule.refused)
+
+
+def _compared(rule: Rule, value: Any, source: Source) -> Fate:
+    if value in rule.only or (rule.as_ and value == source.get(rule.as_, value)):
+        return Fate("defaulted", rule.same or f"as {rule.as_}: actor and critic share it")
+    if rule.as_ and not rule.refused:
+        return Fate("refused", f"differs from {rule.as_}; actor and critic share it here")
+    return Fate("refused", rule.refused or rule.same)
 
 
 def _rule(key: str, rules: Mapping[str, Rule]) -> Rule:
     if key in rules:
         return rules[key]
-    parts = key.split(".")
-    for length in range(len(parts), 0, -1):
-        if (section := f"{'.'.join(parts[:length])}.*") in rules:
-            return rules[section]
-    return never(
-        "no rule for it: ours has no such setting, or it is newer than this table; check what it"
-        " does"
-    )
+    section = key
+    while section:
+        rule = rules.get(f"{section}.*")
+        if rule is not None:
+            return rule
+        section = section.rpartition(".")[0]
+    return Rule(refused="no rule for it: check whether this project has a setting for it")

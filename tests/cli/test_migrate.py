@@ -5,6 +5,7 @@ fate.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from async_rl.launchers.cli import app
 from async_rl.launchers.commands.migrate import read, to_yaml
 from async_rl.launchers.configuration.compose import compose
 from async_rl.launchers.configuration.preflight import preflight
-from async_rl.launchers.migration.rules import Migration, flat
+from async_rl.launchers.migration import areal, verl
+from async_rl.launchers.migration.rules import SHARED, Function, Migration, flat, read_table
 from async_rl.planning.topology import processes
 
 SOURCES = {"verl_first": VERL_FIRST, "verl_today": VERL_TODAY, "areal": AREAL}
@@ -114,6 +116,16 @@ def test_a_key_that_nobody_knows_is_refused(tmp_path: Path) -> None:
         line for line in migrated(tmp_path, AREAL, "new_thing", 3).lines if line.key == "new_thing"
     ]
     assert line.fate.kind == "refused"
+
+
+@pytest.mark.parametrize(
+    ("system", "functions"), [("verl", verl.FUNCTIONS), ("areal", areal.FUNCTIONS)]
+)
+def test_every_function_of_a_table_exists_and_is_used(
+    system: str, functions: Mapping[str, Function]
+) -> None:
+    named = {rule.code for rule in read_table(system).rules.values() if rule.code}
+    assert named - SHARED.keys() == functions.keys()
 
 
 _A, _R, _F = (
