@@ -1,8 +1,8 @@
-"""Importance weights that correct for the behavior policy being older than, or numerically
-different from, the proximal one.
+"""Importance weights for a behavior policy that differs from the proximal policy.
 
-Invariant: a weight is a constant of the loss (no gradient) and is always applied: capped or masked,
-never dropped.
+The two differ because the sampled weights are older, or because the engine computes differently.
+Invariant: a weight is a constant of the loss (no gradient). It is bounded or set to 0 where it is
+too large, and never ignored.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from async_rl.algorithms.sequences import Sequences
+from async_rl.algorithms.parts import Parts
 
 BehaviorCorrection = Literal["none", "token_tis", "token_mis", "sequence_tis", "sequence_mis"]
 
+# Bound on the logarithm of a sequence's weight. It is far above every useful cap, and the square of
+# exp(30), which the effective sample size needs, is still a float32.
 _MAX_LOG = 30.0
-"""Bound on the log of a sequence's weight: far beyond every sensible cap, and its square is still a
-float32.
-"""
 
 
 class BehaviorWeights(NamedTuple):
-    """weights float32 [R], as applied; raw float32 [R], before bounds; is_bounded bool [R], tokens
-    that the bounds changed.
+    """The weights of R tokens.
+
+    weights: float32 [R], as applied; raw: float32 [R], before the bounds; is_bounded: bool [R],
+    tokens whose weight a bound changed.
     """
 
     weights: Tensor
@@ -35,20 +36,22 @@ class BehaviorWeights(NamedTuple):
 def behavior_weights(
     log_ratio: Tensor,
     *,
-    sequences: Sequences,
+    sequences: Parts,
     correction: BehaviorCorrection,
     maximum: float,
     minimum: float,
 ) -> BehaviorWeights:
-    """w = exp(proximal - behavior), of each token or of its sequence's trained tokens together,
-    bounded.
+    """Compute exp(proximal - behavior) per token or per sequence, within bounds.
 
-    log_ratio: float32 [R], proximal - behavior log-probs.
+    log_ratio: float32 [R], proximal - behavior log-probs; sequences: the sequences of the R tokens,
+    whose mask is the trained tokens -> float32 [R], float32 [R], bool [R].  With w_t the weight of
+    a token and w_s the product of w_t over the trained tokens of its sequence s:
       none          1
-      token_tis     min(w_t, maximum)                                truncated importance sampling
-      token_mis  w_t if minimum <= w_t <= maximum, else 0  masked importance sampling (IcePop, arXiv
-      2510.18855) sequence_tis  min(w_s, maximum) for every token of s,  w_s = prod of w_t over the
-      trained tokens of s sequence_mis  w_s if minimum <= w_s <= maximum, else 0
+      token_tis     min(w_t, maximum)                          truncated importance sampling
+      token_mis     w_t if minimum <= w_t <= maximum, else 0   masked importance sampling
+                                                               (IcePop, arXiv 2510.18855)
+      sequence_tis  min(w_s, maximum)
+      sequence_mis  w_s if minimum <= w_s <= maximum, else 0
     """
     log_ratio = log_ratio.detach()
     if correction.startswith("sequence"):
@@ -58,18 +61,19 @@ def behavior_weights(
         return BehaviorWeights(torch.ones_like(raw), raw, torch.zeros_like(raw, dtype=torch.bool))
     if correction.endswith("tis"):
         return BehaviorWeights(raw.clamp(max=maximum), raw, raw > maximum)
-    outside = (raw > maximum) | (raw < minimum)
-    return BehaviorWeights(torch.where(outside, 0.0, raw), raw, outside)
+    is_outside = (raw > maximum) | (raw < minimum)
+    return BehaviorWeights(torch.where(is_outside, 0.0, raw), raw, is_outside)
 
 
 def geometric_outliers(
-    log_ratio: Tensor, *, sequences: Sequences, maximum: float | None, minimum: float | None
+    log_ratio: Tensor, *, sequences: Parts, maximum: float | None, minimum: float | None
 ) -> Tensor:
-    """Tokens of sequences whose geometric mean weight, exp(mean of proximal - behavior), is outside
-    [minimum, maximum].
+    """Return the tokens of sequences whose geometric mean weight is out of bounds.
 
-    log_ratio: float32 [R] -> bool [R].  None = no bound.  Unlike the product of the weights it does
-    not grow with the length.
+    log_ratio: float32 [R], proximal - behavior log-probs -> bool [R].  The geometric mean weight is
+    exp(mean of log_ratio over the trained tokens); maximum, minimum: its bounds, None = no bound.
+    Unlike the product of the weights it does not grow with the length of the sequence (the
+    sequence ratio of GSPO, arXiv 2507.18071 eq. 7, between proximal and behavior policy).
     """
     mean = sequences.mean(log_ratio.detach()).exp()
     is_outlier = torch.zeros_like(mean, dtype=torch.bool)

@@ -1,7 +1,6 @@
-"""KL(policy, reference): estimates from sampled tokens (http://joschu.net/blog/kl-approx.html), the
-exact one, and its coefficient.
+"""KL(policy, reference): estimates from sampled tokens, the exact value, and its coefficient.
 
-Called by the learner for the KL in the reward, the KL in the loss, and for diagnostics.
+The learner uses them for the KL in the reward, the KL in the loss, and for metrics.
 """
 
 from __future__ import annotations
@@ -17,21 +16,26 @@ KLEstimator = Literal["k1", "abs", "k2", "k3"]
 
 
 def kl_estimate(policy_logprobs: Tensor, *, ref_logprobs: Tensor, estimator: KLEstimator) -> Tensor:
-    """Estimate KL(policy, reference) at each token, for tokens sampled from the policy.
+    """Estimate KL(policy, reference) at each token sampled from the policy.
 
-    policy_logprobs, ref_logprobs: float32 [...] -> float32 [...].  With d = policy - ref:
-      k1  d  unbiased, may be negative; as a loss its expected gradient is 0, so it belongs in the
-      reward abs  |d| k2  d^2 / 2  its gradient is that of the KL k3  exp(-d) - 1 + d  unbiased,
-      never negative
+    policy_logprobs, ref_logprobs: float32 [...] -> float32 [...].  With d = policy - ref
+    (http://joschu.net/blog/kl-approx.html):
+      k1   d                unbiased, may be negative; as a loss its expected gradient is 0, so it
+                            belongs in the reward
+      abs  |d|
+      k2   d^2 / 2          its gradient is the gradient of the KL
+      k3   exp(-d) - 1 + d  unbiased, never negative
     """
     d = policy_logprobs - ref_logprobs
-    if estimator == "k1":
-        return d
-    if estimator == "abs":
-        return d.abs()
-    if estimator == "k2":
-        return 0.5 * d.square()
-    return (-d).expm1() + d
+    match estimator:
+        case "k1":
+            return d
+        case "abs":
+            return d.abs()
+        case "k2":
+            return 0.5 * d.square()
+        case "k3":
+            return (-d).expm1() + d
 
 
 def full_kl(
@@ -43,18 +47,20 @@ def full_kl(
     temperature: float,
     chunk_tokens: int,
 ) -> Tensor:
-    """The exact KL between the next-token distributions, sum over v of p_v (log p_v - log q_v).
+    """Compute the exact KL between next-token distributions.
 
-    hidden, ref_hidden: [R, H]; head, ref_head: [V, H] -> float32 [R], differentiable once with
-    respect to hidden and head. p = softmax(hidden head^T / temperature), q the same of the
-    reference.  Logits exist for chunk_tokens rows at a time.
+    hidden, ref_hidden: float32 or bfloat16 [R, H]; head, ref_head: the same dtype [V, H]
+    -> float32 [R], differentiable once with respect to hidden and head.
+      KL = sum over v of p_v (log p_v - log q_v),  p = softmax(hidden head^T / temperature)
+    and q the same of the reference (the definition of Kullback and Leibler, 1951).  Logits exist
+    for chunk_tokens rows at a time.  Shapes that do not match raise RuntimeError in torch.
     """
     result: Tensor = _FullKL.apply(hidden, head, ref_hidden, ref_head, temperature, chunk_tokens)  # type: ignore[no-untyped-call]
     return result
 
 
 class _FullKL(torch.autograd.Function):
-    """With z the policy's scaled logits: dKL / dz = p (log p - log q - KL)."""
+    """With z the scaled logits of the policy: dKL / dz = p (log p - log q - KL)."""
 
     @staticmethod
     def forward(
@@ -80,19 +86,16 @@ class _FullKL(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         hidden, head, ref_hidden, ref_head, kl = ctx.saved_tensors
         grad_hidden = torch.empty_like(hidden)
+        # Sums over chunks are float32: bfloat16 would lose the small terms of a long batch.
         grad_head = torch.zeros(head.shape, dtype=torch.float32, device=head.device)
         for start in range(0, len(hidden), ctx.chunk_tokens):
             rows = slice(start, start + ctx.chunk_tokens)
+            # Log-probs are computed again: to keep those of all rows would take [R, V].
             logp = chunk_logprobs(hidden[rows], head, ctx.temperature)
-            surplus = (
-                logp - chunk_logprobs(ref_hidden[rows], ref_head, ctx.temperature) - kl[rows, None]
-            )
-            grad_logits = (
-                logp.exp_()
-                .mul_(surplus)
-                .mul_(grads[0][rows, None] / ctx.temperature)
-                .to(hidden.dtype)
-            )
+            logq = chunk_logprobs(ref_hidden[rows], ref_head, ctx.temperature)
+            surplus = logp - logq - kl[rows, None]
+            grad_logits = logp.exp_().mul_(surplus).mul_(grads[0][rows, None] / ctx.temperature)
+            grad_logits = grad_logits.to(hidden.dtype)
             torch.mm(grad_logits, head, out=grad_hidden[rows])
             grad_head += grad_logits.t() @ hidden[rows]
         return grad_hidden, grad_head.to(head.dtype), None, None, None, None
@@ -101,11 +104,11 @@ class _FullKL(torch.autograd.Function):
 def adapted_kl_coef(
     kl_coef: float, *, kl: float, target: float, horizon: float, num_sequences: int
 ) -> float:
-    """kl_coef (1 + clip(kl / target - 1, -0.2, 0.2) num_sequences / horizon) (arXiv 1909.08593 sec.
-    2.2).
+    """Return the KL coefficient after a step of the adaptive controller.
 
-    kl: nats of KL(policy, reference) per sequence, positive where the policy left the reference;
-    above target the coefficient grows.
+    kl_coef (1 + clip(kl / target - 1, -0.2, 0.2) num_sequences / horizon)
+    (arXiv 1909.08593 sec. 2.2).  kl: nats of KL(policy, reference) per sequence; above target the
+    coefficient grows.  target=0 raises ZeroDivisionError; the configuration excludes it.
     """
     error = min(max(kl / target - 1, -0.2), 0.2)
     return kl_coef * (1 + error * num_sequences / horizon)

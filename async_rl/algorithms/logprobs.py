@@ -1,8 +1,7 @@
-"""Log-probs and entropies of tokens from hidden states, without ever holding the [R, V] logits of a
-whole batch.
+"""Log-probs and entropies of tokens from hidden states, without the [R, V] logits of a whole batch.
 
-The learner's logits exist here and in kl.py's exact KL, nowhere else.
-Position handling is not here: row i of `hidden` predicts `targets[i]`.
+The learner's logits exist in this file and in the exact KL of kl.py, nowhere else.
+Row i of `hidden` predicts `targets[i]`; the shift by one position is applied by the caller.
 """
 
 from __future__ import annotations
@@ -16,58 +15,57 @@ from torch import Tensor
 def token_logprobs(
     hidden: Tensor, *, head: Tensor, targets: Tensor, temperature: float, chunk_tokens: int
 ) -> tuple[Tensor, Tensor]:
-    """log softmax(hidden head^T / temperature) at the targets, and the entropy of that
-    distribution.
+    """Compute the log-prob of each target and the entropy of its distribution.
 
-    hidden: [R, H]; head: [V, H]; targets: int64 [R] -> logprobs float32 [R], entropies float32 [R],
-    both differentiable once. Logits exist for at most chunk_tokens rows at a time, in forward and
-    backward; where all rows fit into one chunk they are kept instead of computed again.
+    hidden: float32 or bfloat16 [R, H]; head: the same dtype [V, H]; targets: int64 [R]
+    -> logprobs float32 [R], entropies float32 [R], both differentiable once.
+      log p = log softmax(hidden head^T / temperature),  entropy = -sum over v of p_v log p_v
+    (the definition of Shannon, 1948).  Logits exist for at most chunk_tokens rows at a time, in
+    forward and backward.  If all rows fit into one chunk, the backward pass uses them again.
+    Raises RuntimeError (by torch) for a target outside the vocabulary.
     """
     logprobs, entropies = _TokenLogprobs.apply(hidden, head, targets, temperature, chunk_tokens)  # type: ignore[no-untyped-call]
     return logprobs, entropies
 
 
 def chunk_logprobs(hidden: Tensor, head: Tensor, temperature: float) -> Tensor:
-    """log softmax(hidden head^T / temperature): [C, H], [V, H] -> float32 [C, V]. Holds all its
-    logits: give it few rows.
+    """Compute log softmax(hidden head^T / temperature) for a few rows.
+
+    hidden: float32 or bfloat16 [C, H]; head: the same dtype [V, H] -> float32 [C, V].  All logits
+    of the rows are in memory twice, so C should be small.
     """
-    return _fill(
-        _room(hidden, head, len(hidden)),
-        _room(hidden, head, len(hidden)),
-        hidden,
-        head,
-        temperature,
-    )
+    chunk = _Chunk(hidden, head, len(hidden), temperature)
+    return chunk.fill(hidden)
 
 
-def _room(hidden: Tensor, head: Tensor, num_rows: int) -> Tensor:
-    return torch.empty(
-        min(num_rows, len(hidden)), len(head), dtype=torch.float32, device=hidden.device
-    )
+class _Chunk:
+    """Two [C, V] matrices that every chunk uses again.
 
-
-def _fill(
-    result: Tensor, scratch: Tensor, hidden: Tensor, head: Tensor, temperature: float
-) -> Tensor:
-    """Writes the log-probs of these rows into the first rows of `result`, returned in that size;
-    logits pass through scratch.
+    A new pair for each chunk would fragment the allocator's memory, which costs as much again.
     """
-    result, scratch = result[: len(hidden)], scratch[: len(hidden)]
-    if hidden.dtype is torch.float32:
-        torch.mm(hidden, head.t(), out=scratch)
-    else:
-        scratch.copy_(hidden @ head.t())
-    if temperature != 1.0:
-        scratch /= temperature
-    return torch.log_softmax(scratch, dim=-1, out=result)
+
+    def __init__(self, hidden: Tensor, head: Tensor, num_rows: int, temperature: float) -> None:
+        shape = (min(num_rows, len(hidden)), len(head))
+        self.logprobs = torch.empty(shape, dtype=torch.float32, device=hidden.device)
+        self.scratch = torch.empty_like(self.logprobs)
+        self._head = head
+        self._temperature = temperature
+
+    def fill(self, hidden: Tensor) -> Tensor:
+        """Write the log-probs of these rows into `logprobs` and return the rows written."""
+        scratch = self.scratch[: len(hidden)]
+        if hidden.dtype is torch.float32:
+            torch.mm(hidden, self._head.t(), out=scratch)
+        else:
+            scratch.copy_(hidden @ self._head.t())
+        if self._temperature != 1.0:
+            scratch /= self._temperature
+        return torch.log_softmax(scratch, dim=-1, out=self.logprobs[: len(hidden)])
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """With z the scaled logits, p their softmax, y the target: d logp_y / dz = 1_y - p and dH / dz
-    = -p (log p + H).
-
-    The two [C, V] matrices are used again for every chunk: new ones would leave gaps in memory,
-    which cost as much again.
+    """With z the scaled logits, p their softmax, y the target and H the entropy:
+    d logp_y / dz = 1_y - p  and  dH / dz = -p (log p + H).
     """
 
     @staticmethod
@@ -81,17 +79,18 @@ class _TokenLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         logprobs = torch.empty(len(hidden), dtype=torch.float32, device=hidden.device)
         entropies = torch.empty_like(logprobs)
-        matrix, scratch = _room(hidden, head, chunk_tokens), _room(hidden, head, chunk_tokens)
+        chunk = _Chunk(hidden, head, chunk_tokens, temperature)
         for start in range(0, len(hidden), chunk_tokens):
             rows = slice(start, start + chunk_tokens)
-            distribution = _fill(matrix, scratch, hidden[rows], head, temperature)
+            distribution = chunk.fill(hidden[rows])
             logprobs[rows] = distribution.gather(1, targets[rows, None]).squeeze(1)
-            probs = torch.exp(distribution, out=scratch[: len(distribution)])
+            probs = torch.exp(distribution, out=chunk.scratch[: len(distribution)])
             entropies[rows] = torch.linalg.vecdot(probs, distribution).neg_()
+        kept = chunk.logprobs if len(hidden) <= chunk_tokens else None
+        # Without this, an entropy that no loss uses would arrive in backward as a tensor of zeros
+        # and cost a pass over [C, V].
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(
-            hidden, head, targets, entropies, matrix if len(hidden) <= chunk_tokens else None
-        )
+        ctx.save_for_backward(hidden, head, targets, entropies, kept)
         ctx.temperature = temperature
         ctx.chunk_tokens = chunk_tokens
         return logprobs, entropies
@@ -103,26 +102,19 @@ class _TokenLogprobs(torch.autograd.Function):
         if grad_logprobs is None:
             grad_logprobs = torch.zeros_like(entropies)
         grad_hidden = torch.empty_like(hidden)
+        # Sums over chunks are float32: bfloat16 would lose the small terms of a long batch.
         grad_head = torch.zeros(head.shape, dtype=torch.float32, device=head.device)
-        matrix, scratch = (
-            _room(hidden, head, ctx.chunk_tokens),
-            _room(hidden, head, ctx.chunk_tokens),
-        )
+        chunk = _Chunk(hidden, head, ctx.chunk_tokens, ctx.temperature)
         for start in range(0, len(hidden), ctx.chunk_tokens):
             rows = slice(start, start + ctx.chunk_tokens)
-            distribution = (
-                kept
-                if kept is not None
-                else _fill(matrix, scratch, hidden[rows], head, ctx.temperature)
-            )
+            distribution = chunk.fill(hidden[rows]) if kept is None else kept
             size, share = len(distribution), grad_logprobs[rows, None]
-            grad_logits = torch.exp(distribution, out=scratch[:size])
+            grad_logits = torch.exp(distribution, out=chunk.scratch[:size])
             if grad_entropies is None:
                 grad_logits.mul_(-share)
             else:
-                pull = torch.add(distribution, entropies[rows, None], out=matrix[:size]).mul_(
-                    grad_entropies[rows, None]
-                )
+                pull = torch.add(distribution, entropies[rows, None], out=chunk.logprobs[:size])
+                pull.mul_(grad_entropies[rows, None])
                 grad_logits.mul_(pull.add_(share).neg_())
             grad_logits.scatter_add_(1, targets[rows, None], share)
             if ctx.temperature != 1.0:

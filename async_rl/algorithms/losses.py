@@ -1,7 +1,7 @@
-"""The losses of policy and critic, per token, and the weights that turn tokens into one number.
+"""Losses of policy and critic per token, and the weight of each token in the minibatch.
 
-Invariant: a loss is `sum(weights * token_loss)` with weights fixed by the whole minibatch, so it
-may be summed over any micro-batches, packings and ranks without changing its gradient.
+Invariant: the loss of a minibatch is sum(weight * token_loss), with weights computed from the whole
+minibatch. So it may be summed over any micro-batches, packings and ranks with the same gradient.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from async_rl.algorithms.sequences import Sequences
+from async_rl.algorithms.parts import Parts
 
 Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum"]
 
 
 class PolicyLoss(NamedTuple):
-    """loss float32 [R]; is_clipped_low, is_clipped_high bool [R], tokens whose ratio the bound at
-    that side changed.
+    """The loss of R tokens.
+
+    loss: float32 [R]; is_clipped_low, is_clipped_high: bool [R], tokens whose ratio was bounded at
+    that side.
     """
 
     loss: Tensor
@@ -27,33 +29,28 @@ class PolicyLoss(NamedTuple):
 
 
 def token_weights(
-    mask: Tensor,
-    *,
-    sequence_index: Tensor,
-    num_sequences: int,
-    aggregation: Aggregation,
-    constant_tokens: int | None,
+    sequences: Parts, *, aggregation: Aggregation, constant_tokens: int | None
 ) -> Tensor:
-    """The share of each token in a mean over the masked tokens.
+    """Return the weight of each token in the minibatch's loss.
 
-    mask: bool [R]; sequence_index: int64 [R] -> float32 [R], 0 where masked.  With S the number of
-    sequences with a trained token:
+    sequences: the sequences of R tokens, whose mask is the trained tokens of the minibatch
+    -> float32 [R], 0 where masked.  With S the number of sequences with a trained token:
       token_mean     1 / number of trained tokens
       sequence_mean  1 / (S * trained tokens of the token's sequence)
-      sequence_sum  1 / (S * constant_tokens)  (Dr. GRPO, arXiv 2503.20783: no bias towards short
-      answers)
-    Raises ValueError for sequence_sum without its constant.
+      sequence_sum   1 / (S * constant_tokens)    Dr. GRPO, arXiv 2503.20783 sec. 3.1: no bias
+                                                  towards short answers
+    Raises ValueError for sequence_sum without constant_tokens.
     """
-    weight = mask.to(torch.float32)
+    weight = sequences.mask.to(torch.float32)
     if aggregation == "token_mean":
         return weight / weight.sum().clamp(min=1)
-    lengths = weight.new_zeros(num_sequences).index_add_(0, sequence_index, weight)
-    trained = (lengths > 0).sum().clamp(min=1)
+    lengths = sequences.sums(weight)
+    num_trained = (lengths > 0).sum().clamp(min=1)
     if aggregation == "sequence_mean":
-        return weight / (lengths.clamp(min=1)[sequence_index] * trained)
+        return weight / (lengths.clamp(min=1)[sequences.index] * num_trained)
     if constant_tokens is None:
         raise ValueError("sequence_sum needs constant_tokens")
-    return weight / (constant_tokens * trained)
+    return weight / (constant_tokens * num_trained)
 
 
 def clipped_loss(
@@ -65,35 +62,39 @@ def clipped_loss(
     clip_high: float,
     clip_dual: float | None,
 ) -> PolicyLoss:
-    """Clipped surrogate of PPO (arXiv 1707.06347 eq. 7), with dual clip (arXiv 1912.09729 eq. 5).
+    """Compute the clipped surrogate loss of PPO (arXiv 1707.06347 eq. 7).
 
-    all float32 [R].  With u = exp(log_ratio):  s = min(u A, clip(u, 1 - clip_low, 1 + clip_high)
-    A);  for A < 0 also s = max(s, clip_dual A);  loss = -behavior_weight s.  What log_ratio is
-    makes the method:
-      policy - proximal  decoupled PPO (arXiv 2110.00641 eq. 6), behavior_weight = proximal /
-      behavior policy - behavior  PPO as first written, behavior_weight = 1 sequence_log_ratio(...)
-      GSPO
+    log_ratio, advantages, behavior_weight: float32 [R] -> float32 [R], bool [R], bool [R].
+    With u = exp(log_ratio):
+      s = min(u A, clip(u, 1 - clip_low, 1 + clip_high) A)
+      s = max(s, clip_dual A) where A < 0 and clip_dual is set    dual clip, arXiv 1912.09729 eq. 5
+      loss = -behavior_weight s
+    log_ratio selects the method:
+      policy - proximal        decoupled PPO (arXiv 2110.00641 eq. 6), behavior_weight = proximal /
+                               behavior
+      policy - behavior        PPO as first published, behavior_weight = 1
+      sequence_log_ratio(...)  GSPO
     """
     ratio = log_ratio.exp()
     bounded = ratio.clamp(1 - clip_low, 1 + clip_high)
     surrogate = torch.minimum(ratio * advantages, bounded * advantages)
     if clip_dual is not None:
-        surrogate = torch.where(
-            advantages < 0, torch.maximum(surrogate, clip_dual * advantages), surrogate
-        )
+        limited = torch.maximum(surrogate, clip_dual * advantages)
+        surrogate = torch.where(advantages < 0, limited, surrogate)
     is_clipped_low = (ratio < 1 - clip_low) & (advantages < 0)
     is_clipped_high = (ratio > 1 + clip_high) & (advantages > 0)
     return PolicyLoss(-behavior_weight * surrogate, is_clipped_low, is_clipped_high)
 
 
-def sequence_log_ratio(log_ratio: Tensor, *, sequences: Sequences) -> Tensor:
-    """The log of GSPO's ratio at every token: float32 [R] -> float32 [R].
+def sequence_log_ratio(log_ratio: Tensor, *, sequences: Parts) -> Tensor:
+    """Return the logarithm of GSPO's ratio at every token: float32 [R] -> float32 [R].
 
-    Its value is the mean of log_ratio over the sequence's trained tokens, its gradient that of the
-    token's own log_ratio (GSPO-token, arXiv 2507.18071 eq. 13-14).  Summed over a sequence with one
-    advantage that is the gradient of GSPO itself (eq. 7).
+    Its value is the mean of log_ratio over the trained tokens of the sequence, its gradient that of
+    the token's own log_ratio (GSPO-token, arXiv 2507.18071 eq. 13-14).  Summed over a sequence with
+    one advantage that is the gradient of GSPO (eq. 7).
     """
-    return sequences.mean(log_ratio.detach()) + (log_ratio - log_ratio.detach())
+    detached = log_ratio.detach()
+    return sequences.mean(detached) + (log_ratio - detached)
 
 
 def cispo_loss(
@@ -105,38 +106,40 @@ def cispo_loss(
     clip_low: float,
     clip_high: float,
 ) -> PolicyLoss:
-    """CISPO (arXiv 2506.13585 eq. 4-5): the ratio is a bounded constant, so no token loses its
-    gradient.
+    """Compute the loss of CISPO (arXiv 2506.13585 eq. 4-5).
 
-    all float32 [R].  loss = -behavior_weight stop_gradient(clip(exp(log_ratio), 1 - clip_low, 1 +
-    clip_high)) A policy_logprobs.
+    policy_logprobs, log_ratio, advantages, behavior_weight: float32 [R]
+    -> float32 [R], bool [R], bool [R].  With u = exp(log_ratio):
+      loss = -behavior_weight stop_gradient(clip(u, 1 - clip_low, 1 + clip_high)) A policy_logprobs
+    The bounded ratio is a constant, so no token loses its gradient.
     """
     ratio = log_ratio.detach().exp()
     bounded = ratio.clamp(1 - clip_low, 1 + clip_high)
-    return PolicyLoss(
-        -behavior_weight * bounded * advantages * policy_logprobs,
-        ratio < 1 - clip_low,
-        ratio > 1 + clip_high,
-    )
+    loss = -behavior_weight * bounded * advantages * policy_logprobs
+    return PolicyLoss(loss, ratio < 1 - clip_low, ratio > 1 + clip_high)
 
 
 def reinforce_loss(
     policy_logprobs: Tensor, *, advantages: Tensor, behavior_weight: Tensor
 ) -> PolicyLoss:
-    """-behavior_weight A policy_logprobs: float32 [R].  Right for one update per batch only: it
-    knows no ratio to the proximal policy.
+    """Compute the loss of REINFORCE (Williams 1992): -behavior_weight A policy_logprobs.
+
+    policy_logprobs, advantages, behavior_weight: float32 [R] -> float32 [R], and two bool [R] that
+    are False, because nothing is clipped.  It has no ratio to the proximal policy, so it is correct
+    only for one update per batch.
     """
-    nowhere = torch.zeros_like(advantages, dtype=torch.bool)
-    return PolicyLoss(-behavior_weight * advantages * policy_logprobs, nowhere, nowhere)
+    is_clipped = torch.zeros_like(advantages, dtype=torch.bool)
+    return PolicyLoss(-behavior_weight * advantages * policy_logprobs, is_clipped, is_clipped)
 
 
 def value_loss(
     values: Tensor, *, old_values: Tensor, returns: Tensor, clip: float | None
 ) -> Tensor:
-    """0.5 (V - return)^2, or with a clip range the larger of that and the same for V_old + clip(V -
-    V_old) (arXiv 1506.02438, PPO code).
+    """Compute the loss of the critic at each token.
 
-    all float32 [R] -> float32 [R].
+    values, old_values, returns: float32 [R] -> float32 [R].  0.5 (V - return)^2; with a clip range
+    the larger of that and 0.5 (V_old + clip(V - V_old, -clip, clip) - return)^2
+    (arXiv 1506.02438; the clipped form is from the published code of PPO).
     """
     loss = (values - returns).square()
     if clip is not None:

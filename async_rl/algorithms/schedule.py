@@ -1,4 +1,4 @@
-"""Learning-rate schedules. Pure functions of the step number."""
+"""Learning-rate schedules, as functions of the step number."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def learning_rate(
     schedule: Literal["constant", "cosine"],
     min_lr_ratio: float,
 ) -> float:
-    """Learning rate of step 0, 1, ...: linear warm-up to lr, then constant, or a cosine from lr to
-    min_lr_ratio * lr at num_steps.
+    """Return the learning rate of step 0, 1, ...
 
-    The first step has lr / warmup_steps, the warmup_steps-th has lr.  After num_steps the cosine
-    stays at its floor.
+    Linear warm-up from lr / warmup_steps at step 0 to lr at step warmup_steps - 1.  Then either lr
+    ("constant"), or a cosine from lr to min_lr_ratio * lr at num_steps, which stays there
+    (arXiv 1608.03983 eq. 5, one period).
     """
     if step < warmup_steps:
         return lr * (step + 1) / warmup_steps

@@ -1,7 +1,6 @@
-"""Running mean and spread of returns, in whose units the critic learns.
+"""Running mean and spread of the returns, in whose units the critic learns.
 
-Pure: observing gives a new `Moments`.  Every rank observes the whole batch, so all agree without
-talking.
+Each rank observes the whole batch, so all ranks compute the same moments without communication.
 """
 
 from __future__ import annotations
@@ -19,26 +18,44 @@ _BOUND = 5.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ValueUnits:
+    """The unit of the critic's values: return = value * std + mean."""
+
+    mean: float = 0.0
+    std: float = 1.0
+
+    def to_returns(self, values: Tensor) -> Tensor:
+        """Convert the critic's values to the unit of returns: float32 [...] -> float32 [...]."""
+        return values * self.std + self.mean
+
+    def to_values(self, returns: Tensor) -> Tensor:
+        """Convert returns to the critic's unit, bounded: float32 [...] -> float32 [...].
+
+        clip((return - mean) / std, -5, 5)
+        """
+        return torch.clamp((returns - self.mean) / self.std, -_BOUND, _BOUND)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Moments:
-    """Weighted sums of x, of x^2, and of the weights; mean = total / weight. All 0 = nothing seen
-    yet: mean 0, spread 1.
-    """
+    """Weighted sums of x and x^2, and the sum of the weights: mean = total / weight."""
 
     total: float = 0.0
     total_square: float = 0.0
     weight: float = 0.0
 
     def observed(self, returns: Tensor, *, kind: ValueNorm, beta: float) -> Moments:
-        """With these returns (float32 [N]) taken in; unchanged if there are none.
+        """Return the moments including these returns, or the same moments if there are none.
 
-        exp: every batch counts 1 - beta times its mean, what came before beta times; dividing by
-        the weight takes the start's bias off.
-        ma:  every token counts once, for ever.
+        returns: float32 [N].  kind "ma": every token has weight 1, forever.  kind "exp": the mean
+        of the batch has weight 1 - beta and the earlier moments are multiplied by beta; the
+        division by `weight` removes the bias of the start (Adam, arXiv 1412.6980 sec. 3).
         """
         n = returns.numel()
-        if not n:
+        if n == 0:
             return self
-        total, total_square = float(returns.double().sum()), float(returns.double().square().sum())
+        values = returns.double()
+        total, total_square = float(values.sum()), float(values.square().sum())
         if kind == "ma":
             return Moments(
                 total=self.total + total,
@@ -52,15 +69,15 @@ class Moments:
             weight=beta * self.weight + share,
         )
 
-    def mean_and_std(self, *, eps: float) -> tuple[float, float]:
-        """mean, and std of at least 0.1; weights below eps are taken as eps."""
+    def units(self, *, eps: float) -> ValueUnits:
+        """Return mean and standard deviation; mean 0 and std 1 before the first observation.
+
+        The std is at least 0.1, so that equal returns do not divide by 0.  A weight below eps
+        counts as eps.
+        """
         if self.weight == 0:
-            return 0.0, 1.0
+            return ValueUnits()
         weight = max(self.weight, eps)
         mean = self.total / weight
-        return mean, float(max(self.total_square / weight - mean**2, _MIN_VARIANCE)) ** 0.5
-
-
-def normalize(returns: Tensor, *, mean: float, std: float) -> Tensor:
-    """clip((x - mean) / std, -5, 5): float32 [...] -> float32 [...]."""
-    return torch.clamp((returns - mean) / std, -_BOUND, _BOUND)
+        variance = max(self.total_square / weight - mean**2, _MIN_VARIANCE)
+        return ValueUnits(mean=mean, std=float(variance) ** 0.5)

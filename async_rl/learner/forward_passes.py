@@ -1,9 +1,8 @@
-"""What the models say of a batch before its update, and how the batch is dealt out to forward
-passes.
+"""Forward passes of the models over a batch, and the plan that divides a batch into passes.
 
-Invariant: the first update has the weights that were evaluated, so its passes are kept, graph
-included, where memory allows; where the policy's log-probs are needed no earlier, its training
-passes are the evaluation.  Nothing is computed twice. Called by update.py.
+Invariant: nothing is computed twice. The first update has the same weights as the passes before it,
+so their outputs are kept with their graphs if memory allows. If no target depends on the policy's
+log-probs, the training passes of the first update are the passes that record them.
 """
 
 from __future__ import annotations
@@ -18,204 +17,209 @@ from torch import Tensor
 from async_rl.batching.batch import Batch
 from async_rl.batching.packing import Pass, pack
 from async_rl.batching.partition import cost_tokens, minibatches, passes
-from async_rl.config.run import RunConfig
-from async_rl.learner.models import Critic, Policy, PolicyOutput, States, Values
-from async_rl.learner.objective import Evaluated
+from async_rl.config.learner import LearnerConfig
+from async_rl.learner.models import LearnerModels, PolicyOutput, States, Values
+from async_rl.learner.objective import BatchOutputs
 from async_rl.learner.sharding import Ranks
 
+# Tokens of a pass on a CPU: the activations of a small model then stay in the core's cache, which
+# is faster than one large pass.
 _CACHE_TOKENS = 1280
-"""Tokens of a pass on a CPU: activations of a small model then stay in the core's cache, which is
-faster than one large pass.
-"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Minibatch:
-    """The passes of this rank for one optimizer step, and the minibatch's sequences on all ranks.
+    """The passes of this rank for one optimizer step, and the sequences of all ranks.
 
-    silent: those passes, at the front, of whose loss the gradient is exactly 0: they are run for
-    what they tell, without a graph.
+    zero_gradient: the passes, first in the list, whose loss has a gradient of exactly 0. They run
+    without a graph, for their metrics.
     """
 
     passes: list[Pass]
-    silent: frozenset[Pass]
+    zero_gradient: frozenset[Pass]
     sequences: list[int]
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
-class Kept:
-    """Outputs of passes, graph included, that the first update uses instead of running the models
-    again.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class KeptOutputs:
+    """Outputs with their graphs, which the first update uses instead of running the models again.
 
-    is_streaming: the policy was not run before the targets; its training passes give the proximal
-    log-probs.
+    records_policy: the policy did not run before the targets; the training passes record its
+    log-probs as the proximal ones.
     """
 
-    is_streaming: bool
+    records_policy: bool
     policy: dict[Pass, PolicyOutput] = dataclasses.field(default_factory=dict)
     critic: dict[Pass, Tensor] = dataclasses.field(default_factory=dict)
 
 
-class Evaluator:
-    """Runs the models over batches."""
+class ForwardPasses:
+    """Runs policy, reference and critic over batches."""
 
     def __init__(
         self,
-        config: RunConfig,
+        models: LearnerModels,
         ranks: Ranks,
         *,
-        policy: Policy,
-        reference: Policy | None,
-        critic: Critic | None,
+        learner: LearnerConfig,
+        seed: int,
+        temperature: float,
+        needs_exact_kl: bool,
     ) -> None:
-        self._config = config
+        self._models = models
         self._ranks = ranks
-        self._policy = policy
-        self._reference = reference
-        self._critic = critic
-        self._has_values = config.learner.critic.enabled
-        self._is_kl_exact = config.algorithm.kl_estimator == "full"
-        self._temperature = config.generation.temperature
-        self._chunk_tokens = policy.chunk_tokens(config.learner.logits_chunk_mb)
+        self._learner = learner
+        self._seed = seed
+        self._temperature = temperature
+        self._needs_exact_kl = needs_exact_kl and models.reference is not None
+        self._chunk_tokens = models.policy.chunk_tokens(learner.logits_chunk_mb)
+        self._pass_tokens = learner.budget_tokens
+        if not ranks.is_sharded:
+            self._pass_tokens = min(learner.budget_tokens, _CACHE_TOKENS)
 
-    def plan(self, batch: Batch, version: int, epoch: int, *, pulls: Tensor) -> list[Minibatch]:
-        """The epoch's minibatches with this rank's passes; the same on every rank and for every
-        budget but for the passes.
+    def plan(
+        self, batch: Batch, version: int, epoch: int, *, has_gradient: Tensor
+    ) -> list[Minibatch]:
+        """Return the minibatches of an epoch with the passes of this rank.
 
-        pulls: bool [B], False where nothing in the sequence's loss depends on the policy.
+        has_gradient: bool [B], False where the loss of the sequence does not depend on the policy.
+        Minibatches are equal on all ranks and for all budgets; only their passes differ.
         """
-        device = self._ranks.device
-        budget = self._config.learner.budget_tokens
-        if not self._ranks.is_sharded:
-            budget = min(budget, _CACHE_TOKENS)
-        rng = (
-            np.random.default_rng((self._config.seed, version, epoch))
-            if self._config.learner.shuffle
-            else None
-        )
-        does_pull = pulls.tolist()
-
-        def mine(sequences: list[int]) -> list[Pass]:
-            if not sequences:
-                return []
-            shares = passes(batch, sequences, ranks=self._ranks.world_size, budget_tokens=budget)
-            return [
-                pack(batch, members, device=device, with_ends=self._has_values)
-                for members in shares[self._ranks.rank]
-            ]
-
+        rng = None
+        if self._learner.shuffle:
+            rng = np.random.default_rng((self._seed, version, epoch))
+        is_trained = has_gradient.tolist()
         plan = []
-        for sequences in minibatches(batch, count=self._config.learner.minibatches, rng=rng):
-            silent = mine([s for s in sequences if not does_pull[s]])
-            loud = mine([s for s in sequences if does_pull[s]])
+        for sequences in minibatches(batch, count=self._learner.minibatches, rng=rng):
+            zero = self._passes(batch, [s for s in sequences if not is_trained[s]])
+            trained = self._passes(batch, [s for s in sequences if is_trained[s]])
             plan.append(
-                Minibatch(passes=silent + loud, silent=frozenset(silent), sequences=sequences)
+                Minibatch(passes=zero + trained, zero_gradient=frozenset(zero), sequences=sequences)
             )
         return plan
 
-    def evaluate(
+    def _passes(self, batch: Batch, sequences: list[int]) -> list[Pass]:
+        """Pack this rank's share of the sequences into passes."""
+        if not sequences:
+            return []
+        ranks = self._ranks
+        shares = passes(batch, sequences, ranks=ranks.world_size, budget_tokens=self._pass_tokens)
+        with_ends = self._models.has_values
+        return [
+            pack(batch, members, device=ranks.device, with_ends=with_ends)
+            for members in shares[ranks.rank]
+        ]
+
+    def run(
         self, batch: Batch, plan: Sequence[Minibatch], *, with_policy: bool, trains_policy: bool
-    ) -> tuple[Evaluated, Kept]:
-        """Runs the models over the batch. The first update has the same weights, so its passes keep
-        their graphs if memory allows.
+    ) -> tuple[BatchOutputs, KeptOutputs]:
+        """Run the models over the batch, and keep the outputs that the first update can use.
+
+        with_policy: run the policy too; trains_policy: the first update needs its graphs.
         """
-        reuse = self._reusable(batch, plan[0])
-        silent = plan[0].silent
-        before, kept = self.nothing_yet(batch), Kept(is_streaming=not with_policy)
+        reusable = self._reusable(batch, plan[0])
+        outputs = self.empty_outputs(batch)
+        kept = KeptOutputs(records_policy=not with_policy)
+        critic = self._models.critic
         for row in [row for minibatch in plan for row in minibatch.passes]:
+            is_kept = row in reusable
             if with_policy:
-                with torch.set_grad_enabled(trains_policy and row in reuse and row not in silent):
+                needs_graph = is_kept and trains_policy and row not in plan[0].zero_gradient
+                with torch.set_grad_enabled(needs_graph):
                     output = self.run_policy(row)
-                note(before, row, output)
-                if trains_policy and row in reuse:
+                record_policy(outputs, row, output)
+                if is_kept and trains_policy:
                     kept.policy[row] = output
-            if self._reference is not None and before.ref_logprobs is not None:
-                with torch.no_grad():
-                    before.ref_logprobs[row.token_index] = self._ref_logprobs(self._reference, row)
-            if self._critic is not None:
-                with torch.set_grad_enabled(row in reuse):
-                    values: Values = self._critic(row)
-                _note_values(before, row, values)
-                if row in reuse:
-                    kept.critic[row] = values.here
+            self._record_reference(outputs, row)
+            if critic is not None:
+                with torch.set_grad_enabled(is_kept):
+                    values: Values = critic(row)
+                _record_values(outputs, row, values)
+                if is_kept:
+                    kept.critic[row] = values.at_tokens
         if with_policy:
-            self.share(before.proximal_logprobs, before.entropies, before.ref_kl)
-        self.share(before.ref_logprobs, before.values, before.bootstrap)
-        return before, kept
+            self.sum_policy_outputs(outputs)
+        self._sum_over_ranks(outputs.ref_logprobs, outputs.values, outputs.bootstrap)
+        return outputs, kept
 
     def run_policy(self, row: Pass) -> PolicyOutput:
-        """The policy's log-probs and entropies of a pass, with the exact KL where that is the
-        estimator.
-        """
+        """Run the policy on a pass, with the exact KL to the reference if it is the estimator."""
         states = None
-        if self._is_kl_exact and self._reference is not None:
+        if self._needs_exact_kl and self._models.reference is not None:
             with torch.no_grad():
-                states = self._reference.states(row)
-                if self._ranks.is_sharded:  # FSDP frees the head that the backward pass will need
+                states = self._models.reference.states(row)
+                if self._ranks.is_sharded:
+                    # FSDP frees the gathered head after the forward pass; backward needs it.
                     states = States(states.hidden, states.head.clone())
-        output: PolicyOutput = self._policy(
+        output: PolicyOutput = self._models.policy(
             row, temperature=self._temperature, chunk_tokens=self._chunk_tokens, reference=states
         )
         return output
 
-    def _ref_logprobs(self, reference: Policy, row: Pass) -> Tensor:
+    @torch.no_grad()
+    def _record_reference(self, outputs: BatchOutputs, row: Pass) -> None:
+        reference = self._models.reference
+        if reference is None or outputs.ref_logprobs is None:
+            return
         output: PolicyOutput = reference(
             row, temperature=self._temperature, chunk_tokens=self._chunk_tokens
         )
-        return output.logprobs
+        outputs.ref_logprobs[row.token_index] = output.logprobs
 
     def _reusable(self, batch: Batch, first: Minibatch) -> set[Pass]:
-        """Passes whose graphs may wait for the update: all of the first minibatch or none, within
-        the budget.
+        """The passes whose graphs can wait for the update: all of the first minibatch if they fit
+        into the budget together, otherwise none.
 
-        FSDP's hooks expect each backward pass before the next forward pass, so a sharded model
-        keeps a single one.
+        The hooks of FSDP expect each backward pass before the next forward pass, so a sharded model
+        keeps at most one pass.
         """
-        fits = (
-            cost_tokens(batch, first.sequences)
-            <= self._config.learner.budget_tokens * self._ranks.world_size
-        )
-        if not fits or (self._ranks.is_sharded and len(first.passes) > 1):
+        budget = self._learner.budget_tokens * self._ranks.world_size
+        if cost_tokens(batch, first.sequences) > budget:
+            return set()
+        if self._ranks.is_sharded and len(first.passes) > 1:
             return set()
         return set(first.passes)
 
-    def nothing_yet(self, batch: Batch) -> Evaluated:
-        """What is known before any model has run: zeros."""
+    def empty_outputs(self, batch: Batch) -> BatchOutputs:
+        """Return zeros for every output of the models there are."""
+        device = self._ranks.device
 
-        def tokens() -> Tensor:
-            return torch.zeros(batch.num_tokens, device=self._ranks.device)
+        def zeros(size: int, *, is_computed: bool = True) -> Tensor | None:
+            return torch.zeros(size, device=device) if is_computed else None
 
-        return Evaluated(
-            proximal_logprobs=tokens(),
-            entropies=tokens(),
-            ref_logprobs=tokens() if self._reference is not None else None,
-            ref_kl=tokens() if self._reference is not None and self._is_kl_exact else None,
-            values=tokens() if self._has_values else None,
-            bootstrap=(
-                torch.zeros(batch.num_sequences, device=self._ranks.device)
-                if self._has_values
-                else None
-            ),
+        num_tokens = batch.num_tokens
+        has_values = self._models.has_values
+        return BatchOutputs(
+            proximal_logprobs=torch.zeros(num_tokens, device=device),
+            entropies=torch.zeros(num_tokens, device=device),
+            ref_logprobs=zeros(num_tokens, is_computed=self._models.reference is not None),
+            ref_kl=zeros(num_tokens, is_computed=self._needs_exact_kl),
+            values=zeros(num_tokens, is_computed=has_values),
+            bootstrap=zeros(batch.num_sequences, is_computed=has_values),
         )
 
-    def share(self, *tensors: Tensor | None) -> None:
-        """Each rank has filled its own places and left 0 elsewhere; afterwards all have everything."""
+    def sum_policy_outputs(self, outputs: BatchOutputs) -> None:
+        """Complete the outputs of the policy on every rank (collective)."""
+        self._sum_over_ranks(outputs.proximal_logprobs, outputs.entropies, outputs.ref_kl)
+
+    def _sum_over_ranks(self, *tensors: Tensor | None) -> None:
+        """Each rank wrote its own passes and left 0 elsewhere, so the sum is the whole batch."""
         for tensor in tensors:
             if tensor is not None:
                 self._ranks.sum(tensor)
 
 
-def note(before: Evaluated, row: Pass, output: PolicyOutput) -> None:
-    """Writes down what the proximal policy says of a pass."""
-    before.proximal_logprobs[row.token_index] = output.logprobs.detach()
-    before.entropies[row.token_index] = output.entropies.detach()
-    if before.ref_kl is not None and output.kl is not None:
-        before.ref_kl[row.token_index] = output.kl.detach()
+def record_policy(outputs: BatchOutputs, row: Pass, output: PolicyOutput) -> None:
+    """Write the policy's output of a pass into the outputs of the batch."""
+    outputs.proximal_logprobs[row.token_index] = output.logprobs.detach()
+    outputs.entropies[row.token_index] = output.entropies.detach()
+    if outputs.ref_kl is not None and output.kl is not None:
+        outputs.ref_kl[row.token_index] = output.kl.detach()
     if output.values is not None:
-        _note_values(before, row, output.values)
+        _record_values(outputs, row, output.values)
 
 
-def _note_values(before: Evaluated, row: Pass, values: Values) -> None:
-    if before.values is not None and before.bootstrap is not None:
-        before.values[row.token_index] = values.here.detach()
-        before.bootstrap[row.sequences] = values.after
+def _record_values(outputs: BatchOutputs, row: Pass, values: Values) -> None:
+    if outputs.values is not None and outputs.bootstrap is not None:
+        outputs.values[row.token_index] = values.at_tokens.detach()
+        outputs.bootstrap[row.sequences] = values.after_end

@@ -3,58 +3,60 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from async_rl.algorithms.diagnostics import (
     behavior_metrics,
     explained_variance,
+    mean,
     mismatch_metrics,
     reward_metrics,
 )
 from async_rl.algorithms.kl import kl_estimate
-from async_rl.algorithms.sequences import Sequences
+from async_rl.algorithms.parts import Parts
 from async_rl.batching.batch import Batch
-from async_rl.config.run import RunConfig
+from async_rl.config.algorithm import AlgorithmConfig
 from async_rl.learner.pass_loss import correction
-from async_rl.learner.update import StepRecord
+from async_rl.learner.records import StepRecord
 
 
 def step_scalars(
-    config: RunConfig, batch: Batch, record: StepRecord, *, version: int
+    batch: Batch,
+    record: StepRecord,
+    *,
+    version: int,
+    algorithm: AlgorithmConfig,
+    pass_reward: float,
 ) -> dict[str, float]:
-    """Everything that one step tells about rewards, policy, critic and ages. version: the
-    learner's, before the step.
+    """Return the scalars of a step.
+
+    version: the learner's, before the step; pass_reward: the score at which a sample counts as
+    solved.
     """
-    mask, before, targets, totals = record.mask, record.before, record.targets, record.totals
-    proximal, behavior = before.proximal_logprobs[mask], batch.behavior_logprobs[mask]
+    mask, before = record.mask, record.before
+    advantages = record.targets.raw_advantages[mask]
     ages = version - batch.versions[mask]
-    oldest_ages = _oldest_ages(batch, record, version)[batch.sequence_index][mask]
     lengths = torch.tensor(batch.response_lengths, dtype=torch.float32)
-    sums = totals.policy
-    tokens = max(sums.tokens, 1.0)
     scalars = {
         **reward_metrics(
             batch.rewards,
             group_index=batch.group_index,
             num_groups=batch.num_groups,
-            pass_reward=config.reward.pass_reward,
+            pass_reward=pass_reward,
         ),
-        **_behavior(config, record, batch),
-        **mismatch_metrics(proximal, behavior_logprobs=behavior, oldest_ages=oldest_ages),
-        "loss/policy": sums.loss / totals.updates,
-        "policy/entropy": _mean(before.entropies[mask]),
-        "policy/clip_fraction": (sums.clipped_low + sums.clipped_high) / tokens,
-        "policy/clip_fraction_low": sums.clipped_low / tokens,
-        "policy/clip_fraction_high": sums.clipped_high / tokens,
-        "policy/kl_proximal_policy": sums.kl_proximal_policy / tokens,
-        "policy/left_out_share": sums.left_out / tokens,
-        "policy/grad_norm": totals.policy_grad_norm / totals.updates,
-        "policy/lr": record.policy_lr,
-        "advantage/mean": _mean(targets.raw_advantages[mask]),
-        "advantage/std": (
-            float(targets.raw_advantages[mask].std(correction=0)) if mask.any() else 0.0
+        **_behavior(algorithm, record, batch),
+        **mismatch_metrics(
+            before.proximal_logprobs[mask],
+            behavior_logprobs=batch.behavior_logprobs[mask],
+            oldest_ages=_oldest_ages(batch, record, version)[batch.sequence_index][mask],
         ),
-        "staleness/mean_versions": _mean(ages.float()),
-        "staleness/max_versions": float(ages.max()) if ages.numel() else 0.0,
+        **_policy(record),
+        **_reference(record),
+        **_value(record),
+        "advantage/mean": mean(advantages),
+        "advantage/std": float(advantages.std(correction=0)) if len(advantages) else 0.0,
+        "staleness/mean_versions": mean(ages.float()),
+        "staleness/max_versions": float(ages.max()) if len(ages) else 0.0,
         "length/response_mean": float(lengths.mean()),
         "length/response_max": float(lengths.max()),
         "length/truncated_share": float(batch.is_truncated.float().mean()),
@@ -63,52 +65,76 @@ def step_scalars(
         "time/forward_s": record.forward_s,
         "time/update_s": record.update_s,
     }
-    if before.ref_logprobs is not None:
-        scalars["policy/kl_reference"] = _mean(
-            kl_estimate(proximal, ref_logprobs=before.ref_logprobs[mask], estimator="k3")
-        )
-        scalars["policy/kl_coef"] = record.kl_coef
     if batch.baselines is not None:
-        scalars["reward/baseline_mean"] = _mean(batch.baselines.rewards)
-    if before.values is not None and targets.returns is not None and record.value_lr is not None:
-        scalars["value/loss"] = totals.value_loss / totals.updates
-        values = before.values[mask] * record.units.std + record.units.mean
-        scalars["value/explained_variance"] = explained_variance(
-            values, returns=targets.returns[mask]
-        )
-        scalars["value/return_mean"] = _mean(targets.returns[mask])
-        scalars["value/grad_norm"] = totals.value_grad_norm / totals.updates
-        scalars["value/lr"] = record.value_lr
+        scalars["reward/baseline_mean"] = mean(batch.baselines.rewards)
     return scalars
 
 
+def _policy(record: StepRecord) -> dict[str, float]:
+    totals, sums = record.totals, record.totals.policy
+    # During the critic's warm-up no token of the policy is trained.
+    tokens = max(sums.tokens, 1.0)
+    return {
+        "loss/policy": sums.loss / totals.updates,
+        "policy/entropy": mean(record.before.entropies[record.mask]),
+        "policy/clip_fraction": (sums.clipped_low + sums.clipped_high) / tokens,
+        "policy/clip_fraction_low": sums.clipped_low / tokens,
+        "policy/clip_fraction_high": sums.clipped_high / tokens,
+        "policy/kl_proximal_policy": sums.kl_proximal_policy / tokens,
+        "policy/left_out_share": sums.left_out / tokens,
+        "policy/grad_norm": totals.policy_grad_norm / totals.updates,
+        "policy/lr": record.policy_lr,
+    }
+
+
+def _behavior(algorithm: AlgorithmConfig, record: StepRecord, batch: Batch) -> dict[str, float]:
+    mask, proximal = record.mask, record.before.proximal_logprobs
+    behavior = batch.behavior_logprobs
+    sequences = Parts(index=batch.sequence_index, count=batch.num_sequences, mask=mask)
+    corrected = correction(algorithm, proximal - behavior, sequences)
+    return behavior_metrics(
+        proximal[mask],
+        behavior_logprobs=behavior[mask],
+        raw_weights=corrected.raw[mask],
+        is_bounded=corrected.is_bounded[mask],
+    )
+
+
+def _reference(record: StepRecord) -> dict[str, float]:
+    mask, before = record.mask, record.before
+    if before.ref_logprobs is None:
+        return {}
+    kl = kl_estimate(
+        before.proximal_logprobs[mask], ref_logprobs=before.ref_logprobs[mask], estimator="k3"
+    )
+    return {"policy/kl_reference": mean(kl), "policy/kl_coef": record.kl_coef}
+
+
+def _value(record: StepRecord) -> dict[str, float]:
+    mask, totals, values = record.mask, record.totals, record.before.values
+    if values is None or record.targets.returns is None or record.value_lr is None:
+        return {}
+    returns = record.targets.returns[mask]
+    values = record.units.to_returns(values[mask])
+    return {
+        "value/loss": totals.value_loss / totals.updates,
+        "value/explained_variance": explained_variance(values, returns=returns),
+        "value/return_mean": mean(returns),
+        "value/grad_norm": totals.value_grad_norm / totals.updates,
+        "value/lr": record.value_lr,
+    }
+
+
 def step_histograms(batch: Batch, record: StepRecord, *, version: int) -> dict[str, list[float]]:
-    """staleness/versions: age of the oldest trained token of each sequence that has one."""
+    """Return the histograms of a step: the age of the oldest trained token of each sequence."""
     oldest = _oldest_ages(batch, record, version)
     return {"staleness/versions": oldest[oldest >= 0].float().tolist()}
 
 
-def _oldest_ages(batch: Batch, record: StepRecord, version: int) -> torch.Tensor:
-    """Age in versions of the oldest trained token of each sequence, int64 [B]; -1 where none is
-    trained.
+def _oldest_ages(batch: Batch, record: StepRecord, version: int) -> Tensor:
+    """The age in versions of the oldest trained token of each sequence, -1 if none is trained:
+    int64 [B].
     """
     ages = (version - batch.versions).masked_fill(~record.mask, -1)
     oldest = torch.full((batch.num_sequences,), -1, dtype=ages.dtype, device=ages.device)
     return oldest.scatter_reduce_(0, batch.sequence_index, ages, "amax")
-
-
-def _behavior(config: RunConfig, record: StepRecord, batch: Batch) -> dict[str, float]:
-    proximal, behavior = record.before.proximal_logprobs, batch.behavior_logprobs
-    sequences = Sequences(index=batch.sequence_index, count=batch.num_sequences, mask=record.mask)
-    found = correction(config.algorithm, proximal - behavior, sequences)
-    mask = record.mask
-    return behavior_metrics(
-        proximal[mask],
-        behavior_logprobs=behavior[mask],
-        raw_weights=found.raw[mask],
-        is_bounded=found.is_bounded[mask],
-    )
-
-
-def _mean(x: torch.Tensor) -> float:
-    return float(x.mean()) if x.numel() else 0.0

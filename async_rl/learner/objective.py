@@ -1,8 +1,8 @@
-"""From a batch and what the models said of it to the targets of the update: which tokens train,
-with what advantage and return.
+"""From a batch and the outputs of the models to the targets of the update.
 
-Pure functions of tensors and configuration; every rank computes them on the whole batch, so each
-statistic is global.
+The targets are the trained tokens, their advantages, and the returns for the critic. These are pure
+functions of tensors and settings. Every rank computes them on the whole batch, so each statistic is
+global.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from torch import Tensor
 from async_rl.algorithms.advantages import (
     gae,
     group_advantages,
-    group_means,
     normalize_advantages,
     returns_to_go,
     vtrace,
 )
 from async_rl.algorithms.kl import kl_estimate
-from async_rl.algorithms.rewards import overlong_penalty, scaled, step_rewards
+from async_rl.algorithms.parts import Parts
+from async_rl.algorithms.value_norm import ValueUnits
 from async_rl.batching.batch import Batch
 from async_rl.config.algorithm import AlgorithmConfig
-from async_rl.config.run import RunConfig
 from async_rl.config.running import BufferConfig
 from async_rl.core.errors import StalenessError
+from async_rl.learner.token_rewards import RewardRules
 
 
-@dataclasses.dataclass(slots=True, kw_only=True)
-class Evaluated:
-    """What the models say of the batch before the update: float32 [R], bootstrap float32 [B]; None
-    where there is no such model.
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BatchOutputs:
+    """The outputs of the models for the whole batch, before the update.
 
-    ref_kl: the exact KL to the reference where that is part of the reward.  values, bootstrap: in
-    the critic's own units.
+    Each is float32 [R], except bootstrap: float32 [B], the value after the last token.  A field is
+    None if there is no such model.  ref_kl: the exact KL to the reference, if it is the estimator.
+    values, bootstrap: in the critic's unit.  Passes fill the tensors in place.
     """
 
     proximal_logprobs: Tensor
@@ -47,17 +47,10 @@ class Evaluated:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class ValueUnits:
-    """What the critic's units are in those of the return: return = value * std + mean."""
-
-    mean: float = 0.0
-    std: float = 1.0
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Targets:
-    """What the update aims at, float32 [R]. raw_advantages are those before normalisation; returns
-    is None without a critic.
+    """The targets of the update, each float32 [R].
+
+    raw_advantages: before normalisation; returns: None without a critic.
     """
 
     raw_advantages: Tensor
@@ -68,12 +61,13 @@ class Targets:
 def trained_mask(
     batch: Batch, *, version: int, algorithm: AlgorithmConfig, buffer: BufferConfig
 ) -> Tensor:
-    """bool [R]: tokens of the policy, without truncated samples if those are masked, and without
-    over-age tokens.
+    """Return the trained tokens: bool [R].
 
-    version: the learner's, before the update.  Raises StalenessError on a token from the future,
-    and on an over-age one unless over-age
-    tokens are to be masked: the buffer should have dropped its group.
+    These are the tokens that the policy wrote, without truncated responses if
+    algorithm.mask_truncated is set, and without tokens above the staleness bound if
+    buffer.over_age=mask.  version: the learner's, before the update.  Raises StalenessError for a
+    token of a later version, and for one above the bound if buffer.over_age=drop, because the
+    buffer should have dropped its group.
     """
     mask = batch.loss_mask
     if algorithm.mask_truncated:
@@ -82,15 +76,16 @@ def trained_mask(
     if bool((mask & (ages < 0)).any()):
         newest = int(batch.versions[mask].max())
         raise StalenessError(
-            f"a token was sampled by version {newest}, but the learner is at {version}"
+            f"a token was sampled by version {newest}, but the learner is at version {version};"
+            " restart the run from a checkpoint, because its versions are inconsistent"
         )
-    over_age = ages > buffer.max_staleness_versions
+    is_over_age = ages > buffer.max_staleness_versions
     if buffer.over_age == "mask":
-        return mask & ~over_age
-    if bool((mask & over_age).any()):
+        return mask & ~is_over_age
+    if bool((mask & is_over_age).any()):
         raise StalenessError(
-            f"a token is {int(ages[mask].max())} versions old, buffer.max_staleness_versions is"
-            f" {buffer.max_staleness_versions}; such a group must be dropped before it is trained"
+            f"a token is {int(ages[mask].max())} versions old, above buffer.max_staleness_versions="
+            f"{buffer.max_staleness_versions}; the buffer must drop such a group before training"
         )
     return mask
 
@@ -98,182 +93,126 @@ def trained_mask(
 def compute_targets(
     batch: Batch,
     mask: Tensor,
-    before: Evaluated,
+    outputs: BatchOutputs,
     *,
-    config: RunConfig,
+    algorithm: AlgorithmConfig,
+    rules: RewardRules,
     kl_coef: float,
     units: ValueUnits,
 ) -> Targets:
-    """Advantages by the configured estimator from the task's rewards, less the KL where it is part
-    of the reward.
+    """Compute advantages by the configured estimator, and returns if there is a critic.
+
+    mask: bool [R], the trained tokens; kl_coef: weight of the KL that the reward subtracts; units:
+    those of the critic's values.  Raises ValueError if an output that the estimator needs is None.
     """
-    algorithm = config.algorithm
-    per_token, totals = _task_rewards(batch, config)
-    penalty = kl_coef * _reward_kl(batch, before, algorithm)
-    counts = (
-        ~batch.is_truncated if algorithm.mask_truncated else torch.ones_like(batch.is_truncated)
-    )
+    per_token, totals = rules.of_tokens(batch)
+    penalty = kl_coef * _reward_kl(batch, outputs, algorithm)
+    groups = _groups(batch, algorithm)
     returns = None
     match algorithm.advantage:
         case "gae" | "vtrace":
-            raw, returns = _critic_targets(batch, per_token - penalty, before, algorithm, units)
-        case "reinforce_plus_plus" | "reinforce_plus_plus_baseline" | "remax":
-            to_go = returns_to_go(
-                batch.rows(per_token - penalty),
-                mask=batch.rows(batch.loss_mask),
-                gamma=algorithm.gamma,
-            )
-            raw = batch.flat(to_go) - _baseline(batch, totals, counts, config)[batch.sequence_index]
+            raw, returns = _critic_targets(batch, per_token - penalty, outputs, algorithm, units)
+        case "reinforce_plus_plus":
+            raw = _returns_to_go(batch, per_token - penalty, algorithm.gamma)
+        case "reinforce_plus_plus_baseline":
+            baseline = groups.mean(totals)[batch.sequence_index]
+            raw = _returns_to_go(batch, per_token - penalty, algorithm.gamma) - baseline
+        case "remax":
+            baseline = _greedy_rewards(batch, rules)[batch.sequence_index]
+            raw = _returns_to_go(batch, per_token - penalty, algorithm.gamma) - baseline
         case estimator:
-            totals = totals - torch.zeros_like(totals).index_add_(0, batch.sequence_index, penalty)
-            per_sequence = group_advantages(
-                totals,
-                group_index=batch.group_index,
-                num_groups=batch.num_groups,
-                counts=counts,
-                estimator=estimator,
-            )
-            raw = per_sequence[batch.sequence_index]
+            paid = torch.zeros_like(totals).index_add_(0, batch.sequence_index, penalty)
+            advantages = group_advantages(totals - paid, groups=groups, estimator=estimator)
+            raw = advantages[batch.sequence_index]
     raw = raw.masked_fill(~mask, 0.0)
-    return Targets(
-        raw_advantages=raw, advantages=_normalized(batch, raw, mask, algorithm), returns=returns
-    )
+    advantages = _normalized(batch, raw, mask, algorithm)
+    return Targets(raw_advantages=raw, advantages=advantages, returns=returns)
 
 
-def _task_rewards(batch: Batch, config: RunConfig) -> tuple[Tensor, Tensor]:
-    """The task's rewards at the tokens that earn them, float32 [R], and their sum for each
-    sequence, float32 [B].
-    """
-    lengths = torch.tensor(batch.response_lengths, device=batch.rewards.device)
-    places = torch.arange(batch.num_tokens, device=batch.rewards.device).masked_fill(
-        ~batch.loss_mask, -1
-    )
-    last = torch.full_like(lengths, -1).scatter_reduce_(0, batch.sequence_index, places, "amax")
-    has_token = last >= 0
-    per_token = torch.zeros_like(batch.behavior_logprobs)
-    if config.reward.placement == "end":
-        totals = _shaped(batch.rewards, lengths, batch.is_truncated, config)
-        per_token[last[has_token]] = totals[has_token]
-        return per_token, totals
-    steps = batch.steps
-    rewards = step_rewards(
-        _scaled(steps.scores, config),
-        is_first=steps.is_first,
-        start=(
-            float(_scaled(torch.tensor(config.reward.fail_reward), config))
-            if config.reward.placement == "step_deltas"
-            else None
-        ),
-    )
-    sequence = batch.sequence_index[steps.last_token]
-    if config.algorithm.zero_truncated_reward:
-        rewards = rewards.masked_fill(batch.is_truncated[sequence], 0.0)
-    penalty = _penalty(lengths, config)
-    per_token.index_add_(0, steps.last_token, rewards)
-    per_token[last[has_token]] -= penalty[has_token]
-    return per_token, torch.zeros_like(batch.rewards).index_add_(0, sequence, rewards) - penalty
+def _groups(batch: Batch, algorithm: AlgorithmConfig) -> Parts:
+    """The groups of the sequences; truncated ones enter no statistic if they are not trained."""
+    is_counted = torch.ones_like(batch.is_truncated)
+    if algorithm.mask_truncated:
+        is_counted = ~batch.is_truncated
+    return Parts(index=batch.group_index, count=batch.num_groups, mask=is_counted)
 
 
-def _shaped(scores: Tensor, lengths: Tensor, is_truncated: Tensor, config: RunConfig) -> Tensor:
-    """float32 [N] scores of whole responses -> their rewards."""
-    rewards = _scaled(scores, config)
-    if config.algorithm.zero_truncated_reward:
-        rewards = rewards.masked_fill(is_truncated, 0.0)
-    return rewards - _penalty(lengths, config)
-
-
-def _scaled(scores: Tensor, config: RunConfig) -> Tensor:
-    return scaled(
-        scores, bias=config.reward.bias, scale=config.reward.scale, clip=config.reward.clip
-    )
-
-
-def _penalty(lengths: Tensor, config: RunConfig) -> Tensor:
-    reward, limit = config.reward, config.data.max_response_tokens
-    return overlong_penalty(
-        lengths,
-        limit_tokens=limit,
-        buffer_tokens=reward.overlong_tokens,
-        penalty=reward.overlong_penalty,
-    )
-
-
-def _reward_kl(batch: Batch, before: Evaluated, algorithm: AlgorithmConfig) -> Tensor:
-    """The KL at each token of the policy that the reward pays for: float32 [R], 0 where it is no
+def _reward_kl(batch: Batch, outputs: BatchOutputs, algorithm: AlgorithmConfig) -> Tensor:
+    """The KL at each token of the policy that the reward subtracts: float32 [R], 0 if the KL is not
     part of the reward.
     """
-    if algorithm.kl_placement == "loss" or before.ref_logprobs is None:
-        return torch.zeros_like(before.proximal_logprobs)
+    if algorithm.kl_placement == "loss" or outputs.ref_logprobs is None:
+        return torch.zeros_like(outputs.proximal_logprobs)
     if algorithm.kl_estimator != "full":
         kl = kl_estimate(
-            before.proximal_logprobs,
-            ref_logprobs=before.ref_logprobs,
+            outputs.proximal_logprobs,
+            ref_logprobs=outputs.ref_logprobs,
             estimator=algorithm.kl_estimator,
         )
-    elif before.ref_kl is not None:
-        kl = before.ref_kl
+    elif outputs.ref_kl is not None:
+        kl = outputs.ref_kl
     else:
-        raise ValueError("the exact KL was not computed")
+        raise ValueError("the exact KL to the reference was not computed")
     return kl.masked_fill(~batch.loss_mask, 0.0)
 
 
-def _baseline(batch: Batch, totals: Tensor, counts: Tensor, config: RunConfig) -> Tensor:
-    """What an answer to the same prompt was worth without looking at the tokens: float32 [B]."""
-    if config.algorithm.advantage == "reinforce_plus_plus":
-        return torch.zeros_like(totals)
-    if config.algorithm.advantage == "reinforce_plus_plus_baseline":
-        return group_means(
-            totals, group_index=batch.group_index, num_groups=batch.num_groups, counts=counts
-        )
-    if batch.baselines is None:
-        raise ValueError("remax needs the greedy answer of every group")
+def _returns_to_go(batch: Batch, rewards: Tensor, gamma: float) -> Tensor:
+    written = batch.rows(batch.loss_mask)
+    return batch.flat(returns_to_go(batch.rows(rewards), mask=written, gamma=gamma))
+
+
+def _greedy_rewards(batch: Batch, rules: RewardRules) -> Tensor:
+    """The reward of the greedy answer to the prompt of each sequence: float32 [B]."""
     greedy = batch.baselines
-    return _shaped(greedy.rewards, greedy.lengths, greedy.is_truncated, config)[batch.group_index]
+    if greedy is None:
+        raise ValueError("algorithm.advantage=remax needs the greedy answer of every group")
+    rewards = rules.of_responses(greedy.rewards, greedy.lengths, greedy.is_truncated)
+    return rewards[batch.group_index]
 
 
 def _normalized(batch: Batch, raw: Tensor, mask: Tensor, algorithm: AlgorithmConfig) -> Tensor:
-    if algorithm.normalize_advantages == "none":
-        return raw
-    if algorithm.normalize_advantages == "batch":
-        return normalize_advantages(
-            raw, mask=mask, part_index=torch.zeros_like(batch.sequence_index), num_parts=1
-        )
-    return normalize_advantages(
-        raw,
-        mask=mask,
-        part_index=batch.group_index[batch.sequence_index],
-        num_parts=batch.num_groups,
-    )
+    match algorithm.normalize_advantages:
+        case "none":
+            return raw
+        case "batch":
+            index, count = torch.zeros_like(batch.sequence_index), 1
+        case "group":
+            index, count = batch.group_index[batch.sequence_index], batch.num_groups
+    return normalize_advantages(raw, parts=Parts(index=index, count=count, mask=mask))
 
 
 def _critic_targets(
-    batch: Batch, rewards: Tensor, before: Evaluated, algorithm: AlgorithmConfig, units: ValueUnits
+    batch: Batch,
+    rewards: Tensor,
+    outputs: BatchOutputs,
+    algorithm: AlgorithmConfig,
+    units: ValueUnits,
 ) -> tuple[Tensor, Tensor]:
-    """Advantages and returns over the tokens the policy wrote; only truncated responses bootstrap."""
-    if before.values is None or before.bootstrap is None:
-        raise ValueError(f"{algorithm.advantage} needs the critic's values")
-    rows, written = batch.rows(rewards), batch.rows(batch.loss_mask)
-    values = batch.rows(before.values * units.std + units.mean)
-    bootstrap = (before.bootstrap * units.std + units.mean).masked_fill(~batch.is_truncated, 0.0)
+    """Advantages and returns of the tokens that the policy wrote: float32 [R], float32 [R].
+
+    Only a truncated response has a value after its end; a finished one earns nothing more.
+    """
+    if outputs.values is None or outputs.bootstrap is None:
+        raise ValueError(f"algorithm.advantage={algorithm.advantage} needs the critic's values")
+    bootstrap = units.to_returns(outputs.bootstrap).masked_fill(~batch.is_truncated, 0.0)
+    rows = batch.rows(rewards)
+    values = batch.rows(units.to_returns(outputs.values))
+    written = batch.rows(batch.loss_mask)
+    gamma, lam = algorithm.gamma, algorithm.gae_lambda
     if algorithm.advantage == "gae":
-        found = gae(
-            rows,
-            values=values,
-            bootstrap=bootstrap,
-            mask=written,
-            gamma=algorithm.gamma,
-            lam=algorithm.gae_lambda,
+        advantages, returns = gae(
+            rows, values=values, bootstrap=bootstrap, mask=written, gamma=gamma, lam=lam
         )
     else:
-        found = vtrace(
+        advantages, returns = vtrace(
             rows,
             values=values,
             bootstrap=bootstrap,
             mask=written,
-            log_ratio=batch.rows(before.proximal_logprobs - batch.behavior_logprobs),
-            gamma=algorithm.gamma,
-            lam=algorithm.gae_lambda,
+            log_ratio=batch.rows(outputs.proximal_logprobs - batch.behavior_logprobs),
+            gamma=gamma,
+            lam=lam,
             rho_max=algorithm.vtrace_rho_max,
             c_max=algorithm.vtrace_c_max,
         )
-    return batch.flat(found[0]), batch.flat(found[1])
+    return batch.flat(advantages), batch.flat(returns)

@@ -1,26 +1,23 @@
-"""What the objective remembers from step to step: the KL coefficient and the running moments of
-returns. Part of every checkpoint.
+"""The state of the objective that lasts over steps: the KL coefficient and the moments of returns.
 
-Invariant: it changes at the end of a step only, from numbers of the whole batch, so it is the same
-on every rank.
+It is part of every checkpoint. Invariant: it changes only at the end of a step and only by numbers
+of the whole batch, so it is the same on every rank.
 """
 
 from __future__ import annotations
-
-import dataclasses
 
 import torch
 from torch import Tensor
 
 from async_rl.algorithms.kl import adapted_kl_coef
-from async_rl.algorithms.value_norm import Moments, normalize
+from async_rl.algorithms.value_norm import Moments, ValueUnits
 from async_rl.config.algorithm import AlgorithmConfig
-from async_rl.learner.objective import ValueUnits
 
 
 class ObjectiveState:
-    """kl_coef: its value now. moments: of the returns so far, untouched without value
-    normalisation.
+    """The current KL coefficient, and the moments of the returns so far.
+
+    The moments do not change if algorithm.value_norm=none.
     """
 
     def __init__(self, algorithm: AlgorithmConfig) -> None:
@@ -30,49 +27,44 @@ class ObjectiveState:
 
     @property
     def units(self) -> ValueUnits:
-        """The critic's units now."""
-        return self._units(self.moments)
+        """The current unit of the critic's values."""
+        return self.moments.units(eps=self._algorithm.value_norm_eps)
 
     def observe(self, returns: Tensor, mask: Tensor) -> tuple[Moments, Tensor]:
-        """The moments with the returns of the trained tokens taken in, and the returns in the
-        critic's units under them: float32 [R].
+        """Return the moments including the trained tokens' returns, and the critic's targets.
+
+        returns: float32 [R]; mask: bool [R] -> targets: float32 [R], the returns in the unit of the
+        new moments.
         """
-        kind = self._algorithm.value_norm
-        if kind == "none":
+        algorithm = self._algorithm
+        if algorithm.value_norm == "none":
             return self.moments, returns
         moments = self.moments.observed(
-            returns[mask], kind=kind, beta=self._algorithm.value_norm_beta
+            returns[mask], kind=algorithm.value_norm, beta=algorithm.value_norm_beta
         )
-        units = self._units(moments)
-        return moments, normalize(returns, mean=units.mean, std=units.std)
+        return moments, moments.units(eps=algorithm.value_norm_eps).to_values(returns)
 
     def end_step(self, moments: Moments, *, kl: float, num_sequences: int) -> None:
-        """The step is done. kl: nats of KL(proximal, reference) per sequence."""
+        """Update the state after a step. kl: nats of KL(proximal, reference) per sequence."""
+        algorithm = self._algorithm
         self.moments = moments
-        if self._algorithm.kl_controller == "adaptive":
-            target, horizon = self._algorithm.kl_target, self._algorithm.kl_horizon
+        if algorithm.kl_controller == "adaptive":
             self.kl_coef = adapted_kl_coef(
-                self.kl_coef, kl=kl, target=target, horizon=horizon, num_sequences=num_sequences
+                self.kl_coef,
+                kl=kl,
+                target=algorithm.kl_target,
+                horizon=algorithm.kl_horizon,
+                num_sequences=num_sequences,
             )
-
-    def _units(self, moments: Moments) -> ValueUnits:
-        mean, std = moments.mean_and_std(eps=self._algorithm.value_norm_eps)
-        return ValueUnits(mean=mean, std=std)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """For torch.distributed.checkpoint, which saves and restores whatever has these two
-        methods.
-        """
-        return {
-            "numbers": torch.tensor(
-                [self.kl_coef, *dataclasses.astuple(self.moments)], dtype=torch.float64
-            )
-        }
+        """Return the state as torch.distributed.checkpoint saves it."""
+        moments = self.moments
+        numbers = [self.kl_coef, moments.total, moments.total_square, moments.weight]
+        return {"numbers": torch.tensor(numbers, dtype=torch.float64)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """The inverse. An adaptive coefficient goes on from where it was, a fixed one is what the
-        configuration says.
-        """
+        """Restore the state; a fixed KL coefficient stays as configured."""
         kl_coef, total, total_square, weight = state["numbers"].tolist()
         self.moments = Moments(total=total, total_square=total_square, weight=weight)
         if self._algorithm.kl_controller == "adaptive":

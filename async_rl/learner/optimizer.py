@@ -1,5 +1,4 @@
-"""AdamW of one model: schedule, global clipping, and the refusal to step on anything that is not
-finite.
+"""AdamW for one model: schedule, global clipping, and no step on values that are not finite.
 
 Invariant: after an exception neither parameters nor moments have changed.
 """
@@ -13,15 +12,14 @@ import torch
 from torch import nn
 
 from async_rl.algorithms.schedule import learning_rate
-from async_rl.config.learner import OptimizerConfig
+from async_rl.config.learner import LearnerConfig, OptimizerConfig
 from async_rl.core.errors import NonFiniteError
+from async_rl.learner.models import LearnerModels
 from async_rl.learner.sharding import gradient_norm, reshard
 
 
 class ModelOptimizer:
-    """Steps one model. `name` is how errors call it. Matrices decay, vectors (norms, biases) do
-    not.
-    """
+    """Steps one model. Matrices have weight decay, vectors (norms, biases) have none."""
 
     def __init__(
         self,
@@ -33,8 +31,10 @@ class ModelOptimizer:
         num_steps: int,
         is_offloaded: bool,
     ) -> None:
-        """parameters: those of the model that it trains; is_offloaded: the moments wait in host
-        memory between steps.
+        """Create the optimizer of some parameters of a model.
+
+        name: for error messages; model: the sharded root module; parameters: those to train;
+        is_offloaded: the moments are in host memory between steps.
         """
         self._name = name
         self._model = model
@@ -42,47 +42,48 @@ class ModelOptimizer:
         self._config = config
         self._num_steps = num_steps
         self._parameters = [p for p in parameters if p.requires_grad]
+        matrices = [p for p in self._parameters if p.ndim >= 2]
+        vectors = [p for p in self._parameters if p.ndim < 2]
         groups = [
-            {
-                "params": [p for p in self._parameters if p.ndim >= 2],
-                "weight_decay": config.weight_decay,
-            },
-            {"params": [p for p in self._parameters if p.ndim < 2], "weight_decay": 0.0},
+            {"params": matrices, "weight_decay": config.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
         ]
         self.torch_optimizer = torch.optim.AdamW(
             groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True
         )
 
     def set_step(self, step: int) -> float:
-        """Sets and returns the learning rate of learner step `step` (0 is the first)."""
+        """Set and return the learning rate of learner step `step` (0 is the first)."""
+        config = self._config
         lr = learning_rate(
             step,
-            lr=self._config.lr,
-            warmup_steps=self._config.warmup_steps,
+            lr=config.lr,
+            warmup_steps=config.warmup_steps,
             num_steps=self._num_steps,
-            schedule=self._config.schedule,
-            min_lr_ratio=self._config.min_lr_ratio,
+            schedule=config.schedule,
+            min_lr_ratio=config.min_lr_ratio,
         )
         for group in self.torch_optimizer.param_groups:
             group["lr"] = lr
         return lr
 
     def apply(self, loss: float) -> float:
-        """Clips, steps and clears the gradients; returns their norm before clipping.
+        """Clip the gradients, step, clear the gradients, and return their norm before clipping.
 
-        loss: the minibatch's loss over all ranks.  Raises NonFiniteError before anything is
-        changed, on every rank alike.
+        loss: the minibatch's loss over all ranks.  Raises NonFiniteError before any change, on
+        every rank alike.
         """
         for parameter in self._parameters:
-            if parameter.grad is None:  # no pass had a gradient: the moments must fade all the same
+            # Without a gradient AdamW would skip the parameter, but its moments must decay.
+            if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         norm = gradient_norm(self._parameters)
         norm_value = float(norm)
         if not (math.isfinite(loss) and math.isfinite(norm_value)):
             self.torch_optimizer.zero_grad(set_to_none=True)
             raise NonFiniteError(
-                f"{self._name}: loss {loss}, gradient norm {norm_value}; nothing was changed. Look"
-                " at the batch's log-probs and rewards; a lower learning rate or a tighter"
+                f"{self._name}: loss {loss}, gradient norm {norm_value}; no parameter was changed."
+                " Look at the batch's log-probs and rewards; a lower learning rate or a lower"
                 " grad_clip may prevent it"
             )
         if norm_value > self._config.grad_clip:
@@ -97,12 +98,45 @@ class ModelOptimizer:
         return norm_value
 
     def discard(self) -> None:
-        """Forgets the gradients: nothing is trained."""
+        """Clear the gradients without a step."""
         self.torch_optimizer.zero_grad(set_to_none=True)
         reshard(self._model)
 
     def move_moments(self, device: torch.device) -> None:
-        """AdamW's moments, to where their next use is, or where they wait for it."""
+        """Move AdamW's moments to a device."""
         for state in self.torch_optimizer.state.values():
             for name in ("exp_avg", "exp_avg_sq"):
                 state[name] = state[name].to(device)
+
+
+Trained = dict[str, tuple[nn.Module, ModelOptimizer]]
+"""The trained modules and their optimizers, by their names in checkpoints and errors."""
+
+
+def model_optimizers(learner: LearnerConfig, models: LearnerModels, *, num_steps: int) -> Trained:
+    """Create the optimizers of "policy" and, if there are values, "critic"."""
+
+    def optimizer(
+        name: str, root: nn.Module, module: nn.Module, config: OptimizerConfig
+    ) -> ModelOptimizer:
+        return ModelOptimizer(
+            name,
+            root,
+            config,
+            parameters=module.parameters(),
+            num_steps=num_steps,
+            is_offloaded=learner.offload == "optimizer",
+        )
+
+    policy, critic = models.policy, models.critic
+    config = learner.critic.optimizer
+    trained: Trained = {
+        "policy": (policy, optimizer("policy", policy, policy.lm, learner.optimizer))
+    }
+    if critic is not None:
+        trained["critic"] = (critic, optimizer("critic", critic, critic, config))
+    elif policy.value_head is not None:
+        # The policy's optimizer trains the shared backbone, so the critic's trains the head alone.
+        head = policy.value_head
+        trained["critic"] = (head, optimizer("critic", policy, head, config))
+    return trained

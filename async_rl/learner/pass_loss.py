@@ -1,8 +1,7 @@
-"""The policy's loss on one forward pass under the configured objective, and what is counted there.
+"""The loss of the policy on one forward pass, and the counts for its metrics.
 
-Invariant: everything that is about a sequence is computed from its trained tokens alone, and a pass
-holds whole sequences; so losses of passes add up to the loss of the minibatch however it was
-packed. Called by update.py; metrics.py uses `correction` for the whole batch.
+Invariant: every quantity of a sequence is computed from its trained tokens only, and a pass holds
+whole sequences. So the losses of passes add up to the loss of the minibatch for any packing.
 """
 
 from __future__ import annotations
@@ -21,17 +20,20 @@ from async_rl.algorithms.losses import (
     reinforce_loss,
     sequence_log_ratio,
 )
-from async_rl.algorithms.sequences import Sequences
+from async_rl.algorithms.parts import Parts
 from async_rl.batching.batch import Batch
 from async_rl.batching.packing import Pass
 from async_rl.config.algorithm import AlgorithmConfig
 from async_rl.learner.models import PolicyOutput
-from async_rl.learner.objective import Evaluated, Targets
+from async_rl.learner.objective import BatchOutputs, Targets
 
 
 class PolicySums(NamedTuple):
-    """Sums over trained tokens: the loss as it is minimised, tokens clipped at either side and left
-    out by algorithm.max_mean_ratio, KL(proximal, policy), and the tokens themselves.
+    """Sums over trained tokens.
+
+    loss: as it is minimised; clipped_low, clipped_high: tokens whose ratio was bounded; left_out:
+    tokens of sequences above algorithm.max_mean_ratio; kl_proximal_policy: nats of
+    KL(proximal, policy); tokens: the trained tokens.
     """
 
     loss: float = 0.0
@@ -42,13 +44,13 @@ class PolicySums(NamedTuple):
     tokens: float = 0.0
 
 
-def correction(
-    algorithm: AlgorithmConfig, log_ratio: Tensor, sequences: Sequences
-) -> BehaviorWeights:
-    """The behavior weights of the configured correction; log_ratio: float32 [R], proximal -
-    behavior log-probs.
+def correction(algorithm: AlgorithmConfig, log_ratio: Tensor, sequences: Parts) -> BehaviorWeights:
+    """Compute the behavior weights of the configured correction.
+
+    log_ratio: float32 [R], proximal - behavior log-probs; sequences: the sequences of the R tokens,
+    whose mask is the trained tokens -> float32 [R], float32 [R], bool [R].
     """
-    found = behavior_weights(
+    corrected = behavior_weights(
         log_ratio,
         sequences=sequences,
         correction=algorithm.behavior_correction,
@@ -56,16 +58,15 @@ def correction(
         minimum=algorithm.behavior_weight_min,
     )
     if algorithm.geometric_max is None and algorithm.geometric_min is None:
-        return found
-    outliers = geometric_outliers(
+        return corrected
+    is_outlier = geometric_outliers(
         log_ratio,
         sequences=sequences,
         maximum=algorithm.geometric_max,
         minimum=algorithm.geometric_min,
     )
-    return BehaviorWeights(
-        found.weights.masked_fill(outliers, 0.0), found.raw, found.is_bounded | outliers
-    )
+    weights = corrected.weights.masked_fill(is_outlier, 0.0)
+    return BehaviorWeights(weights, corrected.raw, corrected.is_bounded | is_outlier)
 
 
 def policy_pass_loss(
@@ -75,29 +76,28 @@ def policy_pass_loss(
     output: PolicyOutput,
     *,
     weights: Tensor,
-    before: Evaluated,
+    before: BatchOutputs,
     targets: Targets,
     kl_coef: float,
 ) -> tuple[Tensor, Tensor]:
-    """The pass's part of the minibatch's loss; and its `PolicySums` as float32 [6].
+    """Return the pass's part of the minibatch's loss, and its `PolicySums` as float32 [6].
 
-    weights: float32 [R'], each token's share of the minibatch, 0 where it is not trained.
+    weights: float32 [R'], the weight of each token in the minibatch, 0 if it is not trained;
+    before: the outputs of the models before the update.
     """
     index, is_trained = row.token_index, weights > 0
     proximal, behavior = before.proximal_logprobs[index], batch.behavior_logprobs[index]
-    sequences = Sequences(
-        index=batch.sequence_index[index], count=batch.num_sequences, mask=is_trained
-    )
+    sequences = Parts(index=batch.sequence_index[index], count=batch.num_sequences, mask=is_trained)
     behavior_weight = correction(algorithm, proximal - behavior, sequences).weights
-    log_ratio = output.logprobs - (behavior if algorithm.policy_loss == "ppo_vanilla" else proximal)
-    found = _policy_loss(
+    denominator = behavior if algorithm.policy_loss == "ppo_vanilla" else proximal
+    log_ratio = output.logprobs - denominator
+    policy = _policy_loss(
         algorithm, output.logprobs, log_ratio, targets.advantages[index], behavior_weight, sequences
     )
-    losses = found.loss
+    losses = policy.loss
     if algorithm.kl_placement == "loss" and before.ref_logprobs is not None:
-        losses = losses + kl_coef * _loss_kl(
-            algorithm, output, before.ref_logprobs[index], behavior_weight
-        )
+        kl = _loss_kl(algorithm, output, before.ref_logprobs[index], behavior_weight)
+        losses = losses + kl_coef * kl
     if algorithm.entropy_coef:
         losses = losses - algorithm.entropy_coef * output.entropies
     is_left_out = torch.zeros_like(is_trained)
@@ -105,8 +105,9 @@ def policy_pass_loss(
         is_left_out = sequences.mean(log_ratio.detach().exp()) > algorithm.max_mean_ratio
     loss = torch.where(is_trained & ~is_left_out, losses * weights, 0.0).sum()
     moved = kl_estimate(proximal, ref_logprobs=output.logprobs.detach(), estimator="k3")
-    counts = (found.is_clipped_low, found.is_clipped_high, is_left_out, moved, is_trained)
-    return loss, torch.stack([loss.detach(), *((x * is_trained).sum() for x in counts)])
+    counts = (policy.is_clipped_low, policy.is_clipped_high, is_left_out, moved, is_trained)
+    sums = [(x * is_trained).sum() for x in counts]
+    return loss, torch.stack([loss.detach(), *sums])
 
 
 def _policy_loss(
@@ -115,28 +116,30 @@ def _policy_loss(
     log_ratio: Tensor,
     advantages: Tensor,
     behavior_weight: Tensor,
-    sequences: Sequences,
+    sequences: Parts,
 ) -> PolicyLoss:
-    if algorithm.policy_loss == "reinforce":
-        return reinforce_loss(logprobs, advantages=advantages, behavior_weight=behavior_weight)
-    low, high = algorithm.clip_low, algorithm.clip_high
-    if algorithm.policy_loss == "cispo":
-        return cispo_loss(
-            logprobs,
-            log_ratio=log_ratio,
-            advantages=advantages,
-            behavior_weight=behavior_weight,
-            clip_low=low,
-            clip_high=high,
-        )
-    if algorithm.policy_loss == "gspo":
-        log_ratio = sequence_log_ratio(log_ratio, sequences=sequences)
+    match algorithm.policy_loss:
+        case "reinforce":
+            return reinforce_loss(logprobs, advantages=advantages, behavior_weight=behavior_weight)
+        case "cispo":
+            return cispo_loss(
+                logprobs,
+                log_ratio=log_ratio,
+                advantages=advantages,
+                behavior_weight=behavior_weight,
+                clip_low=algorithm.clip_low,
+                clip_high=algorithm.clip_high,
+            )
+        case "gspo":
+            log_ratio = sequence_log_ratio(log_ratio, sequences=sequences)
+        case "ppo" | "ppo_vanilla":
+            pass
     return clipped_loss(
         log_ratio,
         advantages=advantages,
         behavior_weight=behavior_weight,
-        clip_low=low,
-        clip_high=high,
+        clip_low=algorithm.clip_low,
+        clip_high=algorithm.clip_high,
         clip_dual=algorithm.clip_dual,
     )
 
@@ -144,13 +147,16 @@ def _policy_loss(
 def _loss_kl(
     algorithm: AlgorithmConfig, output: PolicyOutput, ref_logprobs: Tensor, behavior_weight: Tensor
 ) -> Tensor:
-    """The KL at each token. An estimate is of tokens that the behavior policy drew, so it is
-    weighted; the exact KL draws none.
+    """The KL at each token: float32 [R'].
+
+    An estimate uses tokens that the behavior policy sampled, so it needs the behavior weight. The
+    exact KL is a sum over the vocabulary and uses no sample.
     """
     if algorithm.kl_estimator != "full":
-        return behavior_weight * kl_estimate(
+        estimate = kl_estimate(
             output.logprobs, ref_logprobs=ref_logprobs, estimator=algorithm.kl_estimator
         )
+        return behavior_weight * estimate
     if output.kl is None:
-        raise ValueError("the exact KL was not computed")
+        raise ValueError("the exact KL to the reference was not computed")
     return output.kl

@@ -1,6 +1,4 @@
-"""Token rows without a history, dressed as a group so that they take the same path as training
-data.
-"""
+"""Token rows as a group, so that rows without a history take the same path as training data."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from async_rl.core.types import NO_VERSION, Group, IntArray, Purpose, Score, Tra
 
 
 def rows_as_group(rows: Sequence[IntArray], *, prompt_length: int) -> Group:
-    """Rows whose tokens after prompt_length are to be scored; nothing in them is to be trained."""
+    """Return a group whose tokens after prompt_length can be scored and are not trained."""
     return Group(
         group_id=0,
         attempt=1,

@@ -12,11 +12,16 @@ from async_rl.algorithms.advantages import (
     GroupEstimator,
     gae,
     group_advantages,
-    group_means,
     normalize_advantages,
     returns_to_go,
     vtrace,
 )
+from async_rl.algorithms.parts import Parts
+
+
+def one_group(size: int) -> Parts:
+    index = torch.zeros(size, dtype=torch.int64)
+    return Parts(index=index, count=1, mask=torch.ones(size, dtype=torch.bool))
 
 
 def group_oracle(rewards: list[float], counted: list[bool], estimator: str) -> list[float]:
@@ -73,9 +78,7 @@ def test_group_advantages_equal_the_loop(estimator: GroupEstimator, seed: int) -
     rewards, counts = rng.normal(size=len(group_index)), rng.random(len(group_index)) < 0.8
     found = group_advantages(
         torch.tensor(rewards),
-        group_index=torch.tensor(group_index),
-        num_groups=len(sizes),
-        counts=torch.tensor(counts),
+        groups=Parts(index=torch.tensor(group_index), count=len(sizes), mask=torch.tensor(counts)),
         estimator=estimator,
     )
     for g in range(len(sizes)):
@@ -95,9 +98,9 @@ def test_group_advantages_equal_the_loop(estimator: GroupEstimator, seed: int) -
 def test_one_success_of_four_by_hand(estimator: GroupEstimator, expected: list[float]) -> None:
     found = group_advantages(
         torch.tensor([1.0, 0, 0, 0]),
-        group_index=torch.zeros(4, dtype=torch.int64),
-        num_groups=1,
-        counts=torch.ones(4, dtype=torch.bool),
+        groups=Parts(
+            index=torch.zeros(4, dtype=torch.int64), count=1, mask=torch.ones(4, dtype=torch.bool)
+        ),
         estimator=estimator,
     )
     torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-5, atol=1e-5)
@@ -106,9 +109,9 @@ def test_one_success_of_four_by_hand(estimator: GroupEstimator, expected: list[f
 def test_a_group_whose_members_agree_has_no_advantage() -> None:
     found = group_advantages(
         torch.full((3,), 0.1),
-        group_index=torch.zeros(3, dtype=torch.int64),
-        num_groups=1,
-        counts=torch.ones(3, dtype=torch.bool),
+        groups=Parts(
+            index=torch.zeros(3, dtype=torch.int64), count=1, mask=torch.ones(3, dtype=torch.bool)
+        ),
         estimator="rloo",
     )
     assert found.abs().max() < 1e-7
@@ -188,7 +191,7 @@ def test_returns_to_go_sum_the_rewards_ahead_over_unmasked_tokens(seed: int, gam
 def test_group_means_leave_out_who_does_not_count() -> None:
     rewards, index = torch.tensor([1.0, 3.0, 100.0, 7.0]), torch.tensor([0, 0, 0, 1])
     counts = torch.tensor([True, True, False, False])
-    assert group_means(rewards, group_index=index, num_groups=2, counts=counts).tolist() == [
+    assert Parts(index=index, count=2, mask=counts).mean(rewards).tolist() == [
         2.0,
         2.0,
         2.0,
@@ -280,7 +283,7 @@ def test_on_policy_vtrace_targets_are_the_returns_of_gae() -> None:
 def test_normalized_advantages_have_mean_0_and_std_1_over_unmasked_tokens() -> None:
     x, mask = torch.tensor([1.0, 3.0, 100.0, 5.0]), torch.tensor([True, True, False, True])
     found = normalize_advantages(
-        x, mask=mask, part_index=torch.zeros(4, dtype=torch.int64), num_parts=1
+        x, parts=Parts(index=torch.zeros(4, dtype=torch.int64), count=1, mask=mask)
     )
     scale = math.sqrt(8 / 3) + 1e-5
     torch.testing.assert_close(found, torch.tensor([-2 / scale, 0.0, 0.0, 2 / scale]))
@@ -289,7 +292,7 @@ def test_normalized_advantages_have_mean_0_and_std_1_over_unmasked_tokens() -> N
 def test_each_part_is_normalized_by_itself() -> None:
     x, part = torch.tensor([1.0, 3.0, 10.0, 30.0, 5.0]), torch.tensor([0, 0, 1, 1, 2])
     found = normalize_advantages(
-        x, mask=torch.ones(5, dtype=torch.bool), part_index=part, num_parts=3
+        x, parts=Parts(index=part, count=3, mask=torch.ones(5, dtype=torch.bool))
     )
     torch.testing.assert_close(
         found, torch.tensor([-1.0, 1.0, -1.0, 1.0, 0.0]), rtol=1e-4, atol=1e-4
@@ -299,5 +302,5 @@ def test_each_part_is_normalized_by_itself() -> None:
 def test_normalizing_nothing_gives_zeros() -> None:
     nothing = torch.zeros(3, dtype=torch.bool)
     assert normalize_advantages(
-        torch.ones(3), mask=nothing, part_index=nothing.long(), num_parts=1
+        torch.ones(3), parts=Parts(index=nothing.long(), count=1, mask=nothing)
     ).tolist() == [0, 0, 0]

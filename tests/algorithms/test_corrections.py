@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from async_rl.algorithms.corrections import BehaviorCorrection, behavior_weights, geometric_outliers
-from async_rl.algorithms.sequences import Sequences
+from async_rl.algorithms.parts import Parts
 
 CORRECTIONS: tuple[BehaviorCorrection, ...] = (
     "none",
@@ -20,8 +20,8 @@ CORRECTIONS: tuple[BehaviorCorrection, ...] = (
 )
 
 
-def of_one(log_ratio: torch.Tensor) -> Sequences:
-    return Sequences(
+def of_one(log_ratio: torch.Tensor) -> Parts:
+    return Parts(
         index=torch.zeros(len(log_ratio), dtype=torch.int64),
         count=1,
         mask=torch.ones(len(log_ratio), dtype=torch.bool),
@@ -61,7 +61,7 @@ def test_weights_equal_the_definition(correction: BehaviorCorrection, seed: int)
     rng = np.random.default_rng(seed)
     n = int(rng.integers(0, 12))
     log_ratio, index, mask = rng.normal(size=n), rng.integers(0, 3, n), rng.random(n) < 0.7
-    sequences = Sequences(index=torch.tensor(index), count=3, mask=torch.tensor(mask))
+    sequences = Parts(index=torch.tensor(index), count=3, mask=torch.tensor(mask))
     found = behavior_weights(
         torch.tensor(log_ratio),
         sequences=sequences,
@@ -117,7 +117,7 @@ def test_the_geometric_mask_looks_at_the_mean_and_not_at_the_length() -> None:
     # product is 1.2^4 = 2.1
     log_ratio = torch.tensor([2.0, 0.5, 1.2, 1.2, 1.2, 1.2]).log()
     index, mask = torch.tensor([0, 0, 1, 1, 1, 1]), torch.ones(6, dtype=torch.bool)
-    sequences = Sequences(index=index, count=2, mask=mask)
+    sequences = Parts(index=index, count=2, mask=mask)
     assert not geometric_outliers(log_ratio, sequences=sequences, maximum=1.3, minimum=0.8).any()
     assert (
         geometric_outliers(log_ratio, sequences=sequences, maximum=1.1, minimum=None).tolist()

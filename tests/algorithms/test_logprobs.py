@@ -72,10 +72,13 @@ def test_only_one_chunk_of_logits_exists_at_a_time(monkeypatch: pytest.MonkeyPat
     import async_rl.algorithms.logprobs as module
 
     sizes: list[int] = []
-    plain = module._fill
-    monkeypatch.setattr(
-        module, "_fill", lambda a, b, h, w, t: sizes.append(len(h)) or plain(a, b, h, w, t)
-    )
+    plain = module._Chunk.fill
+
+    def spy(self: module._Chunk, hidden: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(hidden))
+        return plain(self, hidden)
+
+    monkeypatch.setattr(module._Chunk, "fill", spy)
     hidden = torch.randn(10, 4, requires_grad=True)
     logprobs, _ = token_logprobs(
         hidden,

@@ -17,7 +17,7 @@ from async_rl.algorithms.losses import (
     token_weights,
     value_loss,
 )
-from async_rl.algorithms.sequences import Sequences
+from async_rl.algorithms.parts import Parts
 
 
 def surrogate_oracle(
@@ -99,7 +99,7 @@ def test_gspo_has_the_value_and_the_gradient_of_the_sequence_objective(seed: int
         torch.tensor(rng.normal(size=len(index)) * 0.3),
         torch.tensor(rng.normal(size=4)),
     )
-    sequences = Sequences(index=index, count=4, mask=mask)
+    sequences = Parts(index=index, count=4, mask=mask)
     losses, *_ = clipped_loss(
         sequence_log_ratio(policy - proximal, sequences=sequences),
         advantages=advantage[index],
@@ -109,9 +109,7 @@ def test_gspo_has_the_value_and_the_gradient_of_the_sequence_objective(seed: int
         clip_dual=None,
     )
     weights = token_weights(
-        mask,
-        sequence_index=index,
-        num_sequences=4,
+        Parts(index=index, count=4, mask=mask),
         aggregation="sequence_mean",
         constant_tokens=None,
     )
@@ -184,17 +182,13 @@ def test_token_weights_by_hand() -> None:
     mask = torch.tensor([True, True, False, True, True, True, False])
     sequence_index = torch.tensor([0, 0, 0, 1, 1, 1, 2])
     by_token = token_weights(
-        mask,
-        sequence_index=sequence_index,
-        num_sequences=3,
+        Parts(index=sequence_index, count=3, mask=mask),
         aggregation="token_mean",
         constant_tokens=None,
     )
     torch.testing.assert_close(by_token, torch.tensor([0.2, 0.2, 0, 0.2, 0.2, 0.2, 0]))
     by_sequence = token_weights(
-        mask,
-        sequence_index=sequence_index,
-        num_sequences=3,
+        Parts(index=sequence_index, count=3, mask=mask),
         aggregation="sequence_mean",
         constant_tokens=None,
     )
@@ -206,14 +200,12 @@ def test_sequence_sum_divides_by_its_constant_whatever_the_length() -> None:
     mask = torch.tensor([True, True, False, True, False])
     index = torch.tensor([0, 0, 0, 1, 2])
     found = token_weights(
-        mask, sequence_index=index, num_sequences=3, aggregation="sequence_sum", constant_tokens=10
+        Parts(index=index, count=3, mask=mask), aggregation="sequence_sum", constant_tokens=10
     )
     torch.testing.assert_close(found, torch.tensor([0.05, 0.05, 0, 0.05, 0]))
     with pytest.raises(ValueError, match="constant_tokens"):
         token_weights(
-            mask,
-            sequence_index=index,
-            num_sequences=3,
+            Parts(index=index, count=3, mask=mask),
             aggregation="sequence_sum",
             constant_tokens=None,
         )
@@ -223,6 +215,6 @@ def test_sequence_sum_divides_by_its_constant_whatever_the_length() -> None:
 def test_weights_of_nothing_are_zero(aggregation: Aggregation) -> None:
     mask, index = torch.zeros(4, dtype=torch.bool), torch.zeros(4, dtype=torch.int64)
     found = token_weights(
-        mask, sequence_index=index, num_sequences=1, aggregation=aggregation, constant_tokens=8
+        Parts(index=index, count=1, mask=mask), aggregation=aggregation, constant_tokens=8
     )
     assert found.tolist() == [0, 0, 0, 0]

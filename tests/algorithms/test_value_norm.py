@@ -6,7 +6,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from async_rl.algorithms.value_norm import Moments, normalize
+from async_rl.algorithms.value_norm import Moments, ValueUnits
+
+
+def mean_and_std(moments: Moments, *, eps: float) -> tuple[float, float]:
+    units = moments.units(eps=eps)
+    return units.mean, units.std
 
 
 @pytest.mark.covers("value_norm_type")
@@ -21,7 +26,7 @@ def test_ma_is_the_mean_and_spread_of_all_tokens_so_far(seed: int) -> None:
     everything = np.concatenate(batches)
     if len(everything):
         expected = everything.mean(), max(everything.std(), 0.1)
-        assert moments.mean_and_std(eps=1e-5) == pytest.approx(expected)
+        assert mean_and_std(moments, eps=1e-5) == pytest.approx(expected)
 
 
 @pytest.mark.proves("algorithm.value_norm_beta")
@@ -38,29 +43,29 @@ def test_exp_is_the_weighted_mean_of_the_batches_without_the_bias_of_its_start(s
     mean = sum(share * batch.mean() for share, batch in zip(shares, batches, strict=True))
     square = sum(share * (batch**2).mean() for share, batch in zip(shares, batches, strict=True))
     expected = mean, max(square - mean**2, 1e-2) ** 0.5
-    assert moments.mean_and_std(eps=1e-5) == pytest.approx(expected)
+    assert mean_and_std(moments, eps=1e-5) == pytest.approx(expected)
 
 
 def test_the_first_batch_counts_fully_whatever_the_decay() -> None:
     moments = Moments().observed(torch.tensor([1.0, 3.0]), kind="exp", beta=0.99995)
-    assert moments.mean_and_std(eps=1e-5) == pytest.approx((2.0, 1.0), rel=1e-6)
+    assert mean_and_std(moments, eps=1e-5) == pytest.approx((2.0, 1.0), rel=1e-6)
 
 
 @pytest.mark.proves("algorithm.value_norm_eps")
 def test_a_weight_below_eps_counts_as_eps() -> None:
     moments = Moments().observed(torch.tensor([1.0, 3.0]), kind="exp", beta=0.99)
-    assert moments.mean_and_std(eps=0.1)[0] == pytest.approx(0.2)
+    assert moments.units(eps=0.1).mean == pytest.approx(0.2)
 
 
 def test_before_any_return_the_units_are_those_of_the_reward() -> None:
-    assert Moments().mean_and_std(eps=1e-5) == (0.0, 1.0)
+    assert mean_and_std(Moments(), eps=1e-5) == (0.0, 1.0)
 
 
 def test_the_spread_is_at_least_a_tenth() -> None:
     moments = Moments().observed(torch.full((5,), 2.0), kind="ma", beta=0.9)
-    assert moments.mean_and_std(eps=1e-5) == pytest.approx((2.0, 0.1))
+    assert mean_and_std(moments, eps=1e-5) == pytest.approx((2.0, 0.1))
 
 
 def test_normalized_returns_are_bounded_at_5() -> None:
-    found = normalize(torch.tensor([-100.0, 1.0, 3.0, 100.0]), mean=1.0, std=2.0)
+    found = ValueUnits(mean=1.0, std=2.0).to_values(torch.tensor([-100.0, 1.0, 3.0, 100.0]))
     assert found.tolist() == [-5.0, 0.0, 1.0, 5.0]

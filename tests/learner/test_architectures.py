@@ -15,7 +15,7 @@ from learner_support import make_groups, make_trainer
 from transformers import AutoModelForCausalLM
 
 from async_rl.core.errors import ConfigError
-from async_rl.learner.models import load_policy
+from async_rl.learner.loading import load_policy
 
 SIZES = {
     "hidden_size": 32,

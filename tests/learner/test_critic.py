@@ -38,7 +38,7 @@ def value_head_of(trainer: Trainer) -> nn.Linear:
     """
     head = next(
         m
-        for p in (trainer._policy, trainer._updater._critic)
+        for p in (trainer._policy, trainer._models.critic)
         if p
         for m in p.modules()
         if getattr(m, "out_features", 0) == 1
@@ -204,7 +204,7 @@ def test_a_rank_without_sequences_takes_part_in_the_gradient_of_a_shared_head(
     policy = make_trainer(model_path, "ppo_code", "learner.critic.backbone=shared")._policy
     idle = pack(collate(make_groups(), device=torch.device("cpu")), [], device=torch.device("cpu"))
     output = policy(idle, temperature=1.0, chunk_tokens=16)
-    (output.logprobs.sum() + output.values.here.sum()).backward()
+    (output.logprobs.sum() + output.values.at_tokens.sum()).backward()
     assert policy.value_head is not None
     assert [p.grad is not None and not p.grad.any() for p in policy.value_head.parameters()] == [
         True,

@@ -8,7 +8,7 @@ from learner_support import make_groups
 from async_rl.batching.batch import collate
 from async_rl.batching.packing import pack
 from async_rl.learner.fused import FusedAttention, FusedRMSNorm
-from async_rl.learner.models import load_policy
+from async_rl.learner.loading import load_policy
 
 
 def test_fused_modules_compute_what_the_plain_ones_do(model_path: Path) -> None:

@@ -149,13 +149,13 @@ def test_a_separate_proximal_pass_gives_the_same_gradient_as_the_shared_one(
     """One update and no KL: the training pass itself gives the proximal log-probs. A second run
     computes them before.
     """
-    from async_rl.learner.forward_passes import Evaluator
+    from async_rl.learner.forward_passes import ForwardPasses
 
     collected = spy_on_gradients(monkeypatch, is_stepping=False)
     groups = make_groups(ages=(0, 1), version=1)
     streamed = make_trainer(model_path, "grpo_code").step(groups, 1)
     monkeypatch.setattr(Updater, "_needs_policy_before", True)
-    monkeypatch.setattr(Evaluator, "_reusable", lambda *_: set())
+    monkeypatch.setattr(ForwardPasses, "_reusable", lambda *_: set())
     separate = make_trainer(model_path, "grpo_code").step(groups, 1)
     first, second = collected["policy"]
     assert relative_difference(first, second) < 1e-6
@@ -167,11 +167,11 @@ def test_a_separate_proximal_pass_gives_the_same_gradient_as_the_shared_one(
 def test_kept_graphs_give_the_same_gradients_as_running_again(
     model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from async_rl.learner.forward_passes import Evaluator
+    from async_rl.learner.forward_passes import ForwardPasses
 
     collected = spy_on_gradients(monkeypatch)
     make_trainer(model_path, "ppo_code").step(make_groups(), 0)
-    monkeypatch.setattr(Evaluator, "_reusable", lambda *_: set())
+    monkeypatch.setattr(ForwardPasses, "_reusable", lambda *_: set())
     make_trainer(model_path, "ppo_code").step(make_groups(), 0)
     for name in ("policy", "critic"):
         kept, again = collected[name][:2], collected[name][2:]
@@ -235,7 +235,7 @@ def test_sequences_without_advantage_get_no_backward_pass_and_change_no_gradient
     few, num_backward = num_backward, 0
     monkeypatch.setattr(
         Updater,
-        "_pulls",
+        "_has_gradient",
         lambda self, batch, mask: torch.ones(batch.num_sequences, dtype=torch.bool),
     )
     plain = make_trainer(model_path, "grpo_code", *knobs).step(groups, 1)

@@ -11,11 +11,13 @@ import pytest
 import torch
 from learner_support import make_config, make_groups
 
+from async_rl.algorithms.value_norm import ValueUnits
 from async_rl.batching.batch import Batch, collate
 from async_rl.config.run import RunConfig
 from async_rl.core.types import Group, Score, StepScore, Trajectory
-from async_rl.learner.objective import Evaluated, Targets, ValueUnits, compute_targets, trained_mask
+from async_rl.learner.objective import BatchOutputs, Targets, compute_targets, trained_mask
 from async_rl.learner.objective_state import ObjectiveState
+from async_rl.learner.token_rewards import RewardRules
 
 CPU = torch.device("cpu")
 
@@ -46,9 +48,9 @@ def group_of(
     return msgspec.structs.replace(template, trajectories=trajectories)
 
 
-def evaluated(batch: Batch, **fields: torch.Tensor) -> Evaluated:
+def outputs_of(batch: Batch, **fields: torch.Tensor) -> BatchOutputs:
     nothing = torch.zeros(batch.num_tokens)
-    before = Evaluated(
+    before = BatchOutputs(
         proximal_logprobs=nothing,
         entropies=nothing,
         ref_logprobs=None,
@@ -63,12 +65,17 @@ def targets_of(
     config: RunConfig, batch: Batch, units: ValueUnits | None = None, **fields: torch.Tensor
 ) -> Targets:
     mask = trained_mask(batch, version=0, algorithm=config.algorithm, buffer=config.buffer)
-    before = evaluated(batch, **fields)
+    before = outputs_of(batch, **fields)
     return compute_targets(
         batch,
         mask,
         before,
-        config=config,
+        algorithm=config.algorithm,
+        rules=RewardRules(
+            reward=config.reward,
+            max_response_tokens=config.data.max_response_tokens,
+            zero_truncated=config.algorithm.zero_truncated_reward,
+        ),
         kl_coef=config.algorithm.kl_coef,
         units=units or ValueUnits(),
     )

@@ -376,7 +376,7 @@ def critic_values(trainer: object, groups: Sequence[Group]) -> dict[int, list[fl
     from async_rl.batching.batch import collate
     from async_rl.batching.packing import pack
 
-    critic = trainer._updater._critic  # type: ignore[attr-defined]
+    critic = trainer._models.critic  # type: ignore[attr-defined]
     found = {}
     for group in groups:
         batch = collate([group], device=torch.device("cpu"))

@@ -21,7 +21,7 @@ from async_rl.core.errors import (
     StalenessError,
 )
 from async_rl.core.types import Group, Score, Trajectory
-from async_rl.learner.models import load_policy
+from async_rl.learner.loading import load_policy
 from async_rl.learner.trainer import Trainer
 from async_rl.observability.catalogue import describe
 
@@ -366,7 +366,7 @@ def test_a_model_that_packing_would_compute_wrongly_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = make_model(tmp_path / "model")
-    monkeypatch.setattr("async_rl.learner.models._TOLERANCE", -1.0)
+    monkeypatch.setattr("async_rl.learner.loading._TOLERANCE", -1.0)
     with pytest.raises(ConfigError, match="does not support"):
         load_policy(path, trust_remote_code=False, gradient_checkpointing=False, is_fused=False)
 

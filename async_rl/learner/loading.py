@@ -1,0 +1,149 @@
+"""Load the models from a Hugging Face directory and check the policy on packed rows.
+
+Invariant: a loaded model equals its own plain forward pass within _TOLERANCE. An architecture that
+packed rows or the direct use of the output head would compute wrongly is rejected at the start, not
+trained wrongly.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
+
+from async_rl.batching.batch import collate
+from async_rl.batching.packing import pack
+from async_rl.config.generation import ModelConfig
+from async_rl.config.learner import LearnerConfig
+from async_rl.core.errors import ConfigError
+from async_rl.learner.attention import use_segments
+from async_rl.learner.fused import fuse
+from async_rl.learner.models import Critic, LearnerModels, Policy
+from async_rl.learner.rows import rows_as_group
+from async_rl.learner.sharding import Ranks
+
+# Nats between packed and plain log-probs in float32. Kernels differ by about 1e-5, a wrong mask or
+# head by far more.
+_TOLERANCE = 1e-3
+
+# Two rows share a prompt of three tokens, so the check covers attention to a shared prompt.
+_PROBE = ((3, 1, 4, 1, 5, 9, 2), (3, 1, 4, 1, 6, 5), (2, 7, 1, 8))
+_PROBE_PROMPT = 3
+
+
+def load_models(
+    model: ModelConfig,
+    learner: LearnerConfig,
+    path: Path,
+    ranks: Ranks,
+    *,
+    has_reference: bool,
+) -> LearnerModels:
+    """Load and shard the models of a run. Raises ConfigError as `load_policy` does."""
+    has_own_backbone = learner.critic.enabled and learner.critic.backbone == "own"
+    policy = load_policy(
+        path,
+        trust_remote_code=model.trust_remote_code,
+        gradient_checkpointing=learner.gradient_checkpointing,
+        is_fused=ranks.device.type == "cpu" and ranks.dtype == torch.float32,
+        has_value_head=learner.critic.enabled and not has_own_backbone,
+    )
+    # Copies are taken before sharding: FSDP's wrappers cannot be copied.
+    models = LearnerModels(
+        policy=policy,
+        reference=policy.frozen_copy() if has_reference else None,
+        critic=Critic(policy.lm) if has_own_backbone else None,
+    )
+    blocks = policy.lm._no_split_modules or ()
+    for module in models:
+        methods = ["states"] if isinstance(module, Policy) else []
+        ranks.shard(module, blocks, methods=methods)
+    return models
+
+
+def load_policy(
+    path: Path,
+    *,
+    trust_remote_code: bool,
+    gradient_checkpointing: bool,
+    is_fused: bool,
+    has_value_head: bool = False,
+) -> Policy:
+    """Load a causal language model in float32.
+
+    is_fused: replace Qwen3 modules by those of fused.py; has_value_head: add a critic's head to its
+    backbone.  Raises ConfigError if the model cannot be loaded, or computes different log-probs on
+    packed rows.
+    """
+    disable_progress_bar()
+    try:
+        lm = AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"model.path={path} is not a causal language model that transformers can load: {error};"
+            " set model.path to a directory with config.json and weights"
+        ) from error
+    lm.eval()
+    expected = _plain_logprobs(lm)
+    use_segments(lm)
+    if is_fused:
+        fuse(lm)
+    policy = Policy(lm, has_value_head=has_value_head)
+    _check(policy, expected, path)
+    if gradient_checkpointing:
+        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        _disable_dropout(lm)
+        lm.train()
+    return policy
+
+
+@torch.no_grad()
+def _plain_logprobs(lm: PreTrainedModel) -> Tensor:
+    """Compute the probe's log-probs by the model's own forward pass with its own attention."""
+    parts = []
+    for row in _PROBE:
+        ids = torch.tensor([row])
+        logits = lm(input_ids=ids, use_cache=False).logits[0, :-1].float()
+        logprobs = torch.log_softmax(logits, -1).gather(1, ids[0, 1:, None]).squeeze(1)
+        parts.append(logprobs[_PROBE_PROMPT - 1 :])
+    return torch.cat(parts)
+
+
+@torch.no_grad()
+def _check(policy: Policy, expected: Tensor, path: Path) -> None:
+    rows = [np.array(row, dtype=np.int32) for row in _PROBE]
+    device = torch.device("cpu")
+    batch = collate([rows_as_group(rows, prompt_length=_PROBE_PROMPT)], device=device)
+    row = pack(batch, range(len(rows)), device=device)
+    architecture = type(policy.lm).__name__
+    try:
+        logprobs = policy(row, temperature=1.0, chunk_tokens=1024).logprobs
+    except (NotImplementedError, TypeError) as error:
+        raise ConfigError(
+            f"model.path={path}: {architecture} cannot be trained on packed rows: {error}; use a"
+            " model with standard attention"
+        ) from error
+    worst = float((logprobs - expected).abs().max())
+    # Negated, so that NaN is rejected too.
+    if not worst <= _TOLERANCE:
+        raise ConfigError(
+            f"model.path={path}: the log-probs of {architecture} differ by {worst:.2g} nats on"
+            f" packed rows (more than {_TOLERANCE:g}), because the learner does not support its"
+            " attention or output head; use another architecture"
+        )
+
+
+def _disable_dropout(lm: PreTrainedModel) -> None:
+    """Turn dropout off. Training mode is needed for checkpointing only, and ratios of log-probs
+    need the same function in every pass.
+    """
+    for module in lm.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    lm.config.attention_dropout = 0.0

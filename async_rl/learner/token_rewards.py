@@ -1,0 +1,91 @@
+"""From the scores of a batch to the rewards of its tokens, as the reward settings define them."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from async_rl.algorithms.rewards import overlong_penalty, scaled, step_rewards
+from async_rl.batching.batch import Batch
+from async_rl.config.rewards import RewardConfig
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class RewardRules:
+    """The settings that turn scores into rewards.
+
+    max_response_tokens: the length limit that the overlong penalty refers to; zero_truncated: a
+    truncated response has no task reward.
+    """
+
+    reward: RewardConfig
+    max_response_tokens: int
+    zero_truncated: bool
+
+    def of_tokens(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the rewards at tokens, float32 [R], and their sums over sequences, float32 [B].
+
+        A whole response is rewarded at the last token that the policy wrote, a scored step at its
+        last token. A response without a trained token gets no reward at any token.
+        """
+        lengths = torch.tensor(batch.response_lengths, device=batch.rewards.device)
+        last, has_token = _last_written(batch)
+        per_token = torch.zeros_like(batch.behavior_logprobs)
+        if self.reward.placement == "end":
+            totals = self.of_responses(batch.rewards, lengths, batch.is_truncated)
+            per_token[last[has_token]] = totals[has_token]
+            return per_token, totals
+        steps = batch.steps
+        sequence = batch.sequence_index[steps.last_token]
+        rewards = step_rewards(
+            self._scaled(steps.scores), is_first=steps.is_first, start=self._step_start()
+        )
+        if self.zero_truncated:
+            rewards = rewards.masked_fill(batch.is_truncated[sequence], 0.0)
+        penalty = self._penalty(lengths)
+        per_token.index_add_(0, steps.last_token, rewards)
+        per_token[last[has_token]] -= penalty[has_token]
+        totals = torch.zeros_like(batch.rewards).index_add_(0, sequence, rewards)
+        return per_token, totals - penalty
+
+    def of_responses(self, scores: Tensor, lengths: Tensor, is_truncated: Tensor) -> Tensor:
+        """Return the rewards of N whole responses.
+
+        scores: float32 [N]; lengths: int64 [N]; is_truncated: bool [N] -> float32 [N].
+        """
+        rewards = self._scaled(scores)
+        if self.zero_truncated:
+            rewards = rewards.masked_fill(is_truncated, 0.0)
+        return rewards - self._penalty(lengths)
+
+    def _step_start(self) -> float | None:
+        """The reward before the first step, or None if steps are not rewarded for differences."""
+        if self.reward.placement != "step_deltas":
+            return None
+        # In float32 like the scores, so that a first step that fails changes exactly nothing.
+        return float(self._scaled(torch.tensor(self.reward.fail_reward)))
+
+    def _scaled(self, scores: Tensor) -> Tensor:
+        reward = self.reward
+        return scaled(scores, bias=reward.bias, scale=reward.scale, clip=reward.clip)
+
+    def _penalty(self, lengths: Tensor) -> Tensor:
+        return overlong_penalty(
+            lengths,
+            limit_tokens=self.max_response_tokens,
+            buffer_tokens=self.reward.overlong_tokens,
+            penalty=self.reward.overlong_penalty,
+        )
+
+
+def _last_written(batch: Batch) -> tuple[Tensor, Tensor]:
+    """The index in R of the last trained token of each sequence, -1 if there is none: int64 [B];
+    and where there is one: bool [B].
+    """
+    index = torch.arange(batch.num_tokens, device=batch.rewards.device)
+    index = index.masked_fill(~batch.loss_mask, -1)
+    last = torch.full((batch.num_sequences,), -1, device=index.device)
+    last.scatter_reduce_(0, batch.sequence_index, index, "amax")
+    return last, last >= 0
