@@ -66,7 +66,6 @@ def gae_oracle(rewards, values, bootstrap, mask, gamma, lam):
     return advantages, returns
 
 
-@pytest.mark.proves("algorithm.advantage")
 @pytest.mark.covers("adv_estimator")
 @pytest.mark.parametrize("estimator", ["grpo", "dr_grpo", "rloo"])
 @settings(max_examples=30, deadline=None)
@@ -117,7 +116,6 @@ def test_a_group_whose_members_agree_has_no_advantage() -> None:
     assert found.abs().max() < 1e-7
 
 
-@pytest.mark.proves("algorithm.gae_lambda")
 @pytest.mark.covers("gamma, lam")
 @settings(max_examples=30, deadline=None)
 @given(

@@ -53,7 +53,6 @@ def weight_oracle(
     return result
 
 
-@pytest.mark.proves("algorithm.behavior_weight_max", "algorithm.behavior_weight_min")
 @pytest.mark.parametrize("correction", CORRECTIONS)
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10**6))
@@ -111,7 +110,6 @@ def test_a_long_sequence_of_unlikely_tokens_has_a_finite_weight() -> None:
         assert bool((found.weights <= 2.0).all())
 
 
-@pytest.mark.proves("algorithm.geometric_min")
 def test_the_geometric_mask_looks_at_the_mean_and_not_at_the_length() -> None:
     # sequence 0: ratios 2 and 1/2, mean 1; sequence 1: 1.2 throughout, mean 1.2 although the
     # product is 1.2^4 = 2.1

@@ -98,7 +98,6 @@ def test_the_exact_kl_of_a_model_to_itself_is_0() -> None:
     )
 
 
-@pytest.mark.proves("algorithm.kl_target", "algorithm.kl_horizon")
 @pytest.mark.parametrize(
     ("kl", "factor"),
     [

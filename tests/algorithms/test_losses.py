@@ -30,7 +30,6 @@ def surrogate_oracle(
     return -weight * s
 
 
-@pytest.mark.proves("algorithm.clip_low", "algorithm.clip_high")
 @settings(max_examples=50, deadline=None)
 @given(seed=st.integers(0, 10**6), dual=st.sampled_from([None, 3.0]))
 def test_clipped_loss_equals_the_formula_token_by_token(seed: int, dual: float | None) -> None:
@@ -195,7 +194,6 @@ def test_token_weights_by_hand() -> None:
     torch.testing.assert_close(by_sequence, torch.tensor([0.25, 0.25, 0, 1 / 6, 1 / 6, 1 / 6, 0]))
 
 
-@pytest.mark.proves("algorithm.aggregation_tokens")
 def test_sequence_sum_divides_by_its_constant_whatever_the_length() -> None:
     mask = torch.tensor([True, True, False, True, False])
     index = torch.tensor([0, 0, 0, 1, 2])

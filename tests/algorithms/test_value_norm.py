@@ -29,7 +29,6 @@ def test_ma_is_the_mean_and_spread_of_all_tokens_so_far(seed: int) -> None:
         assert mean_and_std(moments, eps=1e-5) == pytest.approx(expected)
 
 
-@pytest.mark.proves("algorithm.value_norm_beta")
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 10**6))
 def test_exp_is_the_weighted_mean_of_the_batches_without_the_bias_of_its_start(seed: int) -> None:
@@ -51,7 +50,6 @@ def test_the_first_batch_counts_fully_whatever_the_decay() -> None:
     assert mean_and_std(moments, eps=1e-5) == pytest.approx((2.0, 1.0), rel=1e-6)
 
 
-@pytest.mark.proves("algorithm.value_norm_eps")
 def test_a_weight_below_eps_counts_as_eps() -> None:
     moments = Moments().observed(torch.tensor([1.0, 3.0]), kind="exp", beta=0.99)
     assert moments.units(eps=0.1).mean == pytest.approx(0.2)

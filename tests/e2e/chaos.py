@@ -46,6 +46,7 @@ ORDER = (
 
 _MOST_WAIT_S = 90.0
 _LOOK_S = 0.002
+"""For moments that pass quickly. Elsewhere 0.1: polling would take a core from the run."""
 
 
 @dataclass
@@ -99,13 +100,13 @@ class Chaos:
         """Does one thing to the run and waits until it gets on again; False if the run ended
         before.
         """
-        if not self._until(lambda: True, wait_s=self._rng.uniform(0.5, 4.0)):
+        if not self._until(lambda: True, wait_s=self._rng.uniform(0.5, 4.0), look_s=0.1):
             return False
         step = self._committed()
         if not self._faults()[fault]():
             return False
         self.summary.kills[fault] += 1
-        return self._until(lambda: self._committed() != step, wait_s=0)
+        return self._until(lambda: self._committed() != step, wait_s=0, look_s=0.1)
 
     def _faults(self) -> dict[str, Callable[[], bool]]:
         generator = f"generator-{self._rng.randrange(2)}"
@@ -144,7 +145,7 @@ class Chaos:
 
     def _kill(self, process: str, number: signal.Signals = signal.SIGKILL) -> bool:
         """Kills it as soon as it runs (it may be between two lives)."""
-        return self._when(lambda: self._is_sent(process, number))
+        return self._until(lambda: self._is_sent(process, number), wait_s=0, look_s=0.1)
 
     def _is_sent(self, process: str, number: signal.Signals) -> bool:
         try:
@@ -172,7 +173,9 @@ class Chaos:
     def _when(self, condition: Callable[[], bool]) -> bool:
         return self._until(condition, wait_s=0)
 
-    def _until(self, condition: Callable[[], bool], *, wait_s: float) -> bool:
+    def _until(
+        self, condition: Callable[[], bool], *, wait_s: float, look_s: float = _LOOK_S
+    ) -> bool:
         """Wait for wait_s and the condition; False if the run ends first, an error if it hangs."""
         started_s = time.monotonic()
         while time.monotonic() < started_s + wait_s or not condition():
@@ -181,7 +184,7 @@ class Chaos:
             assert time.monotonic() < started_s + wait_s + _MOST_WAIT_S, (
                 f"the run does not get on:\n{self.run.terminal}\n{self.run.status()}"
             )
-            time.sleep(_LOOK_S)
+            time.sleep(look_s)
         return True
 
     def _writes_checkpoint(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -13,6 +14,8 @@ from typing import Any
 
 import msgspec
 import psutil
+
+from async_rl.launchers.commands.control import ask_status
 
 _COMMAND = [str(Path(sys.executable).with_name("async-rl"))]
 _LOOK_S = 0.1
@@ -93,7 +96,14 @@ class LiveRun:
         rows = self.rows
         return int(rows[-1]["step"]) if rows else -1
 
-    def until(self, condition: Callable[[], bool], what: str, *, timeout_s: float = 240) -> None:
+    def until(
+        self,
+        condition: Callable[[], bool],
+        what: str,
+        *,
+        timeout_s: float = 240,
+        look_s: float = _LOOK_S,
+    ) -> None:
         """Waits for something that the run does; fails with the run's own words if it ends or takes
         too long.
         """
@@ -103,7 +113,7 @@ class LiveRun:
             assert time.monotonic() < deadline_s, (
                 f"{what} did not come within {timeout_s} s:\n{self.terminal}"
             )
-            time.sleep(_LOOK_S)
+            time.sleep(look_s)
 
     def pid_of(self, process: str) -> int:
         """The process id of one process of the run."""
@@ -149,8 +159,20 @@ class LiveRun:
         )
         return done.stdout
 
+    def now(self) -> dict[str, Any]:
+        """Return the reply behind `async-rl status`, without members while the run does not answer.
+
+        For conditions that are polled: a command costs a second of one of two cores, which the run
+        needs itself.
+        """
+        reply = ask_status(self.run_dir)
+        if reply is None:
+            return {"members": [], "pools": [], "restarted_because": {}}
+        answer: dict[str, Any] = msgspec.to_builtins(reply)
+        return answer
+
     def told(self) -> dict[str, Any]:
-        """What `async-rl status --json` says."""
+        """Return the output of `async-rl status --json`."""
         done = subprocess.run(
             [*_COMMAND, "status", str(self.run_dir), "--json"],
             capture_output=True,
@@ -187,5 +209,27 @@ class LiveRun:
 
 
 def shared_memory() -> set[str]:
-    """What lies in /dev/shm."""
-    return set(os.listdir("/dev/shm"))
+    """Names of the files in /dev/shm that no living process uses.
+
+    Other tests may run at the same time, so only what a dead process has left counts. A process
+    that was just killed may still be ending, so each name must stay unused for some seconds.
+    """
+    deadline_s = time.monotonic() + 5
+    left = _unused(set(os.listdir("/dev/shm")))
+    while left and time.monotonic() < deadline_s:
+        time.sleep(_LOOK_S)
+        left = _unused(left & set(os.listdir("/dev/shm")))
+    return left
+
+
+def _unused(names: set[str]) -> set[str]:
+    folder = "/dev/shm/"
+    names = {name for name in names if os.path.isfile(folder + name)}
+    if not names:
+        return names
+    used: set[str] = set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            used |= {part.path for part in process.memory_maps(grouped=True)}
+            used |= {file.path for file in process.open_files()}
+    return {name for name in names if folder + name not in used}

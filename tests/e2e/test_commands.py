@@ -63,7 +63,7 @@ class Shared:
                 )
             )
         run = self._lives[-1]
-        run.until(lambda: run.step >= 2 and bool(run.told()["members"]), "step 2")
+        run.until(lambda: run.step >= 2 and bool(run.now()["members"]), "step 2")
         return run
 
     def ended(self, *, steps: int) -> LiveRun:

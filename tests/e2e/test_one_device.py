@@ -27,7 +27,7 @@ def test_turns_go_on_after_a_generator_died_at_rest_and_end_in_order_in_the_lear
     )
 
     def generator() -> dict[str, Any]:
-        return next((m for m in run.told()["members"] if m["name"] == "generator-0"), {})
+        return next((m for m in run.now()["members"] if m["name"] == "generator-0"), {})
 
     run.until(
         lambda: run.step >= 1 and generator().get("waits_for") == _RESTS, "a turn of the learner"

@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from e2e_support import LiveRun
 from ray_cluster import RayCluster, missing
@@ -135,10 +134,8 @@ def follow(run: LiveRun, cluster: RayCluster) -> None:
 
 
 def members(run: LiveRun) -> list[dict[str, Any]]:
-    """What `async-rl status --json` says of each process; empty while it does not answer."""
-    command = [_ASYNC_RL, "status", str(run.run_dir), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    return list(msgspec.json.decode(done.stdout).get("members", [])) if done.returncode == 0 else []
+    """The processes as `async-rl status` shows them; empty while the run does not answer."""
+    return list(run.now()["members"])
 
 
 def member(run: LiveRun, name: str) -> dict[str, Any]:

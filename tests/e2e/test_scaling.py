@@ -28,7 +28,7 @@ def scaled(run: LiveRun, *words: str) -> subprocess.CompletedProcess[str]:
 
 def is_at(run: LiveRun, pool: str, count: int) -> bool:
     """Whether the pool has as many as wanted, and nobody who comes or goes."""
-    found = next((p for p in run.told().get("pools", []) if p["pool"] == pool), None)
+    found = next((p for p in run.now()["pools"] if p["pool"] == pool), None)
     return found is not None and (
         found["wanted"],
         found["live"],
@@ -142,6 +142,7 @@ def test_a_run_without_generators_waits_says_so_and_goes_on_beside_another_run_t
             "generators: 0 wanted, 0 live (async-rl scale generators=1 goes on)" in run.status()
         ),
         "status says what is missing",
+        look_s=1,
     )
     beside.until(lambda: beside.step >= 1, "its first step")
     assert [scaled(run, "generators=1").returncode, scaled(beside, "generators=2").returncode] == [

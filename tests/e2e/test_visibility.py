@@ -77,7 +77,7 @@ def test_stopped_and_killed_processes_show_in_status_and_tensorboard_with_their_
         run.kill(process)
         took_s[f"{process} killed, status"] = seconds_until(
             run,
-            lambda process=process: "SIGKILL" in run.told()["restarted_because"].get(process, ""),
+            lambda process=process: "SIGKILL" in run.now()["restarted_because"].get(process, ""),
             f"{process} killed in status",
         )
         took_s[f"{process} killed, TensorBoard"] = seconds_until(

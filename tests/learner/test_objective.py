@@ -288,6 +288,7 @@ def test_gae_sees_values_in_units_of_the_reward() -> None:
     assert found.returns.tolist() == [4.0, 4.0, 4.0]
 
 
+@pytest.mark.proves("algorithm.value_norm", "algorithm.value_norm_beta", "algorithm.value_norm_eps")
 def test_the_critic_learns_returns_in_units_of_those_seen_so_far() -> None:
     returns, mask = torch.tensor([1.0, 3.0, 99.0]), torch.tensor([True, True, False])
 
@@ -308,7 +309,7 @@ def test_the_critic_learns_returns_in_units_of_those_seen_so_far() -> None:
     assert damped == pytest.approx([0.0, 2 / 1.5**0.5, 5.0])
 
 
-@pytest.mark.proves("algorithm.kl_controller")
+@pytest.mark.proves("algorithm.kl_controller", "algorithm.kl_target", "algorithm.kl_horizon")
 @pytest.mark.covers("use_adaptive_kl_ctl")
 def test_the_adaptive_coefficient_follows_the_kl_of_a_sequence() -> None:
     def after(kl: float, *knobs: str) -> float:

@@ -70,8 +70,8 @@ def close_groups(model_path: Path) -> list[Group]:
     return groups
 
 
-def correction_oracle(log_ratio: Tensor, kind: str) -> Tensor:
-    """Weights at the bounds 2 and 0.5; log_ratio of one sequence."""
+def correction_oracle(log_ratio: Tensor, kind: str, *, maximum: float = 2.0) -> Tensor:
+    """Weights at the bounds maximum and 0.5; log_ratio of one sequence."""
     if kind == "none":
         return torch.ones_like(log_ratio)
     weight = (
@@ -80,16 +80,20 @@ def correction_oracle(log_ratio: Tensor, kind: str) -> Tensor:
         else log_ratio.sum().exp().expand(len(log_ratio))
     )
     return (
-        weight.clamp(max=2.0)
+        weight.clamp(max=maximum)
         if kind.endswith("tis")
-        else torch.where((weight > 2.0) | (weight < 0.5), 0.0, weight)
+        else torch.where((weight > maximum) | (weight < 0.5), 0.0, weight)
     )
 
 
 KNOBS = ("algorithm.advantage=dr_grpo", "buffer.max_staleness_versions=0")
 
 
-@pytest.mark.proves("algorithm.behavior_correction")
+@pytest.mark.proves(
+    "algorithm.behavior_correction",
+    "algorithm.behavior_weight_max",
+    "algorithm.behavior_weight_min",
+)
 @pytest.mark.parametrize("kind", ["none", "token_tis", "token_mis", "sequence_tis", "sequence_mis"])
 @pytest.mark.parametrize("loss", ["ppo", "gspo", "cispo", "reinforce"])
 def test_on_the_first_update_every_loss_is_the_weighted_policy_gradient(
@@ -105,13 +109,15 @@ def test_on_the_first_update_every_loss_is_the_weighted_policy_gradient(
         f"algorithm.policy_loss={loss}",
         f"algorithm.behavior_correction={kind}",
         f"algorithm.behavior_weight_min={minimum}",
+        "algorithm.behavior_weight_max=1.5",
     )
     result = make_trainer(model_path, "grpo_code", *KNOBS, *knobs).step(groups, 0)
     oracle = Oracle(model_path, groups)
     total = torch.zeros((), dtype=torch.float64)
     for t in oracle.trajectories:
         logprobs = oracle.logprobs(t)
-        weight = correction_oracle(logprobs.detach() - oracle.behavior(t), kind)
+        log_ratio = logprobs.detach() - oracle.behavior(t)
+        weight = correction_oracle(log_ratio, kind, maximum=1.5)
         total = total - (weight * oracle.advantage(t) * logprobs).sum() / oracle.num_tokens
     assert relative_difference(collected["policy"][0], oracle.gradients(total)) < 1e-5
     assert result.scalars["policy/kl_proximal_policy"] == 0.0
@@ -143,7 +149,9 @@ def second_update_oracle(oracle: Oracle, first: Oracle, loss: str) -> Tensor:
     return -torch.stack(terms).sum() / oracle.num_tokens
 
 
-@pytest.mark.proves("algorithm.policy_loss", "learner.epochs")
+@pytest.mark.proves(
+    "algorithm.policy_loss", "algorithm.clip_low", "algorithm.clip_high", "learner.epochs"
+)
 @pytest.mark.covers("decoupled objective", "ppo_epochs")
 @pytest.mark.parametrize("loss", ["ppo", "ppo_vanilla", "gspo", "cispo"])
 def test_the_second_update_of_a_batch_equals_the_formula(
@@ -175,7 +183,7 @@ def test_the_second_update_of_a_batch_equals_the_formula(
     )
 
 
-@pytest.mark.proves("algorithm.aggregation")
+@pytest.mark.proves("algorithm.aggregation", "algorithm.aggregation_tokens")
 @pytest.mark.parametrize(
     ("aggregation", "share"), [("token_mean", None), ("sequence_mean", None), ("sequence_sum", 12)]
 )
@@ -203,7 +211,7 @@ def test_aggregations_weigh_tokens_as_their_formulas_say(
     assert relative_difference(collected["policy"][0], oracle.gradients(total)) < 1e-5
 
 
-@pytest.mark.proves("algorithm.kl_estimator")
+@pytest.mark.proves("algorithm.kl_estimator", "algorithm.kl_coef")
 @pytest.mark.parametrize("estimator", ["k1", "abs", "k2", "k3", "full"])
 @pytest.mark.parametrize("budget", [8192, 40])
 def test_the_kl_in_the_loss_pulls_back_to_the_reference(
@@ -292,7 +300,7 @@ def test_sequences_whose_mean_ratio_is_too_high_are_left_out_and_counted(
     )
 
 
-@pytest.mark.proves("algorithm.geometric_max")
+@pytest.mark.proves("algorithm.geometric_max", "algorithm.geometric_min")
 def test_the_geometric_mask_takes_whole_sequences_out(model_path: Path) -> None:
     groups = close_groups(model_path)
     oracle = Oracle(model_path, groups)
@@ -326,6 +334,7 @@ PPO = (
 )
 
 
+@pytest.mark.proves("algorithm.advantage", "algorithm.gamma", "algorithm.gae_lambda")
 @pytest.mark.parametrize("advantage", ["gae", "vtrace"])
 def test_a_ppo_step_with_critic_reference_and_kl_in_the_reward_equals_the_oracle(
     model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, advantage: str

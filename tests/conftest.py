@@ -1,0 +1,55 @@
+"""Conditions that hold for every test, and how the suite is divided between two workers.
+
+`make test` runs pytest-xdist with two workers and `--dist loadgroup`: tests of one group run on one
+worker, one after the other. A module is a group, since its tests share models and runs. Modules
+with live runs that measure time, or that use most of the machine, are one group together.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+ALONE = (
+    "e2e/test_chaos.py",
+    "e2e/test_learning.py",
+    "e2e/test_pools_live.py",
+    "e2e/test_ray_cluster.py",
+    "e2e/test_scaling.py",
+    "e2e/test_stalls.py",
+    "launchers/test_slurm.py",
+)
+"""Modules that never run beside each other: they start many processes and expect progress in time.
+Together they take about as long as half of the suite, so they start first.
+"""
+
+
+def pytest_configure() -> None:
+    # A shell starts background jobs with SIGINT ignored. Every child would inherit that, and
+    # commands that end on Ctrl-C would not; a handler is reset to the default by exec.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        return
+    for item in items:
+        group = "alone" if is_alone(item) else item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=rank)
+
+
+def is_alone(item: pytest.Item) -> bool:
+    return item.nodeid.partition("::")[0].endswith(ALONE)
+
+
+def rank(item: pytest.Item) -> int:
+    """Long groups first, so that the workers end at about the same time."""
+    if is_alone(item):
+        return 0
+    if "/e2e/" in item.nodeid:
+        return 1
+    return 2
