@@ -66,11 +66,11 @@ def test_who_is_silent_is_told_first_and_not_what_it_last_said() -> None:
 def test_a_verifier_that_judges_the_same_all_the_time_is_named() -> None:
     members = [
         member("learner-0", state="waiting", waits_for="a batch", version=3),
-        member("generator-0", state="waiting", waits_for="verdicts: http://x takes nothing now"),
+        member("generator-0", state="waiting", waits_for="verdicts: http://x takes no request now"),
         member("verifier-0", state="judging", since_s=52),
     ]
     assert sentence(members, stalled_s=50, now_s=100, unheard_s={}).endswith(
-        "generator-0 waits for verdicts: http://x takes nothing now (1 min 0 s); verifier-0:"
+        "generator-0 waits for verdicts: http://x takes no request now (1 min 0 s); verifier-0:"
         " judging (48 s)"
     )
 

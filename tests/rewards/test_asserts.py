@@ -25,6 +25,12 @@ def test_assertion_is_taken_apart_into_calls_and_an_expression() -> None:
     assert not assertion.holds([[4]])
 
 
+def test_failure_quotes_the_assertion_as_the_test_has_it() -> None:
+    (assertion,) = take_apart("assert f(2) == 4") or ()
+    assert assertion.failure([5]) == "assert f(2) == 4 failed for 5"
+    assert assertion.failure([4]) == ""
+
+
 def test_check_function_is_taken_apart() -> None:
     first, second = take_apart(HUMAN_EVAL) or ()
     assert [c.function for a in (first, second) for c in a.calls] == ["total", "total"]

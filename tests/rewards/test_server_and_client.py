@@ -323,7 +323,7 @@ def test_client_says_whom_it_waits_for_and_why_once_nobody_takes_a_program() -> 
             shown = activity.snapshot()
             assert (shown.state, shown.waits_for) == (
                 "waiting",
-                f"verdicts: verifier {full} takes nothing now: no",
+                f"verdicts: verifier {full} takes no request now: no",
             )
             client.update_servers([good])
             assert await waiting == [Verdict.PASS] * 3

@@ -128,12 +128,12 @@ def _is_data(statement: ast.stmt) -> bool:
 
 def _assertion(statement: ast.Assert, renamed: _Renamed) -> Assertion:
     candidate = None if _calls_unknown(statement.test, renamed) else _leftmost_call(statement.test)
+    source = ast.unparse(statement)[:_MAX_SOURCE_CHARS]  # before the splitter changes it
     splitter = _Splitter(renamed, candidate)
     expression = splitter.visit(statement.test)
     require_pure(expression)
     if not splitter.calls:
         raise NotPure("an assertion without a call")
-    source = ast.unparse(statement)[:_MAX_SOURCE_CHARS]
     return Assertion(source=source, calls=tuple(splitter.calls), expression=expression)
 
 
@@ -163,7 +163,7 @@ def _leftmost_call(node: ast.AST) -> str | None:
 
 
 class _Splitter(ast.NodeTransformer):
-    """Replaces each call of the program by a reference to its value: `Name('0')`, `Name('1')`, ..."""
+    """Replaces the calls of the program by references to their values: `Name('0')`, ..."""
 
     def __init__(self, renamed: _Renamed, candidate: str | None) -> None:
         self._renamed, self._candidate = renamed, candidate

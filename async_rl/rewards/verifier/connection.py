@@ -1,0 +1,188 @@
+"""One verifier as its client sees it: sends requests in batches and hands out the answers.
+
+Takes requests, waits for a free stream, and returns answers. Woken by: a request, the end of a
+stream. Invariants: every request is settled when its stream ends; programs do not wait for calls of
+slow reward functions, which have streams of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import time
+from collections import deque
+
+import httpx
+import msgspec
+
+from async_rl.core.errors import InfrastructureError, ProtocolError, Unavailable
+from async_rl.rewards.verifier.protocol import (
+    BatchLine,
+    BatchRequest,
+    ErrorReply,
+    VerifyRequest,
+    VerifyResponse,
+)
+
+FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 2.0
+_MAX_BATCH = 32
+_MAX_PROGRAM_STREAMS = 4
+_LENGTH = struct.Struct("<I")
+_Item = tuple[VerifyRequest, asyncio.Future[VerifyResponse]]
+
+
+class _Lane:
+    """Requests of one kind, sent in batches over at most `max_streams` streams at a time."""
+
+    def __init__(self, max_streams: int) -> None:
+        self.max_streams = max_streams
+        self.waiting: deque[_Item] = deque()
+        self.streams: set[asyncio.Task[None]] = set()
+
+    def next_batch(self) -> list[_Item]:
+        """Requests for a free stream, without those that were given up."""
+        batch: list[_Item] = []
+        while self.waiting and len(self.streams) < self.max_streams and len(batch) < _MAX_BATCH:
+            item = self.waiting.popleft()
+            if not item[1].done():
+                batch.append(item)
+        return batch
+
+
+class Connection:
+    """The requests of this client on one verifier.
+
+    max_calls: calls of reward functions at a time.
+    """
+
+    def __init__(self, url: str, http: httpx.AsyncClient, max_calls: int) -> None:
+        self._url, self._http = url, http
+        self._programs, self._calls = _Lane(_MAX_PROGRAM_STREAMS), _Lane(max_calls)
+        self._is_flush_due = False
+        self._pause_s = FIRST_PAUSE_S
+        self.paused_until = 0.0
+        self.num_open = 0
+
+    async def submit(self, request: VerifyRequest) -> VerifyResponse:
+        """The server's answer.
+
+        Raises Unavailable if the server did not take the request, InfrastructureError if the
+        connection broke, ProtocolError if the server refused the request.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[VerifyResponse] = loop.create_future()
+        lane = self._programs if request.sample is None else self._calls
+        lane.waiting.append((request, future))
+        if not self._is_flush_due:
+            # After the callbacks that are ready now: programs that finish together share a batch.
+            self._is_flush_due = True
+            loop.call_soon(self._flush)
+        self.num_open += 1
+        try:
+            return await future
+        finally:
+            self.num_open -= 1
+
+    def _flush(self) -> None:
+        self._is_flush_due = False
+        for lane in (self._programs, self._calls):
+            while True:
+                batch = lane.next_batch()
+                if not batch:
+                    break
+                task = asyncio.create_task(self._stream(lane, batch), name=f"verify on {self._url}")
+                lane.streams.add(task)
+
+    async def _stream(self, lane: _Lane, batch: list[_Item]) -> None:
+        try:
+            await self._send(batch)
+        finally:
+            lane.streams.discard(asyncio.current_task())
+            self._flush()
+
+    def retire(self) -> None:
+        """The server has left: requests that were not sent raise Unavailable."""
+        for lane in (self._programs, self._calls):
+            for _, future in lane.waiting:
+                _fail(future, Unavailable(f"verifier {self._url} left"))
+            lane.waiting.clear()
+
+    async def close(self) -> None:
+        """End every stream."""
+        self.retire()
+        streams = [*self._programs.streams, *self._calls.streams]
+        for task in streams:
+            task.cancel()
+        await asyncio.gather(*streams, return_exceptions=True)
+
+    async def _send(self, batch: list[_Item]) -> None:
+        """Send one batch and hand out its answers as they come. Settles every future."""
+        futures = [future for _, future in batch]
+        problem: Exception = InfrastructureError(f"verifier {self._url} ended its answer early")
+        try:
+            body = msgspec.msgpack.encode(BatchRequest(requests=[request for request, _ in batch]))
+            async with self._http.stream(
+                "POST", f"{self._url}/verify_batch", content=body
+            ) as response:
+                if response.status_code == 200:
+                    await _hand_out(response, futures)
+                else:
+                    problem = _refusal(self._url, response.status_code, await response.aread())
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            problem = Unavailable(f"verifier {self._url} cannot be reached: {error}")
+        except httpx.HTTPError as error:
+            problem = InfrastructureError(
+                f"the connection to verifier {self._url} broke: {type(error).__name__} {error}"
+            )
+        except (msgspec.DecodeError, IndexError) as error:
+            problem = InfrastructureError(f"verifier {self._url} sent a malformed answer: {error}")
+        except (OverflowError, TypeError) as error:
+            problem = ProtocolError(
+                f"a test cannot be encoded: {error}; integers have at most 64 bits, values are"
+                " plain"
+            )
+        finally:
+            self._pause_if(any(not future.done() for future in futures))
+            for future in futures:
+                _fail(future, problem)
+
+    def _pause_if(self, has_failed: bool) -> None:
+        """Pause a server that failed, twice as long each time, until it answers again."""
+        if has_failed:
+            self.paused_until = time.monotonic() + self._pause_s
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        else:
+            self.paused_until, self._pause_s = 0.0, FIRST_PAUSE_S
+
+
+async def _hand_out(
+    response: httpx.Response, futures: list[asyncio.Future[VerifyResponse]]
+) -> None:
+    buffer = bytearray()
+    async for chunk in response.aiter_raw():
+        buffer += chunk
+        while len(buffer) >= _LENGTH.size:
+            end = _LENGTH.size + _LENGTH.unpack_from(buffer)[0]
+            if len(buffer) < end:
+                break
+            line = msgspec.msgpack.decode(bytes(buffer[_LENGTH.size : end]), type=BatchLine)
+            del buffer[:end]
+            future = futures[line.index]
+            if not future.done():
+                future.set_result(line.response)
+
+
+def _fail(future: asyncio.Future[VerifyResponse], problem: Exception) -> None:
+    if not future.done():
+        future.set_exception(problem)
+
+
+def _refusal(url: str, status: int, body: bytes) -> Exception:
+    try:
+        reason = msgspec.json.decode(body, type=ErrorReply).error
+    except msgspec.DecodeError:
+        reason = body[:200].decode(errors="replace")
+    if status in (429, 503):
+        return Unavailable(f"verifier {url} takes no request now: {reason}")
+    return ProtocolError(f"verifier {url} refused the request ({status}): {reason}")
