@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from async_rl.protocol.generator import LoadWeights, ReceiveWeights
+from async_rl.protocol.generator import LoadWeights
 from async_rl.protocol.membership import Member, Members
 from async_rl.wire.keys import Keys, create_keys, load_keys
 from async_rl.wire.rpc import RpcServer
@@ -51,19 +51,10 @@ async def generate(model: Path, keys: Path, kind: str) -> None:
     files = FileReader()
 
     async def load(request: LoadWeights) -> Any:
-        manifest = (
-            await asyncio.to_thread(files.fetch, request.url, request.manifest)
-            if request.url
-            else request.manifest
-        )
-        return await engine.load_weights(manifest)
+        manifest, source = await asyncio.to_thread(files.localize, request.manifest, request.source)
+        return await engine.load_weights(manifest, source)
 
-    async def receive(request: ReceiveWeights) -> Any:
-        return await engine.load_weights(request.manifest, request.source)
-
-    with RpcServer(
-        HOST, 0, load_keys(keys), {LoadWeights: load, ReceiveWeights: receive}
-    ) as server:
+    with RpcServer(HOST, 0, load_keys(keys), {LoadWeights: load}) as server:
         print(
             json.dumps({"address": server.address, "devices": await engine.weight_devices()}),
             flush=True,
@@ -100,6 +91,10 @@ class Learner:
         self.num_bytes, self._is_written_s = manifest.total_bytes, time.perf_counter()
         return manifest
 
+    async def logprobs(self, rows: Any) -> list[Any]:
+        """No probe: there is no trainer here."""
+        return []
+
     async def pushes(
         self, form: str, count: int, num_pushes: int
     ) -> AsyncIterator[tuple[float, float]]:
@@ -108,6 +103,7 @@ class Learner:
         """
         from async_rl.observability.activity import Activity
         from async_rl.runtime.directory import Connections, Directory, Incarnation
+        from async_rl.training.device import Device
         from async_rl.training.pushing import Pusher
 
         directory = Directory()
@@ -129,8 +125,8 @@ class Learner:
             supervisor=None,
             incarnation_of=lambda member: Incarnation(member, directory, connections),
         )
-        pusher = Pusher(context, self, rank_device=self._device)  # type: ignore[arg-type]
-        pusher._num_published = 1  # no probe: there is no trainer here
+        pool: Any = self
+        pusher = Pusher(context, pool, Device(), rank_device=self._device)
         pushing = asyncio.create_task(pusher.run(), name="pusher")
         for number in range(num_pushes + 1):
             self._version += 1

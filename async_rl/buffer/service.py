@@ -24,7 +24,6 @@ from async_rl.data.run_prompts import RunPrompts
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.buffer import FailGroup, PutGroup, ReleaseGenerator, RequestWork, Work
 from async_rl.protocol.learner import (
-    Batch,
     CommitStep,
     EvaluationScores,
     ForgetBefore,
@@ -33,6 +32,7 @@ from async_rl.protocol.learner import (
     StartEvaluation,
     SyncVersion,
     TakeBatch,
+    TakenGroups,
 )
 from async_rl.wire.rpc import Handler
 
@@ -169,7 +169,7 @@ class BufferService:
         finally:
             self._learner_waits_for = ""
         await self._stored()
-        return Batch(groups=await self._load(group_ids), waits_for=waits_for)
+        return TakenGroups(groups=await self._load(group_ids), waits_for=waits_for)
 
     async def commit_step(self, request: CommitStep) -> Message:
         """The groups of the step are trained, and admission may continue."""

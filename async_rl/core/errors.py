@@ -9,7 +9,7 @@
     that a user brought failed; its group goes back, or the run stops (reward.on_failure) |-
     ProtocolError  a peer sent what the schema does not allow |- WeightsError  a push failed or the
     engine holds weights that it should not |  |- BlockUnreachable  the generator does not share the
-    learner's memory; nothing was changed |  |- GroupBroken  a broadcast of weights did not come to
+    learner's memory; nothing was changed |  |- BroadcastBroken  a broadcast of weights did not come to
     its end; it is repeated without whoever was lost |- EngineDead  a generation engine died or is
     not to be trusted; its generator ends and is started again |- StalenessError  a batch would
     break the staleness bound |- NonFiniteError  a loss, a gradient or a log-prob is not finite |-
@@ -61,7 +61,7 @@ class BlockUnreachable(WeightsError):
     """The shared block cannot be opened from here; the engine is as it was."""
 
 
-class GroupBroken(WeightsError):
+class BroadcastBroken(WeightsError):
     """The members of a communicator did not all come, or one was lost; what was received is thrown
     away.
     """

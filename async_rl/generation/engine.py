@@ -23,7 +23,7 @@ from async_rl.core.errors import ConfigError, WeightsError
 from async_rl.core.types import NO_VERSION, FloatArray, IntArray, Sampling
 from async_rl.generation.environment import prepare_environment
 from async_rl.protocol.generator import LoadReport
-from async_rl.protocol.weights import Manifest, Source
+from async_rl.protocol.weights import SHARED_BLOCK, Manifest, Source
 
 __all__ = [
     "Completion",
@@ -76,7 +76,7 @@ class Engine(Protocol):
         died.
         """
 
-    async def rest(self) -> None:
+    async def sleep(self) -> None:
         """Stands still after the step under way and lets go of the device: weights, cache and all;
         requests in flight are kept.
 
@@ -87,12 +87,12 @@ class Engine(Protocol):
     async def weight_devices(self) -> list[str]:
         """What receives a broadcast of weights, one entry per rank: `cpu`, or the UUID of a GPU."""
 
-    async def load_weights(self, manifest: Manifest, source: Source | None = None) -> LoadReport:
+    async def load_weights(self, manifest: Manifest, source: Source = SHARED_BLOCK) -> LoadReport:
         """Changes the weights between two engine steps; requests in flight go on. source: None =
         the shared block.
 
         Raises WeightsError: before anything was changed if the block is not what the manifest
-        announces, else the engine refuses all further work.  Raises GroupBroken if the broadcast
+        announces, else the engine refuses all further work.  Raises BroadcastBroken if the broadcast
         came to no end: it may be repeated; until then the engine goes on as it was, or stands still
         where it loads in place.
         """

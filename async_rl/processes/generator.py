@@ -22,16 +22,14 @@ from async_rl.generation.environment import gently, giving_way
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.generator import (
     Drain,
-    LoadReport,
     LoadWeights,
     Logprobs,
     Probe,
-    ReceiveWeights,
-    Rest,
+    Sleep,
 )
 from async_rl.rollouts.groups import Groups
-from async_rl.rollouts.resting import Resting
 from async_rl.rollouts.rollout import Rollouts
+from async_rl.rollouts.sleeping import Sleeping
 from async_rl.runtime.context import ProcessContext
 from async_rl.weights.transport.filesystem import FileReader
 
@@ -46,7 +44,7 @@ async def run(context: ProcessContext) -> None:
         generator = Generator(context, await bring_up(context))
         try:
             if not generator.is_colocated:
-                await generator.resting.start()
+                await generator.sleeping.start()
             await until_serving.aclose()
             await generator.serve()
             await generator.work()
@@ -81,8 +79,8 @@ class Generator:
             name=context.name,
             activity=context.activity,
         )
-        self.resting = Resting(engine, context.activity)
-        self.groups = Groups(context, engine, self._rollouts, self.resting)
+        self.sleeping = Sleeping(engine, context.activity)
+        self.groups = Groups(context, engine, self._rollouts, self.sleeping)
         self.is_colocated = context.config.placement == "colocated"
 
     async def serve(self) -> None:
@@ -92,10 +90,9 @@ class Generator:
         await self._context.serve(
             {
                 LoadWeights: self._load_weights,
-                ReceiveWeights: self._receive_weights,
                 Probe: self._probe,
                 Drain: self._drain,
-                Rest: self.resting.rest,
+                Sleep: self.sleeping.sleep,
             },
             devices=devices,
         )
@@ -105,9 +102,9 @@ class Generator:
         async with asyncio.TaskGroup() as group:
             owned = [group.create_task(self._follow_verifiers(), name="follow verifiers")]
             if self.is_colocated:
-                starting = self.resting.start_when_called()
+                starting = self.sleeping.start_when_called()
                 owned.append(group.create_task(starting, name="start the engine"))
-                owned.append(group.create_task(self.resting.tell(), name="show rests"))
+                owned.append(group.create_task(self.sleeping.report(), name="report sleep"))
             making = group.create_task(self.groups.make(), name="make groups")
             stopping = group.create_task(self._context.stopping.wait(), name="stopping")
             await asyncio.wait({making, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -128,23 +125,13 @@ class Generator:
             await directory.changed(revision)
 
     async def _load_weights(self, request: LoadWeights) -> Message:
-        """Load weights from the shared block or a file between two engine steps."""
-        async with self.resting.waking(request.turn):
+        """Load new weights between two engine steps, which wakes the engine."""
+        async with self.sleeping.waking(request.handover):
             with self._context.activity("loading weights"):
-                manifest = request.manifest
-                if request.url:
-                    manifest = await asyncio.to_thread(self._files.fetch, request.url, manifest)
-                report = await self._engine.load_weights(manifest)
-        return self._on_loaded(report)
-
-    async def _receive_weights(self, request: ReceiveWeights) -> Message:
-        """Load weights from a broadcast, or from memory of the GPU shared with the learner."""
-        async with self.resting.waking(request.turn):
-            with self._context.activity("receiving weights"):
-                report = await self._engine.load_weights(request.manifest, request.source)
-        return self._on_loaded(report)
-
-    def _on_loaded(self, report: LoadReport) -> LoadReport:
+                manifest, source = await asyncio.to_thread(
+                    self._files.localize, request.manifest, request.source
+                )
+                report = await self._engine.load_weights(manifest, source)
         self._context.version = self._engine.version
         self._context.activity.gauge("weights/pause_s", report.pause_s)
         self.groups.weights_loaded()

@@ -2,136 +2,100 @@
 ahead.
 
 takes: batches from the buffer, leased for the version that will train them
-waits for: a batch; the previous push, if it is still under way; at the start, a generator that
-holds version 0; with placement=colocated,
-    generators to rest, before it touches the device: it makes the steps between two pushes in one
-    turn
+waits for: a batch; the previous push; at the start, a generator that has the weights; with
+placement=colocated, generators to go to sleep before it uses the device
 gives: committed steps to the buffer, weights to the generators, metrics to the supervisor,
 checkpoints to the run's directory
 woken by: the buffer's answer, the trainer's thread
-Rank 0 runs `Learner`; the other ranks follow it through `ranks.py`.
+With placement=colocated all steps between two pushes are made in one handover.
+Rank 0 runs `Learner`; the other ranks follow it (training/ranks.py).
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 
 import torch
 
-from async_rl.config.pools import evaluates_only
-from async_rl.core.errors import DeadlineExceeded
 from async_rl.core.types import Group
-from async_rl.learner.trainer import Trainer
 from async_rl.protocol.learner import (
-    Batch,
     CommitStep,
     KeepAdvantages,
     StartEvaluation,
     StartFrom,
     SyncVersion,
-    TakeBatch,
 )
 from async_rl.runtime.context import ProcessContext
 from async_rl.training import checkpoints
+from async_rl.training.device import Device, open_device
 from async_rl.training.pushing import Pusher
-from async_rl.training.ranks import TrainingPool, join_process_group, learner_device
+from async_rl.training.ranks import Rank, TrainingPool, build_trainer, learner_device
 from async_rl.training.saving import Saver
-
-_TAKE_WAIT_S = 10.0
+from async_rl.training.taking import Taker
 
 
 async def run(context: ProcessContext) -> None:
     """One rank of the learner from its start to its last step."""
-    world_size = context.config.learner.ranks
-    device = learner_device(context.config.learner.gpus_each)
-
-    def make_trainer() -> Trainer:
-        torch.set_num_threads(max(1, len(context.cores)))
-        if world_size > 1:
-            timeout_s = 2 * context.config.learner.take_timeout_s
-            join_process_group(
-                context.run_dir, context.rank, world_size, device=device, timeout_s=timeout_s
-            )
-        failed = context.run_dir / "failed_batches"
-        return Trainer(
-            context.config,
-            context.model_path,
-            rank=context.rank,
-            world_size=world_size,
-            device=device,
-            failed_batches=failed,
-        )
-
-    ranks = TrainingPool(make_trainer, rank=context.rank, world_size=world_size)
-    learner = Learner(context, ranks, device) if context.rank == 0 else None
+    rank_device = learner_device(context.config.learner.gpus_each)
+    make_trainer = functools.partial(build_trainer, context, rank_device)
+    if context.rank > 0:
+        await follow(context, await Rank.open(make_trainer))
+        return
+    # Rank 0 takes a shared device before it builds models; the other ranks wait for it where they
+    # meet.
+    device = open_device(context)
+    pool = await device.take(functools.partial(TrainingPool.open, make_trainer))
     try:
-        await (learner.start() if learner is not None else ranks.start())
         await context.serve({})
-        if learner is not None:
-            await learner.train()
-            await ranks.stop()
-        else:
-            with context.activity("following rank 0"):
-                await ranks.follow()
+        await Learner(context, pool, device, rank_device).train()
+        await pool.stop()
     finally:
-        ranks.close()
+        pool.close()
+
+
+async def follow(context: ProcessContext, rank: Rank) -> None:
+    """Take part in the operations of rank 0 until it stops."""
+    try:
+        await context.serve({})
+        with context.activity("following rank 0"):
+            await rank.follow()
+    finally:
+        rank.close()
 
 
 class Learner:
     """Rank 0: the loop of steps."""
 
-    def __init__(self, context: ProcessContext, ranks: TrainingPool, device: torch.device) -> None:
+    def __init__(
+        self,
+        context: ProcessContext,
+        pool: TrainingPool,
+        device: Device,
+        rank_device: torch.device,
+    ) -> None:
         self._context = context
         self._config = context.config
-        self._ranks = ranks
+        self._pool = pool
         self._buffer = context.peer("buffer")
-        self._pusher = Pusher(context, ranks, rank_device=device)
+        self._pusher = Pusher(context, pool, device, rank_device=rank_device)
+        self._saver = Saver(context, pool)
+        self._taker = Taker(context, device)
         self._version = 0
-
-    async def start(self) -> None:
-        """Builds the trainer; on a shared device, once no generator uses it. Other ranks wait for
-        this one where they meet.
-        """
-        if self._pusher.device is None:
-            await self._ranks.start()
-        else:
-            await self._pusher.take_device(self._ranks.start)
+        # Long enough for the buffer to die and come back.
+        self._call_s = context.config.supervisor.start_timeout_s
 
     async def train(self) -> None:
-        """Steps until num_steps or until told to stop; ends with the last weights pushed and a
-        checkpoint written.
-        """
-        await self._go_on()
+        """Step until num_steps or SIGTERM; then push the last weights and write a checkpoint."""
+        await self._resume()
         async with asyncio.TaskGroup() as group:
-            self._saver = Saver(self._context, self._ranks, group)
             pushing = group.create_task(self._pusher.run(), name="push weights")
-            await self._publish(self._version)
+            await self._publish()
             with self._context.activity.waiting("a generator that holds the weights"):
                 await self._pusher.live(self._version)
             await self._evaluate_if_due()
-            stopping = group.create_task(self._context.stopping.wait(), name="stopping")
-            upcoming = group.create_task(self._take_turn(self._version), name="take batch")
-            while self._version < self._config.num_steps:
-                started_s = time.monotonic()
-                with self._context.activity.waiting("a batch"):
-                    await asyncio.wait({upcoming, stopping}, return_when=asyncio.FIRST_COMPLETED)
-                if stopping.done():
-                    break
-                turn = upcoming.result()
-                waited_s = time.monotonic() - started_s
-                if self._version + len(turn) < self._config.num_steps:
-                    upcoming = group.create_task(
-                        self._take_turn(self._version + len(turn)), name="take batch"
-                    )
-                await self._pusher.take_device(self._ranks.enter_device)
-                for groups in turn:
-                    await self._step(groups, started_s, waited_s)
-                    if stopping.done():
-                        break
-                    started_s, waited_s = time.monotonic(), 0.0
-            upcoming.cancel()
-            stopping.cancel()
+            await self._steps(group)
             await self._saver.save(self._version)
             await self._saver.finish()
             if not self._context.stopping.is_set():
@@ -139,38 +103,59 @@ class Learner:
                 await self._evaluate_if_due()
             pushing.cancel()
 
-    async def _go_on(self) -> None:
-        """Takes up the newest checkpoint, if there is one, and tells those who count along."""
-        if (checkpoint := checkpoints.newest(self._context.run_dir)) is not None:
+    async def _resume(self) -> None:
+        """Load the newest checkpoint, if any; report the version to buffer and supervisor."""
+        checkpoint = checkpoints.newest(self._context.run_dir)
+        if checkpoint is not None:
             with self._context.activity("loading the checkpoint"):
-                self._version = await self._ranks.load(checkpoint)
-            self._context.log.info("goes on from %s", checkpoint)
+                self._version = await self._pool.load(checkpoint)
+            self._context.log.info("resumes from %s", checkpoint)
         self._context.version = self._version
-        await self._buffer.call(SyncVersion(version=self._version), timeout_s=self._restart_s)
+        await self._buffer.call(SyncVersion(version=self._version), timeout_s=self._call_s)
         await self._context.supervisor.call(
             StartFrom(version=self._version), timeout_s=self._config.network.call_timeout_s
         )
 
+    async def _steps(self, group: asyncio.TaskGroup) -> None:
+        """Train batch after batch; the next ones are requested while the current ones train."""
+        stopping = group.create_task(self._context.stopping.wait(), name="stopping")
+        upcoming = group.create_task(self._taker.take(self._version), name="take batch")
+        while self._version < self._config.num_steps:
+            started_s = time.monotonic()
+            with self._context.activity.waiting("a batch"):
+                await asyncio.wait({upcoming, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if stopping.done():
+                break
+            batches = upcoming.result()
+            waited_s = time.monotonic() - started_s
+            first = self._version + len(batches)
+            if first < self._config.num_steps:
+                upcoming = group.create_task(self._taker.take(first), name="take batch")
+            await self._pusher.take_device()
+            for groups in batches:
+                await self._step(groups, started_s, waited_s)
+                if stopping.done():
+                    break
+                started_s, waited_s = time.monotonic(), 0.0
+        upcoming.cancel()
+        stopping.cancel()
+
     async def _step(self, groups: list[Group], started_s: float, waited_s: float) -> None:
-        """One learner step, committed, published and reported."""
+        """One learner step: train, commit, publish, report."""
         with self._context.activity("training"):
-            result = await self._ranks.step(groups, self._version)
+            result = await self._pool.step(groups, self._version)
         self._version += 1
         self._context.version = self._version
         self._context.activity.count("tokens_trained", result.scalars["tokens/trained"])
         ids = [g.group_id for g in groups]
-        await self._buffer.call(
-            CommitStep(version=self._version, group_ids=ids), timeout_s=self._restart_s
-        )
+        commit = CommitStep(version=self._version, group_ids=ids)
+        await self._buffer.call(commit, timeout_s=self._call_s)
         if result.advantages:
-            await self._buffer.call(
-                KeepAdvantages(group_ids=ids, rows=result.advantages), timeout_s=self._restart_s
-            )
-        if (
-            self._version % self._config.weights.push_every_steps == 0
-            or self._version == self._config.num_steps
-        ):
-            await self._publish(self._version)
+            keep = KeepAdvantages(group_ids=ids, rows=result.advantages)
+            await self._buffer.call(keep, timeout_s=self._call_s)
+        is_last = self._version == self._config.num_steps
+        if is_last or self._version % self._config.weights.push_every_steps == 0:
+            await self._publish()
         if self._saver.is_due(self._version):
             await self._saver.save(self._version)
         times = {"time/step_s": time.monotonic() - started_s, "time/wait_batch_s": waited_s}
@@ -179,56 +164,15 @@ class Learner:
             scalars={**result.scalars, **self._pusher.metrics(), **times},
             histograms=result.histograms,
         )
-        if self._version < self._config.num_steps:
+        if not is_last:  # the last version is evaluated by `train`, once it is live
             await self._evaluate_if_due()
 
-    async def _take_turn(self, first: int) -> list[list[Group]]:
-        """The batches of the steps made at one go, from that version on: one; on a shared device
-        those up to the next push.
-        """
-        every = self._config.weights.push_every_steps if self._pusher.device is not None else 1
-        return [
-            await self._take(version)
-            for version in range(first, min(first + every - first % every, self._config.num_steps))
-        ]
-
-    async def _take(self, train_version: int) -> list[Group]:
-        """The batch that will be trained on weights of `train_version`."""
-        deadline_s = time.monotonic() + self._config.learner.take_timeout_s
-        while True:
-            request = TakeBatch(train_version=train_version, wait_s=_TAKE_WAIT_S)
-            batch: Batch = await self._buffer.call(
-                request, timeout_s=_TAKE_WAIT_S + self._restart_s
-            )
-            if batch.groups:
-                return batch.groups
-            is_own_turn = self._pusher.device is not None and self._pusher.device.is_learners
-            if is_own_turn or all(
-                evaluates_only(self._config, member.name)
-                for member in self._context.directory.of_role("generator")
-            ):
-                deadline_s = (
-                    time.monotonic() + self._config.learner.take_timeout_s
-                )  # scaled to none, until more are asked for
-            elif time.monotonic() > deadline_s:
-                raise DeadlineExceeded(
-                    f"no batch for version {train_version} within"
-                    f" {self._config.learner.take_timeout_s:g} s (learner.take_timeout_s); the"
-                    f" buffer waits for {batch.waits_for}"
-                )
-
-    async def _publish(self, version: int) -> None:
+    async def _publish(self) -> None:
         with self._context.activity("publishing"):
-            await self._pusher.publish(version)
+            await self._pusher.publish(self._version)
 
     async def _evaluate_if_due(self) -> None:
         every = self._config.evaluation.every_steps
         if every and (self._version % every == 0 or self._version == self._config.num_steps):
-            await self._buffer.call(
-                StartEvaluation(version=self._version), timeout_s=self._restart_s
-            )
-
-    @property
-    def _restart_s(self) -> float:
-        """Long enough for the buffer to die and come back."""
-        return self._config.supervisor.start_timeout_s
+            request = StartEvaluation(version=self._version)
+            await self._buffer.call(request, timeout_s=self._call_s)

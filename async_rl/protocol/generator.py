@@ -6,12 +6,13 @@ from typing import ClassVar
 
 from async_rl.core.types import FloatArray, IntArray
 from async_rl.protocol.base import Message, Ok
-from async_rl.protocol.weights import Manifest, Source
+from async_rl.protocol.weights import SHARED_BLOCK, Manifest, Source
 
 
 class LoadReport(Message):
-    """The generator samples with `version` now. Seconds: whole load, and how long generation stood
-    still.
+    """The generator now samples with `version`.
+
+    load_s: seconds of the whole load. pause_s: seconds without generation.
     """
 
     version: int
@@ -20,22 +21,22 @@ class LoadReport(Message):
 
 
 class LoadWeights(Message):
-    """Load this version between two engine steps; requests in flight go on. url: the file to read
-    instead of the shared block.
+    """Load this version from `source` between two engine steps; requests in flight continue.
 
-    turn: with placement=colocated, of the learner that gives the device back by this
-    (weights/turns.py).
+    handover: with placement=colocated, the one in which the learner returned the device
+    (weights/handovers.py).
     """
 
     Reply: ClassVar[type] = LoadReport
     manifest: Manifest
-    url: str = ""
-    turn: int = 0
+    source: Source = SHARED_BLOCK
+    handover: int = 0
 
 
 class Logprobs(Message):
-    """float32 log-probs of each row's tokens 1.. (first token has none, 0), concatenated per row,
-    with the version used.
+    """float32 log-probs per row and the version that computed them.
+
+    Entry t of a row is about its token t; the first token has none, its entry is 0.
     """
 
     version: int
@@ -43,35 +44,23 @@ class Logprobs(Message):
 
 
 class Probe(Message):
-    """Score these token rows with the weights held now (temperature 1)."""
+    """Score these rows of token ids with the current weights at temperature 1."""
 
     Reply: ClassVar[type] = Logprobs
     rows: list[IntArray]
 
 
-class Rest(Message):
-    """learner -> generator: let go of the device until weights come; answered once that is done.
-    turn: as in weights/turns.py.
+class Sleep(Message):
+    """learner -> generator: release the device until weights come; answered once that is done.
+
+    handover: as in weights/handovers.py.
     """
 
     Reply: ClassVar[type] = Ok
-    turn: int
+    handover: int
 
 
 class Drain(Message):
-    """supervisor -> generator: take no more work, finish what you have, end."""
+    """supervisor -> generator: take no more work, finish the groups in flight, then exit."""
 
     Reply: ClassVar[type] = Ok
-
-
-class ReceiveWeights(Message):
-    """Receive this version from its source and load it, as LoadWeights does. The path in the
-    manifest is of no use here.
-
-    turn: as in LoadWeights.
-    """
-
-    Reply: ClassVar[type] = LoadReport
-    manifest: Manifest
-    source: Source
-    turn: int = 0

@@ -10,7 +10,7 @@ from async_rl.core.types import FloatArray, Group
 from async_rl.protocol.base import Message, Ok
 
 
-class Batch(Message):
+class TakenGroups(Message):
     """groups_per_step groups, oldest admission first; empty if none within the wait (waits_for says
     why).
     """
@@ -26,7 +26,7 @@ class TakeBatch(Message):
     Asking again for the same train_version gives the same groups.
     """
 
-    Reply: ClassVar[type] = Batch
+    Reply: ClassVar[type] = TakenGroups
     train_version: int
     wait_s: float
 

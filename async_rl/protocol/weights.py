@@ -1,4 +1,9 @@
-"""One version of the weights as data: its tensors, and where a generator reads them."""
+"""One version of the weights as data: its tensors, and the source from which a generator reads
+them.
+
+Each medium has one struct here, the address that travels with a push, and one file in
+`weights/transport/` with both of its halves.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +27,7 @@ class TensorEntry(Value):
 class Manifest(Value):
     """One version of the weights in memory shared on one host.
 
-    path: a file to map (/proc/<pid>/fd/<n> of a memfd, so nothing outlives its owners).  The block
+    path: a file to map (/proc/<pid>/fd/<n> of a memfd, so no memory outlives its owners). The block
     starts with a header that carries `version`; a reader checks it before and after reading.
     checksum: over the bytes of all tensors, in order.
     """
@@ -34,15 +39,25 @@ class Manifest(Value):
     checksum: int
 
 
-class Seat(Value, tag_field="type", tag=True):
-    """Where the ranks of one member sit in a communicator. The learner is rank 0, a member has
-    ranks from `first_rank` on.
+class SharedBlock(Value, tag_field="type", tag=True):
+    """The block at the path of the manifest, for generators on the learner's machine."""
 
-    communicator: its name, new for each set of members; who holds a communicator of that name uses
-    it again.
-    store: host:port of the TCPStore where ranks find each other; host: the address of the member's
-    own machine to bind.
-    timeout_s: within which a rank has received a version, or gives up.
+
+class StoredFile(Value, tag_field="type", tag=True):
+    """A safetensors file at an fsspec URL."""
+
+    url: str
+
+
+class Seat(Value, tag_field="type", tag=True):
+    """The ranks of one member in a communicator: rank 0 is the learner, a member has consecutive
+    ranks from `first_rank`.
+
+    communicator: its name, new for each set of members; a rank that already has a communicator of
+    this name uses it again.
+    store: host:port of the TCPStore where the ranks meet; host: the address of the member's own
+    machine to bind.
+    timeout_s: a rank that has not received the version by then gives up.
     """
 
     communicator: str
@@ -59,8 +74,8 @@ class DeviceBlock(Value, tag_field="type", tag=True):
     """All tensors of a version, packed in the order of the manifest, in memory of a GPU that
     another process maps (CUDA IPC).
 
-    gpu: its UUID.  The rest is what torch needs to map the memory there;
-    tests/weights/test_device_block.py tells which is which.
+    gpu: its UUID. The other fields are the arguments of torch's `rebuild_cuda_tensor`;
+    tests/generation/test_device_block.py compares them one by one.
     """
 
     gpu: str
@@ -75,4 +90,6 @@ class DeviceBlock(Value, tag_field="type", tag=True):
     event_sync_required: bool
 
 
-Source = Seat | DeviceBlock
+SHARED_BLOCK = SharedBlock()
+
+Source = SharedBlock | StoredFile | Seat | DeviceBlock

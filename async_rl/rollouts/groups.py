@@ -17,8 +17,8 @@ from async_rl.core.errors import EngineDead, InfrastructureError, RewardError, r
 from async_rl.core.types import DropReason, Purpose, Ticket
 from async_rl.generation.engine import Engine
 from async_rl.protocol.buffer import FailGroup, PutGroup, RequestWork, Work
-from async_rl.rollouts.resting import Resting
 from async_rl.rollouts.rollout import Rollouts, num_written
+from async_rl.rollouts.sleeping import Sleeping
 from async_rl.runtime.context import ProcessContext
 
 _PARK_S = 20.0
@@ -29,13 +29,13 @@ class Groups:
     """The groups that one generator makes."""
 
     def __init__(
-        self, context: ProcessContext, engine: Engine, rollouts: Rollouts, resting: Resting
+        self, context: ProcessContext, engine: Engine, rollouts: Rollouts, sleeping: Sleeping
     ) -> None:
         self._context = context
         self._config = context.config
         self._engine = engine
         self._rollouts = rollouts
-        self._resting = resting
+        self._sleeping = sleeping
         self._buffer = context.peer("buffer")
         # Long enough for the buffer to restart.
         self._call_timeout_s = context.config.supervisor.start_timeout_s
@@ -132,7 +132,7 @@ class Groups:
         limit_s = self._config.generation.timeout_s
         written = functools.partial(self._on_written, ticket)
         try:
-            async with self._resting.limit(limit_s):
+            async with self._sleeping.limit(limit_s):
                 group = await self._rollouts.group(ticket, written=written)
         except TimeoutError:
             message = f"not done after {limit_s:g} s (generation.timeout_s)"

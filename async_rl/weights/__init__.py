@@ -1,1 +1,1 @@
-"""The way of new weights from the learner to the generators."""
+"""Transfer of new weights from the learner to the generators."""

@@ -1,8 +1,4 @@
-"""The weights that lie in a model's directory, as a push of one version: what an engine without a
-learner is given.
-
-Called by rollouts/standalone.py.
-"""
+"""Push the weights of a model's directory to an engine that has no learner."""
 
 from __future__ import annotations
 
@@ -19,8 +15,8 @@ from async_rl.weights.publisher import WeightPublisher, tensor_spec
 
 @contextmanager
 def published(path: Path, model: ModelConfig, version: int) -> Iterator[Manifest]:
-    """All parameters of the model, tied ones once, in memory that engines of this host map until
-    the block ends.
+    """Share all parameters of the model, tied ones once, with engines of this host until the block
+    ends.
     """
     from transformers import AutoModelForCausalLM
 
@@ -31,7 +27,6 @@ def published(path: Path, model: ModelConfig, version: int) -> Iterator[Manifest
         local_files_only=True,
     )
     parameters = dict(loaded.named_parameters())
-    with WeightPublisher(
-        [tensor_spec(name, tensor) for name, tensor in parameters.items()]
-    ) as publisher:
+    specs = [tensor_spec(name, tensor) for name, tensor in parameters.items()]
+    with WeightPublisher(specs) as publisher:
         yield publisher.write(version, parameters.values())

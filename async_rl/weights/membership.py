@@ -1,20 +1,23 @@
-"""Which generator holds which version, and who loads together: the state machine behind every push.
-Pure: no clock, no socket.
+"""Decide which generators load which version together: the state machine behind every push.
 
-An epoch is one attempt of fixed members to load one version together: one member where each loads
-for itself (a shared block, a file), several where they share a communicator.  It ends when every
-member answered, left, or at the deadline.  It reads the learner's block until `release`: what was
-written to a file or sent needs the block no more. Invariants
-- Epochs are numbered and never reused; an answer to an epoch that ended, or of a life that is not
-  in it, changes nothing.
-- Members join and leave between versions only: a joiner gets an epoch of its own, nobody who holds
-  the version is asked again.
-- Who is silent at the deadline, or failed by itself, is cut off.  Who gave up an epoch that lost a
-  member is tried again with the others; who gave up one that lost nobody is tried again alone, and
-  cut off if it gives up alone.  So repetitions have fewer members and end.
-- The version changes only while no epoch reads the block.  `close()` lets none begin, so a learner
-  waits one deadline at most.
-Driven by training/pushing.py, which owns the deadline and the calls.
+Pure: no clock, no socket. `training/pushing.py` makes the calls and owns the deadline.
+
+A load is one try of fixed members to load one version: a single member where each reads the
+weights for itself (a shared block, a file), several where they receive one broadcast. It ends when
+every member has answered or left, or at the deadline. A load reads the learner's block until
+`release`: once a version is written to a file or sent, its members no longer need the block.
+
+Invariants
+- Loads are numbered and numbers are never reused. An answer to a load that has ended, or
+  from a life that is not in it, changes nothing.
+- Members join and leave between versions only: a joiner gets a load of its own, and a generator
+  that already has the version is not asked again.
+- A member that is silent at the deadline, or that failed by itself, is cut off. Members that gave
+  up a load that lost a member retry with the others. A member that gave up a load that lost
+  none retries alone, and is cut off if it gives up again. So retries have fewer and fewer members
+  and end.
+- The version changes only while no load reads the block. After `close()` no load begins, so
+  the learner waits for one deadline at most.
 """
 
 from __future__ import annotations
@@ -25,16 +28,22 @@ from dataclasses import dataclass, field
 
 from async_rl.core.errors import WeightsError
 from async_rl.core.types import NO_VERSION
+from async_rl.protocol.membership import Member
 
 Life = tuple[str, int]
 """One life of a generator: its name and its pid."""
 
 
-class Answer(enum.Enum):
-    """What a member says of an epoch.
+def life_of(member: Member) -> Life:
+    """Return the life that the member list names."""
+    return member.name, member.pid
 
-    GAVE_UP: it is alive, waited for others in vain, and does not serve what it began to load.
-    FAILED: what went wrong is its own.
+
+class Answer(enum.Enum):
+    """The result that a member reports.
+
+    GAVE_UP: the member is healthy but waited for others in vain; it does not use what it received.
+    FAILED: the cause is in the member itself.
     """
 
     LOADED = enum.auto()
@@ -43,10 +52,8 @@ class Answer(enum.Enum):
 
 
 @dataclass(slots=True, kw_only=True)
-class Epoch:
-    """One attempt. `members` never change; `missing` are those without an answer that are still
-    there.
-    """
+class Load:
+    """One try to load a version. `members` never change; `missing` have not answered or left."""
 
     number: int
     version: int
@@ -57,159 +64,170 @@ class Epoch:
     reads_block: bool = True
 
     @property
+    def is_broken(self) -> bool:
+        """A member was lost or gave up, so the others cannot complete a broadcast."""
+        return self.has_lost or bool(self.gave_up)
+
+    @property
     def is_whole(self) -> bool:
         """All members have loaded the version."""
-        return not (self.missing or self.gave_up or self.has_lost)
+        return not (self.missing or self.is_broken)
 
 
-class WeightGroup:
-    """The generators of one learner process."""
+class Membership:
+    """The generators of one learner process and the versions that they have loaded."""
 
     def __init__(self) -> None:
         self.version = NO_VERSION
-        self._num_epochs = 0
+        self._num_loads = 0
         self._is_closed = True
         self._present: set[Life] = set()
         self._cut_off: set[Life] = set()
         self._alone: set[Life] = set()
-        self._holds: dict[Life, int] = {}
-        self._open: dict[int, Epoch] = {}
+        self._loaded: dict[Life, int] = {}
+        self._open: dict[int, Load] = {}
 
     @property
     def is_free(self) -> bool:
-        """Nobody reads the block, so the version may change."""
-        return not any(epoch.reads_block for epoch in self._open.values())
+        """No load reads the block, so the version may change."""
+        return not any(load.reads_block for load in self._open.values())
 
     @property
     def loading(self) -> set[int]:
         """The versions that are being loaded."""
-        return {epoch.version for epoch in self._open.values()}
+        return {load.version for load in self._open.values()}
 
     def close(self) -> None:
-        """A version is about to come: no epoch begins before it is there."""
+        """Let no load begin until the next version is published."""
         self._is_closed = True
 
     def publish(self, version: int) -> None:
-        """The version that everyone shall hold from now on. Raises WeightsError while somebody
-        reads the block.
-        """
+        """Make `version` the one to load. Raises WeightsError while a load reads the block."""
         if not self.is_free:
             raise WeightsError(
                 f"version {version} cannot be published while {len(self._open)} loads of version"
                 f" {self.version} are open"
             )
-        self.version, self._is_closed = version, False
+        self.version = version
+        self._is_closed = False
 
     def follow(self, present: Collection[Life]) -> set[Life]:
-        """Who serves now. Returns lives to be cut off, because an epoch ended when the last of
-        those it waited for left.
+        """Take over the list of lives that serve now.
+
+        Returns lives to cut off, because a load ended when the last missing member left.
         """
         present = set(present)
         self._cut_off &= present
         self._alone &= present
         self._present = present - self._cut_off
-        self._holds = {
-            life: version for life, version in self._holds.items() if life in self._present
+        self._loaded = {
+            life: version for life, version in self._loaded.items() if life in self._present
         }
-        ended: set[Life] = set()
-        for epoch in list(self._open.values()):
-            if gone := epoch.missing - self._present:
-                epoch.missing -= gone
-                epoch.has_lost = True
-                ended |= self._end_if_complete(epoch)
-        return ended
+        cut_off: set[Life] = set()
+        for load in list(self._open.values()):
+            gone = load.missing - self._present
+            if gone:
+                load.missing -= gone
+                load.has_lost = True
+                cut_off |= self._end_if_complete(load)
+        return cut_off
 
     def behind(self) -> set[Life]:
-        """Who should load the version and does not do so yet; nobody while a version is about to
-        come.
-        """
+        """Lives that should begin to load the version; none after `close`."""
         if self._is_closed:
             return set()
-        loading = {life for epoch in self._open.values() for life in epoch.members}
-        return {life for life in self._present - loading if self._holds.get(life) != self.version}
+        loading = {life for load in self._open.values() for life in load.members}
+        return {life for life in self._present - loading if self._loaded.get(life) != self.version}
 
-    def next_party(self, together: Collection[Life]) -> set[Life]:
-        """Of those that are behind and load together, who shall do so now; nobody while others of
-        them still load.
+    def next_together(self, together: Collection[Life]) -> set[Life]:
+        """Return the lives of `together` that should begin one load now.
+
+        None while any of `together` still loads. A life that has to retry alone goes first.
         """
         together = set(together)
-        party = (
-            set()
-            if any(epoch.members & together for epoch in self._open.values())
-            else self.behind() & together
-        )
-        alone = party & self._alone
-        return {min(alone)} if alone else party
+        if any(load.members & together for load in self._open.values()):
+            return set()
+        members = self.behind() & together
+        alone = members & self._alone
+        return {min(alone)} if alone else members
 
-    def begin(self, members: Collection[Life]) -> Epoch:
-        """An epoch of some of those who are behind. Raises WeightsError for anybody else."""
-        if not members or (others := set(members) - self.behind()):
+    def begin(self, members: Collection[Life]) -> Load:
+        """Begin a load of lives that are behind. Raises WeightsError for any other life."""
+        others = set(members) - self.behind()
+        if others or not members:
             raise WeightsError(
-                f"an epoch of {sorted(members)} cannot begin:"
-                f" {sorted(others) if members else 'nobody'} is not to load"
+                f"a load of {sorted(members)} cannot begin:"
+                f" {sorted(others) or 'no member'} is not to load"
             )
-        self._num_epochs += 1
-        epoch = Epoch(
-            number=self._num_epochs,
+        self._num_loads += 1
+        load = Load(
+            number=self._num_loads,
             version=self.version,
             members=frozenset(members),
             missing=set(members),
         )
-        self._open[epoch.number] = epoch
+        self._open[load.number] = load
         for life in members:
-            self._holds.pop(life, None)  # what it holds is not known until it answers
-        return epoch
+            # Unknown until it answers: a load that breaks may leave either version.
+            self._loaded.pop(life, None)
+        return load
 
     def release(self, number: int) -> None:
-        """What the members of the epoch still have to read is not in the block."""
-        if (epoch := self._open.get(number)) is not None:
-            epoch.reads_block = False
+        """Note that the members of this load no longer need the block."""
+        load = self._open.get(number)
+        if load is not None:
+            load.reads_block = False
 
     def answer(self, number: int, life: Life, answer: Answer) -> set[Life]:
-        """A member of an epoch is done with it. Returns lives to be cut off."""
-        epoch = self._open.get(number)
-        if epoch is None or life not in epoch.missing:
+        """Record the result of one member. Returns lives to cut off."""
+        load = self._open.get(number)
+        if load is None or life not in load.missing:
             return set()
-        epoch.missing.discard(life)
-        if answer is Answer.LOADED:
-            self._holds[life] = epoch.version
-            self._alone.discard(life)
-        elif answer is Answer.GAVE_UP:
-            epoch.gave_up.add(life)
-        else:
-            epoch.has_lost = True
-            return self._cut({life}) | self._end_if_complete(epoch)
-        return self._end_if_complete(epoch)
+        load.missing.discard(life)
+        cut_off: set[Life] = set()
+        match answer:
+            case Answer.LOADED:
+                self._loaded[life] = load.version
+                self._alone.discard(life)
+            case Answer.GAVE_UP:
+                load.gave_up.add(life)
+            case Answer.FAILED:
+                load.has_lost = True
+                cut_off = self._cut({life})
+        return cut_off | self._end_if_complete(load)
 
     def expire(self, number: int) -> set[Life]:
-        """The deadline of an epoch has passed. Returns lives to be cut off: those that are silent."""
-        epoch = self._open.get(number)
-        if epoch is None:
+        """End a load at its deadline. Returns lives to cut off: those without an answer."""
+        load = self._open.get(number)
+        if load is None:
             return set()
-        silent, epoch.missing = epoch.missing, set()
-        epoch.has_lost |= bool(silent)
-        return self._cut(silent) | self._end_if_complete(epoch)
+        silent = load.missing
+        load.missing = set()
+        if silent:
+            load.has_lost = True
+        return self._cut(silent) | self._end_if_complete(load)
 
-    def all_hold(self, version: int) -> bool:
-        """At least one generator serves, and all that serve hold `version` or a later one."""
+    def all_have(self, version: int) -> bool:
+        """At least one generator serves, and all that serve have `version` or a later one."""
         return bool(self._present) and all(
-            self._holds.get(life, NO_VERSION) >= version for life in self._present
+            self._loaded.get(life, NO_VERSION) >= version for life in self._present
         )
 
-    def _end_if_complete(self, epoch: Epoch) -> set[Life]:
-        if epoch.missing:
+    def _end_if_complete(self, load: Load) -> set[Life]:
+        if load.missing:
             return set()
-        del self._open[epoch.number]
-        if epoch.has_lost:
+        del self._open[load.number]
+        if load.has_lost:
             return set()
-        if len(epoch.members) == 1:
-            return self._cut(epoch.gave_up & self._present)
-        self._alone |= epoch.gave_up & self._present
+        gave_up = load.gave_up & self._present
+        if len(load.members) == 1:
+            return self._cut(gave_up)
+        self._alone |= gave_up
         return set()
 
     def _cut(self, lives: set[Life]) -> set[Life]:
         self._cut_off |= lives
         self._present -= lives
         for life in lives:
-            self._holds.pop(life, None)
+            self._loaded.pop(life, None)
         return lives

@@ -1,86 +1,79 @@
-"""One generator is asked to load one version, in the form that reaches it, and what comes of it.
-
-Called by training/pushing.py, which cuts off those that fail.
-"""
+"""Ask one life of a generator to load one version, through the preferred medium that reaches it."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from async_rl.core.errors import BlockUnreachable, WeightsError
-from async_rl.protocol.generator import LoadReport, LoadWeights, ReceiveWeights
-from async_rl.protocol.weights import Manifest, Source
+from async_rl.protocol.generator import LoadReport, LoadWeights
+from async_rl.protocol.membership import Member
+from async_rl.protocol.weights import Manifest
+from async_rl.weights.membership import Load, life_of
+from async_rl.weights.transport.base import Sender
 
 
 class Caller(Protocol):
     """The part of an RpcClient that a push needs."""
 
     async def call(self, request: Any, *, timeout_s: float) -> Any:
-        """Sends the request; the reply, or an AsyncRLError."""
+        """Send the request and return its reply; raises AsyncRLError."""
 
 
 class Route:
-    """The way of the weights to one life of a generator: the shared block where that can be opened,
-    else the file.
+    """The media that may reach one life, preferred first.
 
-    transfer: as weights.transfer.  Only an attempt shows whether the block can be opened: addresses
-    do not tell who shares memory.
+    A medium that turns out to be unreachable is not tried again in this life.
     """
 
-    def __init__(self, transfer: str, file: Callable[[Manifest], Awaitable[str]]) -> None:
-        self._file = file
-        self._falls_back = transfer == "auto"
-        self.by_file = transfer == "filesystem"
+    def __init__(self, member: Member, senders: Sequence[Sender]) -> None:
+        self.member = member
+        self._senders = list(senders)
+
+    @property
+    def sender(self) -> Sender:
+        """The medium of the next load. Raises BlockUnreachable if none is left."""
+        for sender in self._senders:
+            if sender.reaches(self.member):
+                return sender
+        raise BlockUnreachable(
+            f"no medium of weights.transfer reaches {self.member.name}; set weights.transfer=auto"
+        )
 
     async def load(
         self,
         manifest: Manifest,
+        load: Load,
         caller: Caller,
         *,
-        turn: int = 0,
+        handover: int,
         timeout_s: float,
-        written: Callable[[], None],
+        release: Callable[[], None],
     ) -> LoadReport:
-        """Returns once the generator writes with the version. written: called when the file is
-        there, so that the block is not needed.
+        """Return once the generator samples with the version.
 
-        Raises what the call raises, WeightsError if another version was loaded.
+        release: called once this member no longer reads the learner's block. Raises what the call
+        raises, and WeightsError if the generator loaded another version.
         """
-        url = ""
-        if self.by_file:
-            url = await self._file(manifest)
-            written()
+        sender = self.sender
+        source = await sender.source(manifest, load, life_of(self.member))
+        if not sender.reads_block:
+            release()
+        request = LoadWeights(manifest=manifest, source=source, handover=handover)
         try:
-            return await _load(
-                caller, LoadWeights(manifest=manifest, url=url, turn=turn), timeout_s
-            )
+            report: LoadReport = await caller.call(request, timeout_s=timeout_s)
         except BlockUnreachable:
-            if self.by_file or not self._falls_back:
+            self._senders.remove(sender)
+            if not any(other.reaches(self.member) for other in self._senders):
                 raise
-            self.by_file = True
             return await self.load(
-                manifest, caller, turn=turn, timeout_s=timeout_s, written=written
+                manifest,
+                load,
+                caller,
+                handover=handover,
+                timeout_s=timeout_s,
+                release=release,
             )
-
-
-async def receive(
-    manifest: Manifest, source: Source, caller: Caller, *, turn: int = 0, timeout_s: float
-) -> LoadReport:
-    """Returns once the generator writes with the version from there. Raises as `Route.load`,
-    GroupBroken if a broadcast lost others.
-    """
-    return await _load(
-        caller, ReceiveWeights(manifest=manifest, source=source, turn=turn), timeout_s
-    )
-
-
-async def _load(
-    caller: Caller, request: LoadWeights | ReceiveWeights, timeout_s: float
-) -> LoadReport:
-    report: LoadReport = await caller.call(request, timeout_s=timeout_s)
-    if report.version != request.manifest.version:
-        raise WeightsError(
-            f"it loaded version {report.version} instead of {request.manifest.version}"
-        )
-    return report
+        if report.version != manifest.version:
+            raise WeightsError(f"it loaded version {report.version} instead of {manifest.version}")
+        return report

@@ -32,7 +32,7 @@ from async_rl.core.types import (
 from async_rl.data.order import PromptOrder
 from async_rl.launchers.configuration.compose import compose_unchecked
 from async_rl.protocol.buffer import FailGroup, PutGroup, RequestWork, Work
-from async_rl.protocol.learner import Batch, TakeBatch
+from async_rl.protocol.learner import TakeBatch, TakenGroups
 
 T = TypeVar("T")
 
@@ -182,9 +182,9 @@ async def tickets(service: BufferService, version: int, **kinds: Any) -> list[Ti
     return work.tickets
 
 
-async def take(service: BufferService, train_version: int, wait_s: float = 0.0) -> Batch:
+async def take(service: BufferService, train_version: int, wait_s: float = 0.0) -> TakenGroups:
     batch = await service.take_batch(TakeBatch(train_version=train_version, wait_s=wait_s))
-    assert isinstance(batch, Batch)
+    assert isinstance(batch, TakenGroups)
     return batch
 
 

@@ -33,12 +33,12 @@ from async_rl.launchers.commands.ledger import promise_of
 from async_rl.protocol.base import Message
 from async_rl.protocol.buffer import FailGroup, PutGroup, ReleaseGenerator, Work
 from async_rl.protocol.learner import (
-    Batch,
     CommitStep,
     ForgetBefore,
     StartEvaluation,
     SyncVersion,
     TakeBatch,
+    TakenGroups,
 )
 
 T = TypeVar("T")
@@ -273,7 +273,7 @@ class BufferMachine(RuleBasedStateMachine):
         learner = self.learner
         wanted = learner.version if learner.version not in learner.batches else learner.version + 1
         reply = self.call(self.service.take_batch(TakeBatch(train_version=wanted, wait_s=0)), crash)
-        if not isinstance(reply, Batch):
+        if not isinstance(reply, TakenGroups):
             return
         group_ids = [group.group_id for group in reply.groups]
         assert bool(group_ids) != bool(reply.waits_for)

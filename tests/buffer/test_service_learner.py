@@ -24,7 +24,7 @@ from buffer_support import (
 
 from async_rl.core.errors import InfrastructureError, ProtocolError
 from async_rl.protocol.buffer import PutGroup, ReleaseGenerator, Work
-from async_rl.protocol.learner import Batch, CommitStep, ForgetBefore, SyncVersion, TakeBatch
+from async_rl.protocol.learner import CommitStep, ForgetBefore, SyncVersion, TakeBatch, TakenGroups
 
 
 def test_a_take_is_parked_until_its_last_group_is_put(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_a_take_is_parked_until_its_last_group_is_put(tmp_path: Path) -> None:
             assert service.waits_for() == "groups: 1 of 2 groups are ready for step 1"
             await service.put_group(PutGroup(group=make_group(given[1])))
             batch = await parked
-            assert isinstance(batch, Batch)
+            assert isinstance(batch, TakenGroups)
             assert [g.group_id for g in batch.groups] == [0, 1]
 
     run(scenario())
@@ -245,7 +245,7 @@ def test_a_parked_take_of_a_learner_that_restarted_leases_nothing(tmp_path: Path
             await settle()
             await service.sync_version(SyncVersion(version=0))
             batch = await parked
-            assert isinstance(batch, Batch)
+            assert isinstance(batch, TakenGroups)
             assert batch.groups == []
             for ticket in given[:2]:
                 await service.put_group(PutGroup(group=make_group(ticket)))

@@ -27,12 +27,14 @@ from async_rl.generation.engine import Engine, build_engine, prepare_environment
 from async_rl.launchers.configuration.compose import compose
 from async_rl.protocol.generator import LoadReport
 from async_rl.protocol.membership import Member
-from async_rl.protocol.weights import Seat
-from async_rl.weights.membership import Epoch
+from async_rl.protocol.weights import Manifest, Seat
+from async_rl.weights.membership import Load
+from async_rl.weights.transport.base import LearnerSide
 from async_rl.weights.transport.broadcast import Broadcaster
 
 LAST = 6
 LIFE = ("generator", 1)
+NO_TENSORS = Manifest(version=0, path="", tensors=[], total_bytes=0, checksum=0)
 CONFIG = compose("grpo_code", ["weights.transfer=collective", "weights.bucket_mb=1"])
 
 
@@ -78,8 +80,16 @@ class Scenario:
         self.engine = engine
         self.model = model
         self.said: dict[str, Any] = {}
+        exporter: Any = None
         self.broadcaster = Broadcaster(
-            CONFIG.weights, life="test", host="127.0.0.1", device=torch.device("cpu")
+            LearnerSide(
+                config=CONFIG.weights,
+                folder="",
+                life="test",
+                host="127.0.0.1",
+                device=torch.device("cpu"),
+                exporter=exporter,
+            )
         )
         self.publisher = WeightPublisher(
             [tensor_spec(name, tensor) for name, tensor in weights_of(model, 0).items()]
@@ -94,7 +104,7 @@ class Scenario:
         if version % 2 == 0:
             return await self.engine.load_weights(manifest)
         seat = await self.seat(version)
-        sending = asyncio.create_task(self.broadcaster.send(manifest, {LIFE: seat}))
+        sending = asyncio.create_task(self.broadcaster.send(manifest))
         report = await self.engine.load_weights(manifest, seat)
         await sending
         return report
@@ -114,8 +124,9 @@ class Scenario:
             "counters": {},
             "devices": await self.engine.weight_devices(),
         }
-        epoch = Epoch(number=version, version=version, members=frozenset([LIFE]), missing=set())
-        return self.broadcaster.seats(epoch, {LIFE: Member(**facts)})[LIFE]
+        load = Load(number=version, version=version, members=frozenset([LIFE]), missing=set())
+        self.broadcaster.join(load, [Member(**facts)])
+        return await self.broadcaster.source(NO_TENSORS, load, LIFE)
 
     async def play(self) -> dict[str, Any]:
         engine, said = self.engine, self.said
@@ -187,9 +198,9 @@ class Scenario:
             ]
             while num_steps() < 5:
                 await self.engine.logprobs([np.array(prompt(3), np.int32)])
-            await self.engine.rest()
+            await self.engine.sleep()
             steps_before = num_steps()
-            await self.engine.rest()
+            await self.engine.sleep()
             groups.append(
                 tasks.create_task(
                     group(self.engine, "rest-late", prompt(33), 2, sampling(max_new_tokens=5))

@@ -206,7 +206,7 @@ def test_the_probe_scores_whole_rows_at_temperature_1(
 def test_a_bad_block_is_refused_and_changes_nothing(
     model: Qwen3ForCausalLM, said: dict[str, Any], block: str, reason: str
 ) -> None:
-    kinds = {"wrong_place": "BlockUnreachable", "broken_broadcast": "GroupBroken"}
+    kinds = {"wrong_place": "BlockUnreachable", "broken_broadcast": "BroadcastBroken"}
     assert said[block].startswith(kinds.get(block, "WeightsError"))
     assert reason in said[block]
     assert said["version_at_end"] == LAST

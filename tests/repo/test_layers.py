@@ -14,7 +14,7 @@ from repository import ROOT, name, product
 
 ADAPTERS = {
     "zmq": ("async_rl/wire/",),
-    "vllm": ("async_rl/generation/vllm/",),
+    "vllm": ("async_rl/generation/vllm/", "async_rl/weights/transport/ipc.py"),
     "ray": ("launchers/backends/ray.py",),
     "hydra": ("launchers/",),
     "omegaconf": ("launchers/",),

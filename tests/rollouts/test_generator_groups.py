@@ -32,8 +32,8 @@ from async_rl.processes.generator import bring_up
 from async_rl.protocol.buffer import FailGroup
 from async_rl.protocol.membership import Member, Members
 from async_rl.rollouts.groups import Groups
-from async_rl.rollouts.resting import Resting
 from async_rl.rollouts.rollout import Rollouts
+from async_rl.rollouts.sleeping import Sleeping
 from async_rl.runtime.directory import Directory
 
 
@@ -94,7 +94,7 @@ def scripted_rollouts(config: RunConfig) -> Rollouts:
 def scripted_groups(context: Any) -> tuple[Groups, Rollouts]:
     engine: Any = ScriptedEngine()
     rollouts = scripted_rollouts(context.config)
-    return Groups(context, engine, rollouts, Resting(engine, context.activity)), rollouts
+    return Groups(context, engine, rollouts, Sleeping(engine, context.activity)), rollouts
 
 
 def roll_out(

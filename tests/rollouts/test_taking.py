@@ -8,15 +8,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from async_rl.core.errors import DeadlineExceeded
 from async_rl.launchers.configuration.compose import compose_unchecked
 from async_rl.observability.activity import Activity
-from async_rl.processes.learner import Learner
-from async_rl.protocol.learner import Batch, TakeBatch
+from async_rl.protocol.learner import TakeBatch, TakenGroups
 from async_rl.protocol.membership import Member, Members
 from async_rl.runtime.directory import Directory
+from async_rl.training.device import Device
+from async_rl.training.taking import Taker
 
 
 class Buffer:
@@ -27,10 +27,12 @@ class Buffer:
     def __init__(self, num_refusals: int) -> None:
         self._left = num_refusals
 
-    async def call(self, request: TakeBatch, *, timeout_s: float) -> Batch:
+    async def call(self, request: TakeBatch, *, timeout_s: float) -> TakenGroups:
         await asyncio.sleep(0.01)
         self._left -= 1
-        return Batch(groups=[] if self._left >= 0 else ["the batch"], waits_for="3 of 4 groups")  # type: ignore[list-item]
+        return TakenGroups(
+            groups=[] if self._left >= 0 else ["the batch"], waits_for="3 of 4 groups"
+        )  # type: ignore[list-item]
 
 
 def take(timeout_s: float, *, generators: tuple[str, ...] = ("generator-0",)) -> Any:
@@ -59,8 +61,7 @@ def take(timeout_s: float, *, generators: tuple[str, ...] = ("generator-0",)) ->
         directory=directory,
         peer=lambda _: Buffer(num_refusals=60),
     )
-    ranks: Any = None
-    return asyncio.run(Learner(context, ranks, torch.device("cpu"))._take(5))
+    return asyncio.run(Taker(context, Device())._take(5))
 
 
 @pytest.mark.proves("learner.take_timeout_s")

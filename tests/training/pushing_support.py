@@ -17,6 +17,7 @@ from async_rl.observability.activity import Activity
 from async_rl.protocol.membership import Expel, Member, Members
 from async_rl.protocol.weights import Manifest
 from async_rl.runtime.directory import Directory
+from async_rl.training.device import Device
 from async_rl.training.pushing import Pusher
 from async_rl.weights.transport.shared_memory import SharedTensors, layout
 
@@ -56,7 +57,8 @@ class Learner:
             supervisor=self,
             incarnation_of=lambda member: generators[member.name],
         )
-        self.pusher = Pusher(context, self, rank_device=torch.device(device))  # type: ignore[arg-type]
+        pool: Any = self
+        self.pusher = Pusher(context, pool, Device(), rank_device=torch.device(device))
 
     def serve(self, *names: str) -> None:
         """These generators are in the directory from now on."""

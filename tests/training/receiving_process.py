@@ -18,11 +18,11 @@ from typing import Any
 import torch
 
 from async_rl.core.codec import decode, encode
-from async_rl.core.errors import GroupBroken, Unavailable
+from async_rl.core.errors import BroadcastBroken, Unavailable
 from async_rl.protocol.base import Message
-from async_rl.protocol.generator import LoadReport, ReceiveWeights
+from async_rl.protocol.generator import LoadReport, LoadWeights
 from async_rl.protocol.weights import Seat
-from async_rl.weights.receiver import Receiver
+from async_rl.weights.transport.table import Receivers
 
 _FORK = multiprocessing.get_context("forkserver")
 _FORK.set_forkserver_preload(["receiving_process"])
@@ -60,7 +60,8 @@ class Generator:
         self._gate.set()
 
     async def call(self, request: Message, *, timeout_s: float) -> Message:
-        assert isinstance(request, ReceiveWeights)
+        assert isinstance(request, LoadWeights)
+        assert isinstance(request.source, Seat)
         self.seats.append(request.source)
         self.is_asked.set()
         try:
@@ -70,7 +71,7 @@ class Generator:
             self.on_death()
             raise Unavailable("its process ended") from error
         if isinstance(said, str):
-            raise GroupBroken(said)
+            raise BroadcastBroken(said)
         self.versions.append(request.manifest.version)
         self.digests.append(said)
         return LoadReport(version=request.manifest.version, load_s=0.1, pause_s=0.1)
@@ -113,24 +114,24 @@ def _serve(pipe: Connection, script: _Script, devices: tuple[str, ...]) -> None:
     torch.set_num_threads(1)
     pipe.send("up")
     # On the CPU all ranks are threads of this process; a GPU's number stands behind a colon.
-    receivers = [Receiver(rank, torch.device(device)) for rank, device in enumerate(devices)]
+    receivers = [Receivers(rank, torch.device(device)) for rank, device in enumerate(devices)]
     while True:
-        request = decode(pipe.recv_bytes(), ReceiveWeights)
+        request = decode(pipe.recv_bytes(), LoadWeights)
         said = [""] * len(receivers)
         errors: list[str] = []
 
         def receive(
             rank: int,
-            request: ReceiveWeights = request,
+            request: LoadWeights = request,
             said: list[str] = said,
             errors: list[str] = errors,
         ) -> None:
             try:
-                with receivers[rank].receiving(request.manifest, request.source) as tensors:
+                with receivers[rank].receive(request.manifest, request.source) as tensors:
                     said[rank] = digest(
                         script.follow(tensors) if request.manifest.version == 1 else tensors
                     )
-            except GroupBroken as error:
+            except BroadcastBroken as error:
                 errors.append(str(error))
 
         threads = [threading.Thread(target=receive, args=(rank,)) for rank in range(len(receivers))]

@@ -146,7 +146,7 @@ def test_a_member_that_dies_before_all_ranks_have_met_does_not_keep_the_others_w
 
 
 @pytest.mark.parametrize("misfortune", ["kill", "stop"])
-def test_the_others_get_the_version_under_another_epoch_when_one_is_lost(
+def test_the_others_get_the_version_in_another_load_when_one_is_lost(
     misfortune: str, fleet: Callable[..., Learner]
 ) -> None:
     generators = {"a": Generator(), "b": Generator(misfortune=misfortune), "c": Generator()}

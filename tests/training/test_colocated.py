@@ -1,4 +1,4 @@
-"""Turns on a shared device as learner and generators take them: real pushes, a real engine, a
+"""Handovers of a shared device as learner and generators take them: real pushes, a real engine, a
 learner's step that notes its time.
 """
 
@@ -25,11 +25,12 @@ from async_rl.generation.engine import Engine, build_engine
 from async_rl.launchers.configuration.compose import compose
 from async_rl.observability.activity import Activity
 from async_rl.protocol.base import Message
-from async_rl.protocol.generator import LoadReport, LoadWeights, ReceiveWeights, Rest
+from async_rl.protocol.generator import LoadReport, LoadWeights, Sleep
 from async_rl.protocol.membership import Expel, Member, Members
 from async_rl.protocol.weights import DeviceBlock, Manifest
-from async_rl.rollouts.resting import Resting
+from async_rl.rollouts.sleeping import Sleeping
 from async_rl.runtime.directory import Directory
+from async_rl.training.device import open_device
 from async_rl.training.pushing import Pusher
 from async_rl.weights.publisher import WeightPublisher, tensor_spec
 
@@ -49,23 +50,24 @@ BLOCK = DeviceBlock(
 
 
 class Generator:
-    """The part of a generator process that rests and wakes, around an engine."""
+    """The part of a generator process that sleeps and wakes, around an engine."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.activity = Activity()
-        self.resting = Resting(engine, self.activity)
+        self.sleeping = Sleeping(engine, self.activity)
         self.heard: list[str] = []
         self.hangs = False
 
     async def call(self, request: Message, *, timeout_s: float) -> Message:
-        self.heard.append(type(request).__name__)
+        is_load = isinstance(request, LoadWeights)
+        self.heard.append(type(request.source if is_load else request).__name__)
         if self.hangs:
             raise DeadlineExceeded("it hangs")
-        if isinstance(request, Rest):
-            return await self.resting.rest(request)
-        assert isinstance(request, LoadWeights | ReceiveWeights)
-        async with self.resting.waking(request.turn):
+        if isinstance(request, Sleep):
+            return await self.sleeping.sleep(request)
+        assert isinstance(request, LoadWeights)
+        async with self.sleeping.waking(request.handover):
             return await self.engine.load_weights(request.manifest)
 
 
@@ -92,7 +94,9 @@ class World:
             host="127.0.0.1",
             incarnation_of=lambda member: self.generators[member.name],
         )
-        self.pusher = Pusher(context, self, rank_device=torch.device("cpu"))  # type: ignore[arg-type]
+        self.device = open_device(context)
+        pool: Any = self
+        self.pusher = Pusher(context, pool, self.device, rank_device=torch.device("cpu"))
         self.serve()
 
     def serve(self) -> None:
@@ -152,8 +156,8 @@ class Still:
     async def start(self) -> None:
         self.did.append("start")
 
-    async def rest(self) -> None:
-        self.did.append("rest")
+    async def sleep(self) -> None:
+        self.did.append("sleep")
 
     async def load_weights(self, manifest: Manifest) -> LoadReport:
         self.did.append(f"load {manifest.version}")
@@ -179,26 +183,26 @@ def run(story: Awaitable[None]) -> None:
     asyncio.run(story)  # type: ignore[arg-type]
 
 
-def test_an_engine_starts_with_the_first_push_and_rests_at_every_turn(tmp_path: Path) -> None:
+def test_an_engine_starts_with_the_first_push_and_sleeps_at_every_handover(tmp_path: Path) -> None:
     world, engine = small_world(tmp_path), Still()
 
     async def story() -> None:
         generator = Generator(engine)  # type: ignore[arg-type]
         async with pushing(world) as group:
-            group.create_task(generator.resting.start_when_called())
+            group.create_task(generator.sleeping.start_when_called())
             world.join("a", generator)
-            await world.pusher.take_device(world.enter_device)
+            await world.pusher.take_device()
             assert engine.did == []
             await world.pusher.publish(0)
             await world.pusher.live(0)
             assert engine.did == ["start", "load 0"]
-            await world.pusher.take_device(world.enter_device)
-            await world.pusher.take_device(world.enter_device)  # it has it already
+            await world.pusher.take_device()
+            await world.pusher.take_device()  # it has it already
             await world.pusher.publish(1)
             await world.pusher.live(1)
 
     run(story())
-    assert engine.did == ["start", "load 0", "rest", "load 1"]
+    assert engine.did == ["start", "load 0", "sleep", "load 1"]
     assert world.moves == ["enter", "leave"] * 2
     shares = {
         name: value for name, value in world.pusher.metrics().items() if name.startswith("device/")
@@ -211,16 +215,18 @@ def test_an_engine_starts_with_the_first_push_and_rests_at_every_turn(tmp_path: 
     assert sum(shares.values()) == pytest.approx(1.0)
 
 
-def test_a_generator_that_joins_during_a_turn_is_left_alone_until_it_ends(tmp_path: Path) -> None:
+def test_a_generator_that_joins_during_a_handover_is_left_alone_until_it_ends(
+    tmp_path: Path,
+) -> None:
     world, early, late = small_world(tmp_path), Still(), Still()
 
     async def story() -> None:
         generators = [Generator(early), Generator(late)]  # type: ignore[arg-type]
         async with pushing(world) as group:
             for generator in generators:
-                group.create_task(generator.resting.start_when_called())
+                group.create_task(generator.sleeping.start_when_called())
             world.join("early", generators[0])
-            await world.pusher.take_device(world.enter_device)
+            await world.pusher.take_device()
             world.join("late", generators[1])
             await asyncio.to_thread(lambda: None)
             assert late.did == []
@@ -240,21 +246,21 @@ def test_memory_of_the_gpu_is_shared_until_all_have_read_it_and_who_comes_later_
         first, late = Generator(Still()), Generator(Still())  # type: ignore[arg-type]
         async with pushing(world):
             for generator in (first, late):
-                await generator.resting.start()
+                await generator.sleeping.start()
             world.join("first", first)
-            await world.pusher.take_device(world.enter_device)
+            await world.pusher.take_device()
             await world.pusher.publish(0)
             await world.has_unshared.wait()
             world.has_unshared.clear()
             assert world.moves == ["enter", "share", "leave", "unshare"]
             world.join("late", late)
-            while "LoadWeights" not in late.heard:
+            while "SharedBlock" not in late.heard:
                 await asyncio.to_thread(lambda: None)
-            await world.pusher.take_device(world.enter_device)
+            await world.pusher.take_device()
             await world.pusher.publish(1)
             await world.has_unshared.wait()
-        assert first.heard == ["Rest", "ReceiveWeights", "Rest", "ReceiveWeights"]
-        assert late.heard == ["LoadWeights", "Rest", "ReceiveWeights"]
+        assert first.heard == ["Sleep", "DeviceBlock", "Sleep", "DeviceBlock"]
+        assert late.heard == ["SharedBlock", "Sleep", "DeviceBlock"]
 
     run(story())
     assert world.moves == ["enter", "share", "leave", "unshare"] * 2
@@ -263,10 +269,10 @@ def test_memory_of_the_gpu_is_shared_until_all_have_read_it_and_who_comes_later_
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        ([*SHARED_GPU, "weights.transfer=ipc"], "ReceiveWeights"),
-        ([*SHARED_GPU, "weights.transfer=auto"], "LoadWeights"),
-        ([*SHARED_GPU, "weights.transfer=shared_memory"], "LoadWeights"),
-        (["weights.transfer=auto"], "LoadWeights"),
+        ([*SHARED_GPU, "weights.transfer=ipc"], "DeviceBlock"),
+        ([*SHARED_GPU, "weights.transfer=auto"], "SharedBlock"),
+        ([*SHARED_GPU, "weights.transfer=shared_memory"], "SharedBlock"),
+        (["weights.transfer=auto"], "SharedBlock"),
     ],
 )
 def test_weights_are_handed_over_in_memory_of_the_gpu_only_where_that_is_asked_for(
@@ -276,17 +282,17 @@ def test_weights_are_handed_over_in_memory_of_the_gpu_only_where_that_is_asked_f
 
     async def story() -> None:
         async with pushing(world):
-            await generator.resting.start()
+            await generator.sleeping.start()
             world.join("a", generator)
-            await world.pusher.take_device(world.enter_device)
+            await world.pusher.take_device()
             await world.pusher.publish(0)
             await world.pusher.live(0)
 
     run(story())
-    assert generator.heard == ["Rest", expected]
+    assert generator.heard == ["Sleep", expected]
 
 
-def test_who_does_not_rest_is_cut_off_and_the_learner_has_the_device(tmp_path: Path) -> None:
+def test_who_does_not_sleep_is_cut_off_and_the_learner_has_the_device(tmp_path: Path) -> None:
     world, engine = small_world(tmp_path, "weights.rest_deadline_s=7"), Still()
 
     async def story() -> None:
@@ -295,39 +301,40 @@ def test_who_does_not_rest_is_cut_off_and_the_learner_has_the_device(tmp_path: P
         async with pushing(world):
             world.join("good", generator)
             world.join("hangs", hanging)
-            await world.pusher.take_device(world.enter_device)
-            assert world.pusher.device is not None
-            assert world.pusher.device.is_learners
+            await world.pusher.take_device()
+            assert world.device.is_learners
 
     run(story())
     # Not heard of before, so it may have been starting: 180 s more (supervisor.start_timeout_s).
     assert [(e.name, e.reason) for e in world.cut_off] == [
-        ("hangs", "it did not come to rest within 187 s (weights.rest_deadline_s)")
+        ("hangs", "it did not sleep within 187 s (weights.rest_deadline_s)")
     ]
 
 
 def test_an_order_of_a_dead_learner_does_not_wake_a_generator(tmp_path: Path) -> None:
     async def story() -> None:
         generator = Generator(Still())  # type: ignore[arg-type]
-        await generator.resting.rest(Rest(turn=9))
-        with pytest.raises(WeightsError, match="an order of turn 8 came after one of turn 9"):
-            async with generator.resting.waking(8):
+        await generator.sleeping.sleep(Sleep(handover=9))
+        with pytest.raises(
+            WeightsError, match="an order of handover 8 came after one of handover 9"
+        ):
+            async with generator.sleeping.waking(8):
                 raise AssertionError("it woke")
 
     run(story())
 
 
-def test_time_at_rest_counts_for_no_limit() -> None:
+def test_time_asleep_counts_for_no_limit() -> None:
     async def story() -> tuple[bool, bool]:
         loop = asyncio.get_running_loop()
         generator = Generator(Still())  # type: ignore[arg-type]
-        await generator.resting.start()
-        async with generator.resting.limit(3600):
-            [limit] = generator.resting._limits
+        await generator.sleeping.start()
+        async with generator.sleeping.limit(3600):
+            [limit] = generator.sleeping._limits
             limit.reschedule(loop.time() + 50)
-            await generator.resting.rest(Rest(turn=1))
+            await generator.sleeping.sleep(Sleep(handover=1))
             is_stopped = limit.when() is None
-            async with generator.resting.waking(1):
+            async with generator.sleeping.waking(1):
                 pass
             when_s = limit.when()
             assert when_s is not None
@@ -341,7 +348,7 @@ def test_a_limit_still_ends_what_takes_too_long() -> None:
     async def story() -> None:
         generator = Generator(Still())  # type: ignore[arg-type]
         with pytest.raises(TimeoutError):
-            async with generator.resting.limit(0.01):
+            async with generator.sleeping.limit(0.01):
                 await asyncio.get_running_loop().create_future()
 
     run(story())
@@ -352,20 +359,20 @@ async def _ask(activity: Activity) -> None:
         await asyncio.get_running_loop().create_future()
 
 
-def test_a_generator_at_rest_says_who_has_the_device() -> None:
+def test_a_sleeping_generator_says_who_has_the_device() -> None:
     async def story() -> list[tuple[str, str]]:
         generator = Generator(Still())  # type: ignore[arg-type]
-        await generator.resting.start()
+        await generator.sleeping.start()
         said = []
-        telling = asyncio.create_task(generator.resting.tell())
+        telling = asyncio.create_task(generator.sleeping.report())
         asking = asyncio.create_task(_ask(generator.activity))
         await asyncio.to_thread(lambda: None)
         with generator.activity("generating"):
-            for at_rest in (True, False):
-                if at_rest:
-                    await generator.resting.rest(Rest(turn=1))
+            for is_asleep in (True, False):
+                if is_asleep:
+                    await generator.sleeping.sleep(Sleep(handover=1))
                 else:
-                    async with generator.resting.waking(1):
+                    async with generator.sleeping.waking(1):
                         pass
                 for _ in range(3):
                     await asyncio.to_thread(lambda: None)
@@ -374,8 +381,8 @@ def test_a_generator_at_rest_says_who_has_the_device() -> None:
         asking.cancel()
         return said
 
-    rests = "generation rests: the learner holds the device"
-    assert asyncio.run(story()) == [("blocked", rests), ("generating", "")]
+    sleeps = "generation sleeps: the learner uses the device"
+    assert asyncio.run(story()) == [("blocked", sleeps), ("generating", "")]
 
 
 @pytest.mark.parametrize("placement", ["colocated", "disaggregated"])
@@ -452,12 +459,12 @@ def test_generation_and_steps_share_no_moment_where_they_share_a_device(
                 samples.extend(await write(engine, number % 60))
 
         async with pushing(world) as group:
-            await generator.resting.start()
+            await generator.sleeping.start()
             engine._model.register_forward_pre_hook(lambda *_: forward_s.append(time.monotonic()))  # type: ignore[attr-defined]
             world.join("a", generator)
             writers = [group.create_task(keep_writing(first)) for first in range(3)]
             for version in range(5):
-                await world.pusher.take_device(world.enter_device)
+                await world.pusher.take_device()
                 await asyncio.to_thread(step) if version else None
                 await world.pusher.publish(version)
                 await world.pusher.live(version)

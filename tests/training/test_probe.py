@@ -4,18 +4,13 @@ after pushes.
 
 from __future__ import annotations
 
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
-
 import numpy as np
 import pytest
-import torch
 
 from async_rl.core.errors import WeightsError
 from async_rl.launchers.configuration.compose import compose
 from async_rl.protocol.generator import Logprobs
-from async_rl.training.pushing import Pusher, probe_rows
+from async_rl.training.probe import Expected, Prober, probe_rows
 
 
 def check(difference: float, *overrides: str, version: int = 0) -> dict[str, float]:
@@ -24,15 +19,10 @@ def check(difference: float, *overrides: str, version: int = 0) -> dict[str, flo
     expected = [np.zeros(len(row), np.float32) for row in rows]
     answer = [row.copy() for row in expected]
     answer[-1][-1] += difference
-    context: Any = SimpleNamespace(
-        config=compose("grpo_code", list(overrides)),
-        run_dir=Path("/nowhere"),
-        incarnation="one",
-        host="127.0.0.1",
-    )
-    pusher = Pusher(context, ranks=None, rank_device=torch.device("cpu"))  # type: ignore[arg-type]
-    pusher._compare("generator-0", Logprobs(version=version, rows=answer), expected, 0)
-    return pusher.metrics()
+    prober = Prober(compose("grpo_code", list(overrides)).weights)
+    own = Expected(version=0, rows=rows, logprobs=expected)
+    prober.compare("generator-0", Logprobs(version=version, rows=answer), own)
+    return prober.metrics
 
 
 def test_rounding_is_reported_and_passes() -> None:

@@ -13,6 +13,7 @@ from pushing_support import Learner
 from async_rl.core.errors import BlockUnreachable, ConfigError
 from async_rl.protocol.base import Message
 from async_rl.protocol.generator import LoadReport, LoadWeights, Logprobs, Probe
+from async_rl.protocol.weights import StoredFile
 from async_rl.weights.transport.filesystem import FileReader
 
 
@@ -36,13 +37,15 @@ class Generator:
         assert isinstance(request, LoadWeights)
         if self._hangs:
             await asyncio.get_running_loop().create_future()
-        if request.url:
+        url = ""
+        if isinstance(request.source, StoredFile):
+            url = request.source.url
             self.is_asked.set()
             await self.may_read.wait()
-            self._files.fetch(request.url, request.manifest)
+            self._files.fetch(url, request.manifest)
         elif not self._shares_memory:
             raise BlockUnreachable("no such block here")
-        self.urls.append(request.url)
+        self.urls.append(url)
         self.versions.append(request.manifest.version)
         self.has_loaded.set()
         return LoadReport(

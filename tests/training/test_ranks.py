@@ -81,8 +81,7 @@ def test_weights_are_packed_into_one_buffer_of_the_device_at_a_time(
     monkeypatch.setattr(ranks, "WeightPublisher", lambda specs: SimpleNamespace(close=list))
 
     async def story() -> list[Any]:
-        pool = TrainingPool(lambda: trainer, rank=0, world_size=1)
-        await pool.start()
+        pool = await TrainingPool.open(lambda: trainer)
         blocks = [await pool.share_on_device(), await pool.share_on_device()]
         await pool.unshare_on_device()
         await pool.unshare_on_device()

@@ -4,22 +4,30 @@ way.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from async_rl.core.errors import WeightsError
-from async_rl.launchers.configuration.compose import compose
+from async_rl.config.run import RunConfig
+from async_rl.core.errors import BroadcastBroken, WeightsError
+from async_rl.launchers.configuration.compose import compose, compose_unchecked
 from async_rl.protocol.membership import Member
-from async_rl.weights.membership import Epoch
+from async_rl.protocol.weights import Manifest, Seat
+from async_rl.weights.membership import Life, Load
+from async_rl.weights.push import Route
 from async_rl.weights.transport import broadcast
+from async_rl.weights.transport.base import LearnerSide
 from async_rl.weights.transport.broadcast import Broadcaster
 from async_rl.weights.transport.buckets import bucket_checksum, buckets, tensor_of
 from async_rl.weights.transport.shared_memory import SharedTensors, SharedTensorsReader, layout
+from async_rl.weights.transport.table import open_senders
 
 
 @given(
@@ -59,6 +67,18 @@ def test_a_tensor_that_does_not_fit_its_announcement_is_refused() -> None:
             tensor_of(entry, torch.zeros(8, dtype=torch.uint8))
 
 
+def learner_side(config: RunConfig) -> LearnerSide:
+    exporter: Any = None
+    return LearnerSide(
+        config=config.weights,
+        folder="memory://weights",
+        life="L",
+        host="127.0.0.1",
+        device=torch.device("cpu"),
+        exporter=exporter,
+    )
+
+
 def member(*devices: str) -> Member:
     facts = {
         "name": "g",
@@ -79,9 +99,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Broadcaster]
     def make(*overrides: str, device: str = "cpu") -> Broadcaster:
         monkeypatch.setattr(broadcast, "device_name", lambda _: device)
         config = compose("grpo_code", ["generators.gpus_each=1", "learner.gpus_each=1", *overrides])
-        made.append(
-            Broadcaster(config.weights, life="L", host="127.0.0.1", device=torch.device("cpu"))
-        )
+        made.append(Broadcaster(learner_side(config)))
         return made[-1]
 
     yield make
@@ -107,11 +125,14 @@ def test_auto_broadcasts_between_gpus_that_are_not_shared(
     learner: str,
     devices: list[str],
     is_reached: bool,
-    make: Callable[..., Broadcaster],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert (
-        make(f"weights.transfer={transfer}", device=learner).reaches(member(*devices)) is is_reached
-    )
+    monkeypatch.setattr(broadcast, "device_name", lambda _: learner)
+    config = compose_unchecked("grpo_code", [f"weights.transfer={transfer}"])
+    senders = open_senders(learner_side(config))
+    assert Route(member(*devices), senders).sender.loads_together is is_reached
+    for sender in senders:
+        sender.close()
 
 
 @pytest.mark.parametrize(
@@ -129,7 +150,7 @@ def test_nccl_is_taken_where_every_rank_has_a_gpu_of_its_own(
     backend: str, learner: str, devices: list[str], expected: str, make: Callable[..., Broadcaster]
 ) -> None:
     one = make("weights.transfer=collective", f"weights.backend={backend}", device=learner)
-    assert one.seats(epoch(1), {("g", 1): member(*devices)})["g", 1].backend == expected
+    assert seats(one, load(1), {("g", 1): member(*devices)})["g", 1].backend == expected
 
 
 @pytest.mark.parametrize(("bucket_mb", "deadline_s"), [(1, 10), (64, 60)])
@@ -141,7 +162,7 @@ def test_a_seat_says_how_much_is_sent_at_once_and_when_to_give_up(
         f"weights.bucket_mb={bucket_mb}",
         f"weights.deadline_s={deadline_s}",
     )
-    seat = one.seats(epoch(1), {("g", 1): member("cpu")})["g", 1]
+    seat = seats(one, load(1), {("g", 1): member("cpu")})["g", 1]
     assert (seat.bucket_bytes, seat.timeout_s, seat.host) == (
         bucket_mb << 20,
         deadline_s / 2,
@@ -149,7 +170,7 @@ def test_a_seat_says_how_much_is_sent_at_once_and_when_to_give_up(
     )
 
 
-def test_ranks_are_the_sums_of_those_before_and_only_whole_epochs_of_the_same_lives_share_a_name(
+def test_ranks_are_the_sums_of_those_before_and_only_whole_loads_of_the_same_lives_share_a_name(
     make: Callable[..., Broadcaster],
 ) -> None:
     one = make("weights.transfer=collective")
@@ -158,20 +179,48 @@ def test_ranks_are_the_sums_of_those_before_and_only_whole_epochs_of_the_same_li
         ("h", 2): member("cpu"),
         ("i", 3): member("cpu", "cpu", "cpu"),
     }
-    first = epoch(4, *members)
-    seats = one.seats(first, members)
-    assert [(s.first_rank, s.world_size, s.communicator) for s in seats.values()] == [
+    first = seats(one, load(4, *members), members)
+    assert [(s.first_rank, s.world_size, s.communicator) for s in first.values()] == [
         (1, 7, "L.4"),
         (3, 7, "L.4"),
         (4, 7, "L.4"),
     ]
-    second = epoch(5, *members)
-    assert {s.communicator for s in one.seats(second, members).values()} == {"L.4"}
+    second = load(5, *members)
+    assert {s.communicator for s in seats(one, second, members).values()} == {"L.4"}
     second.gave_up.add(("h", 2))
-    assert {s.communicator for s in one.seats(epoch(6, *members), members).values()} == {"L.6"}
+    assert {s.communicator for s in seats(one, load(6, *members), members).values()} == {"L.6"}
     del members["h", 2]
-    assert {s.communicator for s in one.seats(epoch(7, *members), members).values()} == {"L.7"}
+    assert {s.communicator for s in seats(one, load(7, *members), members).values()} == {"L.7"}
 
 
-def epoch(number: int, *lives: tuple[str, int]) -> Epoch:
-    return Epoch(number=number, version=1, members=frozenset(lives), missing=set())
+def test_a_member_of_a_load_that_has_ended_gets_no_seat_of_the_next_one(
+    make: Callable[..., Broadcaster],
+) -> None:
+    one = make("weights.transfer=collective")
+    first = load(1, ("g", 1))
+    seats(one, first, {("g", 1): member("cpu")})
+    seats(one, load(2, ("h", 2)), {("h", 2): member("cpu")})
+    with pytest.raises(BroadcastBroken, match="load 1 has ended"):
+        asyncio.run(one.source(MANIFEST, first, ("g", 1)))
+
+
+MANIFEST = Manifest(version=1, path="", tensors=[], total_bytes=0, checksum=0)
+
+
+def seats(one: Broadcaster, new: Load, members: dict[Life, Member]) -> dict[Life, Seat]:
+    async def sources() -> dict[Life, Seat]:
+        one.join(new, named(members))
+        return {life: await one.source(MANIFEST, new, life) for life in members}
+
+    return asyncio.run(sources())
+
+
+def named(members: dict[Life, Member]) -> list[Member]:
+    return [
+        msgspec.structs.replace(member, name=name, pid=pid)
+        for (name, pid), member in members.items()
+    ]
+
+
+def load(number: int, *lives: Life) -> Load:
+    return Load(number=number, version=1, members=frozenset(lives), missing=set())

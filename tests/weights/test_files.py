@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,15 +12,29 @@ from safetensors.torch import load_file
 from async_rl.core.errors import BlockUnreachable, ConfigError, WeightsError
 from async_rl.protocol.weights import Manifest
 from async_rl.weights.publisher import WeightPublisher, tensor_spec
-from async_rl.weights.receiver import tensor_views
-from async_rl.weights.transport.filesystem import FileReader, WeightFiles
-from async_rl.weights.transport.shared_memory import SharedTensorsReader
+from async_rl.weights.transport.base import LearnerSide
+from async_rl.weights.transport.filesystem import FileReader, FileSender
+from async_rl.weights.transport.shared_memory import SharedTensorsReader, tensor_views
 
 TENSORS = {
     "a": torch.arange(6, dtype=torch.float32).reshape(2, 3),
     "b": torch.tensor([1.5, -2.0, 3.0], dtype=torch.bfloat16),
     "c": torch.tensor(3.0),
 }
+
+
+def sender(folder: str) -> FileSender:
+    nothing: Any = None
+    return FileSender(
+        LearnerSide(
+            config=nothing,
+            folder=folder,
+            life="L",
+            host="127.0.0.1",
+            device=torch.device("cpu"),
+            exporter=nothing,
+        )
+    )
 
 
 def publisher() -> WeightPublisher:
@@ -34,7 +49,7 @@ def read(manifest: Manifest) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("place", ["folder", "memory"])
 def test_a_generator_reads_what_the_learner_wrote(place: str, tmp_path: Path) -> None:
-    files = WeightFiles(
+    files = sender(
         f"memory://{tmp_path.name}" if place == "memory" else str(tmp_path / "deep" / "weights")
     )
     with publisher() as weights, FileReader() as reader:
@@ -49,7 +64,7 @@ def test_a_generator_reads_what_the_learner_wrote(place: str, tmp_path: Path) ->
 
 
 def test_any_reader_of_safetensors_opens_the_file(tmp_path: Path) -> None:
-    files = WeightFiles(str(tmp_path))
+    files = sender(str(tmp_path))
     with publisher() as weights:
         url = files.write(weights.write(7, TENSORS.values()))
     found = load_file(url.removeprefix("file://"))
@@ -57,7 +72,7 @@ def test_any_reader_of_safetensors_opens_the_file(tmp_path: Path) -> None:
 
 
 def test_old_versions_and_the_last_one_are_deleted(tmp_path: Path) -> None:
-    files = WeightFiles(str(tmp_path))
+    files = sender(str(tmp_path))
     with publisher() as weights:
         for version in (1, 2):
             files.write(weights.write(version, TENSORS.values()))
@@ -67,7 +82,7 @@ def test_old_versions_and_the_last_one_are_deleted(tmp_path: Path) -> None:
 
 
 def test_a_version_that_somebody_still_reads_is_kept(tmp_path: Path) -> None:
-    files = WeightFiles(str(tmp_path))
+    files = sender(str(tmp_path))
     with publisher() as weights:
         for version in (1, 2, 3):
             files.write(weights.write(version, TENSORS.values()), keep={2})
@@ -82,7 +97,7 @@ def test_a_version_that_somebody_still_reads_is_kept(tmp_path: Path) -> None:
 def test_a_file_whose_bytes_changed_is_refused(tmp_path: Path) -> None:
     with publisher() as weights, FileReader() as reader:
         announced = weights.write(1, TENSORS.values())
-        url = WeightFiles(str(tmp_path)).write(announced)
+        url = sender(str(tmp_path)).write(announced)
         path = Path(url.removeprefix("file://"))
         path.write_bytes(path.read_bytes()[:-1] + b"\x77")
         with pytest.raises(WeightsError, match=r"checksum of .* announced"):
@@ -92,7 +107,7 @@ def test_a_file_whose_bytes_changed_is_refused(tmp_path: Path) -> None:
 def test_a_file_cut_short_is_refused(tmp_path: Path) -> None:
     with publisher() as weights, FileReader() as reader:
         announced = weights.write(1, TENSORS.values())
-        url = WeightFiles(str(tmp_path)).write(announced)
+        url = sender(str(tmp_path)).write(announced)
         path = Path(url.removeprefix("file://"))
         path.write_bytes(path.read_bytes()[:-2])
         with pytest.raises(WeightsError, match="has 2 bytes, 4 were announced"):
@@ -101,8 +116,8 @@ def test_a_file_cut_short_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_of_another_version_is_refused(tmp_path: Path) -> None:
     with publisher() as weights, FileReader() as reader:
-        url = WeightFiles(str(tmp_path)).write(weights.write(1, TENSORS.values()))
-        with pytest.raises(WeightsError, match="does not hold the version 2"):
+        url = sender(str(tmp_path)).write(weights.write(1, TENSORS.values()))
+        with pytest.raises(WeightsError, match="does not have the version 2"):
             reader.fetch(url, weights.write(2, TENSORS.values()))
 
 
@@ -112,7 +127,7 @@ def test_a_place_that_cannot_be_written_is_named_with_its_setting(tmp_path: Path
         publisher() as weights,
         pytest.raises(ConfigError, match=r"cannot be written to .*file/weights.*weights\.path"),
     ):
-        WeightFiles(str(tmp_path / "file" / "weights")).write(weights.write(1, TENSORS.values()))
+        sender(str(tmp_path / "file" / "weights")).write(weights.write(1, TENSORS.values()))
 
 
 def test_a_missing_file_names_the_setting(tmp_path: Path) -> None:

@@ -10,123 +10,123 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from async_rl.core.errors import WeightsError
-from async_rl.weights.membership import Answer, Epoch, Life, WeightGroup
+from async_rl.weights.membership import Answer, Life, Load, Membership
 
 A, B, C = ("a", 1), ("b", 2), ("c", 3)
 
 
-def group_of(*lives: Life, version: int = 1) -> WeightGroup:
-    group = WeightGroup()
-    group.follow(lives)
-    group.publish(version)
-    return group
+def fleet_of(*lives: Life, version: int = 1) -> Membership:
+    fleet = Membership()
+    fleet.follow(lives)
+    fleet.publish(version)
+    return fleet
 
 
-def test_a_hanging_member_is_cut_off_and_the_survivors_try_again_under_a_new_epoch() -> None:
-    group = group_of(A, B, C)
-    first = group.begin([A, B, C])
-    group.answer(first.number, A, Answer.GAVE_UP)
-    group.answer(first.number, B, Answer.GAVE_UP)
-    assert group.expire(first.number) == {C}
-    second = group.begin(group.behind())
+def test_a_hanging_member_is_cut_off_and_the_survivors_try_again_under_a_new_attempt() -> None:
+    fleet = fleet_of(A, B, C)
+    first = fleet.begin([A, B, C])
+    fleet.answer(first.number, A, Answer.GAVE_UP)
+    fleet.answer(first.number, B, Answer.GAVE_UP)
+    assert fleet.expire(first.number) == {C}
+    second = fleet.begin(fleet.behind())
     assert second.members == {A, B}
     assert second.number > first.number
-    group.answer(second.number, A, Answer.LOADED)
-    group.answer(second.number, B, Answer.LOADED)
-    assert group.all_hold(1)
+    fleet.answer(second.number, A, Answer.LOADED)
+    fleet.answer(second.number, B, Answer.LOADED)
+    assert fleet.all_have(1)
 
 
 def test_a_member_that_dies_lets_the_survivors_try_again() -> None:
-    group = group_of(A, B)
-    first = group.begin([A, B])
-    group.answer(first.number, A, Answer.GAVE_UP)
-    assert group.follow([A]) == set()
-    assert group.behind() == {A}
+    fleet = fleet_of(A, B)
+    first = fleet.begin([A, B])
+    fleet.answer(first.number, A, Answer.GAVE_UP)
+    assert fleet.follow([A]) == set()
+    assert fleet.behind() == {A}
 
 
 def test_a_member_that_times_out_among_healthy_ones_retries_alone_and_is_removed_if_it_fails() -> (
     None
 ):
-    group = group_of(A, B, C)
-    epoch = group.begin([A, B, C])
-    group.answer(epoch.number, C, Answer.LOADED)
+    fleet = fleet_of(A, B, C)
+    load = fleet.begin([A, B, C])
+    fleet.answer(load.number, C, Answer.LOADED)
     for life in (A, B):
-        assert group.answer(epoch.number, life, Answer.GAVE_UP) == set()
-    first = group.begin(group.next_party([A, B, C]))
+        assert fleet.answer(load.number, life, Answer.GAVE_UP) == set()
+    first = fleet.begin(fleet.next_together([A, B, C]))
     assert first.members == {A}
-    assert group.answer(first.number, A, Answer.GAVE_UP) == {A}
-    second = group.begin(group.next_party([A, B, C]))
+    assert fleet.answer(first.number, A, Answer.GAVE_UP) == {A}
+    second = fleet.begin(fleet.next_together([A, B, C]))
     assert second.members == {B}
-    assert group.answer(second.number, B, Answer.LOADED) == set()
-    assert group.behind() == set()
-    assert group.all_hold(1)
+    assert fleet.answer(second.number, B, Answer.LOADED) == set()
+    assert fleet.behind() == set()
+    assert fleet.all_have(1)
 
 
 def test_who_failed_by_itself_is_cut_off_and_those_who_gave_up_with_it_try_again_together() -> None:
-    group = group_of(A, B, C)
-    epoch = group.begin([A, B, C])
-    assert group.answer(epoch.number, C, Answer.FAILED) == {C}
+    fleet = fleet_of(A, B, C)
+    load = fleet.begin([A, B, C])
+    assert fleet.answer(load.number, C, Answer.FAILED) == {C}
     for life in (A, B):
-        assert group.answer(epoch.number, life, Answer.GAVE_UP) == set()
-    assert not epoch.is_whole
-    assert group.next_party([A, B, C]) == {A, B}
+        assert fleet.answer(load.number, life, Answer.GAVE_UP) == set()
+    assert not load.is_whole
+    assert fleet.next_together([A, B, C]) == {A, B}
 
 
-def test_no_party_begins_beside_another_and_one_who_loads_for_itself_is_in_none() -> None:
-    group = group_of(A, B, C)
-    assert group.next_party([A, B]) == {A, B}
-    epoch = group.begin([A])
-    assert group.next_party([A, B]) == set()
-    group.answer(epoch.number, A, Answer.LOADED)
-    group.begin([C])
-    assert group.next_party([A, B]) == {B}
+def test_no_joint_load_begins_beside_another_and_one_who_loads_for_itself_is_in_none() -> None:
+    fleet = fleet_of(A, B, C)
+    assert fleet.next_together([A, B]) == {A, B}
+    load = fleet.begin([A])
+    assert fleet.next_together([A, B]) == set()
+    fleet.answer(load.number, A, Answer.LOADED)
+    fleet.begin([C])
+    assert fleet.next_together([A, B]) == {B}
 
 
 def test_a_version_may_come_while_somebody_loads_what_the_block_is_not_needed_for() -> None:
-    group = group_of(A, B)
-    first, second = group.begin([A]), group.begin([B])
-    group.release(first.number)
-    assert not group.is_free
-    assert group.loading == {1}
-    group.answer(second.number, B, Answer.LOADED)
-    assert group.is_free
-    group.publish(2)
-    assert group.behind() == {B}
-    group.answer(first.number, A, Answer.LOADED)
-    assert group.behind() == {A, B}
+    fleet = fleet_of(A, B)
+    first, second = fleet.begin([A]), fleet.begin([B])
+    fleet.release(first.number)
+    assert not fleet.is_free
+    assert fleet.loading == {1}
+    fleet.answer(second.number, B, Answer.LOADED)
+    assert fleet.is_free
+    fleet.publish(2)
+    assert fleet.behind() == {B}
+    fleet.answer(first.number, A, Answer.LOADED)
+    assert fleet.behind() == {A, B}
 
 
-def test_an_answer_to_an_epoch_that_ended_is_ignored() -> None:
-    group = group_of(A)
-    epoch = group.begin([A])
-    assert group.expire(epoch.number) == {A}
-    assert group.answer(epoch.number, A, Answer.LOADED) == set()
-    assert not group.all_hold(1)
+def test_an_answer_to_a_load_that_ended_is_ignored() -> None:
+    fleet = fleet_of(A)
+    load = fleet.begin([A])
+    assert fleet.expire(load.number) == {A}
+    assert fleet.answer(load.number, A, Answer.LOADED) == set()
+    assert not fleet.all_have(1)
 
 
 def test_a_joiner_loads_alone() -> None:
-    group = group_of(A)
-    group.answer(group.begin([A]).number, A, Answer.LOADED)
-    group.follow([A, B])
-    assert group.behind() == {B}
+    fleet = fleet_of(A)
+    fleet.answer(fleet.begin([A]).number, A, Answer.LOADED)
+    fleet.follow([A, B])
+    assert fleet.behind() == {B}
     with pytest.raises(WeightsError, match="is not to load"):
-        group.begin([A, B])
+        fleet.begin([A, B])
 
 
 def test_another_life_of_the_same_name_holds_nothing() -> None:
-    group = group_of(A)
-    group.answer(group.begin([A]).number, A, Answer.LOADED)
-    group.follow([("a", 9)])
-    assert group.behind() == {("a", 9)}
+    fleet = fleet_of(A)
+    fleet.answer(fleet.begin([A]).number, A, Answer.LOADED)
+    fleet.follow([("a", 9)])
+    assert fleet.behind() == {("a", 9)}
 
 
 def test_no_version_is_published_while_somebody_loads() -> None:
-    group = group_of(A)
-    group.begin([A])
+    fleet = fleet_of(A)
+    fleet.begin([A])
     with pytest.raises(
         WeightsError, match="version 2 cannot be published while 1 loads of version 1 are open"
     ):
-        group.publish(2)
+        fleet.publish(2)
 
 
 class Fleet(RuleBasedStateMachine):
@@ -136,16 +136,16 @@ class Fleet(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        self.group = WeightGroup()
+        self.fleet = Membership()
         self.block = 0
-        self.group.publish(0)
+        self.fleet.publish(0)
         self.num_lives = 0
         self.present: set[Life] = set()  # as the directory shows it
         self.expelled: set[Life] = set()
         self.serves: dict[Life, int] = {}
-        self.loading: dict[int, tuple[Epoch, frozenset[Life]]] = {}
-        self.copied: dict[int, int] = {}  # epoch -> what its members read instead of the block
-        self.ended: list[tuple[Epoch, Life]] = []
+        self.loading: dict[int, tuple[Load, frozenset[Life]]] = {}
+        self.copied: dict[int, int] = {}  # load -> what its members read instead of the block
+        self.ended: list[tuple[Load, Life]] = []
         self.wants_version = False
         self.opened_since_wanted = 0
 
@@ -162,7 +162,7 @@ class Fleet(RuleBasedStateMachine):
     def join(self) -> None:
         self.num_lives += 1
         self.present.add((f"g{self.num_lives % 3}", self.num_lives))
-        self._expel(self.group.follow(self.present))
+        self._expel(self.fleet.follow(self.present))
 
     @precondition(lambda self: self.present)
     @rule(data=st.data())
@@ -171,15 +171,15 @@ class Fleet(RuleBasedStateMachine):
         self.present.discard(life)
         self.expelled.discard(life)
         self.serves.pop(life, None)
-        self._expel(self.group.follow(self.present))
+        self._expel(self.fleet.follow(self.present))
         self._forget_ended()
 
-    @precondition(lambda self: self.group.behind())
+    @precondition(lambda self: self.fleet.behind())
     @rule(data=st.data(), is_party=st.booleans())
     def begin(self, data: st.DataObject, is_party: bool) -> None:
-        behind = self.group.behind()
+        behind = self.fleet.behind()
         members = (
-            self.group.next_party(self.present)
+            self.fleet.next_together(self.present)
             if is_party
             else data.draw(st.sets(st.sampled_from(sorted(behind)), min_size=1))
         )
@@ -187,9 +187,9 @@ class Fleet(RuleBasedStateMachine):
             assert self.loading, "a party waits only while others load"
             return
         assert members <= behind
-        epoch = self.group.begin(members)
-        assert epoch.number not in self.loading
-        self.loading[epoch.number] = epoch, frozenset(members)
+        load = self.fleet.begin(members)
+        assert load.number not in self.loading
+        self.loading[load.number] = load, frozenset(members)
         self.opened_since_wanted += self.wants_version
         for life in members:
             self.serves.pop(
@@ -199,15 +199,15 @@ class Fleet(RuleBasedStateMachine):
     @precondition(lambda self: self.loading)
     @rule(data=st.data(), answer=st.sampled_from(Answer))
     def answer(self, data: st.DataObject, answer: Answer) -> None:
-        epoch, _ = self.loading[data.draw(st.sampled_from(sorted(self.loading)))]
-        life = data.draw(st.sampled_from(sorted(epoch.missing)))
+        load, _ = self.loading[data.draw(st.sampled_from(sorted(self.loading)))]
+        life = data.draw(st.sampled_from(sorted(load.missing)))
         if answer is Answer.LOADED:
             self.serves[life] = self.copied.get(
-                epoch.number, self.block
+                load.number, self.block
             )  # what was there when the last byte was read
-            assert epoch.version == self.serves[life], "the block changed under a reader"
-        self.ended.append((epoch, life))
-        self._expel(self.group.answer(epoch.number, life, answer))
+            assert load.version == self.serves[life], "the block changed under a reader"
+        self.ended.append((load, life))
+        self._expel(self.fleet.answer(load.number, life, answer))
         self._forget_ended()
 
     @precondition(lambda self: self.loading)
@@ -215,15 +215,15 @@ class Fleet(RuleBasedStateMachine):
     def release(self, data: st.DataObject) -> None:
         number = data.draw(st.sampled_from(sorted(self.loading)))
         self.copied.setdefault(number, self.block)
-        self.group.release(number)
+        self.fleet.release(number)
 
     @precondition(lambda self: self.loading)
     @rule(data=st.data())
     def deadline(self, data: st.DataObject) -> None:
-        epoch, _ = self.loading[data.draw(st.sampled_from(sorted(self.loading)))]
-        self.ended.extend((epoch, life) for life in epoch.missing)
-        silent = set(epoch.missing)
-        cut = self.group.expire(epoch.number)
+        load, _ = self.loading[data.draw(st.sampled_from(sorted(self.loading)))]
+        self.ended.extend((load, life) for life in load.missing)
+        silent = set(load.missing)
+        cut = self.fleet.expire(load.number)
         assert silent <= cut
         self._expel(cut)
         self._forget_ended()
@@ -231,55 +231,57 @@ class Fleet(RuleBasedStateMachine):
     @precondition(lambda self: self.ended)
     @rule(data=st.data(), answer=st.sampled_from(Answer))
     def stale_answer(self, data: st.DataObject, answer: Answer) -> None:
-        epoch, life = data.draw(st.sampled_from(self.ended))
-        behind, free = self.group.behind(), self.group.is_free
-        assert self.group.answer(epoch.number, life, answer) == set()
-        assert (self.group.behind(), self.group.is_free) == (behind, free)
+        load, life = data.draw(st.sampled_from(self.ended))
+        behind, free = self.fleet.behind(), self.fleet.is_free
+        assert self.fleet.answer(load.number, life, answer) == set()
+        assert (self.fleet.behind(), self.fleet.is_free) == (behind, free)
 
     @rule()
     def want_version(self) -> None:
-        self.group.close()
+        self.fleet.close()
         self.wants_version, self.opened_since_wanted = True, 0
 
-    @precondition(lambda self: self.wants_version and self.group.is_free)
+    @precondition(lambda self: self.wants_version and self.fleet.is_free)
     @rule()
     def publish(self) -> None:
         self.block += 1
-        self.group.publish(self.block)
+        self.fleet.publish(self.block)
         self.wants_version = False
 
     @invariant()
-    def members_of_an_epoch_are_fixed(self) -> None:
-        assert all(epoch.members == members for epoch, members in self.loading.values())
+    def members_of_a_load_are_fixed(self) -> None:
+        assert all(load.members == members for load, members in self.loading.values())
 
     @invariant()
     def nobody_who_loads_is_believed_to_hold_a_version(self) -> None:
         held = {
-            life for life in self.present - self.expelled if self.group._holds.get(life) is not None
+            life
+            for life in self.present - self.expelled
+            if self.fleet._loaded.get(life) is not None
         }
         assert held == self.serves.keys()
-        assert all(self.group._holds[life] == version for life, version in self.serves.items())
+        assert all(self.fleet._loaded[life] == version for life, version in self.serves.items())
 
     @invariant()
     def the_learner_waits_for_loads_that_had_begun_only(self) -> None:
         assert self.opened_since_wanted == 0
-        assert self.group.is_free == (self.loading.keys() <= self.copied.keys())
+        assert self.fleet.is_free == (self.loading.keys() <= self.copied.keys())
 
     def teardown(self) -> None:
         """From anywhere: the open loads end by their deadlines, and then whoever is left reaches
         the newest version.
         """
         for number in list(self.loading):
-            self._expel(self.group.expire(number))
-        assert self.group.is_free
+            self._expel(self.fleet.expire(number))
+        assert self.fleet.is_free
         self.block += 1
-        self.group.publish(self.block)
-        while behind := self.group.behind():
-            epoch = self.group.begin(behind)
+        self.fleet.publish(self.block)
+        while behind := self.fleet.behind():
+            load = self.fleet.begin(behind)
             for life in behind:
-                self._expel(self.group.answer(epoch.number, life, Answer.LOADED))
+                self._expel(self.fleet.answer(load.number, life, Answer.LOADED))
         survivors = self.present - self.expelled
-        assert self.group.all_hold(self.block) == bool(survivors)
+        assert self.fleet.all_have(self.block) == bool(survivors)
 
 
 Fleet.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

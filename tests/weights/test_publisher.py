@@ -7,8 +7,7 @@ import torch
 
 from async_rl.core.errors import WeightsError
 from async_rl.weights.publisher import WeightPublisher, tensor_bytes, tensor_spec
-from async_rl.weights.receiver import tensor_views
-from async_rl.weights.transport.shared_memory import SharedTensorsReader
+from async_rl.weights.transport.shared_memory import SharedTensorsReader, tensor_views
 
 TENSORS = {
     "a": torch.arange(6, dtype=torch.float32).reshape(2, 3),

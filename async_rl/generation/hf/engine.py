@@ -27,11 +27,11 @@ from async_rl.core.errors import ConfigError, Unavailable, WeightsError
 from async_rl.core.types import NO_VERSION, FloatArray, IntArray, Sampling
 from async_rl.generation.engine import Completion, read_model_facts, require_version
 from async_rl.generation.environment import uses_gpu
-from async_rl.generation.hf.batch import Recorder, Request, Row, Turn
+from async_rl.generation.hf.decoding import Recorder, Request, Row, Turn
 from async_rl.protocol.generator import LoadReport
-from async_rl.protocol.weights import DeviceBlock, Manifest, Seat, Source
-from async_rl.weights.receiver import Receiver, tensor_views
-from async_rl.weights.transport.shared_memory import SharedTensorsReader
+from async_rl.protocol.weights import SHARED_BLOCK, DeviceBlock, Manifest, SharedBlock, Source
+from async_rl.weights.transport.shared_memory import SharedTensorsReader, tensor_views
+from async_rl.weights.transport.table import Receivers
 
 _NO_TOKEN = (1 << 31) - 1
 """An id that no vocabulary has: without one, transformers takes the end tokens that the model
@@ -50,11 +50,11 @@ class HfEngine:
         self._end_token_ids = () if config.generation.ignore_eos else self._facts.end_token_ids
         self._device = torch.device("cuda" if uses_gpu(config) else "cpu")
         self._version = NO_VERSION
-        self._receiver = Receiver(0, self._device)
+        self._receivers = Receivers(0, self._device)
         self._turn = Turn()
         self._waiting: list[Request] = []
         self._has_waiting = asyncio.Event()
-        self._is_resting = False
+        self._is_asleep = False
         self._awake = asyncio.Event()
         self._awake.set()
         self._running: list[Request] = []
@@ -102,7 +102,7 @@ class HfEngine:
             # The thread of a cancelled batch leaves at its next token; wait for that.
             await asyncio.to_thread(self._turn.wait_until_free)
         self._opened = None
-        self._receiver.close()
+        self._receivers.close()
 
     def _fail_all(self, runner: asyncio.Task[None]) -> None:
         cause = None if runner.cancelled() else runner.exception()
@@ -199,7 +199,7 @@ class HfEngine:
             pad_token_id=pad,
         )
         with self._turn.held(), torch.no_grad():
-            if self._is_resting:
+            if self._is_asleep:
                 return
             # The same groups get the same samples from the same weights, whichever attempt it is: a
             # resumed run repeats itself.
@@ -223,18 +223,18 @@ class HfEngine:
         """Called between two tokens: lets others have the model; the version that writes from now
         on.
         """
-        if not self._is_resting:
+        if not self._is_asleep:
             self._turn.give_way()
         return self._version
 
     @property
-    def is_resting(self) -> bool:
+    def is_asleep(self) -> bool:
         """Whether the batch is to end after this token."""
-        return self._is_resting
+        return self._is_asleep
 
-    async def rest(self) -> None:
+    async def sleep(self) -> None:
         """Ends the batch after its token, and takes the model off the device."""
-        self._is_resting = True
+        self._is_asleep = True
         self._awake.clear()
         await asyncio.to_thread(self._leave_device)
 
@@ -251,9 +251,9 @@ class HfEngine:
 
     async def weight_devices(self) -> list[str]:
         """One rank."""
-        return [self._receiver.device_name]
+        return [self._receivers.device_name]
 
-    async def load_weights(self, manifest: Manifest, source: Source | None = None) -> LoadReport:
+    async def load_weights(self, manifest: Manifest, source: Source = SHARED_BLOCK) -> LoadReport:
         """Copies and verifies the version beside the batch, then changes the tensors between two
         tokens.
         """
@@ -263,9 +263,9 @@ class HfEngine:
                 " generation.engine=vllm"
             )
         started_s = time.perf_counter()
-        tensors = await asyncio.to_thread(_copy_out, manifest, source, self._receiver)
+        tensors = await asyncio.to_thread(_copy_out, manifest, source, self._receivers)
         pause_s = await asyncio.to_thread(self._exchange, manifest.version, tensors)
-        self._is_resting = False
+        self._is_asleep = False
         self._awake.set()
         return LoadReport(
             version=manifest.version, load_s=time.perf_counter() - started_s, pause_s=pause_s
@@ -310,13 +310,12 @@ class HfEngine:
         return scores
 
 
-def _copy_out(manifest: Manifest, seat: Seat | None, receiver: Receiver) -> dict[str, torch.Tensor]:
-    if seat is not None:
-        with receiver.receiving(manifest, seat) as received:
+def _copy_out(manifest: Manifest, source: Source, receivers: Receivers) -> dict[str, torch.Tensor]:
+    if not isinstance(source, SharedBlock):
+        with receivers.receive(manifest, source) as received:
             return dict(received)
-    with SharedTensorsReader(
-        manifest
-    ) as reader:  # mapped once: finding the pages takes as long as copying them
+    # One mapping for checksum and copy: the page faults take as long as the copy.
+    with SharedTensorsReader(manifest) as reader:
         reader.verify()
         tensors = {name: view.clone() for name, view in tensor_views(reader)}
         reader.verify_unchanged()

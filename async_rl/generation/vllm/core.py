@@ -276,7 +276,7 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped h
         results: list[Any] = await asyncio.to_thread(self._core.collective_rpc, method, None, args)
         return results
 
-    async def rest_async(self) -> None:
+    async def sleep_async(self) -> None:
         """No step from now on until the weights change. Requests stay and lose their cache; they
         are computed anew then.
         """

@@ -31,14 +31,20 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from async_rl.config.run import RunConfig
 from async_rl.core.codec import encode
-from async_rl.core.errors import AsyncRLError, ConfigError, GroupBroken, Unavailable, WeightsError
+from async_rl.core.errors import (
+    AsyncRLError,
+    BroadcastBroken,
+    ConfigError,
+    Unavailable,
+    WeightsError,
+)
 from async_rl.core.types import NO_VERSION, FloatArray, IntArray, Sampling
 from async_rl.generation.engine import Completion, ModelFacts, read_model_facts, require_version
 from async_rl.generation.environment import uses_gpu
 from async_rl.generation.vllm.core import ThreadedCore, open_threaded, written_logprobs
 from async_rl.protocol.generator import LoadReport
-from async_rl.protocol.weights import Manifest, Source
-from async_rl.weights.receiver import verify_block
+from async_rl.protocol.weights import SHARED_BLOCK, Manifest, SharedBlock, Source
+from async_rl.weights.transport.shared_memory import verify_block
 
 _EXTENSION = "async_rl.generation.vllm.worker.SharedWeightsExtension"
 _ONLY_WHEN_FINISHED = 1 << 30
@@ -64,7 +70,7 @@ class VllmEngine:
             0  # a learner that went back trains the same version again, to other weights
         )
         self._is_dirty = False
-        self._is_resting = False
+        self._is_asleep = False
         self._loading = asyncio.Lock()
         self._num_probes = 0
         self._opened: AsyncLLM | None = None
@@ -189,31 +195,31 @@ class VllmEngine:
             is_truncated=int(token_ids[-1]) not in self._end_token_ids,
         )
 
-    async def rest(self) -> None:
+    async def sleep(self) -> None:
         """On a GPU vLLM sleeps at level 2, for the next load brings all weights; on a CPU only the
         cache's blocks can be freed.
         """
         async with self._loading:
             core = self._llm.engine_core
             if isinstance(core, ThreadedCore):
-                await core.rest_async()
-            elif not self._is_resting:
+                await core.sleep_async()
+            elif not self._is_asleep:
                 await self._llm.sleep(level=2, mode="keep")
-            self._is_resting = True
+            self._is_asleep = True
 
     async def weight_devices(self) -> list[str]:
         """One of each worker."""
         devices: list[str] = await self._llm.collective_rpc("weight_device")
         return devices
 
-    async def load_weights(self, manifest: Manifest, source: Source | None = None) -> LoadReport:
+    async def load_weights(self, manifest: Manifest, source: Source = SHARED_BLOCK) -> LoadReport:
         """Verifies the weights while generation goes on, then changes weights and label between two
         steps.
         """
         async with self._loading:
             started_s = time.perf_counter()
             self._require_clean()
-            if source is None:
+            if isinstance(source, SharedBlock):
                 await asyncio.to_thread(verify_block, manifest)
             method, args = await self._stage(manifest, source)
             # A caller that gives up must not leave the engine between two versions.
@@ -225,14 +231,12 @@ class VllmEngine:
                 version=manifest.version, load_s=time.perf_counter() - started_s, pause_s=pause_s
             )
 
-    async def _stage(
-        self, manifest: Manifest, source: Source | None
-    ) -> tuple[str, tuple[bytes, ...]]:
+    async def _stage(self, manifest: Manifest, source: Source) -> tuple[str, tuple[bytes, ...]]:
         """Does beside the engine what can be done there; returns the workers' method, with
         arguments, for the rest.
         """
         core = self._llm.engine_core
-        args = encode(manifest), b"" if source is None else encode(source)
+        args = encode(manifest), encode(source)
         if isinstance(core, ThreadedCore):
             _require_whole(await core.beside_async("stage_shared_weights", *args))
             return "exchange_shared_weights", ()
@@ -246,9 +250,9 @@ class VllmEngine:
                 pause_s = await core.change_weights_async(method, args, str(version))
                 self._version = version
                 self._num_loads += 1
-                self._is_resting = False
+                self._is_asleep = False
                 return pause_s
-            if self._is_resting:
+            if self._is_asleep:
                 await self._llm.wake_up(["weights"])
             else:  # not AsyncLLM.pause_generation: it sleeps 20 ms after the same call
                 await core.pause_scheduler_async("keep", False)
@@ -257,11 +261,11 @@ class VllmEngine:
             await core.set_weight_version_async(str(version))
             self._version = version
             self._num_loads += 1
-            if self._is_resting:
+            if self._is_asleep:
                 await self._llm.wake_up(["kv_cache"])  # and with it, the scheduler
             else:
                 await core.resume_scheduler_async()
-            self._is_resting = False
+            self._is_asleep = False
             return time.perf_counter() - paused_s
 
     def declare_dirty(self, error: WeightsError) -> None:
@@ -296,7 +300,7 @@ class _DirtyOnError:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: object
     ) -> None:
-        if error is None or isinstance(error, GroupBroken):
+        if error is None or isinstance(error, BroadcastBroken):
             return
         root = error.__cause__ or error
         failure = WeightsError(
@@ -309,9 +313,9 @@ class _DirtyOnError:
 
 
 def _require_whole(broken: list[str]) -> None:
-    """Raises GroupBroken if one of the workers says so."""
+    """Raises BroadcastBroken if one of the workers says so."""
     if reason := next(filter(None, broken), ""):
-        raise GroupBroken(reason)
+        raise BroadcastBroken(reason)
 
 
 def _engine_args(

@@ -15,12 +15,11 @@ import copy
 import importlib
 import multiprocessing
 import os
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
 from vllm.config import VllmConfig, set_current_vllm_config
-from vllm.distributed.weight_transfer.packed_tensor import packed_ipc_consumer
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import (
@@ -31,12 +30,12 @@ from vllm.model_executor.model_loader.utils import initialize_model
 from vllm.utils.torch_utils import set_default_torch_dtype
 
 from async_rl.core.codec import decode
-from async_rl.core.errors import GroupBroken, WeightsError
+from async_rl.core.errors import BroadcastBroken, WeightsError
 from async_rl.core.os import die_with_parent
 from async_rl.generation.environment import EXTERNAL_LIB
-from async_rl.protocol.weights import DeviceBlock, Manifest, Source
-from async_rl.weights.receiver import Receiver, Tensors, weights_from
-from async_rl.weights.transport.ipc_receiver import consumer_arguments
+from async_rl.protocol.weights import Manifest, Source
+from async_rl.weights.transport.base import Tensors
+from async_rl.weights.transport.table import Receivers
 
 if multiprocessing.parent_process() is not None:
     # A worker process that vLLM started; one that survives its engine would hold the memory of a
@@ -55,14 +54,14 @@ class SharedWeightsExtension:
     """
 
     _spare: SpareModel | None = None
-    _receiver: Receiver
+    _receivers: Receivers
 
     def prepare_shared_weights(self) -> None:
         """Makes the second copy where there will be one. Call it while nothing runs: it changes
         torch's default dtype for a moment.
         """
         config: VllmConfig = self.vllm_config  # type: ignore[attr-defined]  # of the worker this class is mixed into
-        self._receiver = Receiver(self.rank, self.device)  # type: ignore[attr-defined]
+        self._receivers = Receivers(self.rank, self.device)  # type: ignore[attr-defined]
         meeting_point: str = self.distributed_init_method  # type: ignore[attr-defined]
         if config.parallel_config.world_size == 1 and meeting_point.startswith("file://"):
             # Nobody else will come; a killed process would leave the file behind.
@@ -72,7 +71,7 @@ class SharedWeightsExtension:
 
     def weight_device(self) -> str:
         """What receives weights in this rank."""
-        return self._receiver.device_name
+        return self._receivers.device_name
 
     def stage_shared_weights(self, manifest: bytes, source: bytes) -> str:
         """Loads and packs the second copy; may run beside the engine's steps."""
@@ -81,7 +80,7 @@ class SharedWeightsExtension:
         try:
             with self._weights(manifest, source) as tensors:
                 self._spare.load(tensors)
-        except GroupBroken as error:
+        except BroadcastBroken as error:
             return str(error)
         self._spare.pack()
         return ""
@@ -116,24 +115,14 @@ class SharedWeightsExtension:
                     # The reload leaves out a head that shares its weights with the embedding.
                     if isinstance(module, ParallelLMHead):
                         module.quant_method.process_weights_after_loading(module)
-        except GroupBroken as error:
+        except BroadcastBroken as error:
             return str(error)
         return ""
 
     def _weights(self, manifest: bytes, source: bytes) -> AbstractContextManager[Tensors]:
-        """As weights_from; memory of this GPU is mapped, and copied out of, by vLLM's own code."""
-        announced: Manifest = decode(manifest, Manifest)
-        place: Source | None = decode(source, Source) if source else None  # type: ignore[arg-type]  # a union is no type
-        if isinstance(place, DeviceBlock):
-            device: torch.device = self.device  # type: ignore[attr-defined]
-            return nullcontext(
-                iter(
-                    packed_ipc_consumer(
-                        **consumer_arguments(announced, place), device_index=device.index
-                    )
-                )
-            )
-        return weights_from(announced, place, self._receiver)
+        """As Receiver.receive."""
+        place: Source = decode(source, Source)  # type: ignore[arg-type]  # a union is no type
+        return self._receivers.receive(decode(manifest, Manifest), place)
 
 
 class SpareModel:

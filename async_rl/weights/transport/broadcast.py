@@ -1,35 +1,36 @@
-"""The learner's side of a broadcast: rank 0 of a communicator with all ranks of the generators that
-load together.
+"""A broadcast: rank 0, the learner, sends the block to all ranks of the generators that load
+together.
 
 Invariants
-- A communicator is kept as long as the same lives load together and every one of their epochs came
-  to its end; any other set of lives, and any epoch that was given up, gets a new one whose name
-  carries the number of the epoch that it was made for.
-- Sending happens in one thread, one epoch at a time: communicators that share a device never run
+- A communicator is kept as long as the same lives load together and each of their loads was
+  whole. Any other set of lives, and any broken load, gets a new communicator, whose name has the
+  number of its first load.
+- Sending happens in one thread, one load at a time: communicators that share a device never run
   side by side.
-- A rank gives up after half of weights.deadline_s, so that at the deadline only those are silent
-  that hang.
-Driven by training/pushing.py.
+- A rank gives up after half of weights.deadline_s, so at the deadline only members that hang are
+  silent.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Literal
 
 import msgspec
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from async_rl.config.running import WeightsConfig
-from async_rl.core.errors import GroupBroken
+from async_rl.core.errors import BroadcastBroken, WeightsError
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import Manifest, Seat
-from async_rl.weights.membership import Epoch, Life
-from async_rl.weights.transport.buckets import buckets
+from async_rl.weights.membership import Life, Load, Membership, life_of
+from async_rl.weights.transport.base import LearnerSide, Receiver, Sender, Tensors
+from async_rl.weights.transport.buckets import bucket_checksum, buckets
 from async_rl.weights.transport.communicator import (
     Communicator,
     broadcast,
@@ -42,143 +43,182 @@ from async_rl.weights.transport.shared_memory import SharedTensorsReader
 
 _CPU = "cpu"
 _PATIENCE = 0.5
-"""Share of weights.deadline_s."""
+"""Share of weights.deadline_s after which a rank gives up."""
 
 
-class Broadcaster:
-    """Rank 0 of the communicator that is in use.
+class _Seated:
+    """One rank's communicator and buffer, kept from one version to the next."""
 
-    life: tells this learner process from those before it, which may have used the same address;
-    host: of this process in the run.
-    """
-
-    def __init__(
-        self, config: WeightsConfig, *, life: str, host: str, device: torch.device
-    ) -> None:
-        self._config = config
-        self._life = life
-        self._host = host
+    def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._device_name = device_name(device)
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
-        self._store: TCPStore | None = None
-        self._epoch: Epoch | None = None  # the newest
         self._name = ""
-        self._joined = ""
         self._communicator: Communicator | None = None
         self._buffer = torch.empty(0, dtype=torch.uint8)
 
-    def reaches(self, member: Member) -> bool:
-        """Whether this generator gets its weights by broadcast: told to, or by itself where they go
-        from GPUs to other GPUs.
-        """
-        if self._config.transfer == "auto":
-            return (
-                bool(member.devices)
-                and self._device_name != _CPU
-                and not {_CPU, self._device_name} & set(member.devices)
-            )
-        return self._config.transfer == "collective"
-
-    def seats(self, epoch: Epoch, members: Mapping[Life, Member]) -> dict[Life, Seat]:
-        """The members' ranks, one member after the other, in the communicator of this epoch."""
-        before, self._epoch = self._epoch, epoch
-        if before is None or not before.is_whole or before.members != epoch.members:
-            self._name = f"{self._life}.{epoch.number}"
-        if self._store is None:
-            self._store = open_store(self._host)
-        world_size = 1 + sum(len(member.devices) for member in members.values())
-        address = f"{self._host}:{self._store.port}"
-        seats, first_rank = {}, 1
-        for life, member in sorted(members.items()):
-            host = member.address.removeprefix("tcp://").rpartition(":")[0]
-            seats[life] = self._seat(address, host, world_size, first_rank, self._backend(members))
-            first_rank += len(member.devices)
-        return seats
-
-    def _seat(
-        self,
-        address: str,
-        host: str,
-        world_size: int,
-        first_rank: int,
-        backend: Literal["gloo", "nccl"],
-    ) -> Seat:
-        return Seat(
-            communicator=self._name,
-            backend=backend,
-            store=address,
-            host=host,
-            world_size=world_size,
-            first_rank=first_rank,
-            bucket_bytes=self._config.bucket_mb << 20,
-            timeout_s=_PATIENCE * self._config.deadline_s,
-        )
-
-    def _backend(self, members: Mapping[Life, Member]) -> Literal["gloo", "nccl"]:
-        """NCCL where each rank has a GPU of its own."""
-        if self._config.backend != "auto":
-            return self._config.backend
-        devices = [
-            self._device_name,
-            *(device for member in members.values() for device in member.devices),
-        ]
-        return "nccl" if _CPU not in devices and len(set(devices)) == len(devices) else "gloo"
-
-    async def send(self, manifest: Manifest, seats: Mapping[Life, Seat]) -> None:
-        """Returns once this rank has sent the version. Raises GroupBroken; the members then give up
-        too.
-        """
-        one = next(iter(seats.values()))
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._send, manifest, one)
-
-    def _send(self, manifest: Manifest, seat: Seat) -> None:
-        deadline_s = time.monotonic() + seat.timeout_s
-        try:
-            communicator = self._joined_to(seat)
-            with SharedTensorsReader(manifest) as reader:
-                block = torch.from_numpy(reader.block)
-                for piece in buckets(manifest, seat.bucket_bytes):
-                    flat = self._on_device(block[piece.begin : piece.end], communicator.device)
-                    broadcast(communicator, flat, timeout_s=deadline_s - time.monotonic())
-        except GroupBroken:
-            self._leave()
-            self._epoch = None
-            raise
-
-    def _on_device(self, flat: torch.Tensor, device: torch.device) -> torch.Tensor:
-        if device.type == _CPU:
-            return flat
-        if self._buffer.numel() < flat.numel() or self._buffer.device != device:
-            self._buffer = torch.empty(flat.numel(), dtype=torch.uint8, device=device)
-        return self._buffer[: flat.numel()].copy_(flat)
-
-    def _joined_to(self, seat: Seat) -> Communicator:
-        if self._communicator is None or self._joined != seat.communicator:
-            self._leave()
-            own = msgspec.structs.replace(seat, host=self._host)
-            self._communicator, self._joined = join(own, 0, self._device), seat.communicator
+    def joined(self, seat: Seat, rank: int) -> Communicator:
+        if self._communicator is None or self._name != seat.communicator:
+            self.leave()
+            self._communicator = join(seat, rank, self._device)
+            self._name = seat.communicator
         return self._communicator
 
-    def _leave(self) -> None:
+    def buffer(self, size_bytes: int, device: torch.device) -> torch.Tensor:
+        """uint8 [size_bytes] on `device`, reused by the next call."""
+        if self._buffer.numel() < size_bytes or self._buffer.device != device:
+            self._buffer = torch.empty(size_bytes, dtype=torch.uint8, device=device)
+        return self._buffer[:size_bytes]
+
+    def leave(self) -> None:
         if self._communicator is not None:
             self._communicator.close()
             self._communicator = None
 
-    def end_what_broke(self) -> None:
-        """If the newest epoch lost somebody, those who still wait at the store for all ranks to
-        come need not wait longer.
+
+class Broadcaster(Sender):
+    """Rank 0 of the communicator that is in use."""
+
+    loads_together = True
+
+    def __init__(self, learner: LearnerSide) -> None:
+        super().__init__(learner)
+        self._config = learner.config
+        self._device_name = device_name(learner.device)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
+        self._member = _Seated(learner.device)
+        # Opened by the first load: most runs never broadcast, and need no port.
+        self._store: TCPStore | None = None
+        self._newest: Load | None = None
+        self._name = ""
+        self._seats: dict[Life, Seat] = {}
+
+    def reaches(self, member: Member) -> bool:
+        """With transfer=auto only generators on GPUs of their own; else all."""
+        if self._config.transfer != "auto":
+            return True
+        is_apart = not {_CPU, self._device_name} & set(member.devices)
+        return bool(member.devices) and self._device_name != _CPU and is_apart
+
+    def join(self, load: Load, members: Iterable[Member]) -> None:
+        """Assign ranks to the members, one member after another."""
+        before = self._newest
+        self._newest = load
+        if before is None or not before.is_whole or before.members != load.members:
+            self._name = f"{self._learner.life}.{load.number}"
+        if self._store is None:
+            self._store = open_store(self._learner.host)
+        members = sorted(members, key=life_of)
+        devices = [self._device_name, *(name for member in members for name in member.devices)]
+        self._seats = {}
+        first_rank = 1
+        for member in members:
+            self._seats[life_of(member)] = Seat(
+                communicator=self._name,
+                backend=self._backend(devices),
+                store=f"{self._learner.host}:{self._store.port}",
+                host=member.address.removeprefix("tcp://").rpartition(":")[0],
+                world_size=len(devices),
+                first_rank=first_rank,
+                bucket_bytes=self._config.bucket_mb << 20,
+                timeout_s=_PATIENCE * self._config.deadline_s,
+            )
+            first_rank += len(member.devices)
+
+    async def source(self, manifest: Manifest, load: Load, life: Life) -> Seat:
+        """Return the seat of a member of the newest load. Raises BroadcastBroken for others."""
+        if load is not self._newest:
+            raise BroadcastBroken(f"load {load.number} has ended")
+        return self._seats[life]
+
+    def _backend(self, devices: list[str]) -> Literal["gloo", "nccl"]:
+        """NCCL requires a GPU of its own for each rank."""
+        if self._config.backend != "auto":
+            return self._config.backend
+        return "nccl" if _CPU not in devices and len(set(devices)) == len(devices) else "gloo"
+
+    async def send(self, manifest: Manifest) -> None:
+        """Return once this rank has sent the version. Raises BroadcastBroken; the members then give
+        up too.
         """
-        if (
-            self._store is not None
-            and self._epoch is not None
-            and (self._epoch.has_lost or self._epoch.gave_up)
-        ):
+        seat = next(iter(self._seats.values()))
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._send, manifest, seat)
+
+    def _send(self, manifest: Manifest, seat: Seat) -> None:
+        deadline_s = time.monotonic() + seat.timeout_s
+        try:
+            communicator = self._member.joined(
+                msgspec.structs.replace(seat, host=self._learner.host), 0
+            )
+            with SharedTensorsReader(manifest) as reader:
+                block = torch.from_numpy(reader.block)
+                for bucket in buckets(manifest, seat.bucket_bytes):
+                    flat = block[bucket.begin : bucket.end]
+                    if communicator.device.type != _CPU:
+                        flat = self._member.buffer(flat.numel(), communicator.device).copy_(flat)
+                    broadcast(communicator, flat, timeout_s=deadline_s - time.monotonic())
+        except BroadcastBroken:
+            self._member.leave()
+            self._newest = None
+            raise
+
+    async def leave(self, membership: Membership) -> None:
+        """End the wait of members that still meet, if the newest load has lost one of them."""
+        if self._store is not None and self._newest is not None and self._newest.is_broken:
             call_off(self._store, self._name)
 
     def close(self) -> None:
-        """Ends the thread after what it does, and with it the connections."""
+        """End the connections, after the load that is being sent."""
         if self._store is not None:
             call_off(self._store, self._name)
-        self._thread.submit(self._leave)
+        self._thread.submit(self._member.leave)
         self._thread.shutdown(wait=False)
+
+
+class BroadcastReceiver(Receiver[Seat]):
+    """One receiving rank."""
+
+    def __init__(self, rank: int, device: torch.device) -> None:
+        super().__init__(rank, device)
+        self._member = _Seated(device)
+        self._one_at_a_time = threading.Lock()
+
+    @contextmanager
+    def receive(self, manifest: Manifest, seat: Seat, /) -> Iterator[Tensors]:
+        """Yield copies of the tensors as they arrive.
+
+        Unless all are received, the rank leaves the communicator, so that the others notice.
+        """
+        with self._one_at_a_time:
+            checksums: list[int] = []
+            is_whole = False
+            try:
+                yield self._received(manifest, seat, checksums)
+                is_whole = len(checksums) == len(buckets(manifest, seat.bucket_bytes))
+                actual = sum(checksums) % 2**64
+                if actual != manifest.checksum:
+                    raise WeightsError(
+                        f"checksum of version {manifest.version} as received is {actual}, announced"
+                        f" {manifest.checksum}"
+                    )
+            finally:
+                if not is_whole:
+                    self._member.leave()
+
+    def _received(self, manifest: Manifest, seat: Seat, checksums: list[int]) -> Tensors:
+        deadline_s = time.monotonic() + seat.timeout_s
+        communicator = self._member.joined(seat, seat.first_rank + self._rank)
+        pieces = buckets(manifest, seat.bucket_bytes)
+        largest = self._member.buffer(
+            max(piece.size_bytes for piece in pieces), communicator.device
+        )
+        for piece in pieces:
+            flat = largest[: piece.size_bytes]
+            broadcast(communicator, flat, timeout_s=deadline_s - time.monotonic())
+            checksums.append(bucket_checksum(flat))
+            for name, tensor in piece.tensors(flat):
+                # Cloned: an engine may keep it until its layer is complete, and the next bucket
+                # overwrites the buffer.
+                yield name, tensor.clone()
+
+    def close(self) -> None:
+        """End the connections."""
+        self._member.leave()

@@ -1,7 +1,7 @@
-"""A version's block cut into pieces for a broadcast: whole tensors, as many as fit into a buffer.
+"""Cut the block of a version into buckets for a broadcast: whole tensors, as many as fit a buffer.
 
-A piece is a stretch of the block as `shared_tensors.py` lays it out, so the learner sends from the
-block itself.
+A bucket is a contiguous part of the block as `shared_memory.layout` arranges it, so the learner
+sends from the block itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Bucket:
 
     @property
     def size_bytes(self) -> int:
-        """The fill bytes behind each tensor included."""
+        """Size, including the padding after each tensor."""
         return self.end - self.begin
 
     def tensors(self, flat: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -41,7 +41,8 @@ def tensor_of(entry: TensorEntry, flat: torch.Tensor) -> torch.Tensor:
     """uint8 [size_bytes] -> a view of the entry's dtype and shape. Raises WeightsError if they do
     not fit.
     """
-    if (dtype := _DTYPES.get(entry.dtype)) is None:
+    dtype = _DTYPES.get(entry.dtype)
+    if dtype is None:
         raise WeightsError(
             f"{entry.name} has dtype {entry.dtype}; allowed are {', '.join(_DTYPES)}"
         )
@@ -55,26 +56,24 @@ def tensor_of(entry: TensorEntry, flat: torch.Tensor) -> torch.Tensor:
 
 
 def buckets(manifest: Manifest, bucket_bytes: int) -> list[Bucket]:
-    """In the order of the block. One above bucket_bytes holds a single tensor, which is larger than
-    that.
+    """Return the buckets in the order of the block.
+
+    A bucket above bucket_bytes has a single tensor, which is larger than that.
     """
     entries = manifest.tensors
     ends = [*(entry.offset for entry in entries[1:]), manifest.total_bytes]
-    found: list[Bucket] = []
+    result: list[Bucket] = []
     first = 0
     for index in range(1, len(entries) + 1):
-        if index == len(entries) or ends[index] - entries[first].offset > bucket_bytes:
-            found.append(
-                Bucket(
-                    begin=entries[first].offset, end=ends[index - 1], entries=entries[first:index]
-                )
-            )
+        begin = entries[first].offset
+        if index == len(entries) or ends[index] - begin > bucket_bytes:
+            result.append(Bucket(begin=begin, end=ends[index - 1], entries=entries[first:index]))
             first = index
-    return found
+    return result
 
 
 def bucket_checksum(flat: torch.Tensor) -> int:
-    """uint8 [N], N a multiple of 8 -> its part of the manifest's checksum, on whatever device it
-    is: the sum of its 64-bit words.
+    """uint8 [N], N a multiple of 8, on any device -> its part of the manifest's checksum: the sum
+    of its 64-bit words modulo 2^64.
     """
     return int(flat.view(torch.int64).sum()) % 2**64

@@ -1,12 +1,10 @@
-"""One rank of a communicator in which the learner broadcasts weights: how ranks meet, and the form
-over gloo.
+"""One rank of a communicator in which the learner broadcasts weights: the rendezvous of the ranks,
+and the implementation over gloo.
 
-Ranks meet through a TCPStore that the learner opens at its address in the run.  Whatever ends a
-broadcast before its end leaves the
-communicator useless: its owner closes it, which ends the connections, so that the others need not
-wait for their deadlines. Neither the store nor the connections are authenticated; what a rank
-received is compared with a manifest that came over an authenticated call.  Used by the learner
-(`weights/transport/broadcast.py`) and by generators (`weights/receiver.py`).
+Ranks meet through a TCPStore that the learner opens at its address in the run. A broadcast that
+ends early leaves the communicator unusable: its owner closes it, which ends the connections, so the
+other ranks need not wait for their deadlines. Neither the store nor the connections are
+authenticated; a rank compares the tensors it received with a manifest from an authenticated call.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
-from async_rl.core.errors import GroupBroken
+from async_rl.core.errors import BroadcastBroken
 from async_rl.protocol.weights import Seat
 
 _PRESENT, _VERDICT, _ALL, _LOST = "present", "verdict", "all", "lost"
@@ -29,28 +27,26 @@ class Communicator(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where tensors have to be."""
+        """The device of the tensors to send or receive."""
 
     def broadcast(self, flat: torch.Tensor, *, timeout_s: float) -> None:
-        """uint8 [N] on `device`: read on rank 0, written on the others. Raises RuntimeError if
-        somebody is lost or too late.
+        """uint8 [N] on `device`: read on rank 0, written on the others. Raises RuntimeError if a
+        rank is lost or too late.
         """
 
     def close(self) -> None:
-        """Ends the connections, whatever is under way."""
+        """End the connections, during a broadcast too."""
 
 
 def device_name(device: torch.device) -> str:
-    """`cpu`, or the UUID of the GPU: two ranks with the same one cannot share a communicator over
-    NCCL.
-    """
-    return (
-        str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else device.type
-    )
+    """`cpu`, or the UUID of the GPU: NCCL refuses two ranks on the same one."""
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_properties(device).uuid)
+    return device.type
 
 
 def open_store(host: str) -> dist.TCPStore:  # type: ignore[name-defined]
-    """A store at a free port of this address and no other."""
+    """Open a store at a free port of this address only."""
     listener = socket.create_server((host, 0))
     port = listener.getsockname()[1]
     return dist.TCPStore(  # type: ignore[attr-defined]
@@ -59,7 +55,7 @@ def open_store(host: str) -> dist.TCPStore:  # type: ignore[name-defined]
 
 
 def join(seat: Seat, rank: int, device: torch.device) -> Communicator:
-    """Returns once all ranks are there. Raises GroupBroken if they are not within the seat's time."""
+    """Return once all ranks are connected. Raises BroadcastBroken after the timeout of the seat."""
     host, _, port = seat.store.rpartition(":")
     timeout = timedelta(seconds=seat.timeout_s)
     try:
@@ -74,42 +70,42 @@ def join(seat: Seat, rank: int, device: torch.device) -> Communicator:
         from async_rl.weights.transport.communicator_nccl import NcclCommunicator
 
         return NcclCommunicator(store, rank, seat.world_size, host=seat.host, device=device)
-    except (
-        RuntimeError
-    ) as error:  # what torch raises for a store that is gone, and for ranks that do not come
-        raise GroupBroken(
+    except RuntimeError as error:
+        # torch raises it for a store that is gone and for ranks that do not come.
+        raise BroadcastBroken(
             f"rank {rank} of {seat.world_size} in communicator {seat.communicator}:"
             f" {_first_line(error)}"
         ) from error
 
 
 def _meet(store: Any, world_size: int) -> None:
-    """All ranks are alive before any connects to another, which can be called off by nobody, and
-    with NCCL has no deadline.
+    """Wait until all ranks are alive.
+
+    Connecting afterwards cannot be called off, and has no deadline with NCCL.
     """
     if store.add(_PRESENT, 1) == world_size:
         store.set(_VERDICT, _ALL)
     if store.get(_VERDICT).decode() != _ALL:
-        raise RuntimeError("it was called off, because a member was lost")
+        raise RuntimeError("the load was called off, because a member was lost")
 
 
 def call_off(store: Any, communicator: str) -> None:
-    """Whoever waits in `join` for all ranks of this communicator, or begins to, gives up."""
+    """Let all ranks give up that wait in `join` for this communicator, now or later."""
     dist.PrefixStore(communicator, store).set(_VERDICT, _LOST)  # type: ignore[attr-defined]
 
 
 def broadcast(communicator: Communicator, flat: torch.Tensor, *, timeout_s: float) -> None:
-    """As Communicator.broadcast. Raises GroupBroken, after which the communicator is to be closed."""
+    """As Communicator.broadcast. After BroadcastBroken the caller closes the communicator."""
     try:
         communicator.broadcast(flat, timeout_s=max(timeout_s, 0.001))
     except RuntimeError as error:
-        raise GroupBroken(
-            f"a broadcast of weights did not come to its end: {_first_line(error)}"
+        raise BroadcastBroken(
+            f"a broadcast of weights ended early: {_first_line(error)}"
         ) from error
 
 
 class GlooCommunicator:
-    """Over TCP between main memories; bound to the address that this process has in the run."""
+    """TCP between main memories, bound to the address that this process has in the run."""
 
     device = torch.device("cpu")
 
@@ -120,19 +116,20 @@ class GlooCommunicator:
         options = gloo._Options()
         options._devices = [gloo.create_device(hostname=host)]
         options._timeout = timeout
-        self._group: Any = gloo(store, rank, world_size, options)
+        self._ranks: Any = gloo(store, rank, world_size, options)
 
     def broadcast(self, flat: torch.Tensor, *, timeout_s: float) -> None:
-        """Returns once this rank has sent or received."""
-        work = self._group.broadcast([flat], _from_rank_0(timeout_s))
+        """Return once this rank has sent or received."""
+        work = self._ranks.broadcast([flat], _from_rank_0(timeout_s))
         try:
             work.wait()
         finally:
-            del work  # an error that is kept would keep the connections open through it
+            # A stored exception refers to this frame, and would keep the connections open.
+            del work
 
     def close(self) -> None:
-        """The last reference closes the connections."""
-        self._group = None
+        """Drop the last reference, which closes the connections."""
+        self._ranks = None
 
 
 def _from_rank_0(timeout_s: float) -> dist.BroadcastOptions:

@@ -1,5 +1,6 @@
-"""The form over NCCL: each rank is a GPU of its own. What differs from gloo, and no more;
-docs/hardware.md says what of it was run.
+"""The implementation over NCCL: each rank has a GPU of its own.
+
+docs/hardware.md lists which parts have run on GPUs.
 """
 
 from __future__ import annotations
@@ -18,45 +19,45 @@ _NEVER = timedelta(days=1)
 
 
 class NcclCommunicator:
-    """torch's process group, with deadlines of our own: those of torch end the process."""
+    """torch's process group with our own deadlines: a timeout of torch ends the process."""
 
     def __init__(
         self, store: Any, rank: int, world_size: int, *, host: str, device: torch.device
     ) -> None:
         self.device = device
         self._rank = rank
-        # Read by torch when the group is made. 0: a lost peer is an error of the broadcast here,
-        # not the end of this process.
+        # Read by torch when the process group is made. 0: a lost peer is an error of the broadcast
+        # instead of the end of this process.
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
         os.environ.setdefault("NCCL_SOCKET_IFNAME", _interface_of(host))
         nccl: Any = dist.ProcessGroupNCCL
         options = nccl.Options()
         options._timeout = _NEVER
-        options.config.blocking = 0  # a call that waits for a lost peer could not be aborted
+        # A blocking call that waits for a lost peer could not be aborted.
+        options.config.blocking = 0
         with torch.cuda.device(device):
             self._group: Any = nccl(store, rank, world_size, options)
 
     def broadcast(self, flat: torch.Tensor, *, timeout_s: float) -> None:
-        """Returns once the tensor may be used, or written again on rank 0."""
+        """Return once the tensor may be used, or overwritten on rank 0."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
         deadline_s = time.monotonic() + timeout_s
         work = self._group.broadcast([flat], options)
-        while (
-            not work.is_completed()
-        ):  # NCCL tells nobody; waiting for the stream would know no deadline
+        # Polling: NCCL signals no completion, and waiting for the stream has no deadline.
+        while not work.is_completed():
             if time.monotonic() > deadline_s:
                 raise RuntimeError(f"rank {self._rank} waited {timeout_s:g} s")
             time.sleep(_POLL_S)
         work.wait()
 
     def close(self) -> None:
-        """ncclCommAbort: ends what hangs."""
+        """Abort: also ends a broadcast that hangs (ncclCommAbort)."""
         self._group.abort()
 
 
 def _interface_of(host: str) -> str:
-    """The name of the interface that has this address; NCCL takes names only."""
+    """Name of the interface that has this address; NCCL accepts only names."""
     for name, addresses in psutil.net_if_addrs().items():
         if any(address.address == host for address in addresses):
             return str(name)

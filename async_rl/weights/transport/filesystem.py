@@ -1,15 +1,15 @@
-"""Versions as safetensors files at any fsspec URL: for generators that do not share the learner's
+"""Versions as safetensors files at any fsspec URL, for generators that do not share the learner's
 memory.
 
-A file holds one version, its tensors in the manifest's order, version and checksum in its metadata;
-any reader of safetensors opens it. Invariant: generators hear of a file only once it is complete,
-and check what they read against the manifest that came with the push. The learner writes
-(`WeightFiles`), a generator reads into a block of its own (`FileReader`); calls block for as long
-as the place takes.
+A file has one version, its tensors in the manifest's order, version and checksum in its metadata;
+any reader of safetensors opens it. Calls block for as long as the storage takes.
+Invariant: a generator receives the URL of a file only after the file is complete, and compares the
+content with the manifest of the push.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import threading
@@ -20,7 +20,9 @@ import fsspec
 import numpy as np
 
 from async_rl.core.errors import ConfigError, WeightsError
-from async_rl.protocol.weights import Manifest
+from async_rl.protocol.weights import SHARED_BLOCK, Manifest, Source, StoredFile
+from async_rl.weights.membership import Life, Load, Membership
+from async_rl.weights.transport.base import LearnerSide, Sender
 from async_rl.weights.transport.shared_memory import Bytes, SharedTensors, SharedTensorsReader
 
 _SUFFIX = ".safetensors"
@@ -28,20 +30,39 @@ _DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 _ALIGN = 8
 
 
-class WeightFiles:
-    """The learner's side: the newest version that anybody asked for, in a folder of its own (an
-    fsspec URL).
+class FileSender(Sender):
+    """Writes the file of a version when the first member needs it, in a folder (an fsspec URL).
+
+    The configuration is checked so that every generator can open the URL.
     """
 
-    def __init__(self, folder: str) -> None:
-        self._folder = folder
+    reads_block = False
+
+    def __init__(self, learner: LearnerSide) -> None:
+        super().__init__(learner)
+        self._folder = learner.folder
         self._has_written = False
+        self._loading: set[int] = set()
+        self._writing: dict[int, asyncio.Task[str]] = {}
+
+    async def source(self, manifest: Manifest, load: Load, life: Life) -> StoredFile:
+        """Return the URL once the file is complete. Raises ConfigError if it cannot be written."""
+        writing = self._writing.get(manifest.version)
+        if writing is None:
+            write = asyncio.to_thread(self.write, manifest, keep=self._loading)
+            writing = asyncio.create_task(write, name="write weights")
+            self._writing = {manifest.version: writing}
+        # One member's deadline must not cancel the file that others wait for.
+        return StoredFile(url=await asyncio.shield(writing))
+
+    async def leave(self, membership: Membership) -> None:
+        """Note the versions whose files are still being read."""
+        self._loading = membership.loading
 
     def write(self, manifest: Manifest, *, keep: Collection[int] = ()) -> str:
-        """Copies the block into a file; returns its URL. Deletes the others, but for the versions
-        that somebody still reads.
+        """Copy the block into a file and return its URL; delete files of versions not in `keep`.
 
-        Raises ConfigError if the place refuses it.
+        Raises ConfigError if the file cannot be written.
         """
         try:
             fs, folder = fsspec.core.url_to_fs(self._folder)
@@ -58,69 +79,75 @@ class WeightFiles:
                 reader.verify_unchanged()
         except (OSError, ValueError, ImportError) as error:
             raise ConfigError(
-                f"version {manifest.version} cannot be written to {self._folder} ({error}); give a"
-                " place with room in weights.path"
+                f"version {manifest.version} cannot be written to {self._folder} ({error}); set"
+                " weights.path to a directory with enough space"
             ) from error
         self._has_written = True
         return str(fs.unstrip_protocol(path))
 
     def close(self) -> None:
-        """Deletes the last files: without the learner's manifest nobody reads them."""
+        """Delete the remaining files: without the learner's manifest no generator reads them."""
         if self._has_written:
-            with contextlib.suppress(OSError):  # the place is gone, and with it the files
+            # If the storage has gone, so have the files.
+            with contextlib.suppress(OSError):
                 fs, folder = fsspec.core.url_to_fs(self._folder)
                 for path in fs.glob(f"{folder}/*{_SUFFIX}"):
                     fs.rm_file(path)
 
 
 class FileReader:
-    """The generator's side: one block of its own, reused as long as the tensors keep their shapes."""
+    """Reads a file once per generator, into a block that all of its ranks map.
+
+    The block is reused as long as the tensors keep their shapes.
+    """
 
     def __init__(self) -> None:
         self._block: SharedTensors | None = None
         self._announced: Manifest | None = None
         self._one_at_a_time = threading.Lock()
 
+    def localize(self, manifest: Manifest, source: Source) -> tuple[Manifest, Source]:
+        """Fetch the version if it is in a file; return the source for its ranks."""
+        if not isinstance(source, StoredFile):
+            return manifest, source
+        return self.fetch(source.url, manifest), SHARED_BLOCK
+
     def fetch(self, url: str, manifest: Manifest) -> Manifest:
-        """Reads the file into the block; the manifest of that. Raises WeightsError unless it is
-        exactly what was announced.
+        """Read the file into the block and return the manifest of the block.
+
+        Raises WeightsError unless the content is exactly what the manifest announces.
         """
         with self._one_at_a_time:
             try:
                 with fsspec.open(url, "rb") as file:
-                    if (header := _header(manifest)) != file.read(len(header)):
+                    header = _header(manifest)
+                    if file.read(len(header)) != header:
                         raise WeightsError(
-                            f"{url} does not hold the version {manifest.version} that the learner"
+                            f"{url} does not have the version {manifest.version} that the learner"
                             " announced"
                         )
-                    found = self._block_for(manifest).write(
-                        manifest.version, _tensors(file, manifest)
-                    )
+                    block = self._block_for(manifest)
+                    local = block.write(manifest.version, _tensors(file, manifest))
             except (OSError, ValueError, ImportError) as error:
                 raise WeightsError(
                     f"version {manifest.version} cannot be read from {url} (weights.path): {error}"
                 ) from error
-        if found.checksum != manifest.checksum:
+        if local.checksum != manifest.checksum:
             raise WeightsError(
-                f"checksum of {url} is {found.checksum}, announced {manifest.checksum}"
+                f"checksum of {url} is {local.checksum}, announced {manifest.checksum}"
             )
-        return found
+        return local
 
     def _block_for(self, manifest: Manifest) -> SharedTensors:
-        if (
-            self._block is None
-            or self._announced is None
-            or self._announced.tensors != manifest.tensors
-        ):
+        announced = self._announced
+        if self._block is None or announced is None or announced.tensors != manifest.tensors:
             self.close()
-            self._block, self._announced = (
-                SharedTensors(manifest.tensors, manifest.total_bytes),
-                manifest,
-            )
+            self._block = SharedTensors(manifest.tensors, manifest.total_bytes)
+            self._announced = manifest
         return self._block
 
     def close(self) -> None:
-        """Gives the block back."""
+        """Free the block."""
         if self._block is not None:
             self._block.close()
             self._block = None
@@ -138,7 +165,7 @@ def _tensors(file: IO[bytes], manifest: Manifest) -> Iterator[Bytes]:
 
 
 def _header(manifest: Manifest) -> bytes:
-    """The beginning of a safetensors file: size of the JSON in 8 bytes, then the JSON, filled with
+    """The start of a safetensors file: size of the JSON in 8 bytes, then the JSON, padded with
     spaces.
     """
     entries: dict[str, object] = {
@@ -147,7 +174,8 @@ def _header(manifest: Manifest) -> bytes:
     end = 0
     for entry in manifest.tensors:
         begin, end = end, end + entry.size_bytes
-        if (dtype := _DTYPES.get(entry.dtype)) is None:
+        dtype = _DTYPES.get(entry.dtype)
+        if dtype is None:
             raise WeightsError(
                 f"{entry.name} has dtype {entry.dtype}; allowed are {', '.join(_DTYPES)}"
             )

@@ -1,45 +1,100 @@
-"""The learner's side of weights.transfer=ipc: a version in one buffer of the GPU, which generators
-on that GPU map.
+"""A version in one buffer of the GPU, which generators on that GPU map (CUDA IPC).
 
-Invariant: the buffer lives until every generator that was to read it has answered; then `close`
-gives its memory back. Called by rank 0 of the learner. `ExportedWeights` needs a GPU.
+Invariant: the buffer exists until every generator that serves has the version; a generator that
+joins later uses the next medium, the shared block. Needs a GPU, except `pack` and `described`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import reduce_tensor
 
-from async_rl.protocol.weights import DeviceBlock
+from async_rl.protocol.membership import Member
+from async_rl.protocol.weights import DeviceBlock, Manifest
+from async_rl.weights.membership import Life, Load, Membership
+from async_rl.weights.transport.base import LearnerSide, Receiver, Sender, Tensors
+
+
+class DeviceSender(Sender):
+    """Members map the buffer of the newest version."""
+
+    reads_block = False
+
+    def __init__(self, learner: LearnerSide) -> None:
+        super().__init__(learner)
+        self._exported: tuple[int, DeviceBlock] | None = None
+
+    def reaches(self, member: Member) -> bool:
+        """Only while the buffer exists."""
+        return self._exported is not None
+
+    async def offer(self, manifest: Manifest) -> None:
+        """Export the weights before the learner moves off the device."""
+        # Cleared first, so that `leave` cannot free the new buffer in the name of the old version.
+        self._exported = None
+        self._exported = manifest.version, await self._learner.exporter.share_on_device()
+
+    async def source(self, manifest: Manifest, load: Load, life: Life) -> DeviceBlock:
+        """The exported buffer."""
+        assert self._exported is not None, "Sender.reaches comes before Sender.source"
+        return self._exported[1]
+
+    async def leave(self, membership: Membership) -> None:
+        """Free the buffer once all generators that serve have its version."""
+        if self._exported is not None and membership.all_have(self._exported[0]):
+            self._exported = None
+            await self._learner.exporter.unshare_on_device()
+
+
+class DeviceReceiver(Receiver[DeviceBlock]):
+    """Maps the buffer with vLLM's own code, which copies the tensors out of it."""
+
+    @contextmanager
+    def receive(self, manifest: Manifest, block: DeviceBlock, /) -> Iterator[Tensors]:
+        """Yield copies of the tensors."""
+        # Only vLLM engines get this source (config/checks/placement.py), and the import is slow.
+        from vllm.distributed.weight_transfer.packed_tensor import packed_ipc_consumer
+
+        yield iter(
+            packed_ipc_consumer(
+                {block.gpu: mapping_arguments(block)},
+                [tensor.name for tensor in manifest.tensors],
+                [list(tensor.shape) for tensor in manifest.tensors],
+                [tensor.dtype for tensor in manifest.tensors],
+                [tensor.size_bytes for tensor in manifest.tensors],
+                self._device.index,
+            )
+        )
 
 
 class ExportedWeights:
-    """One version, packed."""
+    """One packed version, in the process of the learner that owns the memory."""
 
     def __init__(
         self, tensors: Iterable[torch.Tensor], *, size_bytes: int, device: torch.device
     ) -> None:
-        """As `pack`."""
+        """Arguments as in `pack`."""
         self._packed = pack(tensors, size_bytes=size_bytes, device=device)
         torch.cuda.current_stream(device).synchronize()
         _, arguments = reduce_tensor(self._packed)  # type: ignore[no-untyped-call]
-        self.block = described(
-            arguments, gpu=str(torch.cuda.get_device_properties(device).uuid), size_bytes=size_bytes
-        )
+        gpu = str(torch.cuda.get_device_properties(device).uuid)
+        self.block = described(arguments, gpu=gpu, size_bytes=size_bytes)
 
     def close(self) -> None:
-        """Nobody maps it any more."""
+        """Free the memory; no process maps it any more."""
         del self._packed
         torch.cuda.ipc_collect()  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
 
 
 def pack(tensors: Iterable[torch.Tensor], *, size_bytes: int, device: torch.device) -> torch.Tensor:
-    """uint8 [size_bytes] with the bytes of all tensors (so many together), one behind the other;
-    each is let go of before the next.
+    """Return uint8 [size_bytes] with the bytes of all tensors, one after another.
+
+    size_bytes: of all tensors together. Each tensor is released before the next is requested.
     """
     packed = torch.empty(size_bytes, dtype=torch.uint8, device=device)
     offset = 0
@@ -51,35 +106,43 @@ def pack(tensors: Iterable[torch.Tensor], *, size_bytes: int, device: torch.devi
 
 
 def described(arguments: tuple[Any, ...], *, gpu: str, size_bytes: int) -> DeviceBlock:
-    """What of torch's arguments for mapping a uint8 buffer [size_bytes] its reader cannot know by
-    itself.
+    """Return the arguments of `rebuild_cuda_tensor` for a uint8 buffer [size_bytes] that the reader
+    cannot derive.
     """
-    (
-        _,
-        _,
-        _,
-        offset,
-        _,
-        _,
-        _,
-        handle,
-        storage_size,
-        storage_offset,
-        _,
-        counter_handle,
-        counter_offset,
-        event_handle,
-        event_sync,
-    ) = arguments
+    # 0-2: class, size and stride of the tensor; 4-6: class, dtype and device of its storage;
+    # 10: requires_grad. `mapping_arguments` knows all of them.
     return DeviceBlock(
         gpu=gpu,
         size_bytes=size_bytes,
-        offset=offset,
-        handle=handle,
-        storage_size_bytes=storage_size,
-        storage_offset_bytes=storage_offset,
-        ref_counter_handle=counter_handle,
-        ref_counter_offset=counter_offset,
-        event_handle=event_handle,
-        event_sync_required=event_sync,
+        offset=arguments[3],
+        handle=arguments[7],
+        storage_size_bytes=arguments[8],
+        storage_offset_bytes=arguments[9],
+        ref_counter_handle=arguments[11],
+        ref_counter_offset=arguments[12],
+        event_handle=arguments[13],
+        event_sync_required=arguments[14],
+    )
+
+
+def mapping_arguments(block: DeviceBlock) -> tuple[Any, ...]:
+    """Return the arguments of `rebuild_cuda_tensor` for a uint8 tensor [size_bytes] on device 0,
+    which vLLM replaces by its own.
+    """
+    return (
+        torch.Tensor,
+        torch.Size([block.size_bytes]),
+        (1,),
+        block.offset,
+        torch.storage.TypedStorage,
+        torch.uint8,
+        0,
+        block.handle,
+        block.storage_size_bytes,
+        block.storage_offset_bytes,
+        False,
+        block.ref_counter_handle,
+        block.ref_counter_offset,
+        block.event_handle,
+        block.event_sync_required,
     )

@@ -1,11 +1,9 @@
-"""A block of tensors in memory that processes of one host share, and that vanishes with the
-processes.
+"""A block of tensors in memory that processes of one host share.
 
-The block is a memfd: it has no name in any file system, a peer of the same user maps it through
-/proc/<pid>/fd/<n>, and the kernel frees it when the last mapping goes, however the processes end.
+The block is a memfd: it has no name in any file system, a process of the same user maps it through
+/proc/<pid>/fd/<n>, and the kernel frees it with the last mapping, however the processes end.
 Layout: a header of 64 bytes (magic, version, a counter that is odd while the block is being
-written), then the tensors, each aligned to 64 bytes. Written by the learner's weight publisher,
-read by generators (`weights/` and `generation/` both use it).
+written), then the tensors, each aligned to 64 bytes.
 """
 
 from __future__ import annotations
@@ -14,13 +12,18 @@ import mmap
 import os
 import struct
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from async_rl.core.errors import BlockUnreachable, WeightsError
-from async_rl.protocol.weights import Manifest, TensorEntry
+from async_rl.protocol.weights import SHARED_BLOCK, Manifest, SharedBlock, TensorEntry
+from async_rl.weights.membership import Life, Load
+from async_rl.weights.transport.base import Receiver, Sender, Tensors
+from async_rl.weights.transport.buckets import tensor_of
 
 _HEADER = struct.Struct("<8sqq")
 _MAGIC = b"arlwts01"
@@ -29,8 +32,38 @@ _ALIGN = 64
 Bytes = npt.NDArray[np.uint8]
 
 
+class SharedMemorySender(Sender):
+    """Members map the learner's block.
+
+    Only a load shows whether a member can open it: addresses do not say who shares memory. A
+    member that cannot raises BlockUnreachable.
+    """
+
+    async def source(self, manifest: Manifest, load: Load, life: Life) -> SharedBlock:
+        """The block of the manifest."""
+        return SHARED_BLOCK
+
+
+class SharedMemoryReceiver(Receiver[SharedBlock]):
+    """Reads the block in place, without a copy of its own."""
+
+    @contextmanager
+    def receive(self, manifest: Manifest, _: SharedBlock, /) -> Iterator[Tensors]:
+        """Yield views of the block. Verify its checksum before with `verify_block`."""
+        with SharedTensorsReader(manifest) as reader:
+            yield tensor_views(reader)
+            reader.verify_unchanged()
+
+
+def verify_block(manifest: Manifest) -> None:
+    """Raises WeightsError unless the block has the bytes that the manifest announces."""
+    with SharedTensorsReader(manifest) as reader:
+        reader.verify()
+        reader.verify_unchanged()
+
+
 def layout(tensors: Iterable[tuple[str, str, Sequence[int], int]]) -> tuple[list[TensorEntry], int]:
-    """Places (name, dtype, shape, size_bytes) one after another; returns the entries and the size
+    """Arrange (name, dtype, shape, size_bytes) one after another; returns the entries and the size
     of the whole block.
     """
     offset = _ALIGN
@@ -46,19 +79,17 @@ def layout(tensors: Iterable[tuple[str, str, Sequence[int], int]]) -> tuple[list
 
 
 def checksum(block: Bytes) -> int:
-    """Sum of the block's 64-bit words modulo 2^64: as fast as memory, enough to see a torn or
-    partial copy.
+    """Sum of the block's 64-bit words modulo 2^64, the last incomplete word byte by byte.
+
+    As fast as memory, and enough to detect a torn or partial copy.
     """
     words = block[: block.size // 8 * 8].view(np.uint64)
-    return int(np.add.reduce(words, dtype=np.uint64)) + int(
-        np.add.reduce(block[words.size * 8 :], dtype=np.uint64)
-    )
+    rest = block[words.size * 8 :]
+    return int(np.add.reduce(words, dtype=np.uint64)) + int(np.add.reduce(rest, dtype=np.uint64))
 
 
 class SharedTensors:
-    """The writer's side: one block, reused for every version; its pages are touched once, at
-    creation.
-    """
+    """The writer of one block, which is reused for every version."""
 
     def __init__(self, entries: list[TensorEntry], total_bytes: int) -> None:
         self._entries = entries
@@ -74,12 +105,13 @@ class SharedTensors:
                 " limit"
             ) from error
         self._bytes: Bytes = np.frombuffer(self._map, dtype=np.uint8)
+        # Touch every page now: the first touch is ten times slower than a later write.
         self._bytes[:] = 0
         self._writes = 0
 
     def write(self, version: int, tensors: Iterable[Bytes]) -> Manifest:
-        """Copies the tensors, in the order of the entries, and describes the result. Raises
-        WeightsError on a size that does not fit.
+        """Copy the tensors, in the order of the entries, and describe the result. Raises
+        WeightsError on a size that does not match.
         """
         self._writes += 1
         self._put_header(version, 2 * self._writes - 1)
@@ -102,7 +134,7 @@ class SharedTensors:
         _HEADER.pack_into(self._map, 0, _MAGIC, version, counter)
 
     def close(self) -> None:
-        """Gives the memory back as soon as no reader maps it."""
+        """Free the memory as soon as no reader maps it."""
         self._bytes = np.empty(0, dtype=np.uint8)
         self._map.close()
         os.close(self._fd)
@@ -115,29 +147,14 @@ class SharedTensors:
 
 
 class SharedTensorsReader:
-    """The reader's side of one manifest. `verify()` before use, `tensors()` to read,
-    `verify_unchanged()` after.
-    """
+    """The reader of one manifest: `verify()`, then `tensors()`, then `verify_unchanged()`."""
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest = manifest
+        fd = _open(manifest)
         try:
-            # On another host the path may lead to anything, and opening a pipe would wait for its
-            # writer.
-            if not (target := os.readlink(manifest.path)).startswith(f"/memfd:{_NAME}"):
-                raise BlockUnreachable(
-                    f"weights of version {manifest.version}: {manifest.path} is {target}, not a"
-                    " block of weights"
-                )
-            fd = os.open(manifest.path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise BlockUnreachable(
-                f"weights of version {manifest.version} cannot be mapped from {manifest.path}:"
-                f" {error}"
-            ) from error
-        try:
-            # Copy on write: torch takes only writable memory without complaint, and no reader may
-            # write into the shared pages.
+            # Copy on write: torch accepts only writable memory without a warning, and no reader
+            # may write into the shared pages.
             self._map = mmap.mmap(fd, manifest.total_bytes, access=mmap.ACCESS_COPY)
         except (OSError, ValueError) as error:
             raise WeightsError(
@@ -152,23 +169,23 @@ class SharedTensorsReader:
         magic, version, counter = _HEADER.unpack_from(self._map)
         if magic != _MAGIC or version != self._manifest.version or counter % 2:
             raise WeightsError(
-                f"the block at {self._manifest.path} holds version {version}, write {counter}, "
+                f"the block at {self._manifest.path} has version {version}, write {counter}, "
                 f"not a complete version {self._manifest.version}"
             )
         return int(counter)
 
     def verify(self) -> None:
-        """Raises WeightsError unless the bytes are those the manifest announced."""
-        found = checksum(self._bytes[_ALIGN:])
-        if found != self._manifest.checksum:
+        """Raises WeightsError unless the bytes are those that the manifest announces."""
+        actual = checksum(self._bytes[_ALIGN:])
+        if actual != self._manifest.checksum:
             raise WeightsError(
-                f"checksum of version {self._manifest.version} is {found}, announced"
+                f"checksum of version {self._manifest.version} is {actual}, announced"
                 f" {self._manifest.checksum}"
             )
 
     def verify_unchanged(self) -> None:
-        """Raises WeightsError if the writer began another version meanwhile, so that what was read
-        may be torn.
+        """Raises WeightsError if the writer has begun another version, so that the tensors read may
+        be torn.
         """
         if self._read_counter() != self._counter:
             raise WeightsError(
@@ -176,17 +193,17 @@ class SharedTensorsReader:
             )
 
     def tensors(self) -> Iterator[tuple[TensorEntry, Bytes]]:
-        """Each entry with its bytes, a view into the block that is valid until `close`."""
+        """Yield each entry with its bytes, a view of the block that is valid until `close`."""
         for entry in self._manifest.tensors:
             yield entry, self._bytes[entry.offset : entry.offset + entry.size_bytes]
 
     @property
     def block(self) -> Bytes:
-        """All of it, as `tensors` gives parts of it."""
+        """The whole block, header included."""
         return self._bytes
 
     def close(self) -> None:
-        """Unmaps the block, unless views of it live on; they keep it mapped."""
+        """Unmap the block. While views of it exist, they keep it mapped."""
         self._bytes = np.empty(0, dtype=np.uint8)
         try:
             self._map.close()
@@ -198,3 +215,28 @@ class SharedTensorsReader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def tensor_views(reader: SharedTensorsReader) -> Tensors:
+    """Yield each tensor with its name, valid until the reader is closed. Raises WeightsError if
+    shape or dtype do not fit.
+    """
+    for entry, data in reader.tensors():
+        yield entry.name, tensor_of(entry, torch.from_numpy(data))
+
+
+def _open(manifest: Manifest) -> int:
+    try:
+        # Check the target first: on another host the path may lead to anything, and opening a pipe
+        # would wait for its writer.
+        target = os.readlink(manifest.path)
+        if target.startswith(f"/memfd:{_NAME}"):
+            return os.open(manifest.path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise BlockUnreachable(
+            f"weights of version {manifest.version} cannot be mapped from {manifest.path}: {error}"
+        ) from error
+    raise BlockUnreachable(
+        f"weights of version {manifest.version}: {manifest.path} is {target}, not a block of"
+        " weights"
+    )

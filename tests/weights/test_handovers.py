@@ -1,4 +1,4 @@
-"""Facts about whose turn a shared device is, over interleavings of crashes, restarts, late
+"""Facts about whose handover a shared device is, over interleavings of crashes, restarts, late
 messages, deadlines and joins.
 """
 
@@ -13,69 +13,69 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from async_rl.core.errors import WeightsError
-from async_rl.weights.membership import Answer, Epoch, Life, WeightGroup
-from async_rl.weights.turns import Orders, Phase, Turns
+from async_rl.weights.handovers import Handovers, Orders, Phase
+from async_rl.weights.membership import Answer, Life, Load, Membership
 
 A, B = ("a", 1), ("b", 2)
 
 
 def test_the_learner_waits_for_every_generator_that_serves() -> None:
-    turns = Turns(5)
-    turns.follow([A, B])
-    turns.ask()
-    assert turns.tell() == {A, B}
-    assert turns.tell() == set()
-    turns.rests(A)
+    handovers = Handovers(5)
+    handovers.follow([A, B])
+    handovers.ask()
+    assert handovers.to_order() == {A, B}
+    assert handovers.to_order() == set()
+    handovers.sleeps(A)
     with pytest.raises(WeightsError, match=r"cannot be taken while \[\('b', 2\)\] may use it"):
-        turns.take()
-    turns.rests(B)
-    turns.take()
-    assert (turns.phase, turns.number) == (Phase.LEARNING, 6)
+        handovers.take()
+    handovers.sleeps(B)
+    handovers.take()
+    assert (handovers.phase, handovers.number) == (Phase.LEARNING, 6)
 
 
 def test_a_generator_that_has_gone_is_not_waited_for_and_one_that_comes_is_told() -> None:
-    turns = Turns(0)
-    turns.follow([A])
-    turns.ask()
-    assert turns.tell() == {A}
-    turns.follow([B])
-    assert turns.tell() == {B}
-    turns.rests(B)
-    assert turns.is_clear
+    handovers = Handovers(0)
+    handovers.follow([A])
+    handovers.ask()
+    assert handovers.to_order() == {A}
+    handovers.follow([B])
+    assert handovers.to_order() == {B}
+    handovers.sleeps(B)
+    assert handovers.is_clear
 
 
 def test_what_was_said_in_an_earlier_turn_counts_no_more() -> None:
-    turns = Turns(0)
-    turns.follow([A])
-    turns.ask()
-    turns.tell()
-    turns.rests(A)
-    turns.take()
-    turns.give()
-    turns.ask()
-    turns.rests(A)  # nobody has told it in this turn
-    assert not turns.is_clear
+    handovers = Handovers(0)
+    handovers.follow([A])
+    handovers.ask()
+    handovers.to_order()
+    handovers.sleeps(A)
+    handovers.take()
+    handovers.give_back()
+    handovers.ask()
+    handovers.sleeps(A)  # nobody has told it in this handover
+    assert not handovers.is_clear
 
 
 def test_the_device_is_given_back_only_by_whom_it_was_taken() -> None:
-    turns = Turns(0)
+    handovers = Handovers(0)
     with pytest.raises(WeightsError, match="cannot be given back while it is generating"):
-        turns.give()
-    turns.ask()
+        handovers.give_back()
+    handovers.ask()
     with pytest.raises(WeightsError, match="cannot be asked for while it is switching"):
-        turns.ask()
+        handovers.ask()
 
 
 def test_an_order_of_a_learner_that_is_gone_is_refused() -> None:
     orders = Orders()
     orders.accept(7)
     orders.accept(7)
-    with pytest.raises(WeightsError, match="an order of turn 6 came after one of turn 7"):
+    with pytest.raises(WeightsError, match="an order of handover 6 came after one of handover 7"):
         orders.accept(6)
 
 
 class Kind(enum.Enum):
-    REST = enum.auto()
+    SLEEP = enum.auto()
     WAKE = enum.auto()
 
 
@@ -92,24 +92,24 @@ class Generator:
 
 @dataclass
 class Learner:
-    """One life, as training/pushing.py and training/shared_device.py drive it."""
+    """One life, as training/pushing.py and training/device.py drive it."""
 
-    turns: Turns
+    handovers: Handovers
     number: int
-    group: WeightGroup = field(default_factory=WeightGroup)
+    membership: Membership = field(default_factory=Membership)
     version: int = 0
     uses_device: bool = False
 
 
 @dataclass
 class Letter:
-    """On its way, for as long as it takes; `epoch` of a push."""
+    """On its way, for as long as it takes; `load` of a push."""
 
     learner: int
     life: Life
     kind: Kind
-    turn: int
-    epoch: Epoch | None = None
+    handover: int
+    load: Load | None = None
 
 
 class World(RuleBasedStateMachine):
@@ -145,7 +145,7 @@ class World(RuleBasedStateMachine):
         del self.generators[life]
         self.letters = [letter for letter in self.letters if letter.life != life]
         if self.learner is not None:
-            self._expel(self.learner.group.follow(self.present))
+            self._expel(self.learner.membership.follow(self.present))
 
     @precondition(lambda self: self.letters)
     @rule(data=st.data(), is_answered=st.booleans())
@@ -155,7 +155,7 @@ class World(RuleBasedStateMachine):
         generator, learner = self.generators[letter.life], self.learner
         is_asker_there = learner is not None and learner.number == letter.learner
         try:
-            generator.orders.accept(letter.turn)
+            generator.orders.accept(letter.handover)
         except WeightsError:
             assert not is_asker_there, "the learner that lives is always obeyed"
             return
@@ -164,10 +164,10 @@ class World(RuleBasedStateMachine):
             return
         if not is_answered:
             self._give_up(letter)
-        elif letter.kind is Kind.REST:
-            learner.turns.rests(letter.life)
-        elif letter.epoch is not None:
-            self._expel(learner.group.answer(letter.epoch.number, letter.life, Answer.LOADED))
+        elif letter.kind is Kind.SLEEP:
+            learner.handovers.sleeps(letter.life)
+        elif letter.load is not None:
+            self._expel(learner.membership.answer(letter.load.number, letter.life, Answer.LOADED))
 
     # ---- the learner
 
@@ -176,14 +176,14 @@ class World(RuleBasedStateMachine):
     def learner_starts(self, pause: int) -> None:
         self.clock += 10 * pause
         self.num_learners += 1
-        self.learner = Learner(turns=Turns(self.clock), number=self.num_learners)
-        self.learner.group.follow(self.present)
-        self.learner.turns.ask()
+        self.learner = Learner(handovers=Handovers(self.clock), number=self.num_learners)
+        self.learner.membership.follow(self.present)
+        self.learner.handovers.ask()
 
     @precondition(lambda self: self.learner is not None)
     @rule()
     def learner_dies(self) -> None:
-        self.clock = max(self.clock, self.learner.turns.number) if self.learner else self.clock
+        self.clock = max(self.clock, self.learner.handovers.number) if self.learner else self.clock
         self.learner = None
         for (
             generator
@@ -191,7 +191,7 @@ class World(RuleBasedStateMachine):
             generator.doomed = generator.doomed and generator.uses_device
 
     @precondition(
-        lambda self: self.learner is not None and self.learner.turns.phase is Phase.GENERATING
+        lambda self: self.learner is not None and self.learner.handovers.phase is Phase.GENERATING
     )
     @rule()
     def learner_asks(self) -> None:
@@ -199,29 +199,29 @@ class World(RuleBasedStateMachine):
         evaluation: all look alike from here.
         """
         assert self.learner is not None
-        self.learner.group.close()
-        if self.learner.group.is_free:
-            self.learner.turns.ask()
+        self.learner.membership.close()
+        if self.learner.membership.is_free:
+            self.learner.handovers.ask()
 
     @precondition(
-        lambda self: self.learner is not None and self.learner.turns.phase is Phase.SWITCHING
+        lambda self: self.learner is not None and self.learner.handovers.phase is Phase.SWITCHING
     )
     @rule()
     def learner_tells(self) -> None:
         assert self.learner is not None
-        self.learner.turns.follow(self.present)
-        for life in sorted(self.learner.turns.tell()):
+        self.learner.handovers.follow(self.present)
+        for life in sorted(self.learner.handovers.to_order()):
             self.letters.append(
-                Letter(self.learner.number, life, Kind.REST, self.learner.turns.number)
+                Letter(self.learner.number, life, Kind.SLEEP, self.learner.handovers.number)
             )
 
-    @precondition(lambda self: self.learner is not None and self.learner.turns.is_clear)
+    @precondition(lambda self: self.learner is not None and self.learner.handovers.is_clear)
     @rule()
     def learner_takes(self) -> None:
         assert self.learner is not None
-        self.learner.turns.follow(self.present)
-        if self.learner.turns.is_clear:
-            self.learner.turns.take()
+        self.learner.handovers.follow(self.present)
+        if self.learner.handovers.is_clear:
+            self.learner.handovers.take()
             self.learner.uses_device = True
 
     @precondition(lambda self: self.learner is not None and self.learner.uses_device)
@@ -230,19 +230,19 @@ class World(RuleBasedStateMachine):
         assert self.learner is not None
         self.learner.version += 1
         self.learner.uses_device = False
-        self.learner.turns.give()
-        self._expel(self.learner.group.follow(self.present))
-        self.learner.group.publish(self.learner.version)
+        self.learner.handovers.give_back()
+        self._expel(self.learner.membership.follow(self.present))
+        self.learner.membership.publish(self.learner.version)
 
-    @precondition(lambda self: self.learner is not None and self.learner.group.behind())
+    @precondition(lambda self: self.learner is not None and self.learner.membership.behind())
     @rule()
     def learner_pushes(self) -> None:
         assert self.learner is not None
-        self._expel(self.learner.group.follow(self.present))
-        for life in sorted(self.learner.group.behind()):
-            epoch = self.learner.group.begin([life])
+        self._expel(self.learner.membership.follow(self.present))
+        for life in sorted(self.learner.membership.behind()):
+            load = self.learner.membership.begin([life])
             self.letters.append(
-                Letter(self.learner.number, life, Kind.WAKE, self.learner.turns.number, epoch)
+                Letter(self.learner.number, life, Kind.WAKE, self.learner.handovers.number, load)
             )
 
     @precondition(lambda self: self._unanswered())
@@ -260,8 +260,8 @@ class World(RuleBasedStateMachine):
 
     def _give_up(self, letter: Letter) -> None:
         assert self.learner is not None
-        if letter.epoch is not None:
-            self._expel(self.learner.group.expire(letter.epoch.number))
+        if letter.load is not None:
+            self._expel(self.learner.membership.expire(letter.load.number))
         else:
             self._expel({letter.life})
 
@@ -286,10 +286,10 @@ class World(RuleBasedStateMachine):
         learner = self.learner
         assert learner is not None
         self._deliver()
-        learner.group.follow(self.present)
-        if learner.turns.phase is Phase.GENERATING:
+        learner.membership.follow(self.present)
+        if learner.handovers.phase is Phase.GENERATING:
             self.learner_asks()
-        if learner.turns.phase is Phase.SWITCHING:
+        if learner.handovers.phase is Phase.SWITCHING:
             self.learner_tells()
             self._deliver()
             self.learner_takes()
@@ -306,14 +306,14 @@ class World(RuleBasedStateMachine):
             generator, learner = self.generators[letter.life], self.learner
             assert learner is not None
             try:
-                generator.orders.accept(letter.turn)
+                generator.orders.accept(letter.handover)
             except WeightsError:
                 continue
             generator.uses_device = letter.kind is Kind.WAKE
-            if letter.learner == learner.number and letter.kind is Kind.REST:
-                learner.turns.rests(letter.life)
-            elif letter.learner == learner.number and letter.epoch is not None:
-                learner.group.answer(letter.epoch.number, letter.life, Answer.LOADED)
+            if letter.learner == learner.number and letter.kind is Kind.SLEEP:
+                learner.handovers.sleeps(letter.life)
+            elif letter.learner == learner.number and letter.load is not None:
+                learner.membership.answer(letter.load.number, letter.life, Answer.LOADED)
 
 
 World.TestCase.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)

@@ -21,8 +21,8 @@ from async_rl.generation.vllm.engine import _engine_args
 from async_rl.generation.vllm.worker import SharedWeightsExtension
 from async_rl.launchers.configuration.compose import compose
 from async_rl.protocol.weights import DeviceBlock, Manifest, TensorEntry
-from async_rl.weights.transport.ipc import pack
-from async_rl.weights.transport.ipc_receiver import mapping_arguments
+from async_rl.weights.transport.ipc import mapping_arguments, pack
+from async_rl.weights.transport.table import Receivers
 
 GPUS = ["learner.gpus_each=0.5", "generators.gpus_each=0.5"]
 
@@ -66,7 +66,7 @@ def main(model_path: Path) -> dict[str, Any]:
     reductions.rebuild_cuda_tensor = mapped
     torch.cuda.get_device_properties = lambda index: SimpleNamespace(uuid="GPU-1")  # type: ignore[assignment,misc,return-value]
     worker: Any = SharedWeightsExtension()
-    worker.device = torch.device("cuda", 5)
+    worker._receivers = Receivers(0, torch.device("cuda", 5))
     with worker._weights(encode(manifest), encode(block)) as tensors_found:
         loaded = list(tensors_found)
     expected = list(mapping_arguments(block))

@@ -34,7 +34,7 @@ class Writer(Protocol):
         """The tokens that end a sample."""
 
     @property
-    def is_resting(self) -> bool:
+    def is_asleep(self) -> bool:
         """Whether the batch is to end after this token, unfinished samples and all; they are
         written on later.
         """
@@ -118,7 +118,7 @@ class Recorder(StoppingCriteria):  # type: ignore[misc]
             if not row.is_done:
                 self._append(row, token_id, logprob)
         self._version = self._writer.give_way()
-        ends = self._writer.is_resting
+        ends = self._writer.is_asleep
         return torch.tensor(
             [ends or row.is_done or row.request.is_aborted for row in self._rows],
             device=input_ids.device,

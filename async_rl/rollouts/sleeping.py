@@ -1,0 +1,108 @@
+"""A generator's side of placement=colocated: its engine starts, sleeps and wakes as the learner
+orders.
+
+takes: orders to sleep, pushes
+waits for: the first push, before the engine starts and touches the device; after an order to sleep,
+the next push
+gives: an engine that generates, and time limits that stop while it does not
+woken by: the learner
+With placement=disaggregated no order to sleep comes, and the engine starts before the first push.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from async_rl.generation.engine import Engine
+from async_rl.observability.activity import Activity
+from async_rl.protocol.base import Message, Ok
+from async_rl.protocol.generator import Sleep
+from async_rl.weights.handovers import Orders
+
+_WHY = "generation sleeps: the learner uses the device"
+
+
+class Sleeping:
+    """The periods in which one engine may be used."""
+
+    def __init__(self, engine: Engine, activity: Activity) -> None:
+        self._engine = engine
+        self._activity = activity
+        self._orders = Orders()
+        self._one_at_a_time = asyncio.Lock()
+        self._is_called = asyncio.Event()
+        self._has_started = asyncio.Event()
+        self._is_asleep = asyncio.Event()
+        self._is_awake = asyncio.Event()
+        self._limits: dict[asyncio.Timeout, float] = {}
+        """Time limits of groups in flight, with the seconds left of those that are stopped."""
+
+    async def start(self) -> None:
+        """Start the engine."""
+        await self._engine.start()
+        self._has_started.set()
+
+    async def start_when_called(self) -> None:
+        """Start the engine when the first push comes."""
+        await self._is_called.wait()
+        await self.start()
+
+    async def sleep(self, request: Sleep) -> Message:
+        """Stop generation and release the device. An engine that has not started uses none."""
+        async with self._one_at_a_time:
+            self._orders.accept(request.handover)
+            if self._has_started.is_set():
+                await self._engine.sleep()
+            self._stop_limits()
+            self._is_awake.clear()
+            self._is_asleep.set()
+        return Ok()
+
+    @contextlib.asynccontextmanager
+    async def waking(self, handover: int) -> AsyncIterator[None]:
+        """Surround a load of weights, which wakes the engine; it stays asleep if the load fails.
+        Raises WeightsError for an old order.
+        """
+        async with self._one_at_a_time:
+            self._orders.accept(handover)
+            self._is_called.set()
+            await self._has_started.wait()
+            yield
+            self._is_asleep.clear()
+            self._is_awake.set()
+            self._resume_limits()
+
+    async def report(self) -> None:
+        """takes: nothing · waits for: sleep, then its end · gives: the state that people see
+        meanwhile · woken by: sleep and waking
+        """
+        while True:
+            await self._is_asleep.wait()
+            with self._activity.held_back("generating", by=_WHY), self._activity.blocked(_WHY):
+                await self._is_awake.wait()
+
+    @contextlib.asynccontextmanager
+    async def limit(self, timeout_s: float) -> AsyncIterator[None]:
+        """As asyncio.timeout, without the time asleep."""
+        async with asyncio.timeout(None if self._is_asleep.is_set() else timeout_s) as timeout:
+            self._limits[timeout] = timeout_s
+            try:
+                yield
+            finally:
+                del self._limits[timeout]
+
+    def _stop_limits(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        for timeout in self._limits:
+            when_s = timeout.when()
+            if when_s is not None and not timeout.expired() and when_s > now_s:
+                self._limits[timeout] = when_s - now_s
+                timeout.reschedule(None)
+
+    def _resume_limits(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        for timeout, left_s in self._limits.items():
+            if timeout.when() is None:
+                timeout.reschedule(now_s + left_s)

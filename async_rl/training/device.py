@@ -1,0 +1,182 @@
+"""The learner's use of its device: its own for the whole run, or handed over between learner and
+generators (placement=colocated).
+
+`weights/handovers.py` decides who may use a shared device. A generator that does not go to sleep in
+time is cut off and starts again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from async_rl.core.errors import AsyncRLError, DeadlineExceeded
+from async_rl.protocol.generator import Sleep
+from async_rl.protocol.membership import Member
+from async_rl.runtime.context import ProcessContext
+from async_rl.training.expelling import expel
+from async_rl.weights.handovers import Handovers, Phase
+from async_rl.weights.membership import Life, life_of
+
+T = TypeVar("T")
+
+
+class Device:
+    """A device that no generator uses: taken once and never returned.
+
+    is_shared: generators use the device too. handover: the number that orders to generators have.
+    """
+
+    is_shared = False
+    handover = 0
+
+    def __init__(self) -> None:
+        self._is_taken = False
+
+    @property
+    def is_learners(self) -> bool:
+        """The learner may use the device now."""
+        return self._is_taken
+
+    async def take(self, enter: Callable[[], Awaitable[T]]) -> T:
+        """Return the result of `enter`, which moves the learner to the device, once no generator
+        uses it. No push may be in progress.
+        """
+        self._is_taken = True
+        return await enter()
+
+    async def give_back(self, leave: Callable[[], Awaitable[None]]) -> None:
+        """Move the learner off the device with `leave`, if generators need it."""
+
+    def first_load_s(self, life: Life) -> float:
+        """Seconds beyond weights.deadline_s that a push to this life may take."""
+        return 0.0
+
+    def metrics(self) -> dict[str, float]:
+        """Shares of the time since the last call."""
+        return {}
+
+
+def open_device(context: ProcessContext) -> Device:
+    """Return the device of the configured placement."""
+    return SharedDevice(context) if context.config.placement == "colocated" else Device()
+
+
+class SharedDevice(Device):
+    """One life of the learner on a device that the generators use between its steps."""
+
+    is_shared = True
+
+    def __init__(self, context: ProcessContext) -> None:
+        super().__init__()
+        self._context = context
+        # Times order the handovers of all lives of the learner: they run on one machine, one after
+        # another.
+        self._handovers = Handovers(time.time_ns())
+        self._pushed: set[Life] = set()
+        self._answered = asyncio.Event()
+        self._shares = _Shares()
+
+    @property
+    def handover(self) -> int:  # type: ignore[override]  # a constant where no handovers are
+        """The number that orders to generators have."""
+        return self._handovers.number
+
+    @property
+    def is_learners(self) -> bool:
+        """The learner may use the device now."""
+        return self._handovers.phase is Phase.LEARNING
+
+    async def take(self, enter: Callable[[], Awaitable[T]]) -> T:
+        """Order all generators to sleep, then move the learner to the device with `enter`."""
+        self._shares.begin(Phase.SWITCHING)
+        with self._context.activity.waiting("the device: generators go to sleep"):
+            # The first list of members: before it nobody knows which generators use the device.
+            await self._context.directory.changed(-1)
+            self._handovers.ask()
+            async with asyncio.TaskGroup() as calls:
+                while not self._order_new(calls):
+                    await self._context.directory.changed_or(self._answered)
+            self._handovers.take()
+        with self._context.activity("moving to the device"):
+            result = await enter()
+        self._shares.begin(Phase.LEARNING)
+        return result
+
+    async def give_back(self, leave: Callable[[], Awaitable[None]]) -> None:
+        """Move the learner off the device with `leave`; the next pushes wake the generators."""
+        self._shares.begin(Phase.SWITCHING)
+        with self._context.activity("moving off the device"):
+            await leave()
+        self._handovers.give_back()
+        self._shares.begin(Phase.GENERATING)
+
+    def first_load_s(self, life: Life) -> float:
+        """The first push to a life also starts its engine."""
+        extra_s = self._start_s(life)
+        self._pushed.add(life)
+        return extra_s
+
+    def metrics(self) -> dict[str, float]:
+        """Shares of the time since the last call."""
+        return self._shares.since_last()
+
+    def _start_s(self, life: Life) -> float:
+        """Seconds that the engine of a life may still need to start."""
+        return 0.0 if life in self._pushed else self._context.config.supervisor.start_timeout_s
+
+    def _order_new(self, calls: asyncio.TaskGroup) -> bool:
+        """Order new generators to sleep; return whether none uses the device."""
+        self._answered.clear()
+        members = {life_of(m): m for m in self._context.directory.of_role("generator")}
+        self._handovers.follow(members)
+        for life in self._handovers.to_order():
+            calls.create_task(self._order(members[life]), name=f"sleep {life[0]}")
+        return self._handovers.is_clear
+
+    async def _order(self, member: Member) -> None:
+        life = life_of(member)
+        deadline_s = self._context.config.weights.rest_deadline_s + self._start_s(life)
+        caller = self._context.incarnation_of(member)
+        try:
+            await caller.call(Sleep(handover=self.handover), timeout_s=deadline_s)
+        except DeadlineExceeded:
+            reason = f"it did not sleep within {deadline_s:g} s (weights.rest_deadline_s)"
+            await expel(self._context, {life}, reason)
+        except AsyncRLError as error:
+            reason = f"it could not go to sleep: {type(error).__name__}: {error}"
+            await expel(self._context, {life}, reason)
+        else:
+            self._handovers.sleeps(life)
+        self._answered.set()
+
+
+_SHARES = {
+    Phase.GENERATING: "device/generating_share",
+    Phase.SWITCHING: "device/switching_share",
+    Phase.LEARNING: "device/learning_share",
+}
+
+
+class _Shares:
+    """Seconds per phase."""
+
+    def __init__(self) -> None:
+        self._phase = Phase.SWITCHING
+        self._since_s = time.monotonic()
+        self._seconds = dict.fromkeys(Phase, 0.0)
+
+    def begin(self, phase: Phase) -> None:
+        now_s = time.monotonic()
+        self._seconds[self._phase] += now_s - self._since_s
+        self._phase = phase
+        self._since_s = now_s
+
+    def since_last(self) -> dict[str, float]:
+        self.begin(self._phase)
+        total_s = sum(self._seconds.values()) or 1.0
+        shares = {name: self._seconds[phase] / total_s for phase, name in _SHARES.items()}
+        self._seconds = dict.fromkeys(Phase, 0.0)
+        return shares

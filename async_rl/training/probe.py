@@ -1,0 +1,91 @@
+"""Compare the log-probs of learner and generators on fixed tokens, after the first push and then
+every weights.probe_every_pushes.
+
+A difference means that a generator does not compute the policy that is trained, so the run ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from async_rl.config.running import WeightsConfig
+from async_rl.core.errors import WeightsError
+from async_rl.core.types import NO_VERSION, FloatArray, IntArray
+from async_rl.protocol.generator import Logprobs, Probe
+from async_rl.protocol.weights import Manifest
+from async_rl.training.ranks import TrainingPool
+from async_rl.weights.push import Caller
+
+_ROWS = 4
+_ROW_TOKENS = 16
+_WORST = "weights/probe_abs_max"
+_CAUSES = (
+    "likely causes: different dtypes (model.dtype), a model that the engine implements differently,"
+    " a head or an adapter that the push does not refresh, or weights.probe_tolerance below the"
+    " dtype's precision"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """The learner's log-probs of the probe rows; without rows no probe is due for this version."""
+
+    version: int
+    rows: list[IntArray]
+    logprobs: list[FloatArray]
+
+
+class Prober:
+    """Decides when a probe is due and compares the answers."""
+
+    def __init__(self, config: WeightsConfig) -> None:
+        self._config = config
+        self._num_pushes = 0
+        self.expected = Expected(version=NO_VERSION, rows=[], logprobs=[])
+        self.metrics: dict[str, float] = {}
+
+    async def expect(self, pool: TrainingPool, manifest: Manifest) -> None:
+        """Compute the log-probs to expect of this version, if a probe is due."""
+        every = self._config.probe_every_pushes
+        is_due = self._num_pushes == 0 or (every > 0 and self._num_pushes % every == 0)
+        self._num_pushes += 1
+        rows = probe_rows(_vocabulary(manifest)) if is_due else []
+        logprobs = await pool.logprobs(rows) if is_due else []
+        self.expected = Expected(version=manifest.version, rows=rows, logprobs=logprobs)
+
+    async def ask(self, caller: Caller, expected: Expected) -> Logprobs | None:
+        """Return the generator's log-probs, or None if no probe is due."""
+        if not expected.logprobs:
+            return None
+        request = Probe(rows=expected.rows)
+        # The push that this belongs to has its own deadline; this one only bounds the call.
+        answer: Logprobs = await caller.call(request, timeout_s=2 * self._config.deadline_s)
+        return answer
+
+    def compare(self, name: str, answer: Logprobs | None, expected: Expected) -> None:
+        """Raises WeightsError if an answer differs by more than the tolerance."""
+        if answer is None or answer.version != expected.version:
+            return
+        difference = np.concatenate(answer.rows) - np.concatenate(expected.logprobs)
+        # numpy's max returns NaN if there is one; Python's may skip it.
+        worst = float(np.abs(difference).max())
+        self.metrics[_WORST] = max(worst, self.metrics.get(_WORST, 0.0))
+        if not worst <= self._config.probe_tolerance:
+            raise WeightsError(
+                f"{name} and the learner disagree by {worst:.3g} nats on version {answer.version} "
+                f"(weights.probe_tolerance={self._config.probe_tolerance:g}); {_CAUSES}"
+            )
+
+
+def _vocabulary(manifest: Manifest) -> int:
+    return next(int(t.shape[0]) for t in manifest.tensors if "embed" in t.name)
+
+
+def probe_rows(vocabulary: int) -> list[IntArray]:
+    """Return 4 rows of token ids spread over the vocabulary, the same in every run: int32 [16]
+    each.
+    """
+    generator = np.random.default_rng(0)
+    return [generator.integers(0, vocabulary, _ROW_TOKENS, dtype=np.int32) for _ in range(_ROWS)]
