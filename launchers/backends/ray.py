@@ -264,7 +264,7 @@ class RayLauncher:
                 name=f"{spec.name} {self._num_started}", max_restarts=0, **self._place(spec)
             )
             actor = make.remote(on_cluster(self._config, spec), str(self._run_dir), files, model)
-        except (RayError, OSError, ValueError, ConnectionError) as error:
+        except (RayError, OSError, ValueError) as error:
             raise InfrastructureError(
                 f"{spec.name} cannot be given to the Ray cluster: {error}"
             ) from error

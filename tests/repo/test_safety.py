@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
+from collections import Counter
 
 from repository import files, name, product
 
@@ -26,6 +28,24 @@ REGISTRY_HOSTS = re.compile(
     + re.escape("debian.org")
 )
 BOUNDARIES = {"async_rl/runtime/main.py", "async_rl/rollouts/groups.py"}
+EVERYTHING = {"Exception", "BaseException"}
+MAX_CAUGHT = 3
+_PARSE = "ast.parse and ast.literal_eval document these four for text that a model wrote"
+_USER = "runs code of the user, whose errors become an error of configuration or of the sample"
+_YAML = "reads a YAML file: errors of the file, its encoding and its form"
+FOREIGN_CODE: dict[str, tuple[int, str]] = {
+    "async_rl/config/plugins.py": (2, _USER),
+    "async_rl/data/prepare.py": (1, "huggingface_hub has no common base class of its errors"),
+    "async_rl/rewards/extraction.py": (1, _PARSE),
+    "async_rl/rewards/verifier/answer_child.py": (1, "math_verify evaluates what a model wrote"),
+    "async_rl/rewards/verifier/asserts.py": (3, "evaluates expressions of a task's tests"),
+    "async_rl/rewards/verifier/comparison.py": (1, _USER),
+    "async_rl/rewards/votes.py": (1, _PARSE),
+    "launchers/backends/ray.py": (1, "ray.init raises these, and has no common base class"),
+    "launchers/commands/migrate.py": (1, _YAML),
+    "launchers/configuration/compose.py": (1, _YAML),
+}
+"""Files where foreign code may fail in many ways: (number of broad handlers, reason)."""
 
 
 def test_no_pickle_outside_the_jail() -> None:
@@ -83,13 +103,60 @@ def test_no_file_names_a_package_registry() -> None:
 
 
 def test_every_exception_is_caught_at_the_two_boundaries_only() -> None:
-    wrong = []
+    """Also as a tuple of many classes, which amounts to the same; cleanup may raise again."""
+    broad: Counter[str] = Counter()
     for path in product():
-        if name(path).startswith("sandbox/") or name(path) in BOUNDARIES:
-            continue
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ExceptHandler) and (
-                node.type is None or ast.unparse(node.type) == "Exception"
-            ):
-                wrong.append(f"{name(path)}:{node.lineno}")
-    assert wrong == []
+        if not name(path).startswith("sandbox/") and name(path) not in BOUNDARIES:
+            broad.update({name(path): len(broad_handlers(ast.parse(path.read_text())))})
+    assert +broad == {file: count for file, (count, _) in FOREIGN_CODE.items()}
+
+
+def broad_handlers(tree: ast.Module) -> list[str]:
+    """Handlers and `suppress` calls of everything, or of more than MAX_CAUGHT classes."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ExceptHandler):
+            raises_again = isinstance(node.body[-1], ast.Raise) and node.body[-1].exc is None
+            if not raises_again:
+                found.append([node.type] if node.type else [ast.Name("BaseException")])
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("suppress"):
+            found.append(list(node.args))
+    caught = [{name for kind in kinds for name in class_names(kind)} for kinds in found]
+    return [str(names) for names in caught if names & EVERYTHING or len(names) > MAX_CAUGHT]
+
+
+def class_names(kind: ast.expr) -> set[str]:
+    """Names of the classes of an `except` clause; a constant of classes counts as its members."""
+    text = ast.unparse(kind)
+    if isinstance(kind, ast.Tuple | ast.BinOp | ast.Starred):
+        parts = [child for child in ast.iter_child_nodes(kind) if isinstance(child, ast.expr)]
+        return {name for part in parts for name in class_names(part)}
+    if text.rpartition(".")[2].isupper():
+        return class_constants().get(text.rpartition(".")[2], {text})
+    return {text}
+
+
+@functools.cache
+def class_constants() -> dict[str, set[str]]:
+    """Members of the constants in capitals that are tuples of names, over the whole product."""
+    found = {}
+    for path in product():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple):
+                target = ast.unparse(node.targets[0])
+                if target.isupper():
+                    found[target] = {ast.unparse(member) for member in node.value.elts}
+    return found
+
+
+def test_many_classes_are_broad_however_they_are_written() -> None:
+    four = "(A, B, C, D)"
+    for text in (
+        f"try: f()\nexcept {four}: pass",
+        "try: f()\nexcept (OSError, Exception): pass",
+        "try: f()\nexcept: pass",
+        "with contextlib.suppress(A, B, C, D): f()",
+    ):
+        assert len(broad_handlers(ast.parse(text))) == 1, text
+    for text in ("try: f()\nexcept (A, B, C): pass", f"try: f()\nexcept {four}:\n  g()\n  raise"):
+        assert broad_handlers(ast.parse(text)) == [], text
