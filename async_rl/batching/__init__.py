@@ -1,3 +1,3 @@
-"""From groups to forward passes: `batch` flattens groups, `partition` deals sequences out,
-`packing` builds the packed rows.
+"""From groups to forward passes: `batch` flattens groups, `partition` divides sequences among
+passes, `packing` builds the packed rows.
 """

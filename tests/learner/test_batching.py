@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -223,3 +224,26 @@ def test_a_prompt_that_differs_inside_a_group_is_not_shared() -> None:
 def test_an_empty_batch_is_refused() -> None:
     with pytest.raises(ValueError, match="no sequence"):
         collate([], device=CPU)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_an_empty_response_is_in_a_pass_of_its_own_prompt(ranks: int) -> None:
+    groups = make_groups(num_groups=5, size=2)
+    for group in groups:
+        first = group.trajectories[0]
+        n = first.prompt_length
+        group.trajectories[0] = msgspec.structs.replace(
+            first,
+            token_ids=first.token_ids[:n],
+            loss_mask=first.loss_mask[:n],
+            behavior_logprobs=first.behavior_logprobs[:n],
+            versions=first.versions[:n],
+        )
+    batch = collate(groups, device=CPU)
+    budget = max(cost_tokens(batch, [i, i + 1]) for i in range(0, 10, 2))
+    shares = passes(batch, range(10), ranks=ranks, budget_tokens=budget)
+    members = [members for share in shares for members in share]
+    assert sorted(s for sequences in members for s in sequences) == list(range(10))
+    assert all(cost_tokens(batch, sequences) <= budget for sequences in members)
+    for s in range(0, 10, 2):
+        assert any({s, s + 1} <= set(sequences) for sequences in members)
