@@ -6,7 +6,8 @@ Each change is recorded in one transaction, in the order of the decisions.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from async_rl.buffer.groups import OpenGroup
 from async_rl.core.summary import Summary
@@ -14,8 +15,11 @@ from async_rl.core.types import Group, Prompt
 from async_rl.data.score_filter import Leaver
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Admitted:
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all changes."""
+
+
+class Admitted(Change):
     """A new group, in the state that it has. num_samples: trajectories of a complete group."""
 
     group: OpenGroup
@@ -23,15 +27,13 @@ class Admitted:
     num_samples: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandedOut:
+class HandedOut(Change):
     """A generator received the ticket of a group that had waited."""
 
     group: OpenGroup
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Returned:
+class Returned(Change):
     """An attempt ended without a result; the group waits for its next attempt."""
 
     group_id: int
@@ -39,8 +41,7 @@ class Returned:
     message: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dropped:
+class Dropped(Change):
     """The group will not be trained; its trajectories, if any, are deleted."""
 
     group_id: int
@@ -48,64 +49,44 @@ class Dropped:
     message: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Completed:
+class Completed(Change):
     """All samples of the group arrived."""
 
     group: Group
     summary: Summary
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leased:
+class Leased(Change):
     """These groups are the batch for `train_version`."""
 
     train_version: int
     group_ids: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
+class Trained(Change):
     """Step `version` trained these groups."""
 
     version: int
     group_ids: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Undone:
+class Undone(Change):
     """The learner started at `version` again: later steps are undone, these groups are ready."""
 
     version: int
     group_ids: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationStarted:
+class EvaluationStarted(Change):
     """Version `version` is evaluated on this number of prompts."""
 
     version: int
     num_prompts: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PromptsLeft:
+class PromptsLeft(Change):
     """These training prompts are not issued from this position on; others remain."""
 
     position: int
     leavers: Sequence[Leaver]
     num_remaining: int
-
-
-Change = (
-    Admitted
-    | HandedOut
-    | Returned
-    | Dropped
-    | Completed
-    | Leased
-    | Trained
-    | Undone
-    | EvaluationStarted
-    | PromptsLeft
-)

@@ -1,10 +1,9 @@
-"""From the stored samples of one evaluation to its report: held-out metrics with their confidence,
-and a page of samples.
+"""The report of one evaluation, from its stored samples: held-out metrics with their confidence,
+and a few samples as text.
 
 Samples that failed for a reason outside the policy count neither as right nor as wrong.
-Invariant: a finished evaluation gives the figures that were reported of it, whatever became of its
-trajectories. Called by processes/buffer.py when the last group of an evaluation is in, and by
-standalone.py (`async-rl eval`).
+Invariant: an evaluation that was reported once is reported again with the same metrics, even if its
+trajectories are deleted since.
 """
 
 from __future__ import annotations
@@ -13,17 +12,18 @@ import asyncio
 import math
 import statistics
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from async_rl.buffer.store.store import KEPT_SAMPLES, Store
-from async_rl.core.types import NO_VERSION, Group, Prompt
+from async_rl.buffer.store.reader import StoreReader
+from async_rl.buffer.store.store import KEPT_SAMPLES
+from async_rl.core.types import NO_VERSION, Group, Prompt, Trajectory
 from async_rl.rewards.votes import vote_of
 
 _NUM_SHOWN = 4
 _Z95 = 1.96
-_READ_AT_ONCE = 32
+_NUM_IN_MEMORY = 32
 """Groups whose trajectories are in memory at one time."""
 
 Decode = Callable[[Sequence[int]], str]
@@ -32,7 +32,7 @@ Extraction = Literal["auto", "fenced", "whole"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationReport:
-    """What people see of one evaluation; num_failed: prompts without a sample."""
+    """The metrics and sample texts of one evaluation; num_failed: prompts without a sample."""
 
     scalars: dict[str, float]
     texts: dict[str, str]
@@ -41,11 +41,10 @@ class EvaluationReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptResult:
-    """What the samples of one prompt are worth: one entry per sample.
+    """The results of one prompt's samples: one entry per sample.
 
-    votes: the answer that a sample gives, None where it gives none.  greedy: whether the greedy
-    answer passes, None if none was written.
-    version: mean over the sampled tokens, None without any.
+    votes: the answer of each sample, None without one.  greedy: whether the greedy answer passes,
+    None if none was written.  version: mean over the sampled tokens, None without any.
     """
 
     passed: tuple[bool, ...]
@@ -60,50 +59,50 @@ class PromptResult:
 def result_of(prompt: Prompt, group: Group, decode: Decode, extraction: Extraction) -> PromptResult:
     """The result of a complete group."""
     samples = group.trajectories
-    written = [version for s in samples for version in s.versions.tolist() if version != NO_VERSION]
+    sampled = [version for s in samples for version in s.versions.tolist() if version != NO_VERSION]
     return PromptResult(
         passed=tuple(s.score.is_passed for s in samples),
         rewards=tuple(s.score.reward for s in samples),
-        votes=tuple(
-            vote_of(prompt.problem, decode(s.token_ids[s.prompt_length :].tolist()), extraction)
-            for s in samples
-        ),
+        votes=tuple(vote_of(prompt.problem, _response(s, decode), extraction) for s in samples),
         lengths=tuple(s.response_length for s in samples),
         truncated=tuple(s.is_truncated for s in samples),
         greedy=None if group.baseline is None else group.baseline.score.is_passed,
-        version=statistics.fmean(written) if written else None,
+        version=statistics.fmean(sampled) if sampled else None,
     )
 
 
 def evaluation_scalars(results: Sequence[PromptResult]) -> dict[str, float]:
     """Means over the prompts; only the number of samples if there are none."""
-    if not results:
-        return {"eval/num_samples": 0.0}
-    per_prompt = {
-        ("pass_at_1", "pass_at_1_error"): [statistics.fmean(r.passed) for r in results],
-        ("pass_at_k", "pass_at_k_error"): [float(any(r.passed)) for r in results],
-        ("maj_at_k", "maj_at_k_error"): [majority(r.passed, r.votes) for r in results],
-        ("reward_mean", "reward_mean_error"): [statistics.fmean(r.rewards) for r in results],
+    scalars = {"eval/num_samples": float(sum(len(r.passed) for r in results))}
+    with_error = {
+        ("eval/pass_at_1", "eval/pass_at_1_error"): [statistics.fmean(r.passed) for r in results],
+        ("eval/pass_at_k", "eval/pass_at_k_error"): [float(any(r.passed)) for r in results],
+        ("eval/maj_at_k", "eval/maj_at_k_error"): [majority(r.passed, r.votes) for r in results],
+        ("eval/reward_mean", "eval/reward_mean_error"): [
+            statistics.fmean(r.rewards) for r in results
+        ],
+        ("eval/greedy_pass", "eval/greedy_pass_error"): [
+            float(r.greedy) for r in results if r.greedy is not None
+        ],
     }
-    if greedy := [float(r.greedy) for r in results if r.greedy is not None]:
-        per_prompt["greedy_pass", "greedy_pass_error"] = greedy
-    scalars = {f"eval/{name}": statistics.fmean(values) for (name, _), values in per_prompt.items()}
-    scalars |= {f"eval/{error}": interval(values) for (_, error), values in per_prompt.items()}
-    scalars["eval/num_samples"] = float(sum(len(r.passed) for r in results))
-    scalars["eval/length_mean"] = statistics.fmean(statistics.fmean(r.lengths) for r in results)
-    scalars["eval/truncated_share"] = statistics.fmean(
-        statistics.fmean(r.truncated) for r in results
-    )
-    if versions := [r.version for r in results if r.version is not None]:
-        scalars["eval/version_mean"] = statistics.fmean(versions)
+    for (name, error), values in with_error.items():
+        if values:
+            scalars[name] = statistics.fmean(values)
+            scalars[error] = interval(values)
+    means = {
+        "eval/length_mean": [statistics.fmean(r.lengths) for r in results],
+        "eval/truncated_share": [statistics.fmean(r.truncated) for r in results],
+        "eval/version_mean": [r.version for r in results if r.version is not None],
+    }
+    for name, values in means.items():
+        if values:
+            scalars[name] = statistics.fmean(values)
     return scalars
 
 
 def majority(passed: Sequence[bool], votes: Sequence[str | None]) -> float:
-    """Whether the answer with the most votes passes: the share of passes among the samples that
-    give it, or one that ties with it.
-
-    0 where nobody votes.
+    """Return whether the answer with the most votes passes: the share of passes among the samples
+    with that answer, or with one that ties with it. 0 without votes.
     """
     counts = Counter(vote for vote in votes if vote is not None)
     most = max(counts.values(), default=0)
@@ -121,15 +120,16 @@ def interval(values: Sequence[float]) -> float:
 
     One value per prompt: samples of one prompt are alike, so they must not count as independent.
     """
-    return _Z95 * statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else 0.0
+    if len(values) < 2:
+        return 0.0
+    return _Z95 * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def sample_text(prompt: Prompt, group: Group, decode: Decode) -> str:
-    """One sample as Markdown: prompt, response, reward with its parts, what the tests said, which
-    versions wrote it.
+    """One sample as Markdown: prompt, response, reward with its parts, verdicts of the tests, and
+    the versions that wrote it.
     """
     sample = group.trajectories[0]
-    response = decode(sample.token_ids[sample.prompt_length :].tolist())
     verdicts = ", ".join(v.value for v in sample.score.verdicts) or "no test was run"
     versions = sorted(set(sample.versions[sample.prompt_length :].tolist()))
     parts = "".join(f", {name} {value:g}" for name, value in sorted(sample.score.parts.items()))
@@ -137,11 +137,11 @@ def sample_text(prompt: Prompt, group: Group, decode: Decode) -> str:
         f"**{prompt.prompt_id}**: reward {sample.score.reward:g}{parts} ({verdicts}), written by"
         f" version {', '.join(map(str, versions))}"
     )
-    return f"{head}\n\n{prompt.text}\n\n```\n{response}\n```"
+    return f"{head}\n\n{prompt.text}\n\n```\n{_response(sample, decode)}\n```"
 
 
 async def report_of(
-    store: Store,
+    store: StoreReader,
     version: int,
     held_out: Sequence[Prompt],
     decode: Decode,
@@ -150,29 +150,34 @@ async def report_of(
 ) -> EvaluationReport:
     """The report of a complete evaluation, from the store. held_out: the prompts in their order."""
     rows = await store.evaluation_groups(version)
-    complete = [
-        (group_id, index) for index, (group_id, is_complete) in enumerate(rows) if is_complete
-    ]
+    complete = {
+        group_id: held_out[index]
+        for index, (group_id, is_complete) in enumerate(rows)
+        if is_complete
+    }
     scalars = await store.evaluation_figures(version)
     if scalars is None:
-        results: list[PromptResult] = []
-        for start in range(0, len(complete), _READ_AT_ONCE):
-            part = complete[start : start + _READ_AT_ONCE]
-            groups = await store.read_groups([group_id for group_id, _ in part])
-            for (_, index), group in zip(part, groups, strict=True):
-                results.append(
-                    await asyncio.to_thread(result_of, held_out[index], group, decode, extraction)
-                )
+        results = []
+        for group_ids in _parts(list(complete)):
+            for group in await store.read_groups(group_ids):
+                prompt = complete[group.group_id]
+                result = await asyncio.to_thread(result_of, prompt, group, decode, extraction)
+                results.append(result)
         scalars = evaluation_scalars(results)
-    shown = [(group_id, held_out[index]) for group_id, index in complete if index < KEPT_SAMPLES][
-        :_NUM_SHOWN
-    ]
-    groups = await store.read_groups([group_id for group_id, _ in shown])
-    texts = [
-        sample_text(prompt, group, decode) for (_, prompt), group in zip(shown, groups, strict=True)
-    ]
+    kept = [group_id for group_id, _ in rows[:KEPT_SAMPLES] if group_id in complete]
+    groups = await store.read_groups(kept[:_NUM_SHOWN])
+    texts = [sample_text(complete[group.group_id], group, decode) for group in groups]
     return EvaluationReport(
         scalars=scalars,
         texts={"samples/evaluation": "\n\n---\n\n".join(texts)} if texts else {},
         num_failed=len(rows) - len(complete),
     )
+
+
+def _response(sample: Trajectory, decode: Decode) -> str:
+    return decode(sample.token_ids[sample.prompt_length :].tolist())
+
+
+def _parts(group_ids: Sequence[int]) -> Iterator[Sequence[int]]:
+    for start in range(0, len(group_ids), _NUM_IN_MEMORY):
+        yield group_ids[start : start + _NUM_IN_MEMORY]

@@ -78,8 +78,8 @@ class BufferService:
     # ---- generators
 
     async def request_work(self, request: RequestWork) -> Message:
-        """Reply with tickets within the generator's credit, or park the request until admission
-        allows some, wait_s is over, or a newer request replaces it. credit=0 only reports a version.
+        """Reply with tickets within the generator's credit. While admission refuses, the request is
+        parked, until wait_s is over or a newer request replaces it. credit=0 reports a version.
         """
         name = request.generator
         self.state.heard(name, self._clock())

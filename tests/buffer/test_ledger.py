@@ -134,9 +134,9 @@ def test_an_honest_history_is_clean(store: Path) -> None:
     [
         (
             "UPDATE groups SET state='ready' WHERE group_id=0",
-            "group 0 is ready, attempt 1, which is not where its history ends",
+            "group 0 is ready, attempt 1, which is not the end of its history",
         ),
-        ("DELETE FROM groups WHERE group_id=3", "group 3 has a history and is gone"),
+        ("DELETE FROM groups WHERE group_id=3", "group 3 has a history but no row"),
         (
             "DELETE FROM transitions WHERE state='ready' AND group_id=2",
             "group 2 went from generating to leased",
@@ -147,7 +147,7 @@ def test_an_honest_history_is_clean(store: Path) -> None:
         ),
         (
             "UPDATE groups SET position=0 WHERE group_id=1",
-            "8 places in the order of prompts are stored, 9 were given",
+            "8 positions in the order of prompts are stored, 9 were issued",
         ),
         (
             "INSERT INTO trained SELECT max(step_id) - 1, 0 FROM steps",

@@ -1,11 +1,9 @@
-"""Checks the promises about states and staleness over the whole history of a store, not only its
-present.
+"""Checks of the promises about states and staleness over the whole history of a store.
 
-What is promised: every group is in one state and came there by allowed changes; no prompt was left
-out or issued twice; admission kept its bound; nothing over age was leased or trained; in the
-history that survives, steps follow each other without a gap, each trained exactly its groups, and
-each group was trained once; what is to be trained is stored. Used by `async-rl ledger --audit` and
-by the chaos test; tables in store_schema.py.
+The promises: every group is in one state and reached it by allowed changes; no prompt was left out
+or issued twice; admission kept its bound; nothing over age was leased or trained; in the surviving
+history steps follow each other without a gap, each trained exactly its groups, and each group was
+trained once; what may still be trained is stored. Tables in schema.py.
 """
 
 from __future__ import annotations
@@ -18,11 +16,8 @@ import msgspec
 
 _NEXT = {
     "": ("issued", "generating"),
-    "issued": (
-        "generating",
-        "ready",
-        "dropped",
-    ),  # ready: its holder was given up, and its result still came
+    # issued to ready: the generator was lost, and its result still arrived
+    "issued": ("generating", "ready", "dropped"),
     "generating": ("issued", "ready", "dropped"),
     "ready": ("leased", "dropped"),
     "leased": ("trained", "ready"),
@@ -30,11 +25,11 @@ _NEXT = {
     "dropped": (),
 }
 _ACTIVE = ("issued", "generating", "ready", "leased")
-_MOST_TOLD = 20
+_MAX_REPORTED = 20
 
 
 class Promise(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of the run that the promises depend on."""
+    """The settings of the run on which the promises depend."""
 
     groups_per_step: int
     max_staleness_versions: int
@@ -42,7 +37,7 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Audit(msgspec.Struct, frozen=True, kw_only=True):
-    """What was looked at and what was found wrong, at most 20 sentences."""
+    """The number of checked rows, and the broken promises as sentences, at most 20."""
 
     num_groups: int
     num_transitions: int
@@ -52,20 +47,22 @@ class Audit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def audit(connection: sqlite3.Connection, promise: Promise) -> Audit:
-    """Reads everything once. The connection must show one moment (store_ledger.reading)."""
+    """Read everything once. The connection must show one moment (`ledger.reading`)."""
     checks = (_file, _histories, _order, _steps, _staleness, _stored)
     problems = [problem for check in checks for problem in check(connection, promise)]
+    num_more = len(problems) - _MAX_REPORTED
+    if num_more > 0:
+        problems[_MAX_REPORTED:] = [f"and {num_more} more"]
 
     def count(query: str) -> int:
-        return int(connection.execute(query).fetchone()[0])
+        return int(connection.execute(f"SELECT count(*) FROM {query}").fetchone()[0])
 
     return Audit(
-        num_groups=count("SELECT count(*) FROM groups"),
-        num_transitions=count("SELECT count(*) FROM transitions"),
-        num_steps=count("SELECT count(*) FROM steps WHERE undone_s IS NULL"),
-        num_undone_steps=count("SELECT count(*) FROM steps WHERE undone_s IS NOT NULL"),
-        problems=problems[:_MOST_TOLD]
-        + ([f"and {len(problems) - _MOST_TOLD} more"] if len(problems) > _MOST_TOLD else []),
+        num_groups=count("groups"),
+        num_transitions=count("transitions"),
+        num_steps=count("steps WHERE undone_s IS NULL"),
+        num_undone_steps=count("steps WHERE undone_s IS NOT NULL"),
+        problems=problems,
     )
 
 
@@ -76,8 +73,8 @@ def _file(connection: sqlite3.Connection, _: Promise) -> Iterator[str]:
 
 
 def _histories(connection: sqlite3.Connection, promise: Promise) -> Iterator[str]:
-    """Every change was allowed, admission kept its bound, and the histories end where the groups
-    stand.
+    """Every change was allowed, admission kept its bound, and each history ends in the state of its
+    group.
     """
     limit = (promise.max_staleness_versions + 1) * promise.groups_per_step
     states: dict[int, str] = {}
@@ -101,31 +98,31 @@ def _histories(connection: sqlite3.Connection, promise: Promise) -> Iterator[str
                 f" x groups_per_step is {limit}"
             )
         if is_training:
-            num_active += (state in _ACTIVE) - (before in _ACTIVE)
+            num_active += int(state in _ACTIVE) - int(before in _ACTIVE)
         states[group_id], attempts[group_id] = state, attempt
     for group_id, state, attempt in connection.execute(
         "SELECT group_id, state, attempt FROM groups"
     ):
         if states.pop(group_id, None) != state or attempts[group_id] != attempt:
             yield (
-                f"group {group_id} is {state}, attempt {attempt}, which is not where its history"
-                " ends"
+                f"group {group_id} is {state}, attempt {attempt}, which is not the end of its"
+                " history"
             )
     for group_id in states:
-        yield f"group {group_id} has a history and is gone"
+        yield f"group {group_id} has a history but no row"
 
 
 def _order(connection: sqlite3.Connection, _: Promise) -> Iterator[str]:
-    """Group ids and the places of training prompts are counted without a gap."""
+    """Group ids and the positions of training prompts have no gap."""
     positions = "coalesce(max(position), -1) + 1 FROM groups WHERE purpose='train'"
-    for what, query in (
+    for name, query in (
         ("group ids", "SELECT count(*), coalesce(max(group_id), -1) + 1 FROM groups"),
-        ("places in the order of prompts", f"SELECT count(DISTINCT position), {positions}"),
+        ("positions in the order of prompts", f"SELECT count(DISTINCT position), {positions}"),
         ("training groups", f"SELECT count(*), {positions}"),
     ):
-        found, wanted = connection.execute(query).fetchone()
-        if found != wanted:
-            yield f"{found} {what} are stored, {wanted} were given"
+        num_stored, num_issued = connection.execute(query).fetchone()
+        if num_stored != num_issued:
+            yield f"{num_stored} {name} are stored, {num_issued} were issued"
 
 
 def _steps(connection: sqlite3.Connection, promise: Promise) -> Iterator[str]:
@@ -133,17 +130,11 @@ def _steps(connection: sqlite3.Connection, promise: Promise) -> Iterator[str]:
     step.
     """
     surviving = "FROM trained JOIN steps USING (step_id) WHERE undone_s IS NULL"
-    versions = [
-        row[0]
-        for row in connection.execute(
-            "SELECT version FROM steps WHERE undone_s IS NULL ORDER BY version"
-        )
-    ]
+    steps = "SELECT version FROM steps WHERE undone_s IS NULL ORDER BY version"
+    versions = [version for (version,) in connection.execute(steps)]
     if versions != list(range(1, len(versions) + 1)):
-        yield (
-            f"the surviving steps are not 1 to {len(versions)}:"
-            f" {sorted(set(range(1, max(versions) + 1)) - set(versions))} are missing"
-        )
+        missing = sorted(set(range(1, max(versions) + 1)) - set(versions))
+        yield f"the surviving steps are not 1 to {len(versions)}: {missing} are missing"
     sizes = dict(connection.execute(f"SELECT version, count(*) {surviving} GROUP BY version"))
     for version in versions:
         if sizes.get(version, 0) != promise.groups_per_step:
@@ -159,8 +150,8 @@ def _steps(connection: sqlite3.Connection, promise: Promise) -> Iterator[str]:
         "SELECT group_id, state FROM groups WHERE (state='trained') != (group_id IN (SELECT"
         f" group_id {surviving}))"
     ):
-        whose = "no surviving step" if state == "trained" else "a surviving step"
-        yield f"group {group_id} is {state}, but {whose} trained it"
+        step = "no surviving step" if state == "trained" else "a surviving step"
+        yield f"group {group_id} is {state}, but {step} trained it"
     for group_id, version, train_version in connection.execute(
         "SELECT group_id, steps.version, train_version FROM groups JOIN trained USING (group_id)"
         " JOIN steps USING (step_id) WHERE undone_s IS NULL AND steps.version != train_version + 1"
@@ -171,7 +162,7 @@ def _steps(connection: sqlite3.Connection, promise: Promise) -> Iterator[str]:
 
 
 def _staleness(connection: sqlite3.Connection, promise: Promise) -> Iterator[str]:
-    """No batch, of any history, held a group that was over age."""
+    """No batch of any history contained a group that was over age."""
     decisive = "oldest_version" if promise.over_age == "drop" else "newest_version"
     for group_id, train_version, version in connection.execute(
         f"SELECT group_id, t.version, {decisive} FROM transitions t JOIN groups g USING (group_id)"
@@ -189,7 +180,7 @@ def _staleness(connection: sqlite3.Connection, promise: Promise) -> Iterator[str
 
 
 def _stored(connection: sqlite3.Connection, _: Promise) -> Iterator[str]:
-    """What may still be trained has its trajectories; what was dropped has none."""
+    """Groups that may still be trained have their trajectories; dropped ones have none."""
     needed = (
         "purpose='train' AND (state IN ('ready', 'leased') OR state='trained' AND train_version>="
         "(SELECT coalesce(max(value), 0) FROM meta WHERE key='forgotten_before'))"

@@ -1,16 +1,15 @@
-"""Answers from a run's store, for people: what became of a prompt, of a step, of a group, and how
-many groups are in which state.
+"""Queries of a run's store, for people: the history of a prompt, of a step or of a group, and the
+number of groups in each state.
 
-Invariants: reads only, also while the run writes; one answer comes from one moment.
-Used by `async-rl ledger` and `async-rl resume`; tables in store_schema.py, the audit of the whole
-history in store_audit.py.
+Invariants: reads only, also while the run writes; one answer comes from one moment. Tables in
+schema.py, the audit of the whole history in audit.py.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +29,15 @@ _STEP_OF = (
     "(SELECT version FROM trained JOIN steps USING (step_id) WHERE trained.group_id=groups.group_id"
     " AND undone_s IS NULL)"
 )
+_HISTORY = (
+    "SELECT at_s, state, attempt, generator, version, reason FROM transitions WHERE group_id=?"
+    " ORDER BY transition_id"
+)
 
 
 class Transition(msgspec.Struct, frozen=True, kw_only=True):
-    """One change of state. version: the generator's, the oldest written, the one trained on, or the
-    step, by state.
+    """One change of state. version: by state, that of the generator, of the oldest token, of the
+    batch or of the step.
     """
 
     at_s: float
@@ -106,20 +109,20 @@ class LedgerSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """One moment of the store, read-only. Raises Unavailable if there is none, InfrastructureError
-    if it cannot be read.
+    """Open one moment of the store, read-only. Raises Unavailable if it does not exist,
+    InfrastructureError if it cannot be read.
     """
     if not path.is_file():
-        raise Unavailable(f"{path} is not there: the run has stored nothing yet")
+        raise Unavailable(f"{path} does not exist: the run has stored nothing yet")
     with contextlib.closing(connect(path)) as connection:
         try:
             connection.execute("PRAGMA query_only=1")
             connection.execute("BEGIN")
-            found = connection.execute("PRAGMA user_version").fetchone()[0]
-            if found != SCHEMA_VERSION:
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            if version != SCHEMA_VERSION:
                 raise InfrastructureError(
-                    f"{path} has store schema {found}, this version reads {SCHEMA_VERSION}; use the"
-                    " one it was made with"
+                    f"{path} has store schema {version}, this version of async-rl reads"
+                    f" {SCHEMA_VERSION}; use the version that made it"
                 )
             yield connection
         except sqlite3.Error as error:
@@ -127,7 +130,7 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 class Ledger:
-    """What can be asked of one moment of the store."""
+    """The queries of one moment of the store."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -135,11 +138,7 @@ class Ledger:
     @property
     def learner_version(self) -> int:
         """Steps of the surviving history."""
-        return int(
-            self._connection.execute(
-                "SELECT coalesce(max(version), 0) FROM steps WHERE undone_s IS NULL"
-            ).fetchone()[0]
-        )
+        return self._one("SELECT coalesce(max(version), 0) FROM steps WHERE undone_s IS NULL")
 
     def of_prompt(self, prompt_id: str) -> list[LedgerGroup]:
         """Every group of the prompt, oldest first."""
@@ -147,13 +146,9 @@ class Ledger:
 
     def left(self) -> tuple[LeftPrompt, ...]:
         """The prompts that left the training data, in the order in which they left."""
-        names = ", ".join(LeftPrompt.__struct_fields__)
-        rows = self._connection.execute(
-            f"SELECT {names} FROM left_prompts ORDER BY position, prompt_id"
-        )
-        return tuple(
-            LeftPrompt(**dict(zip(LeftPrompt.__struct_fields__, row, strict=True))) for row in rows
-        )
+        names = LeftPrompt.__struct_fields__
+        query = f"SELECT {', '.join(names)} FROM left_prompts ORDER BY position, prompt_id"
+        return tuple(LeftPrompt(**row) for row in self._rows(names, query))
 
     def of_step(self, step: int) -> list[LedgerGroup]:
         """The groups that the surviving step trained."""
@@ -198,27 +193,18 @@ class Ledger:
         )
 
     def _groups(self, where: str, value: str | int) -> list[LedgerGroup]:
-        rows = self._connection.execute(
-            f"SELECT {_COLUMNS}, {_STEP_OF} FROM groups WHERE {where} ORDER BY group_id", (value,)
-        )
-        return [self._group(row) for row in rows]
+        query = f"SELECT {_COLUMNS}, {_STEP_OF} FROM groups WHERE {where} ORDER BY group_id"
+        groups = []
+        for row in self._rows(LedgerGroup.__struct_fields__[:-1], query, value):
+            row["rewards"] = msgspec.json.decode(row["rewards"] or "[]")
+            row["parts"] = msgspec.json.decode(row["parts"] or "{}")
+            history = self._rows(Transition.__struct_fields__, _HISTORY, row["group_id"])
+            groups.append(LedgerGroup(**row, history=[Transition(**change) for change in history]))
+        return groups
 
-    def _group(self, row: tuple[Any, ...]) -> LedgerGroup:
-        values = dict(zip(LedgerGroup.__struct_fields__, row, strict=False))
-        history = self._connection.execute(
-            "SELECT at_s, state, attempt, generator, version, reason FROM transitions WHERE"
-            " group_id=? ORDER BY transition_id",
-            row[:1],
-        )
-        values["rewards"] = msgspec.json.decode(values["rewards"] or "[]")
-        values["parts"] = msgspec.json.decode(values["parts"] or "{}")
-        return LedgerGroup(
-            **values,
-            history=[
-                Transition(**dict(zip(Transition.__struct_fields__, r, strict=True)))
-                for r in history
-            ],
-        )
+    def _rows(self, names: Sequence[str], query: str, *values: str | int) -> list[dict[str, Any]]:
+        rows = self._connection.execute(query, values)
+        return [dict(zip(names, row, strict=True)) for row in rows]
 
     def _one(self, query: str) -> int:
         return int(self._connection.execute(query).fetchone()[0])

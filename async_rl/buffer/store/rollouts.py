@@ -1,7 +1,6 @@
 """The trajectories in a run's store, for people: those of a step, or the newest.
 
-Reads only, through a connection of store_ledger.reading, also while the run writes. Used by
-`async-rl rollouts`.
+Reads only, through a connection of `ledger.reading`, also while the run writes.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ _STEP = (
 
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True):
-    """A stored training group with its prompt and the step that trained it, None if none has.
+    """A stored training group with its prompt and the step that trained it, or None.
 
-    advantages: of each response token, sample after sample, if a step with a critic has trained it.
+    advantages: float32 [response tokens], sample after sample, if a step with a critic trained it.
     """
 
     group: Group
@@ -33,9 +32,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rollouts(connection: sqlite3.Connection, *, step: int | None, most: int) -> list[Rollout]:
-    """Stored training groups of the step, of any state if it is None; the newest first, at most so
-    many.
-    """
+    """Stored training groups of the step, or of any state if it is None: the newest `most`."""
     where = "" if step is None else f"AND {_STEP}=?"
     rows = connection.execute(
         f"SELECT blobs.payload, text, {_STEP}, advantages.payload FROM groups JOIN blobs USING"
@@ -43,23 +40,24 @@ def rollouts(connection: sqlite3.Connection, *, step: int | None, most: int) -> 
         f" WHERE purpose='train' {where} ORDER BY group_id DESC LIMIT ?",
         (most,) if step is None else (step, most),
     )
-    return [
-        Rollout(
-            group=codec.decode(payload, Group),
-            prompt=text,
-            step=trained,
-            advantages=(
-                None
-                if trained is None or found is None
-                else np.frombuffer(found, dtype=np.float16).astype(np.float32)
-            ),
+    groups = []
+    for payload, text, trained_by, stored in rows:
+        advantages = None
+        if trained_by is not None and stored is not None:
+            advantages = np.frombuffer(stored, dtype=np.float16).astype(np.float32)
+        groups.append(
+            Rollout(
+                group=codec.decode(payload, Group),
+                prompt=text,
+                step=trained_by,
+                advantages=advantages,
+            )
         )
-        for payload, text, trained, found in rows
-    ]
+    return groups
 
 
 def stored_steps(connection: sqlite3.Connection) -> tuple[int, int] | None:
-    """The first and the last step of which trajectories are still stored; None if there is none."""
+    """The first and the last step whose trajectories are stored; None without any."""
     first, last = connection.execute(
         f"SELECT min(step), max(step) FROM (SELECT {_STEP} AS step FROM blobs JOIN groups USING"
         " (group_id))"

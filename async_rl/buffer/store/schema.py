@@ -1,9 +1,8 @@
-"""The tables of a run's store, as SQL; people and `async-rl ledger` query them while the run
-writes.
+"""The tables of a run's store, as SQL. People and `async-rl ledger` query them during the run.
 
 Times are Unix seconds. Step `version` turned policy version - 1 into `version`; `train_version` is
-the version that a batch is trained on, so its step is one more. Versions of tokens are NULL where
-unknown yet.
+the version that a batch is trained on, so its step is one more. Versions of tokens are NULL while
+they are unknown.
 """
 
 STORE_FILE = "store.sqlite"
@@ -12,7 +11,8 @@ STORE_FILE = "store.sqlite"
 SCHEMA_VERSION = 6
 
 TABLES = """
--- What is known of the whole run. forgotten_before: trajectories trained on older versions are deleted, the learner cannot go back there.
+-- Facts about the whole run. forgotten_before: trajectories trained on older versions are deleted,
+-- so the learner cannot go back there.
 CREATE TABLE meta (key TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 
 -- Every prompt that was ever issued.
@@ -21,26 +21,29 @@ CREATE TABLE prompts (
     PRIMARY KEY (purpose, prompt_id)
 ) WITHOUT ROWID;
 
--- Training prompts that left the data by their mean reward (data.filter), with the first position that is issued without them.
+-- Training prompts that left the data by their mean reward (data.filter), with the first position
+-- that is issued without them.
 CREATE TABLE left_prompts (
-    prompt_index INTEGER PRIMARY KEY, prompt_id TEXT NOT NULL, position INTEGER NOT NULL, score REAL NOT NULL, left_s REAL NOT NULL
+    prompt_index INTEGER PRIMARY KEY, prompt_id TEXT NOT NULL, position INTEGER NOT NULL,
+    score REAL NOT NULL, left_s REAL NOT NULL
 );
 CREATE INDEX left_prompts_by_id ON left_prompts (prompt_id);
 
--- One row per group: its one state and what is known of it. All end in trained or dropped, evaluation groups in ready or dropped.
+-- One row per group: its one state and its properties. Training groups end in trained or dropped,
+-- evaluation groups in ready or dropped.
 CREATE TABLE groups (
     group_id INTEGER PRIMARY KEY,
     purpose TEXT NOT NULL,              -- train, eval
     prompt_id TEXT NOT NULL,
-    position INTEGER NOT NULL,          -- which prompt of its purpose's order: a training prompt's place counted over all epochs
+    position INTEGER NOT NULL,          -- index in its purpose's order, counted over all epochs
     evaluation INTEGER,                 -- eval: the version it evaluates
     num_samples INTEGER NOT NULL,
     state TEXT NOT NULL,                -- issued, generating, ready, leased, trained, dropped
     attempt INTEGER NOT NULL,           -- hand-outs so far
-    generator TEXT NOT NULL,            -- holder of the last attempt
+    generator TEXT NOT NULL,            -- of the last attempt
     incarnation TEXT NOT NULL,
-    version INTEGER NOT NULL,           -- no token of the last attempt is older; -1 before the first
-    train_version INTEGER,              -- batch that it is leased for, was trained in, or stays planned for
+    version INTEGER NOT NULL,           -- no token of the last attempt is older; -1: none
+    train_version INTEGER,              -- of its batch: leased, trained or planned
     oldest_version INTEGER,             -- of its trained tokens
     newest_version INTEGER,
     num_tokens INTEGER,
@@ -51,8 +54,8 @@ CREATE TABLE groups (
     truncated_share REAL,
     generation_s REAL,
     rewards TEXT,                       -- JSON list: the reward of each sample
-    parts TEXT,                         -- JSON object: the mean of each named part of the reward over the samples
-    reason TEXT NOT NULL DEFAULT '',    -- why it was dropped, or came back last
+    parts TEXT,                         -- JSON object: the mean of each part of the reward
+    reason TEXT NOT NULL DEFAULT '',    -- why it was dropped, or why its last attempt ended
     message TEXT NOT NULL DEFAULT '',
     admitted_s REAL NOT NULL,
     changed_s REAL NOT NULL
@@ -67,7 +70,8 @@ CREATE INDEX groups_by_evaluation ON groups (evaluation) WHERE evaluation IS NOT
 -- The trajectories, as MessagePack of types.Group (codec.py).
 CREATE TABLE blobs (group_id INTEGER PRIMARY KEY, payload BLOB NOT NULL);
 
--- Of stored trajectories that a step with a critic has trained: the advantage of each response token, sample after sample, float16.
+-- Stored trajectories that a step with a critic trained: the advantage of each response token,
+-- sample after sample, float16.
 CREATE TABLE advantages (group_id INTEGER PRIMARY KEY, payload BLOB NOT NULL);
 
 -- Every change of state, in order.
@@ -78,18 +82,22 @@ CREATE TABLE transitions (
 );
 CREATE INDEX transitions_by_group ON transitions (group_id);
 
--- Learner steps. undone_s is set when the learner went back to an older checkpoint: then the step is not part of the surviving history.
+-- Learner steps. undone_s is set when the learner went back to an older checkpoint: then the step
+-- is not part of the surviving history.
 CREATE TABLE steps (
     step_id INTEGER PRIMARY KEY, version INTEGER NOT NULL, committed_s REAL NOT NULL, undone_s REAL
 );
 CREATE UNIQUE INDEX steps_current ON steps (version) WHERE undone_s IS NULL;
 
 -- Which step trained which group, undone steps included.
-CREATE TABLE trained (step_id INTEGER NOT NULL, group_id INTEGER NOT NULL, PRIMARY KEY (step_id, group_id)) WITHOUT ROWID;
+CREATE TABLE trained (
+    step_id INTEGER NOT NULL, group_id INTEGER NOT NULL, PRIMARY KEY (step_id, group_id)
+) WITHOUT ROWID;
 CREATE INDEX trained_by_group ON trained (group_id);
 
--- figures: what was reported of it, as a JSON object of metrics, once it is finished.
+-- figures: the reported metrics as a JSON object, once it is finished.
 CREATE TABLE evaluations (
-    version INTEGER PRIMARY KEY, num_prompts INTEGER NOT NULL, started_s REAL NOT NULL, finished_s REAL, figures TEXT
+    version INTEGER PRIMARY KEY, num_prompts INTEGER NOT NULL, started_s REAL NOT NULL,
+    finished_s REAL, figures TEXT
 );
 """

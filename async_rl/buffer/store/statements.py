@@ -69,7 +69,7 @@ def to_json(value: Any) -> str:
 
 
 @functools.singledispatch
-def statements_of(change: object, now_s: float) -> list[Statement]:
+def statements_of(change: changes.Change, now_s: float) -> list[Statement]:
     """The statements that record a change; now_s: Unix seconds."""
     raise TypeError(f"{type(change).__name__} is not a change of the buffer's state")
 

@@ -1,17 +1,15 @@
-"""Commits queued SQL in groups, on a thread of its own, so that the asyncio loop never waits for
-the disk.
+"""Commits queued SQL in groups on a thread, so that the asyncio loop never waits for the disk.
 
-SQLite writes a change to its log first and moves it into the file later (a checkpoint, with two
-waits for the disk). That is done by a second thread beside the next commits; only if the log grows
-in spite of it, the writer does it itself.
+SQLite writes a change to its log first and moves it into the file later (a checkpoint, which waits
+twice for the disk). A second thread does that beside the next commits. The writer does it itself
+only if the log grows nevertheless.
 
 Invariants
 - `flush()` returns after the commit of all that was put before it; one transaction takes whatever
   is queued (group commit).
 - The statements of one `put` are in one transaction.
-- A failed write is final: it and every later flush raise, `failed()` wakes, and the file keeps what
-  was committed before.
-Used by store.py.
+- A failed write is final: it and every later flush raise, `failed()` raises, and the file keeps
+  what was committed before.
 """
 
 from __future__ import annotations
@@ -32,25 +30,24 @@ from async_rl.core.errors import InfrastructureError, Unavailable
 from async_rl.core.types import Group
 
 Statement = tuple[str, tuple[Any, ...] | Group]
-"""SQL with its parameters; a Group stands for (group_id, the group encoded), so that encoding
-happens on the writer's thread.
+"""SQL with its parameters. A Group stands for (group_id, encoded group), so that it is encoded on
+the writer's thread.
 """
 
 _Item = list[Statement] | Future[None] | None
 
-_TRANSACTION_BYTES = (
-    16 * 2**20
-)  # trajectories of one transaction, so that a put behind many others still meets its latency
+# Trajectories of one transaction: more would delay the reply to a put behind many others.
+_TRANSACTION_BYTES = 16 * 2**20
 _PAGE_BYTES = 16384  # fewer overflow pages per trajectory than with 4 KB
-_MOVE_BYTES = 4 * 2**20  # of the log, after which it is moved into the file
-_COMMIT_BYTES = 4 * _PAGE_BYTES  # what a commit writes to the log besides trajectories, roughly
+_MOVE_BYTES = 4 * 2**20  # bytes in the log after which it is moved into the file
+_COMMIT_BYTES = 4 * _PAGE_BYTES  # bytes of a commit in the log besides trajectories, roughly
 _LONGEST_LOG_PAGES = 64 * 2**20 // _PAGE_BYTES
-_BUSY_MS = 30_000  # people who read with plain SQL may hold the file for a while
+_BUSY_MS = 30_000  # a person who reads with plain SQL may lock the file for a while
 
 
 def connect(path: Path, *, durability: Literal["normal", "full"] = "normal") -> sqlite3.Connection:
-    """A connection in autocommit mode, usable from any one thread at a time. Raises
-    InfrastructureError if the file cannot be opened.
+    """Open a connection in autocommit mode, for one thread at a time. Raises InfrastructureError if
+    the file cannot be opened.
     """
     try:
         connection = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
@@ -66,8 +63,8 @@ def connect(path: Path, *, durability: Literal["normal", "full"] = "normal") -> 
 
 
 def snapshot(path: Path, target: Path) -> None:
-    """Copies the store as it is at one moment, also while it is written. Raises InfrastructureError
-    if it cannot.
+    """Copy one moment of the store, also while it is written. Raises InfrastructureError if that
+    fails.
     """
     target.unlink(missing_ok=True)
     try:
@@ -85,8 +82,8 @@ def snapshot(path: Path, target: Path) -> None:
 class Writer:
     """The one writing connection with its queue and its threads.
 
-    The tables are made in a new file. Raises InfrastructureError if the file has another schema or
-    is no store.
+    Creates the tables in a new file. Raises InfrastructureError if the file has another schema or
+    is not a store.
     """
 
     def __init__(self, path: Path, *, durability: Literal["normal", "full"]) -> None:
@@ -234,20 +231,16 @@ class Writer:
 
 
 def _unwritable(path: Path, error: sqlite3.Error | OSError) -> InfrastructureError:
-    locked = isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode & 0xFF in (
-        sqlite3.SQLITE_BUSY,
-        sqlite3.SQLITE_LOCKED,
-    )
-    remedy = (
-        "end the program that holds it open for writing"
-        if locked
-        else "make room, give permission or repair it"
-    )
+    remedy = "make room, give permission or repair it"
+    if isinstance(error, sqlite3.OperationalError):
+        code = error.sqlite_errorcode & 0xFF  # without the extended code
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+            remedy = "end the program that holds it open for writing"
     return InfrastructureError(f"{path} cannot be written: {error}; {remedy}, then resume the run")
 
 
 def hold_lock(path: Path) -> IO[str]:
-    """Holds `<path>.lock` until closed or until the process dies."""
+    """Lock `<path>.lock` until it is closed or the process ends."""
     lock = path.with_name(path.name + ".lock").open("w")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
