@@ -1,1 +1,1 @@
-"""Worked examples of what users bring: a rollout of two turns."""
+"""Examples of user code: a rollout of two turns."""

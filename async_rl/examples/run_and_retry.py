@@ -1,7 +1,7 @@
-"""Rollout of two turns: the model writes a program, it is run in the sandbox, the model reads what
-came of it and may write another one.
+"""Rollout of two turns: the model writes a program, the sandbox runs it, and the model reads the
+outcome and may write another one.
 
-Named by `rollout.fn` in conf/grpo_code_retry.yaml; explained in docs/multi_turn.md.
+`rollout.fn` in conf/grpo_code_retry.yaml names it; docs/multi_turn.md explains it.
 """
 
 from __future__ import annotations
@@ -11,20 +11,16 @@ from async_rl.data.list_functions import second_prompt
 from async_rl.rollouts.conversation import Conversation
 
 _SHOWN = slice(1, 2)
-"""The test whose outcome the model gets to read; the first one calls with an empty list and tells
-little.
-"""
+"""The test whose outcome the model reads. The first one calls with an empty list and shows little."""
 
 _MAX_TURN_TOKENS = 64
-"""A program needs 43 at most; a turn without end would take the room of the second, and drown what
-is learnt in its tokens.
+"""A program needs at most 43. A longer turn would leave no room for the second one, and most of the
+trained tokens would be its text.
 """
 
 
 async def rollout(talk: Conversation) -> None:
-    """Leads one sample: at most one second try, and only where the first program fails the test
-    that is shown.
-    """
+    """Lead one sample: a second program only if the first one fails the shown test."""
     program = await talk.write(max_tokens=_MAX_TURN_TOKENS)
     results = await talk.test(program, talk.tests[_SHOWN])
     if all(result.verdict is Verdict.PASS for result in results):

@@ -1,10 +1,9 @@
 """A verifier: serves verdicts over HTTP on a free port, from cells that stay warm.
 
-takes: programs with their tests, over HTTP, from generators (and whoever else holds the run's
-token)
+takes: programs with their tests, over HTTP, from clients with the run's token
 waits for: a free cell
-gives: verdicts, per test
-woken by: a request; `stopping`, upon which it finishes what it admitted and leaves
+gives: one verdict per test
+woken by: a request; `stopping`, after which it finishes the admitted requests
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from async_rl.runtime.context import ProcessContext
 
 
 async def run(context: ProcessContext) -> None:
-    """Start the cells, serve until told to stop, finish what was admitted."""
+    """Start the cells, serve until a stop, finish the admitted requests."""
     config = context.config
 
     async def ready(url: str) -> None:

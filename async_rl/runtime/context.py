@@ -1,11 +1,10 @@
-"""What every child process of a run has: its configuration, its server, its peers, its heartbeat
-and its end.
+"""What every child process of a run has: its configuration, its server, its peers, its heartbeat.
 
 Invariants
-- Only the supervisor's address is known at the start (`<run>/control.json`); everyone else is found
-  through the directory.
-- A process dies with its parent, and ends by itself if the supervisor stops answering.
-- SIGTERM (or SIGUSR1) sets `stopping`; `run(context)` then finishes what it holds and returns.
+- A process knows only the supervisor's address at its start (`<run>/control.json`). It finds all
+  others through the directory.
+- A process ends if the supervisor stops answering.
+- SIGTERM (or SIGUSR1) sets `stopping`; `run(context)` then finishes its work and returns.
 """
 
 from __future__ import annotations
@@ -17,9 +16,10 @@ import os
 import platform
 import signal
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
@@ -37,12 +37,12 @@ from async_rl.wire.keys import Keys, load_keys
 from async_rl.wire.rpc import Handler, RpcClient, RpcServer
 
 RENDEZVOUS_FILE = "rendezvous"
-"""Where the learner's ranks meet."""
+"""File in the run's directory through which the learner's ranks find each other."""
 
 
 class Control(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of `<run>/control.json`: where the supervisor answers, its process on which
-    machine, and the run's start model.
+    """The content of `<run>/control.json`: the supervisor's address, process and machine, and the
+    run's start model.
     """
 
     address: str
@@ -52,35 +52,35 @@ class Control(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def load_config(run_dir: Path) -> RunConfig:
-    """The run's resolved configuration, as written at launch."""
+    """Read the run's resolved configuration, as written at launch."""
     return msgspec.yaml.decode((run_dir / "config.yaml").read_bytes(), type=RunConfig)
 
 
 def load_control(run_dir: Path) -> Control:
-    """Where the run's supervisor answers. Raises Unavailable if the run has none."""
+    """Read the supervisor's address. Raises Unavailable if the run has none."""
     path = run_dir / "control.json"
     try:
         return msgspec.json.decode(path.read_bytes(), type=Control)
     except FileNotFoundError as error:
         raise Unavailable(
-            f"{run_dir.name} has no processes yet; ask again once async-rl status shows them"
+            f"{run_dir.name} has no processes yet; try again once async-rl status shows them"
         ) from error
     except PermissionError as error:
         raise Unavailable(
-            f"{run_dir.name} belongs to the user with id {path.stat().st_uid}, who alone can talk"
-            f" to it ({error})"
+            f"{run_dir.name} belongs to the user with id {path.stat().st_uid}; only that user can"
+            f" control it ({error})"
         ) from error
     except (OSError, msgspec.DecodeError) as error:
-        raise Unavailable(f"{run_dir.name} has no supervisor to talk to: {error}") from error
+        raise Unavailable(f"{run_dir.name} has no supervisor: {error}") from error
 
 
 @contextlib.asynccontextmanager
 async def connect_control(run_dir: Path) -> AsyncIterator[RpcClient]:
-    """A client of the run's supervisor. Raises Unavailable if its process is gone."""
+    """Open a client of the run's supervisor. Raises Unavailable if its process has ended."""
     control = load_control(run_dir)
     if control.machine == platform.node() and not psutil.pid_exists(control.pid):
         raise Unavailable(
-            f"{run_dir.name} is not running: its supervisor (pid {control.pid}) is gone"
+            f"{run_dir.name} is not running: its supervisor (pid {control.pid}) has ended"
         )
     async with RpcClient(control.address, load_keys(run_dir / "keys")) as client:
         yield client
@@ -88,7 +88,10 @@ async def connect_control(run_dir: Path) -> AsyncIterator[RpcClient]:
 
 @dataclass(kw_only=True)
 class ProcessContext:
-    """The surroundings of one process; made by `open_context`, handed to its `run`."""
+    """The environment of one process; `open_context` creates it for `run`.
+
+    incarnation: id of this life of the process. version: newest weights, for the heartbeat.
+    """
 
     name: str
     role: Role
@@ -117,32 +120,29 @@ class ProcessContext:
         return self.keys.token
 
     def peer(self, who: str) -> Peer:
-        """Whoever has this name or role, across restarts."""
+        """Return a caller of the process with this name or role, across restarts."""
         return Peer(who, self.directory, self.connections)
 
     def incarnation_of(self, member: Member) -> Incarnation:
-        """This life of a process, and no other."""
+        """Return a caller of this life of a process only."""
         return Incarnation(member, self.directory, self.connections)
 
     async def serve(
         self, handlers: Mapping[type[Message], Handler], *, devices: Sequence[str] = ()
     ) -> None:
-        """Binds this process's server, answers `handlers` from now on, and registers the address;
-        devices as in Register.
-        """
+        """Answer `handlers` from now on, and register the address; devices as in Register."""
         server = RpcServer(self.host, 0, self.keys, handlers)
         self._servers.enter_context(server)
         self._own(server.serve(), "rpc server")
         await self.register(server.address, devices)
 
     async def register(self, address: str, devices: Sequence[str] = ()) -> None:
-        """Tells the supervisor that this process serves at `address`."""
+        """Register this process with the supervisor: it serves at `address`."""
         self.activity.rest("serving")
-        timeout_s = self.config.network.call_timeout_s
         request = Register(
             name=self.name, role=self.role, pid=os.getpid(), address=address, devices=list(devices)
         )
-        await self.supervisor.call(request, timeout_s=timeout_s)
+        await self.supervisor.call(request, timeout_s=self.config.network.call_timeout_s)
 
     async def report(
         self,
@@ -152,7 +152,7 @@ class ProcessContext:
         histograms: Mapping[str, list[float]] | None = None,
         texts: Mapping[str, str] | None = None,
     ) -> None:
-        """Sends numbers of one learner step to the metrics writer."""
+        """Send numbers of one learner step to the metrics writer."""
         request = ReportMetrics(
             source=self.name,
             step=step,
@@ -162,14 +162,16 @@ class ProcessContext:
         )
         await self.supervisor.call(request, timeout_s=self.config.network.call_timeout_s)
 
-    def _own(self, coroutine: object, name: str) -> None:
-        self._tasks.append(self.group.create_task(coroutine, name=name))  # type: ignore[arg-type]
+    def _own(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
+        self._tasks.append(self.group.create_task(coroutine, name=name))
 
     async def _beat(self) -> None:
         process = psutil.Process()
+        supervision = self.config.supervisor
         while True:
             self.activity.gauge("memory_mb", process.memory_info().rss / 2**20)
-            self.activity.gauge("cpu_s", sum(process.cpu_times()[:2]))
+            times = process.cpu_times()
+            self.activity.gauge("cpu_s", times.user + times.system)
             snapshot = self.activity.snapshot()
             beat = Heartbeat(
                 name=self.name,
@@ -180,21 +182,20 @@ class ProcessContext:
                 version=self.version,
                 counters=snapshot.counters,
             )
-            await self.supervisor.call(beat, timeout_s=self.config.supervisor.heartbeat_timeout_s)
-            await asyncio.sleep(self.config.supervisor.heartbeat_s)
+            await self.supervisor.call(beat, timeout_s=supervision.heartbeat_timeout_s)
+            await asyncio.sleep(supervision.heartbeat_s)
 
     def start_services(self) -> None:
-        """Begins to beat and to follow the directory."""
+        """Start the heartbeat and follow the directory."""
+        for number in (signal.SIGTERM, signal.SIGUSR1):  # srun dies on SIGTERM, passes SIGUSR1 on
+            asyncio.get_running_loop().add_signal_handler(number, self.stopping.set)
         self._own(self._beat(), "heartbeat")
-        self._own(
-            self.directory.follow(
-                self.supervisor, call_timeout_s=self.config.network.call_timeout_s
-            ),
-            "directory",
-        )
+        call_timeout_s = self.config.network.call_timeout_s
+        following = self.directory.follow(self.supervisor, call_timeout_s=call_timeout_s)
+        self._own(following, "directory")
 
     async def close(self) -> None:
-        """Ends the process's own tasks, its server and its connections."""
+        """End the process's own tasks, its server and its connections."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -206,8 +207,8 @@ class ProcessContext:
 async def open_context(
     *, name: str, role: Role, rank: int, cores: tuple[int, ...], run_dir: Path, log: logging.Logger
 ) -> AsyncIterator[ProcessContext]:
-    """Reads the run's directory, connects to the supervisor, and owns the process's background
-    tasks until the block ends.
+    """Read the run's directory, connect to the supervisor, and own the process's background tasks
+    until the block ends.
     """
     control = load_control(run_dir)
     keys = load_keys(run_dir / "keys")
@@ -230,11 +231,6 @@ async def open_context(
             directory=directory,
             log=log,
         )
-        for number in (
-            signal.SIGTERM,
-            signal.SIGUSR1,
-        ):  # srun kills its task on SIGTERM, and passes SIGUSR1 on
-            asyncio.get_running_loop().add_signal_handler(number, context.stopping.set)
         context.start_services()
         try:
             yield context

@@ -1,9 +1,8 @@
-"""Who serves where: each process follows the supervisor's list of members and reaches its peers
-through it.
+"""The member list as every process follows it, and calls to members by role or name.
 
-A `Peer` stands for a role or a name, not for an address: a call waits until such a process serves,
-and is sent again if the process is replaced by another while the call is out.  Only requests that
-are safe to send twice go through peers.
+A `Peer` is a role or a name, not an address: a call waits until such a process serves, and is sent
+again if another process replaces it during the call. Only requests that are safe to send twice use
+peers.
 """
 
 from __future__ import annotations
@@ -22,13 +21,11 @@ from async_rl.wire.keys import Keys
 from async_rl.wire.rpc import RpcClient
 
 _JITTER_S = 0.1
-_WATCH_S = 20.0  # a supervisor that says nothing for this long is asked anew
+_WATCH_S = 20.0  # a supervisor without news answers after this time
 
 
 class Directory:
-    """The members as last told by the supervisor. `follow()` keeps it current and wakes those who
-    wait in `changed()`.
-    """
+    """The newest member list. `follow()` keeps it current and wakes the waiters of `changed()`."""
 
     def __init__(self) -> None:
         self.revision = -1
@@ -36,27 +33,28 @@ class Directory:
         self._changed = asyncio.Event()
 
     def update(self, members: Members) -> None:
-        """Takes a newer list and wakes everyone who waits for one."""
+        """Replace the list by a newer one."""
         if members.revision != self.revision:
-            self.revision, self.members = members.revision, members.members
+            self.revision = members.revision
+            self.members = members.members
             self._changed.set()
             self._changed = asyncio.Event()
 
     def snapshot(self) -> Members:
-        """The list as a message."""
+        """Return the list as a message."""
         return Members(revision=self.revision, members=self.members)
 
     async def changed(self, known_revision: int) -> None:
-        """Returns once the revision is no longer `known_revision`."""
+        """Return once the revision is no longer `known_revision`."""
         while self.revision == known_revision:
             await self._changed.wait()
 
     async def changed_or(self, event: asyncio.Event) -> None:
-        """Returns once the list changes or the event is set."""
-        waits = {
+        """Return once the list changes or the event is set."""
+        waits = [
             asyncio.create_task(self._changed.wait(), name="directory changed"),
             asyncio.create_task(event.wait(), name="event"),
-        }
+        ]
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -64,30 +62,28 @@ class Directory:
                 wait.cancel()
 
     def of_role(self, role: Role) -> list[Member]:
-        """Members that serve as `role`, by name."""
-        return sorted((m for m in self.members if m.role == role), key=lambda m: m.name)
+        """Return the members that serve as `role`, by name."""
+        members = [member for member in self.members if member.role == role]
+        return sorted(members, key=lambda member: member.name)
 
     def find(self, who: str) -> Member | None:
-        """The member called `who`, or the first of the role `who`."""
-        return next(
-            (m for m in sorted(self.members, key=lambda m: m.name) if who in (m.name, m.role)), None
-        )
+        """Return the member with the name `who`, or the first of the role `who`."""
+        matches = [member for member in self.members if who in (member.name, member.role)]
+        return min(matches, key=lambda member: member.name, default=None)
 
     async def follow(self, supervisor: RpcClient, *, call_timeout_s: float) -> None:
-        """Watches the supervisor's list until cancelled. Raises DeadlineExceeded if it does not
-        answer.
-        """
+        """Watch the supervisor's list until cancelled. Raises DeadlineExceeded without an answer."""
         while True:
             request = WatchMembers(known_revision=self.revision, wait_s=_WATCH_S)
             self.update(await supervisor.call(request, timeout_s=_WATCH_S + call_timeout_s))
 
 
 class _Ended(Unavailable):
-    """The process that was called is gone; its successor may be asked."""
+    """The process ended before it answered; its successor may be called."""
 
 
 class Incarnation:
-    """Calls one life of a process, and knows when it is over."""
+    """Calls one life of a process, and notices its end."""
 
     def __init__(
         self, member: Member, directory: Directory, connect: Callable[[str], RpcClient]
@@ -97,9 +93,7 @@ class Incarnation:
         self._connect = connect
 
     async def call(self, request: Message, *, timeout_s: float) -> Any:
-        """As RpcClient.call. Raises Unavailable as soon as the process no longer serves at its
-        address.
-        """
+        """As RpcClient.call. Raises Unavailable once the process ended or left the member list."""
         member = self._member
         call = asyncio.create_task(self._call(request, timeout_s), name=f"call {member.name}")
         gone = asyncio.create_task(self._gone(), name=f"watch {member.name}")
@@ -117,9 +111,7 @@ class Incarnation:
             await asyncio.gather(call, gone, return_exceptions=True)
 
     async def _call(self, request: Message, timeout_s: float) -> Any:
-        """In one stretch from the client to its pending call: one that nobody calls may be closed
-        at any moment.
-        """
+        # No await between the two: a client without a pending call may be closed.
         return await self._connect(self._member.address).call(request, timeout_s=timeout_s)
 
     async def _gone(self) -> None:
@@ -132,7 +124,7 @@ class Incarnation:
 
 
 class Peer:
-    """Calls whoever is `who` (a name or a role) at the moment."""
+    """Calls the current process with a name or a role."""
 
     def __init__(self, who: str, directory: Directory, connect: Callable[[str], RpcClient]) -> None:
         self._who = who
@@ -140,8 +132,9 @@ class Peer:
         self._connect = connect
 
     async def call(self, request: Message, *, timeout_s: float) -> Any:
-        """As RpcClient.call, following the process across restarts. Raises Unavailable if nobody
-        serves as `who` in time.
+        """As RpcClient.call, across restarts of the process.
+
+        Raises Unavailable if no such process answers in time.
         """
         try:
             async with asyncio.timeout(timeout_s):
@@ -151,23 +144,25 @@ class Peer:
                     if member is None:
                         await self._directory.changed(revision)
                         continue
-                    with contextlib.suppress(
-                        _Ended
-                    ):  # its next life is asked again, not by all at the same moment
-                        return await Incarnation(member, self._directory, self._connect).call(
-                            request, timeout_s=2 * timeout_s
-                        )
+                    life = Incarnation(member, self._directory, self._connect)
+                    with contextlib.suppress(_Ended):
+                        # Longer than the timeout around it, which names the peer.
+                        return await life.call(request, timeout_s=2 * timeout_s)
+                    # Callers of a process that ended do not all call its successor in one moment.
                     await asyncio.sleep(random.uniform(0, _JITTER_S))
         except TimeoutError as error:
-            state = "is not there" if self._directory.find(self._who) is None else "did not answer"
+            state = "did not answer"
+            if self._directory.find(self._who) is None:
+                state = "does not serve"
             raise Unavailable(
                 f"{self._who} {state}: {type(request).__name__} got no reply within {timeout_s:g} s"
             ) from error
 
 
 class Connections:
-    """RpcClients by address, opened on first use and closed together. directory: whoever left it is
-    not kept connected.
+    """RpcClients by address, opened on first use.
+
+    Clients of processes that left the directory are closed when another one is opened.
     """
 
     def __init__(self, keys: Keys, directory: Directory) -> None:
@@ -177,28 +172,25 @@ class Connections:
         self._closing: set[asyncio.Task[None]] = set()
 
     def __call__(self, address: str) -> RpcClient:
-        """The client of this address."""
+        """Return the client of this address."""
         if not address.startswith("tcp://"):
             raise Unavailable(f"{address!r} is not a ZeroMQ address")
         client = self._clients.get(address)
         if client is None:
-            self._forget_who_left()
+            self._close_unlisted()
             client = self._clients[address] = RpcClient(address, self._keys)
-            client.start()
         return client
 
-    def _forget_who_left(self) -> None:
-        served = {member.address for member in self._directory.members}
-        for address in [
-            a for a, client in self._clients.items() if a not in served and not client.is_busy
-        ]:
-            closing = asyncio.create_task(
-                self._clients.pop(address).close(linger_ms=0), name=f"close {address}"
-            )
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+    def _close_unlisted(self) -> None:
+        listed = {member.address for member in self._directory.members}
+        for address, client in list(self._clients.items()):
+            if address not in listed and not client.is_busy:
+                del self._clients[address]
+                closing = asyncio.create_task(client.close(linger_ms=0), name=f"close {address}")
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
-        """Closes all of them."""
+        """Close all clients."""
         await asyncio.gather(*self._closing, *(client.close() for client in self._clients.values()))
         self._clients.clear()

@@ -1,8 +1,8 @@
-"""The entry of every child process: `python -m async_rl.runtime.main --name generator-0 ...`.
+"""The entry point of every child process: `python -m async_rl.runtime.main --name generator-0 ...`.
 
-Sets what must be set before heavy imports (cores, death with the parent), runs the role's
-`run(context)`, and is one of the two places
-that catch every exception: it writes the log, tells the supervisor the root cause, and exits 1.
+Sets cores and the death with the parent before heavy imports, then runs the role's `run(context)`.
+One of the two places that catch every exception: it writes the log, reports the root cause to the
+supervisor, and exits 1.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _REPORT_S = 5.0
 
 
 def describe(error: BaseException) -> str:
-    """What a person reads first: one line for our own errors, the traceback for others."""
+    """Return one line for errors of this project, and the traceback for others."""
     cause = root_cause(error)
     if isinstance(cause, AsyncRLError):
         return f"{type(cause).__name__}: {cause}"
@@ -49,15 +49,15 @@ async def _run(arguments: argparse.Namespace, cores: tuple[int, ...], log: loggi
 
 
 async def _report(run_dir: Path, name: str, error: Exception) -> None:
+    # A user's reward function or data would fail again in the next life.
     ends_run = isinstance(root_cause(error), RewardError | DataError)
+    report = ReportFatal(name=name, text=describe(error), ends_run=ends_run)
     async with connect_control(run_dir) as supervisor:
-        await supervisor.call(
-            ReportFatal(name=name, text=describe(error), ends_run=ends_run), timeout_s=_REPORT_S
-        )
+        await supervisor.call(report, timeout_s=_REPORT_S)
 
 
 def main() -> int:
-    """Runs one process to its end; returns its exit code."""
+    """Run one process to its end; return its exit code."""
     parser = argparse.ArgumentParser(prog="async_rl.runtime.main")
     parser.add_argument("--name", required=True)
     parser.add_argument("--role", required=True, choices=get_args(Role))
@@ -84,7 +84,7 @@ def main() -> int:
         try:
             asyncio.run(_report(arguments.run_dir, arguments.name, error))
         except AsyncRLError as unreachable:
-            log.error("the supervisor could not be told: %s", unreachable)
+            log.error("the cause could not be reported to the supervisor: %s", unreachable)
         return 1
     log.info("finished")
     return 0
@@ -94,6 +94,6 @@ if __name__ == "__main__":
     code = main()
     logging.shutdown()
     sys.stdout.flush()
-    # Engines leave threads and atexit hooks behind that can hang for minutes; everything of ours is
-    # closed by now.
+    # Engines leave threads and atexit hooks that can hang for minutes. The resources of this
+    # project are closed by now.
     os._exit(code)

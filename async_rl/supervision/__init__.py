@@ -1,1 +1,1 @@
-"""Starting, watching, scaling and ending the processes of a run."""
+"""Starts, watches, scales and ends the processes of a run."""

@@ -1,5 +1,4 @@
-"""What the supervisor knows of a launcher: it starts a process spec and gives a handle to wait on,
-end, or read.
+"""The interface of a launcher: it starts a process spec and returns a handle to wait for its end.
 
 Implemented by `launchers/backends/local.py` (child processes), `launchers/backends/ray.py` (actors)
 and `launchers/backends/slurm.py` (job steps).
@@ -18,52 +17,44 @@ class ProcessHandle(Protocol):
 
     @property
     def pid(self) -> int:
-        """Process id on the machine where it runs; 0 until it has a place."""
+        """Process id on the machine where it runs; 0 until it has its resources."""
 
     @property
     def waits_for(self) -> str:
-        """What it takes of the cluster, for people, while it has no place yet; empty where it runs
-        at once.
-        """
+        """The resources of the cluster that it waits for; empty where it runs immediately."""
 
     @property
     def why(self) -> str:
-        """Why it ended, where the launcher knows more than the exit code tells (its machine is
-        gone); else empty.
+        """The reason for its end, if the launcher knows more than the exit code (its machine
+        failed); else empty.
         """
 
     async def placed(self) -> None:
-        """Returns once it runs somewhere, or will not: until then it waits for resources, for as
-        long as that takes.
-        """
+        """Wait without limit until the process has its resources or has ended."""
 
     async def wait(self) -> int:
-        """The exit code once the process and all it left behind have ended; -N if signal N ended
-        it.
+        """Return the exit code once the process and all its children have ended; -N after signal
+        N.
         """
 
     def terminate(self) -> None:
-        """Ask it to end (SIGTERM). Harmless if it has ended."""
+        """Send SIGTERM. Harmless if the process has ended."""
 
     def kill(self) -> None:
-        """End it and its children now (SIGKILL). Harmless if it has ended."""
+        """Send SIGKILL to the process and its children. Harmless if it has ended."""
 
 
 class Launcher(Protocol):
     """Starts processes."""
 
     async def open(self) -> str:
-        """Gets ready. The address of this machine by which the machines where it starts processes
-        reach it.
-        """
+        """Prepare to start processes; return the address by which they reach this machine."""
 
     async def close(self) -> None:
-        """Lets go of everything; nothing that it started runs on."""
+        """Release everything; no process that it started keeps running."""
 
     async def start(self, spec: ProcessSpec) -> ProcessHandle:
-        """Start one process of the run, or ask for a place for it. Raises InfrastructureError if
-        that cannot be done.
-        """
+        """Start one process, or request its resources. Raises InfrastructureError on failure."""
 
     def output_of(self, name: str) -> Path:
-        """Where the process's own output goes."""
+        """Return the file with the output of a process."""

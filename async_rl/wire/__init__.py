@@ -1,3 +1,1 @@
-"""What crosses between processes: keys, requests and replies, and memory that processes of one host
-share.
-"""
+"""Communication between processes: addresses, keys, requests and replies."""

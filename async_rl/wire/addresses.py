@@ -1,12 +1,11 @@
-"""Which address a process binds and announces: the one by which the supervisor, and so everyone
-else, reaches its machine.
+"""The address that a process binds and announces: the one that leads to the supervisor, and so to
+every other process.
 
 Invariants
-- Nothing is assumed: a process asks the kernel which of its addresses leads to the supervisor.  A
-  supervisor on loopback is reached from loopback, so a run on one machine stays there.
-- What serves people without a password (TensorBoard, Prometheus) stays on loopback unless
-  network.host names an address.
-Used by every process that serves, and by the launchers.
+- A process asks the kernel which of its addresses leads to the supervisor. A supervisor on loopback
+  is reached from loopback, so a run on one machine stays there.
+- Servers without a password (TensorBoard, Prometheus) stay on loopback unless network.host names an
+  address.
 """
 
 from __future__ import annotations
@@ -23,8 +22,9 @@ AUTO = "auto"
 
 
 def supervisor_host(network: NetworkConfig, discovered: str) -> str:
-    """Where the supervisor binds. discovered: the address by which the launcher says that others
-    reach this machine.
+    """Return the address that the supervisor binds.
+
+    discovered: this machine's address, as the launcher reports it.
     """
     if network.host != AUTO:
         return network.host
@@ -32,37 +32,36 @@ def supervisor_host(network: NetworkConfig, discovered: str) -> str:
 
 
 def process_host(network: NetworkConfig, supervisor_address: str) -> str:
-    """Where any other process binds: its address towards the supervisor, or that of
-    `network.interface`. Raises Unavailable without one.
+    """Return the address that any other process binds: the one that leads to the supervisor, or the
+    one of `network.interface`. Raises Unavailable without one.
     """
     host, _, port = supervisor_address.removeprefix("tcp://").rpartition(":")
     if network.interface is not None and host != LOOPBACK:
         return host_of_interface(network.interface)
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect(
-                (host, int(port))
-            )  # UDP: nothing is sent, the kernel only chooses the way
+            # A connected UDP socket sends nothing; the kernel only chooses the route.
+            probe.connect((host, int(port)))
             return str(probe.getsockname()[0])
     except (OSError, ValueError) as error:
         raise Unavailable(
-            f"no way from this machine to the supervisor at {supervisor_address}: {error}; set"
+            f"no route from this machine to the supervisor at {supervisor_address}: {error}; set"
             " network.interface"
         ) from error
 
 
 def host_for_people(network: NetworkConfig) -> str:
-    """Where TensorBoard, Prometheus and a verifier of its own bind."""
+    """Return the address that TensorBoard, Prometheus and a standalone verifier bind."""
     return LOOPBACK if network.host == AUTO else network.host
 
 
 def host_of_interface(interface: str) -> str:
-    """The IPv4 address of a network interface of this machine. Raises ConfigError if there is none."""
+    """Return the IPv4 address of a network interface. Raises ConfigError without one."""
     interfaces = psutil.net_if_addrs()
     for address in interfaces.get(interface, []):
         if address.family == socket.AF_INET:
             return str(address.address)
     raise ConfigError(
-        f"network.interface={interface}: has no IPv4 address on {socket.gethostname()}; give one of"
-        f" {', '.join(sorted(interfaces))}, or null to choose by the way to the supervisor"
+        f"network.interface={interface}: has no IPv4 address on {socket.gethostname()}; use one of"
+        f" {', '.join(sorted(interfaces))}, or null for the route to the supervisor"
     )

@@ -1,9 +1,9 @@
 """The secrets of one run: a CURVE key pair for its servers, one for its clients, and a bearer token
 for HTTP.
 
-They are made at launch, kept in `<run>/keys/` readable by the owner only, and never sent.  A socket
-accepts a peer only if it holds the run's client key, so two runs on one machine cannot talk to each
-other by mistake either.
+They are created at launch, stored in `<run>/keys/` with access for the owner only, and never sent.
+A socket accepts only clients with the run's client key, so two runs on one machine cannot talk to
+each other by mistake.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def create_keys(directory: Path) -> Keys:
-    """Makes new keys and writes them to `directory`/keys.json with mode 600."""
-    server_public, server_secret = (k.decode() for k in zmq.curve_keypair())
-    client_public, client_secret = (k.decode() for k in zmq.curve_keypair())
+    """Create new keys and write them to `directory`/keys.json with mode 600."""
+    server_public, server_secret = zmq.curve_keypair()
+    client_public, client_secret = zmq.curve_keypair()
     keys = Keys(
-        server_public=server_public,
-        server_secret=server_secret,
-        client_public=client_public,
-        client_secret=client_secret,
+        server_public=server_public.decode(),
+        server_secret=server_secret.decode(),
+        client_public=client_public.decode(),
+        client_secret=client_secret.decode(),
         token=secrets.token_urlsafe(32),
     )
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -45,7 +45,7 @@ def create_keys(directory: Path) -> Keys:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Writes a file anew, readable by its owner only from the first byte on."""
+    """Replace a file by one that only its owner can read, from the first byte on."""
     path.unlink(missing_ok=True)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(fd, "wb") as file:
@@ -53,7 +53,7 @@ def write_private(path: Path, data: bytes) -> None:
 
 
 def load_keys(directory: Path) -> Keys:
-    """Reads what `create_keys` wrote. Raises Unavailable if it is not there or not readable."""
+    """Read the keys of `create_keys`. Raises Unavailable if they are missing or not readable."""
     path = directory / "keys.json"
     try:
         return msgspec.json.decode(path.read_bytes(), type=Keys)

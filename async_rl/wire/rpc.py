@@ -1,19 +1,23 @@
-"""Requests and replies over ZeroMQ: ROUTER servers, DEALER clients, CURVE on both, typed
-MessagePack inside.
+"""Requests and replies over ZeroMQ: ROUTER servers and DEALER clients, with CURVE keys and typed
+MessagePack.
 
-Frames: [request id (8 bytes), payload].  The payload of a request is one message of the server's
-handler table, the payload of a reply is the request's `Reply` or a `Failure`. Invariants
-- Every call has a deadline.  A reply that arrives after it is dropped.
-- A handler that raises an AsyncRLError answers with Failure and the caller gets the same class; any
-  other exception ends the process.
-- Handlers of one server run concurrently, at most `max_concurrent` of them; beyond that the socket
-  is not read (back-pressure).
+Frames: [request id (8 bytes), payload]. The payload of a request is one message of the server's
+handler table; the payload of a reply is the request's `Reply` or a `Failure`.
+
+Invariants
+- Every call has a deadline. A reply that arrives later is dropped.
+- A handler that raises an AsyncRLError answers with Failure, and the caller raises the same class.
+  Any other exception ends the process.
+- A server runs at most `max_concurrent` handlers; beyond that it does not read its socket, which
+  slows its clients down.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
+import operator
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Self, cast
 
@@ -29,9 +33,14 @@ from async_rl.wire.keys import Keys
 
 Handler = Callable[[Any], Awaitable[Message]]
 
-_LINGER_MS = 1000  # what is queued at close may still leave, e.g. the last report of a process
+_LINGER_MS = 1000  # messages queued at close may still leave, e.g. the last report of a process
 _HANDSHAKE_MS = 10_000
-_ZMTP_HEARTBEAT_MS = 5_000  # finds peers whose machine is gone; ordinary deadlines find the rest
+_ZMTP_HEARTBEAT_MS = 5_000  # detects peers whose machine is gone; call deadlines cover the rest
+_ERRORS: dict[str, type[AsyncRLError]] = {
+    name: kind
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, AsyncRLError)
+}
 
 
 class _OnlyClient:
@@ -41,7 +50,7 @@ class _OnlyClient:
         self._public = public.encode()
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """ZAP's question: may this key connect?"""
+        """Return whether a client with this key may connect; pyzmq calls it."""
         return key == self._public
 
 
@@ -54,9 +63,7 @@ def _configure(socket: zmq.asyncio.Socket) -> None:
 
 
 class RpcServer:
-    """Answers the messages of `handlers`. Use as a context manager around `serve()`, which runs
-    until cancelled.
-    """
+    """Answers the messages of `handlers`: a context manager around `serve()`."""
 
     def __init__(
         self,
@@ -68,7 +75,8 @@ class RpcServer:
         max_concurrent: int = 4096,
     ) -> None:
         self._handlers = dict(handlers)
-        self._expected = _union(self._handlers)
+        # msgspec chooses the class by its tag. A server without handlers decodes nothing.
+        self._expected: Any = functools.reduce(operator.or_, handlers) if handlers else None
         self._slots = asyncio.Semaphore(max_concurrent)
         self._context = zmq.asyncio.Context()
         self._authenticator = AsyncioAuthenticator(self._context)
@@ -90,12 +98,11 @@ class RpcServer:
                 f"cannot bind tcp://{host}:{port}: {error.strerror}; choose another port or 0 for a"
                 " free one"
             ) from error
-        self.address = (
-            cast(bytes, self._socket.getsockopt(zmq.LAST_ENDPOINT)).rstrip(b"\0").decode()
-        )
+        endpoint = cast(bytes, self._socket.getsockopt(zmq.LAST_ENDPOINT))
+        self.address = endpoint.rstrip(b"\0").decode()
 
     async def serve(self) -> None:
-        """Reads requests and runs their handlers until cancelled."""
+        """Read requests and run their handlers until cancelled."""
         async with asyncio.TaskGroup() as group:
             while True:
                 await self._slots.acquire()
@@ -115,7 +122,7 @@ class RpcServer:
         await self._socket.send_multipart([peer, request_id, encode(reply)])
 
     def close(self) -> None:
-        """Closes the socket; queued replies may leave for one more second."""
+        """Close the socket; queued replies may leave for one more second."""
         self._authenticator.stop()
         self._socket.close()
         self._context.term()
@@ -127,31 +134,17 @@ class RpcServer:
         self.close()
 
 
-def _union(handlers: Mapping[type[Message], Handler]) -> Any:
-    expected: Any = None
-    for message in handlers:
-        expected = message if expected is None else expected | message
-    return expected
-
-
-def _raise(failure: Failure, address: str) -> None:
-    kind = getattr(errors, failure.error, None)
-    if isinstance(kind, type) and issubclass(kind, AsyncRLError):
-        raise kind(failure.message)
-    raise InfrastructureError(f"{address} answered {failure.error}: {failure.message}")
-
-
 class RpcClient:
-    """Calls one server. Use as an async context manager; calls may overlap."""
+    """Calls one server; calls may overlap. Created inside a running event loop.
+
+    context: a ZeroMQ context shared with other clients, which outlives them; None = one per client.
+    """
 
     def __init__(
         self, address: str, keys: Keys, *, context: zmq.asyncio.Context | None = None
     ) -> None:
-        """context: one that many clients of a process share and that outlives them; None = one of
-        its own.
-        """
         self.address = address
-        self._is_own = context is None
+        self._owns_context = context is None
         self._context = context or zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
         _configure(self._socket)
@@ -161,11 +154,12 @@ class RpcClient:
         self._socket.connect(address)
         self._ids = itertools.count(1)
         self._pending: dict[bytes, asyncio.Future[bytes]] = {}
-        self._receiver: asyncio.Task[None] | None = None
+        self._receiver = asyncio.create_task(self._receive(), name=f"replies of {address}")
 
     async def call(self, request: Message, *, timeout_s: float) -> Any:
-        """Sends the request and returns its reply. Raises DeadlineExceeded after timeout_s, or what
-        the handler raised.
+        """Send the request and return its reply.
+
+        Raises DeadlineExceeded after `timeout_s`, or the error that the handler raised.
         """
         request_id = next(self._ids).to_bytes(8, "big")
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
@@ -183,7 +177,9 @@ class RpcClient:
         expected: Any = request.Reply  # type: ignore[attr-defined]
         reply: Any = decode(payload, expected | Failure)
         if isinstance(reply, Failure):
-            _raise(reply, self.address)
+            if reply.error in _ERRORS:
+                raise _ERRORS[reply.error](reply.message)
+            raise InfrastructureError(f"{self.address} answered {reply.error}: {reply.message}")
         return reply
 
     @property
@@ -194,30 +190,27 @@ class RpcClient:
     async def _receive(self) -> None:
         while True:
             frames = await self._socket.recv_multipart()
-            future = self._pending.get(frames[0]) if len(frames) == 2 else None
+            if len(frames) != 2:
+                continue
+            future = self._pending.get(frames[0])
             if future is not None and not future.done():
                 future.set_result(frames[1])
 
-    def start(self) -> None:
-        """Begins to read replies, in a task that `close` ends."""
-        self._receiver = asyncio.create_task(self._receive(), name=f"replies of {self.address}")
-
     async def close(self, *, linger_ms: int = _LINGER_MS) -> None:
-        """Ends the reader and fails the calls that still wait. linger_ms: how long requests that
-        are not sent yet may still leave.
+        """Stop reading replies and fail the pending calls.
+
+        linger_ms: time in which requests that are queued may still leave.
         """
-        if self._receiver is not None:
-            self._receiver.cancel()
-            await asyncio.wait([self._receiver])
+        self._receiver.cancel()
+        await asyncio.wait([self._receiver])
         for future in self._pending.values():
             if not future.done():
                 future.set_exception(Unavailable(f"the connection to {self.address} was closed"))
         self._socket.close(linger=linger_ms)
-        if self._is_own:
+        if self._owns_context:
             self._context.term()
 
     async def __aenter__(self) -> Self:
-        self.start()
         return self
 
     async def __aexit__(self, *_: object) -> None:

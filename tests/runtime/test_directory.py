@@ -103,7 +103,7 @@ def test_a_process_that_does_not_come_is_named_with_what_was_asked_and_how_long(
             await Peer("buffer", it.directory, it.connect).call(ASK, timeout_s=0.1)
 
     with pytest.raises(
-        Unavailable, match=r"buffer is not there: RequestWork got no reply within 0\.1 s"
+        Unavailable, match=r"buffer does not serve: RequestWork got no reply within 0\.1 s"
     ):
         asyncio.run(main())
 

@@ -57,11 +57,11 @@ def test_what_has_no_password_stays_on_loopback_unless_an_address_is_given() -> 
 
 def test_an_interface_that_is_not_there_is_named_with_those_that_are() -> None:
     with pytest.raises(
-        ConfigError, match=r"network.interface=nope: has no IPv4 address .*; give one of .*lo"
+        ConfigError, match=r"network.interface=nope: has no IPv4 address .*; use one of .*lo"
     ):
         host_of_interface("nope")
 
 
 def test_an_address_that_is_none_is_an_infrastructure_error() -> None:
-    with pytest.raises(Unavailable, match="no way from this machine"):
+    with pytest.raises(Unavailable, match="no route from this machine"):
         process_host(AUTOMATIC, "")
