@@ -25,7 +25,7 @@ from benchmarks.live_run import LiveRun
 
 NUM_PROMPTS = 96
 LEFT_OUT = 3
-SETTINGS = ["supervisor.heartbeat_timeout_s=600", "num_steps=2000"]
+SETTINGS = ["timeouts.call_s=400", "num_steps=2000"]
 
 
 def alone(run_dir: Path, core: int) -> None:

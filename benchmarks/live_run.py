@@ -22,7 +22,7 @@ _ALWAYS = (
     "evaluation.every_steps=0",
     "checkpoint.every_steps=0",
     "monitoring.tensorboard=false",
-    "supervisor.heartbeat_s=0.2",
+    "timeouts.call_s=2",
 )
 
 

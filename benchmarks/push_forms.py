@@ -114,7 +114,7 @@ class Learner:
                 self._model,
                 f"weights.transfer={form}",
                 "weights.probe_every_pushes=0",
-                "weights.deadline_s=120",
+                "timeouts.start_s=360",
             ),
             run_dir=self._path,
             activity=Activity(),

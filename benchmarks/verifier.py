@@ -24,6 +24,7 @@ import httpx
 import msgspec
 
 from async_rl.core.types import StdinTest, Verdict
+from async_rl.data.embedded import LIST_FUNCTIONS
 from async_rl.data.files import read_rows
 from async_rl.data.list_functions import HiddenTests, flawed_program, split
 from async_rl.data.problems import read_problem
@@ -80,12 +81,11 @@ def _problems() -> tuple[list[VerifyRequest], str]:
                 VerifyRequest(code=row["code"], tests=problem.tests, setup=problem.setup)
             )
         return requests, "reference solutions"
-    config = compose_unchecked("ppo_code").data.list_functions
-    rng, hidden = random.Random(0), HiddenTests(config)
+    rng, hidden = random.Random(0), HiddenTests(LIST_FUNCTIONS)
     rates = [[0.0] * 64] * 3
     return [
         VerifyRequest(code=flawed_program(spec, rates, rng), tests=hidden(spec).tests)
-        for spec in split(config)[0][:400]
+        for spec in split(LIST_FUNCTIONS)[0][:400]
     ], "own task"
 
 
@@ -188,7 +188,9 @@ async def _http(requests: Sequence[VerifyRequest]) -> None:
     config = compose_unchecked("ppo_code")
     added: list[float] = []
     with listen("127.0.0.1", 0) as listener:
-        async with open_service(config.verifiers, config.sandbox, Activity()) as service:
+        async with open_service(
+            config.verifiers, config.sandbox, Activity(), config.timeouts
+        ) as service:
             ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
             async def tell(url: str) -> None:

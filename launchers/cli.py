@@ -44,9 +44,7 @@ from async_rl.launchers.commands.verify import verify
 from async_rl.planning.topology import processes
 
 EXIT_WRONG_SETTINGS = 2
-STOP_GRACE_S = (
-    60.0  # beyond supervisor.stop_timeout_s: the last evaluation and the other processes' ends
-)
+STOP_GRACE_S = 60.0  # beyond timeouts.stop_s: the last evaluation and the other processes' ends
 
 app = typer.Typer(
     help="Asynchronous reinforcement learning of language models.",
@@ -160,7 +158,7 @@ def stop(
         else f"run {run_dir.name} is stopping: it finishes its step and saves"
     )
     if not wait_for_run(
-        run_dir, pid, timeout_s=runs.config_of(run_dir).supervisor.stop_timeout_s + STOP_GRACE_S
+        run_dir, pid, timeout_s=runs.config_of(run_dir).timeouts.stop_s + STOP_GRACE_S
     ):
         typer.echo(
             f"error: run {run_dir.name} (pid {pid}) has not ended; async-rl stop {run_dir.name}"

@@ -1,6 +1,6 @@
 """The time limits of generators and of the groups that they work on.
 
-A generator may be silent for buffer.lease_timeout_s. A ticket may be out for generation.timeout_s
+A generator may be silent for timeouts.lease_s. A ticket may be out for timeouts.group_s
 and a lease: by then its generator has failed it, or has lost it. Times are monotonic seconds.
 """
 
@@ -19,11 +19,11 @@ class Leases:
     """
 
     def __init__(self, config: RunConfig, generators: Iterable[str], now_s: float) -> None:
-        self.lease_s = config.buffer.lease_timeout_s
-        self.ticket_s = config.generation.timeout_s + self.lease_s
+        self.lease_s = config.timeouts.lease_s
+        self.ticket_s = config.timeouts.group_s + self.lease_s
         if config.placement == "colocated":
             # A generator's own time limits stop while it sleeps, which is for at most this long.
-            self.ticket_s += config.supervisor.stall_timeout_s
+            self.ticket_s += config.timeouts.stall_s
         self._heard_s = dict.fromkeys(generators, now_s)
 
     def heard(self, generators: Iterable[str], now_s: float) -> None:

@@ -7,7 +7,7 @@ Invariants
 - Every request may come twice: a result of another attempt or of a closed group changes nothing, a
   known commit is ignored, a lease is repeated.
 - A generator that is gone (it said so, another incarnation replaced it, or it was silent for
-  buffer.lease_timeout_s) has no group: its groups are handed out again.
+  timeouts.lease_s) has no group: its groups are handed out again.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ class BufferState:
         self._leases.heard(alive, now_s)
         silent = self._leases.silent(self._admission.generators(), now_s)
         for name in silent:
-            self.lose(name, f"silent for {self._leases.lease_s:g} s (buffer.lease_timeout_s)")
+            self.lose(name, f"silent for {self._leases.lease_s:g} s (3 x timeouts.call_s)")
         message = f"neither put nor failed for {self._leases.ticket_s:g} s"
         late = self._leases.late(self.open, now_s)
         self._return_tickets(late, DropReason.GENERATOR_LOST, message)

@@ -96,14 +96,6 @@ class SlurmConfig(Section):
     cpus_per_node: Annotated[
         int, Meta(ge=0, description="CPUs of each node; 0 = whole nodes, shared with nobody")
     ]
-    stop_before_s: Annotated[
-        int,
-        Meta(
-            ge=0,
-            le=65535,
-            description="before the time limit the run finishes its step, saves and ends: seconds",
-        ),
-    ]
     extra: Annotated[
         list[str], Meta(description="further options of sbatch, as in --constraint=a100")
     ]

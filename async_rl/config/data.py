@@ -13,16 +13,6 @@ from msgspec import Meta
 from async_rl.config.base import Section
 
 
-class ListFunctionsConfig(Section):
-    """The embedded task: natural-language specs of small list functions (filter x map x reduce)."""
-
-    held_out_fraction: Annotated[
-        float, Meta(gt=0, lt=1, description="share of the specs kept for evaluation only")
-    ]
-    num_tests: Annotated[int, Meta(ge=1, le=64, description="hidden tests per spec")]
-    seed: Annotated[int, Meta(ge=0, description="seed of specs, split and hidden tests")]
-
-
 class ScoreFilterConfig(Section):
     """Which prompts leave the training data at the start of an epoch, by the mean scaled reward of
     their newest group.
@@ -137,4 +127,3 @@ class DataConfig(Section):
         bool, Meta(description="shuffle the prompts anew in each epoch, by run.seed")
     ]
     filter: ScoreFilterConfig
-    list_functions: ListFunctionsConfig

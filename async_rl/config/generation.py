@@ -13,51 +13,6 @@ from msgspec import Meta
 from async_rl.config.base import Section
 
 
-class TinyCoderConfig(Section):
-    """The embedded model: a small Qwen3 made and warm-started on first use."""
-
-    hidden_size: Annotated[int, Meta(ge=16, description="width")]
-    num_layers: Annotated[int, Meta(ge=1, description="decoder layers")]
-    num_heads: Annotated[int, Meta(ge=1, description="attention heads")]
-    warm_start_steps: Annotated[
-        int, Meta(ge=0, description="supervised steps on the flawed corpus")
-    ]
-    warm_start_batch: Annotated[int, Meta(ge=1, description="sequences per supervised step")]
-    warm_start_lr: Annotated[float, Meta(gt=0, description="peak learning rate of the warm start")]
-    flaw_probability: Annotated[
-        float,
-        Meta(
-            ge=0,
-            lt=1,
-            description=(
-                "how often the corpus gets a concept wrong, which leaves something to learn"
-            ),
-        ),
-    ]
-    flaw_spread: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=1,
-            description=(
-                "concepts are wrong at flaw_probability * (1 -+ flaw_spread), evenly spaced"
-            ),
-        ),
-    ]
-    retry_share: Annotated[
-        float,
-        Meta(
-            ge=0,
-            le=1,
-            description=(
-                "share of the corpus in which a first program failed and the prompt is asked again"
-                " (two turns)"
-            ),
-        ),
-    ]
-    seed: Annotated[int, Meta(ge=0, description="seed of weights and corpus")]
-
-
 class ModelConfig(Section):
     """The policy that is trained."""
 
@@ -93,7 +48,6 @@ class ModelConfig(Section):
             )
         ),
     ]
-    tiny_coder: TinyCoderConfig
 
 
 class VllmConfig(Section):
@@ -139,25 +93,6 @@ class GenerationConfig(Section):
     temperature: Annotated[
         float, Meta(gt=0, le=10, description="divides the logits, of the learner too")
     ]
-    top_p: Annotated[
-        float,
-        Meta(
-            gt=0,
-            le=1,
-            description="nucleus; below 1 is refused: the learner's support would differ",
-        ),
-    ]
-    top_k: Annotated[int, Meta(ge=-1, description="-1 = all; else refused, as top_p")]
-    min_response_tokens: Annotated[
-        int,
-        Meta(
-            ge=0,
-            description=(
-                "tokens before end-of-sequence is allowed; above 0 is refused: it changes the"
-                " support"
-            ),
-        ),
-    ]
     ignore_eos: Annotated[
         bool,
         Meta(
@@ -169,9 +104,6 @@ class GenerationConfig(Section):
     max_concurrent_groups: Annotated[int, Meta(ge=1, description="groups in flight per generator")]
     max_attempts: Annotated[
         int, Meta(ge=1, description="times a group is tried before it is dropped")
-    ]
-    timeout_s: Annotated[
-        float, Meta(gt=0, description="longest time one group may take in a generator")
     ]
     vllm: VllmConfig
 
@@ -199,13 +131,6 @@ class AutoscaleConfig(Section):
             description=(
                 "share of time that learner or generators may wait before the number changes"
             ),
-        ),
-    ]
-    interval_s: Annotated[
-        float,
-        Meta(
-            gt=0,
-            description="seconds between decisions, which is also the time that they look back on",
         ),
     ]
 
@@ -298,10 +223,6 @@ class GeneratorsConfig(Section):
         ),
     ]
     gpus_each: Annotated[float, Meta(ge=0, description="GPUs per process")]
-    drain_timeout_s: Annotated[
-        float,
-        Meta(ge=0, description="time to finish its groups for one that leaves; then they go back"),
-    ]
     pools: Annotated[
         dict[str, PoolConfig],
         Meta(description="further pools by name: generators.pools.NAME.<setting>=<value>"),

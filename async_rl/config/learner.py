@@ -126,6 +126,3 @@ class LearnerConfig(Section):
     ]
     optimizer: OptimizerConfig
     critic: CriticConfig
-    take_timeout_s: Annotated[
-        float, Meta(gt=0, description="longest wait for a batch before the run is declared stuck")
-    ]

@@ -62,9 +62,6 @@ class VerifiersConfig(Section):
     queue_size: Annotated[
         int, Meta(ge=1, description="programs that wait per process before it answers 429")
     ]
-    timeout_s: Annotated[
-        float, Meta(gt=0, description="longest time one scoring call may take, its wait included")
-    ]
     max_attempts: Annotated[
         int, Meta(ge=1, description="calls per program before the sample fails")
     ]
@@ -178,15 +175,6 @@ class RewardConfig(Section):
     ]
     timeout_s: Annotated[
         float, Meta(gt=0, description="longest time that one call of a function may take")
-    ]
-    load_timeout_s: Annotated[
-        float,
-        Meta(
-            gt=0,
-            description=(
-                "longest time that importing the functions and loading their models may take"
-            ),
-        ),
     ]
     concurrency: Annotated[
         int,

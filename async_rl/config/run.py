@@ -32,6 +32,7 @@ from async_rl.config.running import (
     SupervisorConfig,
     WeightsConfig,
 )
+from async_rl.config.timeouts import TimeoutsConfig
 
 
 class RunConfig(Section):
@@ -78,3 +79,4 @@ class RunConfig(Section):
     ray: RayConfig
     slurm: SlurmConfig
     supervisor: SupervisorConfig
+    timeouts: TimeoutsConfig

@@ -18,14 +18,18 @@ def num_drawn(generation: GenerationConfig) -> int:
 
 
 def sampling_of(config: RunConfig, purpose: Purpose) -> Sampling:
-    """How the tokens of a group are drawn."""
+    """How the tokens of a group are drawn.
+
+    The support is always the full vocabulary: the learner's log-probs are those of the full
+    softmax, so sampling with top_p, top_k or a minimum length would train on a wrong ratio.
+    """
     generation, is_training = config.generation, purpose is Purpose.TRAIN
     return Sampling(
         temperature=generation.temperature if is_training else config.evaluation.temperature,
-        top_p=generation.top_p if is_training else 1.0,
-        top_k=generation.top_k if is_training else -1,
+        top_p=1.0,
+        top_k=-1,
         max_new_tokens=config.data.max_response_tokens,
-        min_new_tokens=generation.min_response_tokens if is_training else 0,
+        min_new_tokens=0,
     )
 
 

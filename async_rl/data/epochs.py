@@ -11,6 +11,7 @@ import math
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, DataError
 from async_rl.data import list_functions
+from async_rl.data.embedded import LIST_FUNCTIONS
 from async_rl.data.files import matching_files
 from async_rl.data.tables import open_table
 
@@ -33,7 +34,5 @@ def steps_of_epochs(config: RunConfig) -> int:
         except DataError as error:
             raise ConfigError(f"num_steps=null: the rows cannot be counted: {error}") from error
     else:
-        num_rows = list_functions.NUM_WORDINGS * len(
-            list_functions.split(config.data.list_functions)[0]
-        )
+        num_rows = list_functions.NUM_WORDINGS * len(list_functions.split(LIST_FUNCTIONS)[0])
     return max(math.ceil(config.data.epochs * num_rows / config.buffer.groups_per_step), 1)

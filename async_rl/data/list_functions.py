@@ -2,7 +2,7 @@
 prompts, hidden tests and flawed corpus.
 
 Invariants
-- Everything follows from `ListFunctionsConfig.seed` (and the corpus from a seed of its own): same
+- Everything follows from `ListFunctions.seed` (and the corpus from a seed of its own): same
   settings, same prompts in the same order.
 - Both wordings of a spec are on the same side of the split; no text of a held-out spec is in the
   corpus or among the training prompts.
@@ -19,9 +19,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from async_rl.config.data import ListFunctionsConfig
 from async_rl.core.types import CallTest, CodeProblem
 from async_rl.data.concepts import FILTERS, MAPS, PROGRAM, REDUCTIONS, TEMPLATES, Concept
+from async_rl.data.embedded import ListFunctions
 from async_rl.data.tokenizer import END
 
 DATA_SOURCE = "list_functions"
@@ -78,7 +78,7 @@ def wording(spec: Spec, which: int) -> str:
     return template.format(filter=filter_, map=map_, reduction=reduction) + "\n"
 
 
-def split(config: ListFunctionsConfig) -> tuple[list[Spec], list[Spec]]:
+def split(config: ListFunctions) -> tuple[list[Spec], list[Spec]]:
     """(training specs, held-out specs), each in a random order, so that any prefix is a fair
     sample.
     """
@@ -101,7 +101,7 @@ class HiddenTests:
     reductions, which keeps loading fast.
     """
 
-    def __init__(self, config: ListFunctionsConfig) -> None:
+    def __init__(self, config: ListFunctions) -> None:
         self._num_tests = config.num_tests
         self._seed = config.seed
         rng = random.Random(f"inputs-{config.seed}")

@@ -28,6 +28,7 @@ from async_rl.config.plugins import import_external
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.data.cache import cache_root, locked
+from async_rl.data.embedded import LIST_FUNCTIONS, ListFunctions, TinyCoder, tiny_coder_of
 from async_rl.data.list_functions import fingerprint
 
 FORMAT_VERSION = 1
@@ -42,11 +43,13 @@ _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.py"]
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
 
-def prepare_model(config: RunConfig, on_progress: Progress) -> Path:
-    """The directory of the model that the run starts from; on_progress(fraction, text) while it is
-    made or downloaded.
+def prepare_model(
+    config: RunConfig, on_progress: Progress, *, embedded: TinyCoder | None = None
+) -> Path:
+    """Return the directory of the model that the run starts from, built or downloaded if needed.
 
-    Raises ConfigError where model.path or cache_dir cannot be used.
+    on_progress(fraction, text) is called meanwhile.  embedded: the model to build instead of the
+    one that fits the configuration.  Raises ConfigError where model.path or cache_dir cannot be used.
     """
     if config.model.path is not None:
         return _overridden(_resolve(config.model.path, on_progress), config)
@@ -56,7 +59,7 @@ def prepare_model(config: RunConfig, on_progress: Progress) -> Path:
             " model knows only the embedded task; set model.path to a Hugging Face model, or leave"
             " data.train_files empty"
         )
-    return _overridden(_embedded(config, on_progress), config)
+    return _overridden(_embedded(config, embedded or tiny_coder_of(config), on_progress), config)
 
 
 def _overridden(directory: Path, config: RunConfig) -> Path:
@@ -106,21 +109,20 @@ def _overridden(directory: Path, config: RunConfig) -> Path:
     return target
 
 
-def cached_model_path(config: RunConfig) -> Path:
-    """Where the embedded model of these settings is kept, whether it exists or not."""
-    tiny_coder = msgspec.to_builtins(config.model.tiny_coder)
-    if (
-        config.model.tiny_coder.retry_share == 0
-    ):  # then the corpus is what it was before there was this setting
+def cached_model_path(
+    config: RunConfig, embedded: TinyCoder | None = None, task: ListFunctions = LIST_FUNCTIONS
+) -> Path:
+    """Return the cache directory of the embedded model; it need not exist."""
+    tiny_coder = msgspec.to_builtins(embedded or tiny_coder_of(config))
+    if tiny_coder["retry_share"] == 0:
+        # Without retries the corpus is older than this value; the key of cached models stays.
         del tiny_coder["retry_share"]
-    settings = msgspec.json.encode(
-        [FORMAT_VERSION, tiny_coder, config.data.list_functions, fingerprint()]
-    )
+    settings = msgspec.json.encode([FORMAT_VERSION, tiny_coder, task, fingerprint()])
     return cache_root(config.cache_dir) / f"tiny_coder-{hashlib.sha256(settings).hexdigest()[:16]}"
 
 
-def _embedded(config: RunConfig, on_progress: Progress) -> Path:
-    target = cached_model_path(config)
+def _embedded(config: RunConfig, embedded: TinyCoder, on_progress: Progress) -> Path:
+    target = cached_model_path(config, embedded)
     if not _missing_parts(target):
         return target
     try:
@@ -131,7 +133,7 @@ def _embedded(config: RunConfig, on_progress: Progress) -> Path:
             lambda: on_progress(0.0, f"waiting for another run that makes the model (lock {lock})"),
         ):
             if _missing_parts(target):
-                _build(target, config, on_progress)
+                _build(target, embedded, on_progress)
     except OSError as error:
         raise ConfigError(
             f"the embedded model cannot be kept in cache_dir={config.cache_dir} ({target.parent}):"
@@ -140,7 +142,7 @@ def _embedded(config: RunConfig, on_progress: Progress) -> Path:
     return target
 
 
-def _build(target: Path, config: RunConfig, on_progress: Progress) -> None:
+def _build(target: Path, embedded: TinyCoder, on_progress: Progress) -> None:
     """Make the model beside `target` and rename it there.
 
     An interrupted build leaves nothing, and what a killed one left is removed: the lock says that
@@ -160,9 +162,7 @@ def _build(target: Path, config: RunConfig, on_progress: Progress) -> None:
     ) as scratch:
         made = Path(scratch) / "model"
         made.mkdir()
-        tiny_coder.make_tiny_coder(
-            made, config.model.tiny_coder, config.data.list_functions, on_progress
-        )
+        tiny_coder.make_tiny_coder(made, embedded, LIST_FUNCTIONS, on_progress)
         if target.exists():
             shutil.rmtree(target)
         made.rename(target)

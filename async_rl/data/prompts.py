@@ -27,6 +27,7 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import DataError
 from async_rl.core.types import AnswerTest, CodeProblem, Prompt
 from async_rl.data import list_functions
+from async_rl.data.embedded import LIST_FUNCTIONS
 from async_rl.data.files import Placed, Rejected, Row, matching_files, read_placed, read_rows
 from async_rl.data.fitting import filled, fitted
 from async_rl.data.problems import read_hidden
@@ -88,7 +89,7 @@ def load_train_prompts(
         return _streamed(config, tokenizer, refused) or _checked(
             examine(config.data.train_files, config, tokenizer), config
         )
-    specs, _ = list_functions.split(config.data.list_functions)
+    specs, _ = list_functions.split(LIST_FUNCTIONS)
     return _embedded(specs, config, tokenizer)
 
 
@@ -102,7 +103,7 @@ def load_eval_prompts(config: RunConfig, tokenizer: Any) -> Sequence[Prompt]:
             if config.data.val_files
             else []
         )
-    _, specs = list_functions.split(config.data.list_functions)
+    _, specs = list_functions.split(LIST_FUNCTIONS)
     return _embedded(specs, config, tokenizer)
 
 
@@ -110,7 +111,7 @@ def _embedded(
     specs: Sequence[list_functions.Spec], config: RunConfig, tokenizer: Any
 ) -> list[Prompt]:
     """Each spec once with one of its wordings, in turn, then each with the other."""
-    tests = list_functions.HiddenTests(config.data.list_functions)
+    tests = list_functions.HiddenTests(LIST_FUNCTIONS)
     problems = [tests(spec) for spec in specs]
     drafts = []
     for turn in range(list_functions.NUM_WORDINGS):

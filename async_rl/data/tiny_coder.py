@@ -22,9 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from async_rl.config.data import ListFunctionsConfig
-from async_rl.config.generation import TinyCoderConfig
 from async_rl.data import list_functions
+from async_rl.data.embedded import ListFunctions, TinyCoder
 from async_rl.data.tokenizer import build_tokenizer
 
 MAX_LENGTH = 512
@@ -37,7 +36,7 @@ Progress = Callable[[float, str], None]
 Batch = tuple[Tensor, Tensor]
 
 
-def build_model(config: TinyCoderConfig, tokenizer: Any) -> Any:
+def build_model(config: TinyCoder, tokenizer: Any) -> Any:
     """A Qwen3ForCausalLM with fresh float32 weights drawn from `config.seed`; input and output
     embeddings are tied.
     """
@@ -158,7 +157,7 @@ def _shares(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:
 
 
 def warm_start(
-    model: nn.Module, data: Iterator[Batch], config: TinyCoderConfig, on_progress: Progress
+    model: nn.Module, data: Iterator[Batch], config: TinyCoder, on_progress: Progress
 ) -> list[float]:
     """Supervised steps on `data`; returns the loss of each step."""
     optimizers = build_optimizers(model, config.warm_start_lr)
@@ -194,7 +193,7 @@ def _one_thread_per_operation() -> Iterator[None]:
 
 
 def make_tiny_coder(
-    directory: Path, config: TinyCoderConfig, task: ListFunctionsConfig, on_progress: Progress
+    directory: Path, config: TinyCoder, task: ListFunctions, on_progress: Progress
 ) -> None:
     """Build tokenizer and model, warm-start it on the training specs and save everything into
     `directory`.

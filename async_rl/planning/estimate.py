@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from async_rl.config.generation import ModelConfig
 from async_rl.config.learner import LearnerConfig
 from async_rl.config.pools import (
     config_of,
@@ -56,16 +55,15 @@ class ModelShape:
     max_positions: int
 
 
-def embedded_shape(model: ModelConfig) -> ModelShape:
+def embedded_shape(*, hidden_size: int, num_layers: int, num_heads: int) -> ModelShape:
     """The shape of the embedded model; its vocabulary is at most EMBEDDED_VOCABULARY."""
-    tiny = model.tiny_coder
     return shape_from_hf(
         {
             "vocab_size": EMBEDDED_VOCABULARY,
-            "hidden_size": tiny.hidden_size,
-            "num_hidden_layers": tiny.num_layers,
-            "num_attention_heads": tiny.num_heads,
-            "intermediate_size": EMBEDDED_MLP_FACTOR * tiny.hidden_size,
+            "hidden_size": hidden_size,
+            "num_hidden_layers": num_layers,
+            "num_attention_heads": num_heads,
+            "intermediate_size": EMBEDDED_MLP_FACTOR * hidden_size,
             "max_position_embeddings": EMBEDDED_POSITIONS,
             "tie_word_embeddings": True,
         }

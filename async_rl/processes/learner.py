@@ -84,7 +84,7 @@ class Learner:
         self._taker = Taker(context, device)
         self._version = 0
         # Long enough for the buffer to die and come back.
-        self._call_s = context.config.supervisor.start_timeout_s
+        self._call_s = context.config.timeouts.start_s
 
     async def train(self) -> None:
         """Step until num_steps or SIGTERM; then push the last weights and write a checkpoint."""
@@ -113,7 +113,7 @@ class Learner:
         self._context.version = self._version
         await self._buffer.call(SyncVersion(version=self._version), timeout_s=self._call_s)
         await self._context.supervisor.call(
-            StartFrom(version=self._version), timeout_s=self._config.network.call_timeout_s
+            StartFrom(version=self._version), timeout_s=self._config.timeouts.call_s
         )
 
     async def _steps(self, group: asyncio.TaskGroup) -> None:

@@ -59,7 +59,7 @@ class Supervisor:
         self._console = Console(config, self._run_dir)
         self._registry = Registry()
         self._liveness = Liveness(
-            self._registry, config.supervisor, is_local=config.launcher == "local"
+            self._registry, config.timeouts, is_local=config.launcher == "local"
         )
         self._stop = StopRequest()
 
@@ -154,7 +154,7 @@ class Supervisor:
             headroom=Headroom(self._config, model_path, free_memory_mb),
             log=self._log,
         )
-        stall_watch = StallWatch(self._registry, self._liveness, self._config.supervisor)
+        stall_watch = StallWatch(self._registry, self._liveness, self._config.timeouts)
         service = ControlService(
             self._config,
             self._run_dir,
@@ -198,8 +198,9 @@ class Supervisor:
             registry=self._registry,
             liveness=self._liveness,
             config=self._config.supervisor,
+            timeouts=self._config.timeouts,
             buffer=Peer("buffer", self._registry.directory, connections),
-            call_timeout_s=self._config.network.call_timeout_s,
+            call_timeout_s=self._config.timeouts.call_s,
             log=self._log,
         )
 
@@ -241,7 +242,7 @@ class Supervisor:
         )
         fleet.begin_stop()
         fleet.terminate_roles(["learner"])
-        timeout_s = self._config.supervisor.stop_timeout_s
+        timeout_s = self._config.timeouts.stop_s
         if not await fleet.all_ended(["learner"], timeout_s=timeout_s):
             self._log.warning(
                 "the learner did not end within %g s and is killed; resume continues from the last"

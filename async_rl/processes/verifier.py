@@ -21,7 +21,7 @@ async def run(context: ProcessContext) -> None:
         context.activity.rest("serving")
 
     async with open_service(
-        config.verifiers, config.sandbox, context.activity, config.reward
+        config.verifiers, config.sandbox, context.activity, config.timeouts, config.reward
     ) as service:
         pool = service.cells
         context.log.info(

@@ -38,7 +38,7 @@ class Groups:
         self._sleeping = sleeping
         self._buffer = context.peer("buffer")
         # Long enough for the buffer to restart.
-        self._call_timeout_s = context.config.supervisor.start_timeout_s
+        self._call_timeout_s = context.config.timeouts.start_s
         self._in_flight: dict[asyncio.Task[None], Ticket] = {}
         self._num_writing: dict[int, int] = {}
         self._has_weights = asyncio.Event()
@@ -129,13 +129,13 @@ class Groups:
 
     async def _roll_out(self, ticket: Ticket) -> None:
         """Make and put one group. A failure returns its ticket and is counted."""
-        limit_s = self._config.generation.timeout_s
+        limit_s = self._config.timeouts.group_s
         written = functools.partial(self._on_written, ticket)
         try:
             async with self._sleeping.limit(limit_s):
                 group = await self._rollouts.group(ticket, written=written)
         except TimeoutError:
-            message = f"not done after {limit_s:g} s (generation.timeout_s)"
+            message = f"not done after {limit_s:g} s (timeouts.group_s)"
             await self._fail(ticket, DropReason.GENERATION_FAILED, message)
         except Exception as error:  # a bad rollout is data; see docs/architecture.md
             cause = root_cause(error)

@@ -94,7 +94,7 @@ async def _open_rollouts(
         url.set_result(address)
 
     service = await stack.enter_async_context(
-        open_service(config.verifiers, config.sandbox, activity, config.reward)
+        open_service(config.verifiers, config.sandbox, activity, config.timeouts, config.reward)
     )
     listener = stack.enter_context(listen(LOOPBACK, 0))
     group = await stack.enter_async_context(asyncio.TaskGroup())
@@ -118,7 +118,7 @@ async def _attempt(
     config: RunConfig, rollouts: Rollouts, index: int, prompt: Prompt, version: int
 ) -> Group | None:
     """Return the prompt's group; None if every attempt failed for a reason outside the policy."""
-    limit_s = config.generation.timeout_s
+    limit_s = config.timeouts.group_s
     for attempt in range(1, config.generation.max_attempts + 1):
         ticket = Ticket(
             group_id=index,
@@ -133,7 +133,7 @@ async def _attempt(
             async with asyncio.timeout(limit_s):
                 return await rollouts.group(ticket, written=lambda: None)
         except TimeoutError:
-            problem = f"not done after {limit_s:g} s (generation.timeout_s)"
+            problem = f"not done after {limit_s:g} s (timeouts.group_s)"
         except ExceptionGroup as error:
             cause = root_cause(error)
             is_dropped = isinstance(cause, RewardError) and config.reward.on_failure == "drop"

@@ -142,7 +142,7 @@ class ProcessContext:
         request = Register(
             name=self.name, role=self.role, pid=os.getpid(), address=address, devices=list(devices)
         )
-        await self.supervisor.call(request, timeout_s=self.config.network.call_timeout_s)
+        await self.supervisor.call(request, timeout_s=self.config.timeouts.call_s)
 
     async def report(
         self,
@@ -160,14 +160,14 @@ class ProcessContext:
             histograms=dict(histograms or {}),
             texts=dict(texts or {}),
         )
-        await self.supervisor.call(request, timeout_s=self.config.network.call_timeout_s)
+        await self.supervisor.call(request, timeout_s=self.config.timeouts.call_s)
 
     def _own(self, coroutine: Coroutine[Any, Any, None], name: str) -> None:
         self._tasks.append(self.group.create_task(coroutine, name=name))
 
     async def _beat(self) -> None:
         process = psutil.Process()
-        supervision = self.config.supervisor
+        timeouts = self.config.timeouts
         while True:
             self.activity.gauge("memory_mb", process.memory_info().rss / 2**20)
             times = process.cpu_times()
@@ -182,15 +182,15 @@ class ProcessContext:
                 version=self.version,
                 counters=snapshot.counters,
             )
-            await self.supervisor.call(beat, timeout_s=supervision.heartbeat_timeout_s)
-            await asyncio.sleep(supervision.heartbeat_s)
+            await self.supervisor.call(beat, timeout_s=timeouts.silence_s)
+            await asyncio.sleep(timeouts.heartbeat_s)
 
     def start_services(self) -> None:
         """Start the heartbeat and follow the directory."""
         for number in (signal.SIGTERM, signal.SIGUSR1):  # srun dies on SIGTERM, passes SIGUSR1 on
             asyncio.get_running_loop().add_signal_handler(number, self.stopping.set)
         self._own(self._beat(), "heartbeat")
-        call_timeout_s = self.config.network.call_timeout_s
+        call_timeout_s = self.config.timeouts.call_s
         following = self.directory.follow(self.supervisor, call_timeout_s=call_timeout_s)
         self._own(following, "directory")
 

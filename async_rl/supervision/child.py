@@ -34,15 +34,15 @@ class End:
 class Restarts:
     """The restarts of one process, or of the learner's ranks together."""
 
-    def __init__(self, config: SupervisorConfig) -> None:
-        self._config = config
+    def __init__(self, config: SupervisorConfig, window_s: float) -> None:
+        self._config, self._window_s = config, window_s
         self._times_s: collections.deque[float] = collections.deque()
 
     def next_pause_s(self) -> float | None:
         """Return the seconds to wait before the next start; None after too many restarts."""
         now = time.monotonic()
         self._times_s.append(now)
-        while now - self._times_s[0] > self._config.restart_window_s:
+        while now - self._times_s[0] > self._window_s:
             self._times_s.popleft()
         if len(self._times_s) > self._config.max_restarts:
             return None

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from async_rl.config.running import SupervisorConfig
+from async_rl.config.timeouts import TimeoutsConfig
 from async_rl.core.errors import AsyncRLError, RunFailed
 from async_rl.planning.topology import ProcessSpec
 from async_rl.protocol.buffer import ReleaseGenerator
@@ -70,6 +71,7 @@ class Fleet:
         registry: Registry,
         liveness: Liveness,
         config: SupervisorConfig,
+        timeouts: TimeoutsConfig,
         buffer: Peer,
         call_timeout_s: float,
         log: logging.Logger,
@@ -80,7 +82,7 @@ class Fleet:
         self.children: dict[str, Child] = {spec.name: self._make_child(spec) for spec in specs}
         self._run_dir = run_dir
         self._registry = registry
-        self._config = config
+        self._config, self._timeouts = config, timeouts
         self._buffer = buffer
         self._call_timeout_s = call_timeout_s
         self._log = log
@@ -190,7 +192,7 @@ class Fleet:
 
         Return the reason why an added process is given up; otherwise an empty string.
         """
-        restarts = Restarts(self._config)
+        restarts = Restarts(self._config, self._timeouts.restart_window_s)
         while not (self._is_stopping or children[0].is_leaving):
             end = await self._live_together(children)
             if end is None:
@@ -209,7 +211,7 @@ class Fleet:
             if pause_s is None:
                 self._fail(
                     f"{child.name} {end.reason}; it was restarted {self._config.max_restarts}"
-                    f" times within {self._config.restart_window_s:g} s already"
+                    f" times within {self._timeouts.restart_window_s:g} s already"
                     " (supervisor.max_restarts)"
                 )
                 return ""
@@ -234,7 +236,7 @@ class Fleet:
             await self._buffer.call(request, timeout_s=self._call_timeout_s)
         except AsyncRLError as error:
             self._log.warning(
-                "the buffer keeps the tickets of %s until buffer.lease_timeout_s: %s",
+                "the buffer keeps the tickets of %s until timeouts.lease_s: %s",
                 child.name,
                 error,
             )

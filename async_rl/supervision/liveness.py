@@ -3,7 +3,7 @@ run is stalled.
 
 One rule for every reader: a serving process is silent after 2.5 missed heartbeats (at least 2 s).
 Status, the log and the report of a stall then name it. It is lost, and the fleet restarts it, at
-supervisor.heartbeat_timeout_s. The buffer sees a lost generator leave the member list.
+timeouts.silence_s. The buffer sees a lost generator leave the member list.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 import psutil
 from msgspec.structs import replace
 
-from async_rl.config.running import SupervisorConfig
+from async_rl.config.timeouts import TimeoutsConfig
 from async_rl.core.errors import RunFailed
 from async_rl.monitoring.stall import Stall, sentence
 from async_rl.protocol.membership import SILENT, Member
@@ -39,7 +39,7 @@ class Liveness:
     is_local: the processes run on this machine, whose kernel knows their condition.
     """
 
-    def __init__(self, registry: Registry, config: SupervisorConfig, *, is_local: bool) -> None:
+    def __init__(self, registry: Registry, config: TimeoutsConfig, *, is_local: bool) -> None:
         self._registry = registry
         self._config = config
         self._silent_after_s = max(_LEAST_S, _MISSED_BEATS * config.heartbeat_s)
@@ -81,7 +81,7 @@ class Liveness:
     async def until_lost(self, name: str) -> str:
         """Return the reason once the process missed its start time or stopped its heartbeats."""
         directory = self._registry.directory
-        start_s, heartbeat_s = self._config.start_timeout_s, self._config.heartbeat_timeout_s
+        start_s, heartbeat_s = self._config.start_s, self._config.silence_s
         try:
             async with asyncio.timeout(start_s):
                 while not self._registry.is_serving(name):
@@ -98,7 +98,7 @@ class Liveness:
         condition = f"; {_condition(member.pid)}" if self._is_local else ""
         text = (
             f"no heartbeat for {quiet_s:.0f} s, {member.state} before{condition}; restarted at"
-            f" {self._config.heartbeat_timeout_s:g} s"
+            f" {self._config.silence_s:g} s"
         )
         return replace(member, state=SILENT, waits_for=text)
 
@@ -106,11 +106,11 @@ class Liveness:
 class StallWatch:
     """Watches the learner's version.
 
-    A run without a learner step is reported at supervisor.stall_warning_s and ends at
-    supervisor.stall_timeout_s.
+    A run without a learner step is reported at timeouts.stall_warning_s and ends at
+    timeouts.stall_s.
     """
 
-    def __init__(self, registry: Registry, liveness: Liveness, config: SupervisorConfig) -> None:
+    def __init__(self, registry: Registry, liveness: Liveness, config: TimeoutsConfig) -> None:
         self._registry = registry
         self._liveness = liveness
         self._config = config
@@ -128,15 +128,15 @@ class StallWatch:
         """Yield a sentence when the run stalls, and an empty one when it continues.
 
         The sentence names which process waits for what and since when. Raises RunFailed with it at
-        supervisor.stall_timeout_s.
+        timeouts.stall_s.
         """
         config = self._config
         while True:
             while await self._progresses_within(config.stall_warning_s):
                 pass
             yield self._sentence()
-            if not await self._progresses_within(config.stall_timeout_s):
-                limit = f"supervisor.stall_timeout_s={config.stall_timeout_s:g}"
+            if not await self._progresses_within(config.stall_s):
+                limit = f"timeouts.stall_s={config.stall_s:g}"
                 raise RunFailed(f"{self._sentence()} ({limit})")
             yield ""
 

@@ -195,14 +195,14 @@ class Scaler:
         """
         if child.spec.role == "verifier":
             child.terminate()
-            grace_s = self._config.verifiers.timeout_s
+            grace_s = self._config.timeouts.score_s
         else:
             grace_s = await self._drain(child.name, member)
         if not await child.until_left(timeout_s=grace_s):
             child.terminate()
             if not await child.until_left(timeout_s=_CLOSE_S):
                 child.kill()
-        await child.until_left(timeout_s=self._config.supervisor.stop_timeout_s)
+        await child.until_left(timeout_s=self._config.timeouts.stop_s)
         self._log.info("%s has left", child.name)
         self._reconcile()
 
@@ -211,18 +211,18 @@ class Scaler:
         if member is not None:
             generator = Incarnation(member, self._registry.directory, self._connect)
             try:
-                await generator.call(Drain(), timeout_s=self._config.network.call_timeout_s)
+                await generator.call(Drain(), timeout_s=self._config.timeouts.call_s)
             except InfrastructureError as error:
                 self._log.warning("%s cannot be asked to finish its groups: %s", name, error)
                 return 0.0
-        return self._config.generators.drain_timeout_s
+        return self._config.timeouts.drain_s
 
     async def _autoscale(self) -> None:
-        """Decide every interval_s on windows in which all wanted training generators served."""
+        """Decide every timeouts.autoscale_s on windows in which all wanted training generators served."""
         auto = self._config.generators.autoscale
         before: list[Member] = []
         while True:
-            await asyncio.sleep(auto.interval_s)
+            await asyncio.sleep(self._config.timeouts.autoscale_s)
             pools = {
                 pool.pool: pool
                 for pool in self._registry.pools()

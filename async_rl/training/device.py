@@ -51,7 +51,7 @@ class Device:
         """Move the learner off the device with `leave`, if generators need it."""
 
     def first_load_s(self, life: Life) -> float:
-        """Seconds beyond weights.deadline_s that a push to this life may take."""
+        """Seconds beyond timeouts.push_s that a push to this life may take."""
         return 0.0
 
     def metrics(self) -> dict[str, float]:
@@ -125,7 +125,7 @@ class SharedDevice(Device):
 
     def _start_s(self, life: Life) -> float:
         """Seconds that the engine of a life may still need to start."""
-        return 0.0 if life in self._pushed else self._context.config.supervisor.start_timeout_s
+        return 0.0 if life in self._pushed else self._context.config.timeouts.start_s
 
     def _order_new(self, calls: asyncio.TaskGroup) -> bool:
         """Order new generators to sleep; return whether none uses the device."""
@@ -138,12 +138,12 @@ class SharedDevice(Device):
 
     async def _order(self, member: Member) -> None:
         life = life_of(member)
-        deadline_s = self._context.config.weights.rest_deadline_s + self._start_s(life)
+        deadline_s = self._context.config.timeouts.sleep_s + self._start_s(life)
         caller = self._context.incarnation_of(member)
         try:
             await caller.call(Sleep(handover=self.handover), timeout_s=deadline_s)
         except DeadlineExceeded:
-            reason = f"it did not sleep within {deadline_s:g} s (weights.rest_deadline_s)"
+            reason = f"it did not sleep within {deadline_s:g} s (timeouts.start_s / 6)"
             await expel(self._context, {life}, reason)
         except AsyncRLError as error:
             reason = f"it could not go to sleep: {type(error).__name__}: {error}"

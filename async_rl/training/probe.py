@@ -40,8 +40,8 @@ class Expected:
 class Prober:
     """Decides when a probe is due and compares the answers."""
 
-    def __init__(self, config: WeightsConfig) -> None:
-        self._config = config
+    def __init__(self, config: WeightsConfig, *, push_s: float) -> None:
+        self._config, self._push_s = config, push_s
         self._num_pushes = 0
         self.expected = Expected(version=NO_VERSION, rows=[], logprobs=[])
         self.metrics: dict[str, float] = {}
@@ -61,7 +61,7 @@ class Prober:
             return None
         request = Probe(rows=expected.rows)
         # The push that this belongs to has its own deadline; this one only bounds the call.
-        answer: Logprobs = await caller.call(request, timeout_s=2 * self._config.deadline_s)
+        answer: Logprobs = await caller.call(request, timeout_s=2 * self._push_s)
         return answer
 
     def compare(self, name: str, answer: Logprobs | None, expected: Expected) -> None:

@@ -58,10 +58,11 @@ class Pusher:
             host=context.host,
             device=rank_device,
             exporter=pool,
+            push_s=context.config.timeouts.push_s,
         )
         self._senders = open_senders(learner)
         self._routes: dict[Life, Route] = {}
-        self._prober = Prober(self._config)
+        self._prober = Prober(self._config, push_s=context.config.timeouts.push_s)
         self._wake = asyncio.Event()
         self._changed = asyncio.Condition()
         self._times: dict[str, float] = {}
@@ -180,7 +181,7 @@ class Pusher:
     async def _push(self, manifest: Manifest, load: Load, route: Route) -> None:
         """Push to one member of a load and probe it if that is due; cut off lives that failed."""
         life = life_of(route.member)
-        deadline_s = self._config.deadline_s + self._device.first_load_s(life)
+        deadline_s = self._context.config.timeouts.push_s + self._device.first_load_s(life)
         caller = self._context.incarnation_of(route.member)
         expected = self._prober.expected
         reason = ""
@@ -200,7 +201,7 @@ class Pusher:
         except (TimeoutError, DeadlineExceeded):
             reason = (
                 f"version {load.version} was not loaded within {deadline_s:g} s"
-                " (weights.deadline_s)"
+                " (timeouts.start_s / 3)"
             )
             cut_off = self._membership.expire(load.number)
         except ConfigError:

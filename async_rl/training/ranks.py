@@ -73,7 +73,7 @@ def build_trainer(context: ProcessContext, device: torch.device) -> Trainer:
     world_size = config.learner.ranks
     if world_size > 1:
         # Longer than rank 0 may wait for a batch, during which the others wait for rank 0.
-        timeout_s = 2 * config.learner.take_timeout_s
+        timeout_s = 2 * config.timeouts.take_s
         join_process_group(
             context.run_dir, context.rank, world_size, device=device, timeout_s=timeout_s
         )

@@ -70,7 +70,7 @@ class Saver:
     async def _complete(self, written: Future[None]) -> None:
         await asyncio.wrap_future(written)
         buffer = self._context.peer("buffer")
-        timeout_s = self._context.config.supervisor.start_timeout_s
+        timeout_s = self._context.config.timeouts.start_s
         scores: EvaluationScores = await buffer.call(GetEvaluationScores(), timeout_s=timeout_s)
         oldest = await asyncio.to_thread(
             checkpoints.prune,

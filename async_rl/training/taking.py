@@ -38,10 +38,10 @@ class Taker:
 
         Raises DeadlineExceeded if generators work and no batch comes.
         """
-        limit_s = self._config.learner.take_timeout_s
+        limit_s = self._config.timeouts.take_s
         request = TakeBatch(train_version=train_version, wait_s=_WAIT_S)
         # Long enough for the buffer to die and come back.
-        timeout_s = _WAIT_S + self._config.supervisor.start_timeout_s
+        timeout_s = _WAIT_S + self._config.timeouts.start_s
         deadline_s = time.monotonic() + limit_s
         while True:
             taken: TakenGroups = await self._buffer.call(request, timeout_s=timeout_s)
@@ -52,7 +52,7 @@ class Taker:
             elif time.monotonic() > deadline_s:
                 raise DeadlineExceeded(
                     f"no batch for version {train_version} within {limit_s:g} s"
-                    f" (learner.take_timeout_s); the buffer waits for {taken.waits_for}"
+                    f" (timeouts.stall_s / 3); the buffer waits for {taken.waits_for}"
                 )
 
     def _may_come(self) -> bool:

@@ -109,8 +109,7 @@ def _options(config: RunConfig, run_dir: Path) -> Iterator[str]:
         yield f"--partition={slurm.partition}"
     if slurm.account is not None:
         yield f"--account={slurm.account}"
-    if slurm.stop_before_s:
-        yield f"--signal=B:TERM@{slurm.stop_before_s}"
+    yield f"--signal=B:TERM@{config.timeouts.before_time_limit_s}"
     yield "--no-kill"  # a lost node takes its processes, not the job
     yield from slurm.extra
 

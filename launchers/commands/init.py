@@ -95,11 +95,10 @@ def _embedded_model() -> Path:
 
 def _rows() -> tuple[list[dict[str, object]], list[dict[str, object]]]:
     """Training and held-out rows: prompt, tests in our own layout, reference solution."""
+    from async_rl.data.embedded import LIST_FUNCTIONS
     from async_rl.data.list_functions import HiddenTests, split, wording
-    from async_rl.launchers.configuration.compose import compose, names
 
-    config = compose(names()[0]).data.list_functions
-    tests, (train, held_out) = HiddenTests(config), split(config)
+    tests, (train, held_out) = HiddenTests(LIST_FUNCTIONS), split(LIST_FUNCTIONS)
     chosen = (train[:_TRAIN], held_out[:_HELD_OUT])
     first, second = (
         [

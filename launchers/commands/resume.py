@@ -32,7 +32,6 @@ FIXED = {
     "seed": "the order of prompts follows from it",
     "data": "the order of prompts, and what was asked, follow from it",
     "model.path": "the checkpoint is of that model",
-    "model.tiny_coder": "the checkpoint is of that model",
     "generation.group_size": "the groups that are stored have that many samples",
     "reward.placement": "the groups that are stored have scores of their steps, or have not",
     "buffer.groups_per_step": "the batches that are planned have that many groups",

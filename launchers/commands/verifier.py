@@ -104,7 +104,7 @@ async def _serve(config: RunConfig, host: str, port: int, token: str | None) -> 
     secret = token or secrets.token_urlsafe(_TOKEN_BYTES)
     with listen(host, port) as listener:
         async with open_service(
-            config.verifiers, config.sandbox, Activity(), config.reward
+            config.verifiers, config.sandbox, Activity(), config.timeouts, config.reward
         ) as service:
 
             async def ready(url: str) -> None:

@@ -198,7 +198,7 @@ async def _score(
         TimeRemainingColumn(),
     )
     verifiers = msgspec.structs.replace(config.verifiers, cells=workers)
-    async with open_service(verifiers, config.sandbox, Activity()) as service:
+    async with open_service(verifiers, config.sandbox, Activity(), config.timeouts) as service:
         typer.echo(
             f"{num_programs} programs, {workers} at a time, jail level {service.cells.level}",
             err=True,

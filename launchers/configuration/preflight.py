@@ -25,6 +25,7 @@ from async_rl.config.rollout import RolloutConfig
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.core.machine import Machine
+from async_rl.data.embedded import TINY_CODER
 from async_rl.launchers.backends.choosing import launcher_problems
 from async_rl.launchers.configuration.compose import is_local_model
 from async_rl.planning.estimate import (
@@ -52,7 +53,11 @@ def preflight(config: RunConfig, machine: Machine, *, is_new: bool = True) -> No
 def model_shape(config: RunConfig) -> ModelShape | None:
     """The shape of the policy, None where it cannot be told without loading it."""
     if config.model.path is None:
-        return embedded_shape(config.model)
+        return embedded_shape(
+            hidden_size=TINY_CODER.hidden_size,
+            num_layers=TINY_CODER.num_layers,
+            num_heads=TINY_CODER.num_heads,
+        )
     try:
         return shape_from_hf(
             msgspec.json.decode((Path(config.model.path) / "config.json").read_bytes(), type=dict)

@@ -50,7 +50,7 @@ def make_config(
     group_size: int = 2,
     max_attempts: int = 3,
     num_steps: int = 1000,
-    lease_timeout_s: float = 30.0,
+    lease_s: float = 30.0,
     keep_steps: int = 0,
 ) -> RunConfig:
     base = _base()
@@ -63,12 +63,10 @@ def make_config(
             groups_per_step=groups_per_step,
             max_staleness_versions=max_staleness,
             over_age=over_age,
-            lease_timeout_s=lease_timeout_s,
             keep_steps=keep_steps,
         ),
-        generation=replace(
-            base.generation, group_size=group_size, max_attempts=max_attempts, timeout_s=120.0
-        ),
+        generation=replace(base.generation, group_size=group_size, max_attempts=max_attempts),
+        timeouts=replace(base.timeouts, call_s=lease_s / 3, group_s=120.0),
     )
 
 

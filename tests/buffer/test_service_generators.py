@@ -290,7 +290,7 @@ def test_a_generator_unheard_of_for_the_lease_time_loses_its_tickets_unless_it_i
 ) -> None:
     async def scenario() -> None:
         clock = Clock()
-        async with opened(tmp_path, make_config(lease_timeout_s=30), clock=clock) as service:
+        async with opened(tmp_path, make_config(lease_s=30), clock=clock) as service:
             await tickets(service, 0)
             assert service.expire([]) == pytest.approx(30)
             clock.now += 29
@@ -308,7 +308,7 @@ def test_a_generator_unheard_of_for_the_lease_time_loses_its_tickets_unless_it_i
 def test_a_single_ticket_that_is_never_answered_goes_out_again(tmp_path: Path) -> None:
     async def scenario() -> None:
         clock = Clock()
-        async with opened(tmp_path, make_config(lease_timeout_s=30), clock=clock) as service:
+        async with opened(tmp_path, make_config(lease_s=30), clock=clock) as service:
             await tickets(service, 0, credit=1)
             clock.now += 149
             assert service.expire(["generator-0"]) == pytest.approx(1)

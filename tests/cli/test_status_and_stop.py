@@ -42,7 +42,7 @@ def run_dir(tmp_path: Path) -> Path:
     directory = tmp_path / "mine"
     directory.mkdir()
     write_config(
-        compose("ppo_code", ["run_name=mine", "num_steps=9", "supervisor.stop_timeout_s=20"]),
+        compose("ppo_code", ["run_name=mine", "num_steps=9", "timeouts.stop_s=20"]),
         directory / "config.yaml",
     )
     return directory

@@ -346,7 +346,7 @@ def test_on_a_cluster_each_pool_takes_its_own_of_a_node() -> None:
 
 
 def test_memory_and_the_plan_count_every_pool() -> None:
-    shape = embedded_shape(settings().model)
+    shape = embedded_shape(hidden_size=192, num_layers=2, num_heads=6)
     alone, more = (
         settings(),
         settings(

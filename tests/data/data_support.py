@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from async_rl.config.run import RunConfig
+from async_rl.data.embedded import TinyCoder
 from async_rl.launchers.configuration.compose import compose_unchecked
 
-SMALL_MODEL = (
-    "model.tiny_coder.hidden_size=32",
-    "model.tiny_coder.num_layers=1",
-    "model.tiny_coder.num_heads=1",
-    "model.tiny_coder.warm_start_steps=2",
-    "model.tiny_coder.warm_start_batch=4",
+SMALL_MODEL = TinyCoder(
+    hidden_size=32, num_layers=1, num_heads=1, warm_start_steps=2, warm_start_batch=4
 )
+"""An embedded model that takes a second to make."""
 
 
 def make_config(*overrides: str) -> RunConfig:

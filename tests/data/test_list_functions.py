@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 from typing import Any
@@ -9,14 +10,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from async_rl.config.data import ListFunctionsConfig
 from async_rl.core.types import CallTest, CodeProblem
 from async_rl.data import list_functions
 from async_rl.data.concepts import FILTERS, MAPS, REDUCTIONS
+from async_rl.data.embedded import ListFunctions
 from async_rl.data.list_functions import HiddenTests, Spec
 from async_rl.data.tokenizer import END
 
-TASK = ListFunctionsConfig(held_out_fraction=0.1, num_tests=8, seed=0)
+TASK = ListFunctions(held_out_fraction=0.1, num_tests=8, seed=0)
 
 
 def call(source: str, xs: list[int]) -> Any:
@@ -108,7 +109,7 @@ def test_the_first_hidden_test_is_the_empty_list_and_there_are_num_tests() -> No
     problem = HiddenTests(TASK)(spec)
     assert problem.tests[0] == CallTest(function="f", args=[[]], expected=0)
     assert len(problem.tests) == 8
-    assert len(HiddenTests(msgspec.structs.replace(TASK, num_tests=3))(spec).tests) == 3
+    assert len(HiddenTests(dataclasses.replace(TASK, num_tests=3))(spec).tests) == 3
 
 
 def test_the_two_wordings_of_a_spec_differ_in_every_phrase() -> None:
@@ -138,9 +139,7 @@ def test_the_corpus_never_shows_a_held_out_spec() -> None:
 
 
 def test_the_seed_decides_the_split_and_the_hidden_tests() -> None:
-    again, other = (
-        ListFunctionsConfig(held_out_fraction=0.1, num_tests=8, seed=seed) for seed in (0, 1)
-    )
+    again, other = (ListFunctions(held_out_fraction=0.1, num_tests=8, seed=seed) for seed in (0, 1))
     assert list_functions.split(TASK) == list_functions.split(again)
     assert list_functions.split(TASK) != list_functions.split(other)
     assert HiddenTests(TASK)(Spec(1, 2, 3)) == HiddenTests(again)(Spec(1, 2, 3))

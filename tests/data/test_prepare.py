@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import threading
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,7 +15,9 @@ from data_support import SMALL_MODEL, make_config
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.data import prepare
+from async_rl.data.embedded import TINY_CODER, ListFunctions, tiny_coder_of
 from async_rl.data.prepare import cached_model_path, prepare_model
+from async_rl.launchers.configuration.compose import compose_unchecked
 
 
 def silent(fraction: float, text: str) -> None:
@@ -31,44 +35,55 @@ def test_the_embedded_model_is_built_once_and_found_the_second_time(
     small_config: RunConfig,
 ) -> None:
     told: list[tuple[float, str]] = []
-    path = prepare_model(small_config, lambda fraction, text: told.append((fraction, text)))
-    assert path == cached_model_path(small_config)
+    path = prepare_model(
+        small_config, lambda fraction, text: told.append((fraction, text)), embedded=SMALL_MODEL
+    )
+    assert path == cached_model_path(small_config, SMALL_MODEL)
     assert told[0][0] == 0
     assert told[-1][0] == 1
     assert any("warm start" in text for _, text in told)
     told.clear()
-    assert prepare_model(small_config, lambda fraction, text: told.append((fraction, text))) == path
+    assert (
+        prepare_model(
+            small_config, lambda fraction, text: told.append((fraction, text)), embedded=SMALL_MODEL
+        )
+        == path
+    )
     assert told == []
     assert sorted(entry.name for entry in path.parent.iterdir()) == [path.name, f"{path.name}.lock"]
 
 
 def test_every_setting_of_model_and_task_has_its_own_cache_entry(small_config: RunConfig) -> None:
-    paths = {cached_model_path(small_config)}
-    for override in (
-        "model.tiny_coder.hidden_size=64",
-        "model.tiny_coder.num_layers=2",
-        "model.tiny_coder.num_heads=2",
-        "model.tiny_coder.warm_start_steps=3",
-        "model.tiny_coder.warm_start_batch=5",
-        "model.tiny_coder.warm_start_lr=1e-3",
-        "model.tiny_coder.flaw_probability=0.2",
-        "model.tiny_coder.flaw_spread=0.1",
-        "model.tiny_coder.retry_share=0.5",
-        "model.tiny_coder.seed=1",
-        "data.list_functions.seed=1",
-        "data.list_functions.held_out_fraction=0.2",
-    ):
-        paths.add(
-            cached_model_path(
-                make_config(f"cache_dir={small_config.cache_dir}", *SMALL_MODEL, override)
-            )
-        )
+    variants: list[dict[str, Any]] = [
+        {},
+        {"hidden_size": 64},
+        {"num_layers": 2},
+        {"num_heads": 2},
+        {"warm_start_steps": 3},
+        {"warm_start_batch": 5},
+        {"warm_start_lr": 1e-3},
+        {"flaw_probability": 0.2},
+        {"flaw_spread": 0.1},
+        {"retry_share": 0.5},
+        {"seed": 1},
+    ]
+    paths = {
+        cached_model_path(small_config, dataclasses.replace(SMALL_MODEL, **changed))
+        for changed in variants
+    }
+    tasks = (ListFunctions(seed=1), ListFunctions(held_out_fraction=0.2))
+    paths |= {cached_model_path(small_config, SMALL_MODEL, task) for task in tasks}
     assert len(paths) == 13
 
 
+def test_only_the_rollout_that_asks_again_gets_the_model_that_saw_second_turns() -> None:
+    assert tiny_coder_of(compose_unchecked("grpo_code")) == TINY_CODER
+    assert tiny_coder_of(compose_unchecked("grpo_code_retry")).retry_share == 0.5
+
+
 def test_the_seed_of_the_run_does_not_build_another_model(small_config: RunConfig) -> None:
-    assert cached_model_path(small_config) == cached_model_path(
-        msgspec.structs.replace(small_config, seed=99)
+    assert cached_model_path(small_config, SMALL_MODEL) == cached_model_path(
+        msgspec.structs.replace(small_config, seed=99), SMALL_MODEL
     )
 
 
@@ -84,24 +99,24 @@ def test_an_interrupted_build_leaves_nothing_behind(small_config: RunConfig) -> 
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        prepare_model(small_config, interrupt)
-    root = cached_model_path(small_config).parent
+        prepare_model(small_config, interrupt, embedded=SMALL_MODEL)
+    root = cached_model_path(small_config, SMALL_MODEL).parent
     assert [entry.suffix for entry in root.iterdir()] == [".lock"]
 
 
 def test_what_a_killed_build_left_is_removed_and_the_model_built(small_config: RunConfig) -> None:
-    path = cached_model_path(small_config)
+    path = cached_model_path(small_config, SMALL_MODEL)
     left = path.with_name(f"{path.name}.abc123.build")
     left.mkdir(parents=True)
     path.mkdir()
     (path / "config.json").write_text("{}")
-    assert prepare_model(small_config, silent) == path
+    assert prepare_model(small_config, silent, embedded=SMALL_MODEL) == path
     assert (path / "model.safetensors").is_file()
     assert not left.exists()
 
 
 def test_a_second_run_waits_for_the_first_and_says_so(small_config: RunConfig) -> None:
-    path = cached_model_path(small_config)
+    path = cached_model_path(small_config, SMALL_MODEL)
     path.parent.mkdir(parents=True)
     told: list[str] = []
     is_waiting = threading.Event()
@@ -112,7 +127,9 @@ def test_a_second_run_waits_for_the_first_and_says_so(small_config: RunConfig) -
 
     with path.with_name(f"{path.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        second = threading.Thread(target=prepare_model, args=(small_config, hear))
+        second = threading.Thread(
+            target=prepare_model, args=(small_config, hear), kwargs={"embedded": SMALL_MODEL}
+        )
         second.start()
         assert is_waiting.wait(timeout=30)
         fake_model(path)
@@ -127,13 +144,13 @@ def test_too_little_space_is_refused_with_the_remedy(
 ) -> None:
     monkeypatch.setattr(prepare, "_NEEDED_FREE_BYTES", 1 << 60)
     with pytest.raises(ConfigError, match=r"MB free.*cache_dir"):
-        prepare_model(small_config, silent)
+        prepare_model(small_config, silent, embedded=SMALL_MODEL)
 
 
 def test_a_cache_that_cannot_be_written_is_refused_with_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"cache_dir=.*set cache_dir to a writable"):
-        prepare_model(make_config(f"cache_dir={tmp_path / 'file' / 'below'}", *SMALL_MODEL), silent)
+        prepare_model(make_config(f"cache_dir={tmp_path / 'file' / 'below'}"), silent)
 
 
 def test_data_files_without_a_model_are_refused() -> None:

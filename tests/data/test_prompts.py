@@ -73,7 +73,7 @@ def test_embedded_prompts_fit_the_default_limits(tokenizer: Any) -> None:
     prompts = load_train_prompts(config, tokenizer)
     assert max(len(prompt.token_ids) for prompt in prompts) <= config.data.max_prompt_tokens
     assert tokenizer.decode(prompts[0].token_ids.tolist()) == prompts[0].text
-    assert len(prompts[0].problem.tests) == config.data.list_functions.num_tests
+    assert len(prompts[0].problem.tests) == 8
 
 
 def test_own_tests_of_all_kinds_are_read_from_jsonl(tokenizer: Any, tmp_path: Path) -> None:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
-from data_support import make_config
 
-from async_rl.config.data import ListFunctionsConfig
-from async_rl.config.generation import TinyCoderConfig
 from async_rl.data import list_functions, tiny_coder
+from async_rl.data.embedded import TINY_CODER, ListFunctions, TinyCoder
 from async_rl.data.tokenizer import build_tokenizer
 
-TASK = ListFunctionsConfig(held_out_fraction=0.1, num_tests=8, seed=0)
-CONFIG = TinyCoderConfig(
+TASK = ListFunctions(held_out_fraction=0.1, num_tests=8, seed=0)
+CONFIG = TinyCoder(
     hidden_size=32,
     num_layers=1,
     num_heads=1,
@@ -151,7 +149,7 @@ def test_the_same_seed_gives_the_same_weights_and_leaves_the_global_random_state
     for name, seed in (("one", 0), ("again", 0), ("other", 1)):
         (tmp_path / name).mkdir()
         tiny_coder.make_tiny_coder(
-            tmp_path / name, msgspec.structs.replace(CONFIG, seed=seed), TASK, silent
+            tmp_path / name, dataclasses.replace(CONFIG, seed=seed), TASK, silent
         )
     assert torch.equal(before, torch.random.get_rng_state())
     one, again, other = (
@@ -177,5 +175,5 @@ def test_the_saved_directory_loads_as_any_hugging_face_model(tmp_path: Path) -> 
 
 
 def test_the_default_model_has_about_a_million_parameters(tokenizer: Any) -> None:
-    model = tiny_coder.build_model(make_config().model.tiny_coder, tokenizer)
+    model = tiny_coder.build_model(TINY_CODER, tokenizer)
     assert 0.8e6 < sum(parameter.numel() for parameter in model.parameters()) < 1.2e6

@@ -12,8 +12,8 @@ from data_support import make_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from async_rl.config.data import ListFunctionsConfig
 from async_rl.data import list_functions
+from async_rl.data.embedded import LIST_FUNCTIONS
 from async_rl.data.tokenizer import END, build_tokenizer, load_tokenizer, spare_torch
 
 
@@ -30,7 +30,7 @@ def test_any_text_comes_back_exactly(tokenizer: Any, text: str) -> None:
 
 
 def test_every_solution_comes_back_exactly_in_20_to_45_tokens(tokenizer: Any) -> None:
-    _, specs = list_functions.split(ListFunctionsConfig(held_out_fraction=0.1, num_tests=8, seed=0))
+    _, specs = list_functions.split(LIST_FUNCTIONS)
     for spec in specs:
         ids = tokenizer(spec.solution())["input_ids"]
         assert tokenizer.decode(ids) == spec.solution()

@@ -27,10 +27,9 @@ SETTINGS = (
     "generators.count=2",
     "generation.max_attempts=20",
     "checkpoint.every_steps=3",
-    "weights.deadline_s=3",
-    "supervisor.heartbeat_s=0.2",
+    "timeouts.start_s=60",
+    "timeouts.call_s=2",
     "supervisor.max_restarts=1000",
-    "supervisor.restart_window_s=10",
 )
 ORDER = (
     "generator",

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 Launch = Callable[..., LiveRun]
 QUICK = (
     *SMALL,
-    "supervisor.heartbeat_s=0.2",
+    "timeouts.call_s=10",
 )
 
 
@@ -104,7 +104,7 @@ def test_a_learner_that_dies_too_often_ends_the_run_non_zero_with_the_cause_firs
 
 
 def test_a_hung_generator_is_cut_off_at_the_deadline_and_comes_back(launch: Launch) -> None:
-    run = launch(*QUICK, "num_steps=1000", "generators.count=2", "weights.deadline_s=2")
+    run = launch(*QUICK, "num_steps=1000", "generators.count=2", "timeouts.start_s=30")
     run.until(lambda: run.step >= 2, "step 2")
     stopped = run.pid_of("generator-1")
     run.kill("generator-1", signal.SIGSTOP)
@@ -121,9 +121,7 @@ def test_a_hung_generator_is_cut_off_at_the_deadline_and_comes_back(launch: Laun
 def test_a_generator_that_hangs_where_no_deadline_sees_it_is_found_by_its_silence(
     launch: Launch,
 ) -> None:
-    run = launch(
-        *QUICK, "num_steps=1000", "weights.deadline_s=500", "supervisor.heartbeat_timeout_s=3"
-    )
+    run = launch(*QUICK, "num_steps=1000", "timeouts.call_s=2")
     run.until(lambda: run.step >= 2, "step 2")
     stopped = run.pid_of("generator-0")
     run.kill("generator-0", signal.SIGSTOP)

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 Launch = Callable[..., LiveRun]
 QUICK = (
     *SMALL,
-    "supervisor.heartbeat_s=0.2",
+    "timeouts.call_s=10",
 )
 NO_ROOM = (65_536, resource.RLIM_INFINITY)
 

@@ -28,7 +28,7 @@ Launch = Callable[..., LiveRun]
 QUICK = (
     *SMALL,
     "checkpoint.every_steps=2",
-    "supervisor.heartbeat_s=0.2",
+    "timeouts.call_s=10",
 )
 BOUND = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.getuid() == 0 else []
 """Root is asked for permission like everyone else."""

@@ -23,7 +23,7 @@ def test_turns_go_on_after_a_generator_died_at_rest_and_end_in_order_in_the_lear
         "placement=colocated",
         "num_steps=200",
         "learner.epochs=60",
-        "supervisor.heartbeat_s=0.2",
+        "timeouts.call_s=10",
     )
 
     def generator() -> dict[str, Any]:

@@ -47,7 +47,7 @@ def scaled(run: LiveRun, *words: str) -> str:
 def test_pools_are_scaled_one_by_one_and_only_the_evaluating_one_evaluates(
     launch: Callable[..., LiveRun],
 ) -> None:
-    run = launch(*SMALL, *EVALUATION, *POOLS, "supervisor.heartbeat_s=0.2", "num_steps=100000")
+    run = launch(*SMALL, *EVALUATION, *POOLS, "timeouts.call_s=10", "num_steps=100000")
     run.until(
         lambda: bool(run.rows) and run.step >= 2, "two steps and the evaluation of the second"
     )

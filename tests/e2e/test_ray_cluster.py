@@ -33,8 +33,7 @@ SETTINGS = (
         "checkpoint.every_minutes=0",
     ),
     *(
-        "supervisor.heartbeat_timeout_s=10",
-        "buffer.lease_timeout_s=10",
+        "timeouts.call_s=6",
         "supervisor.max_restarts=20",
     ),
 )
@@ -57,7 +56,7 @@ def test_a_run_survives_the_loss_of_a_node_and_uses_one_that_is_added(
         cluster.add_node(3, cpus=2, generators=1)
         weights = (
             "weights.transfer=collective",
-            "weights.deadline_s=20",
+            "timeouts.start_s=60",
         )  # nothing is shared between machines
         run = LiveRun(
             tmp_path, *SETTINGS, *weights, f"ray.address={cluster.head}", prefix=cluster.inside(1)

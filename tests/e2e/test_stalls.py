@@ -23,11 +23,9 @@ PATIENT = (
     *SMALL,
     "verifiers.queue_size=1",
     "verifiers.memo_programs=0",
-    "weights.deadline_s=300",
-    "supervisor.heartbeat_s=0.2",
-    "supervisor.heartbeat_timeout_s=300",
-    "supervisor.stall_warning_s=5",
-    "supervisor.stall_timeout_s=30",
+    "timeouts.start_s=600",
+    "timeouts.call_s=200",
+    "timeouts.stall_s=90",
     "num_steps=100000",
 )
 
@@ -121,7 +119,7 @@ def test_whoever_holds_a_run_up_is_named_and_past_the_deadline_the_run_ends_with
         "learner-0 was not heard of for",
         "buffer is held back by admission",
         "generator-0 is held back by admission: the learner is behind",
-        "(supervisor.stall_timeout_s=30)",
+        "(timeouts.stall_s=90)",
     ):
         assert part in sentence, run.terminal
     assert run.processes() == []

@@ -89,6 +89,7 @@ class Scenario:
                 host="127.0.0.1",
                 device=torch.device("cpu"),
                 exporter=exporter,
+                push_s=60,
             )
         )
         self.publisher = WeightPublisher(

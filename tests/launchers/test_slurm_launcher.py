@@ -57,7 +57,7 @@ def test_the_script_asks_for_what_the_settings_say_and_becomes_the_supervisor() 
         ),
         *(
             "slurm.cpus_per_node=16",
-            "slurm.stop_before_s=300",
+            "timeouts.stop_s=150",
             'slurm.extra=["--constraint=fast","--qos=high"]',
         ),
     ]
@@ -86,7 +86,7 @@ def test_the_script_asks_for_what_the_settings_say_and_becomes_the_supervisor() 
 
 
 def test_what_is_left_open_is_left_to_slurm_and_nodes_are_whole() -> None:
-    said = options(job_script(settings("slurm.stop_before_s=0"), Path("/runs/mine")))
+    said = options(job_script(settings(), Path("/runs/mine")))
     assert said == [
         *(
             "--job-name=mine",
@@ -95,7 +95,7 @@ def test_what_is_left_open_is_left_to_slurm_and_nodes_are_whole() -> None:
             "--nodes=1",
             "--ntasks-per-node=1",
         ),
-        *("--exclusive", "--time=24:00:00", "--no-kill"),
+        *("--exclusive", "--time=24:00:00", "--signal=B:TERM@120", "--no-kill"),
     ]
 
 

@@ -94,7 +94,7 @@ def test_derived_numbers_follow_from_the_settings() -> None:
             "evaluation.every_steps=4",
         ],
     )
-    rows = dict(derived_numbers(config, embedded_shape(config.model)))
+    rows = dict(derived_numbers(config, embedded_shape(hidden_size=192, num_layers=2, num_heads=6)))
     assert rows["groups per step"] == "8"
     assert rows["sequences per step"] == "32 (8 groups x 4)"
     assert rows["tokens per step"] == "at most 1,600 (960 generated)"
@@ -133,7 +133,11 @@ def test_more_of_anything_needs_more_memory() -> None:
 @pytest.mark.covers("max_seq_len_to_capture")
 def test_what_cannot_fit_is_refused_with_both_numbers() -> None:
     config = compose("ppo_code", ["data.max_prompt_tokens=400", "data.max_response_tokens=200"])
-    (positions,) = fit_problems(config, embedded_shape(config.model), memory_mb_available=10**6)
+    (positions,) = fit_problems(
+        config,
+        embedded_shape(hidden_size=192, num_layers=2, num_heads=6),
+        memory_mb_available=10**6,
+    )
     assert f"= 600 is above the {EMBEDDED_POSITIONS} positions" in positions
     (cache,) = fit_problems(config, shape_from_hf(QWEN3_06B), memory_mb_available=10**6)
     assert (
@@ -150,7 +154,9 @@ def test_what_cannot_fit_is_refused_with_both_numbers() -> None:
     )
     assert fit_problems(enough, shape_from_hf(QWEN3_06B), memory_mb_available=10**6) == []
     config = compose("ppo_code")
-    (memory,) = fit_problems(config, embedded_shape(config.model), memory_mb_available=1024)
+    (memory,) = fit_problems(
+        config, embedded_shape(hidden_size=192, num_layers=2, num_heads=6), memory_mb_available=1024
+    )
     assert "this machine has 1.0 GB" in memory
 
 
@@ -158,7 +164,12 @@ def test_the_embedded_default_fits_a_small_machine() -> None:
     for conf in ("ppo_code", "grpo_code"):
         config = compose(conf)
         assert (
-            fit_problems(config, embedded_shape(config.model), memory_mb_available=6 * 1024) == []
+            fit_problems(
+                config,
+                embedded_shape(hidden_size=192, num_layers=2, num_heads=6),
+                memory_mb_available=6 * 1024,
+            )
+            == []
         )
 
 

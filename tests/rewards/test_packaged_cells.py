@@ -15,14 +15,16 @@ from rewards_support import LIMITS
 from async_rl.config.rewards import SandboxConfig, VerifiersConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.types import AssertTest, CallTest, CodeTest
+from async_rl.launchers.configuration.compose import compose_unchecked
 from async_rl.observability.activity import Activity
 from async_rl.rewards.verifier.protocol import VerifyRequest
 from async_rl.rewards.verifier.service import VerifierService
 from async_rl.rewards.verifier.serving import open_service
 
 T = TypeVar("T")
+TIMEOUTS = compose_unchecked("ppo_code").timeouts
 VERIFIERS = VerifiersConfig(
-    memo_programs=0, count=1, cells=1, cores=[], queue_size=64, timeout_s=30, max_attempts=2
+    memo_programs=0, count=1, cells=1, cores=[], queue_size=64, max_attempts=2
 )
 ARRAYS = "import numpy as np\ndef f(x):\n    return (np.array(x) * 2).tolist()\n"
 CALL: list[CodeTest] = [CallTest(function="f", args=[[1, 2]], expected=[2, 4])]
@@ -33,7 +35,7 @@ def with_service(
 ) -> T:
     async def run() -> T:
         sandbox: SandboxConfig = msgspec.structs.replace(LIMITS, packages=packages)
-        async with open_service(VERIFIERS, sandbox, Activity()) as service:
+        async with open_service(VERIFIERS, sandbox, Activity(), TIMEOUTS) as service:
             return await work(service)
 
     return asyncio.run(run())

@@ -219,7 +219,7 @@ def test_a_wrong_name_is_refused_before_anything_starts(function: str, said: str
     assert said in found
 
 
-def test_loading_that_takes_longer_than_reward_load_timeout_s_ends_the_verifier(
+def test_loading_that_takes_longer_than_its_share_of_a_start_ends_the_verifier(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "heavy.py").write_text(
@@ -230,11 +230,15 @@ def test_loading_that_takes_longer_than_reward_load_timeout_s_ends_the_verifier(
     async def test(client: VerifierClient) -> None:
         assert await client.ask_functions([heavy], SAMPLE) == {heavy: {"score": 1.0}}
 
-    with_verifier(run_config(heavy, load_timeout_s=30.0), test)
+    with_verifier(run_config(heavy), test)
+    config = run_config(heavy)
+    timeouts = msgspec.structs.replace(config.timeouts, start_s=0.3)
+    hurried = msgspec.structs.replace(config, timeouts=timeouts)
     with pytest.raises(
-        ConfigError, match=r"reward\.load_timeout_s=0\.2: the functions were not loaded by then"
+        ConfigError,
+        match=r"functions were not loaded within 0\.2 s .*; raise timeouts\.start_s",
     ):
-        with_verifier(run_config(heavy, load_timeout_s=0.2), test)
+        with_verifier(hurried, test)
 
 
 def found(*overrides: str) -> list[str]:

@@ -34,9 +34,10 @@ def run_config(
     *, timeout_s: float = 20.0, max_attempts: int = 3, mode: str = "all_or_nothing"
 ) -> RunConfig:
     """The sections that client and scorer read."""
-    base = compose_unchecked("ppo_code").reward
+    base = compose_unchecked("ppo_code", [f"timeouts.group_s={4 * timeout_s}"])
+    reward, timeouts = base.reward, base.timeouts
     reward = msgspec.structs.replace(
-        base, mode="fraction" if mode == "fraction" else "all_or_nothing", fail_reward=-1.0
+        reward, mode="fraction" if mode == "fraction" else "all_or_nothing", fail_reward=-1.0
     )
     verifiers = VerifiersConfig(
         memo_programs=0,
@@ -44,10 +45,12 @@ def run_config(
         cells=1,
         cores=[],
         queue_size=64,
-        timeout_s=timeout_s,
         max_attempts=max_attempts,
     )
-    return cast(RunConfig, SimpleNamespace(sandbox=LIMITS, verifiers=verifiers, reward=reward))
+    return cast(
+        RunConfig,
+        SimpleNamespace(sandbox=LIMITS, verifiers=verifiers, reward=reward, timeouts=timeouts),
+    )
 
 
 class _Server(uvicorn.Server):

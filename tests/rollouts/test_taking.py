@@ -53,7 +53,7 @@ def take(timeout_s: float, *, generators: tuple[str, ...] = ("generator-0",)) ->
     ]
     directory.update(Members(revision=1, members=members))
     context: Any = SimpleNamespace(
-        config=compose_unchecked("grpo_code", [f"learner.take_timeout_s={timeout_s}"]),
+        config=compose_unchecked("grpo_code", [f"timeouts.stall_s={3 * timeout_s}"]),
         run_dir=Path("run"),
         incarnation="life",
         host="127.0.0.1",
@@ -64,7 +64,7 @@ def take(timeout_s: float, *, generators: tuple[str, ...] = ("generator-0",)) ->
     return asyncio.run(Taker(context, Device())._take(5))
 
 
-@pytest.mark.proves("learner.take_timeout_s")
+@pytest.mark.proves("timeouts.stall_s")
 def test_a_batch_later_than_the_timeout_ends_the_run_with_what_the_buffer_waits_for() -> None:
     with pytest.raises(
         DeadlineExceeded,

@@ -25,7 +25,7 @@ def test_a_process_without_supervisor_ends_itself_within_the_heartbeat_timeout(
 ) -> None:
     config = compose(
         "ppo_code",
-        ["verifiers.cells=1", "supervisor.heartbeat_s=0.2", "supervisor.heartbeat_timeout_s=2"],
+        ["verifiers.cells=1", "timeouts.call_s=1.4"],
     )
     write_config(config, tmp_path / "config.yaml")
 

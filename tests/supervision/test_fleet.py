@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from async_rl.config.running import SupervisorConfig
+from async_rl.config.timeouts import TimeoutsConfig
 from async_rl.core.types import Role
 from async_rl.planning.topology import ProcessSpec
 from async_rl.protocol.base import Message, Ok
@@ -19,16 +20,9 @@ from async_rl.supervision.fleet import Fleet, Left, Lost
 from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.registry import Registry
 
-LIMITS = SupervisorConfig(
-    heartbeat_s=1,
-    heartbeat_timeout_s=0.3,
-    start_timeout_s=0.5,
-    stop_timeout_s=5,
-    max_restarts=2,
-    restart_window_s=100,
-    stall_warning_s=60,
-    stall_timeout_s=600,
-)
+RESTARTS = SupervisorConfig(max_restarts=2)
+LIMITS = TimeoutsConfig(call_s=0.2, start_s=0.5, stop_s=5, group_s=120, stall_s=1800)
+"""A process is lost after 0.3 s."""
 
 
 class Scripted:
@@ -135,7 +129,8 @@ class World:
             [spec(role, rank) for rank in range(ranks)],
             launcher=self.launcher,
             registry=self.registry,
-            config=LIMITS,
+            config=RESTARTS,
+            timeouts=LIMITS,
             log=logging.getLogger("test"),
             **surroundings(self.registry, tmp_path),
         )
@@ -183,7 +178,7 @@ def test_waiting_for_a_place_is_not_counted_as_its_start_and_is_shown(
         world = World("generator", tmp_path, lambda *_: None)
         world.launcher.is_full = True
         running = asyncio.create_task(world.fleet.run())
-        await asyncio.wait({running}, timeout=2 * LIMITS.start_timeout_s)
+        await asyncio.wait({running}, timeout=2 * LIMITS.start_s)
         shown = [(m.state, m.waits_for, m.pid) for m in world.registry.members]
         assert not world.fleet.failed.done()
         world.launcher.started[0].pid = 1000
@@ -212,7 +207,7 @@ def test_an_end_that_the_launcher_explains_is_told_in_its_words_and_comes_back(
         return await world.until_failed(), world.reasons
 
     cause, reasons = asyncio.run(main())
-    assert reasons == ["generator-0 was lost with its node 10.0.0.3"] * LIMITS.max_restarts
+    assert reasons == ["generator-0 was lost with its node 10.0.0.3"] * RESTARTS.max_restarts
     assert cause.startswith("generator-0 was lost with its node 10.0.0.3; it was restarted 2 times")
 
 
@@ -368,7 +363,7 @@ def test_silence_is_noticed_from_the_moment_a_process_serves_however_long_it_may
     async def main() -> str:
         registry = Registry()
         registry.add("g", "generator", 1)
-        limits = msgspec.structs.replace(LIMITS, start_timeout_s=600, heartbeat_timeout_s=0.1)
+        limits = msgspec.structs.replace(LIMITS, start_s=600, call_s=0.1 / 1.5)
         listening = asyncio.create_task(Liveness(registry, limits, is_local=True).until_lost("g"))
         await asyncio.sleep(0)
         registry.register(Register(name="g", role="generator", pid=1, address="tcp://x"))

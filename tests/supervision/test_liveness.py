@@ -55,7 +55,7 @@ def watched(pid: int, *settings: str, is_local: bool = True) -> tuple[Quiet, Liv
             counters={},
         )
     )
-    return registry, Liveness(registry, config.supervisor, is_local=is_local)
+    return registry, Liveness(registry, config.timeouts, is_local=is_local)
 
 
 def test_a_stopped_process_is_silent_with_its_cause_and_is_told_once_until_it_is_heard_again() -> (
@@ -82,12 +82,12 @@ def test_a_stopped_process_is_silent_with_its_cause_and_is_told_once_until_it_is
 
 @pytest.mark.parametrize(
     ("heartbeat_s", "quiet_s", "state"),
-    [(1, 2.4, "generating"), (1, 2.6, "silent"), (2, 2.6, "generating")],
+    [(1, 2.4, "generating"), (1, 2.6, "silent"), (0.5, 1.9, "generating"), (0.5, 2.1, "silent")],
 )
 def test_silence_begins_after_two_and_a_half_heartbeats(
-    heartbeat_s: int, quiet_s: float, state: str
+    heartbeat_s: float, quiet_s: float, state: str
 ) -> None:
-    registry, liveness = watched(os.getpid(), f"supervisor.heartbeat_s={heartbeat_s}")
+    registry, liveness = watched(os.getpid(), f"timeouts.call_s={10 * heartbeat_s}")
     registry.seconds = quiet_s
     assert [member.state for member in liveness.members()] == [state]
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from test_fleet import LIMITS, Scripted, ScriptedLauncher, surroundings
+from test_fleet import LIMITS, RESTARTS, Scripted, ScriptedLauncher, surroundings
 
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
@@ -42,7 +42,8 @@ class ScaledRun:
             processes(config, machine, self.registry.wanted),
             launcher=self.launcher,
             registry=self.registry,
-            config=LIMITS,
+            config=RESTARTS,
+            timeouts=LIMITS,
             log=log,
             **surroundings(self.registry, run_dir),
         )
@@ -250,8 +251,7 @@ def test_one_that_cannot_be_started_is_no_longer_wanted(tmp_path: Path) -> None:
 
 AUTOSCALED = (
     "generators.autoscale.enabled=true",
-    "generators.autoscale.interval_s=0.05",
-    "supervisor.heartbeat_s=0.01",
+    "timeouts.call_s=0.1",
 )
 
 

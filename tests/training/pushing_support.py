@@ -44,7 +44,7 @@ class Learner:
         self.cut_off: list[Expel] = []
         self.end_process: Callable[[str], None] = str
         config = compose(
-            "grpo_code", ["weights.deadline_s=0.3", "weights.probe_every_pushes=0", *overrides]
+            "grpo_code", ["timeouts.start_s=0.9", "weights.probe_every_pushes=0", *overrides]
         )
         context: Any = SimpleNamespace(
             config=config,

@@ -28,7 +28,7 @@ def fleet(tmp_path: Path) -> Iterator[Callable[..., Learner]]:
         all_generators.extend(generators.values())
         settings = (
             "weights.transfer=collective",
-            "weights.deadline_s=40",
+            "timeouts.start_s=120",
             "weights.bucket_mb=1",
             *overrides,
         )
@@ -132,7 +132,7 @@ def test_a_member_that_dies_before_all_ranks_have_met_does_not_keep_the_others_w
 ) -> None:
     generators = {"a": Generator(), "b": Generator()}
     learner = fleet(
-        generators, "weights.deadline_s=1000"
+        generators, "timeouts.start_s=3000"
     )  # half of it is longer than the test may take
 
     async def story() -> None:
@@ -151,7 +151,7 @@ def test_the_others_get_the_version_in_another_load_when_one_is_lost(
 ) -> None:
     generators = {"a": Generator(), "b": Generator(misfortune=misfortune), "c": Generator()}
     learner = fleet(
-        generators, "weights.deadline_s=30"
+        generators, "timeouts.start_s=90"
     )  # the others give up after half of it, which has to do for a busy machine
 
     async def story() -> None:

@@ -293,7 +293,7 @@ def test_weights_are_handed_over_in_memory_of_the_gpu_only_where_that_is_asked_f
 
 
 def test_who_does_not_sleep_is_cut_off_and_the_learner_has_the_device(tmp_path: Path) -> None:
-    world, engine = small_world(tmp_path, "weights.rest_deadline_s=7"), Still()
+    world, engine = small_world(tmp_path, "timeouts.start_s=42"), Still()
 
     async def story() -> None:
         generator, hanging = Generator(engine), Generator(engine)  # type: ignore[arg-type]
@@ -305,9 +305,9 @@ def test_who_does_not_sleep_is_cut_off_and_the_learner_has_the_device(tmp_path: 
             assert world.device.is_learners
 
     run(story())
-    # Not heard of before, so it may have been starting: 180 s more (supervisor.start_timeout_s).
+    # Not heard of before, so it may have been starting: 42 s more (timeouts.start_s).
     assert [(e.name, e.reason) for e in world.cut_off] == [
-        ("hangs", "it did not sleep within 187 s (weights.rest_deadline_s)")
+        ("hangs", "it did not sleep within 49 s (timeouts.start_s / 6)")
     ]
 
 

@@ -19,7 +19,7 @@ def check(difference: float, *overrides: str, version: int = 0) -> dict[str, flo
     expected = [np.zeros(len(row), np.float32) for row in rows]
     answer = [row.copy() for row in expected]
     answer[-1][-1] += difference
-    prober = Prober(compose("grpo_code", list(overrides)).weights)
+    prober = Prober(compose("grpo_code", list(overrides)).weights, push_s=60)
     own = Expected(version=0, rows=rows, logprobs=expected)
     prober.compare("generator-0", Logprobs(version=version, rows=answer), own)
     return prober.metrics

@@ -76,6 +76,7 @@ def learner_side(config: RunConfig) -> LearnerSide:
         host="127.0.0.1",
         device=torch.device("cpu"),
         exporter=exporter,
+        push_s=config.timeouts.push_s,
     )
 
 
@@ -160,7 +161,7 @@ def test_a_seat_says_how_much_is_sent_at_once_and_when_to_give_up(
     one = make(
         "weights.transfer=collective",
         f"weights.bucket_mb={bucket_mb}",
-        f"weights.deadline_s={deadline_s}",
+        f"timeouts.start_s={3 * deadline_s}",
     )
     seat = seats(one, load(1), {("g", 1): member("cpu")})["g", 1]
     assert (seat.bucket_bytes, seat.timeout_s, seat.host) == (

@@ -33,6 +33,7 @@ def sender(folder: str) -> FileSender:
             host="127.0.0.1",
             device=torch.device("cpu"),
             exporter=nothing,
+            push_s=60,
         )
     )
 

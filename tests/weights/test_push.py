@@ -73,6 +73,7 @@ def route_of(transfer: str) -> Route:
         host="127.0.0.1",
         device=torch.device("cpu"),
         exporter=exporter,
+        push_s=60,
     )
     return Route(MEMBER, open_senders(learner))
 

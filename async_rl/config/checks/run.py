@@ -67,12 +67,6 @@ def _run(config: RunConfig) -> Iterator[str]:
             f"generators.autoscale.max={auto.max} is below generators.autoscale.min={auto.min};"
             " raise max or lower min"
         )
-    if auto.enabled and auto.interval_s <= 2 * config.supervisor.heartbeat_s:
-        yield (
-            f"generators.autoscale.interval_s={auto.interval_s:g} is not above twice"
-            f" supervisor.heartbeat_s={config.supervisor.heartbeat_s:g}: no shares of time could be"
-            " told; raise it to 30"
-        )
     ports = config.network.control_port, config.monitoring.tensorboard_port
     if config.monitoring.tensorboard and ports[0] == ports[1] != 0:
         yield (
@@ -133,30 +127,10 @@ def _data(config: RunConfig) -> Iterator[str]:
                 f"data.filter.{name}={bound:g}: no reward is {name} it, because"
                 f" reward.clip={clip:g}; bring it within -{clip:g}..{clip:g}, or set it to null"
             )
-    model = config.model.tiny_coder
-    if config.model.path is None and model.hidden_size % (2 * model.num_heads):
-        yield (
-            f"model.tiny_coder.hidden_size={model.hidden_size} with num_heads={model.num_heads}:"
-            " each head needs an even, whole width; set model.tiny_coder.hidden_size to a multiple"
-            f" of {2 * model.num_heads}"
-        )
 
 
 def _sampling(config: RunConfig) -> Iterator[str]:
     generation = config.generation
-    reason = (
-        "the engine would sample from another support than the one whose log-probs the learner"
-        " computes"
-    )
-    if generation.top_p < 1:
-        yield f"generation.top_p={generation.top_p}: {reason}; set generation.top_p=1"
-    if generation.top_k != -1:
-        yield f"generation.top_k={generation.top_k}: {reason}; set generation.top_k=-1"
-    if generation.min_response_tokens > 0:
-        yield (
-            f"generation.min_response_tokens={generation.min_response_tokens}: {reason}; set"
-            " generation.min_response_tokens=0"
-        )
     for name, is_set in (
         ("mask_truncated", config.algorithm.mask_truncated),
         ("zero_truncated_reward", config.algorithm.zero_truncated_reward),
@@ -282,59 +256,23 @@ def _optimizers(config: RunConfig) -> Iterator[str]:
 
 
 def _timeouts(config: RunConfig) -> Iterator[str]:
-    supervisor = config.supervisor
-    pairs = (
-        (
-            "supervisor.heartbeat_timeout_s",
-            supervisor.heartbeat_timeout_s,
-            "supervisor.heartbeat_s",
-            supervisor.heartbeat_s,
-        ),
-        (
-            "buffer.lease_timeout_s",
-            config.buffer.lease_timeout_s,
-            "supervisor.heartbeat_s",
-            supervisor.heartbeat_s,
-        ),
-        (
-            "verifiers.timeout_s",
-            config.verifiers.timeout_s,
-            "sandbox.timeout_s",
-            config.sandbox.timeout_s,
-        ),
-        (
-            "verifiers.timeout_s",
-            config.verifiers.timeout_s,
-            "reward.timeout_s",
-            config.reward.timeout_s,
-        ),
-        (
-            "learner.take_timeout_s",
-            config.learner.take_timeout_s,
-            "supervisor.start_timeout_s",
-            supervisor.start_timeout_s,
-        ),
-        (
-            "supervisor.stall_timeout_s",
-            supervisor.stall_timeout_s,
-            "supervisor.stall_warning_s",
-            supervisor.stall_warning_s,
-        ),
-    )
-    reasons = (
-        "a process would be ended before it can be heard",
-        "a generator would lose its tickets while it works",
-        "a call would end before one test may",
-        "a call would end before a reward function may",
-        "a restart of a generator would count as a stuck run",
-        "the run would fail before it has warned",
-    )
-    for (path, value, other, other_value), reason in zip(pairs, reasons, strict=True):
-        if value <= other_value:
+    timeouts = config.timeouts
+    for path, limit_s in (
+        ("sandbox.timeout_s", config.sandbox.timeout_s),
+        ("reward.timeout_s", config.reward.timeout_s),
+    ):
+        if timeouts.score_s <= limit_s:
             yield (
-                f"{path}={value:g} is not above {other}={other_value:g}: {reason}; raise {path} or"
-                f" lower {other}"
+                f"timeouts.group_s={timeouts.group_s:g} leaves {timeouts.score_s:g} s for one"
+                f" scoring call, not above {path}={limit_s:g}: the call would end first; raise"
+                f" timeouts.group_s above {4 * limit_s:g}, or lower {path}"
             )
+    if timeouts.take_s <= timeouts.start_s:
+        yield (
+            f"timeouts.stall_s={timeouts.stall_s:g} is not above 3 timeouts.start_s"
+            f" = {3 * timeouts.start_s:g}: a restart of a generator would count as a stuck run;"
+            " raise timeouts.stall_s or lower timeouts.start_s"
+        )
 
 
 def _cluster(config: RunConfig) -> Iterator[str]:

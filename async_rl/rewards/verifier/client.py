@@ -3,7 +3,7 @@ elsewhere.
 
 Takes programs from rollouts, waits for a server and its answer, and returns verdicts. Raises
 InfrastructureError after `verifiers.max_attempts` attempts without a verdict, or DeadlineExceeded
-after `verifiers.timeout_s`. A server that cannot be reached or is full costs no attempt: the
+after `timeouts.score_s`. A server that cannot be reached or is full costs no attempt: the
 program waits, with jitter, for another server or for its return. Woken by: answers, a change of the
 set of servers, back-off timers. Invariants: a program gets one answer; nothing here blocks the
 event loop; every wait ends at the program's deadline.
@@ -46,13 +46,14 @@ class VerifierClient:
     def __init__(self, config: RunConfig, token: str, activity: Activity | None = None) -> None:
         self._activity = activity or Activity()
         self._verifiers, self._sandbox = config.verifiers, config.sandbox
+        self._score_s = config.timeouts.score_s
         self._max_calls = config.reward.concurrency
         self._http = httpx.AsyncClient(
             headers={
                 "authorization": f"Bearer {token}",
                 "content-type": "application/msgpack",
             },
-            timeout=httpx.Timeout(self._verifiers.timeout_s, pool=None),
+            timeout=httpx.Timeout(self._score_s, pool=None),
             limits=httpx.Limits(
                 max_connections=None, max_keepalive_connections=_MAX_IDLE_CONNECTIONS
             ),
@@ -121,13 +122,13 @@ class VerifierClient:
     async def _answer(self, request: VerifyRequest) -> VerifyResponse:
         started = time.monotonic()
         try:
-            async with asyncio.timeout(self._verifiers.timeout_s):
+            async with asyncio.timeout(self._score_s):
                 with contextlib.ExitStack() as wait:
                     response = await self._try(request, wait)
         except TimeoutError as error:
             raise DeadlineExceeded(
-                f"no verdict within {self._verifiers.timeout_s:g} s from {len(self._servers)}"
-                " verifiers; add verifiers.cells or raise verifiers.timeout_s"
+                f"no verdict within {self._score_s:g} s from {len(self._servers)}"
+                " verifiers; add verifiers.cells or raise timeouts.group_s"
             ) from error
         self._latencies.add(time.monotonic() - started)
         return response

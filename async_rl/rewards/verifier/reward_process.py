@@ -51,8 +51,8 @@ class _ChildEnded(Exception):
 class RewardProcess:
     """The functions of a configuration, in a child that is replaced when it ended."""
 
-    def __init__(self, reward: RewardConfig) -> None:
-        self._reward = reward
+    def __init__(self, reward: RewardConfig, *, load_s: float) -> None:
+        self._reward, self._load_s = reward, load_s
         self.names = functions_of(reward)
         self._shared: _Child | None = None
         self._starting = asyncio.Lock()
@@ -92,7 +92,7 @@ class RewardProcess:
     async def _score_alone(self, name: str, sample: RewardSample) -> dict[str, float]:
         """Call the function in a process without other calls, so that its end is this call's."""
         async with self._alone:
-            child = await _Child.start(self._reward)
+            child = await _Child.start(self._reward, self._load_s)
             try:
                 return await child.score(name, sample)
             except _ChildEnded as ended:
@@ -105,7 +105,7 @@ class RewardProcess:
     async def _child(self) -> _Child:
         async with self._starting:
             if self._shared is None or self._shared.has_ended:
-                self._shared = await _Child.start(self._reward)
+                self._shared = await _Child.start(self._reward, self._load_s)
             return self._shared
 
     async def close(self) -> None:
@@ -126,12 +126,12 @@ class _Child:
         self._culprit = NO_CALL
 
     @classmethod
-    async def start(cls, reward: RewardConfig) -> _Child:
+    async def start(cls, reward: RewardConfig, load_s: float) -> _Child:
         """Start a process and load the functions. Raises ConfigError."""
         process = await ChildProcess.start(reward_child.__name__, Result)
         child = cls(process, reward.timeout_s)
         try:
-            async with asyncio.timeout(reward.load_timeout_s):
+            async with asyncio.timeout(load_s):
                 loaded = await child._exchange(LOADED, reward)
         except _ChildEnded as ended:
             raise ConfigError(
@@ -141,8 +141,8 @@ class _Child:
         except TimeoutError as late:
             await child.kill()
             raise ConfigError(
-                f"reward.load_timeout_s={reward.load_timeout_s:g}: the functions were not loaded by"
-                " then; raise it"
+                f"the reward functions were not loaded within {load_s:g} s"
+                " (2/3 of timeouts.start_s); raise timeouts.start_s"
             ) from late
         if loaded.error:
             await child.kill()

@@ -19,6 +19,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 import uvicorn
 
 from async_rl.config.rewards import RewardConfig, SandboxConfig, VerifiersConfig
+from async_rl.config.timeouts import TimeoutsConfig
 from async_rl.core.errors import ConfigError, Unavailable
 from async_rl.observability.activity import Activity
 from async_rl.rewards.verifier.judging import Judge
@@ -38,6 +39,7 @@ async def open_service(
     verifiers: VerifiersConfig,
     sandbox: SandboxConfig,
     activity: Activity,
+    timeouts: TimeoutsConfig,
     reward: RewardConfig | None = None,
 ) -> AsyncIterator[VerifierService]:
     """A service with warm cells, and with the functions of `reward` if it is given.
@@ -57,7 +59,9 @@ async def open_service(
         stack.push_async_callback(packaged.close)
         judge = Judge(cells, sandbox, packaged)
         stack.push_async_callback(judge.close)
-        functions = None if reward is None else RewardProcess(reward)
+        functions = (
+            None if reward is None else RewardProcess(reward, load_s=timeouts.load_functions_s)
+        )
         if functions is not None:
             stack.push_async_callback(functions.close)
             await functions.start()
@@ -67,7 +71,7 @@ async def open_service(
             judge=judge,
             queue_size=verifiers.queue_size,
             num_cells=verifiers.cells,
-            queue_timeout_s=verifiers.timeout_s,
+            queue_timeout_s=timeouts.score_s,
             activity=activity,
         )
 

@@ -40,7 +40,8 @@ class LearnerSide:
     """The facts about the learner that senders need.
 
     folder: fsspec URL for files. life: distinguishes this learner process from earlier ones, which
-    may have used the same address. host: of this process in the run. device: of rank 0.
+    may have used the same address. host: of this process in the run. device: of rank 0. push_s: the
+    deadline of a push.
     """
 
     config: WeightsConfig
@@ -49,6 +50,7 @@ class LearnerSide:
     host: str
     device: torch.device
     exporter: Exporter
+    push_s: float
 
 
 class Sender:

@@ -7,7 +7,7 @@ Invariants
   number of its first load.
 - Sending happens in one thread, one load at a time: communicators that share a device never run
   side by side.
-- A rank gives up after half of weights.deadline_s, so at the deadline only members that hang are
+- A rank gives up after half of timeouts.push_s, so at the deadline only members that hang are
   silent.
 """
 
@@ -43,7 +43,7 @@ from async_rl.weights.transport.shared_memory import SharedTensorsReader
 
 _CPU = "cpu"
 _PATIENCE = 0.5
-"""Share of weights.deadline_s after which a rank gives up."""
+"""Share of timeouts.push_s after which a rank gives up."""
 
 
 class _Seated:
@@ -119,7 +119,7 @@ class Broadcaster(Sender):
                 world_size=len(devices),
                 first_rank=first_rank,
                 bucket_bytes=self._config.bucket_mb << 20,
-                timeout_s=_PATIENCE * self._config.deadline_s,
+                timeout_s=_PATIENCE * self._learner.push_s,
             )
             first_rank += len(member.devices)
 

@@ -1,0 +1,108 @@
+"""Time limits: five that a person chooses, and all others as formulas over them.
+
+Part of the schema in `run.py`, whose invariants hold here.  A formula keeps limits in the right
+order: a heartbeat is shorter than the silence that ends a process, and that is shorter than a lease.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from async_rl.config.base import Section
+
+
+class TimeoutsConfig(Section):
+    """Time limits in seconds; docs/operations.md says when to raise which."""
+
+    call_s: Annotated[
+        float, Meta(gt=0, description="an ordinary remote call; heartbeats follow from it")
+    ]
+    start_s: Annotated[
+        float, Meta(gt=0, description="start of a process; loading weights takes a part of it")
+    ]
+    stop_s: Annotated[float, Meta(gt=0, description="finishing the step and saving after a stop")]
+    group_s: Annotated[
+        float, Meta(gt=0, description="generating and scoring one group in a generator")
+    ]
+    stall_s: Annotated[
+        float, Meta(gt=0, description="time without a learner step after which the run fails")
+    ]
+
+    @property
+    def heartbeat_s(self) -> float:
+        """Seconds between heartbeats: call_s / 10, at most 1, since status shows their content."""
+        return min(1.0, self.call_s / 10)
+
+    @property
+    def silence_s(self) -> float:
+        """1.5 call_s: a process unheard of for that long is ended and started again.
+
+        Longer than one call, so that a heartbeat whose call timed out can be repeated.
+        """
+        return 1.5 * self.call_s
+
+    @property
+    def lease_s(self) -> float:
+        """3 call_s: a generator unheard of by the buffer for that long loses its tickets.
+
+        Twice the silence, so that the supervisor ends a dead process first and says so.
+        """
+        return 3 * self.call_s
+
+    @property
+    def autoscale_s(self) -> float:
+        """3 call_s: time between decisions on the number of generators, and time looked back on."""
+        return 3 * self.call_s
+
+    @property
+    def push_s(self) -> float:
+        """start_s / 3: a generator that has not loaded a push by then leaves the fleet.
+
+        A push moves the weights that a start reads; the rest of a start is imports and warm-up.
+        """
+        return self.start_s / 3
+
+    @property
+    def sleep_s(self) -> float:
+        """start_s / 6: a colocated generator that has not gone to sleep by then leaves the fleet."""
+        return self.start_s / 6
+
+    @property
+    def load_functions_s(self) -> float:
+        """2/3 start_s: importing reward functions and their models, within a verifier's start."""
+        return 2 * self.start_s / 3
+
+    @property
+    def restart_window_s(self) -> float:
+        """At least 300 s and 2 start_s: the window of supervisor.max_restarts.
+
+        A window shorter than one start would never count two failed starts.
+        """
+        return max(300.0, 2 * self.start_s)
+
+    @property
+    def before_time_limit_s(self) -> int:
+        """2 stop_s: time before Slurm's limit at which the run stops: one stop and a reserve."""
+        return round(2 * self.stop_s)
+
+    @property
+    def drain_s(self) -> float:
+        """group_s / 4: time for a leaving generator to finish its groups; the rest goes back."""
+        return self.group_s / 4
+
+    @property
+    def score_s(self) -> float:
+        """group_s / 4: one scoring call, its wait in the queue included."""
+        return self.group_s / 4
+
+    @property
+    def take_s(self) -> float:
+        """stall_s / 3: the learner's longest wait for a batch; the error names the cause."""
+        return self.stall_s / 3
+
+    @property
+    def stall_warning_s(self) -> float:
+        """stall_s / 30: time without a learner step after which status, log and TensorBoard say why."""
+        return self.stall_s / 30

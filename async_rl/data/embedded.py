@@ -1,0 +1,60 @@
+"""The embedded task and the embedded model: their fixed sizes and seeds.
+
+They are constants rather than settings because nobody trains another variant: a run that needs a
+different task or model names its own files and `model.path`.  Functions take the values as
+parameters, so tests build smaller ones.  Every value is part of the key of the cached model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from async_rl.config.run import RunConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListFunctions:
+    """Natural-language specs of small list functions (filter x map x reduce).
+
+    held_out_fraction: share of the specs that only evaluation uses.  num_tests: hidden tests per
+    spec.  seed: of specs, split and hidden tests.
+    """
+
+    held_out_fraction: float = 0.1
+    num_tests: int = 8
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TinyCoder:
+    """A small Qwen3 that is built and trained briefly (warm start) on first use.
+
+    flaw_probability: how often the corpus contains a wrong program for a concept, which leaves
+    something to learn (docs/decisions/flawed_warm_start.md).  flaw_spread: the concepts are wrong
+    at flaw_probability * (1 -+ flaw_spread), evenly spaced.  retry_share: share of the corpus in
+    which a first program failed and the prompt asks again (two turns).  seed: of weights and corpus.
+    """
+
+    hidden_size: int = 192
+    num_layers: int = 2
+    num_heads: int = 6
+    warm_start_steps: int = 240
+    warm_start_batch: int = 64
+    warm_start_lr: float = 5e-3
+    flaw_probability: float = 0.4
+    flaw_spread: float = 0.5
+    retry_share: float = 0.0
+    seed: int = 0
+
+
+LIST_FUNCTIONS = ListFunctions()
+TINY_CODER = TinyCoder()
+TINY_CODER_WITH_RETRIES = TinyCoder(retry_share=0.5)
+"""For RETRYING_ROLLOUT: half of the corpus shows how a failed program is corrected."""
+RETRYING_ROLLOUT = "async_rl.examples.run_and_retry:rollout"
+"""The `rollout.fn` of conf/grpo_code_retry.yaml, whose second turn the plain model never saw."""
+
+
+def tiny_coder_of(config: RunConfig) -> TinyCoder:
+    """Return the embedded model that fits the run's rollout."""
+    return TINY_CODER_WITH_RETRIES if config.rollout.fn == RETRYING_ROLLOUT else TINY_CODER
