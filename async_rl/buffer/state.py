@@ -12,7 +12,7 @@ Invariants
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
@@ -20,6 +20,7 @@ from async_rl.buffer import changes
 from async_rl.buffer.admission import Admission, Gate
 from async_rl.buffer.groups import OpenGroup, Recovered, StoredGroup
 from async_rl.buffer.leases import Leases
+from async_rl.buffer.progress import EvaluationProgress
 from async_rl.buffer.replay import Replay, Take
 from async_rl.buffer.tickets import Tickets
 from async_rl.config.run import RunConfig
@@ -40,7 +41,6 @@ class BufferState:
         buffer = config.buffer
         self.drops: Counter[str] = Counter()
         self.num_trained = 0
-        self.finished_evaluations: deque[int] = deque()
         self._replay = Replay(
             groups_per_step=buffer.groups_per_step,
             max_staleness_versions=buffer.max_staleness_versions,
@@ -64,18 +64,14 @@ class BufferState:
         )
         self._tickets = Tickets(config, prompts, recovered)
         self._leases = Leases(config, self._admission.generators(), now_s)
-        self._num_evaluating: dict[int, int] = {}
+        self._evaluations = EvaluationProgress(recovered)
+        self.finished_evaluations = self._evaluations.finished
         self._changes: list[changes.Change] = []
         for (state, reason), count in recovered.counts.items():
             if state == GroupState.TRAINED:
                 self.num_trained += count
             elif state == GroupState.DROPPED:
                 self.drops[reason] = count
-        num_open = Counter(group.evaluation for group in recovered.open)
-        for version, is_reported in recovered.evaluations.items():
-            self._num_evaluating[version] = num_open[version]
-            if num_open[version] == 0 and not is_reported:
-                self.finished_evaluations.append(version)
 
     def drain_changes(self) -> list[changes.Change]:
         """Return the changes since the last call, oldest first."""
@@ -131,7 +127,7 @@ class BufferState:
         self._admission.close(group.group_id)
         self._changes.append(changes.Completed(group=group, summary=summary))
         if known.purpose is Purpose.EVAL:
-            self._count_evaluated(known.evaluation)
+            self._evaluations.end_group(known.evaluation)
             return
         self._tickets.note_rewards(known.index, group)
         if summary.oldest_version == NO_VERSION:
@@ -145,9 +141,7 @@ class BufferState:
         self._replay.put(stored)
 
     def fail(self, group_id: int, attempt: int, reason: DropReason, message: str) -> None:
-        """The attempt failed. The group is handed out again, or dropped after
-        generation.max_attempts.
-        """
+        """End the attempt; the group is dropped after generation.max_attempts of them."""
         group = self._admission.open.get(group_id)
         if group is None or group.attempt != attempt or group.state is not GroupState.GENERATING:
             return
@@ -172,9 +166,7 @@ class BufferState:
         self._return_tickets(replaced, DropReason.GENERATOR_LOST, "replaced")
 
     def expire(self, alive: Iterable[str], now_s: float) -> list[str]:
-        """Lose the generators that were silent for too long and are not `alive`; return their
-        names. Return the tickets that are out for too long.
-        """
+        """Lose the silent generators and the late tickets; return the names of the generators."""
         self._leases.heard(alive, now_s)
         silent = self._leases.silent(self._admission.generators(), now_s)
         for name in silent:
@@ -209,9 +201,7 @@ class BufferState:
             self._trained(version, trained)
 
     def sync(self, version: int, undone: Sequence[StoredGroup]) -> None:
-        """The learner starts at `version`. undone: groups that later steps trained. Raises as
-        `Replay.sync`.
-        """
+        """Set the learner to `version`, as `Replay.sync`. undone: groups of later steps."""
         goes_back = version < self.learner_version
         synced = self._replay.sync(version, undone)
         for step, group_ids in synced.trained:
@@ -219,22 +209,14 @@ class BufferState:
         if goes_back or synced.returned:
             self._changes.append(changes.Undone(version=version, group_ids=synced.returned))
         self.num_trained -= len(undone)
-        # Later versions will be other weights, so their finished evaluations do not count.
-        for evaluated, num_open in list(self._num_evaluating.items()):
-            if evaluated > version and num_open == 0:
-                del self._num_evaluating[evaluated]
+        self._evaluations.forget_after(version)
         self._admission.lower_version(list(self._admission.open), version)
 
     def start_evaluation(self, version: int) -> None:
-        """Open the groups of an evaluation. One that is finished is reported again, because a
-        learner that asks twice may have lost its metrics.
-        """
-        if self._num_evaluating.get(version) == 0:
-            self.finished_evaluations.append(version)
+        """Open one group per held-out prompt, unless the evaluation was started before."""
         num_prompts = self._tickets.num_held_out
-        if version in self._num_evaluating or num_prompts == 0:
+        if num_prompts == 0 or not self._evaluations.start(version, num_prompts):
             return
-        self._num_evaluating[version] = num_prompts
         started = changes.EvaluationStarted(version=version, num_prompts=num_prompts)
         self._changes.append(started)
         for group in self._admission.start_evaluation(version, num_prompts):
@@ -304,7 +286,7 @@ class BufferState:
                 continue
             self._drop(group_id, reason, message, purpose=group.purpose)
             if group.purpose is Purpose.EVAL:
-                self._count_evaluated(group.evaluation)
+                self._evaluations.end_group(group.evaluation)
 
     def _drop(
         self, group_id: int, reason: DropReason, message: str, *, purpose: Purpose = Purpose.TRAIN
@@ -312,11 +294,6 @@ class BufferState:
         self._changes.append(changes.Dropped(group_id=group_id, reason=reason, message=message))
         if purpose is Purpose.TRAIN:
             self.drops[reason] += 1
-
-    def _count_evaluated(self, version: int) -> None:
-        self._num_evaluating[version] -= 1
-        if self._num_evaluating[version] == 0:
-            self.finished_evaluations.append(version)
 
     def _trained(self, version: int, group_ids: Sequence[int]) -> None:
         self._changes.append(changes.Trained(version=version, group_ids=group_ids))
