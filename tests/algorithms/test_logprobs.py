@@ -67,7 +67,6 @@ def test_by_hand_with_two_words() -> None:
     assert entropies.item() == pytest.approx(0.5623, abs=1e-4)
 
 
-@pytest.mark.proves("learner.logits_chunk_mb")
 def test_only_one_chunk_of_logits_exists_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     import async_rl.algorithms.logprobs as module
 

@@ -11,7 +11,6 @@ SHARED_GPU = ("placement=colocated", "learner.gpus_each=0.5", "generators.gpus_e
 FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
 
 
-@pytest.mark.proves("learner.critic.enabled")
 @pytest.mark.covers("disable_value", "top_p, top_k, min_new_tokens")
 @pytest.mark.parametrize(
     ("overrides", "expected"),
@@ -314,7 +313,6 @@ def test_a_combination_that_works_is_accepted(overrides: list[str]) -> None:
     compose("ppo_code", overrides)
 
 
-@pytest.mark.proves("learner.cores", "learner.gpus_each")
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [

@@ -160,7 +160,6 @@ def test_passes_hold_each_sequence_once_within_the_budget(
         assert cost_tokens(batch, members) <= budget or len(members) == 1
 
 
-@pytest.mark.proves("learner.minibatches")
 @pytest.mark.covers("ppo_n_minibatches")
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), num_groups=st.integers(2, 8), count=st.integers(1, 4))
@@ -183,7 +182,7 @@ def test_minibatches_are_balanced_by_tokens_and_keep_groups_together() -> None:
         assert all(int((groups == g).sum()) == 8 for g in groups.unique())
 
 
-@pytest.mark.proves("learner.shuffle")
+@pytest.mark.proves("learner.shuffle", "learner.minibatches")
 def test_without_shuffling_groups_are_dealt_out_in_their_order(
     model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

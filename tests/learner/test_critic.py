@@ -123,7 +123,7 @@ def test_the_gradients_of_a_ppo_step_equal_the_oracle(
     assert relative_difference(collected["critic"][0], critic) < 1e-5
 
 
-@pytest.mark.proves("learner.critic.backbone")
+@pytest.mark.proves("learner.critic.backbone", "learner.critic.enabled")
 def test_a_shared_backbone_gets_the_gradient_of_the_values_too(
     model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,7 +96,6 @@ BASE = (
 )
 
 
-@pytest.mark.proves("learner.budget_tokens", "learner.gradient_checkpointing")
 @pytest.mark.covers(
     "log_prob_micro_batch_size", "ppo_micro_batch_size", "enable_gradient_checkpointing"
 )

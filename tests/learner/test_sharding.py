@@ -45,7 +45,6 @@ def make(model_path: Path, config: RunConfig) -> Trainer:
     return Trainer(config, model_path, rank=0, world_size=1, device=CPU, failed_batches=model_path)
 
 
-@pytest.mark.proves("learner.offload")
 @pytest.mark.covers("param_offload, optimizer_offload")
 @pytest.mark.parametrize(
     "knobs",
@@ -72,7 +71,6 @@ def test_neither_offloading_nor_the_shard_units_change_what_is_trained(
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.proves("learner.min_shard_params")
 @pytest.mark.covers("wrap_policy, min_num_params")
 def test_modules_of_the_wanted_size_are_the_units(model_path: Path) -> None:
     lm = Qwen3ForCausalLM.from_pretrained(model_path)

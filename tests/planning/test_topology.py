@@ -27,6 +27,7 @@ def test_two_cores_generate_on_one_and_learn_on_the_other() -> None:
     )
 
 
+@pytest.mark.proves("generators.count", "verifiers.count")
 def test_ranks_and_roles_follow_the_counts() -> None:
     run = specs("generators.count=2", "verifiers.count=3", "learner.ranks=2")
     assert [(s.role, s.rank) for s in run.values()] == [
@@ -35,6 +36,7 @@ def test_ranks_and_roles_follow_the_counts() -> None:
     ]
 
 
+@pytest.mark.proves("learner.ranks", "learner.cores")
 def test_learner_ranks_deal_out_their_cores_in_turn_and_share_them_where_there_are_too_few() -> (
     None
 ):
@@ -46,6 +48,7 @@ def test_learner_ranks_deal_out_their_cores_in_turn_and_share_them_where_there_a
     assert specs("learner.cores=[]")["learner-0"].cores == ()
 
 
+@pytest.mark.proves("generators.cores", "generators.cores_each")
 def test_generators_take_their_share_of_the_pool_and_start_again_at_its_end() -> None:
     machine = Machine(cores=tuple(range(8)), num_gpus=0, memory_mb=8000)
     run = specs(
@@ -70,6 +73,7 @@ def test_a_process_has_as_many_threads_as_cores() -> None:
     ] == ["1", "2", "1", "1"]
 
 
+@pytest.mark.proves("learner.gpus_each", "generators.gpus_each")
 @pytest.mark.covers("nnodes, n_gpus_per_node")
 def test_gpus_are_dealt_out_whole_or_in_shares_and_hidden_from_the_others() -> None:
     machine = Machine(cores=(0, 1), num_gpus=4, memory_mb=8000)

@@ -37,6 +37,7 @@ from async_rl.launchers.configuration.compose import compose
 from async_rl.launchers.configuration.schema import settings
 
 TIMEOUT_S = 900
+TIMED_OUT = -1
 INSTALLED_INSIDE = ("launchers", "sandbox", "conf")
 """Folders that setup maps into the package `async_rl`."""
 
@@ -66,7 +67,11 @@ _ignore_setting()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The tests of one mutant: `caught`, `SURVIVED`, or `broken` if pytest could not run them."""
+    """The tests of one mutant.
+
+    outcome: `caught`, `SURVIVED`, `not run` (all its tests are slow and `--slow` is not given),
+    `timed out`, or `broken` if pytest could not run them.
+    """
 
     setting: str
     outcome: str
@@ -131,7 +136,7 @@ def copy_tree(target: Path) -> None:
 
 def run_tests(tree: Path, tests: Sequence[str], selection: Sequence[str]) -> tuple[int, str]:
     """Run the tests against the package in the tree; return pytest's status and output."""
-    command = [sys.executable, "-m", "pytest", "-x", "-rf", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-x", "-rf", "-p", "no:cacheprovider", "--timeout=0"]
     environment = os.environ | {"PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
     try:
         done = subprocess.run(
@@ -144,7 +149,7 @@ def run_tests(tree: Path, tests: Sequence[str], selection: Sequence[str]) -> tup
             timeout=TIMEOUT_S,
         )
     except subprocess.TimeoutExpired:
-        return 1, "timeout"
+        return TIMED_OUT, ""
     return done.returncode, done.stdout
 
 
@@ -164,7 +169,9 @@ def try_mutant(setting: str, tree: Path, selection: Sequence[str]) -> Result:
     finally:
         for path, text in changed.items():
             path.write_text(text)
-    outcome = {0: "SURVIVED", 1: "caught", 5: "not run"}.get(status, "broken")
+    outcome = {0: "SURVIVED", 1: "caught", 5: "not run", TIMED_OUT: "timed out"}.get(
+        status, "broken"
+    )
     seconds = time.monotonic() - started_s
     return Result(
         setting=setting, outcome=outcome, num_tests=len(tests), seconds=seconds, output=output

@@ -1,0 +1,149 @@
+"""The settings that trade memory for time do what they say; that they change no gradient is shown
+in test_gradients.py and test_sharding.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+import torch.distributed as dist
+from learner_support import make_config, make_groups, make_trainer
+from torch import Tensor, nn
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoConfig
+
+from async_rl.learner import sharding
+from async_rl.learner.trainer import Trainer
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.mark.proves("learner.budget_tokens")
+def test_a_smaller_token_budget_makes_more_backward_passes(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+    backward = Tensor.backward
+
+    def counted(self: Tensor) -> None:
+        counts[-1] += 1
+        backward(self)
+
+    monkeypatch.setattr(Tensor, "backward", counted)
+    for budget in (8192, 24):
+        counts.append(0)
+        trainer = make_trainer(model_path, "grpo_code", f"learner.budget_tokens={budget}")
+        trainer.step(make_groups(), 0)
+    assert counts[1] > counts[0] > 0
+
+
+@pytest.mark.proves("learner.gradient_checkpointing")
+def test_with_gradient_checkpointing_each_layer_runs_forward_again(model_path: Path) -> None:
+    def num_forwards(checkpointing: str) -> int:
+        trainer = make_trainer(
+            model_path, "grpo_code", f"learner.gradient_checkpointing={checkpointing}"
+        )
+        count = 0
+
+        def counted(module: nn.Module, *_: object) -> None:
+            nonlocal count
+            is_layer = type(module).__name__ == "Qwen3DecoderLayer"
+            if is_layer and torch.is_grad_enabled():
+                count += 1
+
+        hook = nn.modules.module.register_module_forward_pre_hook(counted)
+        try:
+            trainer.step(make_groups(), 0)
+        finally:
+            hook.remove()
+        return count
+
+    assert num_forwards("true") == 2 * num_forwards("false") > 0
+
+
+class LargestLogits(TorchDispatchMode):
+    """Records the most elements of a matrix product whose last dimension is the vocabulary."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self._vocab_size = vocab_size
+        self.num_elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        is_product = func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm)
+        if is_product and result.shape[-1] == self._vocab_size:
+            self.num_elements = max(self.num_elements, result.numel())
+        return result
+
+
+@pytest.mark.proves("learner.logits_chunk_mb")
+def test_a_smaller_chunk_bounds_the_logits_that_exist_together(model_path: Path) -> None:
+    vocab_size = AutoConfig.from_pretrained(model_path).vocab_size
+
+    def largest(*knobs: str) -> int:
+        trainer = make_trainer(model_path, "grpo_code", *knobs)
+        token_ids = [t.token_ids for g in make_groups() for t in g.trajectories]
+        with LargestLogits(vocab_size) as logits:
+            trainer.logprobs(token_ids)
+        return logits.num_elements
+
+    small = largest("learner.logits_chunk_mb=0.0006")
+    assert 0 < small < largest()
+    assert 4 * small <= 0.0006 * 2**20, "bytes of float32"
+
+
+@pytest.mark.proves("learner.min_shard_params")
+def test_the_least_size_of_a_unit_decides_what_is_sharded_alone(
+    model_path: Path, process_group: None
+) -> None:
+    def units(size: int) -> list[str]:
+        config = offloaded(f"learner.min_shard_params={size}")
+        trainer = make(model_path, config)
+        modules = trainer._policy.modules()
+        return [type(m).__name__.removeprefix("FSDP") for m in modules if isinstance(m, FSDPModule)]
+
+    assert units(0).count("Qwen3DecoderLayer") == 2
+    assert units(10**9).count("Qwen3DecoderLayer") == 0
+
+
+@pytest.mark.proves("learner.offload")
+def test_offloaded_parameters_are_sharded_with_a_policy_that_keeps_them_on_the_host(
+    model_path: Path, process_group: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policies = []
+    real = sharding.fully_shard
+
+    def spy(module: nn.Module, **options: Any) -> Any:
+        policies.append(options["offload_policy"])
+        return real(module, **options)
+
+    monkeypatch.setattr(sharding, "fully_shard", spy)
+    make(model_path, offloaded())
+    assert policies
+    assert all(isinstance(policy, CPUOffloadPolicy) for policy in policies)
+
+
+def offloaded(*knobs: str) -> Any:
+    """The configuration's checks refuse offloading without a GPU; here the CPU stands for one."""
+    config = make_config("grpo_code", *knobs)
+    learner = msgspec.structs.replace(config.learner, offload="parameters")
+    return msgspec.structs.replace(config, learner=learner)
+
+
+def make(model_path: Path, config: Any) -> Trainer:
+    device = torch.device("cpu")
+    return Trainer(
+        config, model_path, rank=0, world_size=1, device=device, failed_batches=model_path
+    )
