@@ -1,3 +1,3 @@
-"""Verdicts on programs and scores of responses: the HTTP verifier, its client, and everything that
-is compared outside the jail.
+"""Verdicts on programs and scores of responses: the HTTP verifier, its client, and all comparison
+outside the jail.
 """

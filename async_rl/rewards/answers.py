@@ -1,11 +1,10 @@
-"""Whether a response in words gives the answer that is wanted: one rule for each way of writing
+"""Decides if a response in words gives the expected answer, with one rule per way of writing
 answers. Pure.
 
-gsm8k: the number after the last `####`, or else the last number; math: the expression in the last
-\\boxed{}, equal as mathematics;
-exact: the last line that is not empty, spaces at its ends aside; regex: the pattern matches
-somewhere. `is_right` is called by answer_child.py, in a process that may be ended: comparing
-expressions and searching patterns can take for ever.
+gsm8k: the number after the last `####`, or else the last number. math: the expression in the last
+\\boxed{}, equal as mathematics. exact: the last line that is not empty, without spaces at its ends.
+regex: the pattern matches somewhere. Comparing expressions and searching patterns can take forever,
+so `is_right` runs in a process that can be killed (verifier/answer_child.py).
 """
 
 from __future__ import annotations
@@ -17,42 +16,51 @@ from async_rl.core.types import AnswerTest
 
 _NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?|-?\$?\.\d+")
 _MARK = "####"
+_BOX = "\\boxed{"
 
 
 def is_right(test: AnswerTest, response: str) -> bool:
-    """Whether the response answers as `test` wants."""
-    if test.rule == "gsm8k":
-        got, wanted = _number(response), _number(test.expected)
-        return got is not None and got == wanted
-    if test.rule == "exact":
-        lines = [line.strip() for line in response.splitlines() if line.strip()]
-        return bool(lines) and lines[-1] == test.expected.strip()
-    if test.rule == "regex":
-        return re.search(test.expected, response) is not None
-    return _is_equal_expression(test.expected, response)
+    """Return whether the response gives the answer of `test`, by its rule."""
+    match test.rule:
+        case "gsm8k":
+            number = _number(response)
+            return number is not None and number == _number(test.expected)
+        case "exact":
+            return _last_line(response) == test.expected.strip()
+        case "regex":
+            return re.search(test.expected, response) is not None
+        case "math":
+            return _is_equal_expression(test.expected, response)
 
 
 def answer_of(test: AnswerTest, response: str) -> str | None:
-    """The answer in the response as the rule reads it, in a form in which equal answers are mostly
-    equal texts; None if there is none.
+    """The answer in the response, in a form in which equal answers are mostly equal texts.
+
+    None if the response has no answer.
     """
-    if test.rule == "gsm8k":
-        number = _number(response)
-        return None if number is None else format(number.normalize(), "f")
-    if test.rule == "math":
-        content = boxed(response)
-        return None if content is None else "".join(content.split())
-    lines = [line.strip() for line in response.splitlines() if line.strip()]
+    match test.rule:
+        case "gsm8k":
+            number = _number(response)
+            return None if number is None else format(number.normalize(), "f")
+        case "math":
+            content = boxed(response)
+            return None if content is None else "".join(content.split())
+    return _last_line(response)
+
+
+def _last_line(text: str) -> str | None:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else None
 
 
 def _number(text: str) -> Decimal | None:
     _, mark, after = text.rpartition(_MARK)
-    found = _NUMBER.findall(after)
-    if not found:
+    numbers = _NUMBER.findall(after)
+    if not numbers:
         return None
+    number = numbers[0] if mark else numbers[-1]
     try:
-        return Decimal((found[0] if mark else found[-1]).replace("$", "").replace(",", ""))
+        return Decimal(number.replace("$", "").replace(",", ""))
     except InvalidOperation:
         return None
 
@@ -60,26 +68,29 @@ def _number(text: str) -> Decimal | None:
 def _is_equal_expression(expected: str, response: str) -> bool:
     from math_verify import parse, verify
 
-    got = boxed(response)
-    if got is None:
+    given = boxed(response)
+    if given is None:
         return False
-    answer = boxed(expected)
-    # No time limits of the library's own: they need signals, and the process has its limit.
-    wanted, given = (
-        parse(f"\\boxed{{{text}}}", parsing_timeout=None)
-        for text in (expected if answer is None else answer, got)
-    )
-    return bool(verify(wanted, given, timeout_seconds=None))
+    content = boxed(expected)
+    if content is None:
+        content = expected
+    # The library's own time limits need signals, and the process has its limit already.
+    wanted, answer = (parse(f"{_BOX}{text}}}", parsing_timeout=None) for text in (content, given))
+    return bool(verify(wanted, answer, timeout_seconds=None))
 
 
 def boxed(text: str) -> str | None:
-    """What stands in the last complete \\boxed{}, braces inside it balanced; None if there is none."""
-    start = text.rfind("\\boxed{")
+    """The content of the last complete \\boxed{}, with balanced braces; None if there is none."""
+    start = text.rfind(_BOX)
     while start >= 0:
-        depth = 0
-        for place in range(start + len("\\boxed"), len(text)):
-            depth += (text[place] == "{") - (text[place] == "}")
+        depth = 1
+        content = start + len(_BOX)
+        for index in range(content, len(text)):
+            if text[index] == "{":
+                depth += 1
+            elif text[index] == "}":
+                depth -= 1
             if depth == 0:
-                return text[start + len("\\boxed{") : place]
-        start = text.rfind("\\boxed{", 0, start)
+                return text[content:index]
+        start = text.rfind(_BOX, 0, start)
     return None

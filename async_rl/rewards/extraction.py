@@ -1,7 +1,7 @@
 """The program in a response: the whole text, or its last fenced Python block. Pure.
 
-auto: the last fenced block, if the response has a complete fence, else the whole text.  The text is
-not judged here: what does not parse comes back as it is and fails to compile in the jail.
+auto: the last fenced block if the response has a complete fence, else the whole text. The text is
+not judged here: a text that is not Python is returned unchanged and fails to compile in the jail.
 """
 
 from __future__ import annotations
@@ -21,30 +21,23 @@ _PYTHON = frozenset({"", "python", "python3", "py"})
 
 
 def extract_code(response: str, mode: Literal["auto", "fenced", "whole"]) -> str | None:
-    """The program in `response`; None if mode is "fenced" and there is no usable block."""
+    """The program in `response`; None if there is no usable block where one is needed."""
     if mode == "whole":
         return response
-    block = _last_block(response)
-    if block is None and mode == "auto" and "```" not in response:
-        return response
-    return block
+    blocks = complete_blocks(response)
+    if blocks:
+        return blocks[-1][1]
+    return response if mode == "auto" and "```" not in response else None
 
 
 def complete_blocks(response: str) -> list[tuple[int, str]]:
-    """The usable fenced blocks in order: where each ends, in characters, and its program."""
-    found = [
-        (match.end(), match[2])
-        for match in _FENCE.finditer(response)
-        if match[1].lower() in _PYTHON
-    ]
-    return [
-        (end, body) for end, body in found if len(body.strip()) >= MIN_BLOCK_CHARS and _parses(body)
-    ]
-
-
-def _last_block(response: str) -> str | None:
-    blocks = complete_blocks(response)
-    return blocks[-1][1] if blocks else None
+    """The usable fenced blocks in order: the end of each, in characters, and its program."""
+    blocks = []
+    for match in _FENCE.finditer(response):
+        language, body = match[1].lower(), match[2]
+        if language in _PYTHON and len(body.strip()) >= MIN_BLOCK_CHARS and _parses(body):
+            blocks.append((match.end(), body))
+    return blocks
 
 
 def _parses(code: str) -> bool:

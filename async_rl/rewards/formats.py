@@ -1,8 +1,7 @@
-"""Ready reward terms that look at the form of a response alone. Pure.
+"""Ready reward terms that read only the form of a response. Pure.
 
-xml_format: 1 for <think>..</think><answer>..</answer>, else 0; length: the share of the allowed
-tokens that was used, so that a negative weight makes responses shorter and a positive one longer.
-Called by scoring.py and, as functions of a configuration, through functions.py.
+xml_format: 1 for <think>..</think><answer>..</answer>, else 0. length: the share of the allowed
+tokens that the policy used; a negative weight makes responses shorter, a positive one longer.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ _TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 
 def is_well_formed(response: str) -> bool:
-    """Whether it is one <think> part followed by one <answer> part and nothing else."""
+    """Return whether it is one <think> part, then one <answer> part, and nothing else."""
     return _FORM.fullmatch(response) is not None and all(response.count(tag) == 1 for tag in _TAGS)
 
 
@@ -26,5 +25,5 @@ def xml_format(sample: RewardSample) -> float:
 
 
 def length(sample: RewardSample) -> float:
-    """Written tokens over the allowed ones, 0 to 1."""
+    """Written tokens divided by the allowed ones, 0 to 1."""
     return min(sum(sample.is_written) / sample.max_tokens, 1.0)

@@ -1,8 +1,8 @@
-"""Reward functions: how those that the configuration names are found, called and read.
+"""Reward functions of the configuration: how they are found and how their results are read.
 
-A function takes one RewardSample, plain or async, and returns a number, or named parts: a dict of
-numbers whose "score", or else sum, is its score.  Anything else, and nan or infinity, is a
-RewardError. Used by reward_child.py, in the process that runs them.
+A function takes one RewardSample, plain or async. It returns a number, or named parts: a dict of
+numbers whose "score", or else sum, is its score. Any other value, and nan or infinity, is a
+RewardError.
 """
 
 from __future__ import annotations
@@ -19,49 +19,53 @@ from async_rl.rewards import formats
 from async_rl.rewards.verifier.protocol import RewardSample
 
 RewardFunction = Callable[[RewardSample], Any]
-"""Gives what `read_score` takes, or an awaitable of it."""
+"""Returns an argument of `read_score`, or an awaitable of it."""
 SCORE = "score"
 
 
 def find_function(name: str, reward: RewardConfig) -> RewardFunction:
-    """The function, its model loaded if it has one. Raises ConfigError."""
-    if name not in READY:
-        return load_function(setting_of(reward, name), name, "sample")
-    if name == "reward_model":
-        from async_rl.rewards.models import RewardModel
+    """The function; loads its model if it has one. Raises ConfigError."""
+    match name:
+        case "reward_model":
+            from async_rl.rewards.models import RewardModel
 
-        return RewardModel(reward.model)
-    if name == "remote":
-        from async_rl.rewards.remote import RemoteScorer
+            return RewardModel(reward.model)
+        case "remote":
+            from async_rl.rewards.remote import RemoteScorer
 
-        return RemoteScorer(reward)
-    return formats.xml_format if name == "xml_format" else formats.length
+            return RemoteScorer(reward)
+        case "xml_format":
+            return formats.xml_format
+        case "length":
+            return formats.length
+    return load_function(setting_of(reward, name), name, "sample")
 
 
 def check_functions(names: tuple[str, ...], reward: RewardConfig) -> list[str]:
-    """What is wrong with the names, one line each; imports the modules, loads no model."""
-    found = []
+    """One line per name that cannot be loaded; imports the modules but loads no model."""
+    problems = []
     for name in names:
         try:
             if name not in READY:
                 load_function(setting_of(reward, name), name, "sample")
         except ConfigError as error:
-            found.append(str(error))
-    return found
+            problems.append(str(error))
+    return problems
 
 
 def read_score(name: str, returned: Any) -> dict[str, float]:
-    """The parts, "score" among them. Raises RewardError."""
+    """The parts of a score, "score" among them. Raises RewardError."""
     if isinstance(returned, Awaitable):
         raise RewardError(f"{name} returned something to await; define it with async def")
     parts = returned if isinstance(returned, dict) else {SCORE: returned}
+    numbers = {}
     for part, value in parts.items():
-        if not isinstance(part, str) or isinstance(value, str | bytes) or not _is_number(value):
+        if not isinstance(part, str) or not _is_number(value):
             raise RewardError(
                 f"{name} returned {returned!r:.200}; return a finite number, or a dict of names and"
                 " finite numbers"
             )
-    numbers = {part: float(value) for part, value in parts.items()}
+        numbers[part] = float(value)
     if not numbers:
         raise RewardError(f"{name} returned an empty dict; return at least one part")
     return {SCORE: sum(numbers.values()), **numbers}

@@ -1,14 +1,13 @@
-"""Verdicts of programs that were judged before: a policy writes the same program many times, the
-jail runs it once.
+"""Verdicts of programs that were judged before: a policy writes the same program many times, and
+the jail runs it once.
 
 Invariants
-- The key is the whole problem and the whole program, so a verdict is only ever given to the program
-  that earned it.
-- Only verdicts that the program alone decides are kept; time, memory and output limits can hinge on
-  the machine and are judged anew.
-- Samples that ask while the same program is being judged share that one judgement; a failure of it
-  reaches all of them and is not kept.
-Between the scorer and the verifier client, one per generator.
+- The key is the whole problem and the whole program, so a program only gets the verdict of an equal
+  program.
+- Only verdicts that the program alone decides are kept; time, memory and output limits can depend
+  on the machine and are judged again.
+- Samples whose program is being judged share that judgement. Its failure reaches all of them and is
+  not kept.
 """
 
 from __future__ import annotations
@@ -27,15 +26,16 @@ _LASTING = frozenset(
 
 
 class Verifier(Protocol):
-    """Judges a program: one verdict per test run. Raises InfrastructureError when nobody could."""
+    """Judges a program: one verdict per test that ran."""
 
     async def verify(self, problem: CodeProblem, code: str) -> list[Verdict]:
-        """The verdicts of `code` on the tests of `problem`."""
+        """The verdicts of `code`. Raises InfrastructureError if it could not be judged."""
 
 
 class VerdictMemo:
-    """A Verifier that asks another one only for programs it does not know. size: programs kept, the
-    newest used; 0 keeps none.
+    """A Verifier that asks another one only for unknown programs.
+
+    size: number of programs to remember, those used last; 0 remembers none.
     """
 
     def __init__(self, verifier: Verifier, *, size: int) -> None:
@@ -61,17 +61,16 @@ class VerdictMemo:
             self.num_remembered += 1
             self._known.move_to_end(key)
             return self._known[key]
-        running = self._running.get(key)
-        if running is None:
-            running = self._running[key] = asyncio.create_task(
-                self._judge(key, problem, code), name="judge a new program"
-            )
-            running.add_done_callback(lambda task: task.cancelled() or task.exception())
-        else:
+        if key in self._running:
             self.num_remembered += 1
-        # One sample's end must not end the judgement that others wait for; the verifier's own
+        else:
+            task = asyncio.create_task(self._judge(key, problem, code), name="judge a new program")
+            # Read the exception even if no sample is left to receive it.
+            task.add_done_callback(lambda task: task.cancelled() or task.exception())
+            self._running[key] = task
+        # The end of one sample must not end a judgement that others wait for; the verifier's
         # deadline bounds it.
-        return await asyncio.shield(running)
+        return await asyncio.shield(self._running[key])
 
     async def _judge(self, key: bytes, problem: CodeProblem, code: str) -> list[Verdict]:
         try:
@@ -85,7 +84,8 @@ class VerdictMemo:
         return verdicts
 
     async def close(self) -> None:
-        """Ends the judgements that nobody waits for any more."""
-        for task in list(self._running.values()):
+        """Cancel the judgements that are running."""
+        running = list(self._running.values())
+        for task in running:
             task.cancel()
-        await asyncio.gather(*self._running.values(), return_exceptions=True)
+        await asyncio.gather(*running, return_exceptions=True)

@@ -1,11 +1,11 @@
 """The term `reward_model`: scores of a Hugging Face sequence classifier, which reads prompt and
 response in its own chat template.
 
-takes: samples, one call each; waits for: the pass before; gives: one score per sample, those that
-came together from one pass Invariants: the response is decoded text without special tokens,
-appended as the assistant's turn; no generation prompt; what is over max_tokens is cut at the end; a
-score does not depend on what else is in its batch. Runs in reward_child.py; the only file of
-rewards/ that needs torch.
+Takes one sample per call, waits for the batch before, and returns one score per sample; samples
+that arrive together share a batch. Invariants: the response is decoded text without special tokens,
+appended as the assistant's turn, without a generation prompt; text over max_tokens is cut at the
+end; a score does not depend on the other samples of its batch. The only file of rewards/ that needs
+torch.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from async_rl.rewards.verifier.protocol import RewardSample
 
 
 class RewardModel:
-    """An asynchronous reward function. Raises ConfigError where the model cannot be loaded or used."""
+    """An asynchronous reward function. Raises ConfigError if the model cannot be used."""
 
     def __init__(self, config: RewardModelConfig) -> None:
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
         self._config = config
         try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(config.path)
+            tokenizer: Any = AutoTokenizer.from_pretrained(config.path)
             model: Any = AutoModelForSequenceClassification.from_pretrained(config.path)
         except (OSError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
@@ -41,57 +41,55 @@ class RewardModel:
                 f"reward.model.path={config.path}: has {model.config.num_labels} outputs; a reward"
                 " model has one"
             )
-        if not self._tokenizer.chat_template:
+        if not tokenizer.chat_template:
             raise ConfigError(
                 f"reward.model.path={config.path}: its tokenizer has no chat template; add one that"
                 " suits the model"
             )
-        if self._tokenizer.pad_token_id is None:
-            self._tokenizer.pad_token = self._tokenizer.eos_token
-        self._tokenizer.padding_side = self._tokenizer.truncation_side = "right"
-        model.config.pad_token_id = self._tokenizer.pad_token_id
+        if tokenizer.pad_token_id is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        tokenizer.padding_side = tokenizer.truncation_side = "right"
+        model.config.pad_token_id = tokenizer.pad_token_id
+        self._tokenizer = tokenizer
         self._model: Any = model.to(config.device).eval()
         self._waiting: list[tuple[str, asyncio.Future[float]]] = []
-        self._worker: asyncio.Task[None] | None = None
+        self._working = asyncio.Lock()
 
     async def __call__(self, sample: RewardSample) -> float:
         """clip((score - bias) scale, -clip, clip)."""
+        config = self._config
         future: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self._waiting.append((self.text(sample), future))
-        if self._worker is None or self._worker.done():
-            self._worker = asyncio.create_task(self._work(), name="reward model")
-        config = self._config
-        return max(-config.clip, min(config.clip, (await future - config.bias) * config.scale))
+        await asyncio.sleep(0)  # the calls of one read arrive in one turn of the event loop
+        async with self._working:
+            while not future.done():
+                await self._score_batch()
+        return max(-config.clip, min(config.clip, (future.result() - config.bias) * config.scale))
 
     def text(self, sample: RewardSample) -> str:
         """Prompt and response in the model's own template."""
-        asked = sample.row.get("prompt") or sample.row.get("question") or sample.prompt
-        messages = [
-            *(asked if isinstance(asked, list) else [{"role": "user", "content": str(asked)}])
-        ]
-        messages.append({"role": "assistant", "content": sample.response})
+        prompt = sample.row.get("prompt") or sample.row.get("question") or sample.prompt
+        if not isinstance(prompt, list):
+            prompt = [{"role": "user", "content": str(prompt)}]
+        messages = [*prompt, {"role": "assistant", "content": sample.response}]
         return str(
             self._tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=False
             )
         )
 
-    async def _work(self) -> None:
-        await asyncio.sleep(0)  # the calls of one read arrive in one turn of the loop
-        while self._waiting:
-            batch, self._waiting = (
-                self._waiting[: self._config.batch_size],
-                self._waiting[self._config.batch_size :],
-            )
-            try:
-                scores = await asyncio.to_thread(self._scores, [text for text, _ in batch])
-            except RuntimeError as error:
-                for _, future in batch:
-                    future.set_exception(RuntimeError(str(error)))
-                continue
+    async def _score_batch(self) -> None:
+        batch = self._waiting[: self._config.batch_size]
+        try:
+            scores = await asyncio.to_thread(self._scores, [text for text, _ in batch])
+        except RuntimeError as error:
+            for _, future in batch:
+                future.set_exception(RuntimeError(str(error)))
+        else:
             for (_, future), score in zip(batch, scores, strict=True):
-                if not future.done():
-                    future.set_result(score)
+                future.set_result(score)
+        # Only now: if this call is cancelled, another one scores the batch again.
+        del self._waiting[: len(batch)]
 
     def _scores(self, texts: list[str]) -> list[float]:
         rows = self._tokenizer(
@@ -101,12 +99,9 @@ class RewardModel:
             max_length=self._config.max_tokens,
             add_special_tokens=False,
             return_tensors="pt",
-        )
+        ).to(self._config.device)
         with torch.inference_mode():
             logits = self._model(
-                **{
-                    name: rows[name].to(self._config.device)
-                    for name in ("input_ids", "attention_mask")
-                }
+                input_ids=rows["input_ids"], attention_mask=rows["attention_mask"]
             ).logits
         return [float(score) for score in logits[:, 0].float()]

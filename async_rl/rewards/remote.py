@@ -1,10 +1,11 @@
 """The term `remote`: the score of an HTTP server, in one of two forms.
 
 plain: POST url with the RewardSample as JSON; the answer is a number, or an object of named
-numbers, read as a function's result is.
+numbers, which is read like the result of a function.
 verifier: POST url/verify of another async-rl verifier with the program and the row's tests; the
-score is the share of tests passed. Invariants: all attempts together end within reward.timeout_s; a
-refusal (4xx but 429) is not tried again; no answer is no score. Runs in reward_child.py.
+score is the share of passed tests.
+Invariants: all attempts together end within reward.timeout_s; a refusal (4xx except 429) is not
+retried; a call without an answer raises and is not scored.
 """
 
 from __future__ import annotations
@@ -26,9 +27,7 @@ _PAUSE_S = 0.1
 
 
 class RemoteScorer:
-    """An asynchronous reward function. Raises ConfigError where its settings or its token are
-    missing.
-    """
+    """An asynchronous reward function. Raises ConfigError if its URL or its token is missing."""
 
     def __init__(self, reward: RewardConfig) -> None:
         remote = reward.remote
@@ -38,61 +37,50 @@ class RemoteScorer:
                 f"reward.remote.token_env={remote.token_env}: there is no such environment"
                 " variable; set it to the token"
             )
-        self._reward, self._url = reward, remote.url.rstrip("/")
-        headers = {"content-type": "application/json"} | (
-            {"authorization": f"Bearer {token}"} if token else {}
-        )
+        self._reward, self._remote, self._url = reward, remote, remote.url.rstrip("/")
+        headers = {"content-type": "application/json"}
+        if token:
+            headers["authorization"] = f"Bearer {token}"
         self._http = httpx.AsyncClient(
             headers=headers, timeout=reward.timeout_s / remote.attempts, trust_env=False
         )
 
     async def __call__(self, sample: RewardSample) -> Any:
-        """What the server says. Raises RewardError after reward.remote.attempts answers that were
-        none.
-        """
+        """The server's score. Raises RewardError after reward.remote.attempts failures."""
+        score = self._plain if self._remote.form == "plain" else self._share_of_tests
         problem = ""
-        for attempt in range(self._reward.remote.attempts):
+        for attempt in range(self._remote.attempts):
             await asyncio.sleep(_PAUSE_S * attempt)
             try:
-                return await (
-                    self._plain(sample)
-                    if self._reward.remote.form == "plain"
-                    else self._verdicts(sample)
-                )
+                return await score(sample)
             except (httpx.HTTPError, msgspec.DecodeError) as error:
                 problem = f"{type(error).__name__} {error}"
         raise RewardError(
-            f"{self._url} gave no score in {self._reward.remote.attempts} attempts (reward.remote);"
+            f"{self._url} gave no score in {self._remote.attempts} attempts (reward.remote);"
             f" the last: {problem}"
         )
 
     async def _plain(self, sample: RewardSample) -> Any:
-        return msgspec.json.decode(await self._post(self._url, msgspec.json.encode(sample)))
+        return msgspec.json.decode(await self._post(self._url, sample))
 
-    async def _verdicts(self, sample: RewardSample) -> dict[str, float]:
+    async def _share_of_tests(self, sample: RewardSample) -> dict[str, float]:
         code = extract_code(sample.response, self._reward.extraction)
         if code is None:
             return {"score": 0.0}
         request = VerifyRequest(
             code=code, tests=sample.tests, setup=sample.setup, stop_at_first_failure=False
         )
-        answer = msgspec.json.decode(
-            await self._post(f"{self._url}/verify", msgspec.json.encode(request)),
-            type=VerifyResponse,
-        )
+        body = await self._post(f"{self._url}/verify", request)
+        answer = msgspec.json.decode(body, type=VerifyResponse)
         if answer.verdict is Verdict.INFRASTRUCTURE_ERROR:
             raise httpx.RemoteProtocolError(
                 f"it could not judge the program: {answer.tests[0].message}"
             )
-        return {
-            "score": (
-                sum(test.verdict is Verdict.PASS for test in answer.tests)
-                / max(len(answer.tests), len(sample.tests))
-            )
-        }
+        num_passed = sum(test.verdict is Verdict.PASS for test in answer.tests)
+        return {"score": num_passed / max(len(answer.tests), len(sample.tests))}
 
-    async def _post(self, url: str, body: bytes) -> bytes:
-        reply = await self._http.post(url, content=body)
+    async def _post(self, url: str, message: msgspec.Struct) -> bytes:
+        reply = await self._http.post(url, content=msgspec.json.encode(message))
         if 400 <= reply.status_code < 500 and reply.status_code != 429:
             raise RewardError(f"{url} refused the sample ({reply.status_code}): {reply.text[:200]}")
         reply.raise_for_status()

@@ -1,8 +1,8 @@
-"""What a response votes for when the samples of a prompt decide by majority. Pure.
+"""The vote of a response when the samples of a prompt decide by majority. Pure.
 
 Answers in words: the number (gsm8k), the content of the last box without spaces (math), the last
 line (exact, regex). Programs: the text without comments, layout and quoting style, so two programs
-agree only if they are written alike. Called by buffer/evaluation.py.
+agree only if they are written alike.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from async_rl.rewards.extraction import extract_code
 def vote_of(
     problem: CodeProblem, response: str, extraction: Literal["auto", "fenced", "whole"]
 ) -> str | None:
-    """The answer in a comparable form; None where the response gives none."""
-    first = next((test for test in problem.tests if isinstance(test, AnswerTest)), None)
-    if first is not None:
-        return answer_of(first, response)
+    """The answer in a comparable form; None if the response has no answer."""
+    for test in problem.tests:
+        if isinstance(test, AnswerTest):
+            return answer_of(test, response)
     if not problem.tests:
         return response.strip() or None
     code = extract_code(response, extraction)

@@ -57,7 +57,7 @@ def test_checker_sees_what_the_program_was_given() -> None:
 
 @pytest.mark.parametrize(
     ("checker", "said"),
-    [("broken", "raised ValueError: no idea"), ("vague", "gave 1, not True or False")],
+    [("broken", "raised ValueError: no idea"), ("vague", "returned 1, not True or False")],
 )
 def test_checker_that_fails_is_an_infrastructure_error_and_no_verdict(
     checker: str, said: str

@@ -1,8 +1,7 @@
-"""The HTTP form of a verification: what `POST /verify` and `POST /verify_batch` take and give. Read
-by server and client.
+"""Requests and answers of `POST /verify` and `POST /verify_batch`, for server and client.
 
-A limit left out is the server's own (its `sandbox` section); one given is taken as it is, up to the
-bounds below.
+A limit that a request leaves out is the server's (its `sandbox` section). A limit of a request is
+used as it is, up to the bounds below.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ MIN_MEMORY_MB, MAX_MEMORY_MB = 16, 65536
 
 
 class RewardSample(Value):
-    """What a reward function gets of one sample.
+    """One sample as a reward function receives it.
 
-    response: what the policy wrote last, which is judged; transcript: everything after the prompt,
-    of all turns and tools, special tokens left out; token_ids of the same, is_written: which of
-    them the policy wrote.  row: the row of the data file, {} for the embedded task;
-    tests: the row's own, if it has any.  is_truncated: cut by the length limit, of max_tokens.
+    response: the policy's last text, which is judged; transcript: everything after the prompt, of
+    all turns and tools, without special tokens; token_ids: of the transcript; is_written: True for
+    tokens that the policy wrote; row: of the data file, {} for the embedded task; tests: of the
+    row, if it has any; is_truncated: cut by the length limit of max_tokens.
     """
 
     prompt_id: str
@@ -42,10 +41,9 @@ class RewardSample(Value):
 
 
 class VerifyRequest(Value):
-    """One program and its tests, or a sample for functions that the verifier's own configuration
-    names.
+    """One program and its tests, or a sample for functions of the verifier's configuration.
 
-    setup is code of the tests' side, never run with the program.
+    setup: code of the tests, never run with the program.
     """
 
     code: str
@@ -67,8 +65,10 @@ class VerifyRequest(Value):
 
 
 class TestResult(Value):
-    """How one test ended. cpu_s is the program's own claim below the measured total; memory_mb is
-    of the process that ran it.
+    """The result of one test.
+
+    cpu_s: the program's own claim, at most the measured total; memory_mb: of the process that ran
+    the test.
     """
 
     __test__ = False
@@ -81,10 +81,10 @@ class TestResult(Value):
 
 
 class VerifyResponse(Value):
-    """The program's verdict (its first failure, or pass), one result per test run, and the level of
-    the jail.
+    """The program's verdict (its first failure, or pass), and one result per test that ran.
 
-    scores: of each function its named parts, "score" among them; failure: why there are none.
+    level: of the jail; scores: the named parts of each function's score, "score" among them;
+    failure: the reason why there are none.
     """
 
     verdict: Verdict
@@ -95,20 +95,20 @@ class VerifyResponse(Value):
 
 
 class BatchRequest(Value):
-    """Several programs; each is answered by a line of its own, as it finishes."""
+    """Several programs; each is answered by one line when it finishes."""
 
     requests: Annotated[list[VerifyRequest], Meta(min_length=1, max_length=1024)]
 
 
 class BatchLine(Value):
-    """One line of the answer to a batch: result `index`."""
+    """One line of the answer to a batch: the response to request `index`."""
 
     index: int
     response: VerifyResponse
 
 
 class Health(Value):
-    """What `GET /health` says. queued counts programs that wait, running those in a cell."""
+    """The answer of `GET /health`. queued: programs that wait; running: programs in a cell."""
 
     status: Literal["ok", "draining"]
     level: int
@@ -124,7 +124,7 @@ class Health(Value):
 
 
 def infrastructure_response(message: str, level: int) -> VerifyResponse:
-    """The answer for a program that nothing is known about."""
+    """The answer for a program that could not be judged."""
     verdict = Verdict.INFRASTRUCTURE_ERROR
     return VerifyResponse(
         verdict=verdict,
@@ -134,6 +134,6 @@ def infrastructure_response(message: str, level: int) -> VerifyResponse:
 
 
 class ErrorReply(Value):
-    """Body of every 4xx and 5xx."""
+    """The body of every 4xx and 5xx."""
 
     error: str

@@ -1,11 +1,11 @@
-"""The verifier's HTTP face: Starlette routes around a `VerifierService`.
+"""The HTTP interface of the verifier: Starlette routes around a `VerifierService`.
 
 POST /verify, POST /verify_batch (results stream as they finish), GET /health, GET /metrics
-(Prometheus); the forms of other systems are in `wire_forms.py`.  Bodies are JSON, or MessagePack
-when the content type says so; a batch is answered by lines of JSON, or by MessagePack values, each
-after its length as uint32. Invariants: nothing is answered without the token, as `Authorization:
-Bearer T` or as a path that begins with /token/T; a bad request is a 4xx that names the path of its
-field; a full queue is 429 with Retry-After; a client that leaves takes its programs with it.
+(Prometheus); the forms of other systems are in `wire_forms.py`. Bodies are JSON, or MessagePack if
+the content type says so. A batch is answered by lines of JSON, or by MessagePack values, each after
+its length as uint32. Invariants: every request needs the token, as `Authorization: Bearer T` or in
+a path that begins with /token/T; a bad request is a 4xx that names the path of its field; a full
+queue is 429 with Retry-After; the programs of a client that disconnects end with it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from async_rl.rewards.verifier.protocol import BatchLine, BatchRequest, ErrorReply, VerifyRequest
 from async_rl.rewards.verifier.service import Refused, VerifierService
@@ -36,8 +36,8 @@ _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 _MAX_BODY_BYTES = 64 << 20
 _RETRY_AFTER_S = "1"
 _LINGER_S = 0.003
-"""A finished result waits so long for others of its batch: writing and reading each by itself costs
-both sides as much as judging it.
+"""A finished result waits this long for others of its batch: sending and receiving single results
+costs both sides as much as judging the programs.
 """
 _TOKEN_PATH = "/token/"
 
@@ -45,32 +45,31 @@ _TOKEN_PATH = "/token/"
 def build_app(service: VerifierService, token: str) -> ASGIApp:
     """The ASGI application of one verifier."""
 
-    async def verify(request: Request) -> Response:
-        asked = await _read(request, VerifyRequest)
-        service.admit(1)
+    async def admitted(request: Request, work: Awaitable[T]) -> T:
         try:
-            response = await _while_connected(request, service.verify(asked))
+            return await _while_connected(request, work)
         finally:
             service.release(1)
-        return _reply(request, response)
+
+    async def verify(request: Request) -> Response:
+        program = await _read(request, VerifyRequest)
+        service.admit(1)
+        return _reply(request, await admitted(request, service.verify(program)))
 
     async def verify_batch(request: Request) -> Response:
-        asked = await _read(request, BatchRequest)
-        service.admit(len(asked.requests))
-        return _Batch(service, asked.requests, is_packed=_is_packed(request))
+        batch = await _read(request, BatchRequest)
+        service.admit(len(batch.requests))
+        return _Batch(service, batch.requests, is_packed=_is_packed(request))
 
     async def foreign(form: Form[msgspec.Struct], request: Request) -> Response:
-        asked = await _read(request, form.request)
+        body = await _read(request, form.request)
         try:
-            work = form.answer(service, asked)
+            work = form.answer(service, body)
             service.admit(1)
         except Refused as refused:
-            raise Refused(form.status(refused.status), str(refused)) from refused
-        try:
-            reply = await _while_connected(request, work())
-        finally:
-            service.release(1)
-        return _json_response(reply)
+            status = form.statuses.get(refused.status, refused.status)
+            raise Refused(status, str(refused)) from refused
+        return _json_response(await admitted(request, work()))
 
     async def health(request: Request) -> Response:
         return _reply(request, service.health())
@@ -78,24 +77,23 @@ def build_app(service: VerifierService, token: str) -> ASGIApp:
     async def metrics(_: Request) -> Response:
         return Response(service.metrics.text(), media_type=_PROMETHEUS)
 
-    routes = [
-        Route("/verify", verify, methods=["POST"]),
-        Route("/verify_batch", verify_batch, methods=["POST"]),
-        Route("/health", health, methods=["GET"]),
-        Route("/metrics", metrics, methods=["GET"]),
-        *(Route(form.path, partial(foreign, form), methods=["POST"]) for form in FORMS),
-    ]
-    return _Guard(
-        Starlette(
-            routes=routes, exception_handlers={Refused: _refuse, ClientDisconnect: _nobody_listens}
-        ),
-        token,
+    app = Starlette(
+        routes=[
+            Route("/verify", verify, methods=["POST"]),
+            Route("/verify_batch", verify_batch, methods=["POST"]),
+            Route("/health", health, methods=["GET"]),
+            Route("/metrics", metrics, methods=["GET"]),
+            *(Route(form.path, partial(foreign, form), methods=["POST"]) for form in FORMS),
+        ],
+        exception_handlers={Refused: _refuse, ClientDisconnect: _disconnected},
     )
+    return _Guard(app, token)
 
 
 class _Guard:
-    """Lets a request pass if it has the token, in its header or at the beginning of its path, which
-    is taken off.
+    """Lets a request pass if it has the token in its header or at the beginning of its path.
+
+    The token is removed from the path.
     """
 
     def __init__(self, app: ASGIApp, token: str) -> None:
@@ -103,29 +101,32 @@ class _Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            header = next(
-                (value for name, value in scope["headers"] if name == b"authorization"), b""
-            )
-            given = header.removeprefix(b"Bearer ") if header.startswith(b"Bearer ") else b""
+            token = _bearer_token(scope)
             if scope["path"].startswith(_TOKEN_PATH):
-                named, _, rest = scope["path"].removeprefix(_TOKEN_PATH).partition("/")
-                given, scope = (
-                    named.encode(),
-                    {**scope, "path": f"/{rest}", "raw_path": f"/{rest}".encode()},
+                in_path, _, rest = scope["path"].removeprefix(_TOKEN_PATH).partition("/")
+                token = in_path.encode()
+                scope = {**scope, "path": f"/{rest}", "raw_path": f"/{rest}".encode()}
+            if not hmac.compare_digest(token, self._token):
+                refused = Refused(
+                    401, "the token is missing or wrong: send Authorization: Bearer <token>"
                 )
-            if not hmac.compare_digest(given, self._token):
-                await _error(
-                    Refused(
-                        401, "the token is missing or wrong: send Authorization: Bearer <token>"
-                    )
-                )(scope, receive, send)
+                await _error(refused)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
 
+def _bearer_token(scope: Scope) -> bytes:
+    for name, value in scope["headers"]:
+        if name == b"authorization":
+            scheme, _, token = bytes(value).partition(b" ")
+            return token if scheme == b"Bearer" else b""
+    return b""
+
+
 class _Batch(Response):
-    """Lines in the order in which programs finish, those that finish nearly together in one piece.
-    Owns the programs' admission.
+    """Results in the order in which programs finish; those that finish together share a piece.
+
+    Releases the admission of each program when it ends.
     """
 
     def __init__(
@@ -136,40 +137,25 @@ class _Batch(Response):
         self._encode = _packed_line if is_packed else _json_line
         self.media_type = MSGPACK if is_packed else _NDJSON
         self.raw_headers = [(b"content-type", self.media_type.encode())]
+        self._finished: asyncio.Queue[bytes | BaseException] = asyncio.Queue()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        finished: asyncio.Queue[bytes | BaseException] = asyncio.Queue()
-
-        def ended(task: asyncio.Task[None]) -> None:
-            self._service.release(1)
-            if not task.cancelled() and (fault := task.exception()) is not None:
-                finished.put_nowait(
-                    fault
-                )  # a fault of ours breaks the answer off, so that the client asks somebody else
-
         tasks = [
-            asyncio.create_task(self._one(i, r, finished), name=f"verify-{i}")
-            for i, r in enumerate(self._requests)
+            asyncio.create_task(self._verify(index, request), name=f"verify-{index}")
+            for index, request in enumerate(self._requests)
         ]
         for task in tasks:
-            task.add_done_callback(ended)
-        leaving = asyncio.create_task(_left(receive, finished), name="client leaves")
+            # Not in the task itself: a task that is cancelled before it starts runs no code.
+            task.add_done_callback(self._on_done)
+        leaving = asyncio.create_task(self._watch_client(receive), name="client leaves")
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            left = len(tasks)
-            while left:
-                lines = [await finished.get()]
-                if left > 1:
-                    await asyncio.sleep(_LINGER_S)
-                while not finished.empty():
-                    lines.append(finished.get_nowait())
-                texts = [line for line in lines if isinstance(line, bytes)]
-                for fault in (line for line in lines if isinstance(line, BaseException)):
-                    raise fault
-                left -= len(texts)
-                await send(
-                    {"type": "http.response.body", "body": b"".join(texts), "more_body": left > 0}
-                )
+            num_left = len(tasks)
+            while num_left:
+                lines = await self._next_lines(is_last=num_left == 1)
+                num_left -= len(lines)
+                body, has_more = b"".join(lines), num_left > 0
+                await send({"type": "http.response.body", "body": body, "more_body": has_more})
         except ClientDisconnect:
             return
         finally:
@@ -177,19 +163,38 @@ class _Batch(Response):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _one(
-        self, index: int, request: VerifyRequest, finished: asyncio.Queue[bytes | BaseException]
-    ) -> None:
-        finished.put_nowait(
-            self._encode(BatchLine(index=index, response=await self._service.verify(request)))
-        )
+    async def _next_lines(self, *, is_last: bool) -> list[bytes]:
+        """Results that are finished, at least one. Raises ClientDisconnect, or our own fault.
 
+        A fault breaks the answer off, so that the client asks another verifier.
+        """
+        finished = [await self._finished.get()]
+        if not is_last:
+            await asyncio.sleep(_LINGER_S)
+        while not self._finished.empty():
+            finished.append(self._finished.get_nowait())
+        lines = []
+        for line in finished:
+            if isinstance(line, BaseException):
+                raise line
+            lines.append(line)
+        return lines
 
-async def _left(receive: Receive, finished: asyncio.Queue[bytes | BaseException]) -> None:
-    message: Message = {}
-    while message.get("type") != "http.disconnect":
-        message = await receive()
-    finished.put_nowait(ClientDisconnect())
+    async def _verify(self, index: int, request: VerifyRequest) -> None:
+        response = await self._service.verify(request)
+        self._finished.put_nowait(self._encode(BatchLine(index=index, response=response)))
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self._service.release(1)
+        if not task.cancelled():
+            fault = task.exception()
+            if fault is not None:
+                self._finished.put_nowait(fault)
+
+    async def _watch_client(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._finished.put_nowait(ClientDisconnect())
 
 
 async def _while_connected(request: Request, work: Awaitable[T]) -> T:
@@ -217,11 +222,9 @@ async def _read(request: Request, expected: type[T]) -> T:
                 " time",
             )
     try:
-        return (
-            msgspec.msgpack.decode(body, type=expected)
-            if _is_packed(request)
-            else msgspec.json.decode(body, type=expected)
-        )
+        if _is_packed(request):
+            return msgspec.msgpack.decode(body, type=expected)
+        return msgspec.json.decode(body, type=expected)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         where = "" if "`$" in str(error) else " - at `$`"
         raise Refused(400, f"bad request: {error}{where}") from error
@@ -252,9 +255,8 @@ def _json_line(line: BatchLine) -> bytes:
 
 def _error(refused: Refused) -> Response:
     headers = {"Retry-After": _RETRY_AFTER_S} if refused.status in (429, 503, 504) else {}
-    return Response(
-        msgspec.json.encode(ErrorReply(error=str(refused))), refused.status, headers, _JSON
-    )
+    body = msgspec.json.encode(ErrorReply(error=str(refused)))
+    return Response(body, refused.status, headers, _JSON)
 
 
 async def _refuse(_: Request, refused: Exception) -> Response:
@@ -262,5 +264,5 @@ async def _refuse(_: Request, refused: Exception) -> Response:
     return _error(refused)
 
 
-async def _nobody_listens(_: Request, __: Exception) -> Response:
+async def _disconnected(_: Request, __: Exception) -> Response:
     return Response(status_code=499)

@@ -1,20 +1,17 @@
-"""The work of one verifier process, whoever speaks to it: admission, a place in the queue, judging,
-counting, the drain.
+"""The work of one verifier process: admission, the queue for cells, judging, counting, the drain.
 
-Takes admitted programs; waits for a cell; gives verdicts.  Woken by: a program that ends.
-Invariants: at most `queue_size` programs wait, the next one is refused; a program waits at most
+Takes admitted programs, waits for a cell, and returns verdicts. Woken by: a program that ends.
+Invariants: at most `queue_size` programs wait, and the next one is refused; a program waits at most
 `queue_timeout_s` and is then an infrastructure error, never a verdict; a cancelled program leaves
-the queue, or its cell, at once; after `drain` nothing new is admitted. Used by `server.py`, which
-speaks HTTP for it.
+the queue, or its cell, immediately; after `drain` nothing new is admitted.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from typing import TypeVar
 
 import msgspec
@@ -38,99 +35,106 @@ T = TypeVar("T")
 
 
 class Refused(Exception):
-    """A request that gets an error reply."""
+    """A request that gets an error reply with this HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
 
 
-@dataclass(kw_only=True)
 class VerifierService:
-    """See above. num_cells: programs that run side by side."""
+    """One verifier, independent of the protocol.
 
-    cells: WarmCells
-    judge: Judge
-    functions: RewardProcess | None = None
-    queue_size: int
-    num_cells: int
-    queue_timeout_s: float
-    activity: Activity = field(default_factory=Activity)
-    num_done: int = 0
-    num_infrastructure_errors: int = 0
-    is_draining: bool = False
-    num_admitted: int = 0
-    num_running: int = 0
-    metrics: ServiceMetrics = field(init=False)
-    _free: asyncio.Semaphore = field(init=False)
-    _idle: asyncio.Event = field(default_factory=asyncio.Event)
+    functions: None if the configuration has no reward functions; num_cells: programs that run at a
+    time.
+    """
 
-    def __post_init__(self) -> None:
-        self._free = asyncio.Semaphore(self.num_cells)
+    def __init__(
+        self,
+        *,
+        cells: WarmCells,
+        judge: Judge,
+        queue_size: int,
+        num_cells: int,
+        queue_timeout_s: float,
+        functions: RewardProcess | None = None,
+        activity: Activity | None = None,
+    ) -> None:
+        self.cells, self.judge, self._functions = cells, judge, functions
+        self.queue_size, self.num_cells = queue_size, num_cells
+        self.queue_timeout_s = queue_timeout_s
+        self._activity = activity or Activity()
+        self._free = asyncio.Semaphore(num_cells)
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._is_draining = False
+        self.num_done = 0
+        self.num_infrastructure_errors = 0
+        self.num_admitted = 0
+        self.num_running = 0
         self.metrics = ServiceMetrics(self.health)
 
     def admit(self, count: int) -> None:
-        """Take `count` programs on, or raise Refused. A batch larger than the queue is taken by a
-        verifier that has nothing else.
+        """Admit `count` programs, or raise Refused.
+
+        A batch that is larger than the queue is admitted if there is no other program, because it
+        could never fit otherwise.
         """
-        if self.is_draining:
+        if self._is_draining:
             self.metrics.count_refused(503)
             raise Refused(503, "this verifier is shutting down; ask another one")
         if self.num_admitted and self.num_admitted + count > self.queue_size + self.num_cells:
             self.metrics.count_refused(429)
             raise Refused(
                 429,
-                f"{self.num_admitted} programs are here and {self.queue_size} may wait; come back"
+                f"{self.num_admitted} programs are here and {self.queue_size} may wait; try again"
                 " later",
             )
         self.num_admitted += count
         self._idle.clear()
 
     def release(self, count: int) -> None:
-        """Programs that were admitted are done, or given up."""
+        """Count admitted programs as done or given up."""
         self.num_admitted -= count
         if not self.num_admitted:
             self._idle.set()
 
     async def verify(self, request: VerifyRequest) -> VerifyResponse:
-        """One admitted program or sample. An infrastructure failure is a response of its own, and
-        so is that of a function.
+        """Judge one admitted program, or score one sample.
+
+        Infrastructure failures and failures of functions are responses too.
         """
-        if request.sample is not None:
-            return await self._score(request.functions, request.sample)
-        response = await self._judge(
-            lambda: self.judge.verify(request),
-            lambda error: infrastructure_response(str(error), self.cells.level),
-        )
+        if request.sample is None:
+            response = await self._judge(
+                lambda: self.judge.verify(request),
+                lambda error: infrastructure_response(str(error), self.cells.level),
+            )
+        else:
+            response = await self._score(request.functions, request.sample)
         self._count(response.verdict)
         return response
 
-    async def _score(self, functions: Sequence[str], sample: RewardSample) -> VerifyResponse:
-        """What the functions say; they take no cell, so that slow ones hold up no program."""
+    async def _score(self, names: list[str], sample: RewardSample) -> VerifyResponse:
+        """Call reward functions. They take no cell, so that slow ones delay no program."""
         started = time.monotonic()
         response = VerifyResponse(verdict=Verdict.PASS, tests=[], level=self.cells.level)
         try:
-            if self.functions is None:
+            if self._functions is None:
                 raise RewardError(
                     "this verifier has no reward functions; start it with reward.fn or reward.fns"
                 )
-            with self.activity("scoring"):
-                response = msgspec.structs.replace(
-                    response, scores=await self.functions.score(functions, sample)
-                )
+            with self._activity("scoring"):
+                scores = await self._functions.score(names, sample)
+            response = msgspec.structs.replace(response, scores=scores)
         except* RewardError as errors:
-            response = msgspec.structs.replace(
-                response, verdict=Verdict.INFRASTRUCTURE_ERROR, failure=str(root_cause(errors))
-            )
+            failure, verdict = str(root_cause(errors)), Verdict.INFRASTRUCTURE_ERROR
+            response = msgspec.structs.replace(response, verdict=verdict, failure=failure)
         finally:
             self.metrics.observe_s(time.monotonic() - started)
-        self._count(response.verdict)
         return response
 
     async def run(self, request: VerifyRequest, stdin: str) -> Printed:
-        """What one admitted program prints for one standard input; the request's tests are left
-        aside.
-        """
+        """Run one admitted program on one standard input; the request's tests are not used."""
         printed = await self._judge(
             lambda: self.judge.run(request, stdin),
             lambda error: Printed(Verdict.INFRASTRUCTURE_ERROR, "", str(error), 0.0),
@@ -143,8 +147,8 @@ class VerifierService:
     ) -> T:
         started = time.monotonic()
         try:
-            async with self._place():
-                with self.activity("judging"):
+            async with self._cell():
+                with self._activity("judging"):
                     return await work()
         except InfrastructureError as error:
             return failed(error)
@@ -152,11 +156,13 @@ class VerifierService:
             self.metrics.observe_s(time.monotonic() - started)
 
     @asynccontextmanager
-    async def _place(self) -> AsyncIterator[None]:
-        """One of the `num_cells` places, in order of arrival. Raises InfrastructureError after
-        `queue_timeout_s` without one.
+    async def _cell(self) -> AsyncIterator[None]:
+        """The right to use one cell, in order of arrival.
+
+        Raises InfrastructureError after `queue_timeout_s`.
         """
         try:
+            # Without a deadline if a cell is free: a timer costs more than the semaphore.
             async with asyncio.timeout(self.queue_timeout_s if self._free.locked() else None):
                 await self._free.acquire()
         except TimeoutError as error:
@@ -172,14 +178,13 @@ class VerifierService:
 
     def _count(self, verdict: Verdict) -> None:
         self.num_done += 1
-        self.num_infrastructure_errors += verdict is Verdict.INFRASTRUCTURE_ERROR
+        if verdict is Verdict.INFRASTRUCTURE_ERROR:
+            self.num_infrastructure_errors += 1
         self.metrics.count_verdict(verdict)
 
     async def drain(self, timeout_s: float) -> bool:
-        """Refuse new work and wait for what was admitted; False if some was left after `timeout_s`."""
-        self.is_draining = True
-        if not self.num_admitted:
-            return True
+        """Refuse new work and wait for admitted programs; False if some are left in the end."""
+        self._is_draining = True
         try:
             async with asyncio.timeout(timeout_s):
                 await self._idle.wait()
@@ -189,11 +194,12 @@ class VerifierService:
 
     def health(self) -> Health:
         """The state of this process."""
+        hello = self.cells.hello
         return Health(
-            status="draining" if self.is_draining else "ok",
-            level=self.cells.level,
-            landlock_abi=self.cells.hello.landlock_abi,
-            has_seccomp=self.cells.hello.has_seccomp,
+            status="draining" if self._is_draining else "ok",
+            level=hello.level,
+            landlock_abi=hello.landlock_abi,
+            has_seccomp=hello.has_seccomp,
             cells=self.num_cells,
             queued=self.num_admitted - self.num_running,
             running=self.num_running,

@@ -1,8 +1,8 @@
-"""What a verifier tells Prometheus: verdicts, refusals and latency as they happen, queue and cells
-as they are when asked.
+"""Metrics of a verifier for Prometheus: verdicts, refusals and latency as they happen, queue and
+cells as they are at the request.
 
-Every name has its unit and meaning here; a registry of its own, so that two verifiers in one
-process do not meet. Used by `service.py`; served by `server.py` as `GET /metrics`.
+Every metric has its unit and meaning here. The registry is not the global one, so that several
+verifiers can run in one process.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _GAUGES: dict[str, tuple[str, Callable[[Health], float]]] = {
 
 
 class ServiceMetrics:
-    """Counters of one verifier. health: its state at the moment of the call."""
+    """Counters of one verifier. health: returns its present state."""
 
     def __init__(self, health: Callable[[], Health]) -> None:
         self._registry = CollectorRegistry()
@@ -61,17 +61,17 @@ class ServiceMetrics:
             )
 
     def count_verdict(self, verdict: Verdict) -> None:
-        """One more program was judged."""
+        """Count one judged program."""
         self._verdicts[verdict].inc()
 
     def count_refused(self, status: int) -> None:
-        """One more request was refused."""
+        """Count one refused request."""
         self._refused.labels(str(status)).inc()
 
     def observe_s(self, seconds: float) -> None:
-        """The time one program took, its wait included."""
+        """Record the time of one program, its wait included."""
         self._seconds.observe(seconds)
 
     def text(self) -> bytes:
-        """All of it in Prometheus' text form."""
+        """All metrics in Prometheus' text form."""
         return generate_latest(self._registry)

@@ -1,10 +1,9 @@
 """One verifier from its first cell to its last answer: opens the jail, serves HTTP on a socket,
-drains and leaves.
+drains and exits.
 
-takes: settings and a bound socket; waits for: requests; gives: answers
-woken by: a request; `stopping`, upon which new work is refused, what was admitted is finished, and
-the server ends Used by processes/verifier.py, in a run, and by launchers/commands/verifier.py,
-without one.  The only file that knows uvicorn.
+Takes settings and a bound socket, waits for requests, and sends answers. Woken by: a request;
+`stopping`, after which new work is refused, admitted work is finished, and the server ends. The
+only file that imports uvicorn.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from async_rl.sandbox.warm_cells import Unsafe, WarmCells
 
 _BACKLOG = 2048
 _CLOSE_S = 5
-"""Seconds for connections to end once all verdicts are out."""
+"""Seconds for connections to end after the last verdict."""
 
 
 @contextlib.asynccontextmanager
@@ -47,22 +46,20 @@ async def open_service(
     Raises ConfigError if no jail works here, with the reason of each level, or if a function cannot
     be loaded.
     """
+    num_cells, allow_unsafe = verifiers.cells, sandbox.allow_unsafe
     async with contextlib.AsyncExitStack() as stack:
         try:
-            cells = await WarmCells.start(verifiers.cells, allow_unsafe=sandbox.allow_unsafe)
+            cells = await WarmCells.start(num_cells, allow_unsafe=allow_unsafe)
         except Unsafe as error:
             raise ConfigError(str(error)) from error
         await stack.enter_async_context(cells)
-        packaged = PackagedCells(
-            cells, verifiers.cells, sandbox.packages, allow_unsafe=sandbox.allow_unsafe
-        )
+        packaged = PackagedCells(cells, num_cells, sandbox.packages, allow_unsafe=allow_unsafe)
         stack.push_async_callback(packaged.close)
         judge = Judge(cells, sandbox, packaged)
         stack.push_async_callback(judge.close)
-        functions = (
-            None if reward is None else RewardProcess(reward, load_s=timeouts.load_functions_s)
-        )
-        if functions is not None:
+        functions = None
+        if reward is not None:
+            functions = RewardProcess(reward, load_s=timeouts.load_functions_s)
             stack.push_async_callback(functions.close)
             await functions.start()
         yield VerifierService(
@@ -70,20 +67,17 @@ async def open_service(
             cells=cells,
             judge=judge,
             queue_size=verifiers.queue_size,
-            num_cells=verifiers.cells,
+            num_cells=num_cells,
             queue_timeout_s=timeouts.score_s,
             activity=activity,
         )
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A bound, listening socket. Raises ConfigError if the address cannot be had."""
+    """A bound, listening socket. Raises ConfigError if the address is not available."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server(
-            (host, port),
-            family=socket.AF_INET6 if ":" in host else socket.AF_INET,
-            backlog=_BACKLOG,
-        )
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except OSError as error:
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise ConfigError(
@@ -101,21 +95,20 @@ async def serve(
     stopping: asyncio.Event,
     log: logging.Logger,
 ) -> None:
-    """Serve until `stopping`, then finish what was admitted. ready: told the URL once requests are
-    accepted.
+    """Serve until `stopping`, then finish admitted programs.
+
+    ready: called with the URL once requests are accepted.
     """
     host, port = listener.getsockname()[:2]
-    app = build_app(service, token)
-    server = _Server(
-        uvicorn.Config(
-            app,
-            lifespan="off",
-            ws="none",
-            access_log=False,
-            log_config=None,
-            timeout_graceful_shutdown=_CLOSE_S,
-        )
+    config = uvicorn.Config(
+        build_app(service, token),
+        lifespan="off",
+        ws="none",
+        access_log=False,
+        log_config=None,
+        timeout_graceful_shutdown=_CLOSE_S,
     )
+    server = _Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
     try:
         await ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
@@ -123,7 +116,7 @@ async def serve(
         await asyncio.wait((serving, stopped), return_when=asyncio.FIRST_COMPLETED)
         stopped.cancel()
         if serving.done():
-            raise Unavailable(f"the HTTP server on {host}:{port} ended by itself")
+            raise Unavailable(f"the HTTP server on {host}:{port} ended unexpectedly")
         if not await service.drain(service.queue_timeout_s):
             log.warning("left with programs unfinished after %g s", service.queue_timeout_s)
     finally:
@@ -132,9 +125,9 @@ async def serve(
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without signal handlers of its own: the process has them already."""
+    """uvicorn without its signal handlers, because the process has handlers already."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Nothing is captured."""
+        """Capture nothing."""
         yield

@@ -1,5 +1,5 @@
-"""Requests and answers of other systems' verifiers, so that their clients get verdicts from this
-one unchanged.
+"""Requests and answers of other systems' verifiers, so that their clients can use this one
+unchanged.
 
 - AReaL's code function: {problem: {input_output}, code, timeout} -> {result: [true | false | -1 |
   -2], metadata}; stops at a failure.
@@ -7,15 +7,15 @@ one unchanged.
   {uid, success, results}.
 - SandboxFusion's /run_code for standard input: {code, stdin, run_timeout} -> {status, run_result:
   {status, stdout, return_code}}; its client compares.
-Invariants: an infrastructure failure is what that client retries (a 503, errorType SystemError, a
-504), never something it scores; fields that mean nothing here are ignored, as in the originals, but
-what cannot be done (another language, remote tests, files) is a 400. Used by `server.py`.
+Invariants: an infrastructure failure is an answer that the client retries (a 503, errorType
+SystemError, a 504), never one that it scores. Fields without a meaning here are ignored, as in the
+originals; a request that cannot be served (another language, remote tests, files) is a 400.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import msgspec
@@ -29,7 +29,6 @@ from async_rl.rewards.verifier.protocol import (
     MAX_TIMEOUT_S,
     MIN_MEMORY_MB,
     VerifyRequest,
-    VerifyResponse,
 )
 from async_rl.rewards.verifier.service import Refused, VerifierService
 
@@ -37,31 +36,31 @@ Timeout = Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)]
 R = TypeVar("R", bound=msgspec.Struct)
 
 
-class _Form(msgspec.Struct, frozen=True, kw_only=True):
-    """Base: unknown fields are ignored."""
+class _Body(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of requests and answers: unknown fields are ignored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form(Generic[R]):
-    """One foreign route. answer: checks the request (Refused if it cannot be done) and gives what
-    does the work once it is admitted.
+    """One route of another system.
 
-    status: the HTTP status by which its client knows that it should come back.
+    answer: checks the request (raises Refused) and returns the work to do once it is admitted.
+    statuses: HTTP statuses of this server that the client knows by another number.
     """
 
     path: str
     request: type[R]
     answer: Callable[[VerifierService, R], Callable[[], Awaitable[msgspec.Struct]]]
-    status: Callable[[int], int]
+    statuses: Mapping[int, int] = field(default_factory=dict)
 
 
-class ArealProblem(_Form):
-    """The tests of a problem, as its data has them."""
+class ArealProblem(_Body):
+    """The tests of a problem, in the form of its data."""
 
     input_output: Any
 
 
-class ArealFunction(_Form):
+class ArealFunction(_Body):
     """Request of AReaL's code function."""
 
     problem: ArealProblem
@@ -69,9 +68,10 @@ class ArealFunction(_Form):
     timeout: Timeout | None = None
 
 
-class ArealFunctionResult(_Form):
-    """Its answer. result: true, false, -1 (runtime error or limit) or -2 (does not compile) for
-    each test up to the first failure.
+class ArealFunctionResult(_Body):
+    """Answer of AReaL's code function.
+
+    result: per test up to the first failure true, false, -1 (error, limit) or -2 (not Python).
     """
 
     result: list[bool | int]
@@ -86,20 +86,20 @@ _AREAL_CODES: dict[Verdict, bool | int] = {
 
 
 def _areal_function(
-    service: VerifierService, asked: ArealFunction
+    service: VerifierService, body: ArealFunction
 ) -> Callable[[], Awaitable[ArealFunctionResult]]:
     request = _request(
-        asked.code,
-        lambda: read_input_output("$.problem", asked.problem.input_output),
-        timeout_s=asked.timeout,
+        body.code,
+        lambda: read_input_output("$.problem", body.problem.input_output),
+        timeout_s=body.timeout,
         stop_at_first_failure=True,
     )
 
     async def work() -> ArealFunctionResult:
         response = await service.verify(request)
-        if response.verdict is Verdict.INFRASTRUCTURE_ERROR:
-            raise Refused(503, f"nothing is known about this program: {response.tests[0].message}")
         last = response.tests[-1]
+        if response.verdict is Verdict.INFRASTRUCTURE_ERROR:
+            raise Refused(503, f"this program could not be judged: {last.message}")
         return ArealFunctionResult(
             result=[_AREAL_CODES.get(test.verdict, -1) for test in response.tests],
             metadata={"verdict": response.verdict.value, "message": last.message},
@@ -108,17 +108,15 @@ def _areal_function(
     return work
 
 
-class ArealTestCase(_Form, rename="camel"):
+class ArealTestCase(_Body, rename="camel"):
     """One pair of input and output."""
 
     input: str
     expected_output: str
 
 
-class ArealCall(_Form, rename="camel"):
-    """Request of AReaL's function calls. timeout: seconds per test; memory: MB, 0 = the server's
-    own limit.
-    """
+class ArealCall(_Body, rename="camel"):
+    """Request of AReaL's calls. timeout: s per test; memory: MB, 0 for the server's limit."""
 
     code: str
     testcases: Annotated[list[ArealTestCase], Meta(min_length=1, max_length=1000)]
@@ -131,16 +129,16 @@ class ArealCall(_Form, rename="camel"):
     memory: Annotated[float, Meta(ge=0)] = 0
 
 
-class ArealCallResult(_Form, rename="camel"):
-    """One test's end."""
+class ArealCallResult(_Body, rename="camel"):
+    """The result of one test."""
 
     success: bool
     reason: str
     error_type: str
 
 
-class ArealCallAnswer(_Form):
-    """Its answer: success if every test passes."""
+class ArealCallAnswer(_Body):
+    """Answer of AReaL's function calls: success if every test passes."""
 
     uid: Any
     success: bool
@@ -160,29 +158,29 @@ _ERROR_TYPES = {
 
 
 def _areal_call(
-    service: VerifierService, asked: ArealCall
+    service: VerifierService, body: ArealCall
 ) -> Callable[[], Awaitable[ArealCallAnswer]]:
     def tests() -> list[CodeTest]:
         return [
             pair_test(
                 case.input,
                 case.expected_output,
-                asked.entry_function,
+                body.entry_function,
                 places=(f"$.testcases[{index}].input", f"$.testcases[{index}].expectedOutput"),
             )
-            for index, case in enumerate(asked.testcases)
+            for index, case in enumerate(body.testcases)
         ]
 
     request = _request(
-        asked.code,
+        body.code,
         tests,
-        timeout_s=asked.timeout,
-        memory_mb=_memory_mb(asked.memory),
-        stop_at_first_failure=asked.is_fast_fail,
+        timeout_s=body.timeout,
+        memory_mb=_memory_mb(body.memory),
+        stop_at_first_failure=body.is_fast_fail,
     )
 
     async def work() -> ArealCallAnswer:
-        response: VerifyResponse = await service.verify(request)
+        response = await service.verify(request)
         results = [
             ArealCallResult(
                 success=test.verdict is Verdict.PASS,
@@ -191,15 +189,14 @@ def _areal_call(
             )
             for test in response.tests
         ]
-        return ArealCallAnswer(
-            uid=asked.uid, success=response.verdict is Verdict.PASS, results=results
-        )
+        is_pass = response.verdict is Verdict.PASS
+        return ArealCallAnswer(uid=body.uid, success=is_pass, results=results)
 
     return work
 
 
-class RunCode(_Form, rename={"memory_limit_mb": "memory_limit_MB"}):
-    """Request of SandboxFusion. memory_limit_mb: below 1 = the server's own limit."""
+class RunCode(_Body, rename={"memory_limit_mb": "memory_limit_MB"}):
+    """Request of SandboxFusion. memory_limit_mb: below 1 for the limit of the server."""
 
     code: str
     language: Literal["python"]
@@ -210,7 +207,7 @@ class RunCode(_Form, rename={"memory_limit_mb": "memory_limit_MB"}):
     fetch_files: Annotated[list[Any], Meta(max_length=0)] | None = None
 
 
-class RunResult(_Form):
+class RunResult(_Body):
     """How the process ended. stderr: the exception, without its traceback."""
 
     status: Literal["Finished", "TimeLimitExceeded"]
@@ -220,8 +217,8 @@ class RunResult(_Form):
     stderr: str
 
 
-class RunCodeAnswer(_Form):
-    """Its answer: Success if the program ended with status 0."""
+class RunCodeAnswer(_Body):
+    """Answer of SandboxFusion: Success if the program ended with status 0."""
 
     status: Literal["Success", "Failed"]
     message: str
@@ -231,30 +228,30 @@ class RunCodeAnswer(_Form):
     files: dict[str, str] = {}
 
 
-def _run_code(service: VerifierService, asked: RunCode) -> Callable[[], Awaitable[RunCodeAnswer]]:
-    stdin = StdinTest(input=asked.stdin or "", output="")
+def _run_code(service: VerifierService, body: RunCode) -> Callable[[], Awaitable[RunCodeAnswer]]:
+    stdin = StdinTest(input=body.stdin or "", output="")
     request = _request(
-        asked.code,
+        body.code,
         lambda: [stdin],
-        timeout_s=asked.run_timeout,
-        memory_mb=_memory_mb(asked.memory_limit_mb),
+        timeout_s=body.run_timeout,
+        memory_mb=_memory_mb(body.memory_limit_mb),
     )
 
     async def work() -> RunCodeAnswer:
         printed = await service.run(request, stdin.input)
         if printed.verdict is Verdict.INFRASTRUCTURE_ERROR:
-            raise Refused(504, f"nothing is known about this program: {printed.message}")
-        is_late, is_well = printed.verdict is Verdict.TIMEOUT, printed.verdict is Verdict.PASS
+            raise Refused(504, f"this program could not be judged: {printed.message}")
+        is_late, is_success = printed.verdict is Verdict.TIMEOUT, printed.verdict is Verdict.PASS
         result = RunResult(
             status="TimeLimitExceeded" if is_late else "Finished",
             execution_time=printed.wall_s,
-            return_code=None if is_late else int(not is_well),
+            return_code=None if is_late else int(not is_success),
             stdout=printed.output,
             stderr=printed.message,
         )
         return RunCodeAnswer(
-            status="Success" if is_well else "Failed",
-            message="" if is_well else printed.verdict.value,
+            status="Success" if is_success else "Failed",
+            message="" if is_success else printed.verdict.value,
             run_result=result,
         )
 
@@ -279,9 +276,7 @@ def _request(
         raise Refused(400, f"bad request: {error}") from error
     if not given:
         raise Refused(
-            400,
-            "bad request: there are no tests, so every program would pass - at"
-            " `$.problem.input_output`",
+            400, "bad request: no tests, so every program would pass - at `$.problem.input_output`"
         )
     return VerifyRequest(
         code=code,
@@ -292,22 +287,13 @@ def _request(
     )
 
 
-def _same(status: int) -> int:
-    return status
-
-
-def _gateway(status: int) -> int:
-    """SandboxFusion's clients come back after a 504 and give up after anything else."""
-    return 504 if status in (429, 503) else status
-
-
 FORMS: tuple[Form[Any], ...] = (
     Form(
         path="/hapis/faas.hcs.io/v1/functions/realhf_code_verify/invoke",
         request=ArealFunction,
         answer=_areal_function,
-        status=_same,
     ),
-    Form(path="/apis/functioncalls", request=ArealCall, answer=_areal_call, status=_same),
-    Form(path="/run_code", request=RunCode, answer=_run_code, status=_gateway),
+    Form(path="/apis/functioncalls", request=ArealCall, answer=_areal_call),
+    # SandboxFusion's clients retry after a 504 and give up after any other error.
+    Form(path="/run_code", request=RunCode, answer=_run_code, statuses={429: 504, 503: 504}),
 )
