@@ -1,7 +1,7 @@
 """MessagePack for every typed value of the project, numpy arrays included; used on the wire and in
 the store.
 
-An array travels as extension type 1: one byte for the dtype, one for the number of dimensions, each
+An array is extension type 1: one byte for the dtype, one for the number of dimensions, each
 dimension as uint32, then the raw little-endian bytes.  Only the dtypes in `_DTYPES` are allowed, so
 no payload can name code or objects.  Decoded arrays are read-only views.
 """
@@ -29,13 +29,12 @@ def _head(num_dimensions: int) -> struct.Struct:
 
 
 def _enc_hook(value: Any) -> msgspec.msgpack.Ext:
-    if isinstance(value, np.ndarray) and (kind := _KINDS.get(value.dtype)) is not None:
-        return msgspec.msgpack.Ext(
-            _ARRAY, _head(value.ndim).pack(kind, value.ndim, *value.shape) + value.tobytes()
-        )
+    if isinstance(value, np.ndarray) and value.dtype in _KINDS:
+        head = _head(value.ndim).pack(_KINDS[value.dtype], value.ndim, *value.shape)
+        return msgspec.msgpack.Ext(_ARRAY, head + value.tobytes())
     raise ProtocolError(
-        f"{type(value).__name__} cannot travel; allowed are messages, plain values and arrays of"
-        f" {[str(d) for d in _DTYPES]}"
+        f"{type(value).__name__} cannot be encoded; allowed are messages, plain values and arrays"
+        f" of {[str(d) for d in _DTYPES]}"
     )
 
 
@@ -61,19 +60,17 @@ _decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 
 
 def encode(value: object) -> bytes:
-    """One value as MessagePack. Raises ProtocolError for what may not travel."""
+    """One value as MessagePack. Raises ProtocolError for types that are not allowed."""
     return _encoder.encode(value)
 
 
 def decode(data: bytes | memoryview, expected: type[T]) -> T:
     """The value of type `expected` in `data`. Raises ProtocolError if it is anything else."""
-    decoder = _decoders.get(expected)
-    if decoder is None:
-        decoder = _decoders[expected] = msgspec.msgpack.Decoder(
-            expected, dec_hook=_dec_hook, ext_hook=_ext_hook
-        )
+    if expected not in _decoders:
+        decoder = msgspec.msgpack.Decoder(expected, dec_hook=_dec_hook, ext_hook=_ext_hook)
+        _decoders[expected] = decoder
     try:
-        result: T = decoder.decode(data)
+        result: T = _decoders[expected].decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"not a valid {expected}: {error}") from error
     return result

@@ -1,19 +1,20 @@
 """The tree of errors that async_rl raises on purpose.
 
     AsyncRLError
-    |- ConfigError  a setting is unknown, mistyped, out of range or contradicts another; raised
-    before any process starts |- DataError  a data file or one of its rows cannot be used; names
-    file and row |- InfrastructureError  something around the policy failed (socket, jail, verifier,
-    engine); retried, never a reward |  |- DeadlineExceeded  a remote call or a wait ran past its
-    deadline |  |- Unavailable  the peer is gone, or not there yet |- RewardError  a reward function
-    that a user brought failed; its group goes back, or the run stops (reward.on_failure) |-
-    ProtocolError  a peer sent what the schema does not allow |- WeightsError  a push failed or the
-    engine holds weights that it should not |  |- BlockUnreachable  the generator does not share the
-    learner's memory; nothing was changed |  |- BroadcastBroken  a broadcast of weights did not come to
-    its end; it is repeated without whoever was lost |- EngineDead  a generation engine died or is
-    not to be trusted; its generator ends and is started again |- StalenessError  a batch would
-    break the staleness bound |- NonFiniteError  a loss, a gradient or a log-prob is not finite |-
-    RunFailed  the run as a whole ended; carries the root cause and the process it came from
+    |- ConfigError           a setting is wrong; raised before any process starts
+    |- DataError             a data file or one of its rows cannot be used
+    |- InfrastructureError   a socket, jail, verifier or engine failed; retried, never a reward
+    |  |- DeadlineExceeded   a remote call or a wait exceeded its deadline
+    |  |- Unavailable        the peer is gone, or not there yet
+    |- RewardError           a user's reward function failed; see reward.on_failure
+    |- ProtocolError         a peer sent what the schema does not allow
+    |- WeightsError          a push failed, or the engine has weights that it should not have
+    |  |- BlockUnreachable   the generator does not share the learner's memory; nothing was changed
+    |  |- BroadcastBroken    a broadcast failed; it is repeated without the lost member
+    |- EngineDead            a generation engine ended or is not to be trusted; it is started again
+    |- StalenessError        a batch would break the staleness bound
+    |- NonFiniteError        a loss, a gradient or a log-prob is not finite
+    |- RunFailed             the run ended; carries the root cause and its process
 
 Every message says what happened, the value, and what to do about it.
 """
@@ -26,7 +27,7 @@ class AsyncRLError(Exception):
 
 
 class ConfigError(AsyncRLError):
-    """A setting is wrong. The message gives path, value and remedy."""
+    """A setting is wrong. The message names path, value and remedy."""
 
 
 class DataError(AsyncRLError):
@@ -68,7 +69,7 @@ class BroadcastBroken(WeightsError):
 
 
 class EngineDead(AsyncRLError):
-    """A generation engine died, or holds what nobody knows; its process has to end."""
+    """A generation engine ended, or its state is unknown; its process has to end."""
 
 
 class StalenessError(AsyncRLError):
@@ -84,9 +85,7 @@ class RunFailed(AsyncRLError):
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """The first ordinary exception inside nested exception groups; the error itself if it is no
-    group.
-    """
+    """The first ordinary exception inside nested exception groups, or the error itself."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -1,10 +1,8 @@
-"""Tests from pairs of input and output text, as AReaL's data and its verifier protocol write them.
-Pure.
+"""Tests from pairs of input and output text, in the form of AReaL's data and verifier. Pure.
 
 `{"inputs": [str], "outputs": [str], "fn_name"?: str}`, or the same as a JSON string.  Without a
-function each pair is a standard input and what should be printed; with one, each line of an input
-is one JSON argument and the output is the JSON of the returned value. Used by data/problems.py for
-rows and by rewards/verifier/wire_forms.py for requests.
+function each pair is a standard input and the output to print; with one, each line of an input is
+one JSON argument and the output is the JSON of the returned value.
 """
 
 from __future__ import annotations
@@ -21,14 +19,15 @@ def read_input_output(place: str, value: Any) -> list[CodeTest]:
     """The tests of one `input_output`, an object or its JSON string. Raises DataError, which begins
     with the place.
     """
-    data = _json(f"{place}: input_output", value) if isinstance(value, str) else value
+    data = read_json(f"{place}: input_output", value) if isinstance(value, str) else value
     if not isinstance(data, dict):
         raise DataError(
             f"{place}: input_output must hold an object {{inputs, outputs, fn_name?}}, this is a"
             f" {type(data).__name__}"
         )
     inputs, outputs = (
-        _texts(f"{place}: input_output.{name}", data.get(name)) for name in ("inputs", "outputs")
+        read_strings(f"{place}: input_output.{name}", data.get(name))
+        for name in ("inputs", "outputs")
     )
     if len(inputs) != len(outputs):
         raise DataError(
@@ -53,20 +52,22 @@ def pair_test(given: str, wanted: str, function: str, *, places: tuple[str, str]
     """
     if not function:
         return StdinTest(input=given, output=wanted)
-    args = [_json(places[0], line) for line in given.splitlines() if line.strip()]
-    return CallTest(function=function, args=args, expected=_json(places[1], wanted))
+    args = [read_json(places[0], line) for line in given.splitlines() if line.strip()]
+    return CallTest(function=function, args=args, expected=read_json(places[1], wanted))
 
 
-def _json(place: str, text: str) -> Any:
+def read_json(place: str, text: str) -> Any:
+    """The value of a JSON text. Raises DataError, which begins with the place."""
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError as error:
         raise DataError(
-            f"{place} holds {text[:80]!r}, which is no JSON ({error}); write values as JSON"
+            f"{place} is {text[:80]!r}, which is not JSON ({error}); write values as JSON"
         ) from error
 
 
-def _texts(place: str, value: Any) -> list[str]:
+def read_strings(place: str, value: Any) -> list[str]:
+    """The value, checked. Raises DataError, which begins with the place."""
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise DataError(f"{place} must be a list of strings, this is {str(value)[:80]!r}")
     return value

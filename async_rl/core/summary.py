@@ -1,11 +1,11 @@
-"""One finished group in numbers: what admission, the store and evaluation need to know without its
-trajectories.
+"""One finished group in numbers, for admission, the store and evaluation.
 
 Pure; the buffer computes it once per put.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +18,8 @@ from async_rl.core.types import NO_VERSION, Group, Trajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Versions are those of the trained tokens, NO_VERSION if none is trained; pass_rate: share of
-    samples of which every test passed.
+    """Versions are those of the trained tokens, NO_VERSION without any. pass_rate: share of samples
+    that passed every test.
     """
 
     oldest_version: int
@@ -43,54 +43,50 @@ def part_means(samples: Iterable[Trajectory]) -> dict[str, float]:
     for sample in samples:
         for name, value in sample.score.parts.items():
             values.setdefault(name, []).append(value)
-    return {name: sum(found) / len(found) for name, found in sorted(values.items())}
+    return {name: statistics.fmean(values[name]) for name in sorted(values)}
 
 
 def failed_share(groups: Iterable[Group], fail_reward: float) -> float:
-    """The share of samples with no more than the reward of a failure."""
+    """The share of samples whose reward is at most that of a failure; 0 without samples."""
     has_failed = [
         sample.score.reward <= fail_reward for group in groups for sample in group.trajectories
     ]
-    return sum(has_failed) / max(len(has_failed), 1)
+    return statistics.fmean(has_failed) if has_failed else 0.0
 
 
 def summarize(group: Group) -> Summary:
     """The numbers of a complete group. Raises ProtocolError if its arrays do not fit together or
-    hold values that cannot be.
+    contain impossible values.
     """
-    if not group.trajectories:
+    samples = group.trajectories
+    if not samples:
         raise ProtocolError(f"group {group.group_id} has no trajectories")
-    for i, sample in enumerate(group.trajectories):
+    for i, sample in enumerate(samples):
         length = len(sample.token_ids)
-        if (
-            not len(sample.loss_mask)
-            == len(sample.behavior_logprobs)
-            == len(sample.versions)
-            == length
-            or not 0 < sample.prompt_length <= length
-        ):
+        arrays = (sample.loss_mask, sample.behavior_logprobs, sample.versions)
+        if any(len(array) != length for array in arrays) or not 0 < sample.prompt_length <= length:
             raise ProtocolError(
                 f"group {group.group_id}, sample {i}: arrays of different lengths, or no prompt"
             )
-    # All samples at once: a pass per sample costs as much as storing it.
-    versions = np.concatenate([s.versions for s in group.trajectories])[
-        np.concatenate([s.loss_mask for s in group.trajectories])
-    ]
-    if versions.size and (
-        versions.min() < 0
-        or not np.isfinite(np.concatenate([s.behavior_logprobs for s in group.trajectories])).all()
-    ):
-        raise ProtocolError(
-            f"group {group.group_id}: a trained token has no version, or a log-prob is not finite"
-        )
-    samples = group.trajectories
+    # One pass over all samples: a pass per sample costs as much as storing it.
+    is_trained = np.concatenate([s.loss_mask for s in samples])
+    versions = np.concatenate([s.versions for s in samples])[is_trained]
+    oldest = newest = NO_VERSION
+    if versions.size:
+        oldest, newest = int(versions.min()), int(versions.max())
+        logprobs = np.concatenate([s.behavior_logprobs for s in samples])
+        if oldest < 0 or not np.isfinite(logprobs).all():
+            raise ProtocolError(
+                f"group {group.group_id}: a trained token has no version, or a log-prob is not"
+                " finite"
+            )
     return Summary(
-        oldest_version=int(versions.min()) if versions.size else NO_VERSION,
-        newest_version=int(versions.max()) if versions.size else NO_VERSION,
+        oldest_version=oldest,
+        newest_version=newest,
         num_tokens=group.num_tokens,
         num_trained_tokens=versions.size,
-        reward_mean=sum(s.score.reward for s in samples) / len(samples),
-        pass_rate=sum(s.score.is_passed for s in samples) / len(samples),
-        response_length_mean=sum(s.response_length for s in samples) / len(samples),
-        truncated_share=sum(s.is_truncated for s in samples) / len(samples),
+        reward_mean=statistics.fmean(s.score.reward for s in samples),
+        pass_rate=statistics.fmean(s.score.is_passed for s in samples),
+        response_length_mean=statistics.fmean(s.response_length for s in samples),
+        truncated_share=statistics.fmean(s.is_truncated for s in samples),
     )

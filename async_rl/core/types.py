@@ -5,7 +5,6 @@ Invariants
 - `loss_mask` is True exactly where the policy wrote the token and it is to be trained; prompt
   positions are False.
 - `versions[t]` is the policy version that sampled token t, -1 where the policy did not sample it.
-Used by every layer; imports numpy and msgspec only.
 """
 
 from __future__ import annotations
@@ -22,18 +21,17 @@ FloatArray = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
 
 NO_VERSION = -1
-"""Stands in `versions` where the policy did not write the token."""
+"""The value in `versions` where the policy did not write the token."""
 
 
 class Value(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of everything that travels: immutable, by keyword, unknown fields refused."""
+    """Base of all values on the wire: immutable, by keyword, unknown fields refused."""
 
 
 class PoolCount(Value):
-    """How many processes of a pool there should be, and how many begin, serve, and finish what they
-    have before they leave.
+    """The wanted number of processes of a pool, and how many start, serve, and drain.
 
-    work: what its generators write (train, evaluation, both); empty for verifiers.
+    work: the purpose of its generators (train, evaluation, both); empty for verifiers.
     """
 
     pool: str
@@ -45,16 +43,14 @@ class PoolCount(Value):
 
 
 class Purpose(enum.StrEnum):
-    """What a group is for: training data, or an evaluation of the version that wrote it."""
+    """The purpose of a group: training data, or an evaluation of the version that wrote it."""
 
     TRAIN = "train"
     EVAL = "eval"
 
 
 class GroupState(enum.StrEnum):
-    """The one state a group is in. `issued` waits for its generator's first token, `leased` is with
-    the learner.
-    """
+    """The one state of a group. `issued` waits for a generator, `leased` is with the learner."""
 
     ISSUED = "issued"
     GENERATING = "generating"
@@ -65,7 +61,7 @@ class GroupState(enum.StrEnum):
 
 
 class DropReason(enum.StrEnum):
-    """Why a group was dropped; counted under `failures/<reason>`."""
+    """The reason why a group was dropped; counted under `failures/<reason>`."""
 
     OVER_AGE = "over_age"
     GENERATION_FAILED = "generation_failed"
@@ -76,7 +72,7 @@ class DropReason(enum.StrEnum):
 
 
 class Verdict(enum.StrEnum):
-    """How one test of a program ended. `infrastructure_error` is never a score."""
+    """The result of one test of a program. `infrastructure_error` is never a score."""
 
     PASS = "pass"
     WRONG_ANSWER = "wrong_answer"
@@ -112,8 +108,8 @@ class AssertTest(Value, tag_field="kind", tag="assert"):
 
 
 class AnswerTest(Value, tag_field="kind", tag="answer"):
-    """Compare a response in words with the answer that is wanted (rewards/answers.py says how each
-    rule does); no program is run.
+    """Compare a response in words with the expected answer, by a rule of rewards/answers.py; no
+    program is run.
     """
 
     rule: Literal["gsm8k", "math", "exact", "regex"]
@@ -124,9 +120,10 @@ CodeTest = StdinTest | CallTest | AssertTest | AnswerTest
 
 
 class CodeProblem(Value, tag_field="type", tag="code"):
-    """The hidden side of a prompt. `setup` is code of the tests' side (imports, helpers).
+    """The hidden side of a prompt. `setup` is code for the tests (imports, helpers).
 
-    row: the whole row as JSON where functions score it, else empty; tests may be empty only there.
+    row: the whole row as JSON if reward functions score it, else empty. Only then may tests be
+    empty.
     """
 
     tests: list[CodeTest]
@@ -135,7 +132,7 @@ class CodeProblem(Value, tag_field="type", tag="code"):
 
     @property
     def wants_words(self) -> bool:
-        """Whether the response is judged as it is and no program in it."""
+        """Return whether the response itself is judged, not a program in it."""
         return all(isinstance(test, AnswerTest) for test in self.tests)
 
 
@@ -164,10 +161,10 @@ class Sampling(Value):
 
 
 class Ticket(Value):
-    """The right, given by admission, to roll out one group.
+    """The right to roll out one group, issued by admission.
 
     group_id grows in order of admission.  attempt counts from 1 and grows each time the ticket is
-    issued again; a result of an older attempt is recognised by it and ignored.
+    issued again, so that a result of an older attempt is recognised and ignored.
     """
 
     group_id: int
@@ -189,7 +186,7 @@ class StepScore(Value):
 
 
 class Score(Value):
-    """What the verifier says of one trajectory.
+    """The verifier's score of one trajectory.
 
     reward is the task's score before the algorithm scales it; parts are its named components;
     verdicts has one entry per test run; steps, where they are scored (reward.placement), are in
@@ -204,7 +201,7 @@ class Score(Value):
 
     @property
     def is_passed(self) -> bool:
-        """Whether tests were run and all of them passed."""
+        """Return whether tests were run and all of them passed."""
         return 0 < len(self.verdicts) == self.verdicts.count(Verdict.PASS)
 
 
@@ -229,12 +226,6 @@ class Trajectory(Value):
         """Tokens after the prompt."""
         return len(self.token_ids) - self.prompt_length
 
-    @property
-    def oldest_version(self) -> int:
-        """Oldest behavior version among the trained tokens; NO_VERSION if none is trained."""
-        trained = self.versions[self.loss_mask]
-        return int(trained.min()) if trained.size else NO_VERSION
-
 
 class Group(Value):
     """The trajectories of one ticket: the unit of admission, storage and sampling. baseline: the
@@ -251,14 +242,6 @@ class Group(Value):
     trajectories: list[Trajectory]
     generation_s: float
     baseline: Trajectory | None = None
-
-    @property
-    def oldest_version(self) -> int:
-        """Oldest behavior version among the trained tokens of all members; NO_VERSION if none is
-        trained.
-        """
-        versions = [v for t in self.trajectories if (v := t.oldest_version) != NO_VERSION]
-        return min(versions, default=NO_VERSION)
 
     @property
     def num_tokens(self) -> int:

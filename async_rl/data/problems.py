@@ -4,19 +4,20 @@
   or the same as a JSON string.
 - `test_list` (with optional `test_imports`): assert statements, as in MBPP.  They name the
   function, so the prompt has to show them.
-- `test` and `entry_point`: a function check(candidate) and the name of what it is given, as in
+- `test` and `entry_point`: a function check(candidate) and the name of its argument, as in
   HumanEval.
 - `reward_model` {style, ground_truth}, as in verl: by `data_source` an answer in words, or for code
-  what `input_output` holds.
+  the content of `input_output`.
 - `answer` that ends with `#### number`, as in GSM8K.
 - `input_output`: a JSON string or an object {inputs, outputs, fn_name?}, as in AReaL; with
   `fn_name` each line of an input is one argument.
-Invariant: a row without usable tests is a DataError that names its place.  Used by prompts.py.
+Invariant: a row without usable tests is a DataError that names its place.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -24,7 +25,7 @@ import msgspec
 from async_rl.config.reward_terms import functions_of, needs_tests
 from async_rl.config.rewards import RewardConfig
 from async_rl.core.errors import DataError
-from async_rl.core.io_pairs import read_input_output
+from async_rl.core.io_pairs import read_input_output, read_json, read_strings
 from async_rl.core.types import AnswerTest, AssertTest, CodeProblem, CodeTest
 from async_rl.data.files import Row
 
@@ -47,57 +48,38 @@ _REMEDY = (
 def read_hidden(
     place: str, row: Row, reward: RewardConfig, *, has_rollout: bool = False
 ) -> tuple[CodeProblem, tuple[str, ...]]:
-    """As `read_problem`; where functions score the row it comes along, and needs no tests of its
-    own if none of them asks for any.
+    """As `read_problem`, with the row itself if a reward function scores it. Such a row needs no
+    tests unless one of its functions asks for them.
 
-    has_rollout: a function leads the rollouts, which gets the row too.
+    has_rollout: a function leads the rollouts, which receives the row too.
     """
-    source = row.get("data_source")
     if not functions_of(reward) and not has_rollout:
         return read_problem(place, row)
-    problem, shown = (
-        read_problem(place, row)
-        if needs_tests(reward, str(source))
-        else (CodeProblem(tests=[]), ())
-    )
-    return (
-        msgspec.structs.replace(problem, row=msgspec.json.encode(row, enc_hook=str).decode()),
-        shown,
-    )
+    problem = CodeProblem(tests=[])
+    shown: tuple[str, ...] = ()
+    if needs_tests(reward, str(row.get("data_source"))):
+        problem, shown = read_problem(place, row)
+    text = msgspec.json.encode(row, enc_hook=str).decode()
+    return msgspec.structs.replace(problem, row=text), shown
 
 
 def read_problem(place: str, row: Row) -> tuple[CodeProblem, tuple[str, ...]]:
     """(hidden side, assert statements that the prompt must show) of one row. Raises DataError."""
-    if row.get("tests") is not None:
-        problem = CodeProblem(
-            tests=_own_tests(place, row["tests"]),
-            setup=_text(place, "setup", row.get("setup") or ""),
-        )
-        shown: tuple[str, ...] = ()
-    elif row.get("test_list") is not None:
-        shown = tuple(_texts(place, "test_list", row["test_list"]))
-        setup = "\n".join(_texts(place, "test_imports", row.get("test_imports") or []))
-        problem = CodeProblem(tests=[AssertTest(code=code) for code in shown], setup=setup)
-    elif row.get("test") is not None:
-        check = f"{_text(place, 'test', row['test'])}\ncheck({_text(place, 'entry_point', row.get('entry_point'))})"
-        problem, shown = CodeProblem(tests=[AssertTest(code=check)]), ()
-    elif row.get("input_output") is not None:
-        problem, shown = CodeProblem(tests=read_input_output(place, row["input_output"])), ()
-    elif (
-        isinstance(row.get("reward_model"), dict)
-        and row["reward_model"].get("ground_truth") is not None
-    ):
-        problem, shown = CodeProblem(tests=_ground_truth(place, row)), ()
-    elif isinstance(row.get("answer"), str) and _GSM8K_ANSWER.search(row["answer"]):
-        problem, shown = CodeProblem(tests=[AnswerTest(rule="gsm8k", expected=row["answer"])]), ()
-    else:
-        raise DataError(f"{place}: no tests among the columns {sorted(row)}; {_REMEDY}")
+    shown: tuple[str, ...] = ()
+    setup = ""
+    if row.get("test_list") is not None and row.get("tests") is None:
+        shown = tuple(read_strings(f"{place}: test_list", row["test_list"]))
+        imports = read_strings(f"{place}: test_imports", row.get("test_imports") or [])
+        setup = "\n".join(imports)
+    elif row.get("tests") is not None:
+        setup = _text(place, "setup", row.get("setup") or "")
+    problem = CodeProblem(tests=_tests(place, row, shown), setup=setup)
     try:
         msgspec.msgpack.encode(problem)
     except OverflowError as error:
         raise DataError(
-            f"{place}: a test holds an integer of more than 64 bits, which cannot travel; write it"
-            " as an assert statement"
+            f"{place}: a test contains an integer of more than 64 bits, which cannot be encoded;"
+            " write it as an assert statement"
         ) from error
     if not problem.tests:
         raise DataError(
@@ -106,26 +88,41 @@ def read_problem(place: str, row: Row) -> tuple[CodeProblem, tuple[str, ...]]:
     return problem, shown
 
 
-def _ground_truth(place: str, row: Row) -> list[CodeTest]:
-    source, truth = row.get("data_source"), row["reward_model"]["ground_truth"]
+def _tests(place: str, row: Row, shown: Sequence[str]) -> list[CodeTest]:
+    if row.get("tests") is not None:
+        return _own_tests(place, row["tests"])
+    if row.get("test_list") is not None:
+        return [AssertTest(code=code) for code in shown]
+    if row.get("test") is not None:
+        check = _text(place, "test", row["test"])
+        function = _text(place, "entry_point", row.get("entry_point"))
+        return [AssertTest(code=f"{check}\ncheck({function})")]
+    if row.get("input_output") is not None:
+        return read_input_output(place, row["input_output"])
+    reward_model, answer = row.get("reward_model"), row.get("answer")
+    if isinstance(reward_model, dict) and reward_model.get("ground_truth") is not None:
+        return _ground_truth(place, row.get("data_source"), reward_model["ground_truth"])
+    if isinstance(answer, str) and _GSM8K_ANSWER.search(answer):
+        return [AnswerTest(rule="gsm8k", expected=answer)]
+    raise DataError(f"{place}: no tests among the columns {sorted(row)}; {_REMEDY}")
+
+
+def _ground_truth(place: str, source: Any, truth: Any) -> list[CodeTest]:
     if source in _RULES:
-        return [
-            AnswerTest(
-                rule=_RULES[source], expected=_text(place, "reward_model.ground_truth", truth)
-            )
-        ]
+        expected = _text(place, "reward_model.ground_truth", truth)
+        return [AnswerTest(rule=_RULES[source], expected=expected)]
     if source in _CODE_SOURCES:
         return read_input_output(f"{place}: reward_model.ground_truth", truth)
     known = ", ".join(sorted([*_RULES, *_CODE_SOURCES]))
     raise DataError(
-        f"{place}: data_source={source} is not known, so nobody can score it; known are {known}; or"
-        " give a column `tests`"
+        f"{place}: data_source={source} is unknown, so it cannot be scored; use one of {known}, or"
+        " add a column `tests`"
     )
 
 
 def _own_tests(place: str, value: Any) -> list[CodeTest]:
     if isinstance(value, str):
-        value = _json(place, "tests", value)
+        value = read_json(f"{place}: tests", value)
     if isinstance(value, list):
         value = [_without_absent(test) for test in value]
     try:
@@ -137,8 +134,8 @@ def _own_tests(place: str, value: Any) -> list[CodeTest]:
 
 
 def _without_absent(test: Any) -> Any:
-    """Parquet gives every struct of a list the same fields, None where absent; only the value that
-    a call returns may be None.
+    """The test without its absent fields. In Parquet every struct of a list has the same fields,
+    None where absent; only the return value of a call may be None.
     """
     if not isinstance(test, dict):
         return test
@@ -149,23 +146,7 @@ def _without_absent(test: Any) -> Any:
     }
 
 
-def _json(place: str, column: str, text: str) -> Any:
-    try:
-        return msgspec.json.decode(text)
-    except msgspec.DecodeError as error:
-        raise DataError(
-            f"{place}: {column} holds {text[:80]!r}, which is no JSON ({error}); write values as"
-            " JSON"
-        ) from error
-
-
 def _text(place: str, column: str, value: Any) -> str:
     if not isinstance(value, str):
         raise DataError(f"{place}: {column} must be a string, this is a {type(value).__name__}")
-    return value
-
-
-def _texts(place: str, column: str, value: Any) -> list[str]:
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise DataError(f"{place}: {column} must be a list of strings, this is {str(value)[:80]!r}")
     return value

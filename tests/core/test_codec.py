@@ -35,7 +35,7 @@ def test_arbitrary_bytes_never_raise_anything_but_protocol_errors(data: bytes) -
 
 
 def test_objects_outside_the_vocabulary_cannot_travel() -> None:
-    with pytest.raises(ProtocolError, match="object cannot travel"):
+    with pytest.raises(ProtocolError, match="object cannot be encoded"):
         encode(object())
 
 

@@ -259,7 +259,7 @@ def test_val_files_are_the_held_out_prompts_and_without_them_there_are_none(
             {"prompt": "p", "tests": [{"kind": "stdin", "input": 1, "output": ""}]},
             "row 1: column tests is not as documented",
         ),
-        ({"prompt": "p", "tests": "[oops"}, "row 1: tests holds .*no JSON"),
+        ({"prompt": "p", "tests": "[oops"}, "row 1: tests is .*not JSON"),
         (
             {
                 "prompt": "p",
@@ -275,7 +275,7 @@ def test_val_files_are_the_held_out_prompts_and_without_them_there_are_none(
         ),
         (
             {"prompt": "p", "input_output": {"inputs": ["x"], "outputs": ["1"], "fn_name": "f"}},
-            "row 1: .*inputs holds 'x', which is no JSON",
+            "row 1: .*inputs is 'x', which is not JSON",
         ),
         (
             {"prompt": "p", "input_output": {"outputs": []}},

@@ -235,7 +235,7 @@ def test_areal_rows_find_their_tests_in_the_metadata_file(tokenizer: Any, tmp_pa
         load(other, tokenizer, f"data.metadata_file={metadata}")
     broken = make_config(f"data.train_files=[{other}]", f"data.metadata_file={metadata}")
     assert (
-        "y.jsonl, row 2: input_output holds '{', which is no JSON"
+        "y.jsonl, row 2: input_output is '{', which is not JSON"
         in examine([str(other)], broken, tokenizer).rejected[1].reason
     )
 
@@ -291,7 +291,7 @@ def test_math_rows_want_their_expression_and_an_unknown_source_is_refused(
     with pytest.raises(
         DataError,
         match=(
-            r"y.jsonl, row 1: data_source=mine is not known, so nobody can score it; known are"
+            r"y.jsonl, row 1: data_source=mine is unknown, so it cannot be scored; use one of"
             r" .*openai/gsm8k"
         ),
     ):
