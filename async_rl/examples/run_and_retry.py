@@ -11,7 +11,7 @@ from async_rl.data.list_functions import second_prompt
 from async_rl.rollouts.conversation import Conversation
 
 _SHOWN = slice(1, 2)
-"""The test whose outcome the model reads. The first one calls with an empty list and shows little."""
+"""The test whose outcome the model reads. The first one calls with an empty list."""
 
 _MAX_TURN_TOKENS = 64
 """A program needs at most 43. A longer turn would leave no room for the second one, and most of the

@@ -3,7 +3,7 @@
 takes: tickets from the buffer; weights from the learner
 waits for: the first weights; then tickets, which the buffer withholds while the learner is behind;
 with placement=colocated, the device
-gives: complete groups to the buffer, or the ticket with the reason of a failure
+returns: complete groups to the buffer, or the ticket with the reason of a failure
 woken by: a written group (room for another), new weights, the buffer's answer, Drain (finish the
 groups in flight, then end), `stopping` (end now; the buffer issues the groups again)
 """
@@ -38,11 +38,13 @@ async def run(context: ProcessContext) -> None:
     """Bring up the engine, serve, make groups until a drain or a stop."""
     prepare_environment(context.config, context.cores)
     await context.directory.changed(-1)  # the first member list
+    # A starting engine uses all cores for half a minute; generators that serve come first.
     async with contextlib.AsyncExitStack() as until_serving:
         has_others = bool(context.directory.of_role("generator"))
         await until_serving.enter_async_context(giving_way(to_others=has_others))
         generator = Generator(context, await bring_up(context))
         try:
+            # On a shared device the engine starts when the first push allows it.
             if not generator.is_colocated:
                 await generator.sleeping.start()
             await until_serving.aclose()

@@ -3,7 +3,7 @@ socket and the metrics.
 
 takes: a configuration and a launcher; requests of children and of people; Ctrl-C
 waits for: the learner's end, a failure, or a stop
-gives: the run's directory; exit code 0 (finished or stopped as asked) or 1 (failed, with the root
+returns: the run's directory; exit code 0 (finished or stopped as asked) or 1 (failed, with the root
 cause)
 """
 
@@ -39,8 +39,8 @@ from async_rl.wire.addresses import supervisor_host
 from async_rl.wire.keys import Keys, create_keys, write_private
 from async_rl.wire.rpc import RpcServer
 
-_FINAL_EVALUATION_S = 60.0
-_CLOSE_S = 10.0
+_FINAL_EVALUATION_S = 60.0  # the final numbers are worth a minute, not an endless wait
+_CLOSE_S = 10.0  # generators, verifiers and the buffer have nothing to save
 
 
 def run_supervised(*, config: RunConfig, run_dir: Path, launcher: Launcher) -> int:
@@ -65,6 +65,7 @@ class Supervisor:
 
     async def run(self) -> int:
         """Create keys, open the outputs, supervise until the end; return the exit code."""
+        # First: Ctrl-C during the preparation must stop the run as well.
         self._stop.handle_signals()
         step = 0
         cause = ""
@@ -103,6 +104,7 @@ class Supervisor:
         immediate = asyncio.create_task(self._stop.immediate.wait(), name="immediate stop")
         await asyncio.wait({supervising, immediate}, return_when=asyncio.FIRST_COMPLETED)
         immediate.cancel()
+        # The `finally` blocks below kill the children and close the launcher.
         if not supervising.done():
             supervising.cancel()
         try:
@@ -180,6 +182,7 @@ class Supervisor:
             ]
             try:
                 await self._until_over(fleet, [serving, keeping, *watching])
+                # A stall during the shutdown is not a failure, and scaling would delay it.
                 for task in watching:
                     task.cancel()
                 await self._end_children(fleet, monitor)
@@ -188,6 +191,7 @@ class Supervisor:
                 for task in (serving, *watching):
                     task.cancel()
                 await asyncio.gather(keeping, serving, *watching, return_exceptions=True)
+                # Last: the fleet and the scaler call through these.
                 await connections.close()
 
     def _make_fleet(self, machine: Machine, connections: Connections) -> Fleet:
@@ -197,10 +201,9 @@ class Supervisor:
             launcher=self._launcher,
             registry=self._registry,
             liveness=self._liveness,
-            config=self._config.supervisor,
+            max_restarts=self._config.supervisor.max_restarts,
             timeouts=self._config.timeouts,
             buffer=Peer("buffer", self._registry.directory, connections),
-            call_timeout_s=self._config.timeouts.call_s,
             log=self._log,
         )
 
@@ -212,6 +215,7 @@ class Supervisor:
             machine=platform.node(),
             model_path=str(model_path),
         )
+        # Private: whoever reads the address and the keys controls the run.
         write_private(self._run_dir / "control.json", msgspec.json.encode(control))
 
     async def _until_over(self, fleet: Fleet, tasks: list[asyncio.Task[None]]) -> None:
@@ -223,6 +227,7 @@ class Supervisor:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if fleet.failed.done():
                 raise fleet.failed.result()
+            # A task that ends by itself has failed; after the learner's end that is irrelevant.
             for task in tasks:
                 if task.done() and not done.done():
                     task.result()
@@ -240,6 +245,7 @@ class Supervisor:
             if was_requested
             else "finishing"
         )
+        # Before the signal, or the fleet would restart the learner.
         fleet.begin_stop()
         fleet.terminate_roles(["learner"])
         timeout_s = self._config.timeouts.stop_s
@@ -252,6 +258,7 @@ class Supervisor:
         elif not was_requested:
             last_step = self._config.num_steps
             await monitor.until_evaluated(last_step, timeout_s=_FINAL_EVALUATION_S)
+        # The buffer last, because generators return their tickets to it.
         for roles in (["generator"], ["verifier", "buffer"]):
             fleet.terminate_roles(roles)
             await fleet.all_ended(roles, timeout_s=_CLOSE_S)

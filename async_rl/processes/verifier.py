@@ -2,7 +2,7 @@
 
 takes: programs with their tests, over HTTP, from clients with the run's token
 waits for: a free cell
-gives: one verdict per test
+returns: one verdict per test
 woken by: a request; `stopping`, after which it finishes the admitted requests
 """
 

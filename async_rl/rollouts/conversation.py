@@ -3,7 +3,7 @@ tokens.
 
 takes: calls of the function that rollout.fn names
 waits for: the engine and the verifier
-gives: the tokens, with log-probs and versions where the policy wrote them
+returns: the tokens, with log-probs and versions where the policy wrote them
 
 Invariants
 - Token ids in, token ids out: text of the policy is never tokenized again.
@@ -130,6 +130,7 @@ class Conversation:
 
         Raises RolloutEnded when it does not fit.
         """
+        # No special tokens: a begin-of-text token in the middle would be out of distribution.
         ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         if self._num_tokens + len(ids) >= self._sampling.max_new_tokens:
             self._is_truncated = True
@@ -159,6 +160,7 @@ class Conversation:
         answer: the text to score; None = the last turn. Raises RolloutEnded when the policy wrote
         nothing.
         """
+        # Text after the last turn has no effect on any trained token.
         while self._parts and not self._parts[-1].is_written:
             self._parts.pop()
         if not self._parts:

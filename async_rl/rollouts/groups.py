@@ -2,7 +2,7 @@
 
 takes: tickets, as many as the engine has room for
 waits for: the first weights; then the buffer, when the engine has room
-gives: complete groups to the buffer, or the ticket with the reason of the failure
+returns: complete groups to the buffer, or the ticket with the reason of the failure
 woken by: a written group, new weights, the buffer's answer, `drain`
 """
 
@@ -48,7 +48,7 @@ class Groups:
     async def make(self) -> None:
         """Keep the engine full until `drain`, then finish the groups in flight.
 
-        Cancelling it leaves them unfinished; the buffer gives their tickets to another generator.
+        Cancelling it leaves them unfinished; the buffer issues their tickets again.
         """
         async with asyncio.TaskGroup() as group:
             asking = group.create_task(self._ask(group), name="ask for work")
@@ -77,6 +77,7 @@ class Groups:
             await self._has_weights.wait()
         while not self._draining.is_set():
             room = self._room()
+            # Without room the request would hold tickets back from other generators.
             if room < 1:
                 self._has_room.clear()
                 await self._has_room.wait()
@@ -104,6 +105,7 @@ class Groups:
             wait = activity.waiting("the next evaluation")
         else:
             wait = activity.blocked("admission: the learner is behind")
+        # The buffer issues tickets again that an earlier reply lost.
         held = sorted(ticket.group_id for ticket in self._in_flight.values())
         with wait:
             return await self._request(credit=credit, wait_s=_PARK_S, held=held)
@@ -140,6 +142,7 @@ class Groups:
         except Exception as error:  # a bad rollout is data; see docs/architecture.md
             cause = root_cause(error)
             is_reward = isinstance(cause, RewardError)
+            # A restart of the generator brings a new engine; further groups would fail too.
             if isinstance(cause, EngineDead):
                 raise
             if is_reward and self._config.reward.on_failure == "stop":

@@ -2,7 +2,7 @@
 
 takes: a ticket
 waits for: the engine's completions, then the verdicts
-gives: the complete group, or the exception of its first failure
+returns: the complete group, or the exception of its first failure
 """
 
 from __future__ import annotations
@@ -101,6 +101,7 @@ class Rollouts:
         async with asyncio.TaskGroup() as tasks:
             samples = _Samples(ticket=ticket, group=tasks)
             with self._activity("generating"):
+                # A nested task group: it ends with the writing, while scores are pending.
                 async with asyncio.TaskGroup() as writing:
                     writing.create_task(self._write(samples), name=f"write {ticket.group_id}")
                     if num_written(self._config, ticket.purpose, 0):
@@ -113,6 +114,7 @@ class Rollouts:
         for percent in (50, 99):
             latency_s = self._client.latency_quantile_s(percent / 100)
             self._activity.gauge(f"verifier/latency_p{percent}_s", latency_s)
+        # The group keeps the order of the engine, not the order in which scores arrived.
         greedy = samples.scoring.pop(_GREEDY, None)
         trajectories = [samples.scoring[index].result() for index in sorted(samples.scoring)]
         if ticket.purpose is Purpose.TRAIN:
@@ -209,6 +211,7 @@ class Rollouts:
             async with contextlib.aclosing(completions):
                 async for done in completions:
                     yield done
+        # Neither is the fault of this group: no other group would succeed on this engine.
         except (Unavailable, WeightsError) as error:
             raise EngineDead(str(error)) from error
 

@@ -4,8 +4,9 @@ orders.
 takes: orders to sleep, pushes
 waits for: the first push, before the engine starts and touches the device; after an order to sleep,
 the next push
-gives: an engine that generates, and time limits that stop while it does not
+returns: an engine that generates, and time limits that stop while it does not
 woken by: the learner
+
 With placement=disaggregated no order to sleep comes, and the engine starts before the first push.
 """
 
@@ -51,6 +52,7 @@ class Sleeping:
 
     async def sleep(self, request: Sleep) -> Message:
         """Stop generation and release the device. An engine that has not started uses none."""
+        # A push and an order to sleep may overlap when the learner restarts.
         async with self._one_at_a_time:
             self._orders.accept(request.handover)
             if self._has_started.is_set():
@@ -69,15 +71,13 @@ class Sleeping:
             self._orders.accept(handover)
             self._is_called.set()
             await self._has_started.wait()
-            yield
+            yield  # a failed load raises here, and the engine stays asleep
             self._is_asleep.clear()
             self._is_awake.set()
             self._resume_limits()
 
     async def report(self) -> None:
-        """takes: nothing · waits for: sleep, then its end · gives: the state that people see
-        meanwhile · woken by: sleep and waking
-        """
+        """Show in the activity that the engine sleeps, until cancelled."""
         while True:
             await self._is_asleep.wait()
             with self._activity.held_back("generating", by=_WHY), self._activity.blocked(_WHY):
@@ -96,6 +96,7 @@ class Sleeping:
     def _stop_limits(self) -> None:
         now_s = asyncio.get_running_loop().time()
         for timeout in self._limits:
+            # A limit that has passed stays: its group fails as it would have before the sleep.
             when_s = timeout.when()
             if when_s is not None and not timeout.expired() and when_s > now_s:
                 self._limits[timeout] = when_s - now_s

@@ -2,7 +2,7 @@
 
 takes: a configuration and the directory of a model
 waits for: groups, as many in flight as in a generator
-gives: the metrics of an evaluation in a run
+returns: the metrics of an evaluation in a run
 
 Invariant: prompts, sampling, rollouts, scores and metrics come from the code that a run uses.
 """
@@ -119,6 +119,7 @@ async def _attempt(
 ) -> Group | None:
     """Return the prompt's group; None if every attempt failed for a reason outside the policy."""
     limit_s = config.timeouts.group_s
+    # As in a run, where the buffer issues the ticket again.
     for attempt in range(1, config.generation.max_attempts + 1):
         ticket = Ticket(
             group_id=index,

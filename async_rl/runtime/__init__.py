@@ -1,1 +1,1 @@
-"""What every child process has: its context, its peers, its entry point."""
+"""The environment of every child process: context, peers, entry point."""

@@ -1,4 +1,4 @@
-"""What every child process of a run has: its configuration, its server, its peers, its heartbeat.
+"""The environment of every child process of a run: configuration, server, peers, heartbeat.
 
 Invariants
 - A process knows only the supervisor's address at its start (`<run>/control.json`). It finds all
@@ -78,6 +78,7 @@ def load_control(run_dir: Path) -> Control:
 async def connect_control(run_dir: Path) -> AsyncIterator[RpcClient]:
     """Open a client of the run's supervisor. Raises Unavailable if its process has ended."""
     control = load_control(run_dir)
+    # Only this machine's pids can be checked; elsewhere the call runs into its deadline.
     if control.machine == platform.node() and not psutil.pid_exists(control.pid):
         raise Unavailable(
             f"{run_dir.name} is not running: its supervisor (pid {control.pid}) has ended"
@@ -138,7 +139,7 @@ class ProcessContext:
 
     async def register(self, address: str, devices: Sequence[str] = ()) -> None:
         """Register this process with the supervisor: it serves at `address`."""
-        self.activity.rest("serving")
+        self.activity.rest("serving")  # its state while it does nothing
         request = Register(
             name=self.name, role=self.role, pid=os.getpid(), address=address, devices=list(devices)
         )
@@ -182,12 +183,14 @@ class ProcessContext:
                 version=self.version,
                 counters=snapshot.counters,
             )
+            # Without an answer this raises and ends the process: no supervisor could end it.
             await self.supervisor.call(beat, timeout_s=timeouts.silence_s)
             await asyncio.sleep(timeouts.heartbeat_s)
 
     def start_services(self) -> None:
         """Start the heartbeat and follow the directory."""
-        for number in (signal.SIGTERM, signal.SIGUSR1):  # srun dies on SIGTERM, passes SIGUSR1 on
+        # srun passes SIGUSR1 on, while SIGTERM to srun would kill the process.
+        for number in (signal.SIGTERM, signal.SIGUSR1):
             asyncio.get_running_loop().add_signal_handler(number, self.stopping.set)
         self._own(self._beat(), "heartbeat")
         call_timeout_s = self.config.timeouts.call_s

@@ -37,6 +37,7 @@ class Directory:
         if members.revision != self.revision:
             self.revision = members.revision
             self.members = members.members
+            # Waiters of the old event wake; the new one is for the next change.
             self._changed.set()
             self._changed = asyncio.Event()
 
@@ -72,7 +73,7 @@ class Directory:
         return min(matches, key=lambda member: member.name, default=None)
 
     async def follow(self, supervisor: RpcClient, *, call_timeout_s: float) -> None:
-        """Watch the supervisor's list until cancelled. Raises DeadlineExceeded without an answer."""
+        """Watch the supervisor's list until cancelled. Raises DeadlineExceeded."""
         while True:
             request = WatchMembers(known_revision=self.revision, wait_s=_WATCH_S)
             self.update(await supervisor.call(request, timeout_s=_WATCH_S + call_timeout_s))
@@ -118,6 +119,7 @@ class Incarnation:
         while True:
             revision = self._directory.revision
             now = self._directory.find(self._member.name)
+            # A restarted process may get the port or the pid of its predecessor, not both.
             if now is None or (now.pid, now.address) != (self._member.pid, self._member.address):
                 return
             await self._directory.changed(revision)
@@ -177,6 +179,7 @@ class Connections:
             raise Unavailable(f"{address!r} is not a ZeroMQ address")
         client = self._clients.get(address)
         if client is None:
+            # Here, because a client of a successor is the usual reason to open one.
             self._close_unlisted()
             client = self._clients[address] = RpcClient(address, self._keys)
         return client
@@ -184,6 +187,7 @@ class Connections:
     def _close_unlisted(self) -> None:
         listed = {member.address for member in self._directory.members}
         for address, client in list(self._clients.items()):
+            # A draining verifier or generator is unlisted while it still answers.
             if address not in listed and not client.is_busy:
                 del self._clients[address]
                 closing = asyncio.create_task(client.close(linger_ms=0), name=f"close {address}")

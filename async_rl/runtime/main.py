@@ -72,7 +72,9 @@ def main() -> int:
     if arguments.announce:
         sys.stdout.write(f"{os.getpid()}\n")
         sys.stdout.flush()
+    # Before anything slow: an orphan would keep its memory and cores.
     die_with_parent(arguments.parent_pid)
+    # Before heavy imports, which size their thread pools by the cores.
     cores = tuple(int(c) for c in arguments.cores.split(",") if c)
     if cores:
         os.sched_setaffinity(0, cores)

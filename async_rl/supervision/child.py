@@ -10,12 +10,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from async_rl.config.running import SupervisorConfig
 from async_rl.planning.topology import ProcessSpec
 from async_rl.supervision.launcher import Launcher, ProcessHandle
 from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.registry import Registry
 
+# A process that crashes in a loop must not take the cores of the others.
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 10.0
 _LAST_LINES = 15
@@ -34,17 +34,19 @@ class End:
 class Restarts:
     """The restarts of one process, or of the learner's ranks together."""
 
-    def __init__(self, config: SupervisorConfig, window_s: float) -> None:
-        self._config, self._window_s = config, window_s
+    def __init__(self, max_restarts: int, window_s: float) -> None:
+        self._max_restarts = max_restarts
+        self._window_s = window_s
         self._times_s: collections.deque[float] = collections.deque()
 
     def next_pause_s(self) -> float | None:
         """Return the seconds to wait before the next start; None after too many restarts."""
         now = time.monotonic()
+        # Old restarts do not count: a run of weeks may lose a machine now and then.
         self._times_s.append(now)
         while now - self._times_s[0] > self._window_s:
             self._times_s.popleft()
-        if len(self._times_s) > self._config.max_restarts:
+        if len(self._times_s) > self._max_restarts:
             return None
         return float(min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2 ** (len(self._times_s) - 1)))
 
@@ -83,10 +85,13 @@ class Child:
 
     async def start(self) -> ProcessHandle:
         """Start the process, or ask the cluster for its resources."""
-        self.failure = self.expelled = ""
+        # Both belong to the life before.
+        self.failure = ""
+        self.expelled = ""
         self.handle = handle = await self._launcher.start(self.spec)
         waits_for = "" if handle.pid else handle.waits_for
         self._registry.add(self.name, self.spec.role, handle.pid, waits_for=waits_for)
+        # It may have been removed while the launcher started it.
         if self.is_leaving:
             handle.kill()
         return handle
@@ -130,7 +135,9 @@ class Child:
             code = await ended
         finally:
             lost.cancel()
+            # Also on cancellation: no child outlives the fleet.
             handle.kill()
+            # Before mark_ended, after which it no longer serves.
             if self._registry.is_serving(self.name):
                 self.was_ready = True
             self._registry.mark_ended(self.name)
@@ -152,9 +159,11 @@ class Child:
         return await self._liveness.until_lost(self.name)
 
     def _end(self, code: int, silence: str, why: str) -> End:
+        # The fleet's own kill ends the process with a signal too, so its reason comes first.
         is_own_failure = False
         if silence:
             reason = silence
+            # A process that hangs before it was ever ready would hang again.
             is_own_failure = not self.was_ready
         elif self.expelled:
             reason = f"was removed by the learner: {self.expelled}"

@@ -41,6 +41,7 @@ class StopRequest:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
 
     def _on_signal(self, number: signal.Signals) -> None:
+        # A batch system may send SIGTERM twice; only a person asks twice on purpose.
         if self.graceful.is_set() and number == signal.SIGINT:
             self.immediate.set()
         self.graceful.set()
@@ -103,6 +104,7 @@ class ControlService:
 
     async def _watch_members(self, message: WatchMembers) -> Message:
         directory = self._registry.directory
+        # An unchanged list is an answer too: it shows that the supervisor is alive.
         try:
             async with asyncio.timeout(message.wait_s):
                 await directory.changed(message.known_revision)

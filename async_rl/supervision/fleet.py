@@ -4,7 +4,7 @@ Rules
 - A process that is lost (killed, silent, or failed after it was ready) is restarted after a growing
   pause, at most `max_restarts` times within the window.
 - The learner's ranks live and die together: if one is lost, all restart from the last checkpoint.
-- A learner that exits 0 has finished. One that reports an error of its own (a loss that is not
+- A learner that exits 0 has finished. One that reports its failure (a loss that is not
   finite, a batch over age) ends the run.
 - A process that fails before it was ever ready would fail again, so the run ends with its root
   cause. A process that was added to a live run is given up instead, because the run works without
@@ -21,7 +21,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from async_rl.config.running import SupervisorConfig
 from async_rl.config.timeouts import TimeoutsConfig
 from async_rl.core.errors import AsyncRLError, RunFailed
 from async_rl.planning.topology import ProcessSpec
@@ -58,7 +57,7 @@ class Fleet:
     """The children of one run.
 
     children: by name, including those that are leaving. events: every Lost and Left, for metrics
-    and the scaler. failed: the reason why the run cannot continue. buffer: takes back the tickets
+    and the scaler. failed: the reason why the run cannot continue. buffer: receives the tickets
     of generators that ended.
     """
 
@@ -70,10 +69,9 @@ class Fleet:
         launcher: Launcher,
         registry: Registry,
         liveness: Liveness,
-        config: SupervisorConfig,
+        max_restarts: int,
         timeouts: TimeoutsConfig,
         buffer: Peer,
-        call_timeout_s: float,
         log: logging.Logger,
     ) -> None:
         self._make_child = functools.partial(
@@ -82,9 +80,9 @@ class Fleet:
         self.children: dict[str, Child] = {spec.name: self._make_child(spec) for spec in specs}
         self._run_dir = run_dir
         self._registry = registry
-        self._config, self._timeouts = config, timeouts
+        self._max_restarts = max_restarts
+        self._timeouts = timeouts
         self._buffer = buffer
-        self._call_timeout_s = call_timeout_s
         self._log = log
         self._group = asyncio.TaskGroup()
         self._is_stopping = False
@@ -104,6 +102,7 @@ class Fleet:
 
     def add(self, spec: ProcessSpec) -> None:
         """Add a process to the live run. Its name must be free."""
+        # A process that joins now would only delay the end of the run.
         if self._is_stopping:
             return
         child = self._make_child(spec, is_added=True)
@@ -132,6 +131,7 @@ class Fleet:
     def expel(self, name: str, pid: int, reason: str) -> None:
         """Kill a generator that the learner removed; it restarts as any lost process."""
         child = self.children.get(name)
+        # By pid: the learner may report a life that has been replaced already.
         if child is not None and child.handle is not None and child.handle.pid == pid:
             child.expelled = reason
             child.kill()
@@ -160,6 +160,7 @@ class Fleet:
         ]
         if not waits:
             return True
+        # Only the waiting is cancelled, not the process; the caller decides about that.
         _, pending = await asyncio.wait(waits, timeout=timeout_s)
         for wait in pending:
             wait.cancel()
@@ -192,7 +193,7 @@ class Fleet:
 
         Return the reason why an added process is given up; otherwise an empty string.
         """
-        restarts = Restarts(self._config, self._timeouts.restart_window_s)
+        restarts = Restarts(self._max_restarts, self._timeouts.restart_window_s)
         while not (self._is_stopping or children[0].is_leaving):
             end = await self._live_together(children)
             if end is None:
@@ -208,9 +209,10 @@ class Fleet:
                 self._fail(f"{child.name} {end.reason}")
                 return ""
             pause_s = restarts.next_pause_s()
+            # The cause is not temporary; restarting without limit would hide it.
             if pause_s is None:
                 self._fail(
-                    f"{child.name} {end.reason}; it was restarted {self._config.max_restarts}"
+                    f"{child.name} {end.reason}; it was restarted {self._max_restarts}"
                     f" times within {self._timeouts.restart_window_s:g} s already"
                     " (supervisor.max_restarts)"
                 )
@@ -223,7 +225,7 @@ class Fleet:
         self._log.warning("%s; restarting %s in %.1f s", reason, names, pause_s)
         for child in children:
             self.events.put_nowait(Lost(name=child.name, reason=reason))
-            # Before the next start: its next life must not lose tickets of its own.
+            # Before the next start, or the release would take the tickets of the next life.
             await self._release(child)
         await asyncio.sleep(pause_s)
 
@@ -233,7 +235,7 @@ class Fleet:
             return
         request = ReleaseGenerator(generator=child.name, incarnation="")
         try:
-            await self._buffer.call(request, timeout_s=self._call_timeout_s)
+            await self._buffer.call(request, timeout_s=self._timeouts.call_s)
         except AsyncRLError as error:
             self._log.warning(
                 "the buffer keeps the tickets of %s until timeouts.lease_s: %s",
@@ -263,6 +265,7 @@ class Fleet:
             if running and all(end.is_own_failure for end in ends):
                 done, running = await asyncio.wait(running, timeout=_AFTERMATH_S)
                 ends += _ends(done)
+            # The remaining ranks wait for one that has ended.
             for life in running:
                 lives[life].kill()
             await asyncio.gather(*running)

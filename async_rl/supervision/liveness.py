@@ -21,7 +21,7 @@ from async_rl.monitoring.stall import Stall, sentence
 from async_rl.protocol.membership import SILENT, Member
 from async_rl.supervision.registry import Registry
 
-_MISSED_BEATS = 2.5
+_MISSED_BEATS = 2.5  # a single late heartbeat is normal, and people should learn of two
 _LEAST_S = 2.0  # a busy machine delays a heartbeat by a second or so
 _CONDITIONS = {
     psutil.STATUS_STOPPED: "stopped by a signal; kill -CONT {pid} continues it",
@@ -82,6 +82,7 @@ class Liveness:
         """Return the reason once the process missed its start time or stopped its heartbeats."""
         directory = self._registry.directory
         start_s, heartbeat_s = self._config.start_s, self._config.silence_s
+        # The start may take minutes; from the registration on, the short limit applies.
         try:
             async with asyncio.timeout(start_s):
                 while not self._registry.is_serving(name):
@@ -119,6 +120,7 @@ class StallWatch:
 
     def observe(self) -> None:
         """Read the members after a heartbeat."""
+        # `reports` sleeps until a deadline; only progress may wake it earlier.
         before_s = self._stall.since_s
         self._stall.observe(self._registry.members, time.monotonic())
         if self._stall.since_s > before_s:
@@ -148,6 +150,7 @@ class StallWatch:
                 await self._progressed.wait()
         except TimeoutError:
             return False
+        # Cleared after the wait: progress that comes between two waits still counts.
         self._progressed.clear()
         return True
 
@@ -163,6 +166,7 @@ class StallWatch:
 def _condition(pid: int) -> str:
     try:
         status = psutil.Process(pid).status()
+    # The pid may vanish between the heartbeat and this line.
     except psutil.Error:
         return "dead"
     return _CONDITIONS.get(status, f"in state {status}").format(pid=pid)

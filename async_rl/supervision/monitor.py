@@ -61,6 +61,7 @@ class Monitor:
         self.step = 0
         self.stalled = ""
         self.restarted_because: dict[str, str] = {}
+        # If one output cannot open, the stack closes those before it.
         with contextlib.ExitStack() as outputs:
             self._recorder = _open_recorder(config, run_dir, outputs)
             self.tensorboard_url = _open_tensorboard(config, run_dir, outputs, log)
@@ -78,6 +79,7 @@ class Monitor:
 
     def on_heartbeat(self) -> None:
         """Update rates, silent processes and the live line after a heartbeat."""
+        # Heartbeats are the clock of this object: they come a few times per second in any run.
         self._rates.observe(self._registry.members)
         self.newest.update(self._rates.now())
         for sentence in self._liveness.changes():
@@ -107,6 +109,7 @@ class Monitor:
         """Record the numbers of a step."""
         scalars = message.scalars
         if message.source == _LEARNER:
+            # Evaluations and late reports of other steps must not move it back.
             self.step = max(self.step, message.step)
             scalars = scalars | self._rates.step(time.monotonic(), scalars)
             for pool in self._registry.pools():
@@ -176,7 +179,7 @@ def _open_tensorboard(
     """Return the URL; empty if monitoring.tensorboard is off."""
     if not config.monitoring.tensorboard:
         return ""
-    host = host_for_people(config.network)
+    host = host_for_people(config.network)  # it has no password
     board = TensorBoard(run_dir, host=host, port=config.monitoring.tensorboard_port)
     outputs.callback(board.close)
     log.info("TensorBoard at %s", board.url)

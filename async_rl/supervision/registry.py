@@ -91,6 +91,7 @@ class Registry:
         entry = self._entries.get(message.name)
         if entry is None or entry.member.pid != message.pid:
             return
+        # Two states that the supervisor knows better than the process.
         state = message.state
         if entry.is_draining:
             state = DRAINING
@@ -116,7 +117,9 @@ class Registry:
         ended = Member(
             name=name, role=member.role, pid=member.pid, state=ENDED, since_s=time.time()
         )
+        # A fresh entry: its next life starts without counters, devices and address.
         self._entries[name] = _Entry(member=ended, heard_s=time.monotonic())
+        # Other processes know only members that serve.
         if was_serving:
             self._publish()
 

@@ -2,7 +2,7 @@
 
 takes: counts from people (`async-rl scale`); with generators.autoscale the members' shares of time
 waits for: the next interval of the autoscaler; the end of processes that leave
-gives: specs to the fleet; `<run>/scale.json`, so that a resumed run has the same counts
+returns: specs to the fleet; `<run>/scale.json`, so that a resumed run has the same counts
 woken by: the clock, a process that has left
 """
 
@@ -128,6 +128,7 @@ class Scaler:
     def _want(self, pool: str, count: int, reason: str) -> None:
         self._log.info("%s=%d (was %d): %s", pool, count, self._registry.wanted[pool], reason)
         self._registry.wanted[pool] = count
+        # A rename is atomic: a crash never leaves half a file for resume.
         partial = self._run_dir / f"{SCALE_FILE}.partial"
         partial.write_bytes(msgspec.json.encode(self._registry.wanted))
         partial.replace(self._run_dir / SCALE_FILE)
@@ -170,12 +171,14 @@ class Scaler:
                 for child in self._fleet.children.values()
                 if pool_of(child.name) == pool and not child.is_leaving
             ]
+            # The highest ranks leave, so that the remaining names have no gaps.
             staying.sort(key=lambda child: child.spec.rank)
             for child in staying[wanted:]:
                 self._remove(child)
             for _ in range(wanted - len(staying)):
                 in_use = [child.spec for child in self._fleet.children.values()]
                 spec = joining(self._config, self._machine, pool, in_use)
+                # A cluster queues the process; locally it would start without a GPU.
                 if self._config.launcher == "local" and not has_its_gpus(spec):
                     break
                 self._fleet.add(spec)
@@ -195,6 +198,7 @@ class Scaler:
         """
         if child.spec.role == "verifier":
             child.terminate()
+            # No request takes longer than this.
             grace_s = self._config.timeouts.score_s
         else:
             grace_s = await self._drain(child.name, member)
@@ -214,11 +218,11 @@ class Scaler:
                 await generator.call(Drain(), timeout_s=self._config.timeouts.call_s)
             except InfrastructureError as error:
                 self._log.warning("%s cannot be asked to finish its groups: %s", name, error)
-                return 0.0
+                return 0.0  # its groups go to another generator without a delay
         return self._config.timeouts.drain_s
 
     async def _autoscale(self) -> None:
-        """Decide every timeouts.autoscale_s on windows in which all wanted training generators served."""
+        """Decide every timeouts.autoscale_s, on windows in which all training generators served."""
         auto = self._config.generators.autoscale
         before: list[Member] = []
         while True:
@@ -229,8 +233,9 @@ class Scaler:
                 if pool.work not in ("", "evaluation")
             }
             if any(pool.live != pool.wanted or pool.draining for pool in pools.values()):
-                before = []
+                before = []  # shares of time from before a change say nothing about it
                 continue
+            # A generator that only evaluates waits by design.
             members = [
                 m for m in self._registry.members if not evaluates_only(self._config, m.name)
             ]
@@ -251,6 +256,7 @@ class Scaler:
         count = pools[auto.pool].wanted
         waits = share(members, before, "learner", "wait_s") if before else None
         blocked = share(members, before, "generator", "blocked_s") if before else None
+        # A count outside the configured bounds is corrected without measurements.
         is_outside = not auto.min <= count <= auto.max
         if not is_outside and (waits is None or blocked is None):
             return None
@@ -265,6 +271,7 @@ class Scaler:
     def _has_memory_for(self, decision: Decision) -> bool:
         wanted = {self._config.generators.autoscale.pool: decision.wanted}
         problems = self._headroom.problems(self._registry.pools(), wanted)
+        # Every interval would repeat the same warning.
         if problems and not self._is_memory_reported:
             self._log.warning("%s; not added: %s", decision.reason, problems[0])
         self._is_memory_reported = bool(problems)

@@ -46,6 +46,7 @@ def create_keys(directory: Path) -> Keys:
 
 def write_private(path: Path, data: bytes) -> None:
     """Replace a file by one that only its owner can read, from the first byte on."""
+    # An existing file may be readable by others, and a symbolic link may lead elsewhere.
     path.unlink(missing_ok=True)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(fd, "wb") as file:

@@ -59,6 +59,7 @@ def _configure(socket: zmq.asyncio.Socket) -> None:
     socket.setsockopt(zmq.HEARTBEAT_IVL, _ZMTP_HEARTBEAT_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 6 * _ZMTP_HEARTBEAT_MS)
     socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
+    # Far above any group; a corrupt length must not allocate more.
     socket.setsockopt(zmq.MAXMSGSIZE, 2**31)
 
 
@@ -78,6 +79,7 @@ class RpcServer:
         # msgspec chooses the class by its tag. A server without handlers decodes nothing.
         self._expected: Any = functools.reduce(operator.or_, handlers) if handlers else None
         self._slots = asyncio.Semaphore(max_concurrent)
+        # One context per server, because an authenticator covers a whole context.
         self._context = zmq.asyncio.Context()
         self._authenticator = AsyncioAuthenticator(self._context)
         self._authenticator.start()
@@ -108,11 +110,12 @@ class RpcServer:
                 await self._slots.acquire()
                 frames = await self._socket.recv_multipart()
                 task = group.create_task(self._answer(frames), name="rpc handler")
+                # Not in `_answer`: a task that is cancelled before it starts runs no code.
                 task.add_done_callback(lambda _: self._slots.release())
 
     async def _answer(self, frames: list[bytes]) -> None:
         if len(frames) != 3:
-            return
+            return  # not from an RpcClient
         peer, request_id, payload = frames
         try:
             request = decode(payload, self._expected)
@@ -192,6 +195,7 @@ class RpcClient:
             frames = await self._socket.recv_multipart()
             if len(frames) != 2:
                 continue
+            # The call may have passed its deadline.
             future = self._pending.get(frames[0])
             if future is not None and not future.done():
                 future.set_result(frames[1])

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from async_rl.config.running import SupervisorConfig
 from async_rl.config.timeouts import TimeoutsConfig
 from async_rl.core.types import Role
 from async_rl.planning.topology import ProcessSpec
@@ -20,7 +19,7 @@ from async_rl.supervision.fleet import Fleet, Left, Lost
 from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.registry import Registry
 
-RESTARTS = SupervisorConfig(max_restarts=2)
+MAX_RESTARTS = 2
 LIMITS = TimeoutsConfig(call_s=0.2, start_s=0.5, stop_s=5, group_s=120, stall_s=1800)
 """A process is lost after 0.3 s."""
 
@@ -103,7 +102,6 @@ def surroundings(registry: Registry, run_dir: Path) -> dict[str, Any]:
         "run_dir": run_dir,
         "liveness": Liveness(registry, LIMITS, is_local=True),
         "buffer": NoBuffer(),
-        "call_timeout_s": 1.0,
     }
 
 
@@ -129,7 +127,7 @@ class World:
             [spec(role, rank) for rank in range(ranks)],
             launcher=self.launcher,
             registry=self.registry,
-            config=RESTARTS,
+            max_restarts=MAX_RESTARTS,
             timeouts=LIMITS,
             log=logging.getLogger("test"),
             **surroundings(self.registry, tmp_path),
@@ -207,7 +205,7 @@ def test_an_end_that_the_launcher_explains_is_told_in_its_words_and_comes_back(
         return await world.until_failed(), world.reasons
 
     cause, reasons = asyncio.run(main())
-    assert reasons == ["generator-0 was lost with its node 10.0.0.3"] * RESTARTS.max_restarts
+    assert reasons == ["generator-0 was lost with its node 10.0.0.3"] * MAX_RESTARTS
     assert cause.startswith("generator-0 was lost with its node 10.0.0.3; it was restarted 2 times")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from test_fleet import LIMITS, RESTARTS, Scripted, ScriptedLauncher, surroundings
+from test_fleet import LIMITS, MAX_RESTARTS, Scripted, ScriptedLauncher, surroundings
 
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
@@ -42,7 +42,7 @@ class ScaledRun:
             processes(config, machine, self.registry.wanted),
             launcher=self.launcher,
             registry=self.registry,
-            config=RESTARTS,
+            max_restarts=MAX_RESTARTS,
             timeouts=LIMITS,
             log=log,
             **surroundings(self.registry, run_dir),
