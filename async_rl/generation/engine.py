@@ -1,12 +1,10 @@
-"""What every generation engine offers, and the choice between them.
+"""The interface of every generation engine, and the choice between them.
 
 Invariants
 - Token ids go in and come out; no engine sees text.
-- Each token carries the float32 log-prob of the distribution it was drawn from and the version of
-  the weights that drew it.
-- Before the first `load_weights` there is no version, and nothing is generated.
-Called by the generator process; `build_engine` is where a heavy dependency is imported, so call it
-in a thread.
+- Each token comes with the float32 log-prob of the distribution it was drawn from and the version
+  of the weights that sampled it.
+- Before the first `load_weights` there is no version, and the engine generates no tokens.
 """
 
 from __future__ import annotations
@@ -38,8 +36,8 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """One finished sample: position t of each array is about its t-th new token, the
-    end-of-sequence token included.
+    """One finished sample: position t of each array is about its t-th new token, including the
+    end-of-sequence token.
 
     token_ids int32 [N], logprobs float32 [N] (of the distribution sampled from, after temperature),
     versions int32 [N].
@@ -54,22 +52,22 @@ class Completion:
 
 
 class Engine(Protocol):
-    """Writes tokens with weights that may change while it writes."""
+    """Generates tokens with weights that may change between two tokens."""
 
     @property
     def version(self) -> int:
-        """Version of the weights that write now; NO_VERSION before the first load."""
+        """Version of the current weights; NO_VERSION before the first load."""
 
     async def start(self) -> None:
-        """Brings the engine up. Raises ConfigError if it refuses the settings or the model."""
+        """Start the engine. Raises ConfigError if it refuses the settings or the model."""
 
     async def close(self) -> None:
-        """Ends the engine; what is in flight fails. Safe to call twice."""
+        """End the engine; requests in flight fail. Safe to call twice."""
 
     def generate(
         self, request_id: str, prompt_token_ids: Sequence[int], num_samples: int, sampling: Sampling
     ) -> AsyncGenerator[Completion, None]:
-        """Yields each of num_samples completions of one prompt as it finishes; closing the iterator
+        """Yield each of num_samples completions of one prompt as it finishes; closing the iterator
         ends the rest.
 
         Raises WeightsError before the first load and after a failed one, Unavailable if the engine
@@ -77,42 +75,41 @@ class Engine(Protocol):
         """
 
     async def sleep(self) -> None:
-        """Stands still after the step under way and lets go of the device: weights, cache and all;
-        requests in flight are kept.
+        """Stop after the current step and release the device: weights and cache; requests in flight
+        are kept.
 
-        The next `load_weights` brings it back: what was in flight goes on from the tokens it has.
-        Safe to call twice.
+        The next `load_weights` wakes it: requests continue from the tokens that they have. Safe to
+        call twice.
         """
 
     async def weight_devices(self) -> list[str]:
-        """What receives a broadcast of weights, one entry per rank: `cpu`, or the UUID of a GPU."""
+        """The devices that receive a broadcast, one per rank: `cpu`, or the UUID of a GPU."""
 
     async def load_weights(self, manifest: Manifest, source: Source = SHARED_BLOCK) -> LoadReport:
-        """Changes the weights between two engine steps; requests in flight go on. source: None =
-        the shared block.
+        """Change the weights between two engine steps; requests in flight continue.
 
-        Raises WeightsError: before anything was changed if the block is not what the manifest
-        announces, else the engine refuses all further work.  Raises BroadcastBroken if the broadcast
-        came to no end: it may be repeated; until then the engine goes on as it was, or stands still
-        where it loads in place.
+        Raises WeightsError: if the shared block is not the one that the manifest announces, nothing
+        has changed; after any other one the engine refuses all further work. Raises BroadcastBroken
+        if a broadcast ended early: the load may be repeated. Until then the engine continues with
+        the old weights, or stays paused if it loads in place.
         """
 
     async def logprobs(self, rows: Sequence[IntArray]) -> list[FloatArray]:
-        """float32 log-prob of each token of each row at temperature 1, given the tokens before it;
-        0 for the first.
+        """Return the float32 log-prob of each token of each row at temperature 1, given the tokens
+        before it; 0 for the first.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What the engines read from the model's directory: where its positions and its sequences end."""
+    """Facts that the engines read from the model's directory."""
 
     max_positions: int
     end_token_ids: tuple[int, ...]
 
 
 def read_model_facts(model_path: Path) -> ModelFacts:
-    """Reads config.json and generation_config.json.
+    """Read config.json and generation_config.json.
 
     Raises ConfigError if the directory is not a model, or names no end-of-sequence token.
     """
@@ -120,8 +117,8 @@ def read_model_facts(model_path: Path) -> ModelFacts:
         config: dict[str, Any] = json.loads((model_path / "config.json").read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"model.path={model_path} has no readable config.json ({error}); name the directory of"
-            " a Hugging Face model"
+            f"model.path={model_path} has no readable config.json ({error}); set it to"
+            " the directory of a Hugging Face model"
         ) from error
     generation_path = model_path / "generation_config.json"
     generation: dict[str, Any] = (
@@ -141,19 +138,18 @@ def read_model_facts(model_path: Path) -> ModelFacts:
 
 
 def require_version(version: int) -> None:
-    """Raises WeightsError where no weights were loaded yet."""
+    """Raise WeightsError before the first load."""
     if version == NO_VERSION:
         raise WeightsError(
-            "the engine holds no version of the weights yet; push one before asking for tokens"
+            "the engine has no version of the weights yet; push one before asking for tokens"
         )
 
 
 def build_engine(config: RunConfig, model_path: Path, *, rank: int = 0) -> Engine:
-    """The engine that generation.engine names, not started yet; rank makes the noise of parallel
-    generators differ.
+    """Build the engine that generation.engine names, without starting it; blocks for seconds.
 
-    Imports it here and not above: vLLM alone takes seconds, and must find the environment of
-    `prepare_environment`.
+    rank: parallel generators get different random numbers by it. The engine is imported here,
+    because vLLM reads the variables of `prepare_environment` at import.
     """
     import_external(config.model)
     if config.generation.engine == "vllm":

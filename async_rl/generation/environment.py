@@ -1,9 +1,7 @@
-"""The process that hosts an engine: its cores, its priority, its environment variables, and its
-death with its parent.
+"""The process that hosts an engine: its cores, its priority, its environment variables.
 
-vLLM, torch and OpenMP read these variables once, when they are imported or first used; set them
-before. Called by the generator process before `build_engine`, and by the workers that vLLM itself
-starts.
+vLLM, torch and OpenMP read these variables once, when they are imported or first used, so the
+generator process sets them before `build_engine`.
 """
 
 from __future__ import annotations
@@ -23,21 +21,20 @@ T = TypeVar("T")
 EXTERNAL_LIB = "ASYNC_RL_EXTERNAL_LIB"
 """model.external_lib, for the worker processes that vLLM starts."""
 _GENTLE_NICENESS = 5
-"""Who is busy on the same core keeps three fifths of it beside two that join, instead of a third.
+"""A busy process on the same core keeps three fifths of it beside two that start, instead of a
+third.
 """
 _AUTOGROUP = Path("/proc/self/autogroup")
 
 
 def uses_gpu(config: RunConfig) -> bool:
-    """Whether generators were given GPUs; told by the configuration, since asking torch would
-    import it too early.
-    """
+    """Return whether generators have GPUs. Asking torch instead would import it too early."""
     return config.generators.gpus_each > 0
 
 
 def prepare_environment(config: RunConfig, cores: Sequence[int]) -> None:
-    """Pins this process to `cores` (empty = leave it) and sets what vLLM, torch and OpenMP read.
-    Before any of them is imported.
+    """Pin this process to `cores` (empty = leave it) and set the variables that vLLM, torch and
+    OpenMP read. Call it before any of them is imported.
     """
     if cores:
         os.sched_setaffinity(0, cores)
@@ -75,11 +72,11 @@ def prepare_environment(config: RunConfig, cores: Sequence[int]) -> None:
 
 @contextlib.asynccontextmanager
 async def giving_way(*, to_others: bool) -> AsyncIterator[None]:
-    """Meanwhile whatever this process does holds up those on the same cores less, if there are
-    others; see `gently` for other kernels.
+    """Lower the priority of this process's session until the block ends, if other processes use the
+    same cores.
 
-    Where Linux groups processes by session (autogroup), it compares sessions with each other, and a
-    thread's priority says nothing there.
+    Where Linux groups processes by session (autogroup), it compares sessions with each other, and
+    the priority of a thread has no effect on other sessions; `gently` is for other kernels.
     """
     await _set_session_niceness(_GENTLE_NICENESS if to_others else 0)
     try:
@@ -89,13 +86,14 @@ async def giving_way(*, to_others: bool) -> AsyncIterator[None]:
 
 
 async def _set_session_niceness(niceness: int) -> None:
-    """Of the session that the launcher made for this process. Does nothing where sessions have
-    none.
+    """Set the niceness of the session that the launcher made for this process, if the kernel has
+    one per session.
     """
     for _ in range(20):
         try:
             await asyncio.to_thread(_AUTOGROUP.write_text, str(niceness))
-        except BlockingIOError:  # the kernel lets ordinary users change one per tenth of a second
+        except BlockingIOError:
+            # The kernel allows ordinary users one change per 0.1 s.
             await asyncio.sleep(0.05)
         except OSError:
             return
@@ -104,11 +102,10 @@ async def _set_session_niceness(niceness: int) -> None:
 
 
 async def gently(work: Callable[[], T]) -> T:
-    """Runs it in a thread whose priority is lower, so that those at work on the same cores are held
-    up less; the thread ends with it.
+    """Run `work` in a thread of lower priority, which delays other processes less.
 
-    Linux keeps a priority per thread and lets nobody but root raise one again; the process, and
-    what it starts later, keep theirs.
+    Linux keeps a priority per thread and only root may raise one again, so the thread ends with the
+    work; the process, and the threads that it starts later, keep their priority.
     """
     thread = ThreadPoolExecutor(1, initializer=os.nice, initargs=(_GENTLE_NICENESS,))
     try:

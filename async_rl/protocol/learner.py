@@ -1,5 +1,5 @@
-"""Messages of the learner to the buffer and the supervisor: batches, commits, its place in the
-history of the run.
+"""Messages of the learner to the buffer and the supervisor: batches, commits, the version that it
+resumes from.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ from async_rl.protocol.base import Message, Ok
 
 
 class TakenGroups(Message):
-    """groups_per_step groups, oldest admission first; empty if none within the wait (waits_for says
-    why).
-    """
+    """groups_per_step groups, oldest admission first; without groups, waits_for says why."""
 
     groups: list[Group]
     waits_for: str
@@ -23,7 +21,7 @@ class TakeBatch(Message):
     """Lease the batch that will be trained on weights of version `train_version` (step
     train_version + 1).
 
-    Asking again for the same train_version gives the same groups.
+    A repeated request with the same train_version returns the same groups.
     """
 
     Reply: ClassVar[type] = TakenGroups
@@ -32,7 +30,7 @@ class TakeBatch(Message):
 
 
 class CommitStep(Message):
-    """The step that turned version - 1 into `version` is done; group_ids were trained by it.
+    """The step from version - 1 to `version` is done; group_ids were trained by it.
 
     Safe to send again.
     """
@@ -43,8 +41,8 @@ class CommitStep(Message):
 
 
 class StartEvaluation(Message):
-    """Evaluate the held-out prompts with `version` once a generator holds it; results go to the
-    supervisor as metrics of step=version.
+    """Evaluate the held-out prompts with `version` once a generator has it; the supervisor gets the
+    results as metrics of step=version.
     """
 
     Reply: ClassVar[type] = Ok
@@ -52,17 +50,15 @@ class StartEvaluation(Message):
 
 
 class SyncVersion(Message):
-    """The learner starts (again) at `version`: leases without commit go back. Reply gives the
-    buffer's own count.
-    """
+    """The learner starts or resumes at `version`: leases without commit are returned."""
 
     Reply: ClassVar[type] = Ok
     version: int
 
 
 class StartFrom(Message):
-    """learner -> supervisor: the learner starts at `version`; numbers of later steps belong to a
-    history that is given up.
+    """learner -> supervisor: the learner starts at `version`; metrics of later steps belong to a
+    discarded history.
     """
 
     Reply: ClassVar[type] = Ok
@@ -70,8 +66,8 @@ class StartFrom(Message):
 
 
 class KeepAdvantages(Message):
-    """learner -> buffer: what the step made of each response token of these groups, all samples of
-    a group in one row; for people.
+    """learner -> buffer: the advantages of each response token of these groups, all samples of a
+    group in one row; people read them.
     """
 
     Reply: ClassVar[type] = Ok
@@ -86,14 +82,15 @@ class EvaluationScores(Message):
 
 
 class GetEvaluationScores(Message):
-    """learner -> buffer: how good were the versions?"""
+    """learner -> buffer: report the scores of all evaluated versions."""
 
     Reply: ClassVar[type] = EvaluationScores
 
 
 class ForgetBefore(Message):
-    """learner -> buffer: nobody will go back to a version before this one; trajectories that only
-    that would need may go.
+    """learner -> buffer: no process will resume from a version before this one.
+
+    Trajectories that only older versions need may be deleted.
     """
 
     Reply: ClassVar[type] = Ok

@@ -1,8 +1,7 @@
-"""The checkpoints of a run on disk: which is the newest, which may go. Knows directories only; what
-is in them is learner/checkpoint.py's.
+"""The checkpoint directories of a run: which is the newest, which may be deleted.
 
-A checkpoint of version v is `<run>/checkpoints/step_<v>`, complete as soon as it has that name.
-Used by the learner's Saver and by `async-rl resume`.
+A checkpoint of version v is `<run>/checkpoints/step_<v>`, complete as soon as it has that
+name. learner/checkpoint.py knows their content.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from pathlib import Path
 
 
 def directory_of(run_dir: Path, version: int) -> Path:
-    """Where the checkpoint of this version is, or will be."""
+    """Return the directory of the checkpoint of this version."""
     return run_dir / "checkpoints" / f"step_{version:06d}"
 
 
 def versions(run_dir: Path) -> list[int]:
-    """Versions of the complete checkpoints, oldest first."""
+    """Return the versions of the complete checkpoints, oldest first."""
     names = (
         path.name.removeprefix("step_")
         for path in (run_dir / "checkpoints").glob("step_*")
@@ -28,20 +27,20 @@ def versions(run_dir: Path) -> list[int]:
 
 
 def newest(run_dir: Path) -> Path | None:
-    """The checkpoint that the learner goes on from; None if there is none yet."""
-    found = versions(run_dir)
-    return directory_of(run_dir, found[-1]) if found else None
+    """Return the checkpoint that the learner resumes from, or None before the first."""
+    saved = versions(run_dir)
+    return directory_of(run_dir, saved[-1]) if saved else None
 
 
 def prune(run_dir: Path, *, keep: int, keep_best: int, scores: Mapping[int, float]) -> int:
-    """Removes all but the newest `keep` and, of the others, the `keep_best` of the highest score;
-    the oldest version to go back to.
+    """Delete all but the newest `keep` and, of the others, the `keep_best` of the highest score.
+
+    Returns the oldest of the newest `keep`, the oldest version that the learner may resume from.
     """
-    found = versions(run_dir)
-    recent, older = found[-keep:], found[:-keep]
-    best = sorted((v for v in older if v in scores), key=lambda v: (scores[v], v), reverse=True)[
-        :keep_best
-    ]
+    saved = versions(run_dir)
+    recent, older = saved[-keep:], saved[:-keep]
+    scored = [version for version in older if version in scores]
+    best = sorted(scored, key=lambda version: (scores[version], version), reverse=True)[:keep_best]
     for version in set(older) - set(best):
         shutil.rmtree(directory_of(run_dir, version))
     return recent[0]

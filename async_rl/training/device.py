@@ -93,7 +93,7 @@ class SharedDevice(Device):
         """Order all generators to sleep, then move the learner to the device with `enter`."""
         self._shares.begin(Phase.SWITCHING)
         with self._context.activity.waiting("the device: generators go to sleep"):
-            # The first list of members: before it nobody knows which generators use the device.
+            # The first list of members: before it the generators on the device are unknown.
             await self._context.directory.changed(-1)
             self._handovers.ask()
             async with asyncio.TaskGroup() as calls:

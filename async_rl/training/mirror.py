@@ -1,10 +1,9 @@
-"""Copies of a run at another place, given by any fsspec URL (s3://, gs://, hdfs://, a directory
-elsewhere), from which it can be resumed.
+"""Copies of a run at any fsspec URL (s3://, gs://, hdfs://, another directory), from which it can
+be resumed.
 
 In `<url>/<run>/`: the checkpoints `step_<v>` that the local folder keeps, the ledger
 `ledger_<v>.sqlite` of the newest of them, and in `files/` the configurations and metrics.jsonl. A
-file `step_<v>.complete` is written last and deleted first: object stores know no rename. Used by
-the learner's Saver, `async-rl launch` (the place must be free) and `async-rl resume URL`.
+file `step_<v>.complete` is written last and deleted first: object stores have no rename.
 """
 
 from __future__ import annotations
@@ -22,11 +21,12 @@ from async_rl.training import checkpoints
 
 _DONE = ".complete"
 _RECORDS = ("config*.yaml", "metrics.jsonl", SCALE_FILE)
-_FILES = "files/"  # beside the checkpoints they would make the copy look like a run
+_FILES = "files/"
+"""A separate folder: beside the checkpoints they would make the copy look like a run."""
 
 
 class Mirror:
-    """The copies of one run. Every call may block for as long as the place takes."""
+    """The copies of one run. Every call may block for as long as the storage takes."""
 
     def __init__(self, url: str, run_dir: Path) -> None:
         self._url = url
@@ -38,14 +38,15 @@ class Mirror:
         self._root = f"{root.rstrip('/')}/{run_dir.name}"
 
     def update(self) -> None:
-        """Copies what is missing there and deletes what is kept no more. Raises InfrastructureError
-        if that cannot be done.
+        """Copy new checkpoints and delete copies of checkpoints that the run no longer keeps.
+
+        Raises InfrastructureError if the storage fails.
         """
         kept = checkpoints.versions(self._run_dir)
         try:
-            there = self.versions()
+            copied = self.versions()
             self._fs.makedirs(self._root, exist_ok=True)
-            missing = sorted(set(kept) - set(there))
+            missing = sorted(set(kept) - set(copied))
             for version in missing:
                 directory = checkpoints.directory_of(self._run_dir, version)
                 for path in sorted(p for p in directory.rglob("*") if p.is_file()):
@@ -54,7 +55,7 @@ class Mirror:
                 self._put_records(missing[-1])
             for version in missing:
                 self._fs.pipe_file(f"{self._root}/{_name(version)}{_DONE}", b"complete")
-            for version in set(there) - set(kept):
+            for version in set(copied) - set(kept):
                 self._fs.rm_file(f"{self._root}/{_name(version)}{_DONE}")
                 self._fs.rm(f"{self._root}/{_name(version)}", recursive=True)
             for name in self._names() if missing else ():
@@ -66,7 +67,7 @@ class Mirror:
             ) from error
 
     def versions(self) -> list[int]:
-        """Versions of the complete copies, oldest first."""
+        """Return the versions of the complete copies, oldest first."""
         return sorted(
             int(name.removeprefix("step_").removesuffix(_DONE))
             for name in self._names()
@@ -74,8 +75,9 @@ class Mirror:
         )
 
     def fetch(self) -> None:
-        """Makes the run's directory, which must not exist yet, from the newest copy. Raises
-        ConfigError if there is none.
+        """Create the run's directory, which must not exist, from the newest copy.
+
+        Raises ConfigError if none is complete.
         """
         if self._run_dir.exists():
             raise ConfigError(
@@ -83,26 +85,26 @@ class Mirror:
                 f" the copy of {self._url}"
             )
         try:
-            there = self.versions()
-            if not there:
+            copied = self.versions()
+            if not copied:
                 raise ConfigError(
-                    f"{self._url}/{self._run_dir.name} holds no complete copy of a run; give"
+                    f"{self._url}/{self._run_dir.name} has no complete copy of a run; pass"
                     " <checkpoint.mirror>/<run name>"
                 )
             partial = self._run_dir.with_name(self._run_dir.name + ".partial")
             shutil.rmtree(partial, ignore_errors=True)
             for path in self._fs.find(self._root):
                 name = path.strip("/").removeprefix(self._root.strip("/") + "/")
-                if name.startswith(f"{_name(there[-1])}/"):
+                if name.startswith(f"{_name(copied[-1])}/"):
                     self._get(path, partial / "checkpoints" / name)
-                elif name == _ledger(there[-1]):
+                elif name == _ledger(copied[-1]):
                     self._get(path, partial / STORE_FILE)
                 elif name.startswith(_FILES):
                     self._get(path, partial / name.removeprefix(_FILES))
             partial.rename(self._run_dir)
         except OSError as error:
             raise InfrastructureError(
-                f"{self._url}/{self._run_dir.name} cannot be brought to {self._run_dir}: {error}"
+                f"{self._url}/{self._run_dir.name} cannot be copied to {self._run_dir}: {error}"
             ) from error
 
     def _names(self) -> list[str]:
@@ -114,9 +116,7 @@ class Mirror:
         ]
 
     def _put_records(self, version: int) -> None:
-        """The ledger as it is now, which is that of the version or later, and what tells of the
-        run.
-        """
+        """Copy the current ledger, which includes the version, and the records of the run."""
         copy = self._run_dir / "ledger.partial"
         snapshot(self._run_dir / STORE_FILE, copy)
         self._put(copy, _ledger(version))

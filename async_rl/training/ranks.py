@@ -121,7 +121,7 @@ class Rank:
         while not isinstance(operation, Stop):
             size = int(_broadcast(torch.zeros(1, dtype=torch.int64)))
             payload = _broadcast(torch.zeros(size, dtype=torch.uint8)).numpy().tobytes()
-            operation = decode(payload, Operation)  # type: ignore[arg-type]  # a union is no type
+            operation = decode(payload, Operation)  # type: ignore[arg-type]  # mypy: a union
             self._perform(operation)
 
     def _perform(self, operation: Operation) -> Any:

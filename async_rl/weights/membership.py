@@ -8,16 +8,16 @@ every member has answered or left, or at the deadline. A load reads the learner'
 `release`: once a version is written to a file or sent, its members no longer need the block.
 
 Invariants
-- Loads are numbered and numbers are never reused. An answer to a load that has ended, or
-  from a life that is not in it, changes nothing.
-- Members join and leave between versions only: a joiner gets a load of its own, and a generator
-  that already has the version is not asked again.
-- A member that is silent at the deadline, or that failed by itself, is cut off. Members that gave
-  up a load that lost a member retry with the others. A member that gave up a load that lost
-  none retries alone, and is cut off if it gives up again. So retries have fewer and fewer members
+- Loads are numbered and numbers are never reused. An answer to a load that has ended, or from a
+  life that is not in it, changes nothing.
+- Members join and leave between versions only: a joiner loads alone, and a generator that already
+  has the version is not asked again.
+- A member that is silent at the deadline, or that failed for its own reason, is cut off. Members
+  that gave up a load that lost a member retry with the others. A member that gave up a load that
+  lost none retries alone, and is cut off if that fails too. So retries have fewer and fewer members
   and end.
-- The version changes only while no load reads the block. After `close()` no load begins, so
-  the learner waits for one deadline at most.
+- The version changes only while no load reads the block. After `close()` no load begins, so the
+  learner waits for one deadline at most.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from torch.multiprocessing import reductions
 
 from async_rl.core.codec import encode
 from async_rl.generation.engine import read_model_facts
-from async_rl.generation.vllm.engine import _engine_args
+from async_rl.generation.vllm.settings import engine_args
 from async_rl.generation.vllm.worker import SharedWeightsExtension
 from async_rl.launchers.configuration.compose import compose
 from async_rl.protocol.weights import DeviceBlock, Manifest, TensorEntry
@@ -29,7 +29,7 @@ GPUS = ["learner.gpus_each=0.5", "generators.gpus_each=0.5"]
 
 def sleeps(model_path: Path, placement: str) -> bool:
     config = compose("grpo_code", [*GPUS, f"placement={placement}"])
-    return bool(_engine_args(config, model_path, read_model_facts(model_path), 0).enable_sleep_mode)
+    return bool(engine_args(config, model_path, read_model_facts(model_path), 0).enable_sleep_mode)
 
 
 def main(model_path: Path) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def from_vllm(said: dict[str, Any]) -> dict[str, Any]:
 
 def test_nothing_is_generated_before_the_first_weights(said: dict[str, Any]) -> None:
     assert said["version_at_start"] == -1
-    assert said["before_first_load"].startswith("WeightsError: the engine holds no version")
+    assert said["before_first_load"].startswith("WeightsError: the engine has no version")
 
 
 @pytest.mark.covers("rollout.name")

@@ -15,13 +15,13 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from async_rl.generation.engine import read_model_facts
-from async_rl.generation.vllm.engine import _engine_args
+from async_rl.generation.vllm.settings import engine_args
 from async_rl.launchers.configuration.compose import compose
 
 path = Path(sys.argv[1])
 gpus = ["learner.gpus_each=0.5", "generators.gpus_each=0.5"]
 for overrides in (["placement=colocated"], ["placement=colocated", *gpus], gpus):
-    print(_engine_args(compose("grpo_code", overrides), path, read_model_facts(path),
+    print(engine_args(compose("grpo_code", overrides), path, read_model_facts(path),
     0).enable_sleep_mode)
 """
 

@@ -82,7 +82,7 @@ def test_a_copy_that_was_not_finished_is_not_brought_back(tmp_path: Path) -> Non
     assert sorted(path.name for path in there.glob("ledger_*")) == ["ledger_000010.sqlite"]
     for version in (10, 5):
         (there / f"step_{version:06d}.complete").unlink()
-    with pytest.raises(ConfigError, match="holds no complete copy"):
+    with pytest.raises(ConfigError, match="has no complete copy"):
         Mirror(str(tmp_path / "elsewhere"), tmp_path / "back" / "run").fetch()
     assert not (tmp_path / "back").exists()
 

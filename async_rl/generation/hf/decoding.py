@@ -1,15 +1,10 @@
-"""One batch of the transformers engine: what each sample has written, and whose turn the model's
-use is.
-
-Used by hf_engine.py.
-"""
+"""One batch of the transformers engine: its samples, and the lock that its model is used under."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import zlib
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -23,11 +18,11 @@ from async_rl.generation.engine import Completion
 
 
 class Writer(Protocol):
-    """What a batch asks of its engine."""
+    """The part of the engine that a batch uses."""
 
     @property
     def version(self) -> int:
-        """Version of the weights that write now."""
+        """Version of the current weights."""
 
     @property
     def end_token_ids(self) -> tuple[int, ...]:
@@ -35,19 +30,15 @@ class Writer(Protocol):
 
     @property
     def is_asleep(self) -> bool:
-        """Whether the batch is to end after this token, unfinished samples and all; they are
-        written on later.
-        """
+        """The batch is to end after this token; unfinished samples are continued later."""
 
     def give_way(self) -> int:
-        """Called between two tokens: lets others have the model; the version that writes from now
-        on.
-        """
+        """Let others use the model between two tokens; returns the version from now on."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Request:
-    """One prompt and where its completions go; an error there ends it."""
+    """One prompt and the queue of its completions; an error in the queue ends the request."""
 
     request_id: str
     prompt: list[int]
@@ -68,8 +59,13 @@ class Row:
         self.versions: list[int] = []
         self.is_done = False
 
+    @property
+    def is_open(self) -> bool:
+        """The sample needs more tokens."""
+        return not (self.is_done or self.request.is_aborted)
+
     def completion(self, *, is_truncated: bool) -> Completion:
-        """What it has written."""
+        """The tokens written so far."""
         return Completion(
             index=self.index,
             token_ids=np.array(self.token_ids, np.int32),
@@ -79,9 +75,47 @@ class Row:
         )
 
 
+class DecodeBatch:
+    """Samples that the model writes together; their requests have equal sampling settings."""
+
+    def __init__(self, requests: list[Request]) -> None:
+        self.requests = requests
+        self.sampling = requests[0].sampling
+        self.rows = [
+            Row(request, index) for request in requests for index in range(request.num_samples)
+        ]
+
+    def drop_finished(self) -> None:
+        """Keep the samples that need more tokens."""
+        self.rows = [row for row in self.rows if row.is_open]
+
+    @property
+    def num_remaining(self) -> int:
+        """The most tokens that any sample may still get."""
+        return self.sampling.max_new_tokens - min(len(row.token_ids) for row in self.rows)
+
+    def padded(self, pad: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return token ids and attention mask, int64 [B, L], padded on the left."""
+        texts = [row.request.prompt + row.token_ids for row in self.rows]
+        longest = max(map(len, texts))
+        input_ids = [[pad] * (longest - len(text)) + text for text in texts]
+        mask = [[0] * (longest - len(text)) + [1] * len(text) for text in texts]
+        return torch.tensor(input_ids, device=device), torch.tensor(mask, device=device)
+
+    def seed(self, seed: int) -> int:
+        """Return a seed that depends on the groups, not on the attempt to generate them.
+
+        So a resumed run repeats itself. A continued batch gets other random numbers than its start.
+        """
+        groups = list(dict.fromkeys(row.request.request_id.partition(".")[0] for row in self.rows))
+        num_written = [len(row.token_ids) for row in self.rows]
+        return zlib.crc32(f"{seed} {groups}{num_written if any(num_written) else ''}".encode())
+
+
 class _Temperature(LogitsProcessor):  # type: ignore[misc]  # transformers is untyped here
-    """Divides the logits and keeps the log-probs that the next token is drawn from. The last
-    processor: generate adds none after it.
+    """Divides the logits and keeps the log-probs that the next token is drawn from.
+
+    It is the last processor: `generate` adds none after it.
     """
 
     def __init__(self, temperature: float) -> None:
@@ -89,20 +123,20 @@ class _Temperature(LogitsProcessor):  # type: ignore[misc]  # transformers is un
         self.table = torch.empty(0)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """scores [B, V] -> float32 [B, V], the logits drawn from."""
+        """scores [B, V] -> float32 [B, V], the logits that the token is drawn from."""
         scores = scores.float() / self._temperature
         self.table = scores.log_softmax(-1)
         return scores
 
 
 class Recorder(StoppingCriteria):  # type: ignore[misc]
-    """Called by generate after each token of the batch: writes down tokens, log-probs and versions,
-    hands over what is finished.
+    """Records tokens, log-probs and versions after each token of the batch, and hands over finished
+    samples.
     """
 
-    def __init__(self, rows: list[Row], writer: Writer, loop: asyncio.AbstractEventLoop) -> None:
-        self.processor = _Temperature(rows[0].request.sampling.temperature or 1.0)
-        self._rows = rows
+    def __init__(self, batch: DecodeBatch, writer: Writer, loop: asyncio.AbstractEventLoop) -> None:
+        self.processor = _Temperature(batch.sampling.temperature or 1.0)
+        self._rows = batch.rows
         self._writer = writer
         self._loop = loop
         self._version = writer.version
@@ -119,46 +153,42 @@ class Recorder(StoppingCriteria):  # type: ignore[misc]
                 self._append(row, token_id, logprob)
         self._version = self._writer.give_way()
         ends = self._writer.is_asleep
-        return torch.tensor(
-            [ends or row.is_done or row.request.is_aborted for row in self._rows],
-            device=input_ids.device,
-        )
+        return torch.tensor([ends or not row.is_open for row in self._rows], device=drawn.device)
 
     def _append(self, row: Row, token_id: int, logprob: float) -> None:
         row.token_ids.append(token_id)
         row.logprobs.append(logprob)
         row.versions.append(self._version)
-        is_ended = token_id in self._writer.end_token_ids
-        row.is_done = is_ended or len(row.token_ids) == row.request.sampling.max_new_tokens
+        has_ended = token_id in self._writer.end_token_ids
+        row.is_done = has_ended or len(row.token_ids) == row.request.sampling.max_new_tokens
         if row.is_done and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(
-                row.request.finished.put_nowait, row.completion(is_truncated=not is_ended)
+                row.request.finished.put_nowait, row.completion(is_truncated=not has_ended)
             )
 
 
-class Turn:
-    """Whose turn it is to use the model: a lock whose holder can let everybody who waits go first."""
+class ModelLock:
+    """A lock whose owner can let all waiting threads go first."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._is_taken = False
         self._num_waiting = 0
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Waits for the turn and keeps it."""
+    def __enter__(self) -> None:
         with self._changed:
             self._num_waiting += 1
             self._changed.wait_for(lambda: not self._is_taken)
             self._num_waiting -= 1
             self._is_taken = True
-        try:
-            yield
-        finally:
-            self._release()
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._is_taken = False
+            self._changed.notify_all()
 
     def give_way(self) -> None:
-        """Called by the holder: returns with the turn, after all who waited for it."""
+        """Return with the lock, after all threads that waited for it. Only for its owner."""
         with self._changed:
             if not self._num_waiting:
                 return
@@ -168,11 +198,6 @@ class Turn:
             self._is_taken = True
 
     def wait_until_free(self) -> None:
-        """Returns once nobody holds the turn."""
-        with self.held():
+        """Return once no thread has the lock."""
+        with self:
             return
-
-    def _release(self) -> None:
-        with self._changed:
-            self._is_taken = False
-            self._changed.notify_all()

@@ -1,18 +1,21 @@
 """vLLM's AsyncLLM with its engine core in a thread of the same process.
 
-vLLM runs the core of an AsyncLLM in a process of its own, and on CPU the model in a third one.  For
-a small model on few cores that costs 20 s of imports, and on every step the serialisation of what
-each sequence wrote.  `ThreadedCore` stands where AsyncLLM's client of that process would stand.
+By default vLLM runs the core of an AsyncLLM in a process of its own, and on CPU the model in a
+third one. For a small model on few cores that costs 20 s of imports, and in every step the
+serialisation of the new tokens. `ThreadedCore` replaces AsyncLLM's client of that process.
 
-loop of the thread: takes calls and requests from its queue; steps the engine while it has requests;
-gives the outputs of a request once it has finished; woken by the queue when idle. Invariants
+Loop of the thread: takes calls and requests from its queue; steps the engine while it has requests;
+sends the outputs of a request once it has finished; woken by the queue when idle.
+
+Invariants
 - Calls run between two engine steps, in the order they were made; the scheduler has no step in
   flight then.
 - A request reads the prefix cache of the version that computes its prompt, and of no other: label
   and number of the load are its salt.
-- Tokens are held back until their request finishes or the label of the weights changes, so each
-  batch of outputs has one label.
-Used by vllm_engine.py. Written against vLLM 0.32.
+- Tokens are kept until their request finishes or the label of the weights changes, so all tokens of
+  an output have the same label.
+
+Written against vLLM 0.32.
 """
 
 from __future__ import annotations
@@ -22,12 +25,11 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.tasks import SupportedTask
@@ -37,16 +39,15 @@ from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
-from vllm.v1.outputs import LogprobsLists
 
-from async_rl.core.types import FloatArray
+from async_rl.generation.vllm.written import Unsent
 
 _STOP_TIMEOUT_S = 10.0
 
 
 def open_threaded(args: AsyncEngineArgs, loop: asyncio.AbstractEventLoop) -> AsyncLLM:
-    """An AsyncLLM for `loop` whose core is a thread. Blocks for seconds: call it in a thread.
-    Raises what vLLM raises.
+    """Build an AsyncLLM for `loop` whose core is a thread. Blocks for seconds; raises the errors of
+    vLLM.
     """
 
     def make_core(
@@ -59,8 +60,9 @@ def open_threaded(args: AsyncEngineArgs, loop: asyncio.AbstractEventLoop) -> Asy
 
 
 class _ThreadedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is untyped here
-    """Shut down by its owner only: vLLM's own `__del__` would do it again while the interpreter
-    ends, when its modules are gone.
+    """Shut down by its owner only.
+
+    vLLM's own `__del__` would do it again while the interpreter exits, without its modules.
     """
 
     def __del__(self) -> None:
@@ -69,7 +71,7 @@ class _ThreadedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is untyped here
 
 @contextmanager
 def _core_made_by(make_core: Callable[..., EngineCoreClient]) -> Iterator[None]:
-    """AsyncLLM has no argument for its client of the core; it calls this one factory."""
+    """Replace the factory of AsyncLLM's client: AsyncLLM has no argument for it."""
     original = EngineCoreClient.__dict__["make_async_mp_client"]
     EngineCoreClient.make_async_mp_client = staticmethod(make_core)
     try:
@@ -79,22 +81,14 @@ def _core_made_by(make_core: Callable[..., EngineCoreClient]) -> Iterator[None]:
 
 
 @dataclass(slots=True)
-class _Held:
-    """What a request has written since its last output."""
-
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[LogprobsLists] = field(default_factory=list)
-
-
-@dataclass(slots=True)
 class _Resources:
-    """The part of vLLM's client resources that AsyncLLM asks for."""
+    """The part of vLLM's client resources that AsyncLLM reads."""
 
     engine_dead: bool = False
 
 
 class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped here
-    """The client that AsyncLLM talks to, and the thread that steps the engine."""
+    """The client that AsyncLLM calls, and the thread that steps the engine."""
 
     def __init__(
         self,
@@ -109,27 +103,27 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped h
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._answers: set[asyncio.Future[Any]] = set()
         self._outputs: asyncio.Queue[EngineCoreOutputs | EngineDeadError] = asyncio.Queue()
-        self._held: dict[str, _Held] = {}
+        self._unsent: dict[str, Unsent] = {}
         self._num_loads = 0
         self._salt = ""
         self._core = EngineCore(vllm_config, executor_class, log_stats)
-        # A daemon: a process that fails elsewhere must not wait for a thread that waits for
-        # requests.
+        # A daemon: a process that fails elsewhere must not wait for this thread, which may wait
+        # for requests.
         self._thread = threading.Thread(target=self._run, name="vllm-core", daemon=True)
         self._thread.start()
 
     # ---- the thread
 
     def _run(self) -> None:
-        """Steps until told to stop, or until a step or a call fails: then everything in flight
-        fails with it.
+        """Step until `shutdown`, or until a step or a call fails: then all requests in flight fail
+        with it.
         """
         core = self._core
         try:
             while self._take_calls(core):
                 outputs, is_executed = core.step_fn()
                 core.post_step(is_executed)
-                self._give(outputs.get(0), core.get_weight_version())
+                self._send(outputs.get(0), core.get_weight_version())
         finally:
             cause = sys.exception()
             self.resources.engine_dead = True
@@ -151,7 +145,7 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped h
                 answer.set_exception(error)
 
     def _take_calls(self, core: EngineCore) -> bool:
-        """Runs what was asked for; waits while there is nothing to step. False: stop."""
+        """Run the queued calls; wait while no request can be stepped. Returns False to stop."""
         while True:
             is_idle = not core.scheduler.has_requests() or core.is_scheduler_paused()
             if not is_idle and self._calls.empty():
@@ -161,52 +155,51 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped h
                 return False
             call()
 
-    def _give(self, outputs: EngineCoreOutputs | None, label: str) -> None:
+    def _send(self, outputs: EngineCoreOutputs | None, label: str) -> None:
+        """Send the requests that have finished; keep the tokens of the others."""
         if outputs is None:
             return
         finished = []
         for output in outputs.outputs:
-            held = self._held.get(output.request_id)
-            if held is None:
-                held = self._held[output.request_id] = _Held()
-            held.token_ids += output.new_token_ids
+            unsent = self._unsent.setdefault(output.request_id, Unsent())
+            unsent.token_ids += output.new_token_ids
             if output.new_logprobs is not None:
-                held.logprobs.append(output.new_logprobs)
+                unsent.logprobs.append(output.new_logprobs)
             if output.finish_reason is not None:
-                output.new_token_ids, output.new_logprobs = _merged(
-                    self._held.pop(output.request_id)
-                )
+                del self._unsent[output.request_id]
+                output.new_token_ids = unsent.token_ids
+                output.new_logprobs = unsent.merged_logprobs()
                 finished.append(output)
         if finished:
             outputs.outputs = finished
             outputs.weight_version = label
             self._post(self._outputs.put_nowait, outputs)
 
-    def _give_held(self, label: str) -> None:
-        """Hands over all tokens that are held back, as written by the weights of `label`."""
-        outputs = []
-        for request_id, held in self._held.items():
-            token_ids, logprobs = _merged(held)
-            outputs.append(
-                EngineCoreOutput(
-                    request_id=request_id, new_token_ids=token_ids, new_logprobs=logprobs
-                )
+    def _send_all(self, label: str) -> None:
+        """Send all tokens that are kept, as sampled by the weights of `label`."""
+        outputs = [
+            EngineCoreOutput(
+                request_id=request_id,
+                new_token_ids=unsent.token_ids,
+                new_logprobs=unsent.merged_logprobs(),
             )
-        self._held.clear()
+            for request_id, unsent in self._unsent.items()
+        ]
+        self._unsent.clear()
         if outputs:
             self._post(
                 self._outputs.put_nowait, EngineCoreOutputs(outputs=outputs, weight_version=label)
             )
 
     def _post(self, function: Callable[..., object], *args: object) -> None:
-        """Runs it in the event loop, unless that is gone."""
+        """Call the function in the event loop, unless that is closed."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function, *args)
 
     # ---- calls from the event loop
 
     async def _call(self, function: Callable[..., Any], *args: object) -> Any:
-        """Runs it in the thread between two steps. If it raises, the core has died."""
+        """Call the function in the thread between two steps. If it raises, the core dies."""
         answer = self._loop.create_future()
 
         def run() -> None:
@@ -225,14 +218,14 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped h
             raise EngineDeadError("the thread of the engine core has ended")
 
     async def get_output_async(self) -> EngineCoreOutputs:
-        """The next outputs; raises EngineDeadError once the core has died."""
+        """Return the next outputs; raises EngineDeadError once the core has died."""
         outputs = await self._outputs.get()
         if isinstance(outputs, BaseException):
             raise outputs
         return outputs
 
     async def add_request_async(self, request: EngineCoreRequest) -> None:
-        """Queues a request; it starts with the next step."""
+        """Queue a request; it starts with the next step."""
         self._require_alive()
         self._calls.put(lambda: self._add(request))
 
@@ -241,17 +234,17 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped h
         self._core.add_request(*self._core.preprocess_add_request(request))
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
-        """Ends requests and frees what they hold."""
+        """End requests and free their memory."""
         if request_ids and not self.resources.engine_dead:
             self._calls.put(lambda: self._abort(request_ids))
 
     def _abort(self, request_ids: list[str]) -> None:
         self._core.abort_requests(request_ids)
         for request_id in request_ids:
-            self._held.pop(request_id, None)
+            self._unsent.pop(request_id, None)
 
     async def get_supported_tasks_async(self) -> tuple[SupportedTask, ...]:
-        """What the model can do."""
+        """Return the tasks of the model."""
         tasks: tuple[SupportedTask, ...] = await self._call(self._core.get_supported_tasks)
         return tasks
 
@@ -262,46 +255,46 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped h
         args: tuple[object, ...] = (),
         kwargs: dict[str, object] | None = None,
     ) -> list[Any]:
-        """Calls a method of every worker."""
+        """Call a method of every worker."""
         results: list[Any] = await self._call(
             self._core.collective_rpc, method, timeout, args, kwargs
         )
         return results
 
     async def beside_async(self, method: str, *args: object) -> list[Any]:
-        """Calls a method of the worker while the engine goes on stepping; an error is the caller's
-        alone.
+        """Call a method of the worker while the engine continues to step; an error concerns the
+        caller only.
         """
         self._require_alive()
         results: list[Any] = await asyncio.to_thread(self._core.collective_rpc, method, None, args)
         return results
 
     async def sleep_async(self) -> None:
-        """No step from now on until the weights change. Requests stay and lose their cache; they
-        are computed anew then.
+        """Make no step until the weights change. Requests stay and lose their cache, which is
+        computed again then.
         """
         await self._call(self._core.pause_scheduler, "keep", True)
 
     async def change_weights_async(
         self, method: str, args: tuple[object, ...], label: str
     ) -> float:
-        """Between two steps: calls the workers' method, labels all tokens from now on; returns how
-        long that took, in seconds.
+        """Call the workers' method and label all later tokens, between two steps.
+
+        Returns the seconds that this took.
         """
         return float(await self._call(self._change_weights, method, args, label))
 
     def _change_weights(self, method: str, args: tuple[object, ...], label: str) -> float:
         started_s = time.perf_counter()
         self._core.collective_rpc(method, None, args)
-        self._give_held(self._core.get_weight_version())
+        self._send_all(self._core.get_weight_version())
         self._core.set_weight_version(label)
-        # A learner that went back trains the same version again, to other weights: the number of
-        # the load tells them apart.
+        # A learner that resumed from a checkpoint trains the same version again, to other weights:
+        # the number of the load distinguishes them.
         self._num_loads += 1
         self._salt = f"{label}.{self._num_loads}"
         for request in self._core.scheduler.waiting:
-            # Not computed yet: it will be by the new weights, and must not find blocks of the old
-            # ones.
+            # Not computed yet: the new weights will, and must not read blocks of the old ones.
             request.cache_salt = self._salt
             request.block_hashes.clear()
             request.update_block_hashes()
@@ -309,7 +302,7 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped h
         return time.perf_counter() - started_s
 
     def shutdown(self, timeout: float | None = None) -> None:
-        """Ends the thread after its step. Safe to call twice."""
+        """End the thread after its step. Safe to call twice."""
         self._calls.put(None)
         self._thread.join(timeout or _STOP_TIMEOUT_S)
 
@@ -317,40 +310,3 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped h
 def _settle(answer: asyncio.Future[Any], result: object) -> None:
     if not answer.done():
         answer.set_result(result)
-
-
-def _merged(held: _Held) -> tuple[list[int], LogprobsLists | None]:
-    if not held.logprobs:
-        return held.token_ids, None
-    written = np.empty((1, 1), object)
-    written[0, 0] = WrittenLogprobs(
-        np.concatenate([lists.logprobs[:, 0] for lists in held.logprobs])
-    )
-    return held.token_ids, LogprobsLists(_ONE_ENTRY, written, _ONE_ENTRY[0])
-
-
-_ONE_ENTRY = np.zeros((1, 1), np.int64)
-
-
-class WrittenLogprobs:
-    """Log-probs of all tokens of one output, as the one entry that vLLM's front end sees: it
-    handles entries one by one, at 10 us each.
-    """
-
-    def __init__(self, values: FloatArray) -> None:
-        self.values = values
-
-    def __radd__(self, cumulative_logprob: float) -> float:
-        """vLLM adds every entry to a sum, which nobody reads here."""
-        return cumulative_logprob
-
-
-def written_logprobs(entries: Sequence[WrittenLogprobs | float]) -> FloatArray:
-    """float32 [number of tokens]: the entries of one sample, from this core or from vLLM's own,
-    which has one a token.
-    """
-    if entries and isinstance(entries[0], WrittenLogprobs):
-        return np.concatenate(
-            [entry.values for entry in entries if isinstance(entry, WrittenLogprobs)]
-        )
-    return np.array(entries, np.float32)

@@ -1,28 +1,27 @@
 """The vLLM engine: token ids in, token ids out, weights changed between two steps.
 
 Invariants
-- Every token's label is the version of the weights that drew it: label and weights change together,
-  with no step in flight.
+- The label of a token is the version of the weights that sampled it: label and weights change
+  together, with no step in flight.
 - A new version never reads the prefix cache of an older one: version and number of the load are the
   cache salt.
-- A load that failed half-way leaves the engine dirty: paused for good, everything in flight fails,
-  all further work is refused.
+- A load that failed half-way leaves the engine dirty: it stays paused, all requests in flight fail,
+  and it refuses further work.
+
 Weights are verified and, on CPU, loaded and packed before the pause, so a bad block costs nothing
-and the pause is an exchange of tensors. Built by `engine.build_engine` (blocking for seconds:
-importing this module imports vLLM).
+and the pause is an exchange of tensors. Importing this module imports vLLM, which takes seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.inputs.engine import tokens_input
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -39,21 +38,18 @@ from async_rl.core.errors import (
     WeightsError,
 )
 from async_rl.core.types import NO_VERSION, FloatArray, IntArray, Sampling
-from async_rl.generation.engine import Completion, ModelFacts, read_model_facts, require_version
+from async_rl.generation.engine import Completion, read_model_facts, require_version
 from async_rl.generation.environment import uses_gpu
-from async_rl.generation.vllm.core import ThreadedCore, open_threaded, written_logprobs
+from async_rl.generation.vllm.core import ThreadedCore, open_threaded
+from async_rl.generation.vllm.settings import engine_args
+from async_rl.generation.vllm.written import written_logprobs
 from async_rl.protocol.generator import LoadReport
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, SharedBlock, Source
 from async_rl.weights.transport.shared_memory import verify_block
 
-_EXTENSION = "async_rl.generation.vllm.worker.SharedWeightsExtension"
 _ONLY_WHEN_FINISHED = 1 << 30
-"""Tokens between two outputs of a request: vLLM then speaks of a sample at its first token and at
-its end only.
-"""
-_CPU_BLOCK_TOKENS = 32
-"""The smallest block of vLLM's attention on CPU: prompts share whole blocks, so smaller blocks
-share more of a short prompt.
+"""Tokens between two outputs of a request: vLLM then reports a sample at its first token and at its
+end only.
 """
 
 
@@ -64,11 +60,11 @@ class VllmEngine:
         self._config = config
         facts = read_model_facts(model_path)
         self._end_token_ids = () if config.generation.ignore_eos else facts.end_token_ids
-        self._args = _engine_args(config, model_path, facts, seed)
+        self._args = engine_args(config, model_path, facts, seed)
         self._version = NO_VERSION
-        self._num_loads = (
-            0  # a learner that went back trains the same version again, to other weights
-        )
+        # Distinguishes two loads of the same version: a learner that resumed from a checkpoint
+        # trains it again, to other weights.
+        self._num_loads = 0
         self._is_dirty = False
         self._is_asleep = False
         self._loading = asyncio.Lock()
@@ -77,17 +73,17 @@ class VllmEngine:
 
     @property
     def version(self) -> int:
-        """Version of the weights that write now."""
+        """Version of the current weights."""
         return self._version
 
     @property
     def _llm(self) -> AsyncLLM:
         if self._opened is None:
-            raise Unavailable("the vLLM engine is not started, or closed")
+            raise Unavailable("the vLLM engine is not started, or closed; start the generator")
         return self._opened
 
     async def start(self) -> None:
-        """Builds model and cache in a thread, so that the event loop goes on meanwhile."""
+        """Build model and cache in a thread, so that the event loop continues."""
         loop = asyncio.get_running_loop()
         try:
             if uses_gpu(self._config):
@@ -102,15 +98,16 @@ class VllmEngine:
             ) from error
 
     async def close(self) -> None:
-        """Ends the engine."""
-        if self._opened is not None:
-            opened, self._opened = self._opened, None
+        """End the engine."""
+        opened = self._opened
+        self._opened = None
+        if opened is not None:
             await asyncio.to_thread(opened.shutdown)
 
     async def generate(
         self, request_id: str, prompt_token_ids: Sequence[int], num_samples: int, sampling: Sampling
     ) -> AsyncGenerator[Completion, None]:
-        """Yields each completion as it finishes. All samples read one prefill of the prompt through
+        """Yield each completion as it finishes. All samples read one prefill of the prompt through
         the prefix cache.
         """
         self._require_usable()
@@ -136,17 +133,12 @@ class VllmEngine:
                         yield self._completion(sample)
 
     async def logprobs(self, rows: Sequence[IntArray]) -> list[FloatArray]:
-        """Scores the rows with the weights held now, outside the prefix cache."""
+        """Score the rows with the current weights, outside the prefix cache."""
         self._require_usable()
         self._num_probes += 1
-        return list(
-            await asyncio.gather(
-                *(
-                    self._row_logprobs(f"probe-{self._num_probes}-{i}", row)
-                    for i, row in enumerate(rows)
-                )
-            )
-        )
+        name = f"probe-{self._num_probes}"
+        scores = [self._row_logprobs(f"{name}-{i}", row) for i, row in enumerate(rows)]
+        return await asyncio.gather(*scores)
 
     async def _row_logprobs(self, request_id: str, row: IntArray) -> FloatArray:
         params = SamplingParams(
@@ -163,7 +155,7 @@ class VllmEngine:
     async def _outputs(
         self, request_id: str, token_ids: Sequence[int], params: SamplingParams
     ) -> AsyncGenerator[RequestOutput, None]:
-        """vLLM's outputs of one request, its errors turned into ours; leaving it aborts the
+        """Yield vLLM's outputs of one request and translate its errors; leaving it aborts the
         request.
         """
         prompt = tokens_input(list(token_ids), cache_salt=f"{self._version}.{self._num_loads}")
@@ -196,8 +188,8 @@ class VllmEngine:
         )
 
     async def sleep(self) -> None:
-        """On a GPU vLLM sleeps at level 2, for the next load brings all weights; on a CPU only the
-        cache's blocks can be freed.
+        """On a GPU vLLM sleeps at level 2, which drops the weights: the next load brings all of
+        them. On a CPU only the blocks of the cache can be freed.
         """
         async with self._loading:
             core = self._llm.engine_core
@@ -208,12 +200,12 @@ class VllmEngine:
             self._is_asleep = True
 
     async def weight_devices(self) -> list[str]:
-        """One of each worker."""
+        """One entry per worker."""
         devices: list[str] = await self._llm.collective_rpc("weight_device")
         return devices
 
     async def load_weights(self, manifest: Manifest, source: Source = SHARED_BLOCK) -> LoadReport:
-        """Verifies the weights while generation goes on, then changes weights and label between two
+        """Verify the weights while generation continues, then change weights and label between two
         steps.
         """
         async with self._loading:
@@ -232,8 +224,8 @@ class VllmEngine:
             )
 
     async def _stage(self, manifest: Manifest, source: Source) -> tuple[str, tuple[bytes, ...]]:
-        """Does beside the engine what can be done there; returns the workers' method, with
-        arguments, for the rest.
+        """Do the part that can run beside the engine's steps; returns the workers' method and its
+        arguments for the rest.
         """
         core = self._llm.engine_core
         args = encode(manifest), encode(source)
@@ -243,36 +235,56 @@ class VllmEngine:
         return "load_shared_weights", args
 
     async def _switch(self, version: int, method: str, args: tuple[bytes, ...]) -> float:
-        """Changes weights and label together; returns the seconds that generation stood still."""
+        """Change weights and label together; returns the seconds without generation."""
         core: Any = self._llm.engine_core
-        with _DirtyOnError(self, version):
+        with self._dirty_on_error(version):
             if isinstance(core, ThreadedCore):
                 pause_s = await core.change_weights_async(method, args, str(version))
-                self._version = version
-                self._num_loads += 1
-                self._is_asleep = False
+                self._loaded(version)
                 return pause_s
             if self._is_asleep:
                 await self._llm.wake_up(["weights"])
-            else:  # not AsyncLLM.pause_generation: it sleeps 20 ms after the same call
+            else:
+                # AsyncLLM.pause_generation would sleep 20 ms after the same call.
                 await core.pause_scheduler_async("keep", False)
             paused_s = time.perf_counter()
             _require_whole(await core.collective_rpc_async(method, None, args))
             await core.set_weight_version_async(str(version))
-            self._version = version
-            self._num_loads += 1
-            if self._is_asleep:
-                await self._llm.wake_up(["kv_cache"])  # and with it, the scheduler
+            was_asleep = self._is_asleep
+            self._loaded(version)
+            if was_asleep:
+                await self._llm.wake_up(["kv_cache"])  # wakes the scheduler too
             else:
                 await core.resume_scheduler_async()
-            self._is_asleep = False
             return time.perf_counter() - paused_s
 
-    def declare_dirty(self, error: WeightsError) -> None:
-        """Fails what is in flight and refuses all further work: nobody knows what the model holds."""
-        self._is_dirty = True
-        if self._opened is not None:
-            self._opened.output_processor.propagate_error(error)
+    def _loaded(self, version: int) -> None:
+        self._version = version
+        self._num_loads += 1
+        self._is_asleep = False
+
+    @contextmanager
+    def _dirty_on_error(self, version: int) -> Iterator[None]:
+        """Mark the engine as dirty if a change of weights ends early.
+
+        A broken broadcast leaves it paused instead, and the load is repeated.
+        """
+        try:
+            yield
+        except BroadcastBroken:
+            raise
+        except BaseException as error:
+            root = error.__cause__ or error
+            failure = WeightsError(
+                f"loading version {version} failed half-way ({type(root).__name__}: {root});"
+                " start the generator again"
+            )
+            self._is_dirty = True
+            if self._opened is not None:
+                self._opened.output_processor.propagate_error(failure)
+            if isinstance(error, Exception):
+                raise failure from error
+            raise
 
     def _require_usable(self) -> None:
         require_version(self._version)
@@ -285,83 +297,7 @@ class VllmEngine:
             )
 
 
-class _DirtyOnError:
-    """Whatever ends a change of weights before its end leaves the engine dirty; but a broken
-    broadcast leaves it paused, to be repeated.
-    """
-
-    def __init__(self, engine: VllmEngine, version: int) -> None:
-        self._engine = engine
-        self._version = version
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: object
-    ) -> None:
-        if error is None or isinstance(error, BroadcastBroken):
-            return
-        root = error.__cause__ or error
-        failure = WeightsError(
-            f"loading version {self._version} failed half-way ({type(root).__name__}: {root});"
-            " start the generator again"
-        )
-        self._engine.declare_dirty(failure)
-        if isinstance(error, Exception):
-            raise failure from error
-
-
 def _require_whole(broken: list[str]) -> None:
-    """Raises BroadcastBroken if one of the workers says so."""
-    if reason := next(filter(None, broken), ""):
+    """Raise BroadcastBroken if one of the workers reports it."""
+    for reason in filter(None, broken):
         raise BroadcastBroken(reason)
-
-
-def _engine_args(
-    config: RunConfig, model_path: Path, facts: ModelFacts, seed: int
-) -> AsyncEngineArgs:
-    """Everything vLLM is told. Raises ConfigError if prompt and response do not fit the model's
-    positions.
-    """
-    data, vllm = config.data, config.generation.vllm
-    longest = data.max_prompt_tokens + data.max_response_tokens
-    if longest > facts.max_positions:
-        raise ConfigError(
-            f"data.max_prompt_tokens={data.max_prompt_tokens} +"
-            f" data.max_response_tokens={data.max_response_tokens} exceed the {facts.max_positions}"
-            f" positions of the model in {model_path}; lower one of them"
-        )
-    is_on_gpu = uses_gpu(config)
-    settings: dict[str, Any] = {}
-    if vllm.kv_cache_mb:
-        settings["kv_cache_memory_bytes"] = vllm.kv_cache_mb << 20
-    if vllm.enforce_eager:
-        settings["compilation_config"] = {"mode": 0}
-    if not is_on_gpu:
-        settings["block_size"] = _CPU_BLOCK_TOKENS
-    elif config.placement == "colocated":
-        settings["enable_sleep_mode"] = True
-    return AsyncEngineArgs(
-        model=str(model_path),
-        skip_tokenizer_init=True,
-        trust_remote_code=config.model.trust_remote_code,
-        dtype=config.model.dtype,
-        seed=seed,
-        load_format=vllm.load_format,
-        use_tqdm_on_load=False,
-        tensor_parallel_size=vllm.tensor_parallel_size,
-        distributed_executor_backend="uni" if vllm.tensor_parallel_size == 1 else "mp",
-        worker_extension_cls=_EXTENSION,
-        # One more than a trajectory: a probe of a whole one generates a token.
-        max_model_len=min(longest + 1, facts.max_positions),
-        max_num_seqs=vllm.max_num_seqs,
-        max_num_batched_tokens=vllm.max_num_batched_tokens,
-        gpu_memory_utilization=vllm.gpu_memory_utilization,
-        enforce_eager=vllm.enforce_eager,
-        enable_prefix_caching=True,
-        logprobs_mode="processed_logprobs",
-        disable_log_stats=True,
-        generation_config="vllm",
-        **settings,
-    )

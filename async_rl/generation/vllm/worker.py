@@ -1,12 +1,11 @@
-"""The part of the weights' way that runs inside vLLM's workers: from the shared block, a broadcast,
-or memory of the GPU, into the model.
+"""The part of a push that runs inside vLLM's workers: from any medium into the model.
 
-On CPU, linear layers hold their weights packed for their kernel, so nothing can be copied in place.
-A second copy of the model is loaded and packed beside the one that writes, then the two exchange
-their tensors, which takes no longer than a few assignments; what fails before leaves the running
-model untouched.  Elsewhere addresses must stay (CUDA graphs): vLLM's layerwise reload writes into
-the model in place. Named to vLLM by `parallel_config.worker_extension_cls`; called through
-`collective_rpc`.
+On CPU, linear layers have their weights packed for their kernel, so weights cannot be copied in
+place. A second copy of the model is loaded and packed beside the one in use, then the two exchange
+their tensors, which takes no longer than a few assignments; a failure before that leaves the model
+in use untouched. Elsewhere addresses must not change (CUDA graphs): vLLM's layerwise reload writes
+into the model in place. vLLM loads this class through `parallel_config.worker_extension_cls` and
+calls it through `collective_rpc`.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from async_rl.weights.transport.base import Tensors
 from async_rl.weights.transport.table import Receivers
 
 if multiprocessing.parent_process() is not None:
-    # A worker process that vLLM started; one that survives its engine would hold the memory of a
+    # A worker process that vLLM started: if it outlived its engine it would keep the memory of a
     # model.
     die_with_parent()
     if external_lib := os.environ.get(EXTERNAL_LIB):
@@ -48,33 +47,36 @@ if multiprocessing.parent_process() is not None:
 class SharedWeightsExtension:
     """Methods that vLLM adds to its worker class.
 
-    Those that load take an encoded Manifest and an encoded Source (empty = the shared block), and
-    raise WeightsError for weights that do not fit.  They return why a broadcast broke, else
-    nothing: an exception of a worker in another process would lose its type.
+    Methods that load take an encoded Manifest and an encoded Source, and raise WeightsError for
+    weights that do not fit. They return why a broadcast broke, else an empty string: an exception
+    of a worker in another process would lose its type.
+
+    vLLM mixes this class into its own and does not call `__init__`, so attributes are set by
+    `prepare_shared_weights`.
     """
 
     _spare: SpareModel | None = None
     _receivers: Receivers
 
     def prepare_shared_weights(self) -> None:
-        """Makes the second copy where there will be one. Call it while nothing runs: it changes
-        torch's default dtype for a moment.
+        """Make the second copy, on CPU. Call it while no request runs: it changes torch's default
+        dtype for a moment.
         """
         config: VllmConfig = self.vllm_config  # type: ignore[attr-defined]  # of the worker this class is mixed into
         self._receivers = Receivers(self.rank, self.device)  # type: ignore[attr-defined]
         meeting_point: str = self.distributed_init_method  # type: ignore[attr-defined]
         if config.parallel_config.world_size == 1 and meeting_point.startswith("file://"):
-            # Nobody else will come; a killed process would leave the file behind.
+            # No other rank will come, and a killed process would leave the file behind.
             Path(meeting_point.removeprefix("file://")).unlink(missing_ok=True)
         if config.device_config.device_type == "cpu" and config.quant_config is None:
             self._spare = SpareModel(self.model_runner.get_model(), config)  # type: ignore[attr-defined]
 
     def weight_device(self) -> str:
-        """What receives weights in this rank."""
+        """The device that receives weights in this rank."""
         return self._receivers.device_name
 
     def stage_shared_weights(self, manifest: bytes, source: bytes) -> str:
-        """Loads and packs the second copy; may run beside the engine's steps."""
+        """Load and pack the second copy; may run beside the engine's steps."""
         if self._spare is None:
             raise WeightsError("this worker has no second copy of the model to stage weights in")
         try:
@@ -86,16 +88,17 @@ class SharedWeightsExtension:
         return ""
 
     def exchange_shared_weights(self) -> None:
-        """The staged weights go live; between two steps only."""
+        """Put the staged weights into use; between two steps only."""
         if self._spare is not None:
             self._spare.exchange()
 
     def load_shared_weights(self, manifest: bytes, source: bytes) -> str:
-        """Loads the model at once; between two steps only. After a broken broadcast no step may
-        follow until a load succeeded.
+        """Load the model; between two steps only. After a broken broadcast no step may follow until
+        a load has succeeded.
         """
         if self._spare is not None:
-            if not (broken := self.stage_shared_weights(manifest, source)):
+            broken = self.stage_shared_weights(manifest, source)
+            if not broken:
                 self.exchange_shared_weights()
             return broken
         config: VllmConfig = self.vllm_config  # type: ignore[attr-defined]
@@ -109,10 +112,11 @@ class SharedWeightsExtension:
                 initialize_layerwise_reload(model)
                 try:
                     _load_all(model, tensors)
-                finally:  # a repetition needs the layers whole, whatever is in them
+                finally:
+                    # A retry needs whole layers, whatever their content.
                     finalize_layerwise_reload(model, config.model_config)
                 for module in model.modules():
-                    # The reload leaves out a head that shares its weights with the embedding.
+                    # The reload skips a head that shares its weights with the embedding.
                     if isinstance(module, ParallelLMHead):
                         module.quant_method.process_weights_after_loading(module)
         except BroadcastBroken as error:
@@ -121,16 +125,16 @@ class SharedWeightsExtension:
 
     def _weights(self, manifest: bytes, source: bytes) -> AbstractContextManager[Tensors]:
         """As Receiver.receive."""
-        place: Source = decode(source, Source)  # type: ignore[arg-type]  # a union is no type
+        place: Source = decode(source, Source)  # type: ignore[arg-type]  # mypy: a union
         return self._receivers.receive(decode(manifest, Manifest), place)
 
 
 class SpareModel:
-    """A second copy of the model, whose tensors are exchanged with those of the live one.
+    """A second copy of the model, which exchanges its tensors with the one in use.
 
     Packing replaces a layer's parameter by an empty one and adds attributes to the layer (the
-    kernel with the packed weights in it). `_unpacked` keeps, per layer, parameters that can be
-    loaded; those that went live unpacked are replaced by the ones they relieved.
+    kernel with its packed weights). `_unpacked` keeps, per layer, parameters that can be loaded; a
+    parameter that is now in use unpacked is replaced by the one it was exchanged for.
     """
 
     def __init__(self, live: torch.nn.Module, config: VllmConfig) -> None:
@@ -143,21 +147,19 @@ class SpareModel:
         self._packed: list[dict[str, object]] = []
 
     def load(self, tensors: Tensors) -> None:
-        """Fills the spare copy; the live one is not touched."""
+        """Fill the spare copy; the one in use does not change."""
         for (_, theirs), unpacked in zip(self._pairs, self._unpacked, strict=True):
             theirs._parameters.update(unpacked)
         with torch.no_grad(), set_current_vllm_config(self._config):
             _load_all(self._model, tensors)
 
     def pack(self) -> None:
-        """Prepares what was loaded for the kernels."""
+        """Prepare the loaded tensors for the kernels."""
         with torch.no_grad(), set_current_vllm_config(self._config):
             self._packed = [_pack(theirs) for _, theirs in self._pairs]
 
     def exchange(self) -> None:
-        """Live and spare copy swap their parameters; the live one gets the kernels of the spare
-        one.
-        """
+        """Swap the parameters of both copies; the one in use gets the kernels of the spare one."""
         for (ours, theirs), unpacked, packed in zip(
             self._pairs, self._unpacked, self._packed, strict=True
         ):
@@ -170,9 +172,7 @@ class SpareModel:
 
 
 def _second_model(config: VllmConfig) -> torch.nn.Module:
-    """The same model once more, its attention layers kept out of the list in which the engine finds
-    those of the live one.
-    """
+    """Build the same model again. Its attention layers stay out of the engine's list of layers."""
     config = copy.copy(config)
     config.compilation_config = copy.copy(config.compilation_config)
     config.compilation_config.static_forward_context = {}
@@ -195,7 +195,7 @@ def _load_all(model: torch.nn.Module, tensors: Tensors) -> None:
 
 
 def _pack(layer: torch.nn.Module) -> dict[str, object]:
-    """Prepares a loaded layer for its kernel; returns the attributes that this gave it."""
+    """Prepare a loaded layer for its kernel; returns the attributes that this added."""
     method = layer.__dict__.get("quant_method")
     if not isinstance(method, QuantizeMethodBase):
         return {}

@@ -7,8 +7,8 @@ Invariants
   number of its first load.
 - Sending happens in one thread, one load at a time: communicators that share a device never run
   side by side.
-- A rank gives up after half of timeouts.push_s, so at the deadline only members that hang are
-  silent.
+- A rank stops waiting after half of timeouts.push_s, so at the deadline only members that hang
+  are silent.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from async_rl.weights.transport.shared_memory import SharedTensorsReader
 
 _CPU = "cpu"
 _PATIENCE = 0.5
-"""Share of timeouts.push_s after which a rank gives up."""
+"""Share of timeouts.push_s after which a rank stops waiting."""
 
 
 class _Seated:
@@ -92,7 +92,7 @@ class Broadcaster(Sender):
         self._seats: dict[Life, Seat] = {}
 
     def reaches(self, member: Member) -> bool:
-        """With transfer=auto only generators on GPUs of their own; else all."""
+        """With transfer=auto only generators on other GPUs than the learner; else all."""
         if self._config.transfer != "auto":
             return True
         is_apart = not {_CPU, self._device_name} & set(member.devices)
@@ -130,7 +130,7 @@ class Broadcaster(Sender):
         return self._seats[life]
 
     def _backend(self, devices: list[str]) -> Literal["gloo", "nccl"]:
-        """NCCL requires a GPU of its own for each rank."""
+        """NCCL requires a different GPU for each rank."""
         if self._config.backend != "auto":
             return self._config.backend
         return "nccl" if _CPU not in devices and len(set(devices)) == len(devices) else "gloo"

@@ -1,4 +1,4 @@
-"""The implementation over NCCL: each rank has a GPU of its own.
+"""The implementation over NCCL: each rank has another GPU.
 
 docs/hardware.md lists which parts have run on GPUs.
 """

@@ -45,7 +45,7 @@ class SharedMemorySender(Sender):
 
 
 class SharedMemoryReceiver(Receiver[SharedBlock]):
-    """Reads the block in place, without a copy of its own."""
+    """Reads the block in place."""
 
     @contextmanager
     def receive(self, manifest: Manifest, _: SharedBlock, /) -> Iterator[Tensors]:
