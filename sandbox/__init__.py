@@ -1,7 +1,7 @@
-"""The jail: runs a program nobody trusts and brings back only what it emitted. Standard library
-only; part of it runs inside.
+"""The jail: runs an untrusted program and returns only its output.
 
-The host side (`pool`, `cell`) starts *cells*: each a zygote, executed fresh inside namespaces (or
-under Landlock alone), which forks one locked-down child per program.  Nothing that says what is
-right ever enters a cell: programs emit values, `rewards/` judges them.
+It uses the standard library only, because part of it runs inside. The host side (`warm_cells`,
+`cell`) starts *cells*: each is a zygote, executed fresh inside namespaces (or under Landlock
+alone), which forks one locked-down child per program. An expected output never enters a cell:
+programs emit values, `rewards/` judges them.
 """

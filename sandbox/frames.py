@@ -1,8 +1,7 @@
-"""The lines `<run> <kind> <nanoseconds of CPU> <body>` of a result file, and how they are read: in
-order, believing nothing.
+"""The lines `<run> <kind> <nanoseconds of CPU> <body>` of a result file.
 
-`read_frames` is pure and never raises: whatever the bytes are, there is a list of frames and a
-claim whether the rest was malformed.
+Their reader trusts nothing: it is pure, never raises, and returns for any bytes a list of frames
+and whether the rest was malformed.
 """
 
 from __future__ import annotations
@@ -11,10 +10,11 @@ import enum
 from typing import NamedTuple
 
 _MAX_NS = 1 << 50
+_MAX_DIGITS = 16
 
 
 class Kind(enum.Enum):
-    """What one frame says of its run."""
+    """The meaning of a frame for its run."""
 
     LOADED = b"l"
     VALUE = b"v"
@@ -46,8 +46,9 @@ _KINDS = {kind.value: kind for kind in Kind}
 
 
 def read_frames(data: bytes) -> Frames:
-    """Frames in the bytes of a result file. A cut last line is left out: the child ended while
-    writing it.
+    """Frames in the bytes of a result file.
+
+    A last line without its end is left out, because the child ended while writing it.
     """
     frames: list[Frame] = []
     for expected, line in enumerate(data.split(b"\n")[:-1], start=-1):
@@ -59,9 +60,13 @@ def read_frames(data: bytes) -> Frames:
 
 
 def read_frame(line: bytes, expected: int) -> Frame | None:
-    """The frame in a line if it is one of the expected run, else None."""
+    """The frame in a line if it is well formed and of the expected run, else None."""
     parts = line.split(b" ", 3)
-    kind = _KINDS.get(parts[1]) if len(parts) == 4 else None
-    if kind is None or parts[0] != b"%d" % expected or not parts[2].isdigit() or len(parts[2]) > 16:
+    if len(parts) != 4:
         return None
-    return Frame(expected, kind, min(int(parts[2]), _MAX_NS) / 1e9, parts[3])
+    run, letter, nanoseconds, body = parts
+    kind = _KINDS.get(letter)
+    is_time = nanoseconds.isdigit() and len(nanoseconds) <= _MAX_DIGITS
+    if kind is None or run != b"%d" % expected or not is_time:
+        return None
+    return Frame(expected, kind, min(int(nanoseconds), _MAX_NS) / 1e9, body)

@@ -189,7 +189,7 @@ def unwrapped(value: Any) -> Any:
 def _raise_like(frame: Frame) -> NoReturn:
     """Raise the builtin exception that the program raised, because a test may catch it.
 
-    Raises ProgramFailed if it was no builtin exception, or an AssertionError, which only a test may
+    Raises ProgramFailed for any other exception, and for AssertionError, which only a test may
     raise.
     """
     failed = ProgramFailed(frame.kind, frame.body)

@@ -1,7 +1,7 @@
-"""Landlock rulesets for a program: what it may read, and the one directory it may write to.
+"""Landlock rulesets for a program: the paths that it may read, and those that it may write.
 
-A ruleset must be made after the last mount: a rule on a directory that a later mount hides does not
-apply. Used by `zygote.py`, which makes one ruleset and hands it to each child.
+A ruleset must be created after the last mount, because a rule on a directory that a later mount
+hides does not apply.
 """
 
 from __future__ import annotations
@@ -23,23 +23,27 @@ _NETWORK_ABI, _SCOPE_ABI = 4, 6
 
 
 def create_ruleset(readable: Sequence[str], writable: Sequence[str]) -> int:
-    """Descriptor of a ruleset; -1 where the kernel has no Landlock. Paths that do not exist are
-    left out.
+    """Descriptor of a ruleset; -1 if the kernel has no Landlock.
+
+    Paths that do not exist are left out.
     """
     abi = linux.landlock_abi()
     if abi == 0:
         return -1
     handled = (1 << _ACCESS_BITS.get(abi, 16)) - 1
-    network = 3 if abi >= _NETWORK_ABI else 0
-    scoped = 3 if abi >= _SCOPE_ABI else 0
-    ruleset = linux.landlock_create(
-        struct.pack("QQQ", handled, network, scoped)[: 24 if scoped else 16 if network else 8]
-    )
+    # Older kernels refuse fields that they do not know, so the structure ends with the last known.
+    fields = [handled]
+    if abi >= _NETWORK_ABI:
+        fields.append(3)  # bind and connect
+    if abi >= _SCOPE_ABI:
+        fields.append(3)  # abstract sockets and signals
+    ruleset = linux.landlock_create(struct.pack(f"{len(fields)}Q", *fields))
     write = _READ | _WRITE_FILE | _REMOVE_DIR | _REMOVE_FILE | _MAKE_DIR | _MAKE_REG | _TRUNCATE
     for paths, access in ((readable, _READ), (writable, write)):
         for path in paths:
             if os.path.exists(path):
-                linux.landlock_allow(
-                    ruleset, path, access & handled & (-1 if os.path.isdir(path) else _FILE_ONLY)
-                )
+                allowed = access & handled
+                if not os.path.isdir(path):
+                    allowed &= _FILE_ONLY
+                linux.landlock_allow(ruleset, path, allowed)
     return ruleset

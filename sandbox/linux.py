@@ -1,8 +1,7 @@
-"""The few Linux calls the jail needs that Python does not offer, through ctypes; each raises
-OSError on failure.
+"""Linux calls that the jail needs and Python does not offer, through ctypes.
 
-Called by the modules of this package only.  The numbers are those of x86-64; `MACHINE_SUPPORTED`
-tells whether they hold here.
+Each raises OSError on failure. The numbers are those of x86-64; `MACHINE_SUPPORTED` is False where
+they are not valid.
 """
 
 from __future__ import annotations
@@ -60,35 +59,34 @@ _python = ctypes.PyDLL(None, use_errno=True)
 _python.syscall.restype = ctypes.c_long
 
 
-def _check(result: int, what: str) -> int:
+def _check(result: int, call: str) -> int:
     if result < 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+        raise OSError(number, f"{call}: {os.strerror(number)}")
     return result
 
 
 def syscall(name: str, number: int, *args: object) -> int:
     """The raw system call; integers are passed as 64 bit, bytes and None as pointers."""
-    return _check(
-        _libc.syscall(
-            ctypes.c_long(number), *(ctypes.c_ulong(a) if isinstance(a, int) else a for a in args)
-        ),
-        name,
-    )
+    return _check(_libc.syscall(ctypes.c_long(number), *map(_converted, args)), name)
+
+
+def _converted(argument: object) -> object:
+    return ctypes.c_ulong(argument) if isinstance(argument, int) else argument
 
 
 def fork() -> int:
-    """fork(2) of a process that has one thread, with the interpreter's lock held across it.
+    """fork(2) of a process with one thread; the interpreter's lock stays locked.
 
-    os.fork also runs every at-fork hook (the generator of `random` alone is seeded anew each time)
-    and touches 180 more pages: 0.5 ms of CPU per child, a fifth of a program.  With one thread none
-    of them is needed, and an unseeded `random` is the same for each program.
+    os.fork also runs every at-fork hook (one of them seeds `random`) and touches 180 more pages:
+    0.5 ms of CPU per child, a fifth of a program's cost. A process with one thread needs no hook,
+    and an unseeded `random` is the same for each program.
     """
     return _check(_python.fork(), "fork")
 
 
 def unshare(flags: int) -> None:
-    """Leave the named namespaces of the parent."""
+    """Leave the parent's namespaces that `flags` names."""
     _check(_libc.unshare(ctypes.c_int(flags)), f"unshare({flags:#x})")
 
 
@@ -104,7 +102,7 @@ def mount(
 
 
 def unmount(target: str) -> None:
-    """Detach a mount, whoever still uses it."""
+    """Detach a mount, even if it is in use."""
     _check(_libc.umount2(os.fsencode(target), ctypes.c_int(MNT_DETACH)), f"umount {target}")
 
 
@@ -127,36 +125,27 @@ def pivot_root(new_root: str, put_old: str) -> None:
     syscall("pivot_root", _SYS_PIVOT_ROOT, os.fsencode(new_root), os.fsencode(put_old))
 
 
-def prctl(option: int, value: int | ctypes.c_void_p = 0) -> None:
-    """prctl(2) with one argument that matters."""
-    argument = ctypes.c_ulong(value) if isinstance(value, int) else value
-    _check(
-        _libc.prctl(
-            ctypes.c_int(option), argument, ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)
-        ),
-        f"prctl({option})",
-    )
+def prctl(option: int, value: int = 0) -> None:
+    """prctl(2) with one argument; the kernel requires the others to be 0."""
+    syscall(f"prctl({option})", _SYS_PRCTL, option, value, 0, 0, 0)
 
 
 def prepare_syscall(name: str, number: int, *args: object) -> Callable[[], None]:
-    """A system call whose arguments are made now: a child that makes it touches few pages, and each
-    page costs it more than the call.
+    """A system call whose arguments are converted now.
+
+    A child that makes the call then touches few pages, and each page costs it more than the call.
     """
-    converted = [
-        (
-            ctypes.c_ulong(a)
-            if isinstance(a, int)
-            else ctypes.c_char_p(a)
-            if isinstance(a, bytes)
-            else a
-        )
-        for a in args
-    ]
-    made = [ctypes.c_long(number), *converted, *[ctypes.c_ulong(0)] * (6 - len(args))]
+    prepared: list[object] = [ctypes.c_long(number)]
+    for argument in args:
+        if isinstance(argument, bytes):
+            prepared.append(ctypes.c_char_p(argument))
+        else:
+            prepared.append(_converted(argument))
+    prepared += [ctypes.c_ulong(0)] * (6 - len(args))
     call = _python.syscall
 
     def make() -> None:
-        if call(*made) < 0:
+        if call(*prepared) < 0:
             raise OSError(ctypes.get_errno(), f"{name} failed")
 
     return make
@@ -176,25 +165,26 @@ class _Filter(ctypes.Structure):
 
 
 def prepare_seccomp(program: bytes) -> Callable[[], None]:
-    """Put a BPF program (8 bytes per instruction) in front of every system call of the calling
-    thread, for good.
+    """Filter every system call of the calling thread by a BPF program, irrevocably.
+
+    program: 8 bytes per instruction.
     """
     head = ctypes.byref(_Filter(len(program) // 8, program))
     return prepare_syscall("seccomp", _SYS_PRCTL, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, head)
 
 
 def prepare_death_with_parent() -> Callable[[], None]:
-    """Be killed when the parent ends."""
+    """Kill this process when its parent ends."""
     return prepare_syscall("prctl", _SYS_PRCTL, PR_SET_PDEATHSIG, 9)
 
 
 def prepare_landlock(ruleset: int) -> Callable[[], None]:
-    """Confine the calling thread by the ruleset, for good."""
+    """Confine the calling thread by the ruleset, irrevocably."""
     return prepare_syscall("landlock_restrict_self", _SYS_LANDLOCK_RESTRICT_SELF, ruleset)
 
 
 def landlock_abi() -> int:
-    """Version of Landlock in this kernel; 0 where there is none."""
+    """Version of Landlock in this kernel; 0 without Landlock."""
     try:
         return syscall("landlock_create_ruleset", _SYS_LANDLOCK_CREATE_RULESET, None, 0, 1)
     except OSError:
@@ -202,7 +192,7 @@ def landlock_abi() -> int:
 
 
 def landlock_create(attributes: bytes) -> int:
-    """A new ruleset's descriptor."""
+    """Descriptor of a new ruleset."""
     return syscall(
         "landlock_create_ruleset", _SYS_LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0
     )
@@ -212,13 +202,7 @@ def landlock_allow(ruleset: int, path: str, access: int) -> None:
     """Allow `access` on `path` and what is below it."""
     fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
-        syscall(
-            f"landlock_add_rule {path}",
-            _SYS_LANDLOCK_ADD_RULE,
-            ruleset,
-            1,
-            struct.pack("=Qi", access, fd),
-            0,
-        )
+        rule = struct.pack("=Qi", access, fd)
+        syscall(f"landlock_add_rule {path}", _SYS_LANDLOCK_ADD_RULE, ruleset, 1, rule, 0)
     finally:
         os.close(fd)

@@ -1,10 +1,9 @@
-"""Level 1: a root of its own, and every namespace the kernel has. Runs in a fresh, single-threaded
-process, before pid 1 of the cell.
+"""Level 1: a private root file system and every namespace of the kernel.
 
-Invariants: nothing of the host is visible but /usr, the directories of the interpreter and of
-packages, and five device nodes, all read-only; /tmp is the only writable place.  The cell never has
-host uid 0: a root server's cells run as `CELL_UID`, an ordinary user's as that user. Used by
-`entry.py`.
+Runs in a fresh, single-threaded process, before pid 1 of the cell. Invariants: a program sees
+nothing of the host except /usr, the directories of the interpreter and of packages, and five device
+nodes, all read-only; only /tmp is writable. The cell never has host uid 0: cells of a root server
+run as `CELL_UID`, those of an ordinary user as that user.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from collections.abc import Sequence
 from . import linux
 
 CELL_UID = 61_184
-"""Host uid and gid of a cell whose server is root: the first of the range that systemd gives to
-services without a user of their own.
+"""Host uid and gid of a cell whose server is root: the first of systemd's range for services
+without a fixed user.
 """
 SCRATCH = "/tmp"
 _SCRATCH_OPTIONS = "size=16m,nr_inodes=256,mode=0777"
@@ -27,11 +26,12 @@ _BUILD = "/mnt" if os.path.isdir("/mnt") else "/tmp"
 
 
 def enter(readable: Sequence[str]) -> None:
-    """Leave the host; afterwards the next fork is pid 1. Raises OSError where the kernel or a
-    policy refuses.
+    """Enter the namespaces; the next fork is then pid 1.
+
+    Raises OSError if the kernel or a policy refuses.
     """
     process_directory = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY)
-    apart = (
+    namespaces = (
         linux.CLONE_NEWNS
         | linux.CLONE_NEWPID
         | linux.CLONE_NEWNET
@@ -46,18 +46,18 @@ def enter(readable: Sequence[str]) -> None:
         os.setresgid(CELL_UID, CELL_UID, CELL_UID)
         os.setresuid(CELL_UID, CELL_UID, CELL_UID)
         linux.prctl(linux.PR_SET_DUMPABLE, 1)
-        linux.unshare(linux.CLONE_NEWUSER | apart)
+        linux.unshare(linux.CLONE_NEWUSER | namespaces)
         _map_ids(process_directory, CELL_UID, CELL_UID)
     else:
         uid, gid = os.geteuid(), os.getegid()
-        linux.unshare(linux.CLONE_NEWUSER | apart)
+        linux.unshare(linux.CLONE_NEWUSER | namespaces)
         _map_ids(process_directory, uid, gid)
         _build_root(readable)
     os.close(process_directory)
 
 
 def renew_scratch() -> None:
-    """Put an empty file system in place of the scratch."""
+    """Replace the scratch by an empty file system."""
     with contextlib.suppress(OSError):
         linux.unmount(SCRATCH)
     mount_scratch()
@@ -75,7 +75,7 @@ def mount_scratch() -> None:
 
 
 def scratch_is_clean() -> bool:
-    """True if no program left anything in the scratch: one inode, the root directory's own."""
+    """True if the scratch has no file: the root directory uses one inode."""
     state = os.statvfs(SCRATCH)
     return state.f_files - state.f_ffree <= 1
 
@@ -110,7 +110,7 @@ def _build_root(readable: Sequence[str]) -> None:
 
 
 def _show(path: str) -> None:
-    """Bind `path` at the same place in the new root; a link is copied as a link."""
+    """Bind `path` at the same path in the new root; a link is copied as a link."""
     target = f"{_BUILD}{path}"
     if os.path.islink(path):
         os.makedirs(os.path.dirname(target), exist_ok=True)

@@ -1,9 +1,8 @@
-"""What a zygote has in memory before it forks: the standard modules that programs use, and the
-names contest code expects.
+"""Modules that a zygote loads before it forks: standard modules that programs use, and the names
+that contest code expects.
 
-Fork cost follows anonymous memory, so the list is short; a module that is missing here is read from
-disk by the program that imports it. Used by `zygote.py` (load, load_packages) and `programs.py`
-(CALL_BUILTINS).
+The cost of a fork grows with anonymous memory, so the list is short. A program that imports another
+module reads it from disk.
 """
 
 from __future__ import annotations
@@ -16,9 +15,10 @@ from collections.abc import Mapping
 from typing import Any
 
 _MODULES = (
-    "abc", "bisect", "collections", "collections.abc", "contextlib", "copy", "dataclasses", "datetime", "decimal",
-    "enum", "fractions", "functools", "heapq", "io", "itertools", "json", "math", "numbers", "operator", "os", "random", "re",
-    "statistics", "string", "struct", "sys", "threading", "time", "types", "typing",
+    "abc", "bisect", "collections", "collections.abc", "contextlib", "copy", "dataclasses",
+    "datetime", "decimal", "enum", "fractions", "functools", "heapq", "io", "itertools", "json",
+    "math", "numbers", "operator", "os", "random", "re", "statistics", "string", "struct", "sys",
+    "threading", "time", "types", "typing",
 )  # fmt: skip
 _STAR = (
     "typing",
@@ -32,39 +32,27 @@ _STAR = (
     "operator",
     "random",
 )
-_NAMED = (
-    "collections",
-    "itertools",
-    "functools",
-    "heapq",
-    "bisect",
-    "math",
-    "string",
-    "operator",
-    "random",
-    "re",
-    "sys",
-    "typing",
-)
+_NAMED = (*_STAR, "re", "sys")
 
 CALL_BUILTINS: dict[str, Any] = {}
-"""The builtins, and the names that code in LeetCode's style takes for granted (`List`, `deque`,
-`gcd`, ...), none of which shadows one.
+"""The builtins, and names that LeetCode's environment provides (`List`, `deque`, `gcd`, ...), none
+of which shadows a builtin.
 
-As builtins of a program they cost it nothing; copied into its globals, their reference counts alone
-would dirty a hundred pages.
+They are builtins because copies in a program's globals would dirty a hundred pages by their
+reference counts alone.
 """
 
 
 def load() -> None:
-    """Import the modules and collect the names. `-S` leaves out exit() and quit(), which contest
-    code calls.
+    """Import the modules and collect the names.
+
+    The interpreter runs with `-S`, which leaves out exit() and quit(); contest code calls them.
     """
     site.setquit()
     site.setcopyright()
     site.sethelper()
     modules = {name: importlib.import_module(name) for name in _MODULES}
-    for module in (modules[name] for name in _STAR):
+    for module in map(modules.__getitem__, _STAR):
         public = getattr(module, "__all__", None) or [
             name for name in vars(module) if not name.startswith("_")
         ]

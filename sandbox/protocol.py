@@ -65,7 +65,7 @@ class Ending(enum.IntEnum):
 
 
 class Reply(NamedTuple):
-    """What the zygote observed of the child.
+    """The zygote's observation of the child.
 
     code: exit status or signal; peak_bytes: largest resident size; fault: why the child could not
     be locked down.

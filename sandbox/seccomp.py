@@ -3,11 +3,11 @@
 Invariants
 - Anything but x86-64's own entry (int 0x80, x32) kills the process; a number not listed answers
   EPERM (clone3: ENOSYS, so that glibc falls back to clone).
-- One process, no new ones: no fork, vfork, exec, no signal to anybody, no socket but a connected
-  local pair, no ptrace, no mount, no namespaces, no limits raised.  Threads are allowed.
-- The jumps come from one recursive generator over the number line; `tests/sandbox/test_seccomp.py`
-  runs the code in a simulator for every number and tries each denied number in the kernel.
-Used by `child.py`.
+- A program is one process: no fork, vfork or exec, no signals to processes, no sockets except a
+  connected local pair, no ptrace, no mount, no namespaces, no limits raised. Threads are allowed.
+- The jumps come from one recursive generator over the number line, because one wrong jump in a
+  hand-written program allowed everything. `tests/sandbox/test_seccomp.py` runs the code in a
+  simulator for every number and tries each denied number in the kernel.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Condition = tuple[int, int, int]
 
 
 def low(argument: int, value: int, mask: int = 0xFFFFFFFF) -> Condition:
-    """The low word of an argument; the kernel reads int arguments (and clone's flags) from it
-    alone.
+    """The low word of an argument; the kernel ignores the high word of int arguments and of clone's
+    flags.
     """
     return (16 + 8 * argument, mask, value)
 
@@ -43,26 +43,33 @@ def high(argument: int, value: int) -> Condition:
 
 ALLOWED: dict[str, int] = {
     # files and descriptors
-    "read": 0, "write": 1, "open": 2, "close": 3, "stat": 4, "fstat": 5, "lstat": 6, "poll": 7, "lseek": 8,
-    "pread64": 17, "pwrite64": 18, "readv": 19, "writev": 20, "access": 21, "pipe": 22, "select": 23,
-    "dup": 32, "dup2": 33, "sendfile": 40, "fsync": 74, "fdatasync": 75, "truncate": 76, "ftruncate": 77, "getdents": 78, "getcwd": 79,
-    "chdir": 80, "fchdir": 81, "rename": 82, "mkdir": 83, "rmdir": 84, "creat": 85, "unlink": 87, "readlink": 89, "umask": 95,
-    "statfs": 137, "fstatfs": 138, "getdents64": 217, "fadvise64": 221, "epoll_wait": 232, "epoll_ctl": 233,
-    "openat": 257, "mkdirat": 258, "newfstatat": 262, "unlinkat": 263, "renameat": 264, "readlinkat": 267, "faccessat": 269,
-    "pselect6": 270, "ppoll": 271, "epoll_pwait": 281, "eventfd2": 290, "epoll_create1": 291, "dup3": 292, "pipe2": 293,
-    "preadv": 295, "pwritev": 296, "renameat2": 316, "statx": 332, "close_range": 436, "faccessat2": 439,
+    "read": 0, "write": 1, "open": 2, "close": 3, "stat": 4, "fstat": 5, "lstat": 6, "poll": 7,
+    "lseek": 8, "pread64": 17, "pwrite64": 18, "readv": 19, "writev": 20, "access": 21, "pipe": 22,
+    "select": 23, "dup": 32, "dup2": 33, "sendfile": 40, "fsync": 74, "fdatasync": 75,
+    "truncate": 76, "ftruncate": 77, "getdents": 78, "getcwd": 79, "chdir": 80, "fchdir": 81,
+    "rename": 82, "mkdir": 83, "rmdir": 84, "creat": 85, "unlink": 87, "readlink": 89, "umask": 95,
+    "statfs": 137, "fstatfs": 138, "getdents64": 217, "fadvise64": 221, "epoll_wait": 232,
+    "epoll_ctl": 233, "openat": 257, "mkdirat": 258, "newfstatat": 262, "unlinkat": 263,
+    "renameat": 264, "readlinkat": 267, "faccessat": 269, "pselect6": 270, "ppoll": 271,
+    "epoll_pwait": 281, "eventfd2": 290, "epoll_create1": 291, "dup3": 292, "pipe2": 293,
+    "preadv": 295, "pwritev": 296, "renameat2": 316, "statx": 332, "close_range": 436,
+    "faccessat2": 439,
     # memory
     "mmap": 9, "mprotect": 10, "munmap": 11, "brk": 12, "mremap": 25, "mincore": 27, "madvise": 28,
     # signals to itself, timers, clocks
-    "rt_sigaction": 13, "rt_sigprocmask": 14, "rt_sigreturn": 15, "pause": 34, "nanosleep": 35, "getitimer": 36, "alarm": 37,
-    "setitimer": 38, "gettimeofday": 96, "times": 100, "rt_sigpending": 127, "rt_sigtimedwait": 128, "rt_sigsuspend": 130,
-    "sigaltstack": 131, "time": 201, "restart_syscall": 219, "clock_gettime": 228, "clock_getres": 229, "clock_nanosleep": 230,
-    # who am I
-    "getpid": 39, "uname": 63, "getrlimit": 97, "getrusage": 98, "sysinfo": 99, "getuid": 102, "getgid": 104, "geteuid": 107,
-    "getegid": 108, "getppid": 110, "getpgrp": 111, "getgroups": 115, "getresuid": 118, "getresgid": 120, "getpgid": 121, "getsid": 124,
-    "gettid": 186, "sched_getaffinity": 204, "getcpu": 309, "getrandom": 318,
+    "rt_sigaction": 13, "rt_sigprocmask": 14, "rt_sigreturn": 15, "pause": 34, "nanosleep": 35,
+    "getitimer": 36, "alarm": 37, "setitimer": 38, "gettimeofday": 96, "times": 100,
+    "rt_sigpending": 127, "rt_sigtimedwait": 128, "rt_sigsuspend": 130, "sigaltstack": 131,
+    "time": 201, "restart_syscall": 219, "clock_gettime": 228, "clock_getres": 229,
+    "clock_nanosleep": 230,
+    # identity and machine
+    "getpid": 39, "uname": 63, "getrlimit": 97, "getrusage": 98, "sysinfo": 99, "getuid": 102,
+    "getgid": 104, "geteuid": 107, "getegid": 108, "getppid": 110, "getpgrp": 111, "getgroups": 115,
+    "getresuid": 118, "getresgid": 120, "getpgid": 121, "getsid": 124, "gettid": 186,
+    "sched_getaffinity": 204, "getcpu": 309, "getrandom": 318,
     # threads
-    "sched_yield": 24, "futex": 202, "set_tid_address": 218, "set_robust_list": 273, "rseq": 334, "exit": 60, "exit_group": 231,
+    "sched_yield": 24, "futex": 202, "set_tid_address": 218, "set_robust_list": 273, "rseq": 334,
+    "exit": 60, "exit_group": 231,
     # a local pair of stream sockets (asyncio wakes itself through one)
     "sendto": 44, "recvfrom": 45, "shutdown": 48, "getsockopt": 55,
 }  # fmt: skip
@@ -81,9 +88,10 @@ CONDITIONAL: dict[str, tuple[int, list[list[Condition]]]] = {
     "fcntl": (72, [[low(1, command)] for command in (0, 1, 2, 3, 4, 1030)]),
     "prlimit64": (302, [[low(0, 0), low(2, 0), high(2, 0)]]),
 }
-"""Allowed if all conditions of one alternative hold: clone only as a thread; ioctl TCGETS, FIONBIO,
-FIONREAD, TIOCGWINSZ, FIONCLEX, FIOCLEX; fcntl without owners, signals and leases; prlimit64 only to
-read the own limits.
+"""Calls that are allowed if all conditions of one alternative are true.
+
+clone only for threads; ioctl TCGETS, FIONBIO, FIONREAD, TIOCGWINSZ, FIONCLEX, FIOCLEX; fcntl
+without owners, signals and leases; prlimit64 only to read the process's own limits.
 """
 
 _CLONE3 = 435
@@ -104,16 +112,14 @@ def _leaf(alternatives: list[list[Condition]]) -> list[bytes]:
 
 
 def _tree(ranges: list[tuple[int, list[bytes]]]) -> list[bytes]:
-    """Code that, with the number in the accumulator, ends in the leaf of the last range that starts
-    at or below it.
+    """Binary search for the leaf of the last range that starts at or below the number.
 
-    Equal leaves stand once, behind all jumps: a child has the kernel compile the program, so each
-    instruction counts.
+    The number is in the accumulator. Equal leaves appear once, after all jumps: the kernel compiles
+    the program for every child, so each instruction costs time.
     """
     leaves = list({id(leaf): leaf for _, leaf in ranges}.values())
-    nodes: list[
-        tuple[int, int, int]
-    ] = []  # boundary, target at or above it, target below it; ~i is leaf i
+    # boundary, target at or above it, target below it; ~i is leaf i
+    nodes: list[tuple[int, int, int]] = []
 
     def build(part: list[tuple[int, list[bytes]]]) -> int:
         if len(part) == 1:

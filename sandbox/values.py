@@ -3,10 +3,10 @@ that JSON lacks.
 
 Tags: t tuple, s set, f frozenset, d dict (list of pairs), i big integer (hex), b bytes (hex), c
 complex, u instance of a subclass of a plain type or numpy scalar ([type name, its plain value]), r
-iterator, view or array ([type name, items]), o anything else (type name). Invariants: `encode` runs
-inside the jail and is not trusted; `decode` runs outside, accepts hostile bytes, raises ValueError
-for anything malformed, and returns exact builtin types (or `Foreign`), whose comparison runs no
-code of the program.
+iterator, view or array ([type name, items]), o any other value (type name). Invariants: `encode`
+runs inside the jail and is not trusted. `decode` runs outside, accepts hostile bytes, raises
+ValueError for malformed ones, and returns exact builtin types (or `Foreign`), whose comparison runs
+no code of the program.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from itertools import islice
 from typing import Any, Final
 
 MAX_DEPTH: Final = 60
-"""Nesting beyond this is refused on both sides: the host's own recursion stays far below its limit.
-"""
+"""Both sides refuse deeper nesting, so that the host's recursion stays far below its limit."""
 MAX_ITEMS: Final = 100_000
 """Items taken from an iterator."""
 
@@ -46,10 +45,9 @@ _VIEWS: tuple[type, ...] = (
 
 
 class Foreign:
-    """A value that is not of an exact plain type. Equal to nothing, itself included.
+    """A value that is not of an exact plain type. It equals nothing, not even itself.
 
-    kind is "subclass", "iterator" or "opaque"; value is the plain value underneath, None for
-    opaque.
+    kind: "subclass", "iterator" or "opaque"; value: the plain value in it, None for opaque.
     """
 
     __slots__ = ("kind", "type_name", "value")
@@ -73,8 +71,9 @@ class Foreign:
 
 
 def encode(value: Any) -> bytes:
-    """The value as bytes. Raises MemoryError, RecursionError or ValueError for what cannot be put
-    into bytes.
+    """The value as bytes.
+
+    Raises MemoryError, RecursionError or ValueError for a value that cannot be encoded.
     """
     kind = type(value)
     if kind in _SCALARS or (kind is list and _SCALARS.issuperset(map(type, value))):
@@ -113,24 +112,18 @@ def _foreign(value: Any, kind: type, depth: int) -> Any:
     name = kind.__name__[:80]
     if kind in _VIEWS:
         items = list(islice(value, MAX_ITEMS + 1))
-        return (
-            {"r": [name, [_tagged(item, depth) for item in items]]}
-            if len(items) <= MAX_ITEMS
-            else {"o": name}
-        )
+        if len(items) > MAX_ITEMS:
+            return {"o": name}
+        return {"r": [name, _tagged(items, depth - 1)]}
     for base, exact in _UNDERLYING.items():
         if issubclass(kind, base):
             return {"u": [name, _tagged(exact(value), depth)]}
     if issubclass(kind, dict):
         return {"u": [name, _tagged(dict(dict.items(value)), depth)]}
-    for base, underlying in (
-        (list, list.__iter__),
-        (tuple, tuple.__iter__),
-        (set, set.__iter__),
-        (frozenset, frozenset.__iter__),
-    ):
+    for base in (list, tuple, set, frozenset):
         if issubclass(kind, base):
-            return {"u": [name, _tagged(base(underlying(value)), depth)]}
+            # The base's own iterator: the subclass may have another one.
+            return {"u": [name, _tagged(base(base.__iter__(value)), depth)]}
     numpy = sys.modules.get("numpy")
     if numpy is not None and issubclass(kind, numpy.generic):
         return {"u": [name, _tagged(value.item(), depth)]}
@@ -179,9 +172,7 @@ def _items(body: Any, depth: int) -> list[Any]:
 
 
 def _hashable(items: list[Any]) -> list[Any]:
-    """The items, if they can be hashed without many collisions (a program could make a set of them
-    take hours).
-    """
+    """The items, if few hashes are equal. Otherwise building a set of them could take hours."""
     hashes = sorted(map(hash, items))
     if any(a == b for a, b in zip(hashes, hashes[64:], strict=False)):
         raise ValueError("too many equal hashes")
@@ -196,26 +187,16 @@ def _read_dict(body: Any, depth: int) -> dict[Any, Any]:
     return dict(pairs)
 
 
-def _read_int(body: Any, depth: int) -> int:
+def _hex(body: Any) -> str:
     if type(body) is not str:
-        raise ValueError("a big integer is a hex string")
-    return int(body, 16)
-
-
-def _read_bytes(body: Any, depth: int) -> bytes:
-    if type(body) is not str:
-        raise ValueError("bytes are a hex string")
-    return bytes.fromhex(body)
+        raise ValueError("a big integer and bytes are hex strings")
+    return body
 
 
 def _read_complex(body: Any, depth: int) -> complex:
-    if (
-        type(body) is not list
-        or len(body) != 2
-        or not all(type(part) in (int, float) for part in body)
-    ):
+    if type(body) is not list or [type(part) in (int, float) for part in body] != [True, True]:
         raise ValueError("a complex number is two numbers")
-    return complex(body[0], body[1])
+    return complex(*body)
 
 
 def _read_named(kind: str) -> Any:
@@ -227,19 +208,15 @@ def _read_named(kind: str) -> Any:
     return read
 
 
-def _read_opaque(body: Any, depth: int) -> Foreign:
-    return Foreign("opaque", str(body)[:80], None)
-
-
 _READERS: dict[str, Any] = {
     "t": lambda body, depth: tuple(_items(body, depth)),
     "s": lambda body, depth: set(_hashable(_items(body, depth))),
     "f": lambda body, depth: frozenset(_hashable(_items(body, depth))),
     "d": _read_dict,
-    "i": _read_int,
-    "b": _read_bytes,
+    "i": lambda body, depth: int(_hex(body), 16),
+    "b": lambda body, depth: bytes.fromhex(_hex(body)),
     "c": _read_complex,
     "u": _read_named("subclass"),
     "r": _read_named("iterator"),
-    "o": _read_opaque,
+    "o": lambda body, depth: Foreign("opaque", str(body)[:80], None),
 }

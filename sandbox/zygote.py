@@ -74,7 +74,7 @@ def main(arguments: list[str]) -> None:
     rest = arguments[3:]
     readable = [path for path in rest if path.startswith("/")]
     if level not in (NAMESPACES, LANDLOCK, NOTHING):
-        raise ValueError(f"there is no level {level}")
+        raise ValueError(f"unknown level {level}; levels are 1, 2 and 3")
     preload.load()
     preload.load_packages(dict(named.split("=", 1) for named in rest if not named.startswith("/")))
     proc = watch.open_proc()  # before the namespaces hide it

@@ -40,7 +40,5 @@ def test_machine_without_a_jail_is_refused_with_the_reasons_unless_told_otherwis
 
 
 def test_cell_that_cannot_start_says_why() -> None:
-    with pytest.raises(
-        CellFailed, match="at level 9 did not start: ValueError: there is no level 9"
-    ):
+    with pytest.raises(CellFailed, match="at level 9 did not start: ValueError: unknown level 9"):
         asyncio.run(Cell.start(9, []))
