@@ -111,9 +111,8 @@ class Rollouts:
             generation_s = time.monotonic() - started_s
             written()
         self._activity.gauge("verifier/memo_share", self._memo.share)
-        for percent in (50, 99):
-            latency_s = self._client.latency_quantile_s(percent / 100)
-            self._activity.gauge(f"verifier/latency_p{percent}_s", latency_s)
+        self._activity.gauge("verifier/latency_p50_s", self._client.latency_quantile_s(0.5))
+        self._activity.gauge("verifier/latency_p99_s", self._client.latency_quantile_s(0.99))
         # The group keeps the order of the engine, not the order in which scores arrived.
         greedy = samples.scoring.pop(_GREEDY, None)
         trajectories = [samples.scoring[index].result() for index in sorted(samples.scoring)]

@@ -56,6 +56,7 @@ class Child:
 
     is_added: it joined a live run. failure: root cause that the process reported in this life.
     expelled: reason why the learner removed it in this life. ends_run: it must not be restarted.
+    is_leaving: it was removed. is_stopping: the run ends.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class Child:
         self.is_added = is_added
         self.was_ready = False
         self.is_leaving = False
+        self.is_stopping = False
         self.ends_run = False
         self.failure = ""
         self.expelled = ""
@@ -129,7 +131,9 @@ class Child:
         silence = ""
         try:
             await asyncio.wait({ended, lost}, return_when=asyncio.FIRST_COMPLETED)
-            if not ended.done():
+            # A learner that saves its last checkpoint may have no time for heartbeats; stop_s bounds
+            # it.
+            if not ended.done() and not self.is_stopping:
                 silence = lost.result()
                 handle.kill()
             code = await ended

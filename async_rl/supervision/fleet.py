@@ -124,9 +124,11 @@ class Fleet:
 
     def note_fatal(self, name: str, text: str, *, ends_run: bool = False) -> None:
         """Record the root cause that a process reports before it exits."""
-        child = self.children[name]
-        child.failure = text
-        child.ends_run = child.ends_run or ends_run
+        child = self.children.get(name)
+        # The report of a process that was removed may come after its end.
+        if child is not None:
+            child.failure = text
+            child.ends_run = child.ends_run or ends_run
 
     def expel(self, name: str, pid: int, reason: str) -> None:
         """Kill a generator that the learner removed; it restarts as any lost process."""
@@ -137,8 +139,10 @@ class Fleet:
             child.kill()
 
     def begin_stop(self) -> None:
-        """Restart no process from now on."""
+        """Restart no process from now on, and kill none because it is silent."""
         self._is_stopping = True
+        for child in self.children.values():
+            child.is_stopping = True
 
     def terminate_roles(self, roles: Collection[str]) -> None:
         """Send SIGTERM to the processes of these roles, and SIGKILL to those that still start.
@@ -168,7 +172,7 @@ class Fleet:
 
     def kill_all(self) -> None:
         """Send SIGKILL to every process."""
-        self._is_stopping = True
+        self.begin_stop()
         for child in self.children.values():
             child.kill()
 

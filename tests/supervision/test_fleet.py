@@ -357,6 +357,25 @@ def test_a_silent_process_is_killed_and_started_again(tmp_path: Path) -> None:
     assert asyncio.run(main()) == (["generator-0"], -9)
 
 
+def test_a_process_that_is_silent_while_the_run_ends_may_finish(tmp_path: Path) -> None:
+    """A learner that saves a large checkpoint may have no time for heartbeats."""
+
+    async def main() -> int:
+        world = World("learner", tmp_path, World.register)
+        running = asyncio.create_task(world.fleet.run())
+        while not world.registry.directory.members:
+            await world.registry.directory.changed(world.registry.directory.revision)
+        world.fleet.begin_stop()
+        learner = world.launcher.started[0]
+        await asyncio.wait({running, learner.code}, timeout=3 * LIMITS.silence_s)
+        assert not learner.code.done()
+        learner.end(0)
+        await running
+        return learner.code.result()
+
+    assert asyncio.run(main()) == 0
+
+
 def test_silence_is_noticed_from_the_moment_a_process_serves_however_long_it_may_start() -> None:
     async def main() -> str:
         registry = Registry()

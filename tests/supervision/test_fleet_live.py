@@ -35,6 +35,7 @@ def test_a_process_that_was_let_go_is_not_started_again_and_is_forgotten(tmp_pat
         leaving.terminate()
         assert await leaving.until_left(timeout_s=10)
         assert [(p.live, p.draining) for p in world.registry.pools()] == [(1, 0)]
+        world.fleet.note_fatal("verifier-1", "a report that came late")
         assert list(world.fleet.children) == ["verifier-0"]
         world.fleet.add(spec("verifier", 1))
         while len(world.registry.directory.members) < 2:
