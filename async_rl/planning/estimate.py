@@ -1,26 +1,18 @@
-"""What a run amounts to before it starts: groups, sequences and tokens per step, the staleness
-bound, memory and disk. Pure.
+"""Size estimates of a run before it starts: groups in flight, memory and disk.
 
-Invariants: estimates are upper bounds of what a healthy run uses, within a factor of about two;
-they refuse only what cannot fit. Used by `--dry-run` and by launchers/configuration/preflight.py.
+Invariant: an estimate is an upper bound of what a healthy run uses, within a factor of about two.
+So a run is rejected only if it cannot fit.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from async_rl.config.learner import LearnerConfig
-from async_rl.config.pools import (
-    config_of,
-    generator_pools,
-    in_words_of,
-    own_settings,
-    pool_counts,
-    work_of,
-)
+from async_rl.config.pools import config_of, generator_pools, in_words_of
 from async_rl.config.run import RunConfig
 from async_rl.core.types import Role
 
@@ -45,7 +37,7 @@ LOGS_MB = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """The sizes of the policy that decide memory. max_positions: longest sequence it can take."""
+    """The sizes of the policy that decide memory. max_positions: its longest sequence."""
 
     num_parameters: int
     vocab_size: int
@@ -56,7 +48,7 @@ class ModelShape:
 
 
 def embedded_shape(*, hidden_size: int, num_layers: int, num_heads: int) -> ModelShape:
-    """The shape of the embedded model; its vocabulary is at most EMBEDDED_VOCABULARY."""
+    """Return the shape of the embedded model; its vocabulary is at most EMBEDDED_VOCABULARY."""
     return shape_from_hf(
         {
             "vocab_size": EMBEDDED_VOCABULARY,
@@ -71,22 +63,19 @@ def embedded_shape(*, hidden_size: int, num_layers: int, num_heads: int) -> Mode
 
 
 def shape_from_hf(hf_config: Mapping[str, Any]) -> ModelShape:
-    """The shape told by a Hugging Face config.json of a decoder-only model. Raises KeyError if it
-    does not tell.
+    """Return the shape of a decoder-only model from its Hugging Face config.json.
+
+    Raises KeyError if a size is missing.
     """
-    vocab, hidden, layers = (
-        hf_config["vocab_size"],
-        hf_config["hidden_size"],
-        hf_config["num_hidden_layers"],
-    )
-    heads = hf_config["num_attention_heads"]
+    vocab, hidden = hf_config["vocab_size"], hf_config["hidden_size"]
+    layers, heads = hf_config["num_hidden_layers"], hf_config["num_attention_heads"]
     head_dim = hf_config.get("head_dim") or hidden // heads
     kv_width = (hf_config.get("num_key_value_heads") or heads) * head_dim
     attention = 2 * hidden * heads * head_dim + 2 * hidden * kv_width
     per_layer = attention + 3 * hidden * hf_config["intermediate_size"] + 2 * hidden
-    embeddings = vocab * hidden * (1 if hf_config.get("tie_word_embeddings") else 2)
+    num_embeddings = 1 if hf_config.get("tie_word_embeddings") else 2
     return ModelShape(
-        num_parameters=embeddings + layers * per_layer + hidden,
+        num_parameters=num_embeddings * vocab * hidden + layers * per_layer + hidden,
         vocab_size=vocab,
         hidden_size=hidden,
         num_layers=layers,
@@ -96,248 +85,152 @@ def shape_from_hf(hf_config: Mapping[str, Any]) -> ModelShape:
 
 
 def longest_sequence(config: RunConfig) -> int:
-    """Tokens of the longest sequence, prompt and response."""
+    """Return the tokens of the longest sequence, prompt and response."""
     return config.data.max_prompt_tokens + config.data.max_response_tokens
 
 
 def max_groups_in_flight(config: RunConfig) -> int:
-    """Training groups issued, generating, ready or leased at one time: what admission lets in."""
+    """Return the limit of admission: training groups issued, generating, ready or leased."""
     return (config.buffer.max_staleness_versions + 1) * config.buffer.groups_per_step
 
 
 def kv_cache_tokens(config: RunConfig, shape: ModelShape) -> int:
-    """Tokens whose keys and values fit into kv_cache_mb."""
-    return (
-        config.generation.vllm.kv_cache_mb
-        * 2**20
-        // (2 * shape.num_layers * shape.kv_width * _dtype_bytes(config))
-    )
+    """Return the number of tokens whose keys and values fit into kv_cache_mb."""
+    token_bytes = 2 * shape.num_layers * shape.kv_width * _dtype_bytes(config)
+    return config.generation.vllm.kv_cache_mb * 2**20 // token_bytes
 
 
 def memory_mb(config: RunConfig, role: Role, shape: ModelShape | None) -> int:
-    """RAM of one process of the role; without GPUs everything is RAM. An unknown shape counts the
-    libraries alone.
+    """Return the RAM of one process of the role, as if there were no GPU.
+
+    shape: None if the model is unknown; then only its libraries count.
     """
-    base = BASE_MB[role]
+    added = 0
     match role:
         case "supervisor":
-            return base + (TENSORBOARD_MB if config.monitoring.tensorboard else 0)
+            added = TENSORBOARD_MB if config.monitoring.tensorboard else 0
         case "buffer":
-            return base + _mb(
-                max_groups_in_flight(config)
-                * config.generation.group_size
-                * longest_sequence(config)
-                * STORED_BYTES_PER_TOKEN
-            )
+            sequences = max_groups_in_flight(config) * config.generation.group_size
+            added = _mb(_stored_bytes(config, sequences))
         case "verifier":
-            return base + config.verifiers.cells * config.sandbox.memory_mb
+            added = config.verifiers.cells * config.sandbox.memory_mb
         case "generator":
-            return (
-                base
-                + config.generation.vllm.kv_cache_mb
-                + (_mb(2 * shape.num_parameters * _dtype_bytes(config)) if shape else 0)
-            )
+            added = config.generation.vllm.kv_cache_mb
+            if shape is not None:
+                # A push loads the new weights beside the old ones.
+                added += _mb(2 * shape.num_parameters * _dtype_bytes(config))
         case "learner":
-            return base + (_learner_mb(config, shape) if shape else 0)
+            if shape is not None:
+                added = learner_model_mb(config, shape)
+    return BASE_MB[role] + added
 
 
-def _num_trained(learner: LearnerConfig) -> int:
-    """Models of the policy's size that are trained."""
-    return 2 if learner.critic.enabled and learner.critic.backbone == "own" else 1
-
-
-def _learner_mb(config: RunConfig, shape: ModelShape) -> int:
-    learner, algorithm = config.learner, config.algorithm
-    per_parameter = TRAINED_BYTES * _num_trained(learner) + (
-        FLOAT32_BYTES if algorithm.kl_coef > 0 else 0
-    )
+def learner_model_mb(config: RunConfig, shape: ModelShape) -> int:
+    """Return the memory of one rank's models, moments, activations and push."""
+    learner = config.learner
+    per_parameter = TRAINED_BYTES * _num_trained(learner)
+    if config.algorithm.kl_coef > 0:
+        per_parameter += FLOAT32_BYTES
     sharded = shape.num_parameters * per_parameter / learner.ranks
     # A push gathers the float32 weights and writes the published form beside them.
     pushed = shape.num_parameters * (FLOAT32_BYTES + _dtype_bytes(config))
     kept_layers = 1 if learner.gradient_checkpointing else shape.num_layers
-    activations = (
-        learner.budget_tokens
-        * shape.hidden_size
-        * (ACTIVATION_VALUES * kept_layers + shape.num_layers)
-        * FLOAT32_BYTES
-    )
+    values = shape.hidden_size * (ACTIVATION_VALUES * kept_layers + shape.num_layers)
+    activations = learner.budget_tokens * values * FLOAT32_BYTES
     logits = 3 * int(learner.logits_chunk_mb * 2**20)
-    # Responses that share a prompt attend through a dense mask, and in bfloat16 through a copy of
-    # it.
-    masks = (
-        learner.budget_tokens
-        * longest_sequence(config)
-        * (FLOAT32_BYTES + _dtype_bytes(config) % FLOAT32_BYTES)
-    )
-    return _mb(
-        sharded + pushed + activations + logits + (masks if config.generation.group_size > 1 else 0)
-    )
+    masks = 0
+    if config.generation.group_size > 1:
+        # Responses that share a prompt attend through a dense mask, of which bfloat16 makes a copy.
+        mask_bytes = FLOAT32_BYTES + _dtype_bytes(config) % FLOAT32_BYTES
+        masks = learner.budget_tokens * longest_sequence(config) * mask_bytes
+    return _mb(sharded + pushed + activations + logits + masks)
 
 
 def total_memory_mb(config: RunConfig, shape: ModelShape | None) -> int:
-    """RAM of the whole run on one machine."""
+    """Return the RAM of the whole run on one machine."""
     counts: Mapping[Role, int] = {
         "supervisor": 1,
         "buffer": 1,
         "verifier": config.verifiers.count,
         "learner": config.learner.ranks,
     }
-    generators = (config_of(config, pool) for pool in generator_pools(config))
-    of_generators = sum(
-        own.generators.count * memory_mb(own, "generator", shape) for own in generators
-    )
-    return of_generators + sum(
-        count * memory_mb(config, role, shape) for role, count in counts.items()
-    )
+    total = sum(count * memory_mb(config, role, shape) for role, count in counts.items())
+    for pool in generator_pools(config):
+        own = config_of(config, pool)
+        total += own.generators.count * memory_mb(own, "generator", shape)
+    return total
 
 
 def disk_mb(config: RunConfig, shape: ModelShape | None) -> int:
-    """Disk that the run's directory needs until its end: checkpoints (one being written), the
-    store, logs.
-    """
-    trained = _num_trained(config.learner) * shape.num_parameters if shape else 0
-    checkpoints = (config.checkpoint.keep + config.checkpoint.keep_best + 1) * trained * SAVED_BYTES
+    """Return the disk space of the run directory at its end: checkpoints, store and logs."""
+    checkpoint = config.checkpoint
     sequences = config.num_steps * config.buffer.groups_per_step * config.generation.group_size
-    return LOGS_MB + _mb(
-        checkpoints + sequences * longest_sequence(config) * STORED_BYTES_PER_TOKEN
-    )
-
-
-def derived_numbers(config: RunConfig, shape: ModelShape | None) -> list[tuple[str, str]]:
-    """What follows from the settings, for people: (what, how much)."""
-    groups, size = config.buffer.groups_per_step, config.generation.group_size
-    sequences = groups * size
-    bound = config.buffer.max_staleness_versions
-    rows = [
-        ("groups per step", f"{groups}"),
-        ("sequences per step", f"{sequences} ({groups} groups x {size})"),
-        (
-            "tokens per step",
-            (
-                f"at most {sequences * longest_sequence(config):,}"
-                f" ({sequences * config.data.max_response_tokens:,} generated)"
-            ),
-        ),
-        ("optimizer updates per step", f"{config.learner.minibatches * config.learner.epochs}"),
-        (
-            "staleness bound",
-            f"{bound} versions = at most {max_groups_in_flight(config)} groups in flight"
-            + (" (synchronous)" if bound == 0 else ""),
-        ),
-        ("groups generating", f"at most {_groups_generating(config)}"),
-        *_pools(config),
-        *_turns(config),
-        ("sequences of the run", f"{config.num_steps * sequences:,} in {config.num_steps} steps"),
-        ("evaluations", _evaluations(config)),
-    ]
-    if shape is None:
-        return [
-            *rows,
-            ("model", "not on this machine, size unknown"),
-            ("memory estimate", f"{_gb(total_memory_mb(config, None))} and the model"),
-        ]
-    rows.append(("model", f"{shape.num_parameters / 1e6:,.2f} M parameters"))
-    if config.generation.engine == "vllm" and config.generation.vllm.kv_cache_mb:
-        rows.append(("KV cache", f"{kv_cache_tokens(config, shape):,} tokens per generator"))
-    if config.placement == "colocated" and config.learner.gpus_each > 0:
-        rows.append(
-            (
-                "GPU memory",
-                f"{_gb(_learner_mb(config, shape))} in the learner's turn, then in main memory",
-            )
-        )
-    rows.append(("memory estimate", _gb(total_memory_mb(config, shape))))
-    rows.append(("disk estimate", _gb(disk_mb(config, shape))))
-    return rows
-
-
-def _groups_generating(config: RunConfig) -> int:
-    """Training groups that the generators have room for."""
-    training = (
-        config_of(config, pool)
-        for pool in generator_pools(config)
-        if work_of(config, pool) != "evaluation"
-    )
-    return sum(own.generators.count * own.generation.max_concurrent_groups for own in training)
-
-
-def _pools(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """What differs from pool to pool, if there is more than one."""
-    counts = pool_counts(config)
-    for pool in generator_pools(config) if config.generators.pools else ():
-        differs = [
-            f"{name}={value}"
-            for name, value in own_settings(config, pool).items()
-            if name != "count"
-        ]
-        work = {"train": "train", "evaluation": "evaluate", "both": "train and evaluate"}[
-            work_of(config, pool)
-        ]
-        yield f"pool {pool}", ", ".join([f"{counts[pool]} that {work}", *differs])
-
-
-def _turns(config: RunConfig) -> list[tuple[str, str]]:
-    if config.placement != "colocated":
-        return []
-    steps = config.weights.push_every_steps
-    groups = steps * config.buffer.groups_per_step
-    return [
-        (
-            "placement",
-            (
-                f"colocated: generation until {groups} groups are ready, then {steps} learner"
-                f" step{'s' * (steps > 1)}, in turns"
-            ),
-        )
-    ]
-
-
-def _evaluations(config: RunConfig) -> str:
-    every = config.evaluation.every_steps
-    if every == 0:
-        return "none"
-    prompts = config.evaluation.num_prompts or "all"
-    times = 1 + math.ceil(config.num_steps / every)
-    return f"{times} of {prompts} held-out prompts: at step 0, every {every} steps, at the end"
+    size_bytes = _stored_bytes(config, sequences)
+    if shape is not None:
+        # One more checkpoint than are kept is being written.
+        num_checkpoints = checkpoint.keep + checkpoint.keep_best + 1
+        trained = _num_trained(config.learner) * shape.num_parameters
+        size_bytes += num_checkpoints * trained * SAVED_BYTES
+    return LOGS_MB + _mb(size_bytes)
 
 
 def fit_problems(config: RunConfig, shape: ModelShape, *, memory_mb_available: int) -> list[str]:
-    """What cannot fit: sequences into the model or the KV cache, the run into memory."""
-    found = []
+    """Return the reasons why a run cannot fit.
+
+    A sequence can be too long for the model or for the KV cache, and the run too large for memory.
+    """
+    problems = []
     data, longest = config.data, longest_sequence(config)
     if longest > shape.max_positions:
-        found.append(
+        problems.append(
             f"data.max_prompt_tokens={data.max_prompt_tokens} +"
             f" data.max_response_tokens={data.max_response_tokens} = {longest} is above the"
             f" {shape.max_positions} positions of the model; lower one of them"
         )
-    for pool in generator_pools(config) if config.generation.engine == "vllm" else ():
-        own = config_of(config, pool)
-        size_mb, num_tokens = own.generation.vllm.kv_cache_mb, kv_cache_tokens(own, shape)
-        if size_mb and num_tokens < longest:
-            problem = (
-                f"generation.vllm.kv_cache_mb={size_mb} holds {num_tokens} tokens of this model,"
-                f" one sequence may have {longest}; raise it to at least"
-                f" {math.ceil(size_mb * longest / max(num_tokens, 1))}"
-            )
-            found.append(in_words_of(pool, config, problem))
-    found = list(dict.fromkeys(found))
-    if (total := total_memory_mb(config, shape)) > memory_mb_available:
-        found.append(
-            f"the run needs about {_gb(total)} of memory, this machine has"
-            f" {_gb(memory_mb_available)}; lower generators.count, learner.budget_tokens or"
+    if config.generation.engine == "vllm":
+        problems += [_kv_problem(config, pool, shape) for pool in generator_pools(config)]
+    total = total_memory_mb(config, shape)
+    if total > memory_mb_available:
+        problems.append(
+            f"the run needs about {gb(total)} of memory, this machine has"
+            f" {gb(memory_mb_available)}; lower generators.count, learner.budget_tokens or"
             " generation.vllm.kv_cache_mb, or take a smaller model"
         )
-    return found
+    # Pools with the same setting have the same problem.
+    return [problem for problem in dict.fromkeys(problems) if problem]
+
+
+def _kv_problem(config: RunConfig, pool: str, shape: ModelShape) -> str:
+    """Why the KV cache of a pool is too small for one sequence, or an empty string."""
+    own, longest = config_of(config, pool), longest_sequence(config)
+    size_mb, num_tokens = own.generation.vllm.kv_cache_mb, kv_cache_tokens(own, shape)
+    if size_mb == 0 or num_tokens >= longest:
+        return ""
+    problem = (
+        f"generation.vllm.kv_cache_mb={size_mb} holds {num_tokens} tokens of this model, one"
+        f" sequence may have {longest}; raise it to at least"
+        f" {math.ceil(size_mb * longest / max(num_tokens, 1))}"
+    )
+    return in_words_of(pool, config, problem)
+
+
+def _num_trained(learner: LearnerConfig) -> int:
+    """The number of trained models of the policy's size."""
+    return 2 if learner.critic.enabled and learner.critic.backbone == "own" else 1
 
 
 def _dtype_bytes(config: RunConfig) -> int:
     return 2 if config.model.dtype == "bfloat16" else 4
 
 
+def _stored_bytes(config: RunConfig, sequences: int) -> int:
+    return sequences * longest_sequence(config) * STORED_BYTES_PER_TOKEN
+
+
 def _mb(size_bytes: float) -> int:
     return math.ceil(size_bytes / 2**20)
 
 
-def _gb(size_mb: int) -> str:
+def gb(size_mb: int) -> str:
+    """Return the size as text in GB."""
     return f"{size_mb / 1024:.1f} GB"

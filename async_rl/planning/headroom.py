@@ -1,7 +1,7 @@
-"""Whether this machine has memory for processes that are to join a live run.
+"""The memory that this machine has for processes that join a live run.
 
-Invariants: a process that does not serve yet counts as one that still needs all of its memory; a
-cluster is not asked. Used by the scaler, for people and for the autoscaler.
+Invariants: a process that is still starting counts as one that needs all of its memory. Only
+launcher=local is checked; the memory of a cluster's nodes is not known here.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import msgspec
 
 from async_rl.config.pools import VERIFIERS, config_of
 from async_rl.config.run import RunConfig
-from async_rl.core.types import PoolCount
+from async_rl.core.types import PoolCount, Role
 from async_rl.planning.estimate import ModelShape, memory_mb, shape_from_hf
 
 
 class Headroom:
-    """The memory of one machine beside one run. free_mb: how much is free now."""
+    """The memory of one machine for one run. free_mb: returns the free memory now."""
 
     def __init__(self, config: RunConfig, model_path: Path, free_mb: Callable[[], int]) -> None:
         self._config = config
@@ -26,46 +26,34 @@ class Headroom:
         self._free_mb = free_mb
 
     def problems(self, pools: list[PoolCount], wanted: Mapping[str, int]) -> list[str]:
-        """Why there cannot be as many as wanted, one line in all; empty if there is room, or if
-        none would be added.
-        """
-        live = {pool.pool: pool.live for pool in pools}
-        grown = {
-            pool.pool: wanted[pool.pool] for pool in pools if wanted.get(pool.pool, 0) > pool.wanted
-        }
+        """Return why the wanted processes do not fit, as one line, or nothing if they fit."""
+        counts = {pool.pool: wanted.get(pool.pool, pool.wanted) for pool in pools}
+        grown = {pool.pool: counts[pool.pool] for pool in pools if counts[pool.pool] > pool.wanted}
         if not grown or self._config.launcher != "local":
             return []
-        to_come = {
-            pool.pool: max(0, wanted.get(pool.pool, pool.wanted) - live[pool.pool])
-            for pool in pools
-        }
-        needed_mb = sum(count * self._each_mb(pool) for pool, count in to_come.items())
-        free_mb = self._free_mb()
+        free_mb, needed_mb, parts = self._free_mb(), 0, []
+        for pool in pools:
+            missing, each_mb = counts[pool.pool] - pool.live, self._each_mb(pool.pool)
+            if missing > 0:
+                needed_mb += missing * each_mb
+                parts.append(f"{missing} of {pool.pool} at {each_mb} MB")
         if needed_mb <= free_mb:
             return []
-        which = " ".join(f"{pool}={count}" for pool, count in grown.items())
-        each = " and ".join(
-            f"{count} of {pool} at {self._each_mb(pool)} MB"
-            for pool, count in to_come.items()
-            if count
-        )
+        request = " ".join(f"{pool}={count}" for pool, count in grown.items())
         return [
-            f"{which}: needs about {needed_mb} MB more ({each}), {free_mb} MB are free on this"
-            " machine; ask for fewer, free some, or add --force to try it"
+            f"{request}: needs about {needed_mb} MB more ({' and '.join(parts)}), {free_mb} MB are"
+            " free on this machine; request fewer, free some memory, or add --force to try it"
         ]
 
     def _each_mb(self, pool: str) -> int:
-        return memory_mb(
-            config_of(self._config, pool),
-            "verifier" if pool == VERIFIERS else "generator",
-            self._shape,
-        )
+        role: Role = "verifier" if pool == VERIFIERS else "generator"
+        return memory_mb(config_of(self._config, pool), role, self._shape)
 
 
 def _shape(model_path: Path) -> ModelShape | None:
     try:
-        return shape_from_hf(
-            msgspec.json.decode((model_path / "config.json").read_bytes(), type=dict)
-        )
+        text = (model_path / "config.json").read_bytes()
+        return shape_from_hf(msgspec.json.decode(text, type=dict))
     except (OSError, msgspec.DecodeError, KeyError):
+        # The model is elsewhere or of another kind: only libraries are counted.
         return None

@@ -30,8 +30,8 @@ from async_rl.core.machine import Machine
 from async_rl.launchers.backends.cluster import cluster_cpus
 from async_rl.launchers.backends.ray_places import actor_options
 from async_rl.launchers.configuration.compose import compose, recompose, write_config
+from async_rl.planning.derived import derived_numbers
 from async_rl.planning.estimate import (
-    derived_numbers,
     embedded_shape,
     fit_problems,
     total_memory_mb,

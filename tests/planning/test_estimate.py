@@ -3,9 +3,9 @@
 import pytest
 
 from async_rl.launchers.configuration.compose import compose
+from async_rl.planning.derived import derived_numbers
 from async_rl.planning.estimate import (
     EMBEDDED_POSITIONS,
-    derived_numbers,
     disk_mb,
     embedded_shape,
     fit_problems,
@@ -181,8 +181,7 @@ def test_a_shared_device_says_how_long_its_turns_are_and_what_the_learner_brings
         )
     )
     assert (
-        rows["placement"]
-        == "colocated: generation until 32 groups are ready, then 2 learner steps, in turns"
+        rows["placement"] == "colocated: generation until 32 groups are ready, then 2 learner steps"
     )
     assert "GPU memory" not in rows
     gpus = ["learner.gpus_each=0.5", "generators.gpus_each=0.5"]
@@ -193,6 +192,6 @@ def test_a_shared_device_says_how_long_its_turns_are_and_what_the_learner_brings
         dict(derived_numbers(compose("grpo_code", ["placement=colocated", *gpus]), shape))[
             "GPU memory"
         ]
-        == f"{learner_mb / 1024:.1f} GB in the learner's turn, then in main memory"
+        == f"{learner_mb / 1024:.1f} GB while the learner steps, otherwise in main memory"
     )
     assert "placement" not in dict(derived_numbers(compose("grpo_code", gpus), shape))

@@ -151,8 +151,8 @@ def test_what_was_taken_back_says_why_and_what_memory_did_not_allow_is_not_judge
     assert steering.decide(1, learner_waits=0.5, held_back=0.0, rate=500.0).wanted == 2
     decision = steering.decide(2, learner_waits=0.5, held_back=0.0, rate=610.0)
     told = (
-        "1 wrote 500 tokens/s, 2 write 610: they share what is scarce, and no more are tried until"
-        " the run is resumed"
+        "1 wrote 500 tokens/s, 2 write 610: they use the same cores or GPUs, so autoscaling adds"
+        " no more until the run is resumed"
     )
     assert (decision.wanted, decision.reason) == (1, told)
     assert steering.decide(1, learner_waits=0.9, held_back=0.0, rate=500.0).wanted == 1

@@ -1,0 +1,110 @@
+"""The numbers that follow from a configuration, as rows of text for the plan of a run."""
+
+from __future__ import annotations
+
+import math
+
+from async_rl.config.pools import config_of, generator_pools, own_settings, pool_counts, work_of
+from async_rl.config.run import RunConfig
+from async_rl.planning.estimate import (
+    ModelShape,
+    disk_mb,
+    gb,
+    kv_cache_tokens,
+    learner_model_mb,
+    longest_sequence,
+    max_groups_in_flight,
+    total_memory_mb,
+)
+
+Rows = list[tuple[str, str]]
+"""Name and value."""
+
+
+def derived_numbers(config: RunConfig, shape: ModelShape | None) -> Rows:
+    """Return the rows of the plan. shape: None if the model is not on this machine yet."""
+    groups, size = config.buffer.groups_per_step, config.generation.group_size
+    sequences = groups * size
+    tokens = sequences * longest_sequence(config)
+    generated = sequences * config.data.max_response_tokens
+    updates = config.learner.minibatches * config.learner.epochs
+    return [
+        ("groups per step", f"{groups}"),
+        ("sequences per step", f"{sequences} ({groups} groups x {size})"),
+        ("tokens per step", f"at most {tokens:,} ({generated:,} generated)"),
+        ("optimizer updates per step", f"{updates}"),
+        ("staleness bound", _staleness(config)),
+        ("groups generating", f"at most {_groups_generating(config)}"),
+        *_pools(config),
+        *_turns(config),
+        ("sequences of the run", f"{config.num_steps * sequences:,} in {config.num_steps} steps"),
+        ("evaluations", _evaluations(config)),
+        *_sizes(config, shape),
+    ]
+
+
+def _staleness(config: RunConfig) -> str:
+    bound = config.buffer.max_staleness_versions
+    text = f"{bound} versions = at most {max_groups_in_flight(config)} groups in flight"
+    return f"{text} (synchronous)" if bound == 0 else text
+
+
+def _groups_generating(config: RunConfig) -> int:
+    """The training groups that the generators can write at one time."""
+    total = 0
+    for pool in generator_pools(config):
+        if work_of(config, pool) != "evaluation":
+            own = config_of(config, pool)
+            total += own.generators.count * own.generation.max_concurrent_groups
+    return total
+
+
+def _pools(config: RunConfig) -> Rows:
+    """The differences between generator pools, if there is more than one."""
+    if not config.generators.pools:
+        return []
+    verbs = {"train": "train", "evaluation": "evaluate", "both": "train and evaluate"}
+    counts = pool_counts(config)
+    rows = []
+    for pool in generator_pools(config):
+        own = own_settings(config, pool)
+        settings = [f"{name}={value}" for name, value in own.items() if name != "count"]
+        work = f"{counts[pool]} that {verbs[work_of(config, pool)]}"
+        rows.append((f"pool {pool}", ", ".join([work, *settings])))
+    return rows
+
+
+def _turns(config: RunConfig) -> Rows:
+    if config.placement != "colocated":
+        return []
+    steps = config.weights.push_every_steps
+    groups = steps * config.buffer.groups_per_step
+    learning = "1 learner step" if steps == 1 else f"{steps} learner steps"
+    return [
+        ("placement", f"colocated: generation until {groups} groups are ready, then {learning}")
+    ]
+
+
+def _evaluations(config: RunConfig) -> str:
+    every = config.evaluation.every_steps
+    if every == 0:
+        return "none"
+    prompts = config.evaluation.num_prompts or "all"
+    times = 1 + math.ceil(config.num_steps / every)
+    return f"{times} of {prompts} held-out prompts: at step 0, every {every} steps, at the end"
+
+
+def _sizes(config: RunConfig, shape: ModelShape | None) -> Rows:
+    memory = gb(total_memory_mb(config, shape))
+    if shape is None:
+        return [
+            ("model", "not on this machine, size unknown"),
+            ("memory estimate", f"{memory} and the model"),
+        ]
+    rows = [("model", f"{shape.num_parameters / 1e6:,.2f} M parameters")]
+    if config.generation.engine == "vllm" and config.generation.vllm.kv_cache_mb:
+        rows.append(("KV cache", f"{kv_cache_tokens(config, shape):,} tokens per generator"))
+    if config.placement == "colocated" and config.learner.gpus_each > 0:
+        model = gb(learner_model_mb(config, shape))
+        rows.append(("GPU memory", f"{model} while the learner steps, otherwise in main memory"))
+    return [*rows, ("memory estimate", memory), ("disk estimate", gb(disk_mb(config, shape)))]
