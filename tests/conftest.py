@@ -7,10 +7,16 @@ with live runs that measure time, or that use most of the machine, are one group
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
+import sys
+from collections.abc import Callable, Sequence
 
 import pytest
+
+from async_rl.config.run import RunConfig
+from async_rl.launchers.configuration import compose as composition
 
 ALONE = (
     "e2e/test_chaos.py",
@@ -24,6 +30,42 @@ ALONE = (
 """Modules that never run beside each other: they start many processes and expect progress in time.
 Together they take about as long as half of the suite, so they start first.
 """
+
+
+Compose = Callable[[str, Sequence[str]], RunConfig]
+ABOUT_COMPOSITION = ("/tests/config/", "/tests/cli/", "/tests/repo/")
+"""Folders whose tests are about composition itself, with its warnings and files."""
+
+
+def composed_once(compose: Compose) -> Callable[..., RunConfig]:
+    """Compose each (conf, overrides) once per process: 0.2 s of processor time, for hundreds of
+    tests. A configuration is frozen, so they can share it.
+
+    What else a composition depends on is in the key (directory, machine, environment) or is never
+    cached: files and modules that an override names, and callers other than these tests.
+    """
+
+    @functools.cache
+    def cached(conf: str, overrides: tuple[str, ...], *_: object) -> RunConfig:
+        return compose(conf, overrides)
+
+    @functools.wraps(compose)
+    def wrapper(conf: str, overrides: Sequence[str] = ()) -> RunConfig:
+        caller = sys._getframe(1).f_code.co_filename
+        is_about = any(folder in caller for folder in ABOUT_COMPOSITION)
+        names_files = any(set("/:") & set(word) or ".py" in word for word in (conf, *overrides))
+        if "/tests/" not in caller or is_about or names_files:
+            return compose(conf, overrides)
+        variables = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
+        key = (os.getcwd(), composition.this_machine(), frozenset(variables.items()))
+        return cached(conf, tuple(overrides), *key)
+
+    return wrapper
+
+
+# Before any test module imports them.
+composition.compose = composed_once(composition.compose)
+composition.compose_unchecked = composed_once(composition.compose_unchecked)
 
 
 def pytest_configure() -> None:

@@ -1,6 +1,6 @@
 """Show that the tests marked with `proves` fail when the product ignores their setting.
 
-usage: mutants.py [--slow] [PATH_PREFIX ...]     (make mutants SETTINGS="algorithm. learner.")
+usage: mutants.py [--slow] [PATH_PREFIX ...]   (make mutants SETTINGS="algorithm. learner.")
 
 For each setting, a copy of the tree gets a schema in which product code reads the value of conf/
 whatever the configuration says; then only the marked tests run. A mutant whose tests all pass
