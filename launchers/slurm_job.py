@@ -1,8 +1,7 @@
-"""The batch step of launcher=slurm: supervises the run whose directory is given, which `async-rl
-launch` has made.
+"""The batch step of launcher=slurm: `python -m async_rl.launchers.slurm_job RUN_DIR`.
 
-`python -m async_rl.launchers.slurm_job RUN_DIR`, in the script that launchers/backends/slurm.py
-writes.
+`async-rl launch` has made the directory; launchers/backends/slurm.py writes the script that runs
+this module.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from async_rl.processes.supervisor import run_supervised
 
 
 def main() -> int:
-    """Runs it to its end; its exit code becomes the job's."""
+    """Supervise the run to its end and return its exit code, which becomes the job's."""
     run_dir = Path(sys.argv[1])
     config = runs.config_of(run_dir)
     leave_mark(run_dir)

@@ -1,15 +1,14 @@
-"""One sampled response for people: prompt, response with a colour per token, verdicts, reward and
-its parts.
+"""One sampled response for the terminal: prompt, coloured tokens, verdicts, reward and its parts.
 
-Pure: from stored values and the text of each token to something rich can print.
+Pure: from stored values and the text of each token to an object that rich prints.
 """
 
 from __future__ import annotations
 
+import enum
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 from rich.console import Group as Lines
@@ -18,21 +17,29 @@ from rich.text import Text
 
 from async_rl.core.types import FloatArray, Group, Trajectory, Verdict
 
-Colour = Literal["logprob", "version", "advantage"]
+
+class Colour(enum.StrEnum):
+    """The meaning of a token's colour."""
+
+    LOGPROB = "logprob"
+    VERSION = "version"
+    ADVANTAGE = "advantage"
+
+
 LEGEND = {
-    "logprob": (
-        "probability of the token when it was drawn: green over 90 %, plain over 50 %, yellow over"
-        " 10 %, red below"
+    Colour.LOGPROB: (
+        "probability of the token when it was sampled: green over 90 %, plain over 50 %, yellow"
+        " over 10 %, red below"
     ),
-    "version": "a colour per policy version; the version stands where it changes",
-    "advantage": (
-        "green: better than expected, red: worse, bold: by far more than is usual in the group; of"
-        " each token with a critic, else of the whole sample: its reward against the mean of its"
-        " group"
+    Colour.VERSION: "one colour per policy version; a changed version is printed before the token",
+    Colour.ADVANTAGE: (
+        "green: better than expected, red: worse, bold: far more than is usual in the group;"
+        " per token with a critic, otherwise per sample: its reward minus the mean of its group"
     ),
 }
-TOLD = "\u27e8what the policy read and did not write\u27e9"
-_MUCH = 1.5
+NOT_SAMPLED = "\u27e8text that the policy did not sample\u27e9"
+_MUCH = 1.5  # root mean squares of the group's advantages
+_ZERO = 1e-6
 _VERSION_STYLES = ("cyan", "magenta", "yellow", "green", "blue")
 _PROBABILITIES = ((0.9, "green"), (0.5, ""), (0.1, "yellow"), (0.0, "red"))
 
@@ -47,100 +54,99 @@ def page(
     colour: Colour,
     advantages: FloatArray | None = None,
 ) -> RenderableType:
-    """Sample `index` of the group. pieces: the text of each response token; advantages: of all
-    response tokens of the group.
+    """Return sample `index` of the group. pieces: the text of each response token; advantages: of
+    all response tokens of the group.
     """
     sample = group.trajectories[index]
     versions = sample.versions[sample.loss_mask].tolist()
     span = f"versions {min(versions)} to {max(versions)}" if versions else "nothing trained"
     trained = "not trained yet" if step is None else f"step {step}"
-    head = Text(
-        f"group {group.group_id}, sample {index}  {group.prompt_id}  {trained}  {group.generator} "
-        f" {span}",
-        style="bold",
-    )
+    title = f"group {group.group_id}, sample {index}  {group.prompt_id}  {trained}"
     return Lines(
-        head,
+        Text(f"{title}  {group.generator}  {span}", style="bold"),
         Text(prompt.strip(), style="dim"),
-        _response(group, index, pieces, colour, advantages),
+        _response(sample, pieces, colour, _advantages(group, index, advantages)),
         _verdict(group, sample),
         Text(),
     )
 
 
 def is_passed(sample: Trajectory) -> bool:
-    """Whether every test passed."""
-    return bool(sample.score.verdicts) and all(
-        verdict is Verdict.PASS for verdict in sample.score.verdicts
-    )
+    """Return whether there are tests and every one passed."""
+    verdicts = sample.score.verdicts
+    return bool(verdicts) and all(verdict is Verdict.PASS for verdict in verdicts)
 
 
 def _response(
-    group: Group, index: int, pieces: Sequence[str], colour: Colour, advantages: FloatArray | None
+    sample: Trajectory, pieces: Sequence[str], colour: Colour, advantages: Sequence[float]
 ) -> Text:
-    sample, text, before, was_written = group.trajectories[index], Text(), None, True
-    versions = sample.versions[sample.prompt_length :].tolist()
-    logprobs = sample.behavior_logprobs[sample.prompt_length :].tolist()
-    values = _advantages(group, index, advantages)
-    written = sample.loss_mask[sample.prompt_length :].tolist()
-    for piece, version, logprob, value, is_written in zip(
-        pieces, versions, logprobs, values, written, strict=True
-    ):
-        if is_written != was_written:
-            text.append("\u27e9" if is_written else "\u27e8", style="dim")
-            was_written = is_written
-        if not is_written:
+    text = Text()
+    start = sample.prompt_length
+    tokens = zip(
+        pieces,
+        sample.versions[start:].tolist(),
+        sample.behavior_logprobs[start:].tolist(),
+        advantages,
+        sample.loss_mask[start:].tolist(),
+        strict=True,
+    )
+    version_before, was_sampled = None, True
+    for piece, version, logprob, advantage, is_sampled in tokens:
+        if is_sampled != was_sampled:
+            text.append("\u27e9" if is_sampled else "\u27e8", style="dim")
+            was_sampled = is_sampled
+        if not is_sampled:
             text.append(piece, style="dim italic")
-        elif colour == "version":
-            if version != before:
+            continue
+        if colour == Colour.VERSION:
+            if version != version_before:
                 text.append(f"[{version}]", style="dim")
-            text.append(piece, style=_VERSION_STYLES[version % len(_VERSION_STYLES)])
-            before = version
-        elif colour == "logprob":
-            text.append(
-                piece,
-                style=next(style for least, style in _PROBABILITIES if math.exp(logprob) >= least),
-            )
+                version_before = version
+            style = _VERSION_STYLES[version % len(_VERSION_STYLES)]
+        elif colour == Colour.LOGPROB:
+            probability = math.exp(logprob)
+            style = next(style for least, style in _PROBABILITIES if probability >= least)
         else:
-            bold = "bold " if abs(value) > _MUCH else ""
-            text.append(
-                piece,
-                style="" if abs(value) < 1e-6 else f"{bold}green" if value > 0 else f"{bold}red",
-            )
+            style = _advantage_style(advantage)
+        text.append(piece, style=style)
     return text
 
 
-def _advantages(group: Group, index: int, found: FloatArray | None) -> list[float]:
-    """Of each response token of the sample, in units of their root mean square in the group; from
-    its reward if none are found.
+def _advantage_style(advantage: float) -> str:
+    if abs(advantage) < _ZERO:
+        return ""
+    style = "green" if advantage > 0 else "red"
+    return f"bold {style}" if abs(advantage) > _MUCH else style
+
+
+def _advantages(group: Group, index: int, advantages: FloatArray | None) -> list[float]:
+    """Return the advantage of each response token of the sample, in units of the group's root mean
+    square; without stored advantages from the sample's reward.
     """
     lengths = [sample.response_length for sample in group.trajectories]
-    if found is None:
+    if advantages is None:
         rewards = [sample.score.reward for sample in group.trajectories]
-        return [(rewards[index] - _mean(group)) / (float(np.std(rewards)) or 1.0)] * lengths[index]
+        spread = float(np.std(rewards)) or 1.0
+        return [(rewards[index] - _mean(group)) / spread] * lengths[index]
     start = sum(lengths[:index])
-    values: list[float] = (
-        found[start : start + lengths[index]] / (float(np.sqrt(np.mean(found**2))) or 1.0)
-    ).tolist()
+    scale = float(np.sqrt(np.mean(advantages**2))) or 1.0
+    values: list[float] = (advantages[start : start + lengths[index]] / scale).tolist()
     return values
 
 
 def _verdict(group: Group, sample: Trajectory) -> Text:
-    """Reward with its parts, then the verdicts, equal ones in a row counted."""
+    """Return the reward with its parts and the verdicts, with equal neighbours counted."""
     score = sample.score
-    counted = [
-        (verdict.value, len(list(same))) for verdict, same in itertools.groupby(score.verdicts)
-    ]
-    verdicts = (
-        ", ".join(name if number == 1 else f"{number} x {name}" for name, number in counted)
-        or "no test was run"
-    )
-    parts = "".join(f", {name} {value:g}" for name, value in sorted(score.parts.items()))
-    cut = ", cut at the length limit" if sample.is_truncated else ""
-    text = (
-        f"reward {score.reward:g} (mean of its group {_mean(group):.2f}){parts}{cut}; tests:"
-        f" {verdicts}"
-    )
+    verdicts = []
+    for verdict, same in itertools.groupby(score.verdicts):
+        number = len(list(same))
+        verdicts.append(verdict.value if number == 1 else f"{number} x {verdict.value}")
+    text = f"reward {score.reward:g} (mean of its group {_mean(group):.2f})"
+    for name, value in sorted(score.parts.items()):
+        text += f", {name} {value:g}"
+    if sample.is_truncated:
+        text += ", cut at the length limit"
+    text += f"; tests: {', '.join(verdicts) or 'no test was run'}"
     return Text(text, style="green" if is_passed(sample) else "red")
 
 

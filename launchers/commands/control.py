@@ -1,8 +1,7 @@
-"""How the command line reaches a run that is already going: its control socket, or its process
-where that does not answer yet.
+"""Access to a live run: its control socket, or its process while that does not answer yet.
 
-Invariants: a process is only signalled if it is the one that launched the run (same id and same
-start time). Called by the command line's `launch` (leaves the mark), `status`, `scale` and `stop`.
+Invariant: a process is only signalled if it is the one that launched the run (same id and same
+start time), which `launched.json` records.
 """
 
 from __future__ import annotations
@@ -26,11 +25,12 @@ from async_rl.protocol.control import GetStatus, Pools, Scale, StatusReply, Stop
 
 MARK = "launched.json"
 _CALL_S = 10.0
-_LOOK_S = 1.0
+_POLL_S = 1.0
+_SAME_START_S = 1.0  # the kernel counts start times in ticks, psutil converts them
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which process launched the run, on which machine."""
+    """The process that launched the run, and its machine."""
 
     machine: str
     pid: int
@@ -38,7 +38,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 def leave_mark(run_dir: Path) -> None:
-    """Write down that this process is the run's."""
+    """Record that this process supervises the run."""
     mark = Mark(machine=platform.node(), pid=os.getpid(), created_s=psutil.Process().create_time())
     (run_dir / MARK).write_bytes(msgspec.json.encode(mark))
 
@@ -47,30 +47,28 @@ def _load_mark(run_dir: Path) -> Mark:
     return msgspec.json.decode((run_dir / MARK).read_bytes(), type=Mark)
 
 
-def _is_elsewhere(run_dir: Path) -> bool:
-    return _load_mark(run_dir).machine != platform.node()
+def _is_elsewhere(mark: Mark) -> bool:
+    return mark.machine != platform.node()
 
 
 def living_pid(run_dir: Path) -> int | None:
-    """The process id of the run's supervisor if it lives, else None. On another machine it lives as
-    long as it answers.
+    """Return the process id of the run's supervisor if it is alive. On another machine it counts as
+    alive while it answers.
     """
     try:
         mark = _load_mark(run_dir)
-        if mark.machine != platform.node():
+        if _is_elsewhere(mark):
             return mark.pid if ask_status(run_dir) is not None else None
         process = psutil.Process(mark.pid)
-        is_same = (
-            abs(process.create_time() - mark.created_s) < 1
-            and process.status() != psutil.STATUS_ZOMBIE
-        )
+        is_same = abs(process.create_time() - mark.created_s) < _SAME_START_S
+        is_alive = is_same and process.status() != psutil.STATUS_ZOMBIE
     except (OSError, msgspec.DecodeError, psutil.Error):
         return None
-    return mark.pid if is_same else None
+    return mark.pid if is_alive else None
 
 
 def ask_status(run_dir: Path) -> StatusReply | None:
-    """The run's own account of itself; None if it does not answer (yet, or any more)."""
+    """Return the run's status, or None if it does not answer (not yet, or no longer)."""
     try:
         reply = asyncio.run(_call(run_dir, GetStatus()))
     except InfrastructureError:
@@ -80,8 +78,8 @@ def ask_status(run_dir: Path) -> StatusReply | None:
 
 
 def ask_scale(run_dir: Path, wanted: dict[str, int], *, is_forced: bool) -> list[PoolCount]:
-    """Tell the run how many processes of each pool it should have. Raises Unavailable if it does
-    not answer, ConfigError if it refuses.
+    """Ask the run for a number of processes per pool. Raises Unavailable if it does not answer,
+    ConfigError if it refuses.
     """
     reply = asyncio.run(_call(run_dir, Scale(wanted=wanted, is_forced=is_forced)))
     assert isinstance(reply, Pools)
@@ -89,13 +87,13 @@ def ask_scale(run_dir: Path, wanted: dict[str, int], *, is_forced: bool) -> list
 
 
 def ask_stop(run_dir: Path, pid: int, *, is_graceful: bool) -> None:
-    """Tell the run to stop: over its control socket, by signal while it has none (it prepares the
-    model).
+    """Ask the run to stop: over its control socket, or by signal while it has none, which is the
+    case while it prepares the model.
     """
     try:
         asyncio.run(_call(run_dir, StopRun(is_graceful=is_graceful)))
     except InfrastructureError:
-        if _is_elsewhere(run_dir):
+        if _is_elsewhere(_load_mark(run_dir)):
             return
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
@@ -104,17 +102,17 @@ def ask_stop(run_dir: Path, pid: int, *, is_graceful: bool) -> None:
 
 
 def wait_for_run(run_dir: Path, pid: int, *, timeout_s: float) -> bool:
-    """Block until the run's supervisor has ended, wherever it is; False if it has not by then."""
-    if not _is_elsewhere(run_dir):
+    """Wait until the run's supervisor has ended; return False after `timeout_s`."""
+    if not _is_elsewhere(_load_mark(run_dir)):
         return wait_for_end(pid, timeout_s=timeout_s)
     deadline_s = time.monotonic() + timeout_s
     while living_pid(run_dir) is not None and time.monotonic() < deadline_s:
-        time.sleep(_LOOK_S)  # no word of an end comes from another machine
+        time.sleep(_POLL_S)  # no event reports the end of a process on another machine
     return living_pid(run_dir) is None
 
 
 def wait_for_end(pid: int, *, timeout_s: float) -> bool:
-    """Block until the process has ended; False if it has not by then."""
+    """Wait until the process has ended; return False after `timeout_s`."""
     try:
         fd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -126,7 +124,7 @@ def wait_for_end(pid: int, *, timeout_s: float) -> bool:
 
 
 async def _call(run_dir: Path, request: Message) -> Message:
-    from async_rl.runtime.context import connect_control  # sockets: not for --help and --dry-run
+    from async_rl.runtime.context import connect_control  # imports zmq, which --help does not need
 
     async with connect_control(run_dir) as supervisor:
         reply: Message = await supervisor.call(request, timeout_s=_CALL_S)

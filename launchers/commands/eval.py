@@ -1,7 +1,7 @@
-"""`async-rl eval`: a checkpoint or any model on the held-out prompts, without a run.
+"""`async-rl eval`: evaluates a checkpoint or any model on held-out prompts, without a run.
 
-Invariants: figures, prompts and rewards are made as in a run; the table or JSON goes to stdout,
-progress to stderr; exit code 0 if every prompt counts, 1 if some have no sample, 2 for wrong
+Invariants: prompts, rewards and figures are computed as in a run; the table or JSON goes to stdout,
+progress to stderr; exit code 0 if every prompt has a sample, 1 if some have none, 2 for wrong
 settings.
 """
 
@@ -20,11 +20,21 @@ import typer
 from async_rl.config.checks.run import problems, raise_if_any
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.commands import runs
-from async_rl.launchers.commands.options import OutputDir, complete_setting, default_output_dir
+from async_rl.launchers.commands.export import saved_version
+from async_rl.launchers.commands.options import (
+    OutputDir,
+    complete_setting,
+    default_output_dir,
+    split_conf,
+)
 
 if TYPE_CHECKING:
     from async_rl.config.run import RunConfig
     from async_rl.rollouts.standalone import Standalone
+
+_ONLY_FOR_TRAINING = "data.val_files is set but"
+"""Beginning of the one problem of a configuration that does not matter without training."""
+_PROGRESS_EVERY = 64
 
 
 def evaluate(
@@ -38,11 +48,11 @@ def evaluate(
         list[str] | None,
         typer.Argument(
             metavar="[conf=NAME] [key=value ...]",
-            help="settings; a run's own unless conf= is given",
+            help="settings; without conf= those of the run",
             autocompletion=complete_setting,
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
     output_dir: OutputDir = None,
 ) -> None:
     """Evaluate a checkpoint or a model on held-out prompts, without training.
@@ -50,46 +60,41 @@ def evaluate(
     Examples: async-rl eval my-run evaluation.num_samples=4; async-rl eval MODEL conf=ppo_math
     data.val_files=test.jsonl
     """
-    given = list(settings or [])
-    conf = next(
-        (setting.removeprefix("conf=") for setting in given if setting.startswith("conf=")), None
-    )
-    overrides = [setting for setting in given if not setting.startswith("conf=")]
+    conf, overrides = split_conf(settings or [])
     run_dir, step = _run_of(checkpoint, output_dir or default_output_dir())
     with tempfile.TemporaryDirectory(prefix="async_rl_eval") as scratch:
         if run_dir is None:
-            config, version = _composed(conf, [f"model.path={checkpoint}", *overrides]), 0
             from async_rl.data.prepare import prepare_model
 
+            config, version = _composed(conf, [f"model.path={checkpoint}", *overrides]), 0
             model_path = prepare_model(config, lambda _, text: typer.echo(text, err=True))
         else:
-            config = _composed(conf, overrides) if conf is not None else _of_run(run_dir, overrides)
+            config = _of_run(run_dir, overrides) if conf is None else _composed(conf, overrides)
             model_path = Path(scratch) / "model"
             version = _export(run_dir, step, model_path)
-        found = _evaluate(config, model_path, version)
+        evaluated = _evaluate(config, model_path, version)
     if as_json:
-        typer.echo(
-            msgspec.json.encode(
-                {
-                    "checkpoint": checkpoint,
-                    "version": version,
-                    "failed_prompts": found.num_failed,
-                    **found.scalars,
-                }
-            )
-        )
+        answer = {
+            "checkpoint": checkpoint,
+            "version": version,
+            "failed_prompts": evaluated.num_failed,
+            **evaluated.scalars,
+        }
+        typer.echo(msgspec.json.encode(answer))
     else:
-        _show(checkpoint, found)
-    if found.num_failed:
+        _show(checkpoint, evaluated)
+    if evaluated.num_failed:
         raise typer.Exit(1)
 
 
 def _run_of(checkpoint: str, output_dir: Path) -> tuple[Path | None, int | None]:
-    """(the run, the step of its checkpoint or None for the newest); no run where a model is named."""
+    """Return the run and the step of its checkpoint (None = newest), or no run for a model."""
     path = Path(checkpoint).expanduser().absolute()
-    if path.parent.name == "checkpoints" and path.name.removeprefix("step_").isdecimal():
-        return runs.find(str(path.parents[1]), output_dir), int(path.name.removeprefix("step_"))
-    if any((directory / "config.yaml").is_file() for directory in (output_dir / checkpoint, path)):
+    step = path.name.removeprefix("step_")
+    if path.parent.name == "checkpoints" and step.isdecimal():
+        return runs.find(str(path.parents[1]), output_dir), int(step)
+    candidates = (output_dir / checkpoint, path)
+    if any((directory / "config.yaml").is_file() for directory in candidates):
         return runs.find(checkpoint, output_dir), None
     return None, None
 
@@ -99,15 +104,12 @@ def _composed(conf: str | None, overrides: list[str]) -> RunConfig:
 
     if conf is None:
         raise ConfigError(
-            "a model without a run has no settings of its own: give conf=<file or one of"
+            "a model without a run has no settings: give conf=<file or one of"
             f" {', '.join(names())}>"
         )
     config = compose_unchecked(conf, overrides)
-    raise_if_any(
-        problem
-        for problem in problems(config)
-        if not problem.startswith("data.val_files is set but")
-    )  # nothing is trained
+    relevant = [text for text in problems(config) if not text.startswith(_ONLY_FOR_TRAINING)]
+    raise_if_any(relevant)
     return config
 
 
@@ -118,28 +120,13 @@ def _of_run(run_dir: Path, overrides: list[str]) -> RunConfig:
 
 
 def _export(run_dir: Path, step: int | None, target: Path) -> int:
-    """Writes the policy of the checkpoint as a model, in a process of its own: the engine must find
-    torch not yet imported. Its version.
-    """
-    from async_rl.training import checkpoints
+    """Write the policy of the checkpoint as a model and return its version.
 
-    saved = checkpoints.versions(run_dir)
-    if not saved or (step is not None and step not in saved):
-        raise ConfigError(
-            f"{run_dir.name} has no checkpoint{f' of step {step}' if step is not None else ''};"
-            f" there are {saved}"
-        )
-    version = saved[-1] if step is None else step
-    command = [
-        sys.executable,
-        "-m",
-        "async_rl.launchers.cli",
-        "export",
-        str(run_dir),
-        str(target),
-        "--step",
-        str(version),
-    ]
+    Uses another process, because the engine must set up this one before torch is imported.
+    """
+    version = saved_version(run_dir, step)
+    command = [sys.executable, "-m", "async_rl.launchers.cli", "export"]
+    command += [str(run_dir), str(target), "--step", str(version)]
     done = subprocess.run(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False
     )
@@ -155,24 +142,25 @@ def _evaluate(config: RunConfig, model_path: Path, version: int) -> Standalone:
     from async_rl.generation.environment import prepare_environment
 
     prepare_environment(config, ())
-    from async_rl.rollouts import standalone  # imports torch
+    from async_rl.rollouts import standalone  # imports torch, which needs the environment above
 
     def on_done(num_done: int, total: int) -> None:
-        if num_done % 64 == 0 or num_done == total:
+        if num_done % _PROGRESS_EVERY == 0 or num_done == total:
             typer.echo(f"{num_done} of {total} prompts", err=True)
 
     return asyncio.run(standalone.evaluate(config, model_path, version=version, on_done=on_done))
 
 
-def _show(checkpoint: str, found: Standalone) -> None:
-    typer.echo(
-        f"{checkpoint}, version {found.version}"
-        + (f", {found.num_failed} prompts without a sample" if found.num_failed else "")
-    )
-    for name, value in found.scalars.items():
-        error = found.scalars.get(f"{name}_error")
-        if not name.endswith("_error"):
-            typer.echo(
-                f"  {name.removeprefix('eval/'):16}{value:10.4f}"
-                + (f" +- {error:.4f}" if error is not None else "")
-            )
+def _show(checkpoint: str, evaluated: Standalone) -> None:
+    title = f"{checkpoint}, version {evaluated.version}"
+    if evaluated.num_failed:
+        title += f", {evaluated.num_failed} prompts without a sample"
+    typer.echo(title)
+    for name, value in evaluated.scalars.items():
+        if name.endswith("_error"):
+            continue
+        line = f"  {name.removeprefix('eval/'):16}{value:10.4f}"
+        error = evaluated.scalars.get(f"{name}_error")
+        if error is not None:
+            line += f" +- {error:.4f}"
+        typer.echo(line)

@@ -1,46 +1,78 @@
-"""`async-rl export`: the policy of a checkpoint as a Hugging Face model directory, tokenizer
-included.
+"""`async-rl export`: the policy of a checkpoint as a Hugging Face model directory with tokenizer.
 
-Runs in the command's own process, on one CPU, beside a run if there is one.
+Runs in the command's process on one CPU; the run may continue at the same time.
 """
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Annotated
 
-import torch
+import typer
 
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
-from async_rl.data.prepare import prepare_model
-from async_rl.learner.trainer import Trainer
-from async_rl.training import checkpoints
+from async_rl.launchers.commands import runs
+from async_rl.launchers.commands.options import OutputDir, complete_run, default_output_dir
 
 
-def export(run_dir: Path, config: RunConfig, target: Path, version: int | None) -> int:
-    """Writes the policy of this version, the newest if None, to `target`; the version. Raises
-    ConfigError if there is none.
+def export(
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN", help="name or directory of a run", autocompletion=complete_run
+        ),
+    ],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIRECTORY", help="the directory to write the model to")
+    ],
+    step: Annotated[
+        int | None, typer.Option(help="step of the checkpoint; default: the newest")
+    ] = None,
+    output_dir: OutputDir = None,
+) -> None:
+    """Write the policy of a checkpoint as a Hugging Face model.
+
+    Examples: async-rl export my-run model/; async-rl export my-run model/ --step 40
     """
+    run_dir = runs.find(run, output_dir or default_output_dir())
+    version = saved_version(run_dir, step)
+    if directory.exists() and any(directory.iterdir()):
+        raise ConfigError(f"{directory} is not empty; name an empty or a new directory")
+    _write_model(run_dir, runs.config_of(run_dir), directory, version)
+    typer.echo(f"the policy of {run_dir.name} after step {version} is in {directory}")
+
+
+def saved_version(run_dir: Path, step: int | None) -> int:
+    """Return the version of the checkpoint of `step`, or the newest. Raises ConfigError if the run
+    has no such checkpoint.
+    """
+    from async_rl.training import checkpoints
+
     saved = checkpoints.versions(run_dir)
-    if not saved or (version is not None and version not in saved):
-        raise ConfigError(
-            f"{run_dir.name} has no"
-            f" checkpoint{f' of step {version}' if version is not None else ''}; there are {saved}"
-        )
-    if target.exists() and any(target.iterdir()):
-        raise ConfigError(
-            f"{target} is not empty; name a directory that is, or one that does not exist yet"
-        )
-    version = saved[-1] if version is None else version
+    if step is None and saved:
+        return saved[-1]
+    if step is not None and step in saved:
+        return step
+    which = "" if step is None else f" of step {step}"
+    raise ConfigError(f"{run_dir.name} has no checkpoint{which}; there are {saved}")
+
+
+def _write_model(run_dir: Path, config: RunConfig, target: Path, version: int) -> None:
+    import torch  # takes seconds to import, which other commands do not need
+
+    from async_rl.data.prepare import prepare_model
+    from async_rl.learner.trainer import Trainer
+    from async_rl.training import checkpoints
+
     start_model = prepare_model(config, lambda *_: None)
-    cpu = torch.device("cpu")
     trainer = Trainer(
         config,
         start_model,
         rank=0,
         world_size=1,
-        device=cpu,
+        device=torch.device("cpu"),
         failed_batches=run_dir / "failed_batches",
     )
     trainer.load(checkpoints.directory_of(run_dir, version))
@@ -48,4 +80,3 @@ def export(run_dir: Path, config: RunConfig, target: Path, version: int | None) 
     for path in start_model.iterdir():
         if path.is_file() and path.suffix != ".safetensors" and not (target / path.name).exists():
             shutil.copy(path, target)
-    return version

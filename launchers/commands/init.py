@@ -1,8 +1,7 @@
-"""`async-rl init`: a small task of one's own that learns at once: data with tests, a configuration,
-a test of the data; to be changed.
+"""`async-rl init`: a small task to start from, with data, a configuration and a test of the data.
 
 Invariants: writes into a new directory only; the data are specs of the embedded task, so that the
-embedded model can learn them.
+embedded model can learn them without changes.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ import typer
 from async_rl.core.errors import ConfigError
 
 _TRAIN, _HELD_OUT = 512, 128
-_CONF = """# GRPO on the problems beside this file. Everything else stands in the project's conf/; any setting can be changed here.
+_CONF = """# GRPO on the problems beside this file. Other settings keep their values from conf/; any
+# of them can be changed here.
 defaults:
   - grpo_code
   - _self_
@@ -28,7 +28,7 @@ data:
 model:
   path: "{model}"
 """
-_TEST = '''"""The task's own check: every row has a prompt, tests, and a reference solution that passes them."""
+_TEST = '''"""Every row has a prompt, tests, and a reference solution that passes them."""
 
 import json
 from pathlib import Path
@@ -41,7 +41,7 @@ def test_every_reference_solution_passes_its_tests() -> None:
         for line in (HERE / name).read_text().splitlines():
             row = json.loads(line)
             names: dict = {}
-            exec(row["solution"], names)  # our own solutions; what a model writes runs in the jail only
+            exec(row["solution"], names)  # trusted; a model's programs run in the jail only
             for test in row["tests"]:
                 assert names[test["function"]](*test["args"]) == test["expected"], row["prompt"]
 '''
@@ -54,12 +54,12 @@ def init(
     model: Annotated[
         str | None,
         typer.Option(
-            help="directory or hub name of the model; default: the embedded one, made if need be"
+            help="directory or hub name of the model; default: the embedded one, made if necessary"
         ),
     ] = None,
 ) -> None:
-    """Write a small task that runs: problems with tests, a configuration, a test; to be changed
-    into one's own.
+    """Write a small task that runs, to start your own from: problems with tests, a configuration, a
+    test.
 
     Examples: async-rl init my_task; async-rl init my_task --model /models/mine
     """
@@ -86,7 +86,7 @@ def init(
 
 
 def _embedded_model() -> Path:
-    """Where the embedded model lies; it is made on first use, which takes a minute or two."""
+    """Return the directory of the embedded model; the first use makes it in one or two minutes."""
     from async_rl.data.prepare import prepare_model
     from async_rl.launchers.configuration.compose import compose
 
@@ -94,22 +94,19 @@ def _embedded_model() -> Path:
 
 
 def _rows() -> tuple[list[dict[str, object]], list[dict[str, object]]]:
-    """Training and held-out rows: prompt, tests in our own layout, reference solution."""
+    """Return training and held-out rows: prompt, tests in our layout, reference solution."""
     from async_rl.data.embedded import LIST_FUNCTIONS
-    from async_rl.data.list_functions import HiddenTests, split, wording
+    from async_rl.data.list_functions import HiddenTests, Spec, split, wording
 
-    tests, (train, held_out) = HiddenTests(LIST_FUNCTIONS), split(LIST_FUNCTIONS)
-    chosen = (train[:_TRAIN], held_out[:_HELD_OUT])
-    first, second = (
-        [
-            {
-                "id": spec.name,
-                "prompt": wording(spec, 0).strip(),
-                "tests": msgspec.to_builtins(tests(spec).tests),
-                "solution": spec.solution(),
-            }
-            for spec in specs
-        ]
-        for specs in chosen
-    )
-    return first, second
+    tests = HiddenTests(LIST_FUNCTIONS)
+    train, held_out = split(LIST_FUNCTIONS)
+
+    def row(spec: Spec) -> dict[str, object]:
+        return {
+            "id": spec.name,
+            "prompt": wording(spec, 0).strip(),
+            "tests": msgspec.to_builtins(tests(spec).tests),
+            "solution": spec.solution(),
+        }
+
+    return [row(spec) for spec in train[:_TRAIN]], [row(spec) for spec in held_out[:_HELD_OUT]]

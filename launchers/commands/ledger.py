@@ -1,21 +1,21 @@
-"""What `async-rl ledger` prints: groups with their history, counts, or the verdict of the audit;
-for people or as JSON.
+"""`async-rl ledger`: the history of every prompt of a run, as tables or JSON, also while it runs.
 
-Reads the store through async_rl/buffer/store/ledger.py and store_audit.py; called by the command
-line.
+Reads the store of the run through async_rl/buffer/store/ledger.py and audit.py.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Annotated
 
 import msgspec
+import typer
 from rich.console import Console
 from rich.table import Table
 
-from async_rl.buffer.store.audit import Audit, Promise, audit
+from async_rl.buffer.store.audit import Audit, Promise
+from async_rl.buffer.store.audit import audit as check_history
 from async_rl.buffer.store.ledger import (
     Ledger,
     LedgerGroup,
@@ -28,44 +28,79 @@ from async_rl.buffer.store.schema import STORE_FILE
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.types import GroupState
+from async_rl.launchers.commands import runs
+from async_rl.launchers.commands.options import (
+    OutputDir,
+    Run,
+    console,
+    default_output_dir,
+    open_table,
+)
 
 _MOST_SHOWN = 50
+_CLEAN = (
+    "clean: every group is in one state, none is lost, none was trained twice, none was over age"
+)
+Answer = Sequence[LedgerGroup] | tuple[LeftPrompt, ...] | LedgerSummary | Audit
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person asks the ledger; one of these, the summary if none."""
+def ledger(
+    run: Run = None,
+    prompt: Annotated[str | None, typer.Option(help="the groups of this prompt")] = None,
+    step: Annotated[int | None, typer.Option(help="the groups that this step trained")] = None,
+    state: Annotated[str | None, typer.Option(help="the groups in this state")] = None,
+    left: Annotated[
+        bool,
+        typer.Option(
+            "--left", help="the prompts that data.filter removed because of their mean reward"
+        ),
+    ] = False,
+    summary: Annotated[bool, typer.Option("--summary", help="counts; the default")] = False,
+    audit: Annotated[
+        bool,
+        typer.Option("--audit", help="check the whole history; exit code 0 only if it is clean"),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+    output_dir: OutputDir = None,
+) -> None:
+    """Show the history of every prompt of a run, also while it runs.
 
-    prompt: str | None
-    step: int | None
-    state: str | None
-    is_left: bool
-    is_audit: bool
-
-
-Answer = list[LedgerGroup] | tuple[LeftPrompt, ...] | LedgerSummary | Audit
-
-
-def answer(run_dir: Path, config: RunConfig, question: Question) -> Answer:
-    """Asks the run's store. Raises ConfigError for a state that does not exist."""
+    Examples: async-rl ledger; async-rl ledger my-run --step 12; async-rl ledger my-run --audit
+    """
+    given = [prompt is not None, step is not None, state is not None, left, summary, audit]
+    if sum(given) > 1:
+        raise ConfigError(
+            "--prompt, --step, --state, --left, --summary and --audit exclude each other; give one"
+        )
+    if state is not None and state not in tuple(GroupState):
+        raise ConfigError(f"--state {state}: a group is one of {', '.join(GroupState)}")
+    run_dir = runs.find(run, output_dir or default_output_dir())
+    config = runs.config_of(run_dir)
+    answer: Answer
     with reading(run_dir / STORE_FILE) as connection:
-        ledger = Ledger(connection)
-        if question.prompt is not None:
-            return ledger.of_prompt(question.prompt)
-        if question.step is not None:
-            return ledger.of_step(question.step)
-        if question.state is not None:
-            if question.state not in tuple(GroupState):
-                raise ConfigError(
-                    f"--state {question.state}: a group is one of {', '.join(GroupState)}"
-                )
-            return ledger.of_state(GroupState(question.state))
-        if question.is_left:
-            return ledger.left()
-        return audit(connection, promise_of(config)) if question.is_audit else ledger.summary()
+        history = Ledger(connection)
+        if prompt is not None:
+            answer = history.of_prompt(prompt)
+        elif step is not None:
+            answer = history.of_step(step)
+        elif state is not None:
+            answer = history.of_state(GroupState(state))
+        elif left:
+            answer = history.left()
+        elif audit:
+            answer = check_history(connection, promise_of(config))
+        else:
+            answer = history.summary()
+    if as_json:
+        typer.echo(msgspec.json.encode(answer))
+    else:
+        _show(console(), answer)
+    if isinstance(answer, Audit) and answer.problems:
+        raise typer.Exit(1)
 
 
 def promise_of(config: RunConfig) -> Promise:
-    """What the run promised."""
+    """Return the bounds that the audit checks."""
     buffer = config.buffer
     return Promise(
         groups_per_step=buffer.groups_per_step,
@@ -74,103 +109,77 @@ def promise_of(config: RunConfig) -> Promise:
     )
 
 
-def show(console: Console, found: Answer) -> None:
-    """The answer for people."""
-    if isinstance(found, Audit):
-        _show_audit(console, found)
-    elif isinstance(found, LedgerSummary):
-        _show_summary(console, found)
-    elif isinstance(found, tuple):
-        _show_left(console, found)
+def _show(terminal: Console, answer: Answer) -> None:
+    if isinstance(answer, Audit):
+        _show_audit(terminal, answer)
+    elif isinstance(answer, LedgerSummary):
+        _show_summary(terminal, answer)
+    elif isinstance(answer, tuple):
+        _show_left(terminal, answer)
     else:
-        _show_groups(console, found)
+        _show_groups(terminal, answer)
 
 
-def _show_audit(console: Console, found: Audit) -> None:
-    undone = f" ({found.num_undone_steps} more were undone)" if found.num_undone_steps else ""
-    console.print(
-        f"{found.num_groups} groups, {found.num_transitions} changes of state, {found.num_steps}"
-        f" steps{undone}",
+def _show_audit(terminal: Console, audited: Audit) -> None:
+    undone = f" ({audited.num_undone_steps} more were undone)" if audited.num_undone_steps else ""
+    terminal.print(
+        f"{audited.num_groups} groups, {audited.num_transitions} changes of state,"
+        f" {audited.num_steps} steps{undone}",
         markup=False,
     )
-    for problem in found.problems:
-        console.print(f"wrong: {problem}", markup=False, soft_wrap=True)
-    if not found.problems:
-        console.print(
-            "clean: every group is in one state, none is lost, none was trained twice, none was"
-            " over age"
-        )
+    for problem in audited.problems:
+        terminal.print(f"wrong: {problem}", markup=False, soft_wrap=True)
+    if not audited.problems:
+        terminal.print(_CLEAN)
 
 
-def _show_summary(console: Console, found: LedgerSummary) -> None:
-    undone = f", {found.num_undone_steps} steps undone" if found.num_undone_steps else ""
-    lines = [
-        ("steps", f"{found.learner_version}{undone}"),
-        ("prompts issued", f"{found.next_position} ({found.num_prompts} different ones)"),
-        ("left the data", f"{found.num_left} prompts" if found.num_left else ""),
-        ("training groups", _listed(found.states)),
-        ("dropped because of", _listed(found.dropped) or "nothing was dropped"),
-        ("evaluation groups", _listed(found.evaluation_states)),
-        (
-            "age when trained",
-            "  ".join(f"{age} versions: {number}" for age, number in found.staleness.items()),
-        ),
-        ("trained by generator", _listed(found.generators)),
-        ("stored", f"{found.num_stored} groups, {found.stored_bytes / 1e6:.1f} MB of trajectories"),
-    ]
+def _show_summary(terminal: Console, summary: LedgerSummary) -> None:
+    undone = f", {summary.num_undone_steps} steps undone" if summary.num_undone_steps else ""
+    ages = [f"{age} versions: {number}" for age, number in summary.staleness.items()]
+    megabytes = summary.stored_bytes / 1e6
+    rows = {
+        "steps": f"{summary.learner_version}{undone}",
+        "prompts issued": f"{summary.next_position} ({summary.num_prompts} different ones)",
+        "left the data": f"{summary.num_left} prompts" if summary.num_left else "",
+        "training groups": _listed(summary.states),
+        "dropped because of": _listed(summary.dropped) or "nothing was dropped",
+        "evaluation groups": _listed(summary.evaluation_states),
+        "age when trained": "  ".join(ages),
+        "trained by generator": _listed(summary.generators),
+        "stored": f"{summary.num_stored} groups, {megabytes:.1f} MB of trajectories",
+    }
     table = Table(box=None, show_header=False, pad_edge=False)
-    for what, value in lines:
+    for title, value in rows.items():
         if value:
-            table.add_row(what, value)
-    console.print(table)
+            table.add_row(title, value)
+    terminal.print(table)
 
 
 def _listed(counts: dict[str, int]) -> str:
     return "  ".join(f"{name} {number}" for name, number in counts.items())
 
 
-def _show_left(console: Console, found: Sequence[LeftPrompt]) -> None:
-    table = Table(
-        "prompt",
-        "mean reward",
-        "absent from position",
-        box=None,
-        pad_edge=False,
-        header_style="bold",
-        padding=(0, 2, 0, 0),
-    )
-    for left in found:
-        table.add_row(left.prompt_id, f"{left.score:.3g}", str(left.position))
-    console.print(table if found else "no prompt left the data")
+def _show_left(terminal: Console, prompts: Sequence[LeftPrompt]) -> None:
+    table = open_table("prompt", "mean reward", "absent from position")
+    for prompt in prompts:
+        table.add_row(prompt.prompt_id, f"{prompt.score:.3g}", str(prompt.position))
+    terminal.print(table if prompts else "no prompt left the data")
 
 
-def _show_groups(console: Console, groups: Sequence[LedgerGroup]) -> None:
+def _show_groups(terminal: Console, groups: Sequence[LedgerGroup]) -> None:
     if not groups:
-        console.print("no such group")
+        terminal.print("no such group")
         return
-    columns = (
-        "group",
-        "prompt",
-        "state",
-        "attempt",
-        "generator",
-        "versions",
-        "trained on",
-        "step",
-        "rewards",
-        "parts",
-        "history",
-    )
-    table = Table(*columns, box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    titles = "group,prompt,state,attempt,generator,versions,trained on,step,rewards,parts,history"
+    table = open_table(*titles.split(","))
     for group in groups[-_MOST_SHOWN:]:
-        versions = (
-            f"{group.oldest_version}..{group.newest_version}"
-            if group.oldest_version is not None
-            else ""
-        )
+        versions = ""
+        if group.oldest_version is not None:
+            versions = f"{group.oldest_version}..{group.newest_version}"
+        held_out = " (held out)" if group.purpose == "eval" else ""
         table.add_row(
             str(group.group_id),
-            group.prompt_id + (" (held out)" if group.purpose == "eval" else ""),
+            f"{group.prompt_id}{held_out}",
             f"{group.state} ({group.reason})" if group.reason else group.state,
             str(group.attempt),
             group.generator,
@@ -181,17 +190,16 @@ def _show_groups(console: Console, groups: Sequence[LedgerGroup]) -> None:
             ", ".join(f"{name} {mean:.3g}" for name, mean in group.parts.items()),
             _history(group.history),
         )
-    console.print(table)
+    terminal.print(table)
     if len(groups) > _MOST_SHOWN:
-        console.print(f"the newest {_MOST_SHOWN} of {len(groups)} groups; --json gives all")
+        terminal.print(f"the newest {_MOST_SHOWN} of {len(groups)} groups; --json shows all")
 
 
 def _history(history: Sequence[Transition]) -> str:
-    """Each change after the first with the seconds since then."""
+    """Return the first state with its time of day, and each later one with the seconds since."""
     started_s = history[0].at_s
     clock = time.strftime("%H:%M:%S", time.localtime(started_s))
-    parts = [
-        f"{clock} {history[0].state}",
-        *(f"+{change.at_s - started_s:.2f} s {change.state}" for change in history[1:]),
-    ]
+    parts = [f"{clock} {history[0].state}"]
+    for change in history[1:]:
+        parts.append(f"+{change.at_s - started_s:.2f} s {change.state}")
     return ", ".join(parts)

@@ -1,13 +1,11 @@
-"""`async-rl logs`: what the processes of a run wrote down, in order of time, and what they write
-from now on.
+"""`async-rl logs`: the log entries of a run's processes by time, and new ones as they are written.
 
-Invariants: an entry is a line with the indented ones after it (tracebacks); entries of several
-processes are told by their time. Reads files only, so it works during and after a run.
+Invariants: an entry is a line with the indented lines after it (tracebacks); the entries of several
+processes are ordered by their time. Reads files only, so it works during and after a run.
 """
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,8 +19,10 @@ from async_rl.launchers.commands.control import living_pid
 from async_rl.launchers.commands.options import OutputDir, Run, default_output_dir
 from async_rl.launchers.configuration import schema
 
-_LOOK_S = 0.3
+_POLL_S = 0.3  # files change without an event that every filesystem delivers
 _LEVELS = {" WARNING ": "yellow", " ERROR ": "red", " CRITICAL ": "red"}
+_HEAD = 40
+_TIME = 23
 
 
 def logs(
@@ -32,13 +32,13 @@ def logs(
         typer.Argument(metavar="[PROCESS]", help="generator-0, learner-0, ...; default: all"),
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="go on until the run has ended")
+        bool, typer.Option("--follow", "-f", help="show new entries until the run has ended")
     ] = False,
     output: Annotated[
-        bool, typer.Option("--output", help="what libraries printed, in place of the log")
+        bool, typer.Option("--output", help="show what libraries printed instead of the log")
     ] = False,
     num: Annotated[
-        int, typer.Option("--num", "-n", min=0, help="entries to begin with, the newest")
+        int, typer.Option("--num", "-n", min=0, help="number of newest entries to begin with")
     ] = 50,
     output_dir: OutputDir = None,
 ) -> None:
@@ -50,37 +50,37 @@ def logs(
     run_dir = runs.find(run, output_dir or default_output_dir())
     files = _Files(_paths(run_dir, process, ".out" if output else ".log"))
     entries = files.new()
-    for entry in entries[len(entries) - min(num, len(entries)) :]:
-        _tell(entry)
+    for entry in entries[max(0, len(entries) - num) :]:
+        _print(entry)
     while follow:
+        # Asked before reading, so that the last entries of an ended run are shown.
         is_alive = living_pid(run_dir) is not None
         for entry in files.new():
-            _tell(entry)
+            _print(entry)
         if not is_alive:
             return
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
 
 
 class _Files:
-    """What has been added to some files since they were read last."""
+    """Files and how far each has been read."""
 
     def __init__(self, paths: list[Path]) -> None:
-        self._read = dict.fromkeys(paths, 0)
+        self._offsets = dict.fromkeys(paths, 0)
 
     def new(self) -> list[str]:
-        """Whole entries added since the last call, by time; those without one (what libraries
-        print) come first.
-        """
-        return sorted(
-            itertools.chain.from_iterable(self._of(path) for path in self._read), key=_time_of
-        )
+        """Return whole entries added since the last call, by time; those without a time first."""
+        entries: list[str] = []
+        for path in self._offsets:
+            entries += self._entries(path)
+        return sorted(entries, key=_time_of)
 
-    def _of(self, path: Path) -> Iterator[str]:
+    def _entries(self, path: Path) -> Iterator[str]:
         with path.open("rb") as file:
-            file.seek(self._read[path])
+            file.seek(self._offsets[path])
             data = file.read()
         whole = data[: data.rfind(b"\n") + 1]
-        self._read[path] += len(whole)
+        self._offsets[path] += len(whole)
         entry = ""
         for line in whole.decode(errors="replace").splitlines():
             if entry and not line.startswith(" "):
@@ -96,24 +96,22 @@ def _paths(run_dir: Path, process: str | None, suffix: str) -> list[Path]:
     paths = sorted((run_dir / "logs").glob(f"*{suffix}"))
     if process is None:
         return paths
-    found = [path for path in paths if path.stem == process]
-    if not found:
-        names = [path.stem for path in paths]
-        best = schema.nearest(process, among=names)
-        hint = f"did you mean {best}?" if best else "there are " + (", ".join(names) or "none yet")
-        raise ConfigError(
-            f"{process}: no process of run {run_dir.name} has a {suffix} file in {run_dir}/logs;"
-            f" {hint}"
-        )
-    return found
+    matches = [path for path in paths if path.stem == process]
+    if matches:
+        return matches
+    names = [path.stem for path in paths]
+    best = schema.nearest(process, among=names)
+    hint = f"did you mean {best}?" if best else f"there are {', '.join(names) or 'none yet'}"
+    raise ConfigError(
+        f"{process}: no process of run {run_dir.name} has a {suffix} file in {run_dir}/logs; {hint}"
+    )
 
 
 def _time_of(entry: str) -> str:
-    return entry[:23] if entry[:4].isdigit() else ""
+    return entry[:_TIME] if entry[:4].isdigit() else ""
 
 
-def _tell(entry: str) -> None:
-    head = entry.partition("\n")[0]
-    typer.secho(
-        entry, fg=next((color for level, color in _LEVELS.items() if level in head[:40]), None)
-    )
+def _print(entry: str) -> None:
+    head = entry.partition("\n")[0][:_HEAD]
+    color = next((color for level, color in _LEVELS.items() if level in head), None)
+    typer.secho(entry, fg=color)

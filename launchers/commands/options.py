@@ -1,18 +1,22 @@
-"""What commands about runs share: how a person names a run, and the terminal they answer on."""
+"""Arguments and output that several commands share: runs, settings, tables, the terminal."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.table import Table
+
+from async_rl.core.errors import ConfigError
 
 WIDTH_IF_NO_TERMINAL = 140
 
 
 def complete_run(incomplete: str) -> list[str]:
-    """Names of runs that begin so, the newest first."""
+    """Return the runs whose name begins like this, the newest first."""
     from async_rl.launchers.commands.runs import all_runs
 
     return [
@@ -21,12 +25,12 @@ def complete_run(incomplete: str) -> list[str]:
 
 
 def complete_setting(incomplete: str) -> list[str]:
-    """`conf=` with each name of conf/, and each setting, that begin so."""
+    """Return `conf=NAME` and settings that begin like this."""
     from async_rl.launchers.configuration.compose import names
     from async_rl.launchers.configuration.schema import settings
 
-    offered = [f"conf={name}" for name in names()] + [f"{path}=" for path in settings()]
-    return [word for word in offered if word.startswith(incomplete)]
+    words = [f"conf={name}" for name in names()] + [f"{path}=" for path in settings()]
+    return [word for word in words if word.startswith(incomplete)]
 
 
 Run = Annotated[
@@ -39,18 +43,34 @@ Run = Annotated[
 ]
 OutputDir = Annotated[
     Path | None,
-    typer.Option("--output-dir", help="where runs are kept; default: output_dir of conf/"),
+    typer.Option("--output-dir", help="directory of the runs; default: output_dir of conf/"),
 ]
 
 
 def default_output_dir() -> Path:
-    """The output_dir of conf/."""
+    """Return the output_dir of conf/."""
     from async_rl.launchers.configuration.compose import compose, names
 
     return Path(compose(names()[0]).output_dir)
 
 
+def split_conf(settings: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Separate `conf=` from the other settings. Raises ConfigError if it occurs more than once."""
+    confs = [word.removeprefix("conf=") for word in settings if word.startswith("conf=")]
+    if len(confs) > 1:
+        raise ConfigError(f"conf= is given {len(confs)} times; give it once")
+    overrides = [word for word in settings if not word.startswith("conf=")]
+    return (confs[0] if confs else None), overrides
+
+
 def console() -> Console:
-    """Standard output, wide enough for tables where it is no terminal."""
-    found = Console(highlight=False)
-    return found if found.is_terminal else Console(highlight=False, width=WIDTH_IF_NO_TERMINAL)
+    """Return standard output, wide enough for tables if it is not a terminal."""
+    terminal = Console(highlight=False)
+    if terminal.is_terminal:
+        return terminal
+    return Console(highlight=False, width=WIDTH_IF_NO_TERMINAL)
+
+
+def open_table(*titles: str) -> Table:
+    """Return a table without lines, with a bold header."""
+    return Table(*titles, box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))

@@ -1,7 +1,7 @@
-"""`async-rl scale`: more or fewer generators and verifiers in a run that is going on.
+"""`async-rl scale`: changes the number of generators and verifiers of a live run.
 
-Invariants: what is wrong with a name or a number is told with its remedy and changes nothing; the
-command returns at once, `status` shows how far it has come.
+Invariants: a wrong name or number is reported with its remedy and changes nothing; the command
+returns immediately, and `status` shows the progress.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def scale(
         ),
     ],
     is_forced: Annotated[
-        bool, typer.Option("--force", help="even if this machine's memory does not seem to suffice")
+        bool, typer.Option("--force", help="even if this machine may have too little memory")
     ] = False,
     output_dir: OutputDir = None,
 ) -> None:
@@ -39,12 +39,12 @@ def scale(
     Examples: async-rl scale generators=4; async-rl scale my-run generators=2 verifiers=2; async-rl
     scale generators.big=3 small=1
     """
-    run = words[0] if "=" not in words[0] else None
-    wanted = counts(words if run is None else words[1:])
+    run = None if "=" in words[0] else words[0]
+    wanted = counts(words[1:] if run else words)
     run_dir = runs.find(run, output_dir or default_output_dir())
     if living_pid(run_dir) is None:
         raise ConfigError(
-            f"{ended(runs.remains(run_dir))}; async-rl resume {run_dir.name} goes on with it"
+            f"{ended(runs.remains(run_dir))}; async-rl resume {run_dir.name} continues it"
         )
     for pool in ask_scale(run_dir, wanted, is_forced=is_forced):
         state = f"live {pool.live}, starting {pool.starting}, draining {pool.draining}"
@@ -52,22 +52,22 @@ def scale(
 
 
 def counts(words: list[str]) -> dict[str, int]:
-    """`pool=number` words as numbers. Raises ConfigError with a line per wrong one."""
-    problems, found = [], dict[str, int]()
+    """Parse `POOL=COUNT` words. Raises ConfigError with a line per wrong one."""
+    problems: list[str] = []
+    wanted: dict[str, int] = {}
     for word in words:
         pool, equals, number = word.partition("=")
         if not equals or not pool:
             problems.append(f"{word}: is not of the form POOL=COUNT, as in generators=4")
         elif not number.isdecimal():
-            problems.append(
-                f"{word}: {number or 'nothing'} is not a number of processes; write {pool}=4"
-            )
-        elif pool in found:
+            problem = f"{number or 'nothing'} is not a number of processes"
+            problems.append(f"{word}: {problem}; write {pool}=4")
+        elif pool in wanted:
             problems.append(f"{word}: {pool} is given twice; give it once")
         else:
-            found[pool] = int(number)
+            wanted[pool] = int(number)
     if not words:
-        problems.append("no count is given; as in async-rl scale generators=4")
+        problems.append("no count is given; write for example async-rl scale generators=4")
     if problems:
         raise ConfigError("\n".join(problems))
-    return found
+    return wanted

@@ -1,7 +1,7 @@
-"""`async-rl status`: what a run does now, once, as JSON, or live until the run ends.
+"""`async-rl status`: the state of a run, once, as JSON, or live until the run ends.
 
-Invariants: asks the run's control socket anew for each picture, so a run that is starting or coming
-back is found; a run that does not answer is told from its files.
+Invariants: every picture is a new request to the run's control socket, so a run that starts or
+restarts appears; a run that does not answer is described from its files.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ from async_rl.launchers.commands.options import OutputDir, Run, console, default
 from async_rl.protocol.control import StatusReply
 
 _REDRAW_S = 1.0
-_RATES_OVER = 10  # pictures, so rates and the bottleneck are of about the last ten seconds
+_RATES_OVER = 10
+"""Pictures: rates and the bottleneck cover about the last ten seconds."""
 
 
 def status(
     run: Run = None,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="a new picture every second until the run ends")
+        bool,
+        typer.Option("--watch", "-w", help="show a new picture every second until the run ends"),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print one JSON object")] = False,
     output_dir: OutputDir = None,
 ) -> None:
     """Show what each process of a run does, what it waits for, and which part holds up the others.
@@ -45,14 +47,14 @@ def status(
         _watch(run_dir)
     else:
         reply = ask_status(run_dir)
-        console().print(
-            _without_answer(run_dir) if reply is None else _picture(reply, None),
-            soft_wrap=reply is None,
-        )
+        if reply is None:
+            console().print(_without_answer(run_dir), soft_wrap=True)
+        else:
+            console().print(_picture(reply, None))
 
 
 def ended(remains: runs.Remains) -> str:
-    """What became of a run that is not running, in a line."""
+    """Describe a run that has ended, in one line."""
     cause = f": {remains.cause}" if remains.cause else ""
     outcome = remains.outcome or "was killed"
     return (
@@ -64,19 +66,16 @@ def ended(remains: runs.Remains) -> str:
 def _as_json(run_dir: Path) -> bytes:
     reply = ask_status(run_dir)
     is_running = reply is not None or living_pid(run_dir) is not None
-    answer: dict[str, Any] = {
-        "is_running": is_running,
-        **msgspec.to_builtins(runs.remains(run_dir)),
-        "members": [],
-    }
-    answer.update(msgspec.to_builtins(reply) if reply is not None else {})
-    return msgspec.json.encode({key: value for key, value in answer.items() if key != "type"})
+    answer: dict[str, Any] = {"is_running": is_running, "members": []}
+    answer.update(msgspec.to_builtins(runs.remains(run_dir)))
+    if reply is not None:
+        answer.update(msgspec.to_builtins(reply))
+        del answer["type"]
+    return msgspec.json.encode(answer)
 
 
 def _watch(run_dir: Path) -> None:
-    """Draws in place on a terminal, one picture below the other elsewhere; returns when the run has
-    ended.
-    """
+    """Draw in place on a terminal, otherwise one picture below the other, until the run ends."""
     terminal = console()
     try:
         if terminal.is_terminal:
@@ -92,7 +91,7 @@ def _watch(run_dir: Path) -> None:
 
 
 def _pictures(run_dir: Path) -> Iterator[RenderableType]:
-    """One each second while the run lives."""
+    """Yield one picture each second while the run is alive."""
     from async_rl.monitoring.bottleneck import bottleneck
     from async_rl.monitoring.status import training_members
 
@@ -104,9 +103,8 @@ def _pictures(run_dir: Path) -> Iterator[RenderableType]:
         else:
             before = answers[0] if answers else None
             yield _picture(reply, before, last)
-            last = bottleneck(
-                training_members(reply), before.members if before is not None else (), last=last
-            )
+            past = before.members if before is not None else ()
+            last = bottleneck(training_members(reply), past, last=last)
             answers.append(reply)
         time.sleep(_REDRAW_S)
 
@@ -114,13 +112,12 @@ def _pictures(run_dir: Path) -> Iterator[RenderableType]:
 def _picture(reply: StatusReply, before: StatusReply | None, last: str = "") -> RenderableType:
     from async_rl.monitoring.status import render
 
-    return render(
-        reply, before=before, rewards=runs.history(Path(reply.run_dir), "reward/mean"), last=last
-    )
+    rewards = runs.history(Path(reply.run_dir), "reward/mean")
+    return render(reply, before=before, rewards=rewards, last=last)
 
 
 def _without_answer(run_dir: Path) -> str:
-    """What is known of a run that does not answer: it starts, or it has ended."""
+    """Describe a run that does not answer: it is starting, or it has ended."""
     remains, pid = runs.remains(run_dir), living_pid(run_dir)
     if pid is None:
         return ended(remains)

@@ -1,9 +1,8 @@
-"""`async-rl verifier`: the verifier's server alone, without a run, for whoever speaks one of its
-forms.
+"""`async-rl verifier`: the verifier's HTTP server without a run.
 
-Invariants: settings come from conf/ and what is given beside them; loopback unless told otherwise;
-never without a token: one is made and printed where none is given; the first SIGTERM or Ctrl-C
-drains, a second one ends it at once.
+Invariants: settings come from conf/ and the arguments; it binds loopback by default; it always
+requires a token, and prints one if none is given; the first SIGTERM or Ctrl-C drains, the second
+ends immediately.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import asyncio
 import logging
 import secrets
 import signal
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -41,12 +41,12 @@ def verifier(
         str | None,
         typer.Option(
             envvar="ASYNC_RL_TOKEN",
-            help="what clients must send; default: a fresh one, which is printed",
+            help="token that clients must send; default: a new one, which is printed",
         ),
     ] = None,
     cells: Annotated[
         int | None,
-        typer.Option(min=1, help="programs that run side by side; default: verifiers.cells"),
+        typer.Option(min=1, help="programs that run in parallel; default: verifiers.cells"),
     ] = None,
     allow_unsafe: Annotated[
         bool,
@@ -55,33 +55,33 @@ def verifier(
         ),
     ] = False,
 ) -> None:
-    """Serve verdicts over HTTP until stopped, without any run.
+    """Serve verdicts over HTTP until stopped, without a run.
 
     Examples: async-rl verifier; async-rl verifier --port 8080 --cells 4 sandbox.timeout_s=5
     """
-    given = list(settings or [])
-    given += [f"verifiers.cells={cells}"] if cells is not None else []
-    given += ["sandbox.allow_unsafe=true"] if allow_unsafe else []
-    config = verifier_config(given)
+    overrides = list(settings or [])
+    if cells is not None:
+        overrides.append(f"verifiers.cells={cells}")
+    if allow_unsafe:
+        overrides.append("sandbox.allow_unsafe=true")
+    config = verifier_config(overrides)
     from async_rl.wire.addresses import host_for_people
 
     if token == "":
-        raise ConfigError("--token is empty; give one, or leave it out to have one made")
+        raise ConfigError("--token is empty; give one, or omit the option to get a new one")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
     asyncio.run(_serve(config, host or host_for_people(config.network), port, token))
 
 
-def verifier_config(settings: list[str]) -> RunConfig:
-    """The configuration of conf/ with settings of the verifier's own sections. Raises ConfigError
-    for others.
-    """
+def verifier_config(settings: Sequence[str]) -> RunConfig:
+    """Compose conf/ with settings of the verifier's sections. Raises ConfigError for others."""
     from async_rl.launchers.configuration.compose import compose, names
 
     for setting in settings:
         if not setting.startswith(("sandbox.", "verifiers.", "reward.")):
             raise ConfigError(
-                f"{setting}: without a run only sandbox.*, verifiers.* and reward.* mean something;"
+                f"{setting}: without a run only sandbox.*, verifiers.* and reward.* have an effect;"
                 " leave it out"
             )
     return compose(names()[0], settings)
@@ -96,6 +96,7 @@ async def _serve(config: RunConfig, host: str, port: int, token: str | None) -> 
 
     def stop() -> None:
         stopping.set()
+        # Without our handler, the next signal ends the process.
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
 
@@ -109,10 +110,8 @@ async def _serve(config: RunConfig, host: str, port: int, token: str | None) -> 
 
             async def ready(url: str) -> None:
                 level = service.cells.level
-                typer.echo(
-                    f"verifier at {url} (jail level {level}: {_LEVELS[level]}; {service.num_cells}"
-                    " cells)"
-                )
+                jail = f"jail level {level}: {_LEVELS[level]}; {service.num_cells} cells"
+                typer.echo(f"verifier at {url} ({jail})")
                 if token is None:
                     typer.echo(f"token {secret}")
                 for reason in service.cells.reasons:
@@ -126,4 +125,4 @@ async def _serve(config: RunConfig, host: str, port: int, token: str | None) -> 
                 stopping=stopping,
                 log=logging.getLogger("async_rl"),
             )
-    typer.echo("verifier ended: everything that was admitted is answered")
+    typer.echo("verifier ended: all admitted requests are answered")

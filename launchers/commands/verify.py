@@ -1,9 +1,8 @@
-"""`async-rl verify`: scores a file of completions, or checks the reference solutions of a data set,
-on cells of its own.
+"""`async-rl verify`: scores a file of completions, or checks the reference solutions of a data set.
 
-Invariants: every program of the file gets exactly one verdict; an infrastructure error is tried
-again and, if it stays, is listed as such, never counted among the wrong ones.  The verdicts go to
-stdout, the progress bar to stderr.
+Invariants: every program of the file has exactly one verdict; an infrastructure error is retried
+and, if it persists, listed as such, never counted as a wrong program. The verdicts go to stdout,
+the progress bar to stderr.
 """
 
 from __future__ import annotations
@@ -29,14 +28,15 @@ if TYPE_CHECKING:
     from async_rl.rewards.verifier.protocol import VerifyResponse
 
 _TRIES = 3
+_TASKS_PER_CELL = 2  # the next program is ready when a cell becomes free
 _COMPLETIONS = ("completions", "completion", "responses", "response")
 _REFERENCES = ("canonical_solution", "solutions", "solution", "code")
 _IDS = ("task_id", "query_id", "id")
 
 
 class _Item(NamedTuple):
-    """One program of the file with its problem; the problem is None where the row is of no use, and
-    program says why.
+    """One program of the file with its problem. Without a problem the row is unusable, and
+    `program` contains the reason.
     """
 
     name: str
@@ -45,11 +45,15 @@ class _Item(NamedTuple):
 
 
 class _Result(NamedTuple):
-    """What became of an item."""
+    """The verdict of an item; None for an unusable row."""
 
     item: _Item
     verdict: Verdict | None
     message: str
+
+    @property
+    def label(self) -> str:
+        return "unusable row" if self.verdict is None else self.verdict.value
 
 
 def verify(
@@ -65,7 +69,7 @@ def verify(
     settings: VerifierSettings = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="programs that run side by side; default: one per core"),
+        typer.Option(min=1, help="programs that run in parallel; default: one per core"),
     ] = None,
     references: Annotated[
         bool,
@@ -84,20 +88,21 @@ def verify(
     """
     from async_rl.core.machine import this_machine
 
-    config = verifier_config(list(settings or []))
+    config = verifier_config(settings or [])
     num_workers = workers or len(this_machine().cores)
     columns = _REFERENCES if references else _COMPLETIONS
     num_programs = sum(len(programs) for _, _, programs in _rows(file, columns))
     if not num_programs:
         raise DataError(f"{file}: has no rows; nothing was scored")
-    started = time.monotonic()
+    started_s = time.monotonic()
     with _opened(output) as lines:
-        results = asyncio.run(
-            _score(_items(file, columns, config), num_programs, config, num_workers, lines)
-        )
-    _report(results, time.monotonic() - started, references=references)
+        items = _items(file, columns, config)
+        results = asyncio.run(_score(items, num_programs, config, num_workers, lines))
+    _report(results, time.monotonic() - started_s, references=references)
     failed = {result.verdict for result in results} - {Verdict.PASS}
-    if failed if references else failed & {Verdict.INFRASTRUCTURE_ERROR, None}:
+    if not references:
+        failed &= {Verdict.INFRASTRUCTURE_ERROR, None}
+    if failed:
         raise typer.Exit(1)
 
 
@@ -111,63 +116,62 @@ def _opened(output: Path | None) -> AbstractContextManager[BinaryIO | None]:
 
 
 def _rows(file: str, columns: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any], list[str]]]:
-    """(place, row, the texts with its programs) in order. Raises DataError if the file cannot be
-    read or has no such column.
+    """Yield (position, row, texts with its programs) in order. Raises DataError if the file cannot
+    be read or has no such column.
     """
     from async_rl.data.files import read_rows
 
-    for place, row in read_rows(file):
+    for position, row in read_rows(file):
         column = next((column for column in columns if row.get(column) is not None), None)
         if column is None:
             raise DataError(
-                f"{place}: none of the columns {', '.join(columns)} among {', '.join(sorted(row))};"
-                " one must hold the program"
+                f"{position}: has {', '.join(sorted(row))}, but none of {', '.join(columns)}; one"
+                " must contain the program"
             )
-        yield place, row, _programs(place, column, row[column])
+        yield position, row, _programs(position, column, row[column])
 
 
 def _items(file: str, columns: tuple[str, ...], config: RunConfig) -> Iterator[_Item]:
     from async_rl.data.problems import read_problem
     from async_rl.rewards.extraction import extract_code
 
-    for place, row, programs in _rows(file, columns):
-        name = next(
-            (f"{row[key]}" for key in _IDS if row.get(key) is not None), place.rpartition(", ")[2]
-        )
+    for position, row, texts in _rows(file, columns):
+        names = (str(row[key]) for key in _IDS if row.get(key) is not None)
+        name = next(names, position.rpartition(", ")[2])
         try:
-            problem, _ = read_problem(place, row)
+            problem, _ = read_problem(position, row)
         except DataError as error:
-            yield from (_Item(name, None, str(error)) for _ in programs)
+            for _ in texts:
+                yield _Item(name, None, str(error))
             continue
-        for text in programs:
+        for text in texts:
             code = extract_code(text, config.reward.extraction)
-            yield _Item(
-                name,
-                problem,
-                _whole(row, text if code is None and columns is _REFERENCES else code or ""),
-            )
+            if code is None:
+                # A reference solution is code without a fence; a completion without code fails.
+                code = text if columns is _REFERENCES else ""
+            yield _Item(name, problem, _complete(row, code))
 
 
-def _programs(place: str, column: str, value: Any) -> list[str]:
+def _programs(position: str, column: str, value: Any) -> list[str]:
     if isinstance(value, str) and column == "solutions":
         try:
             value = msgspec.json.decode(value)
         except msgspec.DecodeError as error:
-            raise DataError(f"{place}: column solutions is no JSON list ({error})") from error
+            raise DataError(
+                f"{position}: column solutions is not a JSON list ({error}); write one"
+            ) from error
     programs = [value] if isinstance(value, str) else value
     if not isinstance(programs, list) or not all(isinstance(program, str) for program in programs):
-        raise DataError(f"{place}: column {column} must hold a string or a list of strings")
+        raise DataError(f"{position}: column {column} must contain a string or a list of strings")
     return programs
 
 
-def _whole(row: dict[str, Any], code: str) -> str:
-    """HumanEval's completions go on where the prompt ends."""
-    entry = row.get("entry_point")
-    return (
-        f"{row['prompt']}{code}"
-        if entry and isinstance(row.get("prompt"), str) and f"def {entry}(" not in code
-        else code
-    )
+def _complete(row: dict[str, Any], code: str) -> str:
+    """Put the prompt before a completion of HumanEval, which continues the prompt's function."""
+    entry, prompt = row.get("entry_point"), row.get("prompt")
+    if entry and isinstance(prompt, str) and f"def {entry}(" not in code:
+        return f"{prompt}{code}"
+    return code
 
 
 async def _score(
@@ -199,10 +203,8 @@ async def _score(
     )
     verifiers = msgspec.structs.replace(config.verifiers, cells=workers)
     async with open_service(verifiers, config.sandbox, Activity(), config.timeouts) as service:
-        typer.echo(
-            f"{num_programs} programs, {workers} at a time, jail level {service.cells.level}",
-            err=True,
-        )
+        level = service.cells.level
+        typer.echo(f"{num_programs} programs, {workers} at a time, jail level {level}", err=True)
         with Progress(*columns, console=Console(stderr=True)) as progress:
             bar = progress.add_task("", total=num_programs, passed=0)
             num_passed = 0
@@ -210,55 +212,49 @@ async def _score(
             async def work() -> None:
                 nonlocal num_passed
                 for item in items:
-                    result = await _one(service.judge, item, lines)
+                    result = await _judge(service.judge, item, lines)
                     results.append(result)
-                    num_passed += result.verdict is Verdict.PASS
+                    if result.verdict is Verdict.PASS:
+                        num_passed += 1
                     progress.update(bar, advance=1, passed=num_passed)
 
             async with asyncio.TaskGroup() as group:
-                for _ in range(2 * workers):
-                    group.create_task(work())
+                for number in range(_TASKS_PER_CELL * workers):
+                    group.create_task(work(), name=f"worker {number}")
     return results
 
 
-async def _one(judge: Judge, item: _Item, lines: BinaryIO | None) -> _Result:
-    from async_rl.rewards.verifier.protocol import VerifyRequest, infrastructure_response
-
+async def _judge(judge: Judge, item: _Item, lines: BinaryIO | None) -> _Result:
     if item.problem is None:
         return _Result(item, None, item.program)
-    request = VerifyRequest(code=item.program, tests=item.problem.tests, setup=item.problem.setup)
-    response: VerifyResponse | None = None
+    response = await _response(judge, item.program, item.problem)
+    if lines is not None:
+        line = {"name": item.name, **msgspec.to_builtins(response)}
+        lines.write(msgspec.json.encode(line) + b"\n")
+    failed = (test.message for test in response.tests if test.verdict is not Verdict.PASS)
+    return _Result(item, response.verdict, next(failed, ""))
+
+
+async def _response(judge: Judge, program: str, problem: CodeProblem) -> VerifyResponse:
+    from async_rl.rewards.verifier.protocol import VerifyRequest, infrastructure_response
+
+    request = VerifyRequest(code=program, tests=problem.tests, setup=problem.setup)
+    reason = ""
     for _ in range(_TRIES):
         try:
-            response = await judge.verify(request)
-            break
+            return await judge.verify(request)
         except InfrastructureError as error:
-            response = infrastructure_response(str(error), 0)
-    assert response is not None
-    if lines is not None:
-        lines.write(
-            msgspec.json.encode({"name": item.name, **msgspec.to_builtins(response)}) + b"\n"
-        )
-    failed = next((test for test in response.tests if test.verdict is not Verdict.PASS), None)
-    return _Result(item, response.verdict, failed.message if failed else "")
+            reason = str(error)
+    return infrastructure_response(reason, 0)
 
 
 def _report(results: list[_Result], seconds: float, *, references: bool) -> None:
-    counts = Counter(
-        "unusable row" if result.verdict is None else result.verdict.value for result in results
-    )
     for result in results:
-        if (
-            result.verdict is None
-            or result.verdict is Verdict.INFRASTRUCTURE_ERROR
-            or (references and result.verdict is not Verdict.PASS)
-        ):
-            typer.echo(
-                f"{result.item.name}: {result.verdict.value if result.verdict else 'unusable row'}:"
-                f" {result.message}"
-            )
-    for name, count in counts.most_common():
-        typer.echo(f"{name:22}{count:8}{count / len(results):8.1%}")
+        is_unscored = result.verdict in (None, Verdict.INFRASTRUCTURE_ERROR)
+        if is_unscored or (references and result.verdict is not Verdict.PASS):
+            typer.echo(f"{result.item.name}: {result.label}: {result.message}")
+    for label, count in Counter(result.label for result in results).most_common():
+        typer.echo(f"{label:22}{count:8}{count / len(results):8.1%}")
     by_name: dict[str, list[bool]] = {}
     for result in results:
         if result.verdict not in (None, Verdict.INFRASTRUCTURE_ERROR):
@@ -266,6 +262,5 @@ def _report(results: list[_Result], seconds: float, *, references: bool) -> None
     if by_name and not references:
         share = sum(sum(passed) / len(passed) for passed in by_name.values()) / len(by_name)
         typer.echo(f"pass@1 {share:.4f} over {len(by_name)} problems")
-    typer.echo(
-        f"{len(results)} programs in {seconds:.1f} s, {len(results) / seconds:.0f} per second"
-    )
+    rate = len(results) / seconds
+    typer.echo(f"{len(results)} programs in {seconds:.1f} s, {rate:.0f} per second")

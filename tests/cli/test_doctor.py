@@ -10,7 +10,7 @@ import pytest
 from async_rl.core.machine import Machine
 from async_rl.launchers import cli
 from async_rl.launchers.commands import doctor as doctor_command
-from async_rl.launchers.commands.doctor import (
+from async_rl.launchers.commands.findings import (
     Finding,
     of_cores,
     of_disk,
@@ -59,7 +59,7 @@ def machine_with(gpus: int, *, unusable: int = 0) -> Machine:
         (of_disk("/d", 9, 400.0, 2.0), "ok", "400 MB/s"),
         (of_disk("/d", 9, 40.0, 2.0), "weak", "40 MB/s"),
         (of_disk("/d", 9, 400.0, 70.0), "weak", "70.0 ms"),
-        (of_ray("2.60", ""), "ok", "one of its own"),
+        (of_ray("2.60", ""), "ok", "starts its own"),
         (of_ray("2.60", "127.0.0.1:1"), "weak", "127.0.0.1:1 does not answer"),
         (of_ray(None, ""), "weak", "not installed"),
         (of_slurm("/usr/bin/sbatch", "/usr/bin/srun"), "ok", "/usr/bin/sbatch"),
@@ -74,7 +74,7 @@ def test_what_is_found_decides_the_state_and_everything_not_ok_has_a_remedy(
     finding: Finding, state: str, told: str
 ) -> None:
     assert finding.state == state
-    assert told in finding.found
+    assert told in finding.result
     assert (finding.remedy == "") == (state == "ok")
 
 

@@ -35,7 +35,7 @@ COMMANDS = {
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_help_of_a_command_has_examples_with_options_that_it_has(name: str) -> None:
     command = COMMANDS[name]
-    found = re.findall(r"Examples: (.*)", command.help)
+    found = re.findall(r"Examples: (.*)", command.help, re.DOTALL)
     assert len(found) == 1
     known = {option for parameter in command.params for option in parameter.opts}
     for example in found[0].split(";"):

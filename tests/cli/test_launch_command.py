@@ -12,6 +12,7 @@ import pytest
 
 from async_rl.config.run import RunConfig
 from async_rl.launchers import cli
+from async_rl.launchers.commands import launch as launch_command
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -29,7 +30,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
         configs.append(config)
         return 0
 
-    monkeypatch.setattr(cli, "_supervise", supervise)
+    monkeypatch.setattr(launch_command, "_supervise", supervise)
     return configs
 
 
@@ -99,7 +100,7 @@ def test_the_resolved_configuration_in_a_dry_run_is_valid_yaml(tmp_path: Path) -
             "error: model.path=/nowhere: there is no such directory",
         ),
         (["conf=ppo_cod"], "did you mean ppo_code?"),
-        (["num_steps=3"], "error: conf= is given 0 times"),
+        (["num_steps=3"], "error: conf= is missing"),
         (["conf=ppo_code", "conf=grpo_code"], "error: conf= is given 2 times"),
         ([], "Missing argument"),
         (["conf=ppo_code", "--dryrun"], "No such option"),
@@ -138,7 +139,7 @@ def test_two_launches_in_a_row_have_different_names(
 def test_the_exit_code_of_the_run_is_that_of_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cli, "_supervise", lambda *_: 1)
+    monkeypatch.setattr(launch_command, "_supervise", lambda *_: 1)
     assert main(monkeypatch, "launch", "conf=ppo_code", f"output_dir={tmp_path}") == 1
 
 
@@ -150,6 +151,7 @@ def test_help_and_dry_run_import_nothing_heavy(arguments: list[str], tmp_path: P
     code = f"""
 import sys
 from async_rl.launchers import cli
+from async_rl.launchers.commands import launch as launch_command
 sys.argv = ["async-rl", *{arguments!r}]
 try:
     cli.main()

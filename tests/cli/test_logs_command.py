@@ -108,6 +108,6 @@ def test_following_shows_what_is_added_whole_and_ends_with_the_run(
         return 7
 
     monkeypatch.setattr(logs_command, "living_pid", living_pid)
-    monkeypatch.setattr(logs_command, "_LOOK_S", 0.0)
+    monkeypatch.setattr(logs_command, "_POLL_S", 0.0)
     _, out, _ = shown(monkeypatch, capsys, str(run_dir), "--follow", "--num", "0")
     assert [line.split()[-1] for line in out.splitlines()] == ["five", "six"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from async_rl.core.errors import ConfigError
-from async_rl.launchers.commands.resume import resumed_config
+from async_rl.launchers.commands.resuming import resumed_config
 from async_rl.launchers.configuration.compose import compose, write_config
 
 
@@ -19,13 +19,13 @@ from async_rl.launchers.configuration.compose import compose, write_config
         (
             ["algorithm.advantage=remax"],
             (
-                "algorithm.advantage=remax: was grpo, and the groups that are stored have no greedy"
+                "algorithm.advantage=remax: was grpo, and the stored groups have no greedy"
                 " answer; keep grpo"
             ),
         ),
         (
             ["generation.group_size=4"],
-            "generation.group_size=4: was 8, and the groups that are stored have that many samples",
+            "generation.group_size=4: was 8, and the stored groups have that many samples",
         ),
         (
             [
@@ -34,8 +34,8 @@ from async_rl.launchers.configuration.compose import compose, write_config
                 "sandbox.stop_at_first_failure=false",
             ],
             (
-                "reward.placement=steps: was end, and the groups that are stored have scores of"
-                " their steps, or have not"
+                "reward.placement=steps: was end, and the stored groups have scores of their"
+                " steps, or have none"
             ),
         ),
     ],

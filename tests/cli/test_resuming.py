@@ -8,13 +8,13 @@ import pytest
 
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.commands.control import leave_mark, living_pid
-from async_rl.launchers.commands.resume import (
+from async_rl.launchers.commands.resuming import (
     FIXED,
     changes,
     fetch,
     is_copy,
+    reopen,
     resumed_config,
-    take_up,
 )
 from async_rl.launchers.commands.runs import config_of
 from async_rl.launchers.configuration import schema
@@ -53,7 +53,7 @@ def test_changes_are_told_with_both_values_and_nothing_else_is(run_dir: Path) ->
 @pytest.mark.parametrize(
     ("setting", "expected"),
     [
-        ("seed=7", "seed=7: was 0, and the order of prompts follows from it"),
+        ("seed=7", "seed=7: was 0, and the order of prompts depends on it"),
         ("data.max_prompt_tokens=99", "data.max_prompt_tokens=99: was "),
         (
             "buffer.max_staleness_versions=1",
@@ -102,7 +102,7 @@ def test_taking_up_a_run_keeps_the_configuration_of_before(run_dir: Path) -> Non
     for number, steps in enumerate((20, 30), start=1):
         config, _ = resumed_config(run_dir, [f"num_steps={steps}"])
         (run_dir / "launched.json").unlink(missing_ok=True)
-        take_up(config, run_dir)
+        reopen(config, run_dir)
         assert config_of(run_dir).num_steps == steps
         assert (run_dir / f"config.{number}.yaml").is_file()
         assert living_pid(run_dir) is not None
@@ -115,7 +115,7 @@ def test_a_directory_that_cannot_be_written_is_told(run_dir: Path) -> None:
     config, _ = resumed_config(run_dir, ["num_steps=20"])
     (run_dir / "config.partial").mkdir()
     with pytest.raises(ConfigError, match=r"mine cannot be written .*make room or give permission"):
-        take_up(config, run_dir)
+        reopen(config, run_dir)
     assert config_of(run_dir).num_steps == 9
 
 

@@ -10,14 +10,8 @@ from pathlib import Path
 import pytest
 
 from async_rl.core.errors import ConfigError
-from async_rl.launchers.commands.runs import (
-    ADJECTIVES,
-    ANIMALS,
-    all_runs,
-    find,
-    remains,
-    unique_name,
-)
+from async_rl.launchers.commands.run_names import ADJECTIVES, ANIMALS, unique_name
+from async_rl.launchers.commands.runs import all_runs, find, remains
 from async_rl.launchers.configuration.compose import compose, write_config
 
 NOW = time.struct_time((2026, 11, 20, 19, 31, 0, 4, 324, 0))
@@ -101,7 +95,7 @@ def test_the_remains_of_a_failed_run_tell_its_cause(tmp_path: Path) -> None:
 def test_a_directory_whose_configuration_is_of_another_form_is_refused(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path, "mine")
     (run_dir / "config.yaml").write_text("seed: 1\n")
-    with pytest.raises(ConfigError, match="is of another version of async_rl"):
+    with pytest.raises(ConfigError, match="was written by another version of async_rl"):
         remains(run_dir)
 
 
@@ -112,8 +106,8 @@ def test_a_configuration_of_another_version_is_told_as_such_with_the_key(tmp_pat
     with pytest.raises(
         ConfigError,
         match=(
-            r"config\.yaml is of another version of async_rl \(.*num_.*\); read this run with the"
-            r" version"
+            r"config\.yaml was written by another version of async_rl \(.*num_.*\); read"
+            r" this run with that version"
         ),
     ):
         remains(run_dir)

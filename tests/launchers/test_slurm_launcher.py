@@ -241,5 +241,5 @@ def test_several_nodes_need_an_address_that_the_others_reach(
 
 def test_outside_a_job_nothing_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    with pytest.raises(ConfigError, match="this process is in no job"):
+    with pytest.raises(ConfigError, match="not running inside a Slurm job"):
         asyncio.run(SlurmLauncher(tmp_path, settings()).open())

@@ -13,7 +13,8 @@ import typer
 from repository import ROOT, files, name
 
 from async_rl.core.errors import ConfigError
-from async_rl.launchers.cli import app, split_conf
+from async_rl.launchers.cli import app
+from async_rl.launchers.commands.options import split_conf
 from async_rl.launchers.configuration.compose import compose_unchecked
 from async_rl.launchers.configuration.schema import settings
 from async_rl.observability.catalogue import METRICS, describe
@@ -114,6 +115,7 @@ def test_settings_in_launch_commands_are_settings_and_errors_are_the_real_ones(p
             continue
         given = [w for before, w in itertools.pairwise(words[1:]) if before != "--machine"]
         conf, overrides = split_conf([w for w in given if not w.startswith("--")])
+        assert conf is not None
         if conf.endswith(".yaml"):  # the reader's own file, which stands on one of these
             conf = "grpo_code"
         if following.startswith("error: "):

@@ -1,8 +1,7 @@
-"""`async-rl resume`: the configuration that a run goes on with, what changed in it, and which
-changes its history does not allow.
+"""The configuration of a resumed run: what changed, and which changes its history does not allow.
 
-Invariants: nothing is written unless the run can go on; the configurations of before stay in the
-run's directory as `config.<n>.yaml`. Called by the command line.
+Invariants: nothing is written unless the run can be resumed; earlier configurations stay in the
+run's directory as `config.<n>.yaml`.
 """
 
 from __future__ import annotations
@@ -29,24 +28,27 @@ from async_rl.training.mirror import Mirror
 FIXED = {
     "run_name": "the run is its directory",
     "output_dir": "the run is its directory",
-    "seed": "the order of prompts follows from it",
-    "data": "the order of prompts, and what was asked, follow from it",
+    "seed": "the order of prompts depends on it",
+    "data": "the prompts and their order depend on it",
     "model.path": "the checkpoint is of that model",
-    "generation.group_size": "the groups that are stored have that many samples",
-    "reward.placement": "the groups that are stored have scores of their steps, or have not",
-    "buffer.groups_per_step": "the batches that are planned have that many groups",
+    "generation.group_size": "the stored groups have that many samples",
+    "reward.placement": "the stored groups have scores of their steps, or have none",
+    "buffer.groups_per_step": "the planned batches have that many groups",
     "buffer.over_age": "the audit judges the whole history by one rule",
-    "learner.critic.enabled": "the checkpoint holds a critic, or does not",
+    "learner.critic.enabled": "the checkpoint has a critic, or has none",
     "evaluation.num_prompts": "evaluations before and after would measure different prompts",
 }
-"""Settings and sections whose change would break the history of a run, and why."""
+"""Settings and sections that a resumed run cannot change, and why."""
+
+Changes = dict[str, tuple[object, object]]
 
 
 def resumed_config(run_dir: Path, overrides: Sequence[str]) -> tuple[RunConfig, list[str]]:
-    """The configuration to go on with, and a line per setting that changed. Raises ConfigError if
-    the run cannot go on with it.
+    """Return the configuration to continue with, and a line per changed setting. Raises ConfigError
+    if the run is still running or cannot continue with it.
     """
-    if (pid := living_pid(run_dir)) is not None:
+    pid = living_pid(run_dir)
+    if pid is not None:
         raise ConfigError(
             f"run {run_dir.name} is running (pid {pid}); end it first with async-rl stop"
             f" {run_dir.name}"
@@ -55,24 +57,25 @@ def resumed_config(run_dir: Path, overrides: Sequence[str]) -> tuple[RunConfig, 
     after = recompose(run_dir / "config.yaml", overrides)
     changed = changes(before, after)
     raise_if_any(_refusals(run_dir, before, after, changed))
-    return after, [
+    lines = [
         f"{path}={schema.show(new)} (was {schema.show(old)})"
         for path, (old, new) in changed.items()
     ]
+    return after, lines
 
 
-def changes(before: RunConfig, after: RunConfig) -> dict[str, tuple[object, object]]:
-    """Settings that differ, by path: the old value and the new one."""
-    old, new = (dict(schema.flatten(msgspec.to_builtins(config), "")) for config in (before, after))
+def changes(before: RunConfig, after: RunConfig) -> Changes:
+    """Return the settings that differ, by path: the old value and the new one."""
+    old = dict(schema.flatten(msgspec.to_builtins(before), ""))
+    new = dict(schema.flatten(msgspec.to_builtins(after), ""))
+    paths = {**old, **new}
     return {
-        path: (old.get(path), new.get(path))
-        for path in {**old, **new}
-        if old.get(path) != new.get(path)
+        path: (old.get(path), new.get(path)) for path in paths if old.get(path) != new.get(path)
     }
 
 
 def _refusals(
-    run_dir: Path, before: RunConfig, after: RunConfig, changed: dict[str, tuple[object, object]]
+    run_dir: Path, before: RunConfig, after: RunConfig, changed: Changes
 ) -> Iterator[str]:
     for path, (old, new) in changed.items():
         for fixed, reason in FIXED.items():
@@ -81,7 +84,8 @@ def _refusals(
                     f"{path}={schema.show(new)}: was {schema.show(old)}, and {reason}; start a new"
                     " run with async-rl launch"
                 )
-    bound, bound_before = after.buffer.max_staleness_versions, before.buffer.max_staleness_versions
+    bound = after.buffer.max_staleness_versions
+    bound_before = before.buffer.max_staleness_versions
     if bound < bound_before:
         yield (
             f"buffer.max_staleness_versions={bound}: was {bound_before}, and groups admitted under"
@@ -90,53 +94,54 @@ def _refusals(
     estimator = before.algorithm.advantage
     if after.algorithm.advantage == "remax" and estimator != "remax":
         yield (
-            f"algorithm.advantage=remax: was {estimator}, and the groups that are stored have no"
-            f" greedy answer; keep {estimator}"
+            f"algorithm.advantage=remax: was {estimator}, and the stored groups have no greedy"
+            f" answer; keep {estimator}"
         )
     saved = checkpoints.versions(run_dir)
     if saved and saved[-1] >= after.num_steps:
         yield (
             f"num_steps={after.num_steps}: the run has finished step {saved[-1]}; give a larger"
-            " num_steps to go on"
+            " num_steps to continue"
         )
 
 
 def counts_after_resume(run_dir: Path, config: RunConfig) -> dict[str, int]:
-    """Processes per pool: as the run was scaled, unless a count is set anew."""
-    is_set = pool_counts(config) != pool_counts(runs.config_of(run_dir))
-    return pool_counts(config) if is_set else wanted_counts(config, run_dir)
+    """Return the processes per pool: the last scaling, unless a setting changes a count."""
+    counts = pool_counts(config)
+    if counts != pool_counts(runs.config_of(run_dir)):
+        return counts
+    return wanted_counts(config, run_dir)
 
 
 def is_copy(run: str) -> bool:
-    """Whether this names the copy of a run at its mirror: a URL, or a directory that holds
-    checkpoints and is no run.
+    """Return whether this names a run's copy at its mirror: a URL, or a directory with checkpoints
+    but without a configuration.
     """
-    return "://" in run or (
-        any(Path(run).glob("step_*.complete")) and not (Path(run) / "config.yaml").exists()
-    )
+    if "://" in run:
+        return True
+    return any(Path(run).glob("step_*.complete")) and not (Path(run) / "config.yaml").exists()
 
 
 def fetch(url: str, output_dir: Path) -> Path:
-    """Brings a run from its copy at `<checkpoint.mirror>/<name>` to `output_dir`, where it is at
-    home from now on; its directory.
-    """
-    place, _, name = url.rstrip("/").rpartition("/")
+    """Copy a run from `<checkpoint.mirror>/<name>` into `output_dir` and return its directory."""
+    mirror, _, name = url.rstrip("/").rpartition("/")
     run_dir = (output_dir / name).absolute()
-    Mirror(place, run_dir).fetch()
+    Mirror(mirror, run_dir).fetch()
     config = msgspec.structs.replace(runs.config_of(run_dir), output_dir=str(run_dir.parent))
     (run_dir / "config.yaml").write_text(to_yaml(config))
     return run_dir
 
 
-def take_up(config: RunConfig, run_dir: Path) -> None:
-    """Makes the directory that of a running run again, with this configuration. Raises ConfigError
-    if it cannot be written.
+def reopen(config: RunConfig, run_dir: Path) -> None:
+    """Turn the directory of an ended run into that of a running one with this configuration. Raises
+    ConfigError if it cannot be written.
     """
     path = run_dir / "config.yaml"
+    before = runs.config_of(run_dir)
     try:
-        if pool_counts(config) != pool_counts(runs.config_of(run_dir)):
+        if pool_counts(config) != pool_counts(before):
             (run_dir / SCALE_FILE).unlink(missing_ok=True)
-        if config != runs.config_of(run_dir):
+        if config != before:
             number = 1 + len(list(run_dir.glob("config.*.yaml")))
             os.link(path, run_dir / f"config.{number}.yaml")
             partial = run_dir / "config.partial"

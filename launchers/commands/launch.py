@@ -1,0 +1,175 @@
+"""`async-rl launch` and `async-rl resume`: check a configuration, then supervise the run.
+
+Invariants: nothing is started or written unless the configuration fits this machine; the
+configuration in the run's directory is complete before the first process starts. The supervisor
+receives a launcher and knows only its interface (supervision/launcher.py).
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from async_rl.config.run import RunConfig
+from async_rl.core.errors import ConfigError
+from async_rl.core.machine import this_machine
+from async_rl.launchers.backends.slurm import is_inside_job, job_script, submit
+from async_rl.launchers.commands import runs
+from async_rl.launchers.commands.control import leave_mark
+from async_rl.launchers.commands.options import (
+    OutputDir,
+    complete_run,
+    complete_setting,
+    console,
+    default_output_dir,
+    split_conf,
+)
+from async_rl.launchers.commands.run_names import unique_name
+from async_rl.planning.topology import processes
+
+
+def launch(
+    settings: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="conf=NAME [key=value ...]",
+            help="a name from conf/ or your own yaml file, and settings that differ from it",
+            autocompletion=complete_setting,
+        ),
+    ],
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="show configuration, processes and derived numbers; start nothing"
+        ),
+    ] = False,
+    other_machine: Annotated[
+        str | None,
+        typer.Option(
+            "--machine",
+            metavar="cores=N,gpus=N,memory_gb=N",
+            help="with --dry-run: plan for a machine of this size instead of this one",
+        ),
+    ] = None,
+) -> None:
+    """Start a run and supervise it until it ends.
+
+    Examples: async-rl launch conf=ppo_code; async-rl launch conf=grpo_code num_steps=200; async-rl
+    launch conf=ppo_code --dry-run
+    """
+    # Hydra takes half a second to import, which --help and the other commands do not need.
+    from async_rl.launchers.configuration.compose import compose_for, names
+    from async_rl.launchers.configuration.hardware import pretended_machine
+    from async_rl.launchers.configuration.plan import show_config, show_plan
+    from async_rl.launchers.configuration.preflight import model_shape, preflight
+
+    conf, overrides = split_conf(settings)
+    if conf is None:
+        raise ConfigError(f"conf= is missing; give a yaml file, or one of {', '.join(names())}")
+    if other_machine is not None and not dry_run:
+        raise ConfigError("--machine describes another machine; it requires --dry-run")
+    machine = this_machine() if other_machine is None else pretended_machine(other_machine)
+    config, preset = compose_for(machine, conf, overrides)
+    preflight(config, machine)
+    config = _named(config)
+    specs = processes(config, machine)
+    terminal = console()
+    if dry_run:
+        show_config(terminal, config)
+    show_plan(terminal, config, specs, machine, model_shape(config), preset=preset)
+    if not dry_run:
+        raise typer.Exit(_supervise(config, _make_run_dir(config)))
+    if config.launcher == "slurm":
+        script = job_script(config, Path(config.output_dir) / str(config.run_name))
+        terminal.out(script, highlight=False)
+
+
+def resume(
+    run: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN",
+            help=(
+                "name or directory of a run that has ended or was killed, or the URL of its copy:"
+                " <checkpoint.mirror>/<name>"
+            ),
+            autocompletion=complete_run,
+        ),
+    ],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[key=value ...]", help="settings to change from here on"),
+    ] = None,
+    output_dir: OutputDir = None,
+) -> None:
+    """Continue a run from its last checkpoint and its ledger.
+
+    Examples: async-rl resume my-run; async-rl resume my-run num_steps=400; async-rl resume
+    s3://bucket/copies/my-run
+    """
+    from async_rl.launchers.commands import resuming
+    from async_rl.launchers.configuration.plan import show_plan
+    from async_rl.launchers.configuration.preflight import model_shape, preflight
+
+    directory = output_dir or default_output_dir()
+    is_copy = resuming.is_copy(run)
+    run_dir = resuming.fetch(run, directory) if is_copy else runs.find(run, directory)
+    config, changed = resuming.resumed_config(run_dir, settings or [])
+    machine = this_machine()
+    preflight(config, machine, is_new=False)
+    specs = processes(config, machine, resuming.counts_after_resume(run_dir, config))
+    terminal = console()
+    show_plan(terminal, config, specs, machine, model_shape(config))
+    for line in changed:
+        terminal.print(f"resuming with {line}", markup=False, soft_wrap=True)
+    if not changed:
+        terminal.print("resuming; no setting has changed")
+    resuming.reopen(config, run_dir)
+    raise typer.Exit(_supervise(config, run_dir))
+
+
+def _named(config: RunConfig) -> RunConfig:
+    """Return the configuration with a run_name, a new one if it has none."""
+    if config.run_name is not None:
+        return config
+    name = unique_name(Path(config.output_dir), rng=random.Random(), now=time.localtime())
+    return msgspec.structs.replace(config, run_name=name)
+
+
+def _make_run_dir(config: RunConfig) -> Path:
+    """Create the run's directory with its configuration, which is never changed later."""
+    from async_rl.launchers.configuration.compose import write_config
+
+    run_dir = Path(config.output_dir) / str(config.run_name)
+    try:
+        run_dir.mkdir(parents=True)
+        (run_dir / "logs").mkdir()
+        write_config(config, run_dir / "config.yaml")
+        leave_mark(run_dir)
+    except OSError as error:
+        raise ConfigError(
+            f"output_dir={config.output_dir}: {run_dir} cannot be made ({error.strerror}); choose"
+            " another"
+        ) from error
+    return run_dir
+
+
+def _supervise(config: RunConfig, run_dir: Path) -> int:
+    """Run to the end and return the exit code. Outside a job, launcher=slurm only submits one."""
+    if config.launcher == "slurm" and not is_inside_job():
+        job = submit(config, run_dir)
+        name = run_dir.name
+        typer.echo(
+            f"run {name} is job {job}: async-rl status {name}, async-rl logs {name} --follow,"
+            f" squeue --job {job}, scancel {job}"
+        )
+        return 0
+    from async_rl.launchers.backends.choosing import make_launcher
+    from async_rl.processes.supervisor import run_supervised
+
+    return run_supervised(config=config, run_dir=run_dir, launcher=make_launcher(config, run_dir))
