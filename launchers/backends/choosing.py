@@ -1,8 +1,6 @@
-"""From `launcher=` to the launcher: the one place that knows all of them, and what each needs of
-this machine.
+"""From `launcher=` to the launcher, and what each launcher needs of this machine.
 
-Called by the command line (before a launch, by doctor) and by the batch step of launcher=slurm. Ray
-is imported only where it is asked for.
+The only module that knows all launchers. Ray is imported only if it is chosen.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ _CONNECT_S = 5.0
 
 
 def make_launcher(config: RunConfig, run_dir: Path) -> Launcher:
-    """What starts this run's processes."""
+    """Return the launcher that the configuration names."""
     match config.launcher:
         case "ray":
             from async_rl.launchers.backends.ray import RayLauncher
@@ -35,37 +33,43 @@ def make_launcher(config: RunConfig, run_dir: Path) -> Launcher:
 
 
 def launcher_problems(config: RunConfig) -> Iterator[str]:
-    """Why this machine cannot launch with `launcher=`, one line per reason."""
-    match config.launcher:
-        case "ray":
-            if importlib.util.find_spec("ray") is None:
-                yield (
-                    "launcher=ray: the package ray is not installed here; pip install ray, on every"
-                    " node"
-                )
-            host, _, port = config.ray.address.rpartition(":")
-            if port.isdigit() and (problem := cannot_reach(host, int(port))):
-                yield (
-                    f"ray.address={config.ray.address}: nobody answers there ({problem}); give"
-                    " HOST:PORT of the cluster's head"
-                )
-        case "slurm":
-            if not is_inside_job() and shutil.which("sbatch") is None:
-                yield (
-                    "launcher=slurm: there is no sbatch here; launch from a machine that submits"
-                    " jobs"
-                )
-            elif shutil.which("srun") is None:
-                yield "launcher=slurm: there is no srun here; install Slurm's commands"
-            elif not is_inside_job() and (problem := refusal(config)):
-                yield (
-                    f"launcher=slurm: sbatch --test-only refuses the job: {problem}; correct"
-                    " slurm.* and cluster.*"
-                )
+    """Yield the reasons why this machine cannot launch with `launcher=`, one line each."""
+    if config.launcher == "ray":
+        yield from _ray_problems(config)
+    if config.launcher == "slurm":
+        yield from _slurm_problems(config)
+
+
+def _ray_problems(config: RunConfig) -> Iterator[str]:
+    if importlib.util.find_spec("ray") is None:
+        yield "launcher=ray: the package ray is not installed here; pip install ray, on every node"
+    host, _, port = config.ray.address.rpartition(":")
+    if not port.isdigit():
+        return
+    problem = cannot_reach(host, int(port))
+    if problem is not None:
+        yield (
+            f"ray.address={config.ray.address}: no answer ({problem}); give HOST:PORT of the"
+            " cluster's head"
+        )
+
+
+def _slurm_problems(config: RunConfig) -> Iterator[str]:
+    if not is_inside_job() and shutil.which("sbatch") is None:
+        yield "launcher=slurm: sbatch is missing here; launch from a machine that submits jobs"
+    elif shutil.which("srun") is None:
+        yield "launcher=slurm: srun is missing here; install Slurm's commands"
+    elif not is_inside_job():
+        problem = refusal(config)
+        if problem:
+            yield (
+                f"launcher=slurm: sbatch --test-only refuses the job: {problem}; correct slurm.*"
+                " and cluster.*"
+            )
 
 
 def cannot_reach(host: str, port: int) -> str | None:
-    """Why no connection to the address can be made; None if one can."""
+    """Return why no connection to the address is possible, or None if one is."""
     try:
         socket.create_connection((host, port), timeout=_CONNECT_S).close()
     except OSError as error:

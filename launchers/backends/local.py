@@ -1,7 +1,7 @@
-"""Runs every process of a run as a child of the supervisor on this machine.
+"""Starts every process of a run as a child of the supervisor on this machine.
 
 Each child leads its own session, so that Ctrl-C in the terminal reaches only the supervisor, and
-one signal to the group ends whatever the child has started.  A child asks the kernel to be killed
+one signal to the group ends everything the child has started. A child asks the kernel to be killed
 when its parent dies (`runtime/main.py`), so no exit path leaves orphans.
 """
 
@@ -22,29 +22,25 @@ from async_rl.wire.addresses import LOOPBACK
 
 
 def child_command(spec: ProcessSpec, run_dir: Path, *, parent_pid: int) -> list[str]:
-    """The command of the process. parent_pid: whose end is its own; 0 = whoever starts it."""
-    command = [sys.executable, "-m", "async_rl.runtime.main"]
-    command += [
-        "--name",
-        spec.name,
-        "--role",
-        spec.role,
-        "--rank",
-        str(spec.rank),
-        "--cores",
-        ",".join(map(str, spec.cores)),
-    ]
+    """Return the command of the process, which ends with `parent_pid`; 0 = with its starter."""
+    command = [sys.executable, "-m", "async_rl.runtime.main", "--name", spec.name]
+    command += ["--role", spec.role, "--rank", str(spec.rank)]
+    command += ["--cores", ",".join(map(str, spec.cores))]
     return [*command, "--run-dir", str(run_dir), "--parent-pid", str(parent_pid)]
 
 
+def output_path(run_dir: Path, name: str) -> Path:
+    """Return the file with the output of a process and its libraries."""
+    return run_dir / "logs" / f"{name}.out"
+
+
 def child_env(spec: ProcessSpec, own: Mapping[str, str]) -> dict[str, str]:
-    """The environment of the process: `own`, and what the spec asks for, its n-th GPU being the
-    n-th that `own` lets us use.
-    """
+    """Return `own` with the variables of the spec; its n-th GPU is the n-th that `own` allows."""
     env = {**own, **spec.env}
-    if asked := spec.env.get("CUDA_VISIBLE_DEVICES"):
+    devices = spec.env.get("CUDA_VISIBLE_DEVICES")
+    if devices:
         names = gpu_names(own)
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(names[int(index)] for index in asked.split(","))
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(names[int(index)] for index in devices.split(","))
     return env
 
 
@@ -58,22 +54,22 @@ class LocalProcess:
         self.why = ""
 
     async def placed(self) -> None:
-        """It runs since it was made."""
+        """Return immediately: a child runs from the start."""
 
     async def wait(self) -> int:
-        """The exit code, after everything left in the child's session has been killed."""
+        """Return the exit code, after killing everything left in the child's session."""
         code = await self._process.wait()
         self._signal_group(signal.SIGKILL)
         return code
 
     def terminate(self) -> None:
-        """SIGTERM to the child alone: it ends its own children in order."""
+        """Send SIGTERM to the child alone, which ends its children in order."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.terminate()
 
     def kill(self) -> None:
-        """SIGKILL to the child and everything it started."""
+        """Send SIGKILL to the child and everything it started."""
         if self._process.returncode is None:
             self._signal_group(signal.SIGKILL)
 
@@ -89,15 +85,15 @@ class LocalLauncher:
         self._run_dir = run_dir.absolute()
 
     async def open(self) -> str:
-        """Nothing to do; nobody else has to reach this machine."""
+        """Return loopback: all processes are on this machine."""
         return LOOPBACK
 
     async def close(self) -> None:
-        """Nothing to do: children end with their parent."""
+        """Do nothing: children end with their parent."""
 
     def output_of(self, name: str) -> Path:
-        """The file with what the process and its libraries print."""
-        return self._run_dir / "logs" / f"{name}.out"
+        """Return the file with the output of the process and its libraries."""
+        return output_path(self._run_dir, name)
 
     async def start(self, spec: ProcessSpec) -> LocalProcess:
         """Start the process of `spec`. Raises InfrastructureError if the system refuses."""

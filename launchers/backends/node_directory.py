@@ -1,12 +1,10 @@
-"""A directory for what was sent to a node along with one process: only its owner can read it, and
-it goes when whoever made it ends.
+"""A directory for the files that were sent to a node with one process.
 
 Invariants
-- Its maker holds a lock on it.  A shell that is nobody's child removes it once the maker has ended,
-  however that came.
-- What is left of a node that went down is removed by the next who makes a directory there: nobody
-  holds its lock.
-Used by the actors of ray_launcher.py.
+- Only its owner can read it, and it is removed when its maker ends.
+- The maker keeps a lock on it. A detached shell removes the directory once the maker has ended, by
+  any signal.
+- After a crash of the node, the next maker removes the directories without a locked file.
 """
 
 from __future__ import annotations
@@ -22,22 +20,20 @@ from pathlib import Path
 _PREFIX = "async_rl-"
 _LOCK = ".held"
 _REMOVE = 'exec 3<&0; (read -r _ <&3; rm -rf -- "$0"; sleep 1; rm -rf -- "$0") &'
-"""Standard input ends with the maker; the second time is for what its dying child wrote meanwhile.
-"""
+"""Standard input ends with the maker. The second removal deletes what its dying child wrote."""
 
 
 class NodeDirectory:
-    """One directory below the node's temporary one; `path` is where. Made and filled by one
-    process, which calls `remove` if it can.
-    """
+    """A directory at `path` below the node's temporary one, made and filled by one process."""
 
     def __init__(self, label: str) -> None:
         sweep(Path(tempfile.gettempdir()))
         self.path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{label}-"))
-        unheld = self.path / f"{_LOCK}.new"
-        self._held = unheld.open("wb")
-        fcntl.flock(self._held, fcntl.LOCK_EX)
-        unheld.rename(self.path / _LOCK)  # nobody sees it without its lock
+        # Locked under another name first: `sweep` of another process never sees it unlocked.
+        unlocked = self.path / f"{_LOCK}.new"
+        self._lock = unlocked.open("wb")
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        unlocked.rename(self.path / _LOCK)
         self._remover = subprocess.Popen(
             ["sh", "-c", _REMOVE, str(self.path)],
             stdin=subprocess.PIPE,
@@ -45,25 +41,25 @@ class NodeDirectory:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        self._remover.wait()  # what remains runs on by itself
+        self._remover.wait()  # its background part keeps running
 
     def write(self, name: str, data: bytes) -> None:
-        """A file in it."""
+        """Write a file that only the owner can read."""
         path = self.path / name
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.touch(mode=0o600)
         path.write_bytes(data)
 
     def remove(self) -> None:
-        """At once, instead of when the process ends."""
+        """Remove the directory now instead of at the end of the process."""
         shutil.rmtree(self.path, ignore_errors=True)
-        self._held.close()
+        self._lock.close()
         if self._remover.stdin is not None:
             self._remover.stdin.close()
 
 
 def sweep(parent: Path) -> None:
-    """Removes the directories in `parent` that are ours and that nobody holds any more."""
+    """Remove this user's directories in `parent` whose maker has ended."""
     for lock in parent.glob(f"{_PREFIX}*/{_LOCK}"):
         with contextlib.suppress(OSError), lock.open("rb") as file:
             if os.fstat(file.fileno()).st_uid == os.geteuid():

@@ -1,8 +1,7 @@
-"""What a process takes of a Ray cluster, and which places are kept for it. Pure: knows Ray's
-options, imports nothing of it.
+"""The resources of a process in a Ray cluster, and the reservations for buffer and learner.
 
-Invariant: buffer and learner have placement groups of their own, which stay theirs from one life to
-the next; no other process has. Used by ray_launcher.py.
+Pure: knows Ray's options but does not import Ray. Invariant: buffer and learner have placement
+groups, which stay reserved when a process restarts; no other process has one.
 """
 
 from __future__ import annotations
@@ -14,55 +13,77 @@ from async_rl.config.run import RunConfig
 from async_rl.launchers.backends.cluster import cluster_cpus
 from async_rl.planning.topology import ProcessSpec
 
+Bundle = dict[str, float]
+_NODE_SHARE = 0.001  # every node offers 1 of its address, so 1,000 bundles fit
+
 
 def actor_options(config: RunConfig, spec: ProcessSpec, *, is_own_cluster: bool) -> dict[str, Any]:
-    """What a process takes of its node, and how nodes are chosen. A cluster of the run's own has to
-    do, however many CPUs it has.
+    """Return the resources of a process on its node, and how Ray chooses nodes.
+
+    A cluster that the run started counts no CPUs, because it must work with any number of them.
     """
-    resource = (
-        config_of(config, pool_of(spec.name)).ray.generator_resource
-        if spec.role == "generator"
-        else None
-    )
+    resources: dict[str, float] = {}
+    if spec.role == "generator":
+        resource = config_of(config, pool_of(spec.name)).ray.generator_resource
+        if resource is not None:
+            resources[resource] = 1
     return {
         "num_cpus": 0 if is_own_cluster else cluster_cpus(config, spec),
         "num_gpus": spec.gpus,
-        "resources": {resource: 1} if resource is not None else {},
+        "resources": resources,
         "scheduling_strategy": "SPREAD" if config.ray.generators == "spread" else "DEFAULT",
     }
 
 
+def bundles_of(
+    config: RunConfig, spec: ProcessSpec, *, supervisor_host: str, is_own_cluster: bool
+) -> tuple[str, list[Bundle]]:
+    """Return the role that owns the process's placement group, and the bundles of the group; empty
+    if it needs none. A colocated generator uses the learner's.
+    """
+    is_colocated = spec.role == "generator" and config.placement == "colocated"
+    if spec.role == "learner" or is_colocated:
+        return "learner", learner_bundles(
+            config, supervisor_host=supervisor_host, is_own_cluster=is_own_cluster
+        )
+    if spec.role == "buffer":
+        return "buffer", buffer_bundles(
+            config, supervisor_host=supervisor_host, is_own_cluster=is_own_cluster
+        )
+    return spec.role, []
+
+
 def learner_bundles(
     config: RunConfig, *, supervisor_host: str, is_own_cluster: bool
-) -> list[dict[str, float]]:
-    """What each rank of the learner takes, on the supervisor's node unless the run's directory is
-    on all; empty if it takes nothing.
+) -> list[Bundle]:
+    """Return the bundle of each learner rank, on the supervisor's node unless all nodes share
+    the run's directory; empty if a rank needs no resources.
 
-    With placement=colocated the first has room for the generators too: shares of a GPU in one
-    bundle are of the same GPU.
+    With placement=colocated the first bundle has room for the generators too: shares of a GPU in
+    one bundle are of the same GPU.
     """
-    cpus, generator_cpus = (
-        (0, 0) if is_own_cluster else (config.cluster.learner_cpus, config.cluster.generator_cpus)
-    )
-    bundle = {"CPU": float(cpus), "GPU": config.learner.gpus_each}
-    if not config.cluster.shared_run_dir and not is_own_cluster:
-        bundle[f"node:{supervisor_host}"] = 0.001  # every node offers 1 of its address
+    cluster = config.cluster
+    bundle: Bundle = {"CPU": float(cluster.learner_cpus), "GPU": config.learner.gpus_each}
+    generator_cpus = cluster.generator_cpus
+    if is_own_cluster:
+        bundle["CPU"] = generator_cpus = 0
+    elif not cluster.shared_run_dir:
+        bundle[f"node:{supervisor_host}"] = _NODE_SHARE
     bundles = [dict(bundle) for _ in range(config.learner.ranks)]
     if config.placement == "colocated":
-        bundles[0]["CPU"] += config.generators.count * generator_cpus
-        bundles[0]["GPU"] += config.generators.count * config.generators.gpus_each
+        count = config.generators.count
+        bundles[0]["CPU"] += count * generator_cpus
+        bundles[0]["GPU"] += count * config.generators.gpus_each
     bundles = [{name: amount for name, amount in bundle.items() if amount} for bundle in bundles]
     return bundles if all(bundles) else []
 
 
 def buffer_bundles(
     config: RunConfig, *, supervisor_host: str, is_own_cluster: bool
-) -> list[dict[str, float]]:
-    """What the buffer takes, always on the supervisor's node; in a cluster of the run's own nothing
-    is counted.
+) -> list[Bundle]:
+    """Return the buffer's bundle, always on the supervisor's node; none in a cluster that the run
+    started.
     """
-    return (
-        []
-        if is_own_cluster
-        else [{"CPU": float(config.cluster.buffer_cpus), f"node:{supervisor_host}": 0.001}]
-    )
+    if is_own_cluster:
+        return []
+    return [{"CPU": float(config.cluster.buffer_cpus), f"node:{supervisor_host}": _NODE_SHARE}]

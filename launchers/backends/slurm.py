@@ -1,11 +1,11 @@
-"""Runs a run as one job of Slurm: its supervisor in the batch step, every other process in a step
-of its own that `srun` starts.
+"""Runs a run as one job of Slurm: its supervisor in the batch step, every other process in another
+step, which `srun` starts.
 
 Invariants
-- The job is an allocation and no more: a restart, and a process that joins later, is another `srun`
-  in it. A step that finds no free CPUs waits for them, as Slurm does anyway.
+- The job is only an allocation: a restart, and a process that joins later, is another `srun` in it.
+  A step waits until the allocation has free CPUs for it.
 - Steps end with the supervisor: `srun` dies with it, Slurm ends the job with its batch step, and a
-  process that cannot reach the supervisor ends itself.
+  process that cannot reach the supervisor ends.
 - SIGTERM makes `srun` kill its task, so a process is asked to end by SIGUSR1, which `srun` passes
   on.
 - The run's directory is on a filesystem that the nodes share; the buffer, which writes the store,
@@ -31,7 +31,7 @@ from async_rl.config.pools import pool_of, settings_of
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.launchers.backends.cluster import cluster_cpus, needs, on_cluster
-from async_rl.launchers.backends.local import LocalLauncher, child_command
+from async_rl.launchers.backends.local import child_command, output_path
 from async_rl.planning.topology import ProcessSpec
 from async_rl.wire.addresses import AUTO
 
@@ -41,33 +41,27 @@ _SUBMIT_S = 60.0
 
 
 def is_inside_job() -> bool:
-    """Whether this process runs in an allocation already, and so starts steps rather than a job."""
+    """Return whether this process runs in an allocation and therefore starts steps, not a job."""
     return "SLURM_JOB_ID" in os.environ
 
 
 def job_script(config: RunConfig, run_dir: Path) -> str:
-    """What sbatch gets: the options as #SBATCH lines, then the supervisor in place of the shell."""
+    """Return the job's script: the options as #SBATCH lines, then the supervisor."""
     lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in _options(config, run_dir))]
-    lines.append(
-        f"exec {shlex.join([sys.executable, '-m', 'async_rl.launchers.slurm_job', str(run_dir)])}"
-    )
+    # exec: Slurm's signals reach the supervisor, not a shell in between.
+    command = [sys.executable, "-m", "async_rl.launchers.slurm_job", str(run_dir)]
+    lines.append(f"exec {shlex.join(command)}")
     return "\n".join(lines) + "\n"
 
 
 def submit(config: RunConfig, run_dir: Path) -> str:
-    """Writes the script into the run's directory and gives it to Slurm; the job's number. Raises
+    """Write the script into the run's directory, submit it and return the job's number. Raises
     ConfigError if Slurm refuses it.
     """
     script = run_dir / SCRIPT_FILE
     script.write_text(job_script(config, run_dir))
     try:
-        done = subprocess.run(
-            ["sbatch", "--parsable", str(script)],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_SUBMIT_S,
-        )
+        done = _sbatch("--parsable", str(script))
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(
             f"launcher=slurm: sbatch cannot be run here ({error}); launch from a machine that"
@@ -82,16 +76,24 @@ def submit(config: RunConfig, run_dir: Path) -> str:
 
 
 def refusal(config: RunConfig) -> str:
-    """Why Slurm would not take the job, in its own words; empty if it would."""
+    """Return Slurm's message if it would refuse the job; empty if it would accept it."""
     script = job_script(config, Path(config.output_dir) / str(config.run_name))
-    command = ["sbatch", "--test-only"]
     try:
-        done = subprocess.run(
-            command, input=script, capture_output=True, text=True, check=False, timeout=_SUBMIT_S
-        )
+        done = _sbatch("--test-only", text=script)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return " ".join(done.stderr.split()) if done.returncode else ""
+
+
+def _sbatch(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["sbatch", *arguments],
+        input=text,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_SUBMIT_S,
+    )
 
 
 def _options(config: RunConfig, run_dir: Path) -> Iterator[str]:
@@ -123,28 +125,28 @@ class SlurmProcess:
         self.why = ""
         self._srun = srun
         self._output = output
-        self._has_place = asyncio.Event()
+        self._is_placed = asyncio.Event()
         self._reading = asyncio.create_task(self._read(), name="output of srun")
-        self._killing: asyncio.Task[None] | None = None
+        self._killing: set[asyncio.Task[None]] = set()
 
     async def placed(self) -> None:
-        """Returns once the task runs on a node, or never will."""
-        await self._has_place.wait()
+        """Wait until the task runs on a node, or never will."""
+        await self._is_placed.wait()
 
     async def wait(self) -> int:
-        """The task's exit code; -N if signal N ended it."""
+        """Return the task's exit code; -N if signal N ended it."""
         code = await self._srun.wait()
         await asyncio.shield(self._reading)
         return 128 - code if code > 128 else code
 
     def terminate(self) -> None:
-        """Asks the task to end, through srun."""
+        """Ask the task to end, through srun."""
         self._signal(signal.SIGUSR1 if self.pid else signal.SIGTERM)
 
     def kill(self) -> None:
-        """Ends the task now, and srun in any case."""
-        if self._killing is None and self._srun.returncode is None:
-            self._killing = asyncio.create_task(self._kill(), name="kill the step")
+        """End the task now, and srun in any case."""
+        if not self._killing and self._srun.returncode is None:
+            self._killing.add(asyncio.create_task(self._kill(), name="kill the step"))
 
     async def _kill(self) -> None:
         self._signal(signal.SIGTERM)
@@ -159,17 +161,17 @@ class SlurmProcess:
                 self._srun.send_signal(number)
 
     async def _read(self) -> None:
-        """The process id, then everything else into the process's file."""
+        """Read the process id, then append everything else to the process's file."""
         assert self._srun.stdout is not None
         try:
             first = await self._srun.stdout.readline()
             self.pid = int(first) if first.strip().isdigit() else 0
-            self._has_place.set()
+            self._is_placed.set()
             while data := await self._srun.stdout.read(2**16):
                 with self._output.open("ab") as file:
                     file.write(data)
         finally:
-            self._has_place.set()
+            self._is_placed.set()
 
 
 class SlurmLauncher:
@@ -178,45 +180,41 @@ class SlurmLauncher:
     def __init__(self, run_dir: Path, config: RunConfig) -> None:
         self._run_dir = run_dir.absolute()
         self._config = config
+        self._node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
         self._started: list[SlurmProcess] = []
 
     async def open(self) -> str:
-        """This node's address. Raises ConfigError outside a job, or where the node's name leads
-        nowhere that others can reach.
+        """Return this node's address. Raises ConfigError outside a job, or if other nodes cannot
+        reach the address of the node's name.
         """
         if not is_inside_job():
             raise ConfigError(
-                "launcher=slurm: this process is in no job; launch with async-rl launch, which"
+                "launcher=slurm: not running inside a Slurm job; start with async-rl launch, which"
                 " submits one"
             )
-        self._node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
         address = await asyncio.to_thread(_address_of, self._node)
         network = self._config.network
-        if (
-            address.startswith("127.")
-            and self._config.cluster.nodes > 1
-            and network.host == AUTO
-            and network.interface is None
-        ):
+        is_chosen = network.host != AUTO or network.interface is not None
+        if address.startswith("127.") and self._config.cluster.nodes > 1 and not is_chosen:
             raise ConfigError(
-                f"launcher=slurm: {self._node} is {address} to itself, which other nodes cannot"
-                " reach; set network.interface"
+                f"launcher=slurm: {self._node} has the address {address} here, which other nodes"
+                " cannot reach; set network.interface"
             )
         return address
 
     async def close(self) -> None:
-        """Ends every step."""
+        """End every step."""
         for process in self._started:
             process.kill()
         await asyncio.gather(*(process.wait() for process in self._started), return_exceptions=True)
 
     def output_of(self, name: str) -> Path:
-        """The file with what the process and its libraries print."""
-        return LocalLauncher(self._run_dir).output_of(name)
+        """Return the file with the output of the process and its libraries."""
+        return output_path(self._run_dir, name)
 
     async def start(self, spec: ProcessSpec) -> SlurmProcess:
-        """Starts an srun, which waits until the job has room for its step. Raises
-        InfrastructureError if it cannot be run.
+        """Start an srun, which waits until the job has room for its step. Raises
+        InfrastructureError if srun cannot be run.
         """
         placed = on_cluster(self._config, spec)
         output = self.output_of(spec.name)
@@ -239,19 +237,13 @@ class SlurmLauncher:
         return process
 
     def _srun(self, spec: ProcessSpec) -> list[str]:
-        options = [
-            "srun",
-            "--exact",
-            "--nodes=1",
-            "--ntasks=1",
-            "--mem=0",
-            f"--job-name={spec.name}",
-        ]
+        # --mem=0: a step may use all memory of its node, which the job owns anyway.
+        options = ["srun", "--exact", "--nodes=1", "--ntasks=1", "--mem=0"]
+        options.append(f"--job-name={spec.name}")
         options.append(f"--cpus-per-task={cluster_cpus(self._config, spec)}")
         options.append(f"--gpus-per-node={math.ceil(spec.gpus)}" if spec.gpus else "--gres=none")
-        if (
-            pool := settings_of(self._config, pool_of(spec.name))
-        ) is not None and pool.node_kind is not None:
+        pool = settings_of(self._config, pool_of(spec.name))
+        if pool is not None and pool.node_kind is not None:
             options.append(f"--constraint={pool.node_kind}")
         if spec.role == "buffer":
             options.append(f"--nodelist={self._node}")

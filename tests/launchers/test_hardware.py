@@ -167,7 +167,7 @@ def test_pretending_goes_with_a_dry_run_only(
     with pytest.raises(SystemExit) as caught:
         cli.main()
     assert caught.value.code == 2
-    assert "--dry-run only" in capsys.readouterr().err
+    assert "it requires --dry-run" in capsys.readouterr().err
 
 
 def dry_run(

@@ -228,7 +228,7 @@ def test_several_nodes_need_an_address_that_the_others_reach(
 ) -> None:
     assert asyncio.run(launcher_of(tmp_path, settings()).open()) == "127.0.0.1"
     with pytest.raises(
-        ConfigError, match=r"localhost is 127.0.0.1 to itself.*set network.interface"
+        ConfigError, match=r"localhost has the address 127.0.0.1.*set network.interface"
     ):
         asyncio.run(launcher_of(tmp_path, settings("cluster.nodes=2")).open())
     assert (
