@@ -180,7 +180,5 @@ def test_failing_references_are_listed_with_the_reason(tmp_path: Path) -> None:
 def test_a_file_without_programs_is_an_error(tmp_path: Path) -> None:
     result = verify(tmp_path, [{"id": "a", **SQUARE}])
     assert isinstance(result.exception, DataError)
-    assert "none of completions, completion, responses, response" in str(
-        result.exception
-    )
+    assert "none of completions, completion, responses, response" in str(result.exception)
     assert os.listdir(tmp_path) == ["rows.jsonl"]
