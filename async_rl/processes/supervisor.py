@@ -62,6 +62,7 @@ class Supervisor:
             self._registry, config.timeouts, is_local=config.launcher == "local"
         )
         self._stop = StopRequest()
+        self._started_s = time.time()
 
     async def run(self) -> int:
         """Create keys, open the outputs, supervise until the end; return the exit code."""
@@ -158,8 +159,8 @@ class Supervisor:
         )
         stall_watch = StallWatch(self._registry, self._liveness, self._config.timeouts)
         service = ControlService(
-            self._config,
-            self._run_dir,
+            config=self._config,
+            run_dir=self._run_dir,
             registry=self._registry,
             liveness=self._liveness,
             stall_watch=stall_watch,
@@ -168,6 +169,7 @@ class Supervisor:
             scaler=scaler,
             stop=self._stop,
             log=self._log,
+            started_s=self._started_s,
         )
         bind_host = supervisor_host(self._config.network, host)
         port = self._config.network.control_port

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from async_rl.config.run import RunConfig
@@ -47,34 +47,21 @@ class StopRequest:
         self.graceful.set()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ControlService:
-    """One handler per message of the control socket."""
+    """One handler per message of the control socket. started_s: Unix time."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        run_dir: Path,
-        *,
-        registry: Registry,
-        liveness: Liveness,
-        stall_watch: StallWatch,
-        monitor: Monitor,
-        fleet: Fleet,
-        scaler: Scaler,
-        stop: StopRequest,
-        log: logging.Logger,
-    ) -> None:
-        self._config = config
-        self._run_dir = run_dir
-        self._registry = registry
-        self._liveness = liveness
-        self._stall_watch = stall_watch
-        self._monitor = monitor
-        self._fleet = fleet
-        self._scaler = scaler
-        self._stop = stop
-        self._log = log
-        self._started_s = time.time()
+    config: RunConfig
+    run_dir: Path
+    registry: Registry
+    liveness: Liveness
+    stall_watch: StallWatch
+    monitor: Monitor
+    fleet: Fleet
+    scaler: Scaler
+    stop: StopRequest
+    log: logging.Logger
+    started_s: float
 
     def handlers(self) -> dict[type[Message], Handler]:
         """The handler of each message."""
@@ -92,18 +79,18 @@ class ControlService:
         }
 
     async def _register(self, message: Register) -> Message:
-        self._registry.register(message)
-        self._log.info("%s serves at %s", message.name, message.address or "(no address)")
+        self.registry.register(message)
+        self.log.info("%s serves at %s", message.name, message.address or "(no address)")
         return Ok()
 
     async def _heartbeat(self, message: Heartbeat) -> Message:
-        self._registry.beat(message)
-        self._stall_watch.observe()
-        self._monitor.on_heartbeat()
+        self.registry.beat(message)
+        self.stall_watch.observe()
+        self.monitor.on_heartbeat()
         return Ok()
 
     async def _watch_members(self, message: WatchMembers) -> Message:
-        directory = self._registry.directory
+        directory = self.registry.directory
         # An unchanged list is an answer too: it shows that the supervisor is alive.
         try:
             async with asyncio.timeout(message.wait_s):
@@ -113,44 +100,44 @@ class ControlService:
         return directory.snapshot()
 
     async def _report_metrics(self, message: ReportMetrics) -> Message:
-        self._monitor.on_metrics(message)
+        self.monitor.on_metrics(message)
         return Ok()
 
     async def _start_from(self, message: StartFrom) -> Message:
-        self._monitor.start_from(message.version)
+        self.monitor.start_from(message.version)
         return Ok()
 
     async def _report_fatal(self, message: ReportFatal) -> Message:
-        self._log.error("%s failed: %s", message.name, message.text)
-        self._fleet.note_fatal(message.name, message.text, ends_run=message.ends_run)
+        self.log.error("%s failed: %s", message.name, message.text)
+        self.fleet.note_fatal(message.name, message.text, ends_run=message.ends_run)
         return Ok()
 
     async def _expel(self, message: Expel) -> Message:
-        self._log.warning("the learner removed %s: %s", message.name, message.reason)
-        self._fleet.expel(message.name, message.pid, message.reason)
+        self.log.warning("the learner removed %s: %s", message.name, message.reason)
+        self.fleet.expel(message.name, message.pid, message.reason)
         return Ok()
 
     async def _get_status(self, _: GetStatus) -> Message:
-        monitor = self._monitor
+        monitor = self.monitor
         return StatusReply(
-            run_name=self._run_dir.name,
-            run_dir=str(self._run_dir),
+            run_name=self.run_dir.name,
+            run_dir=str(self.run_dir),
             step=monitor.step,
-            num_steps=self._config.num_steps,
-            started_s=self._started_s,
+            num_steps=self.config.num_steps,
+            started_s=self.started_s,
             tensorboard_url=monitor.tensorboard_url,
-            members=self._liveness.members(),
+            members=self.liveness.members(),
             metrics=monitor.newest,
             stalled=monitor.stalled,
             restarted_because=monitor.restarted_because,
-            pools=self._registry.pools(),
+            pools=self.registry.pools(),
         )
 
     async def _scale(self, message: Scale) -> Message:
-        self._scaler.scale(message.wanted, "as requested by a person", is_forced=message.is_forced)
-        return Pools(pools=self._registry.pools())
+        self.scaler.scale(message.wanted, "as requested by a person", is_forced=message.is_forced)
+        return Pools(pools=self.registry.pools())
 
     async def _stop_run(self, message: StopRun) -> Message:
-        event = self._stop.graceful if message.is_graceful else self._stop.immediate
+        event = self.stop.graceful if message.is_graceful else self.stop.immediate
         event.set()
         return Ok()
