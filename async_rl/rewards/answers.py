@@ -1,4 +1,4 @@
-"""Decides if a response in words gives the expected answer, with one rule per way of writing
+"""Decides if a response in words contains the expected answer, with one rule per way of writing
 answers. Pure.
 
 gsm8k: the number after the last `####`, or else the last number. math: the expression in the last
@@ -20,7 +20,7 @@ _BOX = "\\boxed{"
 
 
 def is_right(test: AnswerTest, response: str) -> bool:
-    """Return whether the response gives the answer of `test`, by its rule."""
+    """Return whether the response contains the answer of `test`, by its rule."""
     match test.rule:
         case "gsm8k":
             number = _number(response)

@@ -21,7 +21,7 @@ _PYTHON = frozenset({"", "python", "python3", "py"})
 
 
 def extract_code(response: str, mode: Literal["auto", "fenced", "whole"]) -> str | None:
-    """The program in `response`; None if there is no usable block where one is needed."""
+    """The program in `response`; None if a block is needed and none is usable."""
     if mode == "whole":
         return response
     blocks = complete_blocks(response)

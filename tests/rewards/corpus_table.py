@@ -56,7 +56,7 @@ class Host:
         self._victim = subprocess.Popen(["/bin/sleep", "3600"])
 
     def state(self) -> dict[str, object]:
-        """What must be equal before and after."""
+        """The state of the host that must be equal before and after."""
         return {
             "canary": (self._canary.read_text(), self._canary.stat().st_mtime_ns),
             "victim": self._victim.poll(),
@@ -127,7 +127,7 @@ def run_all(level: int) -> list[tuple[str, str, str, bool]]:
             before = host.state()
             for case in (*CASES, *HONEST):
                 if case.name == "scratch file" and level != 1:
-                    continue  # without namespaces there is no scratch
+                    continue  # the scratch needs namespaces
                 verdict = jail.verify(request_of(case)).verdict
                 results.append((case.family, case.name, str(verdict), verdict in case.right))
                 assert (after := host.state()) == before, (case.name, after, before)

@@ -41,7 +41,7 @@ def sees(sample: RewardSample) -> float:
 
 
 def by_response(sample: RewardSample) -> object:
-    """What goes wrong is what the response says."""
+    """Fail in the way that the response names."""
     what = sample.response
     if what == "raise":
         raise ZeroDivisionError("my mistake")

@@ -18,7 +18,7 @@ LIMITS = SandboxConfig(
 
 
 class Jail:
-    """Warm cells with their judge on an event loop of its own, for tests that are not asynchronous
+    """Warm cells with their judge on a separate event loop, for tests that are not asynchronous
     themselves.
     """
 

@@ -1,4 +1,4 @@
-"""Many clients at once while cells are killed at random: every job ends with exactly one right
+"""Many concurrent clients while cells are killed at random: every job ends with exactly one right
 verdict.
 
 ASYNC_RL_LOAD_JOBS=10000 pytest tests/rewards/test_load.py is the long form.

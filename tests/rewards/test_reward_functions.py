@@ -173,7 +173,7 @@ def test_neither_calls_nor_programs_wait_for_slow_calls_that_were_sent_before() 
         await client.test("def f(x):\n    return x", [program])
         held = [asyncio.create_task(client.ask_functions([name("held")], SAMPLE)) for _ in range(8)]
         for _ in held:
-            await asyncio.sleep(0.02)  # each travels by itself
+            await asyncio.sleep(0.02)  # each is sent alone
         assert await client.ask_functions([name("letters")], SAMPLE) == {
             name("letters"): {"score": 6.0}
         }

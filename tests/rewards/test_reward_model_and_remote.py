@@ -1,5 +1,5 @@
-"""The ready terms that ask somebody else: a reward model with a template of its own, and an HTTP
-server in two forms.
+"""The ready terms with a scorer outside: a reward model with its chat template, and an HTTP server
+in two forms.
 """
 
 from __future__ import annotations

@@ -34,8 +34,9 @@ def _check(said: dict[str, Any], level: int) -> None:
 
 @pytest.mark.parametrize("level", [NAMESPACES, LANDLOCK])
 def test_ordinary_user_gets_the_same_jail(level: int, tmp_path: Path) -> None:
-    """As root: becomes nobody first, with the system's Python and a copy of the package that nobody
-    can read.
+    """As root it first becomes the user `nobody`, with the system's Python.
+
+    That user can read only a copy of the package.
     """
     command, cwd = [sys.executable, str(SCRIPT), str(ROOT), str(level)], ROOT
     if os.geteuid() == 0:

@@ -54,7 +54,7 @@ class CallCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildRun:
-    """What one child did: its outcome, its answers and the seconds that the whole job took.
+    """The outcome and the answers of one child, and the seconds of the whole job.
 
     is_final: a fresh child could not answer any later run. stop: results end at the first failure.
     """
@@ -97,7 +97,7 @@ class ChildRun:
     def stream_results(
         self, tests: Sequence[StdinTest], comparison: Comparison
     ) -> tuple[list[TestResult], bool]:
-        """Results of the streams, and whether the next test must run again in a child of its own.
+        """Results of the streams, and whether the next test must run again in a fresh child.
 
         A stream that fails after others in the same child may fail because of what they left.
         """

@@ -2,7 +2,7 @@
 
 Takes requests, waits for a free stream, and returns answers. Woken by: a request, the end of a
 stream. Invariants: every request is settled when its stream ends; programs do not wait for calls of
-slow reward functions, which have streams of their own.
+slow reward functions, which use other streams.
 """
 
 from __future__ import annotations

@@ -201,7 +201,7 @@ class Judge:
         )
 
     async def _judged(self, test: AssertTest, program: _Program) -> TestResult:
-        """Run the test in a judging child of its own, with a solver of its own."""
+        """Run the test in a judging child, and the program in a solver beside it."""
         job = program.job(Mode.JUDGE, 1, program.code)
         job = job._replace(test=(program.setup, test.code))
         return (await program.run(job, read_judged)).judged_result()

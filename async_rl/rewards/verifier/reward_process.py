@@ -2,9 +2,9 @@
 
 Takes calls, waits for the child, and returns scores or raises RewardError; a failure is never a
 score. Invariants: a call ends after `reward.timeout_s`, because its process is killed. The other
-calls of a killed process are repeated in a new one. A call is repeated in a process of its own if
-it may be the one to blame: when the process ended by itself, when the blocking call is unknown, or
-when the call was late because it blocks the event loop.
+calls of a killed process are repeated in a new one. A call that may be at fault is repeated in a
+process without other calls: when the process was not killed by us, when the blocking call is
+unknown, or when the call is the one that blocks the event loop.
 """
 
 from __future__ import annotations

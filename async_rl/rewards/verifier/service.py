@@ -77,8 +77,8 @@ class VerifierService:
     def admit(self, count: int) -> None:
         """Admit `count` programs, or raise Refused.
 
-        A batch that is larger than the queue is admitted if there is no other program, because it
-        could never fit otherwise.
+        An idle verifier admits even a batch that is larger than the queue, because it could never
+        fit otherwise.
         """
         if self._is_draining:
             self.metrics.count_refused(503)
