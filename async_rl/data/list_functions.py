@@ -178,7 +178,8 @@ def corpus(
             flawed_program(spec, rates, rng),
         )
         if retry_share and rng.random() < retry_share:
-            prompt += f"{flawed_program(spec, rates, rng)}{END}{second_prompt(_outcome(spec, specs, rng), prompt)}"
+            first = flawed_program(spec, rates, rng)
+            prompt += f"{first}{END}{second_prompt(_outcome(spec, specs, rng), prompt)}"
         yield prompt, answer
 
 

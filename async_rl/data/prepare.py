@@ -49,7 +49,7 @@ def prepare_model(
     """Return the directory of the model that the run starts from, built or downloaded if needed.
 
     on_progress(fraction, text) is called meanwhile.  embedded: the model to build instead of the
-    one that fits the configuration.  Raises ConfigError where model.path or cache_dir cannot be used.
+    one that fits the configuration.  Raises ConfigError if model.path or cache_dir is unusable.
     """
     if config.model.path is not None:
         return _overridden(_resolve(config.model.path, on_progress), config)

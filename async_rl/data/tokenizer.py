@@ -59,7 +59,7 @@ def build_tokenizer(texts: Iterable[str], max_length: int) -> PreTrainedTokenize
 
 
 def load_tokenizer(config: RunConfig, model_path: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a run: that of the model's directory, or the one that data.tokenizer names."""
+    """The tokenizer of a run: that of the model's directory, or of data.tokenizer if it is set."""
     from transformers import AutoTokenizer
 
     import_external(config.model)

@@ -1,0 +1,212 @@
+"""From a row of a data file to a prompt: its id, its chat, its tests, its tokens.
+
+Invariants
+- A prompt's token ids are those of its text, chat template and generation prompt included; none is
+  longer than data.max_prompt_tokens.
+- No row vanishes: each becomes a prompt or is rejected, with its place and the reason.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from async_rl.config.run import RunConfig
+from async_rl.core.errors import DataError
+from async_rl.core.types import AnswerTest, CodeProblem, Prompt
+from async_rl.data.files import Placed, Rejected, Row, read_rows
+from async_rl.data.fitting import filled, fitted
+from async_rl.data.problems import read_hidden
+
+_ID_COLUMNS = ("prompt_id", "id", "query_id", "task_id")
+_QUESTION = "question"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """A prompt before tokenization."""
+
+    place: str
+    prompt_id: str
+    text: str
+    data_source: str
+    problem: CodeProblem
+
+
+class Drafter:
+    """Makes the prompts of these files. The tokenizer renders chats and counts tokens."""
+
+    def __init__(self, files: Sequence[str], config: RunConfig, tokenizer: Any) -> None:
+        self._config = config
+        self._tokenizer = tokenizer
+        self._names = _names(files)
+        self._metadata = self._read_metadata()
+
+    def draft(self, file: str, number: int, placed: Placed) -> Draft | Rejected:
+        """The draft of a row, the number-th of its file."""
+        place, row = placed
+        try:
+            if isinstance(row, DataError):
+                raise row
+            return self._draft(place, f"{self._names[file]}/", number, row)
+        except DataError as error:
+            return Rejected(str(error), is_over_long=False)
+
+    def encode(self, drafts: Sequence[Draft]) -> Iterator[tuple[int, Prompt | Rejected]]:
+        """(number of tokens before truncation, prompt) of each draft, tokenized together."""
+        # A chat template writes the special tokens itself.
+        rows = self._tokenizer(
+            [draft.text for draft in drafts],
+            add_special_tokens=not self._tokenizer.chat_template,
+            verbose=False,
+        )["input_ids"]
+        for draft, ids in zip(drafts, rows, strict=True):
+            yield len(ids), self._encoded(draft, ids)
+
+    def render(self, place: str, messages: list[dict[str, str]], *, is_chat: bool = False) -> str:
+        """The text to be continued: chat template and generation prompt, or the plain text and a
+        newline without a template.
+        """
+        if self._tokenizer.chat_template:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=True
+                )
+            )
+        if is_chat:
+            raise DataError(
+                f"{place}: the prompt is a chat and the tokenizer has no chat template; use a chat"
+                " model, or plain strings as prompts"
+            )
+        return messages[0]["content"] + "\n"
+
+    def _read_metadata(self) -> dict[str, Row]:
+        """Further columns by id, from data.metadata_file."""
+        file = self._config.data.metadata_file
+        metadata: dict[str, Row] = {}
+        if file is None or not self._names:
+            return metadata
+        for _, row in read_rows(file, cache_dir=self._config.cache_dir):
+            name = self._id(row)
+            if name is None:
+                raise DataError(
+                    f"data.metadata_file={file}: a row without an id; set data.id_key to the"
+                    " column with the id"
+                )
+            metadata[name] = row
+        return metadata
+
+    def _id(self, row: Row) -> str | None:
+        id_key = self._config.data.id_key
+        for column in _ID_COLUMNS if id_key is None else (id_key,):
+            if row.get(column) is not None:
+                return str(row[column])
+        return None
+
+    def _check_id(self, place: str, name: str | None, row: Row) -> None:
+        data = self._config.data
+        if name is None and data.id_key is not None:
+            raise DataError(
+                f"{place}: no column {data.id_key!r}, only {sorted(row)}; set data.id_key to the"
+                " column with the id"
+            )
+        if name is not None and len(name) > data.max_id_length:
+            raise DataError(
+                f"{place}: the id {name[:40]!r}... has {len(name)} characters, over"
+                f" data.max_id_length={data.max_id_length}; raise it"
+            )
+        if data.metadata_file is not None and name not in self._metadata:
+            raise DataError(
+                f"{place}: data.metadata_file={data.metadata_file} has no row with the id"
+                f" {name!r}; add it"
+            )
+
+    def _draft(self, place: str, prefix: str, number: int, row: Row) -> Draft:
+        name = self._id(row)
+        self._check_id(place, name, row)
+        if name is not None:
+            row = {**self._metadata.get(name, {}), **row}
+        prompt_key = self._config.data.prompt_key
+        if row.get(prompt_key) is None and row.get(_QUESTION) is not None:
+            prompt_key = _QUESTION
+        has_rollout = self._config.rollout.fn is not None
+        problem, shown = read_hidden(place, row, self._config.reward, has_rollout=has_rollout)
+        messages = _messages(place, row, prompt_key, shown)
+        source = row.get("data_source")
+        if not isinstance(source, str):
+            first = next(iter(problem.tests), None)
+            source = first.rule if isinstance(first, AnswerTest) else "code"
+        return Draft(
+            place=place,
+            prompt_id=prefix + (str(number) if name is None else name),
+            text=self.render(place, messages, is_chat=isinstance(row[prompt_key], list)),
+            data_source=source,
+            problem=problem,
+        )
+
+    def _encoded(self, draft: Draft, ids: Sequence[int]) -> Prompt | Rejected:
+        data = self._config.data
+        kept = fitted(ids, data.max_prompt_tokens, data.truncation)
+        if kept is None:
+            reason = (
+                f"{draft.place}: {len(ids)} tokens are over"
+                f" data.max_prompt_tokens={data.max_prompt_tokens}; raise it, or set"
+                " data.truncation=drop"
+            )
+            return Rejected(reason, is_over_long=True)
+        if data.fill_to_max_tokens:
+            kept = filled(kept, data.max_prompt_tokens)
+        is_changed = len(kept) != len(ids)
+        return Prompt(
+            prompt_id=draft.prompt_id,
+            text=self._tokenizer.decode(kept) if is_changed else draft.text,
+            token_ids=np.array(kept, dtype=np.int32),
+            data_source=draft.data_source,
+            problem=draft.problem,
+        )
+
+
+def _names(files: Sequence[str]) -> dict[str, str]:
+    """The prefix of the ids of each file's rows: its name, with that of its folder if two files
+    have the same name.
+    """
+    paths = {file: PurePosixPath(file) for file in files}
+    stems = Counter(path.stem for path in paths.values())
+    names = {}
+    for file, path in paths.items():
+        is_unique = stems[path.stem] == 1
+        names[file] = path.stem if is_unique else f"{path.parent.name}/{path.stem}"
+    return names
+
+
+def _messages(place: str, row: Row, prompt_key: str, shown: Sequence[str]) -> list[dict[str, str]]:
+    """The chat of a row; a plain string is one user message. Assert statements that the prompt must
+    show are added to the last message.
+    """
+    prompt = row.get(prompt_key)
+    if prompt is None:
+        raise DataError(
+            f"{place}: no column {prompt_key!r}, only {sorted(row)}; set data.prompt_key to the"
+            " column with the prompt"
+        )
+    chat = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    if not isinstance(chat, list) or not chat or not all(map(_is_message, chat)):
+        raise DataError(
+            f"{place}: column {prompt_key!r} must be a string or a list of {{role, content}}, this"
+            f" is {str(prompt)[:80]!r}"
+        )
+    messages = [{"role": message["role"], "content": message["content"]} for message in chat]
+    if shown:
+        messages[-1]["content"] += "\nYour code should pass these tests:\n" + "\n".join(shown)
+    return messages
+
+
+def _is_message(value: Any) -> bool:
+    if not isinstance(value, dict):
+        return False
+    return isinstance(value.get("role"), str) and isinstance(value.get("content"), str)
