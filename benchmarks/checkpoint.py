@@ -89,7 +89,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def _copy_s(trainer: Trainer) -> float:
-    state = trainer._checkpointer._state()
+    state = trainer._checkpointer.state()
     return _seconds(
         lambda: tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), state)
     )

@@ -1,10 +1,10 @@
-"""Attention over packed rows, offered to every Hugging Face model through transformers' attention
-interface.
+"""Attention over packed rows for every Hugging Face model, by transformers' attention interface.
 
-`use_segments(model)` makes a model call `attend`, which gathers the keys of each segment (its
-prompt, then itself), so a prompt shared by several responses is computed once and no token is
-padded outside this function. Invariant: the model receives the row's `Layout` as the keyword
-argument `segments` of its forward call and must pass it down.
+`use_segments(model)` makes a model call `attend`, which gathers the keys of each segment: its
+prompt, then itself. So a prompt shared by several responses is computed once, and only this file
+pads tokens.
+Invariant: the model receives the row's `Layout` as the keyword argument `segments` of its forward
+call and must pass it on to its attention layers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAME = "async_rl_segments"
 
 
 def use_segments(model: PreTrainedModel) -> None:
-    """From now on the model attends by the `segments` given to its forward call."""
+    """Make the model attend by the `segments` passed to its forward call."""
     model.set_attn_implementation(_NAME)
 
 
@@ -35,15 +35,16 @@ def attend(
     scaling: float | None,
     window: int | None = None,
 ) -> Tensor:
-    """Softmax attention of each segment to its prompt and its own past.
+    """Compute softmax attention of each segment to its prompt and its own past.
 
-    query: [T, H, D]; key, value: [T, H_kv, D] -> [T, H, D].  scaling: factor on the products, None
-    = 1 / sqrt(D).
-    window: tokens that each one sees, itself and those before it; None = all.
+    query: float [T, H, D]; key, value: float [T, H_kv, D] -> float [T, H, D].  scaling: factor of
+    the products, None = 1 / sqrt(D); window: the newest tokens that each token attends to, itself
+    included, None = all (arXiv 1706.03762 eq. 1, grouped queries arXiv 2305.13245).
     """
     outputs = [
         _attend_block(block, query, key, value, scaling, window) for block in segments.blocks
     ]
+    # A concatenation of one tensor would still copy it.
     joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return joined.index_select(0, segments.output_index).view(query.shape)
 
@@ -56,21 +57,14 @@ def _attend_block(
     scaling: float | None,
     window: int | None,
 ) -> Tensor:
-    """-> [N * Q, H * D]."""
+    """Float [N * Q, H * D]."""
 
     def gather(x: Tensor, index: Tensor) -> Tensor:
-        return (
-            x.flatten(1)
-            .index_select(0, index)
-            .view(block.num_segments, -1, *x.shape[1:])
-            .transpose(1, 2)
-        )
+        gathered = x.flatten(1).index_select(0, index)
+        return gathered.view(block.num_segments, -1, *x.shape[1:]).transpose(1, 2)
 
-    q, k, v = (
-        gather(query, block.query_index),
-        gather(key, block.key_index),
-        gather(value, block.key_index),
-    )
+    q = gather(query, block.query_index)
+    k, v = gather(key, block.key_index), gather(value, block.key_index)
     bias = block.bias if window is None else block.windowed_bias(window)
     out = F.scaled_dot_product_attention(
         q,
@@ -98,12 +92,13 @@ def _segment_attention(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """query: [1, H, T, D]; key, value: [1, H_kv, T, D] -> [1, T, H, D]. Raises NotImplementedError
-    for kinds of attention that differ.
+    """Adapt `attend` to transformers: [1, H, T, D], [1, H_kv, T, D] -> [1, T, H, D].
+
+    Raises NotImplementedError for attention that computes something else.
     """
     if softcap is not None or s_aux is not None:
         raise NotImplementedError(
-            "its attention caps its logits or has sinks, which packed rows cannot"
+            "its attention caps its logits or has sinks, which packed rows do not support"
         )
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
     return attend(segments, query, key, value, scaling, sliding_window)[None], None

@@ -1,9 +1,9 @@
-"""Qwen3's attention and norms with fewer passes over memory, for float32 on a CPU, where such
-passes cost as much as the products.
+"""Qwen3's attention and norms with fewer passes over memory, for float32 on a CPU.
 
-`fuse(model)` replaces modules in place; parameters and their names stay.  It takes a fifth off a
-step of the embedded model. Invariant: results equal those of the replaced modules within float
-error; `models.load_policy` checks it on every start.
+There a pass over memory costs as much as a matrix product; a step of the embedded model takes a
+fifth less time. `fuse(model)` replaces modules in place; parameters and their names stay.
+Invariant: results equal those of the replaced modules within float error, which
+`loading.load_policy` checks on every start.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from async_rl.learner.attention import attend
 
 
 def fuse(model: PreTrainedModel) -> None:
-    """Replaces every exact Qwen3Attention and Qwen3RMSNorm; other models stay as they are."""
+    """Replace every exact Qwen3Attention and Qwen3RMSNorm; other modules stay as they are."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
+            # Exact types: a subclass may compute something else.
             if type(child) is Qwen3Attention:
                 setattr(parent, name, FusedAttention(child))
             elif type(child) is Qwen3RMSNorm:
@@ -30,7 +31,7 @@ def fuse(model: PreTrainedModel) -> None:
 
 
 class FusedRMSNorm(nn.Module):
-    """x / rms(x) * weight."""
+    """RMSNorm, x / rms(x) * weight (arXiv 1910.07467 eq. 4)."""
 
     def __init__(self, plain: Any) -> None:
         super().__init__()
@@ -38,14 +39,15 @@ class FusedRMSNorm(nn.Module):
         self.eps: float = plain.variance_epsilon
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., H] -> [..., H]."""
+        """Normalise the last dimension: float32 [..., H] -> float32 [..., H]."""
         result: Tensor = _RMSNorm.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
         return result
 
 
 class FusedAttention(nn.Module):
-    """Projections, normed and rotated queries and keys, attention by segments; heads stay beside
-    each other, so nothing is transposed.
+    """Projections, normed and rotated queries and keys, attention by segments.
+
+    The heads of a token stay adjacent in memory, so nothing is transposed.
     """
 
     def __init__(self, plain: Any) -> None:
@@ -67,28 +69,31 @@ class FusedAttention(nn.Module):
         segments: Layout,
         **_: Any,
     ) -> tuple[Tensor, None]:
-        """hidden_states: [1, T, H] -> [1, T, H]."""
+        """Attend by segments: float32 [1, T, H] -> float32 [1, T, H]."""
         x = hidden_states[0]
-        cos, sin = position_embeddings[0][0][:, None], position_embeddings[1][0][:, None]
+        cos, sin = (embedding[0][:, None] for embedding in position_embeddings)
 
-        def normed(projected: Tensor, norm: FusedRMSNorm) -> Tensor:
+        def rotated(projected: Tensor, norm: FusedRMSNorm) -> Tensor:
             heads = projected.view(len(x), -1, self.head_dim)
             result: Tensor = _RotatedRMSNorm.apply(heads, norm.weight, norm.eps, cos, sin)  # type: ignore[no-untyped-call]
             return result
 
-        query, key = normed(self.q_proj(x), self.q_norm), normed(self.k_proj(x), self.k_norm)
+        query = rotated(self.q_proj(x), self.q_norm)
+        key = rotated(self.k_proj(x), self.k_norm)
         value = self.v_proj(x).view(len(x), -1, self.head_dim)
-        return self.o_proj(attend(segments, query, key, value, self.scaling).flatten(1)[None]), None
+        attended = attend(segments, query, key, value, self.scaling)
+        return self.o_proj(attended.flatten(1)[None]), None
 
 
 def _norm_scale(x: Tensor, eps: float) -> Tensor:
-    scale: Tensor = torch.linalg.vecdot(x, x).mul_(1 / x.shape[-1]).add_(eps).rsqrt_().unsqueeze(-1)
-    return scale
+    """1 / rms(x): float32 [..., 1]."""
+    mean_square: Tensor = torch.linalg.vecdot(x, x).mul_(1 / x.shape[-1])
+    return mean_square.add_(eps).rsqrt_().unsqueeze(-1)
 
 
 def _norm_backward(grad: Tensor, x: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    """With n = x * scale:  d weight = sum(grad n),  d x = scale (grad weight - n mean(grad weight
-    n)).
+    """With n = x * scale:
+    d weight = sum(grad n),  d x = scale (grad weight - n mean(grad weight n)).
     """
     normed = x * scale
     pulled = grad * normed
@@ -98,7 +103,9 @@ def _norm_backward(grad: Tensor, x: Tensor, weight: Tensor, scale: Tensor) -> tu
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor, *, sign: float) -> Tensor:
-    """Rotates the pairs (i, i + D / 2) of the last dimension; sign -1 rotates back."""
+    """Rotate the pairs (i, i + D / 2) of the last dimension (RoPE, arXiv 2104.09864); sign=-1
+    rotates back.
+    """
     half = x.shape[-1] // 2
     y = x * cos
     y[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-sign)
@@ -130,9 +137,5 @@ class _RotatedRMSNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, scale, cos, sin = ctx.saved_tensors
-        return (
-            *_norm_backward(_rotate(grads[0], cos, sin, sign=-1.0), x, weight, scale),
-            None,
-            None,
-            None,
-        )
+        grad = _rotate(grads[0], cos, sin, sign=-1.0)
+        return *_norm_backward(grad, x, weight, scale), None, None, None

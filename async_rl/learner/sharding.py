@@ -1,18 +1,18 @@
-"""FSDP2 for the learner's models, and the few collectives that the learner needs besides.
+"""FSDP2 for the learner's models, and the other collectives of the learner.
 
 Invariants
-- Sums over ranks are sums over the batch, because every rank holds a disjoint share of it.
-- Embeddings belong to the model's own unit: the output head's weight is read outside its module,
-  and may be the input's.
-At one rank in float32 on a CPU nothing is wrapped: there `fully_shard` would cost 15 percent of a
-step of the embedded model.
+- Sums over ranks are sums over the batch, because every rank computes a disjoint part of it.
+- Embeddings belong to the unit of the whole model, because the output head's weight is read outside
+  its module and may be the input embedding.
+- One rank in float32 on a CPU is not wrapped: `fully_shard` would cost 15 percent of a step of the
+  embedded model.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -30,9 +30,16 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 
+def ensure_process_group(backend: str) -> None:
+    """Create a process group of one rank, unless a group exists already."""
+    if not dist.is_initialized():
+        store = torch._C._distributed_c10d.HashStore()
+        dist.init_process_group(backend, store=store, rank=0, world_size=1)
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """Where this process stands in the pool, and how models are laid over it."""
+    """The rank of this process in the learner pool, and how models are sharded over the pool."""
 
     rank: int
     world_size: int
@@ -43,7 +50,7 @@ class Ranks:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether models are wrapped at all."""
+        """True if models are wrapped by FSDP."""
         return (
             self.world_size > 1
             or self.device.type != "cpu"
@@ -52,49 +59,53 @@ class Ranks:
         )
 
     def shard(self, model: nn.Module, blocks: Collection[str], *, methods: Sequence[str]) -> None:
-        """Lay the model over all ranks: modules of these classes, or from min_shard_params on, are
-        units; the rest is another.
+        """Shard the model over all ranks.
 
-        methods: those that run the model besides `forward`.
+        blocks: names of the module classes that are units if min_shard_params=0; otherwise units
+        are modules of at least that size. The rest of the model is one more unit.
+        methods: names of methods that run the model besides `forward`.
         """
         model.to(self.device)
         if not self.is_sharded:
             return
         is_gpu = self.device.type != "cpu"
-        if not dist.is_initialized():
-            backend = "cpu:gloo,cuda:nccl" if is_gpu else "gloo"
-            dist.init_process_group(
-                backend, store=torch._C._distributed_c10d.HashStore(), rank=0, world_size=1
+        # Gloo on a GPU machine too: checkpoints gather on the CPU.
+        ensure_process_group("cpu:gloo,cuda:nccl" if is_gpu else "gloo")
+        mesh = init_device_mesh(self.device.type, (self.world_size,))
+        precision = MixedPrecisionPolicy(param_dtype=self.dtype, reduce_dtype=torch.float32)
+        offload = OffloadPolicy()
+        if self.offload == "parameters":
+            offload = CPUOffloadPolicy(pin_memory=is_gpu)
+
+        def wrap(module: nn.Module, *, reshard_after_forward: bool | None = None) -> None:
+            fully_shard(
+                module,
+                mesh=mesh,
+                mp_policy=precision,
+                offload_policy=offload,
+                reshard_after_forward=reshard_after_forward,
             )
-        options: dict[str, Any] = {
-            "mesh": init_device_mesh(self.device.type, (self.world_size,)),
-            "mp_policy": MixedPrecisionPolicy(param_dtype=self.dtype, reduce_dtype=torch.float32),
-            "offload_policy": (
-                CPUOffloadPolicy(pin_memory=is_gpu)
-                if self.offload == "parameters"
-                else OffloadPolicy()
-            ),
-        }
-        kept = {
-            m
-            for lm in model.modules()
-            if isinstance(lm, PreTrainedModel)
-            for m in (lm.get_input_embeddings(), lm.get_output_embeddings())
-        }
-        for module in units(model, blocks=blocks, min_params=self.min_shard_params, kept=kept):
-            fully_shard(module, **options)
-        fully_shard(model, **options, reshard_after_forward=False)
+
+        embeddings = set()
+        for lm in model.modules():
+            if isinstance(lm, PreTrainedModel):
+                embeddings |= {lm.get_input_embeddings(), lm.get_output_embeddings()}
+        params = self.min_shard_params
+        for module in units(model, blocks=blocks, min_params=params, kept=embeddings):
+            wrap(module)
+        # The root is used again by the backward pass right after, so it stays gathered.
+        wrap(model, reshard_after_forward=False)
         for method in methods:
             register_fsdp_forward_method(model, method)
 
     def sum(self, x: Tensor) -> Tensor:
-        """The sum over all ranks, in place."""
+        """Replace x by its sum over all ranks (collective) and return it."""
         if self.world_size > 1:
             dist.all_reduce(x)
         return x
 
     def barrier(self) -> None:
-        """Wait for all ranks."""
+        """Wait for all ranks (collective)."""
         if self.world_size > 1:
             dist.barrier()
 
@@ -106,27 +117,24 @@ def units(
     min_params: int,
     kept: Collection[nn.Module | None],
 ) -> list[nn.Module]:
-    """The modules inside the model that are sharded each by itself, inner ones first.
+    """Return the modules inside the model that are sharded separately, inner ones first.
 
-    They are those whose class is named in blocks; or, if min_params is above 0, the smallest with
-    so many parameters that are in no other. Modules of `kept`, and what holds one, are never.
+    With min_params=0 they are the modules whose class is named in blocks.  Otherwise they are the
+    smallest modules with at least min_params parameters that are in no other unit; modules of
+    `kept`, and modules that contain one, are never units.
     """
     if not min_params:
         return [module for module in model.modules() if type(module).__name__ in blocks]
     found: list[nn.Module] = []
 
     def visit(module: nn.Module) -> int:
-        """The module's parameters that are in no unit."""
-        left = sum(p.numel() for p in module.parameters(recurse=False)) + sum(
-            visit(child) for child in module.children()
-        )
+        """Return the module's parameters that are in no unit."""
+        left = sum(p.numel() for p in module.parameters(recurse=False))
+        left += sum(visit(child) for child in module.children())
+        # FSDP's hooks run with forward; a ModuleList has none.
         is_callable = type(module).forward is not nn.Module.forward
-        if (
-            left < min_params
-            or module is model
-            or not is_callable
-            or any(m in kept for m in module.modules())
-        ):
+        has_kept = any(m in kept for m in module.modules())
+        if left < min_params or module is model or has_kept or not is_callable:
             return left
         found.append(module)
         return 0
@@ -136,22 +144,22 @@ def units(
 
 
 def reshard(model: nn.Module) -> None:
-    """Forget gathered parameters: they were changed, or will be."""
+    """Release gathered parameters, because they were changed or will be."""
     if isinstance(model, FSDPModule):
         model.reshard()
 
 
 def local(x: Tensor) -> Tensor:
-    """This rank's part of a sharded tensor, or x itself."""
+    """Return this rank's part of a sharded tensor, or x if it is not sharded."""
     return x.to_local() if isinstance(x, DTensor) else x
 
 
 def full_tensor(x: Tensor) -> Tensor:
-    """The whole of a sharded tensor (collective), or x itself."""
+    """Return the whole of a sharded tensor (collective), or x if it is not sharded."""
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """Global norm of the gradients of all shards (collective)."""
+    """Return the global norm of the gradients of all shards (collective): float32 []."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     return full_tensor(torch.nn.utils.get_total_norm(gradients))

@@ -165,7 +165,9 @@ def test_a_damaged_checkpoint_is_refused_and_without_it_the_run_goes_on_from_the
     for path in newest.glob("*.distcp"):
         path.write_bytes(path.read_bytes()[:100])
     run = launch("num_steps=6", resumes=True)
-    ends_with(run, 1, "step_000004 cannot be read", "move it away to go on from the one before")
+    ends_with(
+        run, 1, "step_000004 cannot be read", "move it away to continue from the previous one"
+    )
     newest.rename(run_dir / "damaged")
     run = launch("checkpoint.mirror=null", resumes=True)
     assert run.wait() == 0, run.terminal
