@@ -268,4 +268,4 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
     )
     assert "nothing asks for it" in found("reward.remote.url=http://127.0.0.1:1")[0]
     assert "reward.format_reward=2 is not from" in found("reward.format_reward=2")[0]
-    assert "a call would end before a reward function may" in found("reward.timeout_s=30")[0]
+    assert "the call would end first" in found("reward.timeout_s=30")[0]

@@ -87,17 +87,8 @@ _FUNCTIONS = (abs, all, any, bool, dict, float, frozenset, int, len, list, max, 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     function.__name__: function for function in (*_FUNCTIONS, sorted, str, sum, tuple)
 }
-_MATH: dict[str, Any] = {
-    "isclose": math.isclose,
-    "sqrt": math.sqrt,
-    "floor": math.floor,
-    "ceil": math.ceil,
-    "isnan": math.isnan,
-    "pi": math.pi,
-    "e": math.e,
-    "inf": math.inf,
-    "nan": math.nan,
-}
+_MATH_NAMES = ("isclose", "sqrt", "floor", "ceil", "isnan", "pi", "e", "inf", "nan")
+_MATH = {name: getattr(math, name) for name in _MATH_NAMES}
 _KNOWN = (
     *_OPERATORS,
     ast.Constant,
