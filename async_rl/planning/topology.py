@@ -1,7 +1,7 @@
 """From a configuration to processes: their roles, cores, GPUs and environments.
 
 Invariants
-- Cores and GPUs are assigned in order of rank. The same configuration on the same machine gives the
+- Cores and GPUs are assigned in order of rank. The same configuration on the same machine has the
   same specs.
 - The supervisor is the parent and has no spec. Names are `buffer`, `learner-<rank>`, and those of
   pools.py.
