@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import sys
 import tomllib
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from repository import ROOT, name, product
+from repository import ROOT, files, name, product
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 LOCK = [
@@ -65,3 +68,56 @@ def test_every_package_of_the_product_is_installed() -> None:
     }
     assert folders == {name(path.parent) for path in product() if path.name == "__init__.py"}
     assert folders == {name(path.parent) for path in product()}
+
+
+OPTIONAL = {"wandb"}
+"""Distributions that product code imports only if a person has installed them."""
+
+
+def imported_distributions(paths: list[Path]) -> dict[str, str]:
+    """Return the distributions that files import, each with one of the files."""
+    providers = metadata.packages_distributions()
+    local = {"async_rl", "benchmarks", "launchers", "sandbox"}
+    local |= {path.stem for path in files(".py") if path.relative_to(ROOT).parts[0] == "tests"}
+    found: dict[str, str] = {}
+    for path in paths:
+        for node in ast.walk(ast.parse(path.read_text())):
+            modules = []
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+                modules = [node.module]
+            for module in modules:
+                top = module.partition(".")[0]
+                if top in sys.stdlib_module_names or top in local:
+                    continue
+                distribution = providers.get(top, [top])[0]
+                found[str(canonicalize_name(distribution))] = name(path)
+    return found
+
+
+def declared(*extras: str) -> set[str]:
+    project = PROJECT["project"]
+    lines = list(project["dependencies"])
+    for extra in extras:
+        lines += project["optional-dependencies"][extra]
+    return {str(canonicalize_name(Requirement(line).name)) for line in lines}
+
+
+def test_every_distribution_that_the_product_imports_is_declared() -> None:
+    imported = imported_distributions(list(product()))
+    missing = imported.keys() - declared("cpu") - OPTIONAL
+    assert {distribution: imported[distribution] for distribution in missing} == {}
+
+
+def test_every_distribution_that_tests_and_benchmarks_import_is_declared() -> None:
+    folders = ("tests", "benchmarks")
+    imported = imported_distributions(
+        [path for path in files(".py") if path.relative_to(ROOT).parts[0] in folders]
+    )
+    missing = imported.keys() - declared("cpu", "dev", "docs") - OPTIONAL
+    assert {distribution: imported[distribution] for distribution in missing} == {}
+
+
+def test_every_declared_dependency_is_imported_by_the_product() -> None:
+    assert declared() - imported_distributions(list(product())).keys() == set()
