@@ -1,4 +1,4 @@
-"""One device for generators and learner: a generator that is killed at rest, and a stop while the
+"""One device for generators and learner: a generator that is killed asleep, and a stop while the
 learner has the device.
 """
 
@@ -11,13 +11,13 @@ from e2e_support import SMALL, LiveRun
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
-_RESTS = "generation rests: the learner holds the device"
+_SLEEPS = "generation sleeps: the learner uses the device"
 
 
-def test_turns_go_on_after_a_generator_died_at_rest_and_end_in_order_in_the_learners_turn(
+def test_handovers_continue_after_a_sleeping_generator_died_and_end_in_order_during_a_step(
     launch: Callable[..., LiveRun],
 ) -> None:
-    # 60 epochs: turns of the learner that are long enough to be seen from outside.
+    # 60 epochs: the learner uses the device long enough to be seen from outside.
     run = launch(
         *SMALL,
         "placement=colocated",
@@ -29,9 +29,7 @@ def test_turns_go_on_after_a_generator_died_at_rest_and_end_in_order_in_the_lear
     def generator() -> dict[str, Any]:
         return next((m for m in run.now()["members"] if m["name"] == "generator-0"), {})
 
-    run.until(
-        lambda: run.step >= 1 and generator().get("waits_for") == _RESTS, "a turn of the learner"
-    )
+    run.until(lambda: run.step >= 1 and generator().get("waits_for") == _SLEEPS, "a handover")
     killed = generator()["pid"]
     run.kill("generator-0")
     run.until(
@@ -42,8 +40,8 @@ def test_turns_go_on_after_a_generator_died_at_rest_and_end_in_order_in_the_lear
     )
     step = run.step
     run.until(
-        lambda: run.step >= step + 2 and generator().get("waits_for") == _RESTS,
-        "another turn of the learner",
+        lambda: run.step >= step + 2 and generator().get("waits_for") == _SLEEPS,
+        "another handover",
     )
     run.process.send_signal(signal.SIGINT)
     assert run.wait() == 0, run.terminal

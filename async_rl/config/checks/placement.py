@@ -21,7 +21,7 @@ def placement_problems(config: RunConfig) -> Iterator[str]:
         )
     if config.placement != "colocated":
         return
-    yield from _turns(config)
+    yield from _handovers(config)
     yield from _devices(config)
 
 
@@ -37,19 +37,19 @@ def has_shared_gpu(config: RunConfig) -> bool:
     return is_shared and config.generation.engine == "vllm" and config.learner.ranks == 1
 
 
-def _turns(config: RunConfig) -> Iterator[str]:
+def _handovers(config: RunConfig) -> Iterator[str]:
     every, bound = config.weights.push_every_steps, config.buffer.max_staleness_versions
     if every > config.num_steps:
         yield (
             f"weights.push_every_steps={every} is above num_steps={config.num_steps} with"
-            " placement=colocated: its only turn would take all steps, and nothing would be"
+            " placement=colocated: the only handover would take all steps, and nothing would be"
             f" written with new weights; lower it to at most {config.num_steps}"
         )
     if bound > 2 * every:
         yield (
             f"buffer.max_staleness_versions={bound} with placement=colocated and"
-            f" weights.push_every_steps={every}: a turn of the learner trains {every} batches, so"
-            " groups written more than two turns ahead only grow old; set it to at most"
+            f" weights.push_every_steps={every}: one handover trains {every} batches, so groups"
+            " written more than two handovers ahead only grow old; set it to at most"
             f" {2 * every}, or weights.push_every_steps to at least {-(-bound // 2)}"
         )
     if config.generators.autoscale.enabled:
