@@ -1,1 +1,1 @@
-"""What is asked: the embedded task and its model, data files, prompts and their order."""
+"""The prompts: the embedded task and its model, data files, prompts and their order."""

@@ -1,7 +1,6 @@
-"""Where things made or fetched once are kept, and the lock under which that happens.
+"""The directory of cached models and data, and the lock under which they are made.
 
-Invariant: a lock ends with its owner, so a killed process blocks nobody.  Used by prepare.py
-(models) and files.py (remote data).
+Invariant: a lock ends with its owner, so a killed process does not block others.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ def cache_root(cache_dir: str | None) -> Path:
 
 @contextlib.contextmanager
 def locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Hold an exclusive lock on `path`; on_wait is called once if somebody else has it."""
+    """Hold an exclusive lock on `path`; on_wait is called once if another process has it."""
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

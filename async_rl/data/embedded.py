@@ -1,6 +1,6 @@
 """The embedded task and the embedded model: their fixed sizes and seeds.
 
-They are constants rather than settings because nobody trains another variant: a run that needs a
+They are constants rather than settings because no one trains another variant: a run that needs a
 different task or model names its own files and `model.path`.  Functions take the values as
 parameters, so tests build smaller ones.  Every value is part of the key of the cached model.
 """

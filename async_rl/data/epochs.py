@@ -1,7 +1,6 @@
-"""The number of steps that so many passes over the training data are.
+"""The number of steps of a number of passes over the training data.
 
-Rows that will be left out count too: files are not checked here.  Called by
-launchers/configuration/compose.py where num_steps is null.
+Rows that will be left out count too, because files are not checked here.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Rows of data files: jsonl line by line, parquet row group by row group, a json array at once;
-local, by pattern, or at an fsspec URL.
+"""Rows of data files: jsonl line by line, parquet by row group, a json array as a whole; local
+files, patterns, or fsspec URLs.
 
-Invariants: every row comes with a place ("file, row n", counted from 1); nothing is skipped, what
-cannot be read is a DataError; a remote file is copied once, under a lock, to the cache, and again
-only if it has changed there. Used by prompts.py and by `async-rl verify`.
+Invariants: every row comes with a place ("file, row n", counted from 1); nothing is skipped, a row
+that cannot be read is a DataError; a remote file is copied once, under a lock, to the cache, and
+again only if it changed.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _matches(pattern: str) -> list[str]:
 
 @contextlib.contextmanager
 def readable(file: str) -> Iterator[None]:
-    """What goes wrong with a file inside is a DataError."""
+    """Turn errors of reading a file inside the block into DataError."""
     try:
         yield
     except FileNotFoundError as error:

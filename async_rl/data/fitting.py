@@ -1,7 +1,4 @@
-"""Token ids brought to a length: cut on the side that is named, or repeated up to it. Pure.
-
-Used by prompts.py for prompts over, or filled to, data.max_prompt_tokens.
-"""
+"""Token ids cut to a length, on the side that is named, or repeated up to it. Pure."""
 
 from __future__ import annotations
 
@@ -15,8 +12,8 @@ def fitted(ids: Sequence[int], limit: int, mode: Truncation) -> list[int] | None
     """At most `limit` of the ids: the last ones ("left" is cut off), the first ones, or both ends;
     None where none may be cut.
 
-    ids: int [L] -> int [min(L, limit)].  An odd limit gives "middle" one more at the end, where the
-    question and the generation prompt are.
+    ids: int [L] -> int [min(L, limit)].  With an odd limit "middle" keeps one more at the end,
+    where the question and the generation prompt are.
     """
     if len(ids) <= limit:
         return list(ids)

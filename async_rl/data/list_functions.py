@@ -2,13 +2,12 @@
 prompts, hidden tests and flawed corpus.
 
 Invariants
-- Everything follows from `ListFunctions.seed` (and the corpus from a seed of its own): same
+- Everything follows from `ListFunctions.seed` (and the corpus from another seed): same
   settings, same prompts in the same order.
 - Both wordings of a spec are on the same side of the split; no text of a held-out spec is in the
   corpus or among the training prompts.
 - The response is complete Python source that defines `f`; the hidden tests call it.
-Called by prompts.py (prompts with tests) and tiny_coder.py (corpus).  Pure Python: importing it
-costs nothing.
+Pure Python, so that importing it costs nothing.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class Spec:
         return program(*(concept.code for concept in self.concepts))
 
     def run(self, xs: Sequence[int]) -> Any:
-        """What the reference solution returns for `xs`."""
+        """The value of the reference solution for `xs`."""
         keep, change, reduce = (concept.run for concept in self.concepts)
         return reduce([change(x) for x in xs if keep(x)])
 
@@ -167,7 +166,7 @@ def corpus(
     """Endless (prompt, program) pairs for the warm start, over all wordings of `specs`, in random
     order.
 
-    retry_share: of so many the prompt holds a first program, END, what came of it and the prompt
+    retry_share: share of prompts that contain a first program, END, its outcome and the prompt
     again, as in examples/run_and_retry.py.
     """
     rng = random.Random(f"corpus-{seed}")
@@ -184,12 +183,12 @@ def corpus(
 
 
 def second_prompt(outcome: str, prompt: str) -> str:
-    """What is told after a program that failed: what came of it, and the prompt again."""
+    """The prompt after a program that failed: its outcome, and the prompt again."""
     return f"# {outcome}\n{prompt}"
 
 
 def _outcome(spec: Spec, specs: Sequence[Spec], rng: random.Random) -> str:
-    """What another program than the one that was asked for returns, and what was wanted."""
+    """The value of another program than the requested one, and the expected value."""
     xs = [rng.randint(-12, 15) for _ in range(rng.randint(5, 11))]
     return f"{specs[rng.randrange(len(specs))].run(xs)!r}, not {spec.run(xs)!r}"
 

@@ -1,10 +1,9 @@
-"""Which prompt comes k-th: epochs over the prompts, each shuffled anew, computed from k and from
-which prompts left at which epoch.
+"""The order of training prompts: epochs over the prompts, each shuffled anew, computed from the
+position and from the prompts that left at each epoch.
 
-Invariants: every epoch holds every prompt that has not left once; the same (seed, n, shuffle) and
-the same leavers give the same order in any process and after any restart; what leaves changes no
-position before the epoch that it misses first. Used by the buffer, which stores nothing but k and
-who left (score_filter.py decides that).
+Invariants: every epoch contains every prompt that has not left, once; the same (seed, n, shuffle)
+and the same leavers produce the same order in any process and after any restart; a leaver changes
+no position before the first epoch without it. So the buffer stores only positions and leavers.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ class PromptOrder:
         self._shuffle = shuffle
         self._left_epoch = np.full(n, np.iinfo(np.int64).max)
         self._eras: list[tuple[int, int, int]] = [(0, 0, n)]
-        """(first position, first epoch, prompts per epoch) of each stretch in which nobody leaves.
-        """
+        """(first position, first epoch, prompts per epoch) of each stretch without leavers."""
         self._epoch = -1
         self._members: NDArray[np.int64] = np.arange(n)
 

@@ -7,8 +7,7 @@ Invariants
   runs from building it twice.
 - The key of a cached model hashes every setting and table that it depends on, so a change of any of
   them builds another one.
-Called once by the launcher, before any process starts.  torch is imported only if the embedded
-model has to be built.
+torch is imported only if the embedded model has to be built.
 """
 
 from __future__ import annotations
@@ -145,8 +144,8 @@ def _embedded(config: RunConfig, embedded: TinyCoder, on_progress: Progress) -> 
 def _build(target: Path, embedded: TinyCoder, on_progress: Progress) -> None:
     """Make the model beside `target` and rename it there.
 
-    An interrupted build leaves nothing, and what a killed one left is removed: the lock says that
-    nobody is at it.
+    An interrupted build leaves nothing, and the rest of a killed one is removed: with the lock, no
+    other process builds it.
     """
     free_bytes = shutil.disk_usage(target.parent).free
     if free_bytes < _NEEDED_FREE_BYTES:
@@ -225,7 +224,7 @@ def _from_hub(name: str, on_progress: Progress) -> Path:
 
 
 def _missing_parts(directory: Path) -> list[str]:
-    """What a model's directory lacks, in words."""
+    """The missing parts of a model's directory, in words."""
     missing = [] if (directory / "config.json").is_file() else ["config.json"]
     if not any((directory / name).is_file() for name in _TOKENIZER_FILES):
         missing.append("a tokenizer (tokenizer.json)")

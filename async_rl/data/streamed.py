@@ -1,10 +1,9 @@
-"""The prompts of training files too large to be held: each row is read, checked and tokenized when
-it is asked for.
+"""The prompts of training files that do not fit in memory: each row is read, checked and
+tokenized when it is asked for.
 
-Invariants: prompt i is that of row i, in any process and after any restart; where row i cannot be
-used it is the prompt of the next row that can, and the row is told to `refused`, or counted and
-logged where the configuration leaves such rows out. Made by prompts.py for files with more than
-data.max_rows_in_memory rows.
+Invariants: prompt i is that of row i, in any process and after any restart. If row i cannot be
+used, prompt i is that of the next usable row, and the row is passed to `refused`, or counted and
+logged if the configuration leaves such rows out.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class StreamedPrompts:
         return self._usable(index)
 
     def read(self, index: int) -> Prompt | Rejected:
-        """What becomes of this very row."""
+        """The prompt of this row, or why it is rejected."""
         table = bisect.bisect_right(self._ends, index)
         number = index - (self._ends[table - 1] if table else 0)
         return self._read(table, number + 1, self._tables[table].row(number))

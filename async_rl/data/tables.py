@@ -1,11 +1,9 @@
-"""Data files whose rows are found by their number, for training data that is not to be held in
-memory.
+"""Data files whose rows are read by number, for training data that does not fit in memory.
 
-jsonl: the place of each line is kept, 16 bytes a row.  parquet: copied once, batch by batch, to an
-uncompressed form in the cache that the kernel maps into memory and takes back as it likes.  json:
-one array cannot be read in parts, so its rows are held. Invariants: row n here is row n of
-files.read_placed, with the same place; what is kept grows by a few bytes per row, whatever is in
-it. Used by prompts.py.
+jsonl: the offset of each line is kept, 16 bytes a row.  parquet: copied once, batch by batch, to an
+uncompressed file in the cache, which the kernel maps into memory and evicts as needed.  json: an
+array cannot be read in parts, so its rows stay in memory. Invariants: row n here is row n of
+`files.read_placed`, with the same place; memory grows by a few bytes per row of jsonl or parquet.
 """
 
 from __future__ import annotations

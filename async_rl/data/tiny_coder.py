@@ -6,7 +6,7 @@ Invariants
   token that carries loss.
 - Same settings on the same machine give the same weights; no global random state is read or left
   changed.
-Called by prepare.py, which owns the cache.  The only module of data/ that needs torch.
+The only module of data/ that needs torch.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """The embedded model's tokenizer: byte-level BPE over the task's own phrases and code, one token
 per word or run of signs.
 
-Invariants: any text comes back exactly from its tokens (all 256 bytes are in the vocabulary); the
-same text gives the same tokenizer; the end-of-sequence and padding tokens are never produced by
-encoding plain text. Called by tiny_coder.py, which saves it beside the weights, and by whoever
-needs the tokenizer of a run.
+Invariants: decoding returns exactly the encoded text (all 256 bytes are in the vocabulary); equal
+texts produce equal tokenizers; encoding plain text never produces the end-of-sequence or padding
+token.
 """
 
 from __future__ import annotations
@@ -78,4 +77,4 @@ def spare_torch(config: RunConfig) -> None:
     """
     if not config.model.trust_remote_code:
         sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
-        os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # that there is no torch
+        os.environ["TRANSFORMERS_NO_ADVISORY_WARNINGS"] = "1"  # about the missing torch
