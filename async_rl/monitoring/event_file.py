@@ -1,7 +1,7 @@
 """TensorBoard's event file of a run, written with TensorBoard's own classes and without torch or
 TensorFlow.
 
-The only file that imports tensorboard.  Used by the recorder.
+The only file that imports TensorBoard's writer.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class EventFile:
     """One run's events. A background thread writes them and flushes every two seconds, so that a
     killed run loses no more.
 
-    describe: what TensorBoard says of a metric when asked; written once per metric.
+    describe: returns the description that TensorBoard shows; written once per metric.
     """
 
     def __init__(self, directory: Path, *, describe: Callable[[str], str] = lambda _: "") -> None:
@@ -102,7 +102,7 @@ class EventFile:
         self._add(summary, 0)
 
     def restart(self, step: int) -> None:
-        """The run goes on from here: TensorBoard forgets what it was told of `step` and later ones."""
+        """Continue the run from here: TensorBoard discards `step` and later ones."""
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._writer.add_event(event_pb2.Event(wall_time=time.time(), step=step, session_log=start))
         self._writer.flush()

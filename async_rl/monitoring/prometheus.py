@@ -1,9 +1,9 @@
 """The newest numbers of a run for Prometheus: one small HTTP server on a thread of the supervisor.
 
-A metric of the catalogue is a gauge: `reward/mean` is `async_rl_reward_mean`, and what stands for a
-placeholder is a label, so `failures/over_age` is `async_rl_failures{reason="over_age"}`.  What the
-catalogue does not declare is left out. Read-only and without a password: it tells numbers, and
-binds where the run does (network.host).
+A metric of the catalogue is a gauge: `reward/mean` is `async_rl_reward_mean`, and the text in place
+of a placeholder is a label, so `failures/over_age` is `async_rl_failures{reason="over_age"}`.
+Metrics that the catalogue does not declare are left out. Read-only and without a password: it
+serves numbers only, on the address of the run (network.host).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ STEP = _PREFIX + "step"
 
 
 class Endpoint:
-    """A server at `url`, until closed. newest: gives the step and the newest value of each metric;
-    called from the server's thread.
+    """A server at `url`, until closed. newest: returns the step and the newest value of each
+    metric; called from the server's thread.
     """
 
     def __init__(

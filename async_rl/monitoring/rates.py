@@ -3,17 +3,16 @@ per second, queue depths.
 
 Rules
 - Every process is measured against its own age between two heartbeats, so neither a late heartbeat
-  nor a restart bends a share.
-- Numbers since the last step use the heartbeats that came since then; where none came they repeat
+  nor a restart distorts a share.
+- Numbers since the last step use the heartbeats that came since then; without any they repeat
   the newest ones.
-- A process that was started again counts from 0; what its predecessor had counted stays in the
+- A restarted process counts from 0; the counts of its predecessor stay in the
   run's totals (`failures/<reason>`).
-- A generator that only evaluates rests between evaluations, which says nothing of the others: the
+- A generator that only evaluates is idle between evaluations, unlike the others: the
   shares of its role leave it out.
 - A process that has ended no longer appears; gauges of several processes are added for `queue/`,
   else the largest is taken.
-Pure state, fed by the supervisor; knows no clock but the one in the counters and the time that the
-caller gives.
+Pure state, without a clock: times come from the counters and the caller.
 """
 
 from __future__ import annotations
@@ -67,8 +66,8 @@ class _Process:
 
 
 class Rates:
-    """The supervisor's view of all processes' counters. is_aside: tells whose shares of time are
-    not those of its role.
+    """The supervisor's view of all processes' counters. is_aside: returns whether a process is left
+    out of the shares of its role.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class Rates:
         self._step_s = start_s
 
     def observe(self, members: Iterable[Member]) -> None:
-        """Takes the members as they are now; those that are missing have ended."""
+        """Update the processes from the current members; missing ones have ended."""
         seen = set()
         for member in members:
             seen.add(member.name)
@@ -95,11 +94,11 @@ class Rates:
             del self._processes[name]
 
     def restarted(self, name: str) -> None:
-        """The process is being started again."""
+        """Count a restart of the process."""
         self._restarts[name] += 1
 
     def step(self, now_s: float, scalars: Mapping[str, float]) -> dict[str, float]:
-        """The numbers that go with a learner step that has just been told, given the learner's own
+        """Return the metrics of a learner step that was just reported, given the learner's own
         `scalars` of it.
         """
         interval_s, self._step_s = now_s - self._step_s, now_s
@@ -116,8 +115,8 @@ class Rates:
         return {name: value for name, value in numbers.items() if name not in scalars}
 
     def now(self) -> dict[str, float]:
-        """The numbers that need no step: throughput by the newest heartbeats, queues, latencies,
-        memory, failures.
+        """Return the metrics that need no step: throughput by the newest heartbeats, queues,
+        latencies, memory, failures.
         """
         numbers: dict[str, float] = {}
         for counter, metric in _PER_SECOND.items():

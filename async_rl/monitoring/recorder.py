@@ -1,19 +1,19 @@
 """The one metrics writer of a run: TensorBoard events at once, and metrics.jsonl with one JSON
 object per step, in order.
 
-takes: numbers, histograms and texts of a step, from any process, in any order
-gives: `<run_dir>/tensorboard/`, `<run_dir>/metrics.jsonl`
+Input: scalars, histograms and texts of a step, from any process, in any order.
+Output: `<run_dir>/tensorboard/`, `<run_dir>/metrics.jsonl`.
 Rules
-- A row is written once its parts are final: the learner's (every step but 0) and the evaluation's
-  (where one is due), and so are all rows before it.  A part still missing `hold_s` after the row's
-  last one is not waited for any longer; should it come, TensorBoard alone has it.
+- A row is written when it and all rows before it are complete: the learner's part (every step
+  except 0) and the evaluation's (if one is due). `hold_s` after its last part an incomplete row is
+  written; a part that arrives later is in TensorBoard only.
 - `time_s` is seconds from the start of the run to the row's first part, so a late evaluation does
-  not move it; it never falls from row to row (step 0 has nothing but its evaluation, which may come
-  after step 1).
-- TensorBoard gets at most one learner step in half a second; metrics.jsonl gets all.
+  not change it; it never decreases from row to row (step 0 has only its evaluation, which may
+  arrive after step 1).
+- TensorBoard receives at most one learner step in half a second; metrics.jsonl receives all.
 - A name that the catalogue does not declare is an error when strict (tests), and otherwise logged
-  once and recorded all the same.
-Used by the supervisor; not safe for threads.
+  once and recorded.
+Not safe for threads.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class UndeclaredMetric(ValueError):
 
 
 class _RowHead(msgspec.Struct, frozen=True):
-    """What every row of metrics.jsonl has."""
+    """The part that every row of metrics.jsonl has."""
 
     step: int
     time_s: float
 
 
 class _Held(msgspec.Struct, frozen=True):
-    """A row that is not final yet, as it is kept on disk."""
+    """A row that is not complete yet, as saved on disk."""
 
     time_s: float
     scalars: Mapping[str, float | None]
@@ -77,9 +77,7 @@ class _Row:
 
 class Recorder:
     """Writes the metrics of one run. clock: seconds; started_s: the clock at the start of the run,
-    now if None.
-
-    on_row: gets the numbers of each row that is written.
+    by default now; on_row: receives the scalars of each written row.
     """
 
     def __init__(
@@ -102,7 +100,7 @@ class Recorder:
         self._path = run_dir / "metrics.jsonl"
         self._held_path = run_dir / "metrics.held.json"
         before = self._written()
-        # A resumed run counts on where the run before it ended.
+        # A resumed run continues the times of the run before.
         self._started_s = (
             clock() - (before[-1][1] if before else 0.0) if started_s is None else started_s
         )
@@ -124,7 +122,7 @@ class Recorder:
         histograms: Mapping[str, Sequence[float]] | None = None,
         texts: Mapping[str, str] | None = None,
     ) -> None:
-        """Takes one part of a step. source: the process that says it, for messages."""
+        """Record one part of a step. source: the reporting process, for messages."""
         now_s = self._clock()
         self._newest = max(self._newest, step)
         scalars, histograms, texts = scalars or {}, histograms or {}, texts or {}
@@ -143,14 +141,13 @@ class Recorder:
         for name, text in texts.items():
             self._events.text(name, text, step)
         if texts:
-            # They tell people what has just happened: not only with the next flush.
+            # Texts report events, which a person must see before the next periodic flush.
             self._events.flush()
         if step >= self._next_step:
             self._rows.setdefault(step, _Row(now_s, self._awaited(step))).add(scalars, now_s)
         elif scalars:
             _LOG.warning(
-                "%s told numbers of step %d after its row was written; they are in TensorBoard"
-                " only",
+                "%s reported step %d after its row was written; TensorBoard alone has it",
                 source,
                 step,
             )
@@ -158,7 +155,7 @@ class Recorder:
         self._remember()
 
     def _is_drawn(self, step: int, scalars: Mapping[str, float], now_s: float) -> bool:
-        """Whether TensorBoard gets it: of quick learner steps some, of all else everything."""
+        """Return whether TensorBoard receives it: some of quick learner steps, everything else."""
         if _LEARNER_PART in scalars and step != self._config.num_steps:
             if now_s - self._drawn_s < _DRAW_EVERY_S:
                 return False
@@ -166,8 +163,8 @@ class Recorder:
         return True
 
     def flush(self) -> None:
-        """Writes the rows that are final by now. `record` does so by itself; call it from time to
-        time when nothing else comes.
+        """Write the rows that are complete. `record` calls it; call it from time to time in case
+        nothing else is recorded.
         """
         while self._rows:
             step = min(self._rows)
@@ -176,16 +173,14 @@ class Recorder:
                 return
             if self._rows[step].awaited:
                 _LOG.warning(
-                    "step %d is recorded without %s, which did not come",
+                    "step %d is recorded without %s, which did not arrive",
                     step,
                     ", ".join(sorted(self._rows[step].awaited)),
                 )
             self._write(step)
 
     def start_from(self, version: int) -> None:
-        """The learner starts at `version`: rows of later steps are taken away, and TensorBoard
-        forgets them.
-        """
+        """Remove the rows after `version`, at which the learner starts, also from TensorBoard."""
         if self._newest <= version and not self._is_resumed:
             return
         self._is_resumed = False
@@ -200,20 +195,22 @@ class Recorder:
         self._events.restart(version + 1)
 
     def _keep(self, rows: list[tuple[int, float, bytes]]) -> BinaryIO:
-        """The file with these rows, open for more; what a killed writer left of a row is gone."""
+        """Write these rows and return the file, open for more; half a row of a killed writer is
+        lost.
+        """
         partial = self._path.with_name(self._path.name + ".partial")
         partial.write_bytes(b"".join(line + b"\n" for _, _, line in rows))
         partial.replace(self._path)
         return self._path.open("ab")
 
     def _written(self) -> list[tuple[int, float, bytes]]:
-        """(step, time, line) of every whole row in the file."""
+        """Return (step, time, line) of every complete row in the file."""
         lines = self._path.read_bytes().split(b"\n")[:-1] if self._path.exists() else []
         rows = [(msgspec.json.decode(line, type=_RowHead), line) for line in lines]
         return [(row.step, row.time_s, line) for row, line in rows]
 
     def _remember(self) -> None:
-        """What is held back survives a killed supervisor."""
+        """Save the incomplete rows, which then survive a killed supervisor."""
         held = {
             step: _Held(time_s=row.first_s - self._started_s, scalars=row.scalars)
             for step, row in self._rows.items()
@@ -225,22 +222,19 @@ class Recorder:
     def _recall(self) -> None:
         if not self._held_path.exists():
             return
-        for step, held in msgspec.json.decode(
-            self._held_path.read_bytes(), type=dict[int, _Held]
-        ).items():
-            if step >= self._next_step:
-                row = self._rows[step] = _Row(self._started_s + held.time_s, self._awaited(step))
-                row.add(
-                    {
-                        name: math.nan if value is None else value
-                        for name, value in held.scalars.items()
-                    },
-                    self._clock(),
-                )
-                self._newest = max(self._newest, step)
+        saved = msgspec.json.decode(self._held_path.read_bytes(), type=dict[int, _Held])
+        for step, held in saved.items():
+            if step < self._next_step:
+                continue
+            # JSON has no NaN; msgspec writes null for it.
+            scalars = {name: math.nan if v is None else v for name, v in held.scalars.items()}
+            row = _Row(self._started_s + held.time_s, self._awaited(step))
+            row.add(scalars, self._clock())
+            self._rows[step] = row
+            self._newest = max(self._newest, step)
 
     def close(self) -> None:
-        """Writes every row that is left, and ends."""
+        """Write every remaining row and close the files."""
         try:
             for step in sorted(self._rows):
                 self._write(step)
@@ -251,7 +245,7 @@ class Recorder:
 
     @property
     def awaited(self) -> frozenset[tuple[int, str]]:
-        """(step, metric) of the parts that rows are held back for."""
+        """Return (step, metric) of the missing parts of incomplete rows."""
         return frozenset((step, name) for step, row in self._rows.items() for name in row.awaited)
 
     def _awaited(self, step: int) -> set[str]:
@@ -297,7 +291,7 @@ class Recorder:
 
 
 def is_evaluated(config: RunConfig, step: int) -> bool:
-    """Whether the held-out evaluation of this version is due: version 0, every n-th and the last."""
+    """Return whether this version is evaluated: version 0, every n-th and the last."""
     every = config.evaluation.every_steps
     return every > 0 and (step % every == 0 or step == config.num_steps)
 

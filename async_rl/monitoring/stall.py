@@ -1,7 +1,7 @@
-"""Whether the run stands still, since when, and the sentence that says who waits for what.
+"""Detection of a run without progress, and the sentence that reports who waits for what.
 
-Progress is a new learner version (or a learner that came up). Pure state, fed with members and the
-time; used by the supervisor.
+Progress is a new learner version or a new learner process. Pure state: the caller passes members
+and the time.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 of metrics.jsonl once it is final.
 
 The only file that imports wandb, which is no dependency of ours.  WANDB_MODE=offline keeps
-everything in the run's directory. Used by the supervisor's monitor.
+everything in the run's directory.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from async_rl.core.errors import InfrastructureError
 
 
 class WandbRun:
-    """One run, under the name of its directory; a resumed run goes on there. Raises
+    """One run, under the name of its directory; a resumed run continues it. Raises
     InfrastructureError if it cannot be begun.
     """
 
@@ -32,7 +32,7 @@ class WandbRun:
                 resume="allow",
                 dir=str(run_dir),
                 config=msgspec.to_builtins(config),
-                # The terminal is ours, and so are its signals.
+                # The supervisor owns the terminal and its signals.
                 settings=wandb.Settings(silent=True, console="off"),
             )
         except wandb.Error as error:
@@ -46,5 +46,5 @@ class WandbRun:
         self._run.log(dict(scalars), step=step)
 
     def close(self) -> None:
-        """Ends the run there; what is not sent yet is sent first."""
+        """Send the remaining rows and end the run."""
         self._run.finish()

@@ -1,4 +1,4 @@
-"""What one process does now and where its time went, kept as it happens and read by the heartbeat.
+"""The current activity of one process and the time it spent, recorded live for the heartbeat.
 
     with activity("training"): ...                       busy
     with activity.waiting("batch: 3 of 16 ready"): ...  has nothing to do until something upstream
@@ -14,10 +14,10 @@ stages at once
 - The process is busy while any task is; else it does what it has done longest without a break.  The
   seconds of the process in each of these four conditions are `busy_s`, `wait_s`, `blocked_s` and
   `idle_s`; they add up to its age.
-- Text after the first colon tells people more; it is shown in `waits_for` and is no part of the
+- Text after the first colon is for people; it is shown in `waits_for` and is no part of the
   counter's name.
 - `gauge/<name>` is a value as it is now; every other counter only grows until the process ends.
-Used by every process through `context.activity`; safe to call from threads.
+Every process has one as `context.activity`; it is safe to call from threads.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ GAUGE = "gauge/"
 
 
 class Snapshot(NamedTuple):
-    """What a heartbeat carries. waits_for is empty while the process works; since_s is Unix time."""
+    """Content of a heartbeat. waits_for is empty while the process works; since_s is Unix time."""
 
     state: str
     waits_for: str
@@ -76,7 +76,7 @@ class _Frame:
         self.is_open = True
 
     def count_as(self, kind: _Kind, label: str) -> None:
-        """What it is told as, while it is not active."""
+        """Set the stage under which it counts; only while it is not active."""
         self.kind = kind
         self.label = label
         self.key = f"{kind.value}/{label.split(':', 1)[0].strip()}"
@@ -121,19 +121,19 @@ class Activity:
 
     @contextlib.contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
-        """The block works on `stage`."""
+        """Count the block as work on `stage`."""
         with self._inside(_Kind.BUSY, stage):
             yield
 
     @contextlib.contextmanager
     def waiting(self, what: str) -> Iterator[None]:
-        """The block waits for `what`, which others have to bring."""
+        """Count the block as a wait for something upstream."""
         with self._inside(_Kind.WAITING, what):
             yield
 
     @contextlib.contextmanager
     def blocked(self, what: str) -> Iterator[None]:
-        """The block could work and is held back by `what`."""
+        """Count the block as blocked by something downstream."""
         with self._inside(_Kind.BLOCKED, what):
             yield
 
@@ -173,12 +173,12 @@ class Activity:
             self._rest_since = self._clock()
 
     def count(self, name: str, amount: float = 1.0) -> None:
-        """Adds to a cumulative counter."""
+        """Add to a cumulative counter."""
         with self._lock:
             self._values[name] = self._values.get(name, 0.0) + amount
 
     def gauge(self, name: str, value: float) -> None:
-        """Sets a value of the moment; a snapshot has it as `gauge/<name>`."""
+        """Set a current value; a snapshot has it as `gauge/<name>`."""
         with self._lock:
             self._values[GAUGE + name] = value
 
@@ -213,7 +213,7 @@ class Activity:
             outer = outer.parent
         frame = _Frame(kind, label, _owner(outer), outer)
         # A block entered by a task that was only started inside another block does not suspend it:
-        # both go on side by side.
+        # both continue side by side.
         parent = outer if outer is not None and outer.owner is frame.owner else None
         self._frame.set(frame)
         with self._lock:
@@ -283,8 +283,8 @@ class Activity:
 
 
 def _owner(outer: _Frame | None) -> object:
-    """Who entered the block: the asyncio task, or, in a thread that a block handed work to
-    (`to_thread`), that block's owner.
+    """Return the owner of a new block: the asyncio task, or, in a thread that a block handed work
+    to (`to_thread`), that block's owner.
     """
     try:
         task = asyncio.current_task()

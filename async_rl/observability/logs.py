@@ -5,7 +5,7 @@
 
 Everything that uses the logging module in the process arrives there, warnings of the warnings
 module too; continued lines (tracebacks) are indented.  Logs are events that a person acts on;
-numbers per step are metrics. Called once by each process's main, before heavy imports.
+numbers per step are metrics. Each process configures it once, before heavy imports.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ class _Lines(logging.Formatter):
 
 
 def log_path(run_dir: Path, process: str) -> Path:
-    """Where the process writes."""
+    """Return the log file of the process."""
     return run_dir / "logs" / f"{process}.log"
 
 
 def configure_logging(run_dir: Path, process: str, *, level: int = logging.INFO) -> logging.Logger:
-    """Sends all logging of this process to its file; returns the process's own logger. Called
-    again, it replaces what it set.
+    """Send all logging of this process to its file and return the project's logger. A second call
+    replaces the first.
     """
     path = log_path(run_dir, process)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Watched: the file may be rotated away by a person, and a process that runs for weeks must go
-    # on in the new one.
+    # Watched: the file may be rotated away by a person, and a process that runs for weeks must
+    # continue in the new one.
     handler = logging.handlers.WatchedFileHandler(path, mode="a", encoding="utf-8")
     handler.setFormatter(_Lines(process))
     root = logging.getLogger()

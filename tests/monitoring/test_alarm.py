@@ -34,7 +34,7 @@ def test_the_first_step_without_a_reward_raises_it_and_again_only_after_one_with
         config,
         tmp_path,
         registry=registry,
-        liveness=Liveness(registry, config.supervisor, is_local=True),
+        liveness=Liveness(registry, config.timeouts, is_local=True),
         console=Console(config, tmp_path),
         log=log,
     ) as monitor:

@@ -82,7 +82,7 @@ def test_the_endpoint_is_there_if_the_run_asks_for_it(
         config,
         tmp_path,
         registry=registry,
-        liveness=Liveness(registry, config.supervisor, is_local=True),
+        liveness=Liveness(registry, config.timeouts, is_local=True),
         console=Console(config, tmp_path),
         log=log,
     ) as monitor:
