@@ -202,8 +202,8 @@ def main() -> int:
         for setting in chosen:
             result = try_mutant(setting, tree, selection)
             survivors += result.outcome != "caught"
-            failed = [line for line in result.output.splitlines() if line.startswith("FAILED")]
-            reason = failed[0].partition(" - ")[2][:60] if failed else ""
+            failed = [line for line in result.output.splitlines() if line.startswith("E  ")]
+            reason = failed[0][1:].strip()[:60] if failed else ""
             row = (setting, result.outcome, str(result.num_tests), f"{result.seconds:.0f}", reason)
             table.add_row(*row)
             console.print(*row, markup=False)
