@@ -34,7 +34,7 @@ from async_rl.learner.checkpoint import Checkpointer, ModelState
 from async_rl.learner.forward_passes import ForwardPasses
 from async_rl.learner.loading import load_models
 from async_rl.learner.metrics import step_histograms, step_scalars
-from async_rl.learner.models import follow
+from async_rl.learner.models import LearnerModels, follow
 from async_rl.learner.objective_state import ObjectiveState
 from async_rl.learner.optimizer import model_optimizers
 from async_rl.learner.records import StepRecord, UpdateSettings
@@ -113,14 +113,7 @@ class Trainer:
             _update_settings(config),
             self._ranks,
             models=models,
-            forward=ForwardPasses(
-                models,
-                self._ranks,
-                learner=config.learner,
-                seed=config.seed,
-                temperature=config.generation.temperature,
-                needs_exact_kl=config.algorithm.kl_estimator == "full",
-            ),
+            forward=_forward_passes(config, models, self._ranks),
             policy_optimizer=trained["policy"][1],
             critic_optimizer=trained["critic"][1] if models.has_values else None,
             state=state,
@@ -275,6 +268,17 @@ class Trainer:
         if self._ranks.rank == 0:
             self._policy.lm.save_pretrained(directory, state_dict=state)
         self._ranks.barrier()
+
+
+def _forward_passes(config: RunConfig, models: LearnerModels, ranks: Ranks) -> ForwardPasses:
+    return ForwardPasses(
+        models,
+        ranks,
+        learner=config.learner,
+        seed=config.seed,
+        temperature=config.generation.temperature,
+        needs_exact_kl=config.algorithm.kl_estimator == "full",
+    )
 
 
 def _update_settings(config: RunConfig) -> UpdateSettings:
