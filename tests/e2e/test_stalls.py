@@ -23,9 +23,9 @@ PATIENT = (
     *SMALL,
     "verifiers.queue_size=1",
     "verifiers.memo_programs=0",
-    "timeouts.start_s=600",
+    "timeouts.start_s=60",
     "timeouts.call_s=200",
-    "timeouts.stall_s=90",
+    "timeouts.stall_s=181",
     "num_steps=100000",
 )
 
@@ -109,7 +109,7 @@ def test_whoever_holds_a_run_up_is_named_and_past_the_deadline_the_run_ends_with
     )
 
     run.kill("learner-0", signal.SIGSTOP)
-    assert run.wait(timeout_s=120) == 1
+    assert run.wait(timeout_s=240) == 1
     first, _, rest = run.terminal.partition("the run has failed at step")[2].partition(
         "no learner step after version"
     )
@@ -119,7 +119,7 @@ def test_whoever_holds_a_run_up_is_named_and_past_the_deadline_the_run_ends_with
         "learner-0 was not heard of for",
         "buffer is held back by admission",
         "generator-0 is held back by admission: the learner is behind",
-        "(timeouts.stall_s=90)",
+        "(timeouts.stall_s=181)",
     ):
         assert part in sentence, run.terminal
     assert run.processes() == []

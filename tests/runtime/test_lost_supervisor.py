@@ -80,7 +80,8 @@ def test_a_process_without_supervisor_ends_itself_within_the_heartbeat_timeout(
 
     code, took_s = asyncio.run(main())
     assert code == 1
-    assert took_s < 30, "the deadline is 2 s; the rest is for a busy machine"
+    assert took_s < 30, "the deadline is 2.1 s; the rest is for a busy machine"
     assert (
-        "did not answer Heartbeat within 2 s" in (tmp_path / "logs" / "verifier-0.log").read_text()
+        "did not answer Heartbeat within 2.1 s"
+        in (tmp_path / "logs" / "verifier-0.log").read_text()
     )
