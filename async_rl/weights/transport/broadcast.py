@@ -140,7 +140,15 @@ class Broadcaster(Sender):
         up too.
         """
         seat = next(iter(self._seats.values()))
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._send, manifest, seat)
+        load = self._newest
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(self._thread, self._send, manifest, seat)
+        except BroadcastBroken:
+            # The survivors may have begun their next load already, which must keep its seats.
+            if self._newest is load:
+                self._newest = None
+            raise
 
     def _send(self, manifest: Manifest, seat: Seat) -> None:
         deadline_s = time.monotonic() + seat.timeout_s
@@ -157,7 +165,6 @@ class Broadcaster(Sender):
                     broadcast(communicator, flat, timeout_s=deadline_s - time.monotonic())
         except BroadcastBroken:
             self._member.leave()
-            self._newest = None
             raise
 
     async def leave(self, membership: Membership) -> None:
