@@ -20,6 +20,7 @@ import numpy as np
 
 from async_rl.buffer.service import BufferService
 from async_rl.buffer.store.store import Store
+from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.core import codec
 from async_rl.core.types import (
@@ -59,7 +60,7 @@ class _Prompts:
 
 
 def _config(durability: str) -> RunConfig:
-    base, replace = compose_unchecked("ppo_code"), msgspec.structs.replace
+    base = compose_unchecked("ppo_code")
     return replace(
         base,
         num_steps=1_000_000,
@@ -190,7 +191,6 @@ async def _rate(path: Path, num_tokens: int, num_steps: int) -> float:
 async def _recovery(directory: Path, num_groups: int) -> None:
     """How long a buffer takes to come back with so many stored groups."""
     config = _config("normal")
-    replace = msgspec.structs.replace
     config = replace(
         config, buffer=replace(config.buffer, groups_per_step=num_groups, max_staleness_versions=0)
     )

@@ -33,6 +33,7 @@ from async_rl.buffer.service import BufferService
 from async_rl.buffer.store.audit import Promise, audit
 from async_rl.buffer.store.ledger import reading
 from async_rl.buffer.store.store import Store
+from async_rl.config.base import replace
 from async_rl.core.types import Group, Ticket
 from async_rl.observability.activity import Activity
 from async_rl.processes.buffer import Tasks
@@ -58,9 +59,9 @@ def batch_of(num_generators: int) -> int:
 def config_of(num_generators: int) -> Any:
     """The run's settings."""
     config = _config("normal")
-    return msgspec.structs.replace(
+    return replace(
         config,
-        buffer=msgspec.structs.replace(config.buffer, groups_per_step=batch_of(num_generators)),
+        buffer=replace(config.buffer, groups_per_step=batch_of(num_generators)),
     )
 
 

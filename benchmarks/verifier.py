@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 import httpx
 import msgspec
 
+from async_rl.config.base import replace
 from async_rl.core.types import StdinTest, Verdict
 from async_rl.data.embedded import LIST_FUNCTIONS
 from async_rl.data.files import read_rows
@@ -261,7 +262,7 @@ def _cold_start() -> float:
 
 def main() -> None:
     """One core, two cores, and the start of the server."""
-    config = msgspec.structs.replace(compose_unchecked("ppo_code").sandbox, timeout_s=5.0)
+    config = replace(compose_unchecked("ppo_code").sandbox, timeout_s=5.0)
     cores = sorted(os.sched_getaffinity(0))
 
     def judge_of(cells: WarmCells) -> Judge:

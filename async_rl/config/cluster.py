@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta
+from pydantic import Field
 
 from async_rl.config.base import Section
 
@@ -18,84 +18,48 @@ class ClusterConfig(Section):
     generators.gpus_each and learner.gpus_each.
     """
 
-    nodes: Annotated[
-        int,
-        Meta(ge=1, description="machines; sizes hardware=cluster and the job of launcher=slurm"),
-    ]
-    gpus_per_node: Annotated[
-        int,
-        Meta(
-            ge=0,
-            description="GPUs of one machine; sizes hardware=cluster and the job of launcher=slurm",
-        ),
-    ]
-    buffer_cpus: Annotated[int, Meta(ge=1, description="CPUs taken by the buffer")]
-    verifier_cpus: Annotated[int, Meta(ge=1, description="CPUs taken by each verifier")]
-    generator_cpus: Annotated[
-        int, Meta(ge=1, description="CPUs taken by each generator, and its threads")
-    ]
-    learner_cpus: Annotated[
-        int, Meta(ge=1, description="CPUs taken by each learner rank, and its threads")
-    ]
-    shared_run_dir: Annotated[
-        bool,
-        Meta(
-            description=(
-                "output_dir is on a filesystem that all nodes share; false: buffer and learner stay"
-                " beside the supervisor"
-            )
-        ),
-    ]
+    nodes: Annotated[int, Field(ge=1)]
+    """machines; sizes hardware=cluster and the job of launcher=slurm"""
+    gpus_per_node: Annotated[int, Field(ge=0)]
+    """GPUs of one machine; sizes hardware=cluster and the job of launcher=slurm"""
+    buffer_cpus: Annotated[int, Field(ge=1)]
+    """CPUs taken by the buffer"""
+    verifier_cpus: Annotated[int, Field(ge=1)]
+    """CPUs taken by each verifier"""
+    generator_cpus: Annotated[int, Field(ge=1)]
+    """CPUs taken by each generator, and its threads"""
+    learner_cpus: Annotated[int, Field(ge=1)]
+    """CPUs taken by each learner rank, and its threads"""
+    shared_run_dir: bool
+    """output_dir is on a filesystem that all nodes share; false: buffer and learner stay beside the
+    supervisor"""
 
 
 class RayConfig(Section):
     """launcher=ray."""
 
-    address: Annotated[
-        str,
-        Meta(
-            min_length=1,
-            description=(
-                "HOST:PORT of a cluster's head; auto = the one this machine belongs to; local = one"
-                " of its own"
-            ),
-        ),
-    ]
-    generators: Annotated[
-        Literal["spread", "pack"], Meta(description="over as many nodes as there are, or on few")
-    ]
-    learner: Annotated[
-        Literal["strict_pack", "pack", "spread", "strict_spread"],
-        Meta(description="the learner's ranks: strategy of their placement group"),
-    ]
-    generator_resource: Annotated[
-        str | None,
-        Meta(
-            description=(
-                "custom resource of which each generator takes 1 (ray start --resources); null ="
-                " any node will do"
-            )
-        ),
-    ]
+    address: Annotated[str, Field(min_length=1)]
+    """HOST:PORT of a cluster's head; auto = the one this machine belongs to; local = one of its
+    own"""
+    generators: Literal["spread", "pack"]
+    """over as many nodes as there are, or on few"""
+    learner: Literal["strict_pack", "pack", "spread", "strict_spread"]
+    """the learner's ranks: strategy of their placement group"""
+    generator_resource: str | None
+    """custom resource of which each generator takes 1 (ray start --resources); null = any node will
+    do"""
 
 
 class SlurmConfig(Section):
     """launcher=slurm."""
 
-    partition: Annotated[
-        str | None, Meta(description="sbatch --partition; null = the cluster's default")
-    ]
-    account: Annotated[str | None, Meta(description="sbatch --account; null = yours")]
-    time: Annotated[
-        str,
-        Meta(
-            pattern=r"^(\d+|\d+:\d+(:\d+)?|\d+-\d+(:\d+){0,2})$",
-            description="time limit: minutes, HH:MM:SS or days-HH:MM:SS",
-        ),
-    ]
-    cpus_per_node: Annotated[
-        int, Meta(ge=0, description="CPUs of each node; 0 = whole nodes, shared with nobody")
-    ]
-    extra: Annotated[
-        list[str], Meta(description="further options of sbatch, as in --constraint=a100")
-    ]
+    partition: str | None
+    """sbatch --partition; null = the cluster's default"""
+    account: str | None
+    """sbatch --account; null = yours"""
+    time: Annotated[str, Field(pattern="^(\\d+|\\d+:\\d+(:\\d+)?|\\d+-\\d+(:\\d+){0,2})$")]
+    """time limit: minutes, HH:MM:SS or days-HH:MM:SS"""
+    cpus_per_node: Annotated[int, Field(ge=0)]
+    """CPUs of each node; 0 = whole nodes, shared with nobody"""
+    extra: list[str]
+    """further options of sbatch, as in --constraint=a100"""

@@ -16,8 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import msgspec
-
+from async_rl.config.base import as_builtins, replace
 from async_rl.config.generation import PoolConfig
 from async_rl.config.run import RunConfig
 from async_rl.core.types import Purpose
@@ -63,7 +62,7 @@ def pool_counts(config: RunConfig) -> dict[str, int]:
 
 def with_counts(config: RunConfig, counts: Mapping[str, int]) -> RunConfig:
     """The configuration with as many generators of these pools."""
-    replace, generators = msgspec.structs.replace, config.generators
+    generators = config.generators
     pools = {
         name: replace(pool, count=counts.get(f"{GENERATORS}.{name}", pool.count))
         for name, pool in generators.pools.items()
@@ -100,14 +99,14 @@ def config_of(config: RunConfig, pool: str) -> RunConfig:
     given = own_settings(config, pool)
     if not given:
         return config
-    tree: dict[str, Any] = msgspec.to_builtins(config)
+    tree: dict[str, Any] = as_builtins(config)
     for name, value in given.items():
         *parents, leaf = PLACES[name].split(".")
         node = tree
         for parent in parents:
             node = node[parent]
         node[leaf] = value
-    return msgspec.convert(tree, RunConfig)
+    return RunConfig.model_validate(tree)
 
 
 def in_words_of(pool: str, config: RunConfig, problem: str) -> str:
@@ -124,11 +123,7 @@ def own_settings(config: RunConfig, pool: str) -> dict[str, Any]:
     settings = settings_of(config, pool)
     if settings is None:
         return {}
-    given = {
-        name: value
-        for name, value in msgspec.structs.asdict(settings).items()
-        if name in PLACES and value is not None
-    }
+    given = {name: value for name, value in as_builtins(settings).items() if name in PLACES}
     if settings.tensor_parallel_size is not None:
         given.setdefault(
             "gpus_each",

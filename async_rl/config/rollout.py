@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta
+from pydantic import Field
 
 from async_rl.config.base import Section
 
@@ -15,13 +15,8 @@ from async_rl.config.base import Section
 class RolloutConfig(Section):
     """Who decides what a sample consists of."""
 
-    fn: Annotated[
-        Annotated[str, Meta(min_length=1)] | None,
-        Meta(
-            description=(
-                "package.module:function or file.py:function, async, that leads each sample; null ="
-                " one answer and no more"
-            )
-        ),
-    ]
-    max_turns: Annotated[int, Meta(ge=1, description="times the policy may write in one sample")]
+    fn: Annotated[str, Field(min_length=1)] | None
+    """package.module:function or file.py:function, async, that leads each sample; null = one answer
+    and no more"""
+    max_turns: Annotated[int, Field(ge=1)]
+    """times the policy may write in one sample"""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from msgspec import Meta
+from pydantic import Field
 
 from async_rl.config.algorithm import AlgorithmConfig
 from async_rl.config.base import Section
@@ -38,27 +38,20 @@ from async_rl.config.timeouts import TimeoutsConfig
 class RunConfig(Section):
     """One run, completely."""
 
-    run_name: Annotated[
-        Annotated[str, Meta(min_length=1)] | None,
-        Meta(description="directory name under output_dir; null = a readable unique one"),
-    ]
-    output_dir: Annotated[str, Meta(min_length=1, description="where runs are kept")]
-    cache_dir: Annotated[
-        str | None, Meta(description="where the embedded model is kept; null = ~/.cache/async_rl")
-    ]
-    num_steps: Annotated[
-        int, Meta(ge=1, description="learner steps; null at launch = those of data.epochs")
-    ]
-    seed: Annotated[int, Meta(ge=0, description="seed of order, sampling and initialisation")]
-    launcher: Annotated[Literal["local", "ray", "slurm"], Meta(description="where processes run")]
-    placement: Annotated[
-        Literal["disaggregated", "colocated"],
-        Meta(
-            description=(
-                "generators and learner on devices of their own, or on the same one, taking turns"
-            )
-        ),
-    ]
+    run_name: Annotated[str, Field(min_length=1)] | None
+    """directory name under output_dir; null = a readable unique one"""
+    output_dir: Annotated[str, Field(min_length=1)]
+    """where runs are kept"""
+    cache_dir: str | None
+    """where the embedded model is kept; null = ~/.cache/async_rl"""
+    num_steps: Annotated[int, Field(ge=1)]
+    """learner steps; null at launch = those of data.epochs"""
+    seed: Annotated[int, Field(ge=0)]
+    """seed of order, sampling and initialisation"""
+    launcher: Literal["local", "ray", "slurm"]
+    """where processes run"""
+    placement: Literal["disaggregated", "colocated"]
+    """generators and learner on devices of their own, or on the same one, taking turns"""
     data: DataConfig
     model: ModelConfig
     generation: GenerationConfig

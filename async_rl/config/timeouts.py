@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from msgspec import Meta
+from pydantic import Field
 
 from async_rl.config.base import Section
 
@@ -16,19 +16,16 @@ from async_rl.config.base import Section
 class TimeoutsConfig(Section):
     """Time limits in seconds; docs/operations.md says when to raise which."""
 
-    call_s: Annotated[
-        float, Meta(gt=0, description="an ordinary remote call; heartbeats follow from it")
-    ]
-    start_s: Annotated[
-        float, Meta(gt=0, description="start of a process; loading weights takes a part of it")
-    ]
-    stop_s: Annotated[float, Meta(gt=0, description="finishing the step and saving after a stop")]
-    group_s: Annotated[
-        float, Meta(gt=0, description="generating and scoring one group in a generator")
-    ]
-    stall_s: Annotated[
-        float, Meta(gt=0, description="time without a learner step after which the run fails")
-    ]
+    call_s: Annotated[float, Field(gt=0)]
+    """an ordinary remote call; heartbeats follow from it"""
+    start_s: Annotated[float, Field(gt=0)]
+    """start of a process; loading weights takes a part of it"""
+    stop_s: Annotated[float, Field(gt=0)]
+    """finishing the step and saving after a stop"""
+    group_s: Annotated[float, Field(gt=0)]
+    """generating and scoring one group in a generator"""
+    stall_s: Annotated[float, Field(gt=0)]
+    """time without a learner step after which the run fails"""
 
     @property
     def heartbeat_s(self) -> float:

@@ -27,6 +27,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from async_rl.config.base import as_builtins
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import InfrastructureError
 from async_rl.monitoring.event_file import EventFile
@@ -281,11 +282,11 @@ class Recorder:
 
     def _describe_run(self) -> None:
         self._events.first_screen("The ten numbers to watch", FIRST_SCREEN)
-        settings = dict(_leaves("", msgspec.to_builtins(self._config)))
+        settings = dict(_leaves("", as_builtins(self._config)))
         self._events.hyper_parameters(
             settings, [name for _, names in FIRST_SCREEN for name in names]
         )
-        text = msgspec.yaml.encode(self._config).decode()
+        text = msgspec.yaml.encode(as_builtins(self._config)).decode()
         self._events.text("run/config", "\n".join(f"    {line}" for line in text.splitlines()), 0)
         self._events.flush()
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import msgspec
-
+from async_rl.config.base import as_builtins
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import InfrastructureError
 
@@ -31,7 +30,7 @@ class WandbRun:
                 id=run_dir.name,
                 resume="allow",
                 dir=str(run_dir),
-                config=msgspec.to_builtins(config),
+                config=as_builtins(config),
                 # The supervisor owns the terminal and its signals.
                 settings=wandb.Settings(silent=True, console="off"),
             )

@@ -53,7 +53,7 @@ class Control(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 def load_config(run_dir: Path) -> RunConfig:
     """Read the run's resolved configuration, as written at launch."""
-    return msgspec.yaml.decode((run_dir / "config.yaml").read_bytes(), type=RunConfig)
+    return RunConfig.model_validate(msgspec.yaml.decode((run_dir / "config.yaml").read_bytes()))
 
 
 def load_control(run_dir: Path) -> Control:

@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
+from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import this_machine
@@ -138,7 +138,7 @@ def _named(config: RunConfig) -> RunConfig:
     if config.run_name is not None:
         return config
     name = unique_name(Path(config.output_dir), rng=random.Random(), now=time.localtime())
-    return msgspec.structs.replace(config, run_name=name)
+    return replace(config, run_name=name)
 
 
 def _make_run_dir(config: RunConfig) -> Path:

@@ -10,8 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import msgspec
-
+from async_rl.config.base import as_builtins, replace
 from async_rl.config.checks.run import raise_if_any
 from async_rl.config.pools import pool_counts
 from async_rl.config.run import RunConfig
@@ -66,8 +65,8 @@ def resumed_config(run_dir: Path, overrides: Sequence[str]) -> tuple[RunConfig, 
 
 def changes(before: RunConfig, after: RunConfig) -> Changes:
     """Return the settings that differ, by path: the old value and the new one."""
-    old = dict(schema.flatten(msgspec.to_builtins(before), ""))
-    new = dict(schema.flatten(msgspec.to_builtins(after), ""))
+    old = dict(schema.flatten(as_builtins(before), ""))
+    new = dict(schema.flatten(as_builtins(after), ""))
     paths = {**old, **new}
     return {
         path: (old.get(path), new.get(path)) for path in paths if old.get(path) != new.get(path)
@@ -127,7 +126,7 @@ def fetch(url: str, output_dir: Path) -> Path:
     mirror, _, name = url.rstrip("/").rpartition("/")
     run_dir = (output_dir / name).absolute()
     Mirror(mirror, run_dir).fetch()
-    config = msgspec.structs.replace(runs.config_of(run_dir), output_dir=str(run_dir.parent))
+    config = replace(runs.config_of(run_dir), output_dir=str(run_dir.parent))
     (run_dir / "config.yaml").write_text(to_yaml(config))
     return run_dir
 

@@ -16,6 +16,7 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.backends.slurm import SCRIPT_FILE
 from async_rl.launchers.configuration import schema
+from async_rl.launchers.configuration.old_names import modernized
 
 _NUM_SUGGESTED = 5
 _QUEUED = "its job has not started yet: squeue"
@@ -76,12 +77,15 @@ def all_runs(output_dir: Path) -> list[Path]:
 def config_of(run_dir: Path) -> RunConfig:
     """Read the run's resolved configuration. Raises ConfigError if it cannot be read."""
     try:
-        return msgspec.yaml.decode((run_dir / "config.yaml").read_bytes(), type=RunConfig)
-    except msgspec.ValidationError as error:
-        raise ConfigError(
-            f"{run_dir}/config.yaml was written by another version of async_rl ({error}); read this"
-            " run with that version"
-        ) from error
+        tree = msgspec.yaml.decode((run_dir / "config.yaml").read_bytes(), type=dict[str, Any])
+        present = modernized(tree)
+        problems = schema.problems(present)
+        if problems:
+            raise ConfigError(
+                f"{run_dir}/config.yaml is of another version of async_rl ({problems[0]}); read"
+                " this run with the version that made it"
+            )
+        return RunConfig.model_validate(present)
     except (OSError, msgspec.DecodeError) as error:
         raise ConfigError(f"{run_dir}/config.yaml cannot be read: {error}") from error
 

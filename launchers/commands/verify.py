@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple
 import msgspec
 import typer
 
+from async_rl.config.base import replace
 from async_rl.core.errors import ConfigError, DataError, InfrastructureError
 from async_rl.core.types import CodeProblem, Verdict
 from async_rl.launchers.commands.verifier import VerifierSettings, verifier_config
@@ -201,7 +202,7 @@ async def _score(
         TextColumn("{task.fields[passed]} pass"),
         TimeRemainingColumn(),
     )
-    verifiers = msgspec.structs.replace(config.verifiers, cells=workers)
+    verifiers = replace(config.verifiers, cells=workers)
     async with open_service(verifiers, config.sandbox, Activity(), config.timeouts) as service:
         level = service.cells.level
         typer.echo(f"{num_programs} programs, {workers} at a time, jail level {level}", err=True)

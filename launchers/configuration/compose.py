@@ -23,11 +23,13 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 import async_rl.conf
+from async_rl.config.base import as_builtins, replace
 from async_rl.config.checks.run import check
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine, this_machine
 from async_rl.launchers.configuration import hardware, schema
+from async_rl.launchers.configuration.old_names import modernized, renamed
 from async_rl.launchers.configuration.overrides import as_tree, readable
 
 CONF_DIR = Path(async_rl.conf.__file__).resolve().parent
@@ -60,9 +62,12 @@ def recompose(path: Path, overrides: Sequence[str]) -> RunConfig:
     """A resolved configuration that `write_config` wrote, with `key=value` overrides, validated and
     checked as `compose` does.
     """
-    checked = readable(overrides, [CONF_DIR])
+    checked = readable([renamed(override) for override in overrides], [CONF_DIR])
     try:
-        tree = OmegaConf.to_container(OmegaConf.merge(OmegaConf.load(path), as_tree(checked)))
+        written = OmegaConf.to_container(OmegaConf.load(path))
+        assert isinstance(written, dict)
+        before = modernized({str(key): value for key, value in written.items()})
+        tree = OmegaConf.to_container(OmegaConf.merge(before, as_tree(checked)))
     except (OmegaConfBaseException, YAMLError, OSError) as error:
         raise ConfigError(f"{path}: {error}") from error
     assert isinstance(tree, dict)
@@ -83,11 +88,11 @@ def _validated(tree: dict[str, Any]) -> RunConfig:
     if problems := schema.problems({**tree, "num_steps": 1} if by_epochs else tree):
         raise ConfigError("\n".join(problems))
     if not by_epochs:
-        return msgspec.convert(tree, RunConfig)
+        return RunConfig.model_validate(tree)
     from async_rl.data.epochs import steps_of_epochs
 
-    config = msgspec.convert({**tree, "num_steps": 1}, RunConfig)
-    return msgspec.structs.replace(config, num_steps=steps_of_epochs(config))
+    config = RunConfig.model_validate({**tree, "num_steps": 1})
+    return replace(config, num_steps=steps_of_epochs(config))
 
 
 def names() -> list[str]:
@@ -110,7 +115,7 @@ def write_config(config: RunConfig, path: Path) -> None:
 
 def to_yaml(config: RunConfig) -> str:
     """The resolved configuration as every process will read it."""
-    return msgspec.yaml.encode(config).decode()
+    return msgspec.yaml.encode(as_builtins(config)).decode()
 
 
 def _tree(
@@ -126,6 +131,7 @@ def _tree(
         )
     for name, function in hardware.resolvers(machine, _launcher(directory, overrides)).items():
         OmegaConf.register_new_resolver(name, function, replace=True)
+    overrides = [renamed(override) for override in overrides]
     checked = readable(overrides, [CONF_DIR] if directory is None else [directory, CONF_DIR])
     if directory is not None:
         checked.append(f"hydra.searchpath=['file://{directory}']")
@@ -192,7 +198,10 @@ def _register_user_file(conf: str) -> Path | None:
         )
     if "_self_" not in defaults:
         defaults.append("_self_")  # the file's own settings win over those it builds on
-    ConfigStore.instance().store(name=USER_CONFIG, node=node)
+    content = OmegaConf.to_container(node, resolve=False)
+    assert isinstance(content, dict)
+    present = modernized({str(key): value for key, value in content.items()})
+    ConfigStore.instance().store(name=USER_CONFIG, node=OmegaConf.create(present))
     return path.resolve().parent
 
 

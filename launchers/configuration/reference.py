@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from async_rl.launchers.configuration.reference_settings import settings_page, table
+from async_rl.launchers.configuration.schema import json_schema
 from async_rl.monitoring.prometheus import exported_name
 from async_rl.observability.catalogue import FIRST_SCREEN, METRICS, MetricKind, MetricSpec, describe
 
@@ -38,6 +39,7 @@ def pages() -> dict[str, str]:
     """The text of each page by its file name."""
     return {
         "configuration.md": settings_page(),
+        "configuration.schema.json": json.dumps(json_schema(), indent=1) + "\n",
         "metrics.md": metrics_page(),
         "grafana.json": dashboard(),
     }

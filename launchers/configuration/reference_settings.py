@@ -8,23 +8,22 @@ from __future__ import annotations
 
 import itertools
 import re
-import types
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from collections.abc import Sequence
+from typing import Any
 
-import msgspec
 from omegaconf import OmegaConf
 
-from async_rl.config.base import Section
-from async_rl.config.run import RunConfig
 from async_rl.launchers.configuration.compose import CONF_DIR, as_written, names
 from async_rl.launchers.configuration.schema import (
     Setting,
+    Spec,
     entry_of,
     flatten,
     mappings,
+    section_specs,
     settings,
     show,
+    span,
 )
 
 _HEAD = """# Configuration
@@ -49,8 +48,6 @@ _UNITS = {
     "cores": "core numbers",
     "port": "port",
 }
-_TYPES = {int: "whole number", float: "number", bool: "true, false", str: "text"}
-_BOUNDS = (("ge", ">= "), ("gt", "> "), ("le", "<= "), ("lt", "< "))
 
 
 def settings_page() -> str:
@@ -61,20 +58,20 @@ def settings_page() -> str:
         settings().values(), key=lambda s: s.path.rpartition(".")[0]
     ):
         listed = list(members)
-        parts.append(f"\n## {section or 'The run'}\n\n{_meaning_of(section)}\n")
+        parts.append(f"\n## {section or 'The run'}\n\n{_meaning_of(section_specs()[section])}\n")
         rows = [
-            (f"`{s.path}`", unit(s), span(s.type), _values(s, written), s.description)
+            (f"`{s.path}`", unit(s), span(s.spec), _values(s, written), s.description)
             for s in listed
         ]
         parts.append(table(("setting", "unit", "range", "value", "meaning"), rows))
         for place in [s.path for s in listed if s.path in mappings()]:
             inner = entry_of(f"{place}.NAME").values()
-            parts.append(f"\n## {place}.NAME\n\n{_first_sentence(mappings()[place])}\n")
+            parts.append(f"\n## {place}.NAME\n\n{_meaning_of(mappings()[place])}\n")
             rows = [
                 (
                     f"`{s.path}`",
                     unit(s),
-                    span(s.type),
+                    span(s.spec),
                     "required" if s.is_required else "",
                     s.description,
                 )
@@ -100,34 +97,9 @@ def unit(setting: Setting) -> str:
     """The unit that the name carries; empty for text, choices and plain numbers, whose meaning says
     it.
     """
-    if "number" not in span(setting.type):
+    if "number" not in span(setting.spec):
         return ""
     return next((unit for ending, unit in _UNITS.items() if setting.path.endswith(ending)), "")
-
-
-def span(annotation: Any) -> str:
-    """What a value may be, in words: `whole number >= 1 or null`."""
-    if get_origin(annotation) is Annotated:
-        inner, *metas = get_args(annotation)
-        return " ".join([span(inner), *(bound for meta in metas for bound in _bounds(meta))])
-    if get_origin(annotation) is Literal:
-        return ", ".join(get_args(annotation))
-    if get_origin(annotation) in (Union, types.UnionType):
-        return " or ".join(span(member) for member in get_args(annotation))
-    if get_origin(annotation) is list:
-        return f"list of {span(get_args(annotation)[0])}"
-    if get_origin(annotation) is tuple:
-        return "list of " + " and ".join(span(member) for member in get_args(annotation))
-    return "null" if annotation is types.NoneType else _TYPES.get(annotation, "mapping")
-
-
-def _bounds(meta: msgspec.Meta) -> Iterator[str]:
-    values = {"ge": meta.ge, "gt": meta.gt, "le": meta.le, "lt": meta.lt}
-    yield from (f"{sign}{values[name]:g}" for name, sign in _BOUNDS if values[name] is not None)
-    if meta.pattern:
-        yield f"like `{meta.pattern}`"
-    if meta.min_length:
-        yield "(not empty)"
 
 
 def _values(setting: Setting, written: dict[str, dict[str, Any]]) -> str:
@@ -159,16 +131,9 @@ def _settings_in(name: str, group: str) -> list[str]:
     ]
 
 
-def _meaning_of(section: str) -> str:
-    """First sentence of what the schema says of a section."""
-    kind: Any = RunConfig
-    for name in section.split(".") if section else ():
-        kind = next(field.type for field in msgspec.structs.fields(kind) if field.name == name)
-    return _first_sentence(kind)
-
-
-def _first_sentence(kind: type[Section]) -> str:
-    return (kind.__doc__ or "").partition("\n")[0]
+def _meaning_of(section: Spec) -> str:
+    """The first line of the docstring of a section."""
+    return str(section.get("description", "")).partition("\n")[0]
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

@@ -1,84 +1,121 @@
-"""The settings that exist, by path, read from the schema: what a wrong key was meant to be, and
-what is wrong with a value.
+"""The settings that exist, by path, and the problems of a composed configuration.
 
-Invariants: the schema in `async_rl/config/run.py` is the only source; every problem is one line
-that names path, value and remedy. Used by `compose.py`.
+The models in `async_rl/config/run.py` are the only source: this module reads their JSON schema and
+turns pydantic's errors into one line each: path=value, what is wrong, the remedy, the description.
 """
 
 from __future__ import annotations
 
 import difflib
 import functools
-import re
-import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Any
 
-import msgspec
+from pydantic import ValidationError
 
-from async_rl.config.base import Section
 from async_rl.config.run import RunConfig
+from async_rl.launchers.configuration.old_names import removal
+
+Spec = Mapping[str, Any]
+"""A part of the JSON schema."""
+
+_TYPES = {
+    "integer": "whole number",
+    "number": "number",
+    "boolean": "true, false",
+    "string": "text",
+    "null": "null",
+    "object": "mapping",
+}
+_BOUNDS = {
+    "minimum": ">=",
+    "exclusiveMinimum": ">",
+    "maximum": "<=",
+    "exclusiveMaximum": "<",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One leaf of the schema. type carries its range as msgspec metadata."""
+    """One leaf of the schema. spec: its JSON schema, with the range."""
 
     path: str
-    type: Any
-    description: str
+    spec: Spec
     is_required: bool = True
 
     @property
-    def plain_type(self) -> Any:
-        """The type without its metadata."""
-        return get_args(self.type)[0] if get_origin(self.type) is Annotated else self.type
+    def description(self) -> str:
+        """The text below the field, as one line."""
+        return " ".join(self.spec.get("description", "").split())
+
+    @property
+    def alternatives(self) -> list[Spec]:
+        """The members of a union; a plain setting is its only alternative."""
+        return list(self.spec.get("anyOf", [self.spec]))
 
     @property
     def choices(self) -> tuple[str, ...]:
-        """What a Literal setting may be; empty for others."""
-        return get_args(self.plain_type) if get_origin(self.plain_type) is Literal else ()
+        """The values of a choice; empty for others."""
+        return tuple(self.spec.get("enum", ()))
 
     @property
     def is_list_of_strings(self) -> bool:
         """Whether one string stands for a list of one."""
-        return bool(self.plain_type == list[str])
+        items = self.spec.get("items", {})
+        return bool(items.get("type") == "string")
 
     @property
     def takes_text(self) -> bool:
         """Whether the value is a string (or null)."""
-        return str in _alternatives(self.type)
+        return any(spec.get("type") == "string" for spec in self.alternatives)
 
 
-def _alternatives(annotation: Any) -> tuple[Any, ...]:
-    """The members of a union, metadata taken off; a type by itself is its only alternative."""
-    if get_origin(annotation) is Annotated:
-        return _alternatives(get_args(annotation)[0])
-    if get_origin(annotation) in (Union, types.UnionType):
-        return tuple(plain for member in get_args(annotation) for plain in _alternatives(member))
-    return (annotation,)
+@functools.cache
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of a run's configuration."""
+    return RunConfig.model_json_schema()
+
+
+def section_named(reference: Spec) -> Spec:
+    """The definition that a `$ref` names."""
+    definitions: dict[str, Spec] = json_schema()["$defs"]
+    return definitions[reference["$ref"].rpartition("/")[2]]
+
+
+@functools.cache
+def section_specs() -> dict[str, Spec]:
+    """The JSON schema of every section by its dotted path; the run itself has the empty path."""
+    found: dict[str, Spec] = {}
+
+    def walk(path: str, spec: Spec) -> None:
+        found[path] = spec
+        for name, field in spec["properties"].items():
+            if "$ref" in field:
+                walk(f"{path}.{name}".lstrip("."), section_named(field))
+
+    walk("", json_schema())
+    return found
 
 
 @functools.cache
 def settings() -> dict[str, Setting]:
     """Every setting by its dotted path, in the order of the schema."""
-    return {setting.path: setting for setting in _walk(RunConfig, "")}
+    return {setting.path: setting for setting in _walk(json_schema(), "")}
 
 
 @functools.cache
-def mappings() -> dict[str, type[Section]]:
-    """Settings that hold sections by a name that people give: by path, what an entry is."""
-    plain = {path: setting.plain_type for path, setting in settings().items()}
+def mappings() -> dict[str, Spec]:
+    """Settings that hold sections by a name that people choose: the section by path."""
     return {
-        path: get_args(kind)[1]
-        for path, kind in plain.items()
-        if get_origin(kind) is dict and issubclass(get_args(kind)[1], Section)
+        path: section_named(setting.spec["additionalProperties"])
+        for path, setting in settings().items()
+        if "additionalProperties" in setting.spec
     }
 
 
 def entry_of(path: str) -> dict[str, Setting]:
-    """The settings of the entry of a mapping that this path is, or lies in; empty for other paths."""
+    """The settings of the entry of a mapping that contains this path; empty for other paths."""
     for place, section in mappings().items():
         if path.startswith(place + "."):
             name = path.removeprefix(place + ".").partition(".")[0]
@@ -87,36 +124,27 @@ def entry_of(path: str) -> dict[str, Setting]:
 
 
 def find(path: str) -> Setting | None:
-    """The setting of this path, be it of the schema or of a mapping's entry."""
+    """The setting of this path, in the schema or in an entry of a mapping."""
     return settings().get(path) or entry_of(path).get(path)
 
 
 @functools.cache
 def sections() -> frozenset[str]:
     """Dotted paths of all sections."""
-    paths = (path.split(".") for path in settings())
-    return frozenset(".".join(parts[:depth]) for parts in paths for depth in range(1, len(parts)))
+    return frozenset(section_specs()) - {""}
 
 
-def _walk(section: type[Section], prefix: str) -> Iterator[Setting]:
-    for field in msgspec.structs.fields(section):
-        path = prefix + field.encode_name
-        if isinstance(field.type, type) and issubclass(field.type, Section):
-            yield from _walk(field.type, path + ".")
+def _walk(section: Spec, prefix: str) -> Iterator[Setting]:
+    required = section.get("required", ())
+    for name, spec in section["properties"].items():
+        if "$ref" in spec:
+            yield from _walk(section_named(spec), f"{prefix}{name}.")
         else:
-            metas = getattr(field.type, "__metadata__", ())
-            yield Setting(
-                path=path,
-                type=field.type,
-                description=next((m.description for m in metas if m.description), ""),
-                is_required=field.required,
-            )
+            yield Setting(path=prefix + name, spec=spec, is_required=name in required)
 
 
 def nearest(path: str, *, among: Iterable[str]) -> str | None:
-    """The candidate most like `path`, by the whole path or by its last part; None if none is like
-    it.
-    """
+    """The candidate most like `path`, by the whole path or its last part; None without a match."""
     leaf = path.rsplit(".", 1)[-1]
 
     def likeness(candidate: str) -> float:
@@ -125,7 +153,7 @@ def nearest(path: str, *, among: Iterable[str]) -> str | None:
         if min(len(leaf), len(own_leaf)) >= 4 and (leaf in own_leaf or own_leaf in leaf):
             by_leaf = max(by_leaf, 0.85)
         by_path = difflib.SequenceMatcher(None, path, candidate).ratio()
-        # The last part is what people remember; the path breaks ties between equal last parts.
+        # People remember the last part; the path breaks ties between equal last parts.
         return max(by_path, 0.9 * by_leaf + 0.1 * by_path)
 
     best = max(among, key=likeness, default=None)
@@ -134,66 +162,19 @@ def nearest(path: str, *, among: Iterable[str]) -> str | None:
 
 def unknown(path: str, value: str) -> str:
     """The problem of a key that does not exist."""
+    if (reason := removal(path)) is not None:
+        return f"{path}={value}: is no longer a setting: {reason}; leave it out"
     inner = entry_of(path)
     best = nearest(path, among=inner or [*settings(), *sections()])
+    start = f"{path}={value}: there is no such setting"
+    if best is None and inner:
+        return f"{start}; there are {', '.join(leaf.rpartition('.')[2] for leaf in inner)}"
     if best is None:
-        known = (
-            f"there are {', '.join(leaf.rpartition('.')[2] for leaf in inner)}"
-            if inner
-            else "--dry-run shows all that exist"
-        )
-        return f"{path}={value}: there is no such setting; {known}"
+        return f"{start}; --dry-run shows all that exist"
     if best in sections():
         inside = [p for p in settings() if p.startswith(best + ".")]
-        return (
-            f"{path}={value}: there is no such setting; the nearest is the section {best} with"
-            f" {', '.join(inside[:6])}"
-        )
-    return (
-        f"{path}={value}: there is no such setting; did you mean {best}"
-        f" ({(inner or settings())[best].description})?"
-    )
-
-
-def wrong_value(setting: Setting, value: Any) -> str | None:
-    """What is wrong with the type or the range of a value; None if nothing is."""
-    try:
-        msgspec.convert(value, setting.type)
-    except msgspec.ValidationError as error:
-        what = str(error).replace("`", "").partition(" - at ")[0]
-    else:
-        return None
-    shown = f"{setting.path}={show(value)}"
-    if setting.choices:
-        best = nearest(str(value), among=setting.choices)
-        hint = f"; did you mean {best}?" if best else ""
-        return f"{shown}: must be one of {', '.join(setting.choices)}{hint} ({setting.description})"
-    if setting.takes_text and isinstance(value, bool | int | float):
-        return (
-            f"{shown}: must be text; put it in quotes: '{setting.path}=\"{show(value)}\"'"
-            f" ({setting.description})"
-        )
-    return f"{shown}: {_in_words(what)} ({setting.description})"
-
-
-_WORDS = (
-    (r"^Expected ", "must be "),
-    (r" \| null", " or null"),
-    (r"\bfloat\b", "a number"),
-    (r"\bint\b", "a whole number"),
-    (r"\bbool\b", "true or false"),
-    (r"\bstr\b", "text"),
-    (r"\barray\b", "a list"),
-    (r"\bobject\b", "a section"),
-    (r", got ", ", not "),
-)
-
-
-def _in_words(message: str) -> str:
-    """The validator's message without names of Python types."""
-    for pattern, words in _WORDS:
-        message = re.sub(pattern, words, message)
-    return message
+        return f"{start}; the nearest is the section {best} with {', '.join(inside[:6])}"
+    return f"{start}; did you mean {best} ({(inner or settings())[best].description})?"
 
 
 def show(value: Any) -> str:
@@ -202,13 +183,13 @@ def show(value: Any) -> str:
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{key}:{show(inner)}" for key, inner in value.items()) + "}"
-    return "[" + ",".join(map(show, value)) + "]" if isinstance(value, list) else str(value)
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(show, value)) + "]"
+    return str(value)
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Leaves of a nested mapping by dotted path; a mapping where the schema has a setting is a
-    leaf.
-    """
+    """Leaves of a nested mapping by dotted path; a mapping that is a setting is a leaf."""
     for key, value in tree.items():
         path = f"{prefix}{key}"
         if isinstance(value, Mapping) and path not in settings() and (value or path in sections()):
@@ -217,45 +198,80 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield path, value
 
 
+def span(spec: Spec) -> str:
+    """The allowed values of a JSON schema, in words: `whole number >= 1 or null`."""
+    if "anyOf" in spec:
+        return " or ".join(span(member) for member in spec["anyOf"])
+    if "enum" in spec:
+        return ", ".join(spec["enum"])
+    if "prefixItems" in spec:
+        return "list of " + " and ".join(span(member) for member in spec["prefixItems"])
+    if "items" in spec:
+        return f"list of {span(spec['items'])}"
+    words = [_TYPES[spec["type"]]]
+    words += [f"{sign} {spec[bound]:g}" for bound, sign in _BOUNDS.items() if bound in spec]
+    if "pattern" in spec:
+        words.append(f"like `{spec['pattern']}`")
+    if "minLength" in spec:
+        words.append("(not empty)")
+    return " ".join(words)
+
+
 def problems(tree: Mapping[str, Any]) -> list[str]:
-    """All that is wrong with keys, types and ranges of a composed configuration; empty if it fits
-    the schema.
-    """
-    found = []
-    leaves = dict(flatten(tree))
-    for path, value in leaves.items():
-        if path in sections():
-            found.append(
-                f"{path}={show(value)}: {path} is a section; set one of its settings,"
-                f" {path}.<name>=<value>"
-            )
-        elif path not in settings():
-            found.append(unknown(path, show(value)))
-        elif path in mappings() and isinstance(value, Mapping):
-            found += [
-                problem
-                for name, entry in value.items()
-                for problem in _entry_problems(f"{path}.{name}", entry)
-            ]
-        elif problem := wrong_value(settings()[path], value):
-            found.append(problem)
-    for path, setting in settings().items():
-        if path not in leaves and not any(path.startswith(leaf + ".") for leaf in leaves):
-            found.append(f"{path} is missing: {setting.description}; set {path}=<value>")
-    return found
+    """All wrong keys, types and ranges of a composed configuration; empty if it fits."""
+    try:
+        RunConfig.model_validate(tree)
+    except ValidationError as error:
+        found = [problem for e in error.errors() for problem in _problems_of(dict(e), tree)]
+        return list(dict.fromkeys(found))
+    return []
 
 
-def _entry_problems(path: str, entry: Any) -> Iterator[str]:
-    """What is wrong with one entry of a mapping."""
-    inner = entry_of(f"{path}.")
-    if not isinstance(entry, Mapping):
-        yield f"{path}={show(entry)}: is a section; set one of its settings, {path}.<name>=<value>"
-        return
-    for key, value in entry.items():
-        if (setting := inner.get(f"{path}.{key}")) is None:
-            yield unknown(f"{path}.{key}", show(value))
-        elif problem := wrong_value(setting, value):
-            yield problem
-    for leaf, setting in inner.items():
-        if setting.is_required and leaf.rpartition(".")[2] not in entry:
-            yield f"{leaf} is missing: {setting.description}; set {leaf}=<value>"
+def _problems_of(error: Mapping[str, Any], tree: Mapping[str, Any]) -> Iterator[str]:
+    path, value = _setting_path(error["loc"]), error["input"]
+    setting = find(path)
+    if error["type"] == "extra_forbidden":
+        # A section of an unknown name may hold many values; each is a line of its own.
+        is_section = isinstance(value, Mapping) and bool(value)
+        leaves = flatten(value, f"{path}.") if is_section else [(path, value)]
+        yield from (unknown(leaf, show(inner)) for leaf, inner in leaves)
+    elif error["type"] == "missing" and len(error["loc"]) == path.count(".") + 1:
+        inside = [s for leaf, s in settings().items() if leaf.startswith(f"{path}.")]
+        for absent in [setting] if setting is not None else inside:
+            yield f"{absent.path} is missing: {absent.description}; set {absent.path}=<value>"
+    elif setting is not None:
+        yield wrong_value(setting, _value_at(tree, path))
+    else:
+        yield (
+            f"{path}={show(value)}: is a section; set one of its settings, {path}.<name>=<value>"
+        )
+
+
+def _setting_path(location: tuple[int | str, ...]) -> str:
+    """The path of a setting or section, without what follows it: the index in a list."""
+    path = ""
+    for part in location:
+        if find(path) is not None and path not in mappings():
+            break
+        path = f"{path}.{part}".lstrip(".")
+    return path
+
+
+def _value_at(tree: Any, path: str) -> Any:
+    """The value of a setting. Raises KeyError where it is missing."""
+    return functools.reduce(lambda node, name: node[name], path.split("."), tree)
+
+
+def wrong_value(setting: Setting, value: Any) -> str:
+    """The problem of a value that does not fit its setting."""
+    shown, meaning = f"{setting.path}={show(value)}", f"({setting.description})"
+    if setting.choices:
+        best = nearest(str(value), among=setting.choices)
+        hint = f"; did you mean {best}?" if best else ""
+        return f"{shown}: must be one of {', '.join(setting.choices)}{hint} {meaning}"
+    if setting.takes_text and isinstance(value, bool | int | float):
+        quoted = f"'{setting.path}=\"{show(value)}\"'"
+        return f"{shown}: must be text; put it in quotes: {quoted} {meaning}"
+    words = span(setting.spec).replace("true, false", "true or false")
+    article = "a " if words.startswith(("whole", "number", "list", "mapping")) else ""
+    return f"{shown}: must be {article}{words} {meaning}"

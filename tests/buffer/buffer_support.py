@@ -12,11 +12,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
 import numpy as np
 
 from async_rl.buffer.service import BufferService
 from async_rl.buffer.store.store import Store
+from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.core.types import (
     NO_VERSION,
@@ -54,7 +54,6 @@ def make_config(
     keep_steps: int = 0,
 ) -> RunConfig:
     base = _base()
-    replace = msgspec.structs.replace
     return replace(
         base,
         num_steps=num_steps,

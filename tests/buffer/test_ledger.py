@@ -8,12 +8,12 @@ import sqlite3
 import sys
 from pathlib import Path
 
-import msgspec
 import pytest
 from buffer_support import make_config, make_group, opened, take, tickets, within
 
 from async_rl.buffer.store.audit import audit
 from async_rl.buffer.store.ledger import Ledger, reading
+from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import Unavailable
 from async_rl.core.types import GroupState
@@ -203,7 +203,7 @@ def test_the_command_answers_people_and_programs_and_its_audit_decides_the_exit_
     store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_dir = str(store.parent)
-    write_config(msgspec.structs.replace(CONFIG, run_name="mine"), store.parent / "config.yaml")
+    write_config(replace(CONFIG, run_name="mine"), store.parent / "config.yaml")
     code, out, _ = ledger(monkeypatch, capsys, run_dir, "--prompt", "t4")
     assert (code, "dropped (scoring_failed)" in out) == (0, True)
     code, out, _ = ledger(monkeypatch, capsys, run_dir, "--step", "2", "--json")

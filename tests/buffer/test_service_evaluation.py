@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import msgspec
 import pytest
 from buffer_support import (
     FakePrompts,
@@ -20,6 +19,7 @@ from buffer_support import (
 
 from async_rl.buffer.evaluation import report_of
 from async_rl.buffer.store.store import KEPT_SAMPLES
+from async_rl.config.base import replace
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.types import Purpose
 from async_rl.protocol.buffer import PutGroup
@@ -79,9 +79,7 @@ def test_an_evaluation_draws_so_many_samples_of_each_prompt_as_are_asked_for(
 ) -> None:
     prompts = FakePrompts(num_held_out=2)
     config = make_config()
-    config = msgspec.structs.replace(
-        config, evaluation=msgspec.structs.replace(config.evaluation, num_samples=3)
-    )
+    config = replace(config, evaluation=replace(config.evaluation, num_samples=3))
 
     async def scenario() -> None:
         async with opened(tmp_path, config, prompts) as service:

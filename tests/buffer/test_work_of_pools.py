@@ -7,7 +7,6 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from buffer_support import (
     FakePrompts,
@@ -21,6 +20,7 @@ from buffer_support import (
     within,
 )
 
+from async_rl.config.base import replace
 from async_rl.config.generation import PoolConfig
 from async_rl.config.run import RunConfig
 from async_rl.core.types import Purpose
@@ -32,9 +32,7 @@ BIG, JUDGE = "generator-big-0", "generator-judge-0"
 
 def with_pools(config: RunConfig, **work: Any) -> RunConfig:
     pools = {name: PoolConfig(count=1, work=what) for name, what in work.items()}
-    return msgspec.structs.replace(
-        config, generators=msgspec.structs.replace(config.generators, pools=pools)
-    )
+    return replace(config, generators=replace(config.generators, pools=pools))
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:

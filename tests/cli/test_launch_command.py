@@ -13,6 +13,7 @@ import pytest
 from async_rl.config.run import RunConfig
 from async_rl.launchers import cli
 from async_rl.launchers.commands import launch as launch_command
+from async_rl.runtime.context import load_config
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -26,7 +27,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
     configs: list[RunConfig] = []
 
     def supervise(config: RunConfig, run_dir: Path) -> int:
-        assert msgspec.yaml.decode((run_dir / "config.yaml").read_bytes(), type=RunConfig) == config
+        assert load_config(run_dir) == config
         configs.append(config)
         return 0
 
@@ -76,7 +77,7 @@ def test_dry_run_shows_configuration_processes_and_numbers_and_makes_nothing(
 def test_the_resolved_configuration_in_a_dry_run_is_valid_yaml(tmp_path: Path) -> None:
     done = run("launch", "conf=grpo_code", f"output_dir={tmp_path}", "run_name=007", "--dry-run")
     text = done.stdout.partition("configuration\n")[2].partition("\nprocesses")[0]
-    assert msgspec.yaml.decode(text.encode(), type=RunConfig).run_name == "007"
+    assert RunConfig.model_validate(msgspec.yaml.decode(text)).run_name == "007"
 
 
 @pytest.mark.parametrize(

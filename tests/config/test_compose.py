@@ -74,7 +74,8 @@ def test_the_configuration_is_the_same_after_a_trip_through_its_file(tmp_path: P
         config = compose("ppo_code", [f"run_name={name}", "learner.optimizer.eps=1e-8"])
         write_config(config, tmp_path / f"{name}.yaml")
         assert (
-            msgspec.yaml.decode((tmp_path / f"{name}.yaml").read_bytes(), type=RunConfig) == config
+            RunConfig.model_validate(msgspec.yaml.decode((tmp_path / f"{name}.yaml").read_bytes()))
+            == config
         )
         assert config.run_name == name
 
@@ -145,11 +146,11 @@ def test_a_wrong_key_is_told_with_the_nearest_right_one(override: str, expected:
     ("override", "expected"),
     [
         ("num_steps=0", "num_steps=0: must be a whole number >= 1 (learner steps"),
-        ("num_steps=many", "num_steps=many: must be a whole number, not text"),
+        ("num_steps=many", "num_steps=many: must be a whole number >= 1"),
         ("num_steps=1.5", "num_steps=1.5: must be a whole number"),
-        ("seed=null", "seed=null: must be a whole number, not null"),
-        ("algorithm.clip_low=1", "algorithm.clip_low=1: must be a number < 1.0"),
-        ("algorithm.clip_dual=0.5", "algorithm.clip_dual=0.5: must be a number > 1.0"),
+        ("seed=null", "seed=null: must be a whole number >= 0"),
+        ("algorithm.clip_low=1", "algorithm.clip_low=1: must be a number > 0 < 1"),
+        ("algorithm.clip_dual=0.5", "algorithm.clip_dual=0.5: must be a number > 1 or null"),
         (
             "generation.engine=vlm",
             "generation.engine=vlm: must be one of vllm, hf; did you mean vllm?",
@@ -157,17 +158,17 @@ def test_a_wrong_key_is_told_with_the_nearest_right_one(override: str, expected:
         ("launcher=lsf", "launcher=lsf: must be one of local"),
         (
             "monitoring.tensorboard=1",
-            "monitoring.tensorboard=1: must be true or false, not a whole number",
+            "monitoring.tensorboard=1: must be true or false",
         ),
-        ("generators.cores=3", "generators.cores=3: must be a list, not a whole number"),
-        ("generators.cores=[a]", "generators.cores=[a]: must be a whole number, not text"),
+        ("generators.cores=3", "generators.cores=3: must be a list of whole number"),
+        ("generators.cores=[a]", "generators.cores=[a]: must be a list of whole number"),
         (
             "learner.optimizer.betas=[0.9]",
-            "learner.optimizer.betas=[0.9]: must be a list of length 2, not 1",
+            "learner.optimizer.betas=[0.9]: must be a list of number and number",
         ),
         (
             "network.control_port=70000",
-            "network.control_port=70000: must be a whole number <= 65535",
+            "network.control_port=70000: must be a whole number >= 0 <= 65535",
         ),
     ],
 )
@@ -238,7 +239,7 @@ def test_a_users_file_may_bring_a_choice_of_its_own(tmp_path: Path) -> None:
             "defaults: [ppo_code]\nbufer: {groups_per_step: 4}\n",
             "did you mean buffer.groups_per_step",
         ),
-        ("defaults: [ppo_code]\nbuffer:\n", "buffer is a section"),
+        ("defaults: [ppo_code]\nbuffer:\n", "buffer=null: is a section"),
         ("defaults: [ppo_code]\nnum_steps: ${nowhere}\n", "nowhere"),
     ],
 )
@@ -337,9 +338,7 @@ def _leaves(file: Path) -> dict[str, Any]:
 
 
 def test_the_yaml_is_in_the_order_of_the_schema() -> None:
-    assert list(msgspec.yaml.decode(to_yaml(compose("ppo_code")))) == [
-        field.name for field in msgspec.structs.fields(RunConfig)
-    ]
+    assert list(msgspec.yaml.decode(to_yaml(compose("ppo_code")))) == list(RunConfig.model_fields)
 
 
 @pytest.mark.covers("train_batch_size", "total_epochs")

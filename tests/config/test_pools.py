@@ -7,9 +7,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
+from async_rl.config.base import as_builtins
 from async_rl.config.checks.run import machine_problems
 from async_rl.config.generation import PoolConfig
 from async_rl.config.pools import (
@@ -63,7 +63,7 @@ def refusal(*overrides: str) -> str:
 
 
 def value_at(config: RunConfig, path: str) -> Any:
-    found: Any = msgspec.to_builtins(config)
+    found: Any = as_builtins(config)
     for name in path.split("."):
         found = found[name]
     return found
@@ -98,12 +98,12 @@ def test_a_setting_of_a_pool_stands_in_its_processes_where_that_of_the_rest_stan
 def test_each_setting_of_a_pool_has_its_place_and_the_rest_of_the_configuration_is_the_same() -> (
     None
 ):
-    assert {field.name for field in msgspec.structs.fields(PoolConfig)} - set(PLACES) == {"work"}
+    assert set(PoolConfig.model_fields) - set(PLACES) == {"work"}
     config = settings(*BIG, "generators.pools.big.max_num_seqs=64")
-    own = msgspec.to_builtins(config_of(config, "generators.big"))
+    own = as_builtins(config_of(config, "generators.big"))
     own["generation"]["vllm"]["max_num_seqs"] = config.generation.vllm.max_num_seqs
     own["generators"]["count"] = config.generators.count
-    assert own == msgspec.to_builtins(config)
+    assert own == as_builtins(config)
 
 
 def test_without_pools_there_are_those_of_always() -> None:

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from data_support import SMALL_MODEL, make_config
 
+from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.data import prepare
@@ -83,7 +84,7 @@ def test_only_the_rollout_that_asks_again_gets_the_model_that_saw_second_turns()
 
 def test_the_seed_of_the_run_does_not_build_another_model(small_config: RunConfig) -> None:
     assert cached_model_path(small_config, SMALL_MODEL) == cached_model_path(
-        msgspec.structs.replace(small_config, seed=99), SMALL_MODEL
+        replace(small_config, seed=99), SMALL_MODEL
     )
 
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 import torch.distributed as dist
@@ -18,6 +17,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig
 
+from async_rl.config.base import replace
 from async_rl.learner import sharding
 from async_rl.learner.trainer import Trainer
 
@@ -138,8 +138,8 @@ def test_offloaded_parameters_are_sharded_with_a_policy_that_keeps_them_on_the_h
 def offloaded(*knobs: str) -> Any:
     """The configuration's checks refuse offloading without a GPU; here the CPU stands for one."""
     config = make_config("grpo_code", *knobs)
-    learner = msgspec.structs.replace(config.learner, offload="parameters")
-    return msgspec.structs.replace(config, learner=learner)
+    learner = replace(config.learner, offload="parameters")
+    return replace(config, learner=learner)
 
 
 def make(model_path: Path, config: Any) -> Trainer:

@@ -3,7 +3,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,6 +16,7 @@ from learner_support import (
 from torch.distributed.fsdp import FSDPModule
 from transformers import Qwen3ForCausalLM
 
+from async_rl.config.base import replace
 from async_rl.config.checks.run import problems
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
@@ -36,9 +36,7 @@ def process_group() -> Iterator[None]:
 
 def offloaded(config: RunConfig, offload: str) -> RunConfig:
     """The configuration check refuses offloading without a GPU; here the CPU stands for one."""
-    return msgspec.structs.replace(
-        config, learner=msgspec.structs.replace(config.learner, offload=offload)
-    )
+    return replace(config, learner=replace(config.learner, offload=offload))
 
 
 def make(model_path: Path, config: RunConfig) -> Trainer:

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
-import msgspec
 import pytest
 
+from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.launchers.configuration.compose import compose
 
@@ -15,7 +15,7 @@ def embedded_config() -> RunConfig:
 @pytest.fixture
 def config(embedded_config: RunConfig) -> RunConfig:
     """Four steps, evaluated at 0, 2 and 4."""
-    return msgspec.structs.replace(
+    return replace(
         embedded_config,
-        evaluation=msgspec.structs.replace(embedded_config.evaluation, every_steps=2),
+        evaluation=replace(embedded_config.evaluation, every_steps=2),
     )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-import msgspec
 import pytest
 from rich.console import Console as RichConsole
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.monitoring.console import Console
 from async_rl.monitoring.status import render
@@ -25,9 +25,7 @@ from async_rl.supervision.registry import Registry
 def test_the_first_step_without_a_reward_raises_it_and_again_only_after_one_with(
     config: RunConfig, tmp_path: Path
 ) -> None:
-    config = msgspec.structs.replace(
-        config, monitoring=msgspec.structs.replace(config.monitoring, tensorboard=False)
-    )
+    config = replace(config, monitoring=replace(config.monitoring, tensorboard=False))
     log = configure_logging(tmp_path, "supervisor")
     registry = Registry()
     with Monitor(

@@ -7,10 +7,10 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import InfrastructureError
 from async_rl.launchers.configuration.reference import dashboard
@@ -74,8 +74,8 @@ def test_no_two_metrics_of_the_catalogue_have_the_same_name_in_prometheus() -> N
 def test_the_endpoint_is_there_if_the_run_asks_for_it(
     config: RunConfig, tmp_path: Path, port: int | None
 ) -> None:
-    monitoring = msgspec.structs.replace(config.monitoring, prometheus_port=port, tensorboard=False)
-    config = msgspec.structs.replace(config, monitoring=monitoring)
+    monitoring = replace(config.monitoring, prometheus_port=port, tensorboard=False)
+    config = replace(config, monitoring=monitoring)
     log = configure_logging(tmp_path, "supervisor")
     registry = Registry()
     with Monitor(

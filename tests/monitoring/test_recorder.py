@@ -14,6 +14,7 @@ from tensorboard.compat.proto import event_pb2
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.util import tensor_util
 
+from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.monitoring.recorder import Recorder, UndeclaredMetric, is_evaluated
 from async_rl.observability.catalogue import METRICS, MetricKind
@@ -121,9 +122,7 @@ def test_close_writes_what_is_held_back(tmp_path: Path, config: RunConfig) -> No
 
 
 def test_without_evaluation_the_first_row_is_step_one(tmp_path: Path, config: RunConfig) -> None:
-    plain = msgspec.structs.replace(
-        config, evaluation=msgspec.structs.replace(config.evaluation, every_steps=0)
-    )
+    plain = replace(config, evaluation=replace(config.evaluation, every_steps=0))
     recorder = Recorder(tmp_path, plain)
     recorder.record(1, "learner-0", {"reward/mean": 0.3})
     assert [r["step"] for r in rows(tmp_path)] == [1]
@@ -132,9 +131,7 @@ def test_without_evaluation_the_first_row_is_step_one(tmp_path: Path, config: Ru
 
 @pytest.mark.covers("test_freq")
 def test_evaluations_are_due_at_zero_at_every_nth_and_at_the_last_step(config: RunConfig) -> None:
-    every_three = msgspec.structs.replace(
-        config, evaluation=msgspec.structs.replace(config.evaluation, every_steps=3)
-    )
+    every_three = replace(config, evaluation=replace(config.evaluation, every_steps=3))
     assert [step for step in range(5) if is_evaluated(every_three, step)] == [0, 3, 4]
 
 
@@ -295,10 +292,10 @@ def test_two_hours_of_the_quickest_run_add_less_than_200_mb_of_events_and_every_
     per_process = {
         name.replace("-0", f"-{i}"): 0.5 for name in scalars if "-0" in name for i in range(1, 5)
     }
-    config = msgspec.structs.replace(
+    config = replace(
         config,
         num_steps=10**6,
-        evaluation=msgspec.structs.replace(config.evaluation, every_steps=0),
+        evaluation=replace(config.evaluation, every_steps=0),
     )
     recorder = Recorder(tmp_path, config, clock=clock, is_strict=True)
     sizes = []

@@ -5,10 +5,10 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-import msgspec
 import pytest
 from rich.console import Console as RichConsole
 
+from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.core.types import Role
 from async_rl.monitoring.console import Console, progress_line, who_waits
@@ -144,9 +144,7 @@ def test_off_a_terminal_a_plain_line_is_written_every_five_seconds_at_most(
 def test_without_the_live_line_only_notes_and_the_end_are_shown(
     config: RunConfig, tmp_path: Path
 ) -> None:
-    quiet = msgspec.structs.replace(
-        config, monitoring=msgspec.structs.replace(config.monitoring, live_line=False)
-    )
+    quiet = replace(config, monitoring=replace(config.monitoring, live_line=False))
     screen = Screen(quiet, tmp_path, is_terminal=False)
     screen.console.progress(1, {}, [])
     screen.console.note("generator-0 came back")

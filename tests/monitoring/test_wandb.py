@@ -7,9 +7,9 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
-import msgspec
 import pytest
 
+from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.core.machine import Machine
 from async_rl.launchers.configuration.compose import compose
@@ -37,9 +37,7 @@ def test_a_project_without_wandb_is_refused_before_anything_starts(
 
 def test_each_row_is_handed_on_once_and_in_order(tmp_path: Path, config: RunConfig) -> None:
     rows: list[tuple[int, dict[str, float]]] = []
-    plain = msgspec.structs.replace(
-        config, evaluation=msgspec.structs.replace(config.evaluation, every_steps=0)
-    )
+    plain = replace(config, evaluation=replace(config.evaluation, every_steps=0))
     recorder = Recorder(
         tmp_path, plain, on_row=lambda step, scalars: rows.append((step, dict(scalars)))
     )

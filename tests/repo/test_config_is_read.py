@@ -7,13 +7,10 @@ import functools
 import re
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from async_rl.config.base import Section
-from async_rl.config.run import RunConfig
 from async_rl.launchers.configuration.compose import compose, names
-from async_rl.launchers.configuration.schema import settings
+from async_rl.launchers.configuration.schema import section_specs, settings
 
 ROOT = Path(__file__).resolve().parents[2]
 # They declare settings, compare them or show what follows from them; none of that is a use.
@@ -54,10 +51,7 @@ def read_attributes(text: str) -> frozenset[str]:
 
 def section_class(path: str) -> str:
     """Name of the schema's class that holds the setting."""
-    kind: type[Section] = RunConfig
-    for name in path.split(".")[:-1]:
-        kind = next(field.type for field in msgspec.structs.fields(kind) if field.name == name)
-    return kind.__name__
+    return str(section_specs()[path.rpartition(".")[0]]["title"])
 
 
 def is_read(path: str) -> bool:

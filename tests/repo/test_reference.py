@@ -44,13 +44,13 @@ def test_every_setting_stands_on_the_page_once_with_its_unit_range_and_meaning()
         )
         assert (told_unit, told_range, meaning) == (
             unit(setting),
-            span(setting.type).replace("|", "/"),
+            span(setting.spec).replace("|", "/"),
             setting.description.replace("|", "/"),
         )
 
 
 def test_ranges_are_told_in_words() -> None:
-    told = {path: (unit(setting), span(setting.type)) for path, setting in settings().items()}
+    told = {path: (unit(setting), span(setting.spec)) for path, setting in settings().items()}
     assert told["monitoring.prometheus_port"] == ("port", "whole number >= 0 <= 65535 or null")
     assert told["timeouts.call_s"] == ("s", "number > 0")
     assert told["buffer.over_age"] == ("", "drop, mask")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-import msgspec
 import pytest
 from rewards_support import LIMITS
 
+from async_rl.config.base import replace
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.core.types import CallTest, StdinTest
 from async_rl.rewards.verifier.comparison import Comparison, load_checker
@@ -30,9 +30,7 @@ ANYTHING = [CallTest(function="f", args=[[1, 2]], expected=None), StdinTest(inpu
 def verdicts(checker: str | None, tests: list[CallTest | StdinTest]) -> list[str]:
     async def run() -> list[str]:
         async with await WarmCells.start(1) as cells:
-            judge = Judge(
-                cells, msgspec.structs.replace(LIMITS, checker=checker, stop_at_first_failure=False)
-            )
+            judge = Judge(cells, replace(LIMITS, checker=checker, stop_at_first_failure=False))
             return [
                 str(test.verdict)
                 for test in (await judge.verify(VerifyRequest(code=CODE, tests=list(tests)))).tests

@@ -8,10 +8,10 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-import msgspec
 import pytest
 from rewards_support import LIMITS
 
+from async_rl.config.base import replace
 from async_rl.config.rewards import SandboxConfig, VerifiersConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.types import AssertTest, CallTest, CodeTest
@@ -34,7 +34,7 @@ def with_service(
     packages: list[str], work: Callable[[VerifierService], Coroutine[Any, Any, T]]
 ) -> T:
     async def run() -> T:
-        sandbox: SandboxConfig = msgspec.structs.replace(LIMITS, packages=packages)
+        sandbox: SandboxConfig = replace(LIMITS, packages=packages)
         async with open_service(VERIFIERS, sandbox, Activity(), TIMEOUTS) as service:
             return await work(service)
 

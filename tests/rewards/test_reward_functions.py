@@ -15,6 +15,7 @@ import psutil
 import pytest
 from verifier_support import verifier_process
 
+from async_rl.config.base import replace
 from async_rl.config.checks.run import problems
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, RewardError
@@ -39,8 +40,8 @@ def name(function: str) -> str:
 def run_config(*functions: str, **settings: object) -> RunConfig:
     config = compose("grpo_code", ["verifiers.cells=1", "sandbox.packages=[]"])
     fns = [name(f) if ":" not in f and f not in ("xml_format", "length") else f for f in functions]
-    reward = msgspec.structs.replace(config.reward, fns=fns, weights=[1.0] * len(fns), **settings)
-    return msgspec.structs.replace(config, reward=reward)
+    reward = replace(config.reward, fns=fns, weights=[1.0] * len(fns), **settings)
+    return replace(config, reward=reward)
 
 
 def with_verifier(
@@ -232,8 +233,8 @@ def test_loading_that_takes_longer_than_its_share_of_a_start_ends_the_verifier(
 
     with_verifier(run_config(heavy), test)
     config = run_config(heavy)
-    timeouts = msgspec.structs.replace(config.timeouts, start_s=0.3)
-    hurried = msgspec.structs.replace(config, timeouts=timeouts)
+    timeouts = replace(config.timeouts, start_s=0.3)
+    hurried = replace(config, timeouts=timeouts)
     with pytest.raises(
         ConfigError,
         match=r"functions were not loaded within 0\.2 s .*; raise timeouts\.start_s",

@@ -27,6 +27,7 @@ from transformers import (
 )
 from verifier_support import TOKEN, serve, verifier, verifier_process
 
+from async_rl.config.base import replace
 from async_rl.config.rewards import RewardConfig, RewardModelConfig
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, RewardError
@@ -72,7 +73,7 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def settings(path: Path, **fields: Any) -> RewardModelConfig:
-    return msgspec.structs.replace(compose("grpo_code").reward.model, path=str(path), **fields)
+    return replace(compose("grpo_code").reward.model, path=str(path), **fields)
 
 
 def by_hand(path: Path, text: str, *, max_tokens: int = 2048) -> float:
@@ -140,7 +141,7 @@ def test_a_model_that_cannot_score_is_refused(model_path: Path, tmp_path: Path) 
 
 def run_config(**fields: Any) -> RunConfig:
     config = compose("grpo_code", ["verifiers.cells=1", "sandbox.packages=[]"])
-    return msgspec.structs.replace(config, reward=msgspec.structs.replace(config.reward, **fields))
+    return replace(config, reward=replace(config.reward, **fields))
 
 
 def test_a_verifier_loads_the_model_where_the_configuration_asks_for_it(model_path: Path) -> None:
@@ -161,10 +162,10 @@ def test_a_verifier_loads_the_model_where_the_configuration_asks_for_it(model_pa
 def remote(url: str, **fields: Any) -> RewardConfig:
     reward = compose("grpo_code").reward
     given = {key: fields.pop(key) for key in ("form", "attempts", "token_env") if key in fields}
-    return msgspec.structs.replace(
+    return replace(
         reward,
         fn="remote",
-        remote=msgspec.structs.replace(reward.remote, url=url, **given),
+        remote=replace(reward.remote, url=url, **given),
         **fields,
     )
 

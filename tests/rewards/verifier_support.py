@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator, Iterator
 from types import SimpleNamespace
 from typing import cast
 
-import msgspec
 import uvicorn
 from rewards_support import LIMITS
 from starlette.types import ASGIApp
 
+from async_rl.config.base import replace
 from async_rl.config.rewards import VerifiersConfig
 from async_rl.config.run import RunConfig
 from async_rl.launchers.configuration.compose import compose_unchecked
@@ -36,7 +36,7 @@ def run_config(
     """The sections that client and scorer read."""
     base = compose_unchecked("ppo_code", [f"timeouts.group_s={4 * timeout_s}"])
     reward, timeouts = base.reward, base.timeouts
-    reward = msgspec.structs.replace(
+    reward = replace(
         reward, mode="fraction" if mode == "fraction" else "all_or_nothing", fail_reward=-1.0
     )
     verifiers = VerifiersConfig(

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
+from async_rl.config.base import replace
 from async_rl.config.timeouts import TimeoutsConfig
 from async_rl.core.types import Role
 from async_rl.planning.topology import ProcessSpec
@@ -380,7 +380,7 @@ def test_silence_is_noticed_from_the_moment_a_process_serves_however_long_it_may
     async def main() -> str:
         registry = Registry()
         registry.add("g", "generator", 1)
-        limits = msgspec.structs.replace(LIMITS, start_s=600, call_s=0.1 / 1.5)
+        limits = replace(LIMITS, start_s=600, call_s=0.1 / 1.5)
         listening = asyncio.create_task(Liveness(registry, limits, is_local=True).until_lost("g"))
         await asyncio.sleep(0)
         registry.register(Register(name="g", role="generator", pid=1, address="tcp://x"))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-import msgspec
 import pytest
 from test_fleet import LIMITS
 
+from async_rl.config.base import replace
 from async_rl.config.timeouts import TimeoutsConfig
 from async_rl.core.errors import RunFailed
 from async_rl.protocol.membership import Heartbeat, Register
@@ -37,7 +37,7 @@ def test_a_second_stall_is_told_as_soon_as_the_first_however_far_the_deadline_is
     async def main() -> None:
         registry = Registry()
         registry.register(Register(name="learner-0", role="learner", pid=1, address="tcp://x"))
-        limits = msgspec.structs.replace(LIMITS, stall_s=1.5)
+        limits = replace(LIMITS, stall_s=1.5)
         stall_watch = watch(registry, limits)
         beat(registry, stall_watch, 1)
         reports = stall_watch.reports()
@@ -55,7 +55,7 @@ def test_a_stall_is_told_once_and_taken_back_and_ends_the_run_with_the_sentence(
         registry = Registry()
         found: list[str] = []
         registry.register(Register(name="learner-0", role="learner", pid=1, address="tcp://x"))
-        limits = msgspec.structs.replace(LIMITS, call_s=10, stall_s=0.5)
+        limits = replace(LIMITS, call_s=10, stall_s=0.5)
         stall_watch = watch(registry, limits)
         beat(registry, stall_watch, 1)
         async with asyncio.timeout(10):

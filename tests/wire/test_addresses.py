@@ -2,10 +2,10 @@
 
 import socket
 
-import msgspec
 import psutil
 import pytest
 
+from async_rl.config.base import replace
 from async_rl.config.running import NetworkConfig
 from async_rl.core.errors import ConfigError, Unavailable
 from async_rl.launchers.configuration.compose import compose
@@ -20,7 +20,7 @@ AUTOMATIC = compose("ppo_code").network
 
 
 def network(**settings: str) -> NetworkConfig:
-    return msgspec.structs.replace(AUTOMATIC, **settings)
+    return replace(AUTOMATIC, **settings)
 
 
 def own_address() -> tuple[str, str]:

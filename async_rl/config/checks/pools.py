@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-import msgspec
-
+from async_rl.config.base import as_builtins
 from async_rl.config.generation import PoolConfig
 from async_rl.config.pools import GENERATORS, PLACES, VERIFIERS, generator_pools, work_of
 from async_rl.config.run import RunConfig
@@ -64,7 +63,7 @@ def _problems_of(config: RunConfig, name: str, pool: PoolConfig) -> Iterator[str
         )
     elif name in _TAKEN:
         yield f"{path}: {name} means something else to async-rl scale; choose another name"
-    given = {key: value for key, value in msgspec.structs.asdict(pool).items() if value is not None}
+    given = {key: value for key, value in as_builtins(pool).items()}
     for key in _OF_VLLM:
         if key in given and config.generation.engine != "vllm":
             yield (

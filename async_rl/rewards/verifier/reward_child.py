@@ -11,6 +11,7 @@ import inspect
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import msgspec
 
@@ -26,6 +27,12 @@ LOADED, BLOCKING = -1, -2
 """Numbers of results that answer no call."""
 NO_CALL, UNKNOWN_CALL = -3, -4
 """Values of `Result.blocking`: no call blocks the event loop, or it is not known which one does."""
+
+
+class LoadFunctions(Value):
+    """The first message: the section `reward` of the configuration."""
+
+    reward: dict[str, Any]
 
 
 class RewardCall(Value):
@@ -88,7 +95,9 @@ async def _serve(parent: ParentPipes) -> None:
     await loop.connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(parent.incoming, "rb")
     )
-    reward = msgspec.json.decode(await reader.readline(), type=RewardConfig)
+    reward = RewardConfig.model_validate(
+        msgspec.json.decode(await reader.readline(), type=LoadFunctions).reward
+    )
     try:
         loaded = {name: find_function(name, reward) for name in functions_of(reward)}
     except ConfigError as error:

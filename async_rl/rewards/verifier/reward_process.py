@@ -16,6 +16,7 @@ from typing import NoReturn
 
 import msgspec
 
+from async_rl.config.base import as_builtins
 from async_rl.config.reward_terms import functions_of
 from async_rl.config.rewards import RewardConfig
 from async_rl.core.errors import ConfigError, RewardError
@@ -27,6 +28,7 @@ from async_rl.rewards.verifier.reward_child import (
     LOADED,
     NO_CALL,
     UNKNOWN_CALL,
+    LoadFunctions,
     Result,
     RewardCall,
 )
@@ -132,7 +134,7 @@ class _Child:
         child = cls(process, reward.timeout_s)
         try:
             async with asyncio.timeout(load_s):
-                loaded = await child._exchange(LOADED, reward)
+                loaded = await child._exchange(LOADED, LoadFunctions(reward=as_builtins(reward)))
         except _ChildEnded as ended:
             raise ConfigError(
                 f"loading {', '.join(functions_of(reward))} ended the process with exit code"
