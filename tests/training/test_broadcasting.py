@@ -132,7 +132,7 @@ def test_a_member_that_dies_before_all_ranks_have_met_does_not_keep_the_others_w
 ) -> None:
     generators = {"a": Generator(), "b": Generator()}
     learner = fleet(
-        generators, "timeouts.start_s=3000"
+        generators, "timeouts.start_s=3000", "timeouts.stall_s=10000"
     )  # half of it is longer than the test may take
 
     async def story() -> None:
