@@ -290,7 +290,7 @@ async def vllm_only(engine: Any) -> dict[str, Any]:
     said["unfinished_after_close"] = engine._llm.get_num_unfinished_requests()
     await engine._llm.collective_rpc("check_health")
     said["scheduled_after_close"] = core.scheduler.get_num_unfinished_requests()
-    said["held_after_close"] = len(engine._llm.engine_core._held)
+    said["held_after_close"] = len(engine._llm.engine_core._unsent)
 
     has_stepped.clear()
     async with asyncio.TaskGroup() as tasks:
