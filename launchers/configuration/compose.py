@@ -29,7 +29,7 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine, this_machine
 from async_rl.launchers.configuration import hardware, schema
-from async_rl.launchers.configuration.old_names import modernized, renamed
+from async_rl.launchers.configuration.old_names import modernized, renamed, with_new_names
 from async_rl.launchers.configuration.overrides import as_tree, readable
 
 CONF_DIR = Path(async_rl.conf.__file__).resolve().parent
@@ -200,7 +200,7 @@ def _register_user_file(conf: str) -> Path | None:
         defaults.append("_self_")  # the file's own settings win over those it builds on
     content = OmegaConf.to_container(node, resolve=False)
     assert isinstance(content, dict)
-    present = modernized({str(key): value for key, value in content.items()})
+    present = with_new_names({str(key): value for key, value in content.items()})
     ConfigStore.instance().store(name=USER_CONFIG, node=OmegaConf.create(present))
     return path.resolve().parent
 

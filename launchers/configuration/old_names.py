@@ -59,11 +59,12 @@ def removal(path: str) -> str | None:
     return next((REMOVED[prefix] for prefix in prefixes if prefix in REMOVED), None)
 
 
-def modernized(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration that an earlier release wrote, with the present names, as a copy."""
+def with_new_names(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of a configuration in which renamed settings have their new names.
+
+    Removed settings stay, so that the schema refuses them with the reason.
+    """
     present = _copied(tree)
-    for path in REMOVED:
-        _pop(present, path)
     for old, new in RENAMED.items():
         value = _pop(present, old)
         if value is None:
@@ -75,6 +76,17 @@ def modernized(tree: Mapping[str, Any]) -> dict[str, Any]:
             node = node.setdefault(parent, {})
         node[leaf] = value
     return present
+
+
+def modernized(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of the configuration of an older run in the form of this release.
+
+    Its file names every setting, most of them with their defaults, so removed ones are dropped.
+    """
+    present = _copied(tree)
+    for path in REMOVED:
+        _pop(present, path)
+    return with_new_names(present)
 
 
 def _copied(tree: Mapping[str, Any]) -> dict[str, Any]:

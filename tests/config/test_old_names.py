@@ -1,0 +1,81 @@
+"""Names of the previous release keep working, and runs that it started can still be read."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+
+import pytest
+
+from async_rl.core.errors import ConfigError
+from async_rl.launchers.commands.runs import config_of
+from async_rl.launchers.configuration.compose import compose, recompose, to_yaml
+from async_rl.launchers.configuration.old_names import REMOVED, RENAMED
+from async_rl.launchers.configuration.schema import settings
+
+OLD_RUN = Path(__file__).parent / "config_of_0_1.yaml"
+"""The config.yaml that the previous release wrote, with generation.timeout_s=90 and
+supervisor.start_timeout_s=200.
+"""
+
+
+@pytest.fixture
+def old_run(tmp_path: Path) -> Path:
+    shutil.copy(OLD_RUN, tmp_path / "config.yaml")
+    return tmp_path
+
+
+def test_every_new_name_is_a_setting_and_no_old_name_is() -> None:
+    assert [new for new in RENAMED.values() if new not in settings()] == []
+    assert [old for old in (*RENAMED, *REMOVED) if old in settings()] == []
+
+
+def test_an_old_name_on_the_command_line_works_and_names_the_new_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        config = compose("grpo_code", ["generation.timeout_s=77"])
+    assert config.timeouts.group_s == 77
+    assert "generation.timeout_s is now called timeouts.group_s" in caplog.text
+
+
+def test_an_old_name_in_a_users_file_works(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("defaults: [grpo_code, _self_]\nsupervisor:\n  stall_timeout_s: 900\n")
+    assert compose(str(path)).timeouts.stall_s == 900
+
+
+@pytest.mark.parametrize("section", ["weights:\n  deadline_s: 5\n", "generation:\n  top_p: 0.9\n"])
+def test_a_removed_setting_in_a_users_file_is_refused_with_the_reason(
+    tmp_path: Path, section: str
+) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(f"defaults: [grpo_code, _self_]\n{section}")
+    with pytest.raises(ConfigError, match=r"timeouts.start_s / 3|full vocabulary"):
+        compose(str(path))
+
+
+def test_a_removed_setting_on_the_command_line_is_refused_with_the_reason() -> None:
+    with pytest.raises(ConfigError, match=r"timeouts\.start_s / 3"):
+        compose("grpo_code", ["weights.deadline_s=5"])
+
+
+def test_the_configuration_of_an_older_run_is_read_with_its_values(old_run: Path) -> None:
+    config = config_of(old_run)
+    assert (config.timeouts.group_s, config.timeouts.start_s) == (90, 200)
+
+
+def test_an_older_run_is_resumed_with_its_values_and_written_in_the_present_form(
+    old_run: Path,
+) -> None:
+    config = recompose(old_run / "config.yaml", ["num_steps=61"])
+    assert (config.timeouts.group_s, config.timeouts.start_s, config.num_steps) == (90, 200, 61)
+    assert "timeouts:" in to_yaml(config)
+
+
+def test_a_run_of_an_unknown_version_names_what_is_in_the_way(old_run: Path) -> None:
+    path = old_run / "config.yaml"
+    path.write_text(path.read_text() + "engine_of_the_future: 1\n")
+    with pytest.raises(ConfigError, match=r"of another version.*engine_of_the_future"):
+        config_of(old_run)
