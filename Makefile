@@ -38,7 +38,7 @@ demo: env ## start the embedded PPO run and watch it learn
 # One thread per process unless the caller says otherwise: the tests start many processes.
 test: export OMP_NUM_THREADS ?= 1
 test: check ## every check and every test
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder --ignore=tests/repo --durations=25
+	@$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder --ignore=tests/repo --durations=25
 
 check: env ## style and types; layers, documents and the other rules of tests/repo
 	@$(BIN)/ruff check .

@@ -1,7 +1,7 @@
 """Conditions that hold for every test, and how the suite is divided between two workers.
 
-`make test` runs pytest-xdist with two workers and `--dist loadgroup`: tests of one group run on one
-worker, one after the other. A module is a group, since its tests share models and runs. Modules
+`make test` runs pytest-xdist with two workers; tests of one group run on one worker, one after the
+other. A module is a group, since its tests share models and runs. Modules
 with live runs that measure time, or that use most of the machine, are one group together.
 """
 
@@ -14,6 +14,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler.loadscope import LoadScopeScheduling
 
 from async_rl.config.run import RunConfig
 from async_rl.launchers.configuration import compose as composition
@@ -75,25 +77,36 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# pytest-xdist appends the group to a test's id in a hook of the same name, so this runs before it.
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if "PYTEST_XDIST_WORKER" not in os.environ:
-        return
-    for item in items:
-        group = "alone" if is_alone(item) else item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=rank)
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=lambda item: rank(item.nodeid))
 
 
-def is_alone(item: pytest.Item) -> bool:
-    return item.nodeid.partition("::")[0].endswith(ALONE)
+class ByModule(LoadScopeScheduling):
+    """Give each module to one worker, and all modules in ALONE to the same one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "alone" if is_alone(nodeid) else module_of(nodeid)
 
 
-def rank(item: pytest.Item) -> int:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByModule:
+    # --dist loadgroup would do this with a marker, but pytest-xdist 3.8 writes the group into an
+    # attribute that pytest 9.2 no longer reads, and spreads the tests of a group without a word.
+    return ByModule(config, log)
+
+
+def module_of(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
+
+
+def is_alone(nodeid: str) -> bool:
+    return module_of(nodeid).endswith(ALONE)
+
+
+def rank(nodeid: str) -> int:
     """Long groups first, so that the workers end at about the same time."""
-    if is_alone(item):
+    if is_alone(nodeid):
         return 0
-    if "/e2e/" in item.nodeid:
+    if "/e2e/" in nodeid:
         return 1
     return 2
