@@ -1,9 +1,9 @@
-"""Asynchronous against synchronous training in alternating phases: how near to the bound that the
-stages' own times set.
+"""Compare asynchronous with synchronous training, and the speed-up with its upper bound.
 
-Two real runs (vLLM, verifier, learner) differ in max_staleness and work in turns.  In the synchronous phases the stages take turns, so their busy seconds per step are
-their own times; the bound is their sum over the slower one.  Steps right after a change of phase
-are left out.
+Two real runs (vLLM, verifier, learner) differ in max_staleness and work in alternating phases.
+In a synchronous phase the stages run one after the other, so the busy seconds per step of a stage
+are its duration without overlap. The bound is the sum of these durations divided by the longest.
+The first steps after each change of phase are excluded.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ LEFT_OUT = 4
 
 
 def seconds_per_step(phase: list[dict[str, Any]]) -> float:
-    """Mean over the phase: the first row only marks its start."""
+    """Return the mean over the phase. The first row only marks its start."""
     return float(phase[-1]["time_s"] - phase[0]["time_s"]) / (len(phase) - 1)
 
 
 def busy_s(phase: list[dict[str, Any]], role: str) -> float:
-    """Seconds per step in which the role was busy, weighted by the steps' lengths."""
+    """Return the busy seconds per step of the role, weighted by the durations of the steps."""
     busy = sum(
         row[f"busy/{role}"] * (row["time_s"] - before["time_s"])
         for before, row in itertools.pairwise(phase)
@@ -36,7 +36,7 @@ def busy_s(phase: list[dict[str, Any]], role: str) -> float:
 
 
 def measure(settings: list[str], *, staleness: int, num_phases: int, phase_steps: int) -> None:
-    """Run the phases of a synchronous and an asynchronous run in turn and print the figures.
+    """Alternate between a synchronous and an asynchronous run and print the figures.
 
     While one run works, every process of the other is stopped.
     """
@@ -67,7 +67,7 @@ def measure(settings: list[str], *, staleness: int, num_phases: int, phase_steps
 def report(
     sync: list[list[dict[str, Any]]], ahead: list[list[dict[str, Any]]], staleness: int
 ) -> None:
-    """Figures from the phases, pair by pair."""
+    """Print the figures. The speed-up is the median over pairs of phases."""
     sync_s = statistics.median(map(seconds_per_step, sync))
     ahead_s = statistics.median(map(seconds_per_step, ahead))
     generate_s = statistics.median(busy_s(phase, "generator") for phase in sync)
@@ -91,7 +91,7 @@ def report(
 
 
 def main() -> None:
-    """Measures conf=grpo_code, or the settings given."""
+    """Measure conf=grpo_code, or the settings of the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--staleness", type=int, default=2)
     parser.add_argument("--phases", type=int, default=8)

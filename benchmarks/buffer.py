@@ -1,9 +1,9 @@
-"""The buffer: groups through put, acknowledgement, take and commit on this machine's disk, beside
-what plain SQLite writes there.
+"""Compare the throughput of the buffer on this machine's disk with that of plain SQLite.
 
-Phases alternate, so that both see the same machine.  Each group has 8 trajectories; the service is
-called without sockets.  "in memory" is the same on a file system in memory, so without durability;
-"Ray" moves the same groups between two actors through its object store.
+Groups pass through put, acknowledgement, take and commit. Phases of both alternate, so that they
+run under the same load of the machine. Each group has 8 trajectories; the service is called without
+sockets. "in memory" is the same on a file system in memory, so without durability. "Ray" moves the
+same groups between two actors through its object store.
 """
 
 from __future__ import annotations
@@ -99,8 +99,9 @@ def _group(ticket: Ticket, num_tokens: int) -> Group:
 
 
 class _Loop:
-    """One service with batch after batch through it: while the learner takes and commits one, the
-    generators put the next, as in a run.
+    """One service that processes batch after batch.
+
+    While the learner takes and commits one batch, the generators put the next, as in a run.
     """
 
     def __init__(self, service: BufferService, num_tokens: int, version: int) -> None:
@@ -118,8 +119,9 @@ class _Loop:
         return self._group_bytes * self.num_groups / self.busy_s
 
     async def run(self, num_steps: int, rate_bytes_s: float | None = None) -> None:
-        """So many batches: each all at once, or put by put at the given rate. Only their way
-        through the service is timed.
+        """Process num_steps batches and measure only the time in the service.
+
+        The groups of a batch are put together, or one by one at the given rate.
         """
         await self._put_all(await self._make(), rate_bytes_s)
         for step in range(num_steps):
@@ -163,7 +165,7 @@ class _Loop:
 
 
 def _plain(path: Path, durability: str, payload: bytes, num_batches: int) -> float:
-    """Seconds that SQLite alone takes for the same blobs, one transaction per batch."""
+    """Return the seconds that SQLite needs for the same blobs, one transaction per batch."""
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("PRAGMA page_size=16384")
     connection.execute("PRAGMA journal_mode=WAL")
@@ -180,7 +182,7 @@ def _plain(path: Path, durability: str, payload: bytes, num_batches: int) -> flo
 
 
 async def _rate(path: Path, num_tokens: int, num_steps: int) -> float:
-    """Bytes per second from put to committed, at most."""
+    """Return the maximum throughput from put to commit in bytes per second."""
     config = _config("normal")
     async with Store(path, durability="normal", clock=time.time) as store:
         loop = _Loop(BufferService(config, _Prompts(), store, clock=time.monotonic), num_tokens, 0)
@@ -189,7 +191,7 @@ async def _rate(path: Path, num_tokens: int, num_steps: int) -> float:
 
 
 async def _recovery(directory: Path, num_groups: int) -> None:
-    """How long a buffer takes to come back with so many stored groups."""
+    """Measure how long a buffer needs to restart with num_groups stored groups."""
     config = _config("normal")
     config = replace(
         config, buffer=replace(config.buffer, groups_per_step=num_groups, max_staleness_versions=0)
@@ -209,8 +211,9 @@ async def _recovery(directory: Path, num_groups: int) -> None:
 
 
 def _ray_rate(num_tokens: int, num_steps: int) -> float:
-    """Bytes per second through Ray's object store: one actor puts, another gets, each batch is
-    acknowledged.
+    """Return bytes per second through Ray's object store.
+
+    One actor puts, another gets, and each batch is acknowledged.
     """
     import ray
 
@@ -287,7 +290,7 @@ def _clear(directory: Path) -> None:
 
 
 def _payload(num_tokens: int) -> bytes:
-    """One group as the store holds it."""
+    """Return one group as the store encodes it."""
     return codec.encode(_group(_ticket(), num_tokens))
 
 
@@ -304,7 +307,7 @@ def _ticket() -> Ticket:
 
 
 def main() -> None:
-    """All sizes and both durabilities, on the disk that holds the runs."""
+    """Measure all sizes and both durabilities on the disk of the working directory."""
     with tempfile.TemporaryDirectory(prefix="bench-buffer-", dir=Path.cwd()) as directory:
         for num_tokens, num_steps in ((1000, 80), (8000, 10)):
             for durability in ("normal", "full"):

@@ -1,11 +1,10 @@
-"""How long a checkpoint holds the learner up, beside a step and beside a bare copy of the same
-state to host memory.
+"""Measure how long a checkpoint blocks the learner, compared with a step and with a plain copy.
 
 Run: `OMP_NUM_THREADS=1 python -m benchmarks.checkpoint [--rounds N]`.
-Two random models: the embedded one's shape, and one of about 350 MB. Steps, copies (to memory that
-is new) and checkpoints alternate; the
-writing, which goes on beside the next steps, is told too: how long until the checkpoint has its
-name, and what it costs the step beside it.
+The plain copy duplicates the same state in newly allocated host memory. The two random models are
+one of the shape of the embedded model and one of about 350 MB. Steps, copies and checkpoints
+alternate. The checkpoint is written in parallel with the next steps; the benchmark also reports the
+time until the checkpoint has its final name, and the duration of a step during the writing.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ LARGE = {"hidden": 1024, "layers": 6, "heads": 16, "vocabulary": 4096, "head_dim
 def measure(
     name: str, model_path: Path, groups: Sequence[Group], directory: Path, *, rounds: int
 ) -> None:
-    """Prints the figures of one model."""
+    """Print the figures of one model."""
     config = compose("grpo_code", ["learner.optimizer.lr=1e-5"])
     trainer = Trainer(
         config,
@@ -96,7 +95,7 @@ def _copy_s(trainer: Trainer) -> float:
 
 
 def main() -> None:
-    """Prints figures."""
+    """Measure both models and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()

@@ -1,9 +1,9 @@
-"""The buffer under 1, 16, 128 and 1,024 simulated generators: real sockets, the real service, the
-real store; only the model is missing.
+"""Measure the buffer under 1, 16, 128 and 1,024 simulated generators.
 
-All of them together ask for work and put groups at the same rate whatever their number: each holds
-one group for as long as that takes. A learner takes and commits what is ready.  The buffer runs in
-a process of its own, whose CPU time is compared; at the end the ledger is audited.
+Sockets, service and store are real; only the model is missing. The generators together request work
+and put groups at the same total rate for every number of generators. For this, each generator keeps
+its group for a time proportional to their number. A learner takes and commits ready batches. The
+buffer runs in a separate process, whose CPU time is compared. At the end the ledger is audited.
 
 Run: `python -m benchmarks.control_plane [--generators N ...]`.
 """
@@ -52,12 +52,15 @@ SMALLEST_BATCH = 16
 
 
 def batch_of(num_generators: int) -> int:
-    """Groups per step: admission allows three times as many active, so it never limits the rate."""
+    """Return groups_per_step. Admission allows three times as many active groups.
+
+    The generators have at most one group each, so admission never limits the rate.
+    """
     return max(SMALLEST_BATCH, num_generators)
 
 
 def config_of(num_generators: int) -> Any:
-    """The run's settings."""
+    """Return the configuration of the run."""
     config = _config("normal")
     return replace(
         config,
@@ -66,7 +69,7 @@ def config_of(num_generators: int) -> Any:
 
 
 async def serve(directory: Path, num_generators: int) -> None:
-    """The buffer's side, until SIGTERM."""
+    """Run the buffer until SIGTERM."""
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     async with Store(directory / "store.sqlite", durability="normal", clock=time.time) as store:
@@ -86,7 +89,7 @@ async def serve(directory: Path, num_generators: int) -> None:
 
 @contextlib.contextmanager
 def buffer_process(directory: Path, num_generators: int) -> Iterator[psutil.Process]:
-    """A buffer that serves; ended with the block."""
+    """Start a buffer and yield its process once it serves; end it with the block."""
     create_keys(directory)
     command = [
         sys.executable,
@@ -109,7 +112,7 @@ def buffer_process(directory: Path, num_generators: int) -> Iterator[psutil.Proc
 
 
 class Load:
-    """Generators and a learner at one buffer."""
+    """Simulated generators and a learner that use one buffer."""
 
     def __init__(self, directory: Path, num_generators: int) -> None:
         self._address = (directory / "address").read_text()
@@ -123,7 +126,7 @@ class Load:
         self.latencies_s: list[float] = []
 
     async def run(self, process: psutil.Process) -> tuple[float, float, float]:
-        """(CPU seconds of the buffer, groups put, seconds) after the warm-up."""
+        """Return (CPU seconds of the buffer, groups put, seconds) after the warm-up."""
         tasks = [asyncio.create_task(self._generate(i)) for i in range(self._num_generators)]
         tasks.append(asyncio.create_task(self._learn()))
         await asyncio.sleep(WARM_UP_S + self._num_generators / 250)
@@ -139,7 +142,7 @@ class Load:
             task.cancel()
         for outcome in await asyncio.gather(*tasks, return_exceptions=True):
             if not isinstance(outcome, asyncio.CancelledError):
-                raise RuntimeError("a simulated process ended by itself") from (
+                raise RuntimeError("a simulated process ended early") from (
                     outcome if isinstance(outcome, BaseException) else None
                 )
         self._context.term()
@@ -197,7 +200,7 @@ class Load:
 
 
 def measure(num_generators: int) -> float:
-    """CPU milliseconds of the buffer per group."""
+    """Return the CPU milliseconds of the buffer per group."""
     with tempfile.TemporaryDirectory(prefix="bench-control-", dir=Path.cwd()) as name:
         directory = Path(name)
         with buffer_process(directory, num_generators) as process:
@@ -230,7 +233,7 @@ def measure(num_generators: int) -> float:
 
 
 def main() -> None:
-    """Every size, and how much dearer a group is with the most generators than with 16."""
+    """Measure every size, and the cost per group at the largest size relative to 16 generators."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--generators", type=int, nargs="*", default=[1, 16, 128, 1024])
     parser.add_argument("--serve", type=Path)

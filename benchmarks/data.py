@@ -1,8 +1,7 @@
-"""How long training data of a million prompts takes to open, how long a prompt takes to read, and
-how much memory it keeps.
+"""Measure the time to open a million training prompts, the time per prompt, and the memory used.
 
-Makes the parquet file itself. A fresh process per measurement, as a buffer is. The bound: open
-within 10 s, whatever is cached.
+The benchmark creates the parquet file. Each measurement runs in a new process, like a buffer. Goal:
+the data is open within 10 s, with or without a cached copy.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ PROMPT = (
 
 
 def write(path: Path, num_rows: int) -> None:
-    """A file in GSM8K's form."""
+    """Write a file in the form of GSM8K."""
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
@@ -43,13 +42,13 @@ def write(path: Path, num_rows: int) -> None:
 
 
 def own_mb() -> float:
-    """Memory of this process that no file backs."""
+    """Return the memory of this process in MB without mapped files."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon"))
 
 
 def measure(path: Path, cache: Path) -> None:
-    """Prints seconds to open, milliseconds per prompt in the order of a run, and MB kept."""
+    """Print seconds to open, milliseconds per prompt in the order of a run, and MB used."""
     from async_rl.data import list_functions
     from async_rl.data.order import PromptOrder
     from async_rl.data.prompts import load_train_prompts
@@ -71,7 +70,7 @@ def measure(path: Path, cache: Path) -> None:
 
 
 def main() -> None:
-    """Two starts: the first makes the copy that the second finds."""
+    """Measure two starts. The first creates the cached copy, the second uses it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=NUM_ROWS)
     parser.add_argument("--measure", nargs=2, type=Path, help=argparse.SUPPRESS)

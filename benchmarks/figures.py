@@ -1,5 +1,6 @@
-"""How a benchmark tells its results: one figure per line, which `benchmarks/run.py` gathers into
-one table.
+"""Print the results of a benchmark: one figure per line.
+
+`benchmarks/run.py` collects the figures into one table.
 """
 
 from __future__ import annotations
@@ -8,7 +9,5 @@ MARK = "figure\t"
 
 
 def figure(name: str, value: float, unit: str, *, goal: str = "") -> None:
-    """Prints one result. goal: what it is to be compared with, in words; empty if nothing was
-    promised.
-    """
+    """Print one result. goal: the target as text; empty if there is none."""
     print(f"{MARK}{name}\t{value:.4g}\t{unit}\t{goal}", flush=True)

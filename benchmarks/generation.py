@@ -1,13 +1,11 @@
-"""Tokens per second of one engine on one core, and of vLLM alone (its offline `LLM`) on the same
-prompts, phases alternating.
-
-CPU seconds are printed beside wall-clock ones, because they hold on a machine that does other
-things too; the ratio is theirs.
+"""Compare the tokens per second of the engine on one core with those of vLLM's offline `LLM`.
 
 Run: `python -m benchmarks.generation [--model DIR] [--rounds N] [--core N]`.
-64 groups of 8 in the embedded task's shape (prompts of 20-30 tokens, responses of up to 45), 128
-samples in flight. Both engines live at the same time, each in its own process pinned to the same
-core; one works while the other waits for its turn.
+Both answer the same prompts in alternating rounds: 64 groups of 8 with the lengths of the embedded
+task (prompts of 20-30 tokens, responses of up to 45), 128 samples in flight. Both engines exist at
+the same time, each in its own process pinned to the same core; one works while the other waits.
+CPU seconds are printed beside wall-clock seconds, because other work on the machine affects them
+less; the ratio is computed from CPU seconds.
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ def random_model(
     vocabulary: int = 697,
     head_dim: int = 32,
 ) -> Path:
-    """A random Qwen3, by default of the embedded model's shape."""
+    """Save a random Qwen3, by default with the shape of the embedded model."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -70,7 +68,7 @@ def random_model(
 
 
 def settings(model: Path, *more: str) -> Any:
-    """The run's configuration as generators would get it."""
+    """Return the configuration as generators of a run receive it."""
     return compose(
         "grpo_code",
         [f"model.path={model}", "data.max_prompt_tokens=64", "data.max_response_tokens=64", *more],
@@ -78,19 +76,19 @@ def settings(model: Path, *more: str) -> Any:
 
 
 def prompts(seed: int) -> list[list[int]]:
-    """The prompts of one round."""
+    """Return the prompts of one round."""
     rng = np.random.default_rng(seed)
     return [rng.integers(2, 500, size=rng.integers(20, 31)).tolist() for _ in range(NUM_GROUPS)]
 
 
 def spent_s() -> float:
-    """CPU seconds of this process."""
+    """Return the CPU seconds of this process."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
 
 
 async def ours(model: Path) -> None:
-    """The project's engine, told by lines on stdin which round to play."""
+    """Run the engine of the project; each line on stdin names a round."""
     from async_rl.weights.publisher import WeightPublisher, tensor_spec
 
     config = settings(model)
@@ -127,7 +125,7 @@ async def ours(model: Path) -> None:
 
 
 def parameters(model: Path) -> dict[str, Any]:
-    """The model's tensors as the learner would push them."""
+    """Return the tensors of the model as the learner pushes them."""
     from transformers import AutoModelForCausalLM
 
     return {
@@ -139,7 +137,7 @@ def parameters(model: Path) -> dict[str, Any]:
 
 
 def alone(model: Path) -> None:
-    """vLLM's own offline engine, with the same settings."""
+    """Run the offline engine of vLLM with the same settings; each line on stdin names a round."""
     from vllm import LLM, SamplingParams
     from vllm.inputs import TokensPrompt
 
@@ -177,23 +175,23 @@ def alone(model: Path) -> None:
 
 
 class Clock:
-    """Wall-clock and CPU seconds since it was made."""
+    """Wall-clock and CPU seconds since the object was created."""
 
     def __init__(self) -> None:
         self._wall_s, self._cpu_s = time.perf_counter(), spent_s()
 
     def read(self) -> dict[str, float]:
-        """Both."""
+        """Return both durations."""
         return {"wall_s": time.perf_counter() - self._wall_s, "cpu_s": spent_s() - self._cpu_s}
 
 
 def tell(**values: float) -> None:
-    """One line to the parent; vLLM prints others."""
+    """Print one line for the parent, marked because vLLM prints other lines."""
     print("told " + json.dumps(values), flush=True)
 
 
 class Child:
-    """One engine in its process."""
+    """The process of one engine."""
 
     def __init__(self, kind: str, model: Path, core: int) -> None:
         command = [
@@ -219,7 +217,7 @@ class Child:
         self.rounds: list[dict[str, float]] = []
 
     def play(self, index: int) -> None:
-        """One round, remembered unless it is a warm-up (negative index)."""
+        """Run one round and record its result, except in a warm-up (negative index)."""
         assert self._process.stdin is not None
         print(abs(index), file=self._process.stdin, flush=True)
         heard = self._heard()
@@ -235,18 +233,18 @@ class Child:
         raise RuntimeError(f"the engine's process ended with {self._process.wait()}")
 
     def rate(self, clock: str) -> float:
-        """Median tokens per second of that clock."""
+        """Return the median tokens per second by this clock."""
         return statistics.median(played["num_tokens"] / played[clock] for played in self.rounds)
 
     def close(self) -> None:
-        """Ends the process."""
+        """End the process."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(30)
 
 
 def main() -> None:
-    """Starts both engines, alternates their rounds, prints the figures."""
+    """Start both engines, alternate their rounds and print the figures."""
     from benchmarks.figures import figure
 
     parser = argparse.ArgumentParser(

@@ -1,10 +1,9 @@
-"""Tokens per second of a generator inside the running loop, against vLLM alone on the same prompts,
-core and concurrency.
+"""Compare the tokens per second of a generator in a run with those of vLLM's offline engine.
 
-The loop trains, judges and pushes as always.  Phases alternate in one run: the loop works for some
-seconds, then every process of it is held still and vLLM's own offline engine answers the same
-prompts on the generator's core, with the weights that the run began with. Counted is the time in
-which the generator had work, pauses for new weights left out.
+Prompts, core and concurrency are the same. The run trains, judges and pushes as usual. Phases
+alternate: the run works for some seconds, then all of its processes are stopped and the offline
+engine answers the same prompts on the core of the generator, with the initial weights of the run.
+Only the time in which the generator had work counts, without pauses for new weights.
 """
 
 from __future__ import annotations
@@ -29,8 +28,9 @@ SETTINGS = ["timeouts.call_s=400", "num_steps=2000"]
 
 
 def alone(run_dir: Path, core: int) -> None:
-    """vLLM's offline engine with the run's model, prompts and settings; plays a round for every
-    line on stdin.
+    """Run vLLM's offline engine with the model, prompts and settings of the run.
+
+    Each line on stdin starts a round.
     """
     from async_rl.data.prepare import prepare_model
     from async_rl.data.prompts import load_train_prompts
@@ -82,7 +82,7 @@ def alone(run_dir: Path, core: int) -> None:
 
 
 def heard(process: subprocess.Popen[str]) -> dict[str, float]:
-    """The next line that the child tells."""
+    """Return the next result that the child prints."""
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("told "):
@@ -92,15 +92,16 @@ def heard(process: subprocess.Popen[str]) -> dict[str, float]:
 
 
 def play(process: subprocess.Popen[str], number: int) -> dict[str, float]:
-    """One round of vLLM alone."""
+    """Run one round of vLLM alone."""
     assert process.stdin is not None
     print(number, file=process.stdin, flush=True)
     return heard(process)
 
 
 def loop_rate(rows: list[dict[str, Any]]) -> float:
-    """Tokens per second over the rows, in the time in which the generator had work and did not
-    change weights.
+    """Return the tokens per second over the rows.
+
+    Only the time in which the generator had work and did not change weights counts.
     """
     tokens = sum(row["throughput/generated_tokens_per_s"] * row["time/step_s"] for row in rows)
     spent_s = sum(
@@ -110,7 +111,7 @@ def loop_rate(rows: list[dict[str, Any]]) -> float:
 
 
 def measure(settings: list[str], *, rounds: int, phase_s: float, core: int) -> None:
-    """Alternates the phases and prints the figures."""
+    """Alternate the phases and print the figures."""
     inside: list[float] = []
     beside: list[dict[str, float]] = []
     lengths: list[float] = []
@@ -161,7 +162,7 @@ def measure(settings: list[str], *, rounds: int, phase_s: float, core: int) -> N
 
 
 def main() -> None:
-    """Measures conf=grpo_code, or the settings given."""
+    """Measure conf=grpo_code, or the settings of the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--phase-s", type=float, default=8)

@@ -1,12 +1,14 @@
-"""The learner against a bare loop, in one process with phases alternating, and the memory of
-log-probs against materialised logits.
+"""Compare the learner with a bare loop, and the memory of log-probs with materialised logits.
 
-The bare loop is what one writes without a framework: the same model under FSDP2 on one rank, all
-rows padded to the longest (or eight by eight), the model's own attention, log_softmax, clipping,
-AdamW; no diagnostics, no critic, no reference (ppo_code has both). Batches: responses of log-normal
-length, the longest 8 times the mean; all of one length; and the embedded task's.  In the first two
-no prompt is shared and every group has both rewards, so nothing can be left out. CPU seconds are
-compared, because they hold on a machine that does other things too.
+The bare loop is a step without a framework: the same model under FSDP2 on one rank, all rows padded
+to the longest (of the batch, or of eight rows), the attention of the model, log_softmax, clipping,
+AdamW; no diagnostics, no critic, no reference (ppo_code has both). Both run in one process in
+alternating phases.
+
+Batches: responses of log-normal length, the longest 8 times the mean; responses of equal length;
+and responses of the embedded task. In the first two no prompt is shared and every group has both
+rewards, so the learner cannot skip any work. CPU seconds are compared, because other work on the
+machine affects them less than wall-clock seconds.
 
 Run: `OMP_NUM_THREADS=1 python -m benchmarks.learner [--rounds N] [--batch mix] [OVERRIDE ...]`.
 """
@@ -44,7 +46,7 @@ HIDDEN = 64
 
 
 def random_model(directory: Path, vocabulary: int = VOCABULARY) -> Path:
-    """A Qwen3 of the embedded model's shape: 1.1M parameters."""
+    """Save a random Qwen3 with the shape of the embedded model: 1.1M parameters."""
     torch.manual_seed(0)
     shape = {
         "hidden_size": 192,
@@ -67,7 +69,10 @@ def random_model(directory: Path, vocabulary: int = VOCABULARY) -> Path:
 def make_groups(
     prompts: Sequence[Sequence[int]], lengths: Sequence[int], seed: int = 0
 ) -> list[Group]:
-    """Sequence i has prompts[i] and a random response of lengths[i] tokens; rewards alternate."""
+    """Return groups in which sequence i has prompts[i] and a random response of lengths[i] tokens.
+
+    Rewards alternate.
+    """
     rng = np.random.default_rng(seed)
 
     def trajectory(i: int) -> Trajectory:
@@ -100,14 +105,14 @@ def make_groups(
 
 
 def mixed_lengths(count: int, mean: int) -> list[int]:
-    """Log-normal lengths whose longest is 8 times the mean."""
+    """Return log-normal lengths whose maximum is 8 times the mean."""
     lengths = np.sort(np.random.default_rng(0).lognormal(0, 1, count))
     lengths[-1] = 8 * lengths[:-1].sum() / (count - 8)
     return np.maximum(1, lengths * mean / lengths.mean()).round().astype(int).tolist()
 
 
 def batches() -> dict[str, list[Group]]:
-    """The batches that are compared."""
+    """Return the batches of the comparison by name."""
     rng = np.random.default_rng(1)
 
     def prompts(count: int, repeat: int) -> list[list[int]]:
@@ -125,8 +130,9 @@ def batches() -> dict[str, list[Group]]:
 
 
 def bare_loop(model_path: Path, groups: Sequence[Group], *, rows_each: int) -> Callable[[], None]:
-    """One GRPO step without a framework, on micro-batches of rows_each sequences that are padded to
-    their longest.
+    """Return one GRPO step without a framework.
+
+    Its micro-batches have rows_each sequences, padded to the longest of them.
     """
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
     mesh = init_device_mesh("cpu", (1,))
@@ -163,7 +169,7 @@ def bare_loop(model_path: Path, groups: Sequence[Group], *, rows_each: int) -> C
 def framework_step(
     conf: str, overrides: Sequence[str], model_path: Path, groups: Sequence[Group]
 ) -> Callable[[], None]:
-    """One step of the Trainer."""
+    """Return one step of the Trainer."""
     config = compose(conf, ["learner.optimizer.lr=1e-5", *overrides])
     trainer = Trainer(
         config,
@@ -188,7 +194,7 @@ def compare(
     rounds: int,
     goal: str,
 ) -> None:
-    """Prints CPU seconds of every phase and the ratio of the bare loop's to the others'."""
+    """Print the CPU seconds of every phase, and the speed of others relative to the bare loop."""
     cpu_s: dict[str, list[float]] = {phase: [] for phase in phases}
     for round_number in range(rounds + 1):
         for phase, step in phases.items():
@@ -218,8 +224,9 @@ def compare(
 
 
 def peak_mb(kind: str, vocabulary: int) -> float:
-    """Peak memory of log-probs of 8192 tokens, forward and backward, above what their inputs and
-    gradients take.
+    """Return the peak memory in MB of log-probs of 8192 tokens, forward and backward.
+
+    The memory of their inputs and gradients is subtracted.
 
     kind: "ours", or "logits" for log_softmax over the whole matrix.
     """
@@ -229,7 +236,7 @@ def peak_mb(kind: str, vocabulary: int) -> float:
     targets = torch.randint(0, vocabulary, (MEMORY_TOKENS,))
     (torch.randn(64, 64) @ torch.randn(64, 64)).sum()
     chunk_tokens = chunk_rows(compose("grpo_code", []).learner.logits_chunk_mb, vocabulary)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
+    Path("/proc/self/clear_refs").write_text("5")  # resets the recorded peak
     before_mb = status_mb("VmRSS")
     if kind == "logits":
         logprobs = torch.log_softmax(hidden @ head.t(), -1).gather(1, targets[:, None]).squeeze(1)
@@ -242,14 +249,15 @@ def peak_mb(kind: str, vocabulary: int) -> float:
 
 
 def status_mb(name: str) -> float:
-    """A line of this process's memory account."""
+    """Return one entry of /proc/self/status in MB."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(name))
 
 
 def memory() -> None:
-    """Each measurement in a process of its own; materialised logits are measured where they fit and
-    computed where they do not.
+    """Measure the memory of log-probs, each case in a separate process.
+
+    Materialised logits are measured if they fit into memory, and calculated otherwise.
     """
     for vocabulary in (32_000, 150_000):
         command = [
@@ -288,12 +296,12 @@ def memory() -> None:
 
 
 def main() -> None:
-    """Prints a table and figures."""
+    """Measure all batches and the memory, and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batch", action="append", choices=["mix", "equal", "embedded", "none"])
     parser.add_argument(
-        "--peak", choices=["ours", "logits"], help="only this measurement of memory"
+        "--peak", choices=["ours", "logits"], help="run only this memory measurement"
     )
     parser.add_argument("--vocabulary", type=int, default=32_000)
     parser.add_argument("overrides", nargs="*")

@@ -1,10 +1,11 @@
-"""Model FLOPs utilisation of the update on a GPU: Qwen3-0.6B's shape in bfloat16, with and without
-packing and checkpointing.
+"""Measure the model FLOPs utilisation of the update on a GPU.
 
-Utilisation = FLOPs the model needs for the trained and the prompt tokens (6 per parameter and
-token, attention besides; recomputation does not count) per second, over the rate of a large
-bfloat16 product measured in the same run. Without a GPU it says so and ends well.  Run: `python -m
-benchmarks.learner_gpu [--rounds N] [--layers N]`.
+Run: `python -m benchmarks.learner_gpu [--rounds N] [--layers N]`.
+The model has the shape of Qwen3-0.6B in bfloat16; it runs with and without packing and
+checkpointing. Utilisation = FLOPs per second that the model needs for the trained and the prompt
+tokens, divided by the rate of a large bfloat16 product measured in the same run. The model needs 6
+FLOPs per parameter and token, plus attention; recomputation does not count. Without a GPU the
+benchmark reports this and exits with 0.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ NUM_SEQUENCES = 64
 
 
 def random_model(directory: Path, layers: int) -> Path:
-    """Qwen3-0.6B's shape with random weights."""
+    """Save a model with the shape of Qwen3-0.6B and random weights."""
     torch.manual_seed(0)
     config = Qwen3Config(
         **SHAPE,
@@ -55,7 +56,7 @@ def random_model(directory: Path, layers: int) -> Path:
 
 
 def product_flops(device: torch.device) -> float:
-    """FLOPs per second of a product of two 8192 x 8192 matrices in bfloat16."""
+    """Return the FLOPs per second of a product of two 8192 x 8192 matrices in bfloat16."""
     a, b = (torch.randn(8192, 8192, device=device, dtype=torch.bfloat16) for _ in range(2))
     for round_number in range(25):
         if round_number == 5:
@@ -67,8 +68,10 @@ def product_flops(device: torch.device) -> float:
 
 
 def needed_flops(groups: Sequence[Group], layers: int) -> float:
-    """6 per parameter and token (the vocabulary's where a token is predicted); 12 x width per layer
-    and pair of tokens that attend.
+    """Return the FLOPs that one step needs.
+
+    6 per parameter and token (those of the vocabulary only where a token is predicted), and
+    12 x width per layer and pair of attending tokens.
     """
     width = SHAPE["num_attention_heads"] * SHAPE["head_dim"]
     kv_width = SHAPE["num_key_value_heads"] * SHAPE["head_dim"]
@@ -90,7 +93,7 @@ def step_s(
     checkpointing: bool,
     rounds: int,
 ) -> tuple[float, float]:
-    """Median seconds of a step of the Trainer, and its peak memory in GB."""
+    """Return the median seconds of a step of the Trainer, and its peak memory in GB."""
     knobs = [
         "model.dtype=bfloat16",
         "weights.probe_tolerance=0.3",
@@ -121,13 +124,13 @@ def step_s(
 
 
 def main() -> None:
-    """Prints figures."""
+    """Measure all variants and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--layers", type=int, default=28)
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
-        print("there is no GPU here, so nothing was measured")
+        print("no GPU is available: nothing was measured")
         return
     disable_progress_bar()
     rng = np.random.default_rng(0)

@@ -1,9 +1,9 @@
-"""How long conf=ppo_code and conf=grpo_code train until 0.80 of the held-out programs pass at
-temperature 1, for three seeds each.
+"""Measure the training time of conf=ppo_code and conf=grpo_code to a held-out pass rate of 0.80.
 
-Training time is counted from the begin of the first step (waiting for its batch included) to the
-step whose weights first reached 0.80. Start-up is told apart: from the command to the first
-optimizer step, with the embedded model in the cache.
+The pass rate is at temperature 1; each configuration runs with three seeds. Training time begins
+with the first step (including the wait for its batch) and ends with the step whose weights first
+reached 0.80. Start-up is reported separately: from the command to the first optimizer step, with
+the embedded model in the cache.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NUM_STEPS = {"grpo_code": 70, "ppo_code": 110}
 
 
 def learn(conf: str, seed: int, extra: list[str]) -> list[dict[str, Any]]:
-    """The rows of one run, which is stopped once the goal is reached twice in a row."""
+    """Return the rows of one run, which is stopped once it reaches the goal twice in a row."""
     with tempfile.TemporaryDirectory() as scratch:
         command = [
             str(Path(sys.executable).with_name("async-rl")),
@@ -47,25 +47,25 @@ def learn(conf: str, seed: int, extra: list[str]) -> list[dict[str, Any]]:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """The complete rows so far."""
+    """Return the complete rows so far."""
     return (
         [json.loads(line) for line in path.read_bytes().split(b"\n")[:-1]] if path.exists() else []
     )
 
 
 def curve(rows: list[dict[str, Any]]) -> dict[int, float]:
-    """Held-out pass rate by step."""
+    """Return the held-out pass rate by step."""
     return {row["step"]: row["eval/pass_at_1"] for row in rows if "eval/pass_at_1" in row}
 
 
 def is_reached(rows: list[dict[str, Any]]) -> bool:
-    """Whether two evaluations in a row are at the goal."""
+    """Return whether two evaluations in a row reach the goal."""
     rates = list(curve(rows).values())
     return len(rates) >= 2 and min(rates[-2:]) >= GOAL
 
 
 def main() -> None:
-    """Runs all seeds and prints the curves and the figures."""
+    """Run all seeds and print the curves and the figures."""
     parser = argparse.ArgumentParser()
     parser.add_argument(
         "--confs", nargs="+", default=["grpo_code", "ppo_code"], choices=list(LIMIT_S)

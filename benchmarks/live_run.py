@@ -1,6 +1,4 @@
-"""A real run as a benchmark drives it: started with settings, followed by its metrics,
-stopped and continued, ended.
-"""
+"""Control a real run from a benchmark: start, read metrics, stop, continue, end."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ _ALWAYS = (
 
 
 class LiveRun:
-    """`async-rl launch` in a directory that is thrown away afterwards."""
+    """`async-rl launch` in a directory that is deleted afterwards."""
 
     def __init__(self, scratch: str, settings: list[str]) -> None:
         self.run_dir = Path(scratch) / "run"
@@ -55,7 +53,7 @@ class LiveRun:
         self._process.wait(60)
 
     def rows(self) -> list[dict[str, Any]]:
-        """What the run has recorded so far."""
+        """Return the rows that the run has recorded so far."""
         try:
             return [
                 json.loads(line)
@@ -65,12 +63,12 @@ class LiveRun:
             return []
 
     def step(self) -> int:
-        """The newest recorded step; -1 before the first."""
+        """Return the newest recorded step; -1 before the first."""
         found = self.rows()
         return int(found[-1]["step"]) if found else -1
 
     def wait_for(self, step: int, timeout_s: float = START_S) -> None:
-        """Returns once the step is recorded."""
+        """Return once the step is recorded."""
         deadline_s = time.monotonic() + timeout_s
         while self.step() < step:
             if self._process.poll() is not None or time.monotonic() > deadline_s:
@@ -78,11 +76,14 @@ class LiveRun:
             time.sleep(0.05)
 
     def hold(self) -> None:
-        """Stop every process of the run, the supervisor first so it reports no other as late."""
+        """Stop every process of the run.
+
+        The supervisor is stopped first, so that it reports no other process as late.
+        """
         self._signal(self._all(), signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """The supervisor last. Does nothing once the run has ended."""
+        """Continue every process, the supervisor last. Does nothing if the run has ended."""
         if self._process.poll() is not None:
             return
         self._signal(reversed(self._all()), signal.SIGCONT)
@@ -90,7 +91,7 @@ class LiveRun:
     @staticmethod
     def _signal(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
         for process in processes:
-            with contextlib.suppress(psutil.NoSuchProcess):  # a judged program may just have ended
+            with contextlib.suppress(psutil.NoSuchProcess):  # a judged program may have ended
                 process.send_signal(number)
 
     def _all(self) -> list[psutil.Process]:

@@ -1,9 +1,8 @@
-"""How long generation stands still for a push, beside the time to load and pack the weights with
-nothing else to do.
+"""Measure how long a push pauses generation, compared with loading and packing in an idle engine.
 
 Run: `python -m benchmarks.push [--pushes N] [--core N]`.
-Two random models: the embedded one's shape, and one of about 350 MB. 64 samples are in flight while
-versions follow each other.
+The two random models are one of the shape of the embedded model and one of about 350 MB. 64 samples
+are in flight while one version after the other is pushed.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ SIZES = {
 
 
 async def writes(engine: Engine, name: str) -> None:
-    """One group after the other, until cancelled."""
+    """Generate one group after the other until cancelled."""
     sampling = Sampling(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=64, min_new_tokens=0)
     rng = np.random.default_rng(len(name))
     count = 0
@@ -47,7 +46,7 @@ async def writes(engine: Engine, name: str) -> None:
 
 
 async def measure(size: str, model: Path, num_pushes: int) -> None:
-    """Pushes with nothing in flight, then with 64 samples in flight."""
+    """Push with no samples in flight, then with 64 samples in flight."""
     from async_rl.generation.vllm.core import ThreadedCore
     from async_rl.weights.publisher import WeightPublisher, tensor_spec
 
@@ -89,7 +88,7 @@ def report(
     floors: list[float],
     reports: list[LoadReport],
 ) -> None:
-    """Prints the figures of one model."""
+    """Print the figures of one model."""
     pauses = [1e3 * r.pause_s for r in reports]
     floor = 1e3 * statistics.median(floors)
     name = f"{size} ({total_bytes / 1e6:.0f} MB)"
@@ -113,7 +112,7 @@ def report(
 
 
 def main() -> None:
-    """One process per model, since vLLM changes its process for good."""
+    """Measure each model in a separate process, because vLLM changes its process permanently."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -1,10 +1,9 @@
-"""Time per push to 1, 2 and 4 generators on one host, in each form, beside the time to copy the
-same bytes in memory.
+"""Measure the time per push to 1, 2 and 4 generators on one host through each medium.
 
 Run: `python -m benchmarks.push_forms [--pushes N] [--generators 1,2,4] [--size "350 MB"] [--engine
-hf]`. Generators are processes with a real engine that writes nothing meanwhile, reached over the
-run's sockets; the learner's side is the real pusher. Each push is paired with a copy of the block's
-bytes between two buffers, right after it; ratios are medians over the pairs.
+hf]`. Generators are processes with a real, idle engine, connected through the sockets of a run. The
+learner side is the real pusher. Each push is compared with a copy of the same number of bytes in
+memory, made immediately after the push; ratios are medians over these pairs.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ HOST = "127.0.0.1"
 
 
 async def generate(model: Path, keys: Path, kind: str) -> None:
-    """A generator without work: says where it serves, loads what it is told."""
+    """Run a generator without work: it prints its address and loads each pushed version."""
     from async_rl.generation.engine import build_engine, prepare_environment
     from async_rl.weights.transport.filesystem import FileReader
 
@@ -63,7 +62,7 @@ async def generate(model: Path, keys: Path, kind: str) -> None:
 
 
 class Learner:
-    """A pusher, with what it needs around it."""
+    """A pusher with the objects that it needs."""
 
     def __init__(self, directory: Path, model: Path, members: list[Member], keys: Keys) -> None:
         import torch
@@ -86,20 +85,21 @@ class Learner:
         self.num_bytes = 0
 
     async def publish(self, version: int) -> Any:
-        """As the ranks do it."""
+        """Write the version, as the learner ranks do."""
         manifest = await asyncio.to_thread(self.publisher.write, version, self._tensors.values())
         self.num_bytes, self._is_written_s = manifest.total_bytes, time.perf_counter()
         return manifest
 
     async def logprobs(self, rows: Any) -> list[Any]:
-        """No probe: there is no trainer here."""
+        """Return no log-probs, which disables the probe: the benchmark runs without a trainer."""
         return []
 
     async def pushes(
         self, form: str, count: int, num_pushes: int
     ) -> AsyncIterator[tuple[float, float]]:
-        """Seconds from the written block until all serve the version, and the longest pause of a
-        generator; the first push warms up.
+        """Yield the seconds from the written block until all generators serve the version.
+
+        The second value is the longest pause of a generator. The first push is a warm-up.
         """
         from async_rl.observability.activity import Activity
         from async_rl.runtime.directory import Connections, Directory, Incarnation
@@ -140,7 +140,7 @@ class Learner:
 
 
 def copier(num_bytes: int) -> Any:
-    """Copies so many bytes between two touched buffers; returns the seconds that it took."""
+    """Return a function that copies num_bytes between two touched buffers and returns seconds."""
     source, target = np.ones(num_bytes, np.uint8), np.zeros(num_bytes, np.uint8)
 
     def copy() -> float:
@@ -154,7 +154,7 @@ def copier(num_bytes: int) -> Any:
 async def measure(
     model: Path, directory: Path, counts: list[int], options: argparse.Namespace
 ) -> None:
-    """All forms to each number of generators."""
+    """Measure all media with each number of generators."""
     keys = create_keys(directory / "keys")
     async with AsyncExitStack() as stack:
         members = [
@@ -175,7 +175,7 @@ async def measure(
 
 @asynccontextmanager
 async def generator(model: Path, keys: Path, rank: int, kind: str) -> AsyncIterator[Member]:
-    """A generator's process, as the directory would show it."""
+    """Start a generator process and yield it as a member, as the directory lists it."""
     command = [
         sys.executable,
         "-m",
@@ -200,7 +200,7 @@ async def generator(model: Path, keys: Path, rank: int, kind: str) -> AsyncItera
 
 
 def report(name: str, rows: Iterable[tuple[float, float, float]]) -> None:
-    """Prints the figures of one form to one number of generators."""
+    """Print the figures of one medium with one number of generators."""
     pushes, pauses, copies = zip(*rows, strict=True)
     figure(f"{name}: push", 1e3 * statistics.median(pushes), "ms")
     figure(f"{name}: pause", 1e3 * statistics.median(pauses), "ms")
@@ -213,7 +213,7 @@ def report(name: str, rows: Iterable[tuple[float, float, float]]) -> None:
 
 
 def main() -> None:
-    """The learner's side, or with --serve a generator's."""
+    """Run the learner side, or with --serve a generator."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

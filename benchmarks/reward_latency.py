@@ -1,10 +1,10 @@
-"""Learner steps per second with a reward function of 50 ms and with one of 2 s, in phases that
-alternate within one run.
+"""Compare the learner steps per second with reward functions of 50 ms and of 2 s.
 
-The function sleeps (it asks somebody else) as long as a file says; samples are scored while others
-are generated and trained, so the loop should not notice, as long as buffer.max_staleness_versions
-leaves room for what is being scored: by Little's law seconds times steps per second, in batches,
-beside those that are generated and trained. Printed with the bound.
+Phases alternate within one run. The function sleeps for the seconds written in a file, as if it
+waited for a remote service. Samples are scored while others are generated and trained, so a slow
+function should not reduce the rate as long as buffer.max_staleness_versions leaves room for the
+batches that are being scored. By Little's law their number is seconds times steps per second; the
+batches that are generated and trained come in addition. The figures include this bound.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from benchmarks.live_run import LiveRun
 
 DELAYS_S = (0.05, 2.0)
 LEFT_OUT = 8
-"""Steps after a change of phase whose samples may have been scored in the phase before."""
+"""Steps after a change of phase whose samples may have been scored in the previous phase."""
 SETTINGS = [
     "conf=grpo_code",
     "num_steps=4000",
@@ -41,7 +41,10 @@ async def slow(sample):
 
 
 def phase(run: LiveRun, steps: int) -> float:
-    """Steps per second over so many steps, after those that the phase before may have scored."""
+    """Return the steps per second over `steps` steps.
+
+    Steps whose samples may have been scored in the previous phase are skipped.
+    """
     first = run.step() + LEFT_OUT
     run.wait_for(first + steps)
     rows = [row for row in run.rows() if first < row["step"] <= first + steps]
@@ -49,12 +52,10 @@ def phase(run: LiveRun, steps: int) -> float:
 
 
 def main() -> None:
-    """Prints both rates and their ratio."""
+    """Measure and print both rates and their ratio."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument(
-        "--steps", type=int, default=12, help="steps that are counted in each phase"
-    )
+    parser.add_argument("--steps", type=int, default=12, help="measured steps per phase")
     given = parser.parse_args()
     rates: dict[float, list[float]] = {delay_s: [] for delay_s in DELAYS_S}
     with tempfile.TemporaryDirectory() as scratch:

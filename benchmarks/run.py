@@ -1,9 +1,9 @@
-"""Runs the benchmarks one after the other and prints one table of their figures: `python
-benchmarks/run.py [NAME ...]`.
+"""Run the benchmarks one after the other and print one table of their figures.
 
-A benchmark is a module of this folder with a `main()`; what it prints through
-`benchmarks.figures.figure` makes the table, the rest is shown as it comes.  Each runs in a process
-of its own, so that none inherits another's memory or threads.
+Run: `python benchmarks/run.py [NAME ...]`.
+A benchmark is a module of this folder with a `main()`. The table contains the lines that it prints
+through `benchmarks.figures.figure`; other output is shown immediately. Each benchmark runs in a
+separate process, so that it does not inherit memory or threads of another.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-# The folder of a script is on the path, its parent is not.
+# Python adds the folder of a script to sys.path, but not its parent.
 from benchmarks.figures import MARK  # noqa: E402
 
 NO_BENCHMARKS = {"run", "figures", "live_run", "__init__"}
 
 
 def names() -> list[str]:
-    """The benchmarks of this folder."""
+    """Return the names of the benchmarks in this folder."""
     return sorted(
         path.stem for path in (ROOT / "benchmarks").glob("*.py") if path.stem not in NO_BENCHMARKS
     )
 
 
 def run(name: str) -> tuple[int, list[list[str]]]:
-    """The exit code of one benchmark, and its figures."""
+    """Return the exit code of one benchmark and its figures."""
     figures = []
     command = [sys.executable, "-m", f"benchmarks.{name}"]
     with subprocess.Popen(
@@ -54,7 +54,7 @@ def run(name: str) -> tuple[int, list[list[str]]]:
 
 
 def main() -> int:
-    """The number of benchmarks that failed."""
+    """Run the benchmarks and return how many failed."""
     wanted = sys.argv[1:] or names()
     if unknown := set(wanted) - set(names()):
         print(

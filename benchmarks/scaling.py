@@ -1,10 +1,10 @@
-"""A run that trains while its generators become 1, 3, 1 and 2: how long the learner stood still,
-how soon a joiner had work.
+"""Measure a run that trains while its number of generators changes to 1, 3, 1 and 2.
 
-Figures come from the store, which holds when each step was committed and each group handed out, and
-from the supervisor's log. Steps differ by themselves, so the longest time without one is set beside
-the longest of the same run with one generator. On two cores an engine that starts shares the core
-of the one that writes; where joiners have cores of their own nothing is shared.
+The figures are the longest time without a learner step, and the time until a new generator has
+work. They come from the store, which records when each step was committed and each group was handed
+out, and from the log of the supervisor. The duration of steps varies anyway, so the longest time
+without a step is compared with that of the same run with one generator. On two cores a starting
+engine shares the core of a generating one; on a machine with separate cores it does not.
 
 Run: `python -m benchmarks.scaling [--engine hf]`.
 """
@@ -33,7 +33,7 @@ SETTINGS = ["conf=grpo_code", "num_steps=100000", "weights.probe_every_pushes=0"
 
 
 def supervisor_said(run: LiveRun, sentence: str) -> list[float]:
-    """Unix times of the lines in the supervisor's log whose end matches the pattern."""
+    """Return the Unix times of the lines in the supervisor's log whose end matches the pattern."""
     lines = (run.run_dir / "logs" / "supervisor.log").read_text().splitlines()
     return [
         datetime.fromisoformat(" ".join(line.split()[:2])).timestamp()
@@ -43,16 +43,16 @@ def supervisor_said(run: LiveRun, sentence: str) -> list[float]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Returns once it holds."""
+    """Return once the condition is true."""
     deadline_s = time.monotonic() + START_S
     while not condition():
         if time.monotonic() > deadline_s:
-            raise SystemExit("the run did not come to where it should")
+            raise SystemExit("the run did not reach the expected state in time")
         time.sleep(0.1)
 
 
 def scale(run: LiveRun, generators: int) -> None:
-    """As a person would."""
+    """Change the number of generators with the command line."""
     command = [
         str(Path(sys.executable).with_name("async-rl")),
         "scale",
@@ -63,13 +63,13 @@ def scale(run: LiveRun, generators: int) -> None:
 
 
 def commits_s(run: LiveRun) -> list[float]:
-    """When each step was committed."""
+    """Return the time at which each step was committed."""
     with contextlib.closing(sqlite3.connect(run.run_dir / "store.sqlite")) as store:
         return [at_s for (at_s,) in store.execute("SELECT committed_s FROM steps ORDER BY version")]
 
 
 def first_work(run: LiveRun, generator: str, since_s: float) -> tuple[float, int]:
-    """When the generator was handed its first group since then, and the version that it held."""
+    """Return when the generator received its first group after since_s, and its version then."""
     with contextlib.closing(sqlite3.connect(run.run_dir / "store.sqlite")) as store:
         query = (
             "SELECT at_s, version FROM transitions WHERE generator=? AND state='generating' AND"
@@ -80,14 +80,14 @@ def first_work(run: LiveRun, generator: str, since_s: float) -> tuple[float, int
 
 
 def gaps(times_s: list[float], begin_s: float, end_s: float) -> list[float]:
-    """Seconds between one step and the next, of those that end within the window."""
+    """Return the seconds between consecutive steps, for steps that end within the window."""
     return [
         after - before for before, after in itertools.pairwise(times_s) if begin_s < after <= end_s
     ]
 
 
 def report(run: LiveRun, first_scale_s: float) -> None:
-    """The figures of a run that was scaled."""
+    """Print the figures of a run that was scaled."""
     times_s = commits_s(run)
     alone = gaps(times_s, times_s[WARM_UP_STEPS], first_scale_s)
     scaled = gaps(times_s, first_scale_s, times_s[-1])
@@ -119,7 +119,7 @@ def report(run: LiveRun, first_scale_s: float) -> None:
 
 
 def main() -> None:
-    """One run."""
+    """Run, scale and report once."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engine", default="vllm", choices=["vllm", "hf"])
     settings = [*SETTINGS, f"generation.engine={parser.parse_args().engine}"]

@@ -1,10 +1,10 @@
-"""The verifier: verdicts per second and their latency under full isolation, on one core and on two,
-beside what else runs a program.
+"""Measure the verdicts per second and the latency of the verifier under full isolation.
 
-All phases on one core share it between server and cell.  Phases alternate in short rounds, so that
-all see the same machine; ratios are medians over rounds.  ASYNC_RL_BENCH_PROBLEMS names a file of
-problems with reference solutions in a column `code` (MBPP's form); without it the programs are
-those of the project's own task.
+The verifier runs on one core and on two, and is compared with other ways to run a program. In all
+phases on one core, server and cell share the core. Phases alternate in short rounds, so that all
+run under the same load of the machine; ratios are medians over rounds. ASYNC_RL_BENCH_PROBLEMS
+names a file of problems with reference solutions in a column `code` (the form of MBPP); without it
+the programs are those of the embedded task.
 """
 
 from __future__ import annotations
@@ -39,13 +39,15 @@ from benchmarks.figures import figure
 
 ROUNDS = 5
 SLOW_S = 1.0
-"""A reference that computes longer than this measures itself, not the verifier: left out and
-counted.
+"""CPU seconds above which a reference solution is excluded and counted.
+
+A longer one would measure the program instead of the verifier.
 """
 PROGRAM = "import sys\ndata = sys.stdin.read().split()\nprint(sum(int(x) for x in data) * {i})\n"
 PYTHON = [os.path.realpath(sys.executable), "-I", "-S", "-c"]
-"""Without site, whose .pth files cost ten times the interpreter on some machines: the faster rival
-is the one to beat.
+"""Python without `site`: its .pth files take ten times as long as the interpreter on some machines.
+
+The verifier is compared with the faster alternative.
 """
 BWRAP = [
     "bwrap",
@@ -103,7 +105,7 @@ def _stdin_programs(num_tests: int, count: int) -> list[VerifyRequest]:
 async def _rate(
     judge: Judge, requests: Sequence[VerifyRequest], side_by_side: int = 1
 ) -> tuple[float, list[float]]:
-    """Verdicts per second, and the seconds that each took; all must pass."""
+    """Return verdicts per second and the seconds of each; all programs must pass."""
     took: list[float] = []
     waiting = iter(requests)
 
@@ -113,7 +115,7 @@ async def _rate(
             response = await judge.verify(request)
             took.append(time.perf_counter() - started)
             if response.verdict is not Verdict.PASS:
-                raise RuntimeError(f"a program that is right got {response}")
+                raise RuntimeError(f"a correct program got {response}")
 
     started = time.perf_counter()
     await asyncio.gather(*(work() for _ in range(side_by_side)))
@@ -121,7 +123,7 @@ async def _rate(
 
 
 def _subprocess_rate(command: Sequence[str], requests: Sequence[VerifyRequest]) -> float:
-    """Programs per second with one process per test."""
+    """Return programs per second with one process per test."""
     started = time.perf_counter()
     for request in requests:
         for test in request.tests:
@@ -176,15 +178,16 @@ async def _one_core(cells: WarmCells, judge: Judge) -> None:
     if "bwrap" in middle:
         figure("bubblewrap and python, 1 test", middle["bwrap"], "1/s")
     else:
-        print("bubblewrap is not installed here: not measured")
+        print("bubblewrap is not installed: not measured")
     figure("verifier over python -I -S, 1 test", middle["ratio 1"], "x", goal=">= 3")
     figure("verifier over python -I -S, 10 tests", middle["ratio 10"], "x", goal=">= 20")
     await _http(quick[:256])
 
 
 async def _http(requests: Sequence[VerifyRequest]) -> None:
-    """What HTTP adds in batches of 64, the client's own time included: client, server and cell
-    share the core.
+    """Measure the time that HTTP adds in batches of 64, including the time of the client.
+
+    Client, server and cell share the core.
     """
     config = compose_unchecked("ppo_code")
     added: list[float] = []
@@ -229,7 +232,7 @@ async def _http(requests: Sequence[VerifyRequest]) -> None:
 
 
 async def _two_cores(judge_of: Callable[[WarmCells], Judge]) -> None:
-    """Server and one cell that share a core, against server and two cells that have two."""
+    """Compare a server and one cell on one core with a server and two cells on two cores."""
     cores = sorted(os.sched_getaffinity(0))
     requests = _stdin_programs(1, 400)
     ratios: list[float] = []
@@ -247,7 +250,7 @@ async def _two_cores(judge_of: Callable[[WarmCells], Judge]) -> None:
 
 
 def _cold_start() -> float:
-    """Seconds from the command to the line that says where the server listens."""
+    """Return the seconds from the command to the line with the address of the server."""
     started = time.perf_counter()
     command = [sys.executable, "-m", "async_rl.launchers.cli", "verifier", "--token", "t"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -261,7 +264,7 @@ def _cold_start() -> float:
 
 
 def main() -> None:
-    """One core, two cores, and the start of the server."""
+    """Measure one core, two cores, and the start of the server."""
     config = replace(compose_unchecked("ppo_code").sandbox, timeout_s=5.0)
     cores = sorted(os.sched_getaffinity(0))
 
