@@ -1,7 +1,7 @@
 """The base of every section of the configuration.
 
-A section is immutable, refuses unknown fields and never converts text to numbers.  The text below a
-field is its description; `launchers/configuration/schema.py` and the documentation read it.
+A section is immutable, rejects unknown fields and never converts text to numbers.  The string below
+a field is its description; error messages and docs/configuration.md show it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ AnySection = TypeVar("AnySection", bound="Section")
 
 
 class Section(BaseModel):
-    """A part of the configuration. It holds no defaults: conf/ has them all."""
+    """A part of the configuration, without defaults: conf/ has all of them."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
@@ -29,5 +29,5 @@ def replace(section: AnySection, **changes: Any) -> AnySection:
 
 def as_builtins(section: Section) -> dict[str, Any]:
     """Return the values as dicts, lists and scalars."""
-    # Only entries of generators.pools have defaults: what such an entry leaves out stays left out.
+    # Only entries of generators.pools have defaults; a field that an entry omits stays omitted.
     return section.model_dump(exclude_defaults=True)

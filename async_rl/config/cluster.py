@@ -1,7 +1,7 @@
-"""Settings of runs on more than one machine: what each kind of process takes of a node, and how Ray
-and Slurm are asked for it.
+"""Settings of runs on more than one machine: the CPUs of each kind of process, and the options of
+Ray and Slurm.
 
-Part of the schema in `config.py`, whose invariants hold here.
+Part of the schema in `run.py`, whose invariants hold here.
 """
 
 from __future__ import annotations
@@ -14,52 +14,51 @@ from async_rl.config.base import Section
 
 
 class ClusterConfig(Section):
-    """What launcher=ray and launcher=slurm have in common; GPUs per process are
+    """Settings shared by launcher=ray and launcher=slurm; GPUs per process are set by
     generators.gpus_each and learner.gpus_each.
     """
 
     nodes: Annotated[int, Field(ge=1)]
-    """machines; sizes hardware=cluster and the job of launcher=slurm"""
+    """number of machines; determines hardware=cluster and the job of launcher=slurm"""
     gpus_per_node: Annotated[int, Field(ge=0)]
-    """GPUs of one machine; sizes hardware=cluster and the job of launcher=slurm"""
+    """GPUs of one machine; determines hardware=cluster and the job of launcher=slurm"""
     buffer_cpus: Annotated[int, Field(ge=1)]
-    """CPUs taken by the buffer"""
+    """CPUs reserved for the buffer"""
     verifier_cpus: Annotated[int, Field(ge=1)]
-    """CPUs taken by each verifier"""
+    """CPUs reserved for each verifier"""
     generator_cpus: Annotated[int, Field(ge=1)]
-    """CPUs taken by each generator, and its threads"""
+    """CPUs reserved for each generator, and its number of threads"""
     learner_cpus: Annotated[int, Field(ge=1)]
-    """CPUs taken by each learner rank, and its threads"""
+    """CPUs reserved for each learner rank, and its number of threads"""
     shared_run_dir: bool
-    """output_dir is on a filesystem that all nodes share; false: buffer and learner stay beside the
-    supervisor"""
+    """output_dir is on a filesystem that all nodes share; false: buffer and learner run on the
+    supervisor's node"""
 
 
 class RayConfig(Section):
-    """launcher=ray."""
+    """Settings of launcher=ray."""
 
     address: Annotated[str, Field(min_length=1)]
-    """HOST:PORT of a cluster's head; auto = the one this machine belongs to; local = one of its
-    own"""
+    """HOST:PORT of a cluster's head; auto = the cluster this machine belongs to; local = start a
+    new one on this machine"""
     generators: Literal["spread", "pack"]
-    """over as many nodes as there are, or on few"""
+    """spread = over all nodes; pack = on as few nodes as possible"""
     learner: Literal["strict_pack", "pack", "spread", "strict_spread"]
-    """the learner's ranks: strategy of their placement group"""
+    """strategy of the placement group of the learner's ranks"""
     generator_resource: str | None
-    """custom resource of which each generator takes 1 (ray start --resources); null = any node will
-    do"""
+    """custom resource of which each generator takes 1 (ray start --resources); null = any node"""
 
 
 class SlurmConfig(Section):
-    """launcher=slurm."""
+    """Settings of launcher=slurm."""
 
     partition: str | None
     """sbatch --partition; null = the cluster's default"""
     account: str | None
-    """sbatch --account; null = yours"""
+    """sbatch --account; null = the user's default"""
     time: Annotated[str, Field(pattern="^(\\d+|\\d+:\\d+(:\\d+)?|\\d+-\\d+(:\\d+){0,2})$")]
     """time limit: minutes, HH:MM:SS or days-HH:MM:SS"""
     cpus_per_node: Annotated[int, Field(ge=0)]
-    """CPUs of each node; 0 = whole nodes, shared with nobody"""
+    """CPUs of each node; 0 = exclusive nodes"""
     extra: list[str]
-    """further options of sbatch, as in --constraint=a100"""
+    """further options of sbatch, such as --constraint=a100"""

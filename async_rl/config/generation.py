@@ -1,7 +1,6 @@
-"""Settings of what generates: the model, how responses are sampled, the engine and the pool of
-generators.
+"""Settings of generation: the model, sampling, the engine and the pools of generators.
 
-Part of the schema in `config.py`, whose invariants hold here.
+Part of the schema in `run.py`, whose invariants hold here.
 """
 
 from __future__ import annotations
@@ -19,84 +18,83 @@ class ModelConfig(Section):
     path: str | None
     """directory or hub name of a Hugging Face causal LM; null = the embedded tiny_coder"""
     dtype: Literal["float32", "bfloat16"]
-    """compute type of learner and generators; master weights are float32"""
+    """compute dtype of learner and generators; master weights are float32"""
     trust_remote_code: bool
-    """let transformers run code that comes with the model"""
+    """allow transformers to run code from the model's repository"""
     external_lib: Annotated[str, Field(pattern="^[\\w.]+$")] | None
-    """module imported before the model is made, which may register its architecture; null = none"""
+    """module imported before the model is created, for example to register its architecture; null =
+    none"""
     override_config: list[Annotated[str, Field(pattern="^\\w+=.+$")]]
-    """field=value in place of what the model's config.json says, the value as JSON"""
+    """field=value pairs that replace fields of the model's config.json; the value is JSON"""
 
 
 class VllmConfig(Section):
-    """Settings handed to vLLM."""
+    """Settings passed to vLLM."""
 
     tensor_parallel_size: Annotated[int, Field(ge=1)]
-    """devices of one engine"""
+    """devices per engine"""
     max_num_seqs: Annotated[int, Field(ge=1)]
-    """sequences decoded together"""
+    """sequences decoded in one batch"""
     max_num_batched_tokens: Annotated[int, Field(ge=1)]
-    """tokens of one engine step"""
+    """tokens processed in one engine step"""
     kv_cache_mb: Annotated[int, Field(ge=0)]
-    """MB of KV cache per engine on CPU, and on GPU where not 0; 0 = by gpu_memory_utilization"""
+    """MB of KV cache per engine; 0 = determined by gpu_memory_utilization (GPU only)"""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)]
     """share of the GPU's memory for the engine"""
     enforce_eager: bool
-    """no compilation, no CUDA graphs"""
+    """disable compilation and CUDA graphs"""
     load_format: Literal["auto", "dummy"]
     """dummy = random weights until the first push"""
 
 
 class GenerationConfig(Section):
-    """How responses are sampled, and by which engine."""
+    """Sampling of the responses, and the engine."""
 
     engine: Literal["vllm", "hf"]
-    """vllm, or transformers generate for debugging"""
+    """vllm, or hf (transformers) for debugging"""
     group_size: Annotated[int, Field(ge=1)]
     """samples per prompt that are trained"""
     generation_size: Annotated[int, Field(ge=1)] | None
-    """samples per prompt, of which the group_size best are kept; null = group_size"""
+    """samples drawn per prompt, of which the group_size best are kept; null = group_size"""
     temperature: Annotated[float, Field(gt=0, le=10)]
-    """divides the logits, of the learner too"""
+    """divisor of the logits, in generators and learner"""
     ignore_eos: bool
-    """write on after an end token, up to data.max_response_tokens; for stress tests"""
+    """continue after an end token, up to data.max_response_tokens; for stress tests"""
     max_concurrent_groups: Annotated[int, Field(ge=1)]
     """groups in flight per generator"""
     max_attempts: Annotated[int, Field(ge=1)]
-    """times a group is tried before it is dropped"""
+    """attempts to generate a group before it is dropped"""
     vllm: VllmConfig
 
 
 class AutoscaleConfig(Section):
-    """How many generators there are while the run is live, if the run is to decide."""
+    """Automatic choice of the number of generators during the run."""
 
     enabled: bool
-    """add and remove generators until neither they nor the learner wait"""
+    """add and remove generators until neither generators nor learner wait"""
     min: Annotated[int, Field(ge=1)]
     """fewest generators"""
     max: Annotated[int, Field(ge=1)]
     """most generators"""
     pool: Annotated[str, Field(min_length=1)]
-    """whose number it is: generators, or generators.NAME of a pool that trains"""
+    """pool whose size changes: generators, or generators.NAME of a pool that trains"""
     tolerance: Annotated[float, Field(gt=0, lt=1)]
     """share of time that learner or generators may wait before the number changes"""
 
 
 class PoolConfig(Section):
-    """A further pool of generators, and what differs from the rest; what is left out is as it is
-    for the rest.
-    """
+    """A further pool of generators; a setting that is omitted has the value of the main pool."""
 
     count: Annotated[int, Field(ge=0)]
     """processes at the start, until async-rl scale changes it"""
     work: Literal["train", "evaluation", "both"]
-    """what they write: training groups, held-out evaluations (which then go nowhere else), or
+    """train = training groups; evaluation = held-out evaluations, which then run in this pool only;
     both"""
     cores: list[int] | None = None
     """instead of generators.cores"""
     gpus_each: Annotated[float, Field(ge=0)] | None = None
-    """instead of generators.gpus_each; with tensor_parallel_size alone as many as that, if
-    generators take any"""
+    """instead of generators.gpus_each; if only tensor_parallel_size is set and generators use GPUs,
+    it is that number"""
     max_concurrent_groups: Annotated[int, Field(ge=1)] | None = None
     """instead of generation.max_concurrent_groups"""
     tensor_parallel_size: Annotated[int, Field(ge=1)] | None = None
@@ -112,19 +110,19 @@ class PoolConfig(Section):
     cpus_each: Annotated[int, Field(ge=1)] | None = None
     """instead of cluster.generator_cpus"""
     node_kind: Annotated[str, Field(min_length=1)] | None = None
-    """nodes that they may run on: launcher=ray, a custom resource of which each takes 1;
-    launcher=slurm, a feature of the node (srun --constraint)"""
+    """nodes of this pool: with launcher=ray a custom resource of which each generator takes 1, with
+    launcher=slurm a feature of the node (srun --constraint)"""
 
 
 class GeneratorsConfig(Section):
-    """The pool of generator processes, and further pools of others."""
+    """The main pool of generator processes, and further pools."""
 
     count: Annotated[int, Field(ge=0)]
-    """processes at the start, until async-rl scale changes it; 0 = wait for that"""
+    """processes at the start, until async-rl scale changes it; 0 = wait for async-rl scale"""
     cores: list[int]
-    """CPU cores each may use, by number, dealt out in turn; empty = all"""
+    """numbers of the CPU cores for generators, assigned in turn; empty = all"""
     cores_each: Annotated[int, Field(ge=0)]
-    """cores per process taken from `cores`; 0 = each may use all of them"""
+    """cores per process, taken from `cores`; 0 = every process may use all of them"""
     gpus_each: Annotated[float, Field(ge=0)]
     """GPUs per process"""
     pools: dict[str, PoolConfig]

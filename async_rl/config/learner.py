@@ -1,6 +1,6 @@
-"""The part of the configuration's schema about the learner pool: models, memory, optimizers.
+"""Settings of the learner pool: batches, memory, optimizers, critic.
 
-As in config.py: no default here, every field with its unit, range and meaning.
+Part of the schema in `run.py`, whose invariants hold here.
 """
 
 from __future__ import annotations
@@ -26,36 +26,35 @@ class OptimizerConfig(Section):
     warmup_steps: Annotated[int, Field(ge=0)]
     """learner steps of linear warm-up; the first step has lr / warmup_steps, never 0"""
     schedule: Literal["constant", "cosine"]
-    """after the warm-up"""
+    """learning rate after the warm-up"""
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)]
-    """floor of the cosine, as a share of lr"""
+    """smallest learning rate of the cosine schedule, as a share of lr"""
     grad_clip: Annotated[float, Field(gt=0)]
-    """global norm"""
+    """largest global norm of the gradient"""
 
 
 class CriticConfig(Section):
-    """The value model: a head on a backbone of its own, copied from the policy at the start, or on
-    the policy's.
+    """The value model: a head on a separate backbone, copied from the policy at the start, or on
+    the policy's backbone.
     """
 
     enabled: bool
     """train a critic"""
     backbone: Literal["own", "shared"]
-    """own: a copy of the policy that trains by itself; shared: the policy's, trained on both
-    losses, half the memory"""
+    """own = a copy of the policy, trained on the value loss alone; shared = the policy's backbone,
+    trained on both losses, with half the memory"""
     optimizer: OptimizerConfig
     warmup_steps: Annotated[int, Field(ge=0)]
-    """learner steps in which only the critic is trained; its head alone where the backbone is
-    shared"""
+    """learner steps in which only the critic is trained; only its head if the backbone is shared"""
 
 
 class LearnerConfig(Section):
-    """The pool that trains."""
+    """The learner pool."""
 
     ranks: Annotated[int, Field(ge=1)]
-    """FSDP2 ranks"""
+    """number of FSDP2 ranks"""
     cores: list[int]
-    """CPU cores they may use, dealt out in turn; empty = all"""
+    """numbers of the CPU cores for the ranks, assigned in turn; empty = all"""
     gpus_each: Annotated[float, Field(ge=0)]
     """GPUs per rank"""
     minibatches: Annotated[int, Field(ge=1)]
@@ -63,19 +62,20 @@ class LearnerConfig(Section):
     epochs: Annotated[int, Field(ge=1)]
     """passes over each batch"""
     shuffle: bool
-    """deal the groups to minibatches at random, anew in each epoch; false = in their order"""
+    """assign the groups to minibatches at random, differently in each epoch; false = in batch
+    order"""
     budget_tokens: Annotated[int, Field(ge=1)]
-    """packed tokens of one forward and backward pass; changes memory, never the gradient; responses
-    that share a prompt add 4 bytes for each of them times the tokens of the longest sequence"""
+    """packed tokens of one forward and backward pass; affects memory, not the gradient; responses
+    that share a prompt use 4 bytes x responses x tokens of the longest sequence more"""
     logits_chunk_mb: Annotated[float, Field(gt=0)]
-    """MB of float32 logits that exist at one time; all tokens' are tokens x vocabulary"""
+    """MB of float32 logits in memory at one time; the logits of a pass are tokens x vocabulary"""
     gradient_checkpointing: bool
-    """recompute activations in the backward pass"""
+    """recompute activations in the backward pass, to save memory"""
     min_shard_params: Annotated[int, Field(ge=0)]
-    """parameters that make a module a shard unit; 0 = the blocks the model must not split are the
-    units"""
+    """parameters from which a module is a shard unit; 0 = the units are the model's blocks that
+    must not be split"""
     offload: Literal["none", "optimizer", "parameters"]
-    """what waits in host memory while it is not used: AdamW's moments, or parameters, gradients and
-    moments"""
+    """keep in host memory while not in use: optimizer = AdamW's moments, parameters = parameters,
+    gradients and moments"""
     optimizer: OptimizerConfig
     critic: CriticConfig

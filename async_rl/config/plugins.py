@@ -1,9 +1,8 @@
 """Functions that a configuration names: `package.module:function`, or `/path/to/file.py:function`.
 
-Invariants: names come from the configuration, never from the wire; a name that cannot be had is a
-ConfigError that names the setting. Called before anything expensive starts (preflight) and by the
-processes that use the functions.  Modules beside the place where the command was given are found
-too.
+Invariants: names come from the configuration, never from the wire; a name that cannot be imported
+is a ConfigError that names the setting.  Preflight loads the functions before anything expensive
+starts.  Modules in the working directory can be imported too.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from async_rl.config.rollout import RolloutConfig
 from async_rl.core.errors import ConfigError
 
 NAME = r"^(?:[\w.]+|.+\.py):\w+$"
-"""What such a setting looks like."""
+"""Pattern of the value of such a setting."""
 _FAILURES = (
     ImportError,
     SyntaxError,
@@ -38,9 +37,10 @@ _FAILURES = (
 
 
 def load_function(setting: str, name: str, *takes: str) -> Callable[..., Any]:
-    """The function `name`, which stands in `setting` and is called with what `takes` names.
+    """Return the function `name`, the value of `setting`; it is called with the arguments `takes`.
 
-    Raises ConfigError where there is no such module or function, or it cannot be called so.
+    Raises ConfigError if the module or the function does not exist, or if its parameters do not
+    accept these arguments.
     """
     place, _, function = name.rpartition(":")
     try:
@@ -53,7 +53,7 @@ def load_function(setting: str, name: str, *takes: str) -> Callable[..., Any]:
         reason = f"{type(error).__name__}: {error}"
         raise ConfigError(
             f"{setting}={name}: {place} cannot be imported ({reason}); "
-            f"name a module that is installed or stands in {Path.cwd()}, or a .py file"
+            f"name an installed module, a module in {Path.cwd()}, or a .py file"
         ) from error
     if not callable(found):
         raise ConfigError(f"{setting}={name}: is a {type(found).__name__}; name a function")
@@ -62,29 +62,30 @@ def load_function(setting: str, name: str, *takes: str) -> Callable[..., Any]:
     except TypeError as error:
         call = f"{function}({', '.join(takes)})"
         raise ConfigError(
-            f"{setting}={name}: is called as {call}, which it does not allow ({error}); define"
-            " it so"
+            f"{setting}={name}: is called as {call}, which its parameters do not accept ({error});"
+            " change its parameters"
         ) from error
-    except ValueError:  # written in C: Python cannot tell
+    except ValueError:  # a function written in C has no signature to check
         pass
     return found  # type: ignore[no-any-return]
 
 
 def load_rollout(rollout: RolloutConfig) -> Callable[..., Awaitable[str | None]] | None:
-    """The function that leads the samples, if one is named. Raises ConfigError."""
+    """Return the function of `rollout.fn`, if it is set. Raises ConfigError."""
     if rollout.fn is None:
         return None
     function = load_function("rollout.fn", rollout.fn, "talk")
     if not inspect.iscoroutinefunction(function):
         raise ConfigError(
-            f"rollout.fn={rollout.fn}: is no async function; define it with async def, so that no"
-            " sample waits for another"
+            f"rollout.fn={rollout.fn}: is not an async function; define it with async def, so that"
+            " samples run concurrently"
         )
     return function
 
 
 def import_external(model: ModelConfig) -> None:
-    """Imports model.external_lib, if one is named, before a model is made or a tokenizer read.
+    """Import model.external_lib, if it is set, before a model is created or a tokenizer is read.
+
     Raises ConfigError.
     """
     if model.external_lib is None:
@@ -94,13 +95,13 @@ def import_external(model: ModelConfig) -> None:
     except _FAILURES as error:
         reason = f"{type(error).__name__}: {error}"
         raise ConfigError(
-            f"model.external_lib={model.external_lib}: cannot be imported ({reason}); name one that"
-            f" is installed or stands in {Path.cwd()}"
+            f"model.external_lib={model.external_lib}: cannot be imported ({reason}); name an"
+            f" installed module or a module in {Path.cwd()}"
         ) from error
 
 
 def short_name(name: str) -> str:
-    """What people call it: the function's own name."""
+    """Return the function's name without its module."""
     return name.rpartition(":")[2]
 
 
@@ -111,7 +112,7 @@ def _module(place: str) -> ModuleType:
         return importlib.import_module(place)
     spec = importlib.util.spec_from_file_location(Path(place).stem, Path(place).expanduser())
     if spec is None or spec.loader is None:
-        raise ImportError(f"{place} is no Python file")
+        raise ImportError(f"{place} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

@@ -1,13 +1,13 @@
-"""The pools of processes whose number may change: which there are, what their generators write, and
-the configuration each of them reads.
+"""The pools of processes whose size may change: their names, their work, and the configuration that
+each of them reads.
 
 Invariants
 - A pool is `verifiers`, `generators` (those of generators.count) or `generators.<name>` (an entry
   of generators.pools); its processes are `verifier-<rank>`, `generator-<rank>` and
   `generator-<name>-<rank>`.
-- A generator reads its settings where every other process does: `config_of` puts those of its pool
-  there.
-- Where a pool evaluates only, no other pool evaluates, and it never gets a training prompt.
+- A generator reads its settings at the same paths as every other process: `config_of` writes those
+  of its pool there.
+- If a pool only evaluates, no other pool evaluates, and that pool never gets a training prompt.
 Pure. Docs: docs/decisions/pools.md.
 """
 
@@ -23,7 +23,7 @@ from async_rl.core.types import Purpose
 
 GENERATORS, VERIFIERS = "generators", "verifiers"
 SEATS_PER_POOL = 10_000
-"""More processes than a pool may have."""
+"""Upper bound of the number of processes of a pool."""
 PLACES = {
     "count": "generators.count",
     "cores": "generators.cores",
@@ -37,7 +37,7 @@ PLACES = {
     "cpus_each": "cluster.generator_cpus",
     "node_kind": "ray.generator_resource",
 }
-"""Settings of a pool, and which setting of the run each stands for."""
+"""Settings of a pool, and the setting of the run that each of them replaces."""
 Work = Literal["train", "evaluation", "both"]
 _PURPOSES: Mapping[Work, frozenset[Purpose]] = {
     "train": frozenset({Purpose.TRAIN}),
@@ -47,21 +47,19 @@ _PURPOSES: Mapping[Work, frozenset[Purpose]] = {
 
 
 def generator_pools(config: RunConfig) -> list[str]:
-    """The pools of generators, the plain one first."""
+    """Return the pools of generators, the main pool first."""
     return [GENERATORS, *(f"{GENERATORS}.{name}" for name in config.generators.pools)]
 
 
 def pool_counts(config: RunConfig) -> dict[str, int]:
-    """The pools that `async-rl scale` changes, and how many processes of each the configuration
-    asks for.
-    """
+    """Return the configured number of processes of each pool that `async-rl scale` can change."""
     return {pool: config_of(config, pool).generators.count for pool in generator_pools(config)} | {
         VERIFIERS: config.verifiers.count
     }
 
 
 def with_counts(config: RunConfig, counts: Mapping[str, int]) -> RunConfig:
-    """The configuration with as many generators of these pools."""
+    """Return the configuration with these numbers of generators."""
     generators = config.generators
     pools = {
         name: replace(pool, count=counts.get(f"{GENERATORS}.{name}", pool.count))
@@ -74,27 +72,28 @@ def with_counts(config: RunConfig, counts: Mapping[str, int]) -> RunConfig:
 
 
 def pool_of(process: str) -> str:
-    """The pool of the process of this name; empty for buffer and learner, whose number does not
-    change.
+    """Return the pool of the process of this name; empty for buffer and learner, whose number is
+    fixed.
     """
     role, *name = process.split("-")[:-1] or [process]
     return ".".join([f"{role}s", *name]) if role in ("generator", "verifier") else ""
 
 
 def process_name(pool: str, rank: int) -> str:
-    """The name of the pool's process of this rank."""
+    """Return the name of the pool's process of this rank."""
     plural, *name = pool.split(".")
     return "-".join([plural.removesuffix("s"), *name, str(rank)])
 
 
 def settings_of(config: RunConfig, pool: str) -> PoolConfig | None:
-    """What the configuration says of this pool alone; nothing of the plain ones."""
+    """Return the entry of generators.pools for this pool; None for the main pool."""
     return config.generators.pools.get(pool.partition(".")[2])
 
 
 def config_of(config: RunConfig, pool: str) -> RunConfig:
-    """The configuration that a process of the pool reads. A tensor parallel generator takes a GPU
-    for each part, if generators take any.
+    """Return the configuration that a process of the pool reads.
+
+    A tensor parallel generator has one GPU per part if generators use GPUs.
     """
     given = own_settings(config, pool)
     if not given:
@@ -110,7 +109,7 @@ def config_of(config: RunConfig, pool: str) -> RunConfig:
 
 
 def in_words_of(pool: str, config: RunConfig, problem: str) -> str:
-    """What is wrong with `config_of` a pool, told of the settings that the pool has of its own."""
+    """Return a problem of `config_of(config, pool)` with the paths of the pool's settings."""
     for name in own_settings(config, pool):
         problem = problem.replace(
             f"{PLACES[name]}=", f"generators.pools.{pool.partition('.')[2]}.{name}="
@@ -119,7 +118,7 @@ def in_words_of(pool: str, config: RunConfig, problem: str) -> str:
 
 
 def own_settings(config: RunConfig, pool: str) -> dict[str, Any]:
-    """The settings of this pool alone, by their names in generators.pools."""
+    """Return the settings that this pool overrides, by their names in generators.pools."""
     settings = settings_of(config, pool)
     if settings is None:
         return {}
@@ -133,8 +132,8 @@ def own_settings(config: RunConfig, pool: str) -> dict[str, Any]:
 
 
 def work_of(config: RunConfig, pool: str) -> Work:
-    """What the pool's generators write. The plain ones do both until a pool is there for evaluation
-    alone.
+    """Return the work of the pool's generators. The main pool does both, or only trains if another
+    pool has work=evaluation.
     """
     settings = settings_of(config, pool)
     if settings is not None:
@@ -147,12 +146,12 @@ def work_of(config: RunConfig, pool: str) -> Work:
 
 
 def purposes_of(config: RunConfig, pool: str) -> frozenset[Purpose]:
-    """What the pool's generators may be given."""
+    """Return the purposes of the tickets that the pool's generators may receive."""
     return _PURPOSES[work_of(config, pool)]
 
 
 def evaluates_only(config: RunConfig, process: str) -> bool:
-    """Whether the process of this name is a generator that never gets a training prompt."""
+    """Return whether the process of this name is a generator that never gets a training prompt."""
     return (
         pool_of(process).startswith(GENERATORS)
         and work_of(config, pool_of(process)) == "evaluation"
@@ -160,7 +159,9 @@ def evaluates_only(config: RunConfig, process: str) -> bool:
 
 
 def seat(config: RunConfig, process: str) -> int:
-    """A number that no other generator of the run has: its rank, counted on from pool to pool."""
+    """Return a number that is unique among the run's generators: the rank plus an offset per
+    pool.
+    """
     pools, pool = generator_pools(config), pool_of(process)
     return int(process.rpartition("-")[2]) + SEATS_PER_POOL * (
         pools.index(pool) if pool in pools else 0

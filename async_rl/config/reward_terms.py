@@ -1,7 +1,6 @@
-"""What scores a row: the terms of its reward with their weights, by its data_source.
+"""The terms of a row's reward with their weights, by the row's data_source.
 
-Pure; asked by data (does a row need tests?), by the scorer, and by the verifier (which functions to
-load).
+Pure.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from async_rl.config.plugins import short_name
 from async_rl.config.rewards import RewardConfig
 
 TESTS = "tests"
-"""The row's own tests or answer, judged by the verifier."""
+"""The row's tests or answer, judged by the verifier."""
 READY = ("xml_format", "length", "reward_model", "remote")
-"""Functions that come with the project, by these names."""
+"""Names of the functions that the project provides."""
 
 
 class Term(NamedTuple):
@@ -26,7 +25,7 @@ class Term(NamedTuple):
 
 
 def terms_of(reward: RewardConfig, data_source: str) -> tuple[Term, ...]:
-    """The terms whose weighted sum is the reward of a row of this source."""
+    """Return the terms whose weighted sum is the reward of a row of this source."""
     if (own := _by_source(reward).get(data_source)) is not None:
         return (Term(own, 1.0),)
     if reward.fns:
@@ -42,13 +41,13 @@ def _by_source(reward: RewardConfig) -> dict[str, str]:
 
 
 def functions_of(reward: RewardConfig) -> tuple[str, ...]:
-    """Every function that some row may need, each once, without TESTS."""
+    """Return every function that some row may need, once each, without TESTS."""
     named = [*_by_source(reward).values(), *reward.fns, *([reward.fn] if reward.fn else [])]
     return tuple(dict.fromkeys(name for name in named if name != TESTS))
 
 
 def needs_tests(reward: RewardConfig, data_source: str) -> bool:
-    """Whether a row of this source must have tests or an answer."""
+    """Return whether a row of this source must have tests or an answer."""
     return any(
         name == TESTS or (name == "remote" and reward.remote.form == "verifier")
         for name, _ in terms_of(reward, data_source)
@@ -56,7 +55,7 @@ def needs_tests(reward: RewardConfig, data_source: str) -> bool:
 
 
 def setting_of(reward: RewardConfig, function: str) -> str:
-    """The setting in which the function is named, for messages."""
+    """Return the setting that names the function, for messages."""
     if function == reward.fn:
         return "reward.fn"
     if function in reward.fns:
@@ -65,6 +64,6 @@ def setting_of(reward: RewardConfig, function: str) -> str:
 
 
 def same_names(functions: Iterable[str]) -> list[str]:
-    """Short names that two of the functions share: their parts could not be told apart."""
+    """Return the short names that several functions share; metrics could not distinguish them."""
     names = [short_name(function) for function in functions]
     return sorted({name for name in names if names.count(name) > 1})

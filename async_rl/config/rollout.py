@@ -1,6 +1,6 @@
-"""Settings of rollouts that take several turns.
+"""Settings of rollouts of several turns.
 
-Part of the schema in `config.py`, whose invariants hold here.
+Part of the schema in `run.py`, whose invariants hold here.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from async_rl.config.base import Section
 
 
 class RolloutConfig(Section):
-    """Who decides what a sample consists of."""
+    """The function that conducts a sample, and its number of turns."""
 
     fn: Annotated[str, Field(min_length=1)] | None
-    """package.module:function or file.py:function, async, that leads each sample; null = one answer
-    and no more"""
+    """async function that conducts the turns of each sample: package.module:function or
+    file.py:function; null = one answer per sample"""
     max_turns: Annotated[int, Field(ge=1)]
-    """times the policy may write in one sample"""
+    """largest number of turns of the policy in one sample"""

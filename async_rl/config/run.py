@@ -1,12 +1,12 @@
 """The schema of a run's configuration: every setting with its unit, its range and its meaning.
 
 Invariants
-- No default lives here: `conf/` holds them all.  A missing field is an error, an unknown one too.
-- Fields say their unit in the name or in the description; ranges are checked when the configuration
+- The schema has no defaults: all are in `conf/`.  Missing and unknown fields are errors.
+- Every field states its unit in its name or description; ranges are checked when the configuration
   is decoded.
-- Checks that join several fields are in `config_check.py`; composition from files and overrides is
-  in `launchers/configuration/compose.py`.
-Read by every process from `<run>/config.yaml`, which is written once.
+- Checks of several fields together are in `checks/`; composition from files and overrides is in
+  `launchers/configuration/compose.py`.
+Every process reads it from `<run>/config.yaml`, which is written once.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ from async_rl.config.timeouts import TimeoutsConfig
 
 
 class RunConfig(Section):
-    """One run, completely."""
+    """The complete configuration of one run."""
 
     run_name: Annotated[str, Field(min_length=1)] | None
-    """directory name under output_dir; null = a readable unique one"""
+    """name of the directory under output_dir; null = a generated unique name"""
     output_dir: Annotated[str, Field(min_length=1)]
-    """where runs are kept"""
+    """directory of all runs"""
     cache_dir: str | None
-    """where the embedded model is kept; null = ~/.cache/async_rl"""
+    """directory of the embedded model; null = ~/.cache/async_rl"""
     num_steps: Annotated[int, Field(ge=1)]
-    """learner steps; null at launch = those of data.epochs"""
+    """learner steps; null at launch = computed from data.epochs"""
     seed: Annotated[int, Field(ge=0)]
-    """seed of order, sampling and initialisation"""
+    """seed of data order, sampling and initialization"""
     launcher: Literal["local", "ray", "slurm"]
-    """where processes run"""
+    """processes run on this machine, in a Ray cluster, or in a Slurm job"""
     placement: Literal["disaggregated", "colocated"]
-    """generators and learner on devices of their own, or on the same one, taking turns"""
+    """generators and learner use separate devices, or share one in turns"""
     data: DataConfig
     model: ModelConfig
     generation: GenerationConfig

@@ -1,6 +1,7 @@
-"""How samples are drawn, and best-of-n: which of those drawn for a prompt are kept as its group.
+"""Sampling parameters, and best-of-n: the selection of a prompt's group from the drawn samples.
 
-Pure. The buffer asks for `num_drawn`; the generator keeps the `best_of` them once all are scored.
+Pure. The buffer requests `num_drawn` samples; the generator keeps the `best_of` them once all are
+scored.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from async_rl.core.types import Purpose, Sampling, Trajectory
 
 
 def num_drawn(generation: GenerationConfig) -> int:
-    """Samples drawn for a training prompt, of which generation.group_size are kept."""
+    """Return the samples drawn for a training prompt; generation.group_size of them are kept."""
     return generation.generation_size or generation.group_size
 
 
 def sampling_of(config: RunConfig, purpose: Purpose) -> Sampling:
-    """How the tokens of a group are drawn.
+    """Return the sampling parameters of a group.
 
     The support is always the full vocabulary: the learner's log-probs are those of the full
     softmax, so sampling with top_p, top_k or a minimum length would train on a wrong ratio.
@@ -34,8 +35,9 @@ def sampling_of(config: RunConfig, purpose: Purpose) -> Sampling:
 
 
 def best_of(samples: Sequence[Trajectory], *, count: int) -> list[Trajectory]:
-    """The `count` samples of the highest reward, of equal ones the longest, in the order in which
-    they were drawn.
+    """Return the `count` samples with the highest rewards, in the order in which they were drawn.
+
+    Of samples with equal rewards the longest are kept.
     """
     ranked = sorted(
         range(len(samples)),

@@ -1,7 +1,7 @@
-"""Time limits: five that a person chooses, and all others as formulas over them.
+"""Time limits: five settings, and formulas of all others.
 
-Part of the schema in `run.py`, whose invariants hold here.  A formula keeps limits in the right
-order: a heartbeat is shorter than the silence that ends a process, and that is shorter than a lease.
+Part of the schema in `run.py`, whose invariants hold here.  The formulas keep the limits in order:
+the interval of heartbeats is below the silence that ends a process, which is below a lease.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from async_rl.config.base import Section
 
 
 class TimeoutsConfig(Section):
-    """Time limits in seconds; docs/operations.md says when to raise which."""
+    """Time limits in seconds; docs/operations.md explains when to raise them."""
 
     call_s: Annotated[float, Field(gt=0)]
-    """an ordinary remote call; heartbeats follow from it"""
+    """one remote call; the interval of heartbeats is derived from it"""
     start_s: Annotated[float, Field(gt=0)]
-    """start of a process; loading weights takes a part of it"""
+    """start of a process; the time limits of a weight push are derived from it"""
     stop_s: Annotated[float, Field(gt=0)]
-    """finishing the step and saving after a stop"""
+    """finishing and saving the step after a stop request"""
     group_s: Annotated[float, Field(gt=0)]
     """generating and scoring one group in a generator"""
     stall_s: Annotated[float, Field(gt=0)]
@@ -34,7 +34,7 @@ class TimeoutsConfig(Section):
 
     @property
     def silence_s(self) -> float:
-        """1.5 call_s: a process unheard of for that long is ended and started again.
+        """1.5 call_s: a process that sends no heartbeat for this time is ended and restarted.
 
         Longer than one call, so that a heartbeat whose call timed out can be repeated.
         """
@@ -42,28 +42,28 @@ class TimeoutsConfig(Section):
 
     @property
     def lease_s(self) -> float:
-        """3 call_s: a generator unheard of by the buffer for that long loses its tickets.
+        """3 call_s: a generator that does not call the buffer for this time loses its tickets.
 
-        Twice the silence, so that the supervisor ends a dead process first and says so.
+        Twice the silence, so that the supervisor ends a dead process first and reports it.
         """
         return 3 * self.call_s
 
     @property
     def autoscale_s(self) -> float:
-        """3 call_s: time between decisions on the number of generators, and time looked back on."""
+        """3 call_s: interval of decisions on the number of generators, each based on that time."""
         return 3 * self.call_s
 
     @property
     def push_s(self) -> float:
-        """start_s / 3: a generator that has not loaded a push by then leaves the fleet.
+        """start_s / 3: a generator that has not loaded a push by then is removed.
 
-        A push moves the weights that a start reads; the rest of a start is imports and warm-up.
+        A push transfers the weights that a start reads; the rest of a start is imports and warm-up.
         """
         return self.start_s / 3
 
     @property
     def sleep_s(self) -> float:
-        """start_s / 6: a colocated generator that has not gone to sleep by then leaves the fleet."""
+        """start_s / 6: a colocated generator that is not asleep by then is removed."""
         return self.start_s / 6
 
     @property
@@ -86,7 +86,7 @@ class TimeoutsConfig(Section):
 
     @property
     def drain_s(self) -> float:
-        """group_s / 4: time for a leaving generator to finish its groups; the rest goes back."""
+        """group_s / 4: time for a leaving generator to finish its groups; others are reissued."""
         return self.group_s / 4
 
     @property
@@ -101,5 +101,5 @@ class TimeoutsConfig(Section):
 
     @property
     def stall_warning_s(self) -> float:
-        """stall_s / 30: time without a learner step after which status, log and TensorBoard say why."""
+        """stall_s / 30: time without a learner step after which the cause is reported."""
         return self.stall_s / 30

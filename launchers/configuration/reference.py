@@ -1,9 +1,9 @@
-"""What is made from code in docs/: configuration.md from the schema; metrics.md and the Grafana
+"""Generation of files in docs/: configuration.md from the schema; metrics.md and the Grafana
 dashboard grafana.json from the catalogue.
 
     make docs
 
-writes them; tests/repo/test_reference.py fails if they are not what this makes.
+writes them; tests/repo/test_reference.py fails if they are out of date.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ _PANEL_WIDTH, _PANEL_HEIGHT = 12, 8  # of Grafana's grid, 24 wide
 
 _HEAD = """# Metrics
 
-Made from `async_rl/observability/catalogue.toml` by `make docs`; change it there. Names are TensorBoard's tags and the keys of a run's
-`metrics.jsonl`, which holds the scalars: one JSON object per learner step. A part in angle brackets stands for one name that is known only
-when the run is there.
+`make docs` generates this page from `async_rl/observability/catalogue.toml`; edit that file. The
+names are TensorBoard's tags and the keys of a run's `metrics.jsonl`, which has one JSON object with
+the scalars per learner step. A part in angle brackets is replaced at run time, for example by the
+name of a role.
 
-With `monitoring.prometheus_port` (0 = a free one, which is printed) a run answers Prometheus: `reward/mean` is `async_rl_reward_mean`,
-a part in angle brackets is a label (`async_rl_failures{reason="over_age"}`). [grafana.json](grafana.json) is a dashboard to import.
+With `monitoring.prometheus_port` (0 = a free port, which is printed) Prometheus can scrape a run:
+`reward/mean` is `async_rl_reward_mean`, and a part in angle brackets is a label
+(`async_rl_failures{reason="over_age"}`). [grafana.json](grafana.json) is a dashboard to import.
 
 ## The ten numbers to watch
 

@@ -1,7 +1,5 @@
-"""The page docs/configuration.md: every setting with unit, range, value in conf/ and meaning, made
-from the schema and the files of conf/.
-
-Called by reference.py, for `make docs`.
+"""The page docs/configuration.md: every setting with unit, range, value in conf/ and meaning,
+generated from the schema and the files of conf/.
 """
 
 from __future__ import annotations
@@ -28,10 +26,12 @@ from async_rl.launchers.configuration.schema import (
 
 _HEAD = """# Configuration
 
-Made from the schema (`async_rl/config/run.py` and the files it imports) and `conf/` by `make docs`; change it there. A run is composed of
-`conf/base.yaml`, one file of each group below, and `key=value` on the command line, which wins. `async-rl launch conf=ppo_code --dry-run`
-shows the result; an unknown key is answered with the nearest right one, a wrong value with its range. The column *value* is what
-{confs} have; where they differ, each is named. Text in `${{...}}` is worked out on the machine."""
+`make docs` generates this page from the schema (`async_rl/config/run.py` and the files it imports)
+and from `conf/`; edit those. A run is composed of `conf/base.yaml`, one file of each group below,
+and `key=value` on the command line, which has precedence. `async-rl launch conf=ppo_code --dry-run`
+shows the result; the error of an unknown key names the most similar key, that of a wrong value its
+range. The column *value* has the values of {confs}; where they differ, each is named. Text in
+`${{...}}` is computed for the machine."""
 _UNITS = {
     "_s": "s",
     "_minutes": "min",
@@ -80,8 +80,8 @@ def settings_page() -> str:
             parts.append(table(("setting", "unit", "range", "value", "meaning"), rows))
     for group in sorted({path.parent.name for path in CONF_DIR.glob("*/*.yaml")}):
         parts.append(
-            f"\n## The group `{group}`\n\n`{group}=NAME` takes one of these files; a file sets what"
-            " stands beside it.\n"
+            f"\n## The group `{group}`\n\n`{group}=NAME` selects one of these files; the table"
+            " lists the values that each file sets.\n"
         )
         files = sorted((CONF_DIR / group).glob("*.yaml"))
         parts.append(

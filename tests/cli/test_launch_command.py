@@ -94,7 +94,7 @@ def test_the_resolved_configuration_in_a_dry_run_is_valid_yaml(tmp_path: Path) -
         ),
         (
             ["conf=ppo_code", "learner.cores=[4096]"],
-            "error: learner.cores=[4096]: this machine lacks 4096",
+            "error: learner.cores=[4096]: this machine does not have 4096",
         ),
         (
             ["conf=ppo_code", "model.path=/nowhere"],

@@ -62,11 +62,11 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
         (["placement=colocated", "weights.transfer=ipc"], "or set weights.transfer=auto"),
         (
             [*SHARED_GPU, "generation.engine=hf", "weights.transfer=ipc"],
-            "a vLLM generator and a learner of one rank take turns on",
+            "a vLLM generator and a learner of one rank share",
         ),
         (
             [*SHARED_GPU, "weights.transfer=ipc", "weights.path=/elsewhere"],
-            "no file is ever written; leave weights.path out",
+            "no file is written; set weights.path=null",
         ),
         (
             [*SHARED_GPU, "weights.transfer=ipc", "weights.backend=gloo"],
@@ -79,7 +79,7 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
                 "generators.pools.other.count=1",
                 "generators.pools.other.work=train",
             ],
-            "generators of one kind; leave the pool out",
+            "generators of one pool only; remove this pool",
         ),
         (["placement=colocated", "learner.gpus_each=0.5"], "set both to 0.5, or both to 0"),
         (
@@ -103,8 +103,8 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
                 "generators.count=2",
             ],
             (
-                "generators.count=2 and learner.ranks=1 with placement=colocated: each GPU has one"
-                " of each; set generators.count=1"
+                "generators.count=2 and learner.ranks=1 with placement=colocated: each device has"
+                " one generator and one rank; set generators.count=1"
             ),
         ),
         (["learner.minibatches=3"], "set learner.minibatches to one of 1, 2, 4, 8, 16"),
@@ -118,7 +118,7 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
             "raise learner.budget_tokens to at least 101",
         ),
         (["algorithm.behavior_correction=token_mis"], "set algorithm.behavior_weight_min=0.5"),
-        (["algorithm.behavior_weight_min=0.5"], "that has no lower bound"),
+        (["algorithm.behavior_weight_min=0.5"], "this correction has no lower bound"),
         (
             ["algorithm.advantage=remax"],
             "learner.critic.enabled=true with algorithm.advantage=remax",
@@ -133,7 +133,7 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
                 "algorithm.advantage=reinforce_plus_plus_baseline",
                 "generation.group_size=1",
             ],
-            "has no others to be compared",
+            "has no other samples to compare",
         ),
         (
             ["algorithm=grpo", "algorithm.value_clip=0.2"],
@@ -159,9 +159,9 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
             "or algorithm.behavior_correction=sequence_tis",
         ),
         (["algorithm.kl_coef=0", "algorithm.kl_controller=adaptive"], "a coefficient of 0 stays 0"),
-        (["algorithm.kl_coef=0", "algorithm.ref_ema_eta=0.1"], "there is no reference to move"),
+        (["algorithm.kl_coef=0", "algorithm.ref_ema_eta=0.1"], "no reference model is loaded"),
         (["algorithm.aggregation=sequence_sum"], "set algorithm.aggregation_tokens=64"),
-        (["algorithm.aggregation_tokens=64"], "a mean has no constant"),
+        (["algorithm.aggregation_tokens=64"], "a mean does not use it"),
         (
             ["algorithm.mask_truncated=true", "algorithm.zero_truncated_reward=true"],
             "set one of them to false",
@@ -169,7 +169,7 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
         (["reward.overlong_tokens=65"], "lower it to at most 64"),
         (["generation.generation_size=4"], "is below generation.group_size=8"),
         (["generation.generation_size=300"], "is below generation.group_size=300"),
-        (["reward.placement=steps"], "such a verdict is sparse"),
+        (["reward.placement=steps"], "does not show progress between steps"),
         (
             [
                 "reward.placement=steps",
@@ -191,23 +191,23 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
         (["model.dtype=bfloat16"], "set weights.probe_tolerance=0.3"),
         (
             ["weights.transfer=filesystem", "launcher=ray", "cluster.shared_run_dir=false"],
-            "set weights.path to a URL that all nodes reach",
+            "set weights.path to a URL that all nodes can read",
         ),
-        (["weights.transfer=shared_memory", "weights.path=/elsewhere"], "leave weights.path out"),
-        (["weights.transfer=collective", "weights.path=/elsewhere"], "leave weights.path out"),
+        (["weights.transfer=shared_memory", "weights.path=/elsewhere"], "set weights.path=null"),
+        (["weights.transfer=collective", "weights.path=/elsewhere"], "set weights.path=null"),
         (
             ["weights.transfer=filesystem", "weights.backend=gloo"],
             "nothing is broadcast; set weights.backend=auto",
         ),
         (
             ["weights.transfer=collective", "weights.backend=nccl"],
-            "NCCL needs a GPU of its own for each rank",
+            "NCCL needs a whole GPU per rank",
         ),
         (["timeouts.group_s=24", "reward.timeout_s=1"], "not above sandbox.timeout_s=6"),
         (["timeouts.group_s=40"], "not above reward.timeout_s=10"),
         (["timeouts.stall_s=540"], "is not above 3 timeouts.start_s = 540"),
         (["run_name=a/b"], "becomes a directory's name"),
-        (["network.host=0.0.0.0"], "nobody can connect to it"),
+        (["network.host=0.0.0.0"], "is not an address to connect to"),
         (["launcher=ray", "network.host=127.0.0.1"], "other machines cannot reach it"),
         (
             ["launcher=slurm", "cluster.nodes=2", "network.host=127.0.0.1"],
@@ -215,19 +215,19 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
         ),
         (
             ["launcher=ray", "learner.ranks=2", "ray.learner=spread"],
-            "the learner's ranks stay beside the supervisor",
+            "the learner's ranks run on the supervisor's node",
         ),
         (
             ["launcher=slurm", "generators.gpus_each=0.5"],
-            "Slurm gives whole GPUs to a step; set it to 1",
+            "Slurm assigns whole GPUs to a step; set it to 1",
         ),
         (
             ["launcher=slurm", "slurm.cpus_per_node=2", "cluster.learner_cpus=4"],
-            "a process takes 4 (cluster.*_cpus)",
+            "a process needs 4 (cluster.*_cpus)",
         ),
         (
             ["network.control_port=6006", "monitoring.tensorboard_port=6006"],
-            "give them different ports",
+            "set different ports",
         ),
         (
             ["data.train_files=/d/a.jsonl", "evaluation.every_steps=0"],
@@ -245,12 +245,12 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
             ],
             "is named twice",
         ),
-        (["learner.gpus_each=2"], "a rank computes on one GPU"),
-        (["learner.gpus_each=0.5", "learner.ranks=2"], "NCCL wants one of its own for each"),
-        (["learner.offload=optimizer"], "the learner lives in host memory already"),
+        (["learner.gpus_each=2"], "a rank uses one GPU"),
+        (["learner.gpus_each=0.5", "learner.ranks=2"], "NCCL needs a whole GPU per rank"),
+        (["learner.offload=optimizer"], "the learner is already in host memory"),
         (["learner.shuffle=false", "learner.minibatches=1"], "set learner.shuffle=true"),
         (["evaluation.num_samples=4", "evaluation.temperature=0"], "set evaluation.num_samples=1"),
-        (["data.filter.above=0.2", "data.filter.below=0.2"], "every prompt would leave"),
+        (["data.filter.above=0.2", "data.filter.below=0.2"], "every prompt would be removed"),
         (
             ["data.filter.above=10"],
             "data.filter.above=10: no reward is above it, because reward.clip=10",
@@ -318,7 +318,7 @@ def test_a_combination_that_works_is_accepted(overrides: list[str]) -> None:
     [
         (
             ["verifiers.cores=[0,7]"],
-            "verifiers.cores=[0, 7]: this machine lacks 7; it has 0, 1, 2, 3",
+            "verifiers.cores=[0, 7]: this machine does not have 7; name some of 0, 1, 2, 3",
         ),
         (["learner.cores=[1,1]"], "names a core twice"),
         (["generators.cores=[0,1]", "generators.cores_each=3"], "generators.cores has 2"),

@@ -207,26 +207,26 @@ def test_pools_are_composed_from_files_and_overrides_and_come_back_from_a_runs_f
         ((*BIG, "generators.pools.big.work=trian"), "did you mean train?"),
         (
             ("generators.pools={Big:{count:1,work:train}}",),
-            "use small letters, digits and underscores only",
+            "use lowercase letters, digits and underscores, with a letter first",
         ),
         (
             ("generators.pools={generator:{count:1,work:train}}",),
-            "generators.pools.generator: generator means something else",
+            "generators.pools.generator: generator is a reserved name",
         ),
         (
             (*HF, *BIG, "generators.pools.big.max_num_seqs=8"),
-            "does nothing with generation.engine=hf",
+            "has no effect with generation.engine=hf",
         ),
-        ((*BIG, "generators.pools.big.node_kind=h100"), "does nothing with launcher=local"),
+        ((*BIG, "generators.pools.big.node_kind=h100"), "has no effect with launcher=local"),
         (
             (*BIG, "generators.pools.big.cores=[0]", "launcher=ray"),
-            "does nothing with launcher=ray",
+            "has no effect with launcher=ray",
         ),
         ((*JUDGE, "generators.pools={a:{count:1,work:both}}"), "set generators.pools.a.work=train"),
         ((*JUDGE, "evaluation.every_steps=0"), "its generators would never have work"),
-        ((*BIG, "generators.count=0"), "nobody would evaluate"),
-        ((*BIG, "generators.autoscale.pool=small"), "choose of generators, generators.big"),
-        ((*JUDGE, "generators.autoscale.pool=generators.judge"), "choose of generators"),
+        ((*BIG, "generators.count=0"), "no generator would evaluate"),
+        ((*BIG, "generators.autoscale.pool=small"), "choose one of generators, generators.big"),
+        ((*JUDGE, "generators.autoscale.pool=generators.judge"), "choose one of generators"),
         (
             (*BIG, "generators.pools.big.max_num_seqs=4"),
             "generators.pools.big.max_num_seqs=4 is below generation.group_size=8",
@@ -237,15 +237,15 @@ def test_pools_are_composed_from_files_and_overrides_and_come_back_from_a_runs_f
         ),
         (
             ("launcher=slurm", *BIG, "generators.pools.big.gpus_each=0.5"),
-            "generators.pools.big.gpus_each=0.5: Slurm gives whole GPUs",
+            "generators.pools.big.gpus_each=0.5: Slurm assigns whole GPUs",
         ),
         (
             ("launcher=slurm", "cluster.gpus_per_node=2", *BIG, "generators.pools.big.gpus_each=4"),
-            "is on one node, which has cluster.gpus_per",
+            "runs on one node, which has cluster.gpus_per",
         ),
         (
             ("launcher=slurm", "slurm.cpus_per_node=4", *BIG, "generators.pools.big.cpus_each=8"),
-            "a process takes 8",
+            "a process needs 8",
         ),
     ],
 )
@@ -311,7 +311,7 @@ def test_a_pool_may_have_cores_of_its_own() -> None:
         "verifiers.cores=[1]",
     )
     (line,) = machine_problems(lacking, TWO_CORES)
-    assert line.startswith("generators.pools.judge.cores=[7]: this machine lacks 7")
+    assert line.startswith("generators.pools.judge.cores=[7]: this machine does not have 7")
 
 
 def test_pools_share_the_cores_as_evenly_as_one_pool_would() -> None:

@@ -207,8 +207,8 @@ def test_a_verifier_runs_the_functions_of_its_own_configuration_only() -> None:
         (
             name("as_in_verl"),
             (
-                "is called as as_in_verl(sample), which it does not allow (missing a required"
-                " argument: 'solution_str')"
+                "is called as as_in_verl(sample), which its parameters do not accept"
+                " (missing a required argument: 'solution_str')"
             ),
         ),
     ],
@@ -249,24 +249,25 @@ def found(*overrides: str) -> list[str]:
 def test_settings_that_contradict_each_other_are_refused() -> None:
     assert found("reward.fns=[tests,length]", "reward.weights=[1,-0.1]") == []
     assert (
-        "reward.weights=[1.0] has 1 values for the 2 of reward.fns"
+        "reward.weights=[1.0] has 1 values for the 2 functions of reward.fns"
         in found("reward.fns=[tests,length]", "reward.weights=[1]")[0]
     )
     assert (
-        "only one of them can decide"
+        "only one of the two may be set"
         in found("reward.fn=length", "reward.fns=[tests]", "reward.weights=[1]")[0]
     )
     assert "neither package.module:function" in found("reward.fn=lenght")[0]
     assert (
-        "two functions are called f" in found('reward.fns=["a:f","b:f"]', "reward.weights=[1,1]")[0]
+        "two functions have the name f"
+        in found('reward.fns=["a:f","b:f"]', "reward.weights=[1,1]")[0]
     )
     assert "functions score whole responses" in "".join(
         found("reward.fn=length", "reward.placement=steps")
     )
     assert (
-        "reward.model.path=null but reward.fn asks for reward_model"
+        "reward.model.path=null but reward.fn names reward_model"
         in found("reward.fn=reward_model")[0]
     )
-    assert "nothing asks for it" in found("reward.remote.url=http://127.0.0.1:1")[0]
+    assert "is not used" in found("reward.remote.url=http://127.0.0.1:1")[0]
     assert "reward.format_reward=2 is not from" in found("reward.format_reward=2")[0]
-    assert "the call would end first" in found("reward.timeout_s=30")[0]
+    assert "the call would time out first" in found("reward.timeout_s=30")[0]

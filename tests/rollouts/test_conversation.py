@@ -236,7 +236,7 @@ def test_a_function_that_fails_fails_the_group(
 
 def test_a_function_that_cannot_lead_is_refused_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "writes.py").write_text(WRITES)
-    for function, said in (("plain", "is no async function"), ("nobody", "has no nobody")):
+    for function, said in (("plain", "is not an async function"), ("nobody", "has no nobody")):
         with pytest.raises(ConfigError, match=said):
             load_rollout(
                 compose("grpo_code", [f"rollout.fn={tmp_path}/writes.py:{function}"]).rollout

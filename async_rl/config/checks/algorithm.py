@@ -1,7 +1,7 @@
-"""Combinations of settings of the objective that cannot work, or of which one would silently do
-nothing.
+"""Checks of the objective's settings: combinations that cannot work, or of which one setting would
+have no effect.
 
-Part of config_check.py, which says in what form.
+Part of `checks/run.py`, whose invariants hold here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ COMPARING_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline
 
 
 def algorithm_problems(config: RunConfig) -> Iterator[str]:
-    """All contradictions about the objective."""
+    """Yield the contradictions among the settings of the objective."""
     yield from _advantages(config)
     yield from _critic(config)
     yield from _policy_loss(config)
@@ -30,8 +30,8 @@ def _advantages(config: RunConfig) -> Iterator[str]:
     algorithm, critic = config.algorithm, config.learner.critic
     if algorithm.advantage in COMPARING_ESTIMATORS and config.generation.group_size == 1:
         yield (
-            f"generation.group_size=1 with algorithm.advantage={algorithm.advantage}: a sample has"
-            " no others to be compared with; set generation.group_size to at least 2, or use"
+            f"generation.group_size=1 with algorithm.advantage={algorithm.advantage}: the group has"
+            " no other samples to compare with; set generation.group_size to at least 2, or use"
             " algorithm=ppo"
         )
     needs_critic = algorithm.advantage in CRITIC_ESTIMATORS
@@ -43,8 +43,8 @@ def _advantages(config: RunConfig) -> Iterator[str]:
         )
     if critic.enabled and not needs_critic:
         yield (
-            f"learner.critic.enabled=true with algorithm.advantage={algorithm.advantage}: a critic"
-            " would be trained and never asked; set learner.critic.enabled=false, or"
+            f"learner.critic.enabled=true with algorithm.advantage={algorithm.advantage}: the"
+            " critic would be trained but never used; set learner.critic.enabled=false, or"
             f" algorithm.advantage to one of {', '.join(CRITIC_ESTIMATORS)}"
         )
 
@@ -86,8 +86,8 @@ def _policy_loss(config: RunConfig) -> Iterator[str]:
     if algorithm.clip_dual is not None and loss in ("cispo", "reinforce"):
         yield (
             f"algorithm.clip_dual={algorithm.clip_dual:g} with algorithm.policy_loss={loss}: it"
-            " bounds the clipped surrogate, which that loss has not; set algorithm.clip_dual=null,"
-            " or algorithm.policy_loss=ppo"
+            " bounds the clipped surrogate, which this loss does not have; set"
+            " algorithm.clip_dual=null, or algorithm.policy_loss=ppo"
         )
     if loss == "reinforce" and num_updates > 1:
         yield (
@@ -109,25 +109,25 @@ def _corrections(config: RunConfig) -> Iterator[str]:
     if algorithm.policy_loss == "ppo_vanilla" and kind != "none":
         yield (
             f"algorithm.behavior_correction={kind} with algorithm.policy_loss=ppo_vanilla: its"
-            " ratio is to the behavior policy already, which would count twice; set"
+            " ratio is already to the behavior policy, so the correction would count twice; set"
             " algorithm.behavior_correction=none, or algorithm.policy_loss=ppo"
         )
     if algorithm.policy_loss != "ppo_vanilla" and kind == "none" and bound > 0:
         yield (
-            f"algorithm.behavior_correction=none with buffer.max_staleness_versions={bound}: older"
-            " samples would be trained as if fresh; set buffer.max_staleness_versions=0, or"
+            f"algorithm.behavior_correction=none with buffer.max_staleness_versions={bound}: stale"
+            " samples would be trained as on-policy; set buffer.max_staleness_versions=0, or"
             " algorithm.behavior_correction=token_tis"
         )
     if kind.endswith("mis") and low == 0:
         yield (
-            f"algorithm.behavior_correction={kind} with algorithm.behavior_weight_min=0: nothing"
-            " would be masked from below; set algorithm.behavior_weight_min=0.5, or"
+            f"algorithm.behavior_correction={kind} with algorithm.behavior_weight_min=0: no small"
+            " weight would be masked; set algorithm.behavior_weight_min=0.5, or"
             f" algorithm.behavior_correction={kind.replace('mis', 'tis')}"
         )
     if not kind.endswith("mis") and low > 0:
         yield (
-            f"algorithm.behavior_weight_min={low:g} with algorithm.behavior_correction={kind}: that"
-            " has no lower bound; set algorithm.behavior_weight_min=0, or"
+            f"algorithm.behavior_weight_min={low:g} with algorithm.behavior_correction={kind}: this"
+            " correction has no lower bound; set algorithm.behavior_weight_min=0, or"
             " algorithm.behavior_correction=token_mis"
         )
 
@@ -141,8 +141,8 @@ def _kl(config: RunConfig) -> Iterator[str]:
         )
     if algorithm.kl_coef == 0 and algorithm.ref_ema_eta:
         yield (
-            f"algorithm.ref_ema_eta={algorithm.ref_ema_eta:g} with algorithm.kl_coef=0: there is no"
-            " reference to move; set algorithm.kl_coef=0.001, or algorithm.ref_ema_eta=0"
+            f"algorithm.ref_ema_eta={algorithm.ref_ema_eta:g} with algorithm.kl_coef=0: no"
+            " reference model is loaded; set algorithm.kl_coef=0.001, or algorithm.ref_ema_eta=0"
         )
 
 
@@ -150,19 +150,19 @@ def _lengths(config: RunConfig) -> Iterator[str]:
     algorithm, reward, limit = config.algorithm, config.reward, config.data.max_response_tokens
     if algorithm.aggregation == "sequence_sum" and algorithm.aggregation_tokens is None:
         yield (
-            "algorithm.aggregation=sequence_sum with algorithm.aggregation_tokens=null: the sum"
-            f" needs its constant; set algorithm.aggregation_tokens={limit}, the longest response"
+            "algorithm.aggregation=sequence_sum with algorithm.aggregation_tokens=null: the sum is"
+            f" divided by it; set algorithm.aggregation_tokens={limit}, the longest response"
         )
     if algorithm.aggregation != "sequence_sum" and algorithm.aggregation_tokens is not None:
         yield (
             f"algorithm.aggregation_tokens={algorithm.aggregation_tokens} with"
-            f" algorithm.aggregation={algorithm.aggregation}: a mean has no constant; set"
+            f" algorithm.aggregation={algorithm.aggregation}: a mean does not use it; set"
             " algorithm.aggregation_tokens=null, or algorithm.aggregation=sequence_sum"
         )
     if algorithm.mask_truncated and algorithm.zero_truncated_reward:
         yield (
-            "algorithm.zero_truncated_reward=true with algorithm.mask_truncated=true: masked"
-            " samples have no reward that counts; set one of them to false"
+            "algorithm.zero_truncated_reward=true with algorithm.mask_truncated=true: the reward of"
+            " a masked sample is not used; set one of them to false"
         )
     if reward.overlong_tokens > limit:
         yield (
@@ -176,8 +176,8 @@ def _samples(config: RunConfig) -> Iterator[str]:
     kept, drawn = config.generation.group_size, config.generation.generation_size
     if drawn is not None and drawn < kept:
         yield (
-            f"generation.generation_size={drawn} is below generation.group_size={kept}: there are"
-            f" not so many to keep; raise it to at least {kept}, or set it to null"
+            f"generation.generation_size={drawn} is below generation.group_size={kept}: too few"
+            f" samples are drawn to keep {kept}; raise it to at least {kept}, or set it to null"
         )
 
 
@@ -187,9 +187,8 @@ def _steps(config: RunConfig) -> Iterator[str]:
         return
     if reward.mode == "all_or_nothing":
         yield (
-            f"reward.placement={reward.placement} with reward.mode=all_or_nothing: such a verdict"
-            " is sparse, it tells no steps apart; set reward.mode=fraction, or"
-            " reward.placement=end"
+            f"reward.placement={reward.placement} with reward.mode=all_or_nothing: the verdict does"
+            " not show progress between steps; set reward.mode=fraction, or reward.placement=end"
         )
     if reward.extraction == "whole":
         yield (

@@ -1,7 +1,6 @@
-"""What placement=colocated cannot work with, or would make useless; refused before any process
-starts.
+"""Checks of placement=colocated: settings that it excludes or that would have no effect.
 
-Part of `config_check.py`, whose invariants hold here.
+Part of `checks/run.py`, whose invariants hold here.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from async_rl.config.run import RunConfig
 
 
 def placement_problems(config: RunConfig) -> Iterator[str]:
-    """Contradictions of a device that generators and learner share in turns."""
+    """Yield the contradictions of a device that generators and learner share in turns."""
     if config.weights.transfer == "ipc" and not has_shared_gpu(config):
         yield (
-            "weights.transfer=ipc: weights stay in memory of a GPU that a vLLM generator and a"
-            " learner of one rank take turns on; set placement=colocated, generation.engine=vllm,"
+            "weights.transfer=ipc: the weights remain in the memory of a GPU that a vLLM generator"
+            " and a learner of one rank share; set placement=colocated, generation.engine=vllm,"
             " learner.ranks=1, and gpus_each=0.5 for both, or set weights.transfer=auto"
         )
     if config.placement != "colocated":
@@ -26,8 +25,8 @@ def placement_problems(config: RunConfig) -> Iterator[str]:
 
 
 def has_shared_gpu(config: RunConfig) -> bool:
-    """Whether the generator can map the learner's memory: vLLM's, on the only GPU, with the learner
-    that is there in turns.
+    """Return whether the generator can map the learner's memory: a vLLM generator on the same GPU
+    as a learner of one rank.
     """
     is_shared = (
         config.placement == "colocated"
@@ -42,54 +41,54 @@ def _handovers(config: RunConfig) -> Iterator[str]:
     if every > config.num_steps:
         yield (
             f"weights.push_every_steps={every} is above num_steps={config.num_steps} with"
-            " placement=colocated: the only handover would take all steps, and nothing would be"
-            f" written with new weights; lower it to at most {config.num_steps}"
+            " placement=colocated: all steps would belong to one handover, and no sample would use"
+            f" new weights; lower it to at most {config.num_steps}"
         )
     if bound > 2 * every:
         yield (
             f"buffer.max_staleness_versions={bound} with placement=colocated and"
             f" weights.push_every_steps={every}: one handover trains {every} batches, so groups"
-            " written more than two handovers ahead only grow old; set it to at most"
+            " written more than two handovers ahead only become stale; set it to at most"
             f" {2 * every}, or weights.push_every_steps to at least {-(-bound // 2)}"
         )
     if config.generators.autoscale.enabled:
         yield (
             "generators.autoscale.enabled=true with placement=colocated: generators and learner"
-            " wait for each other by design, so there is nothing to balance; set"
+            " always wait for each other, so there is nothing to balance; set"
             " generators.autoscale.enabled=false"
         )
     if config.weights.transfer in ("filesystem", "collective"):
         yield (
-            f"weights.transfer={config.weights.transfer} with placement=colocated: generators are"
-            " where the learner is and read its memory; set weights.transfer=auto"
+            f"weights.transfer={config.weights.transfer} with placement=colocated: generators run"
+            " beside the learner and read its memory; set weights.transfer=auto"
         )
 
 
 def _devices(config: RunConfig) -> Iterator[str]:
     if config.launcher == "slurm":
         yield (
-            "placement=colocated with launcher=slurm: Slurm gives a GPU to one step only; set"
+            "placement=colocated with launcher=slurm: Slurm assigns a GPU to one step only; set"
             " launcher=local inside a job of one node"
         )
     for name in config.generators.pools:
         yield (
-            f"generators.pools.{name} with placement=colocated: the device is shared by the learner"
-            " and generators of one kind; leave the pool out"
+            f"generators.pools.{name} with placement=colocated: the learner shares its device with"
+            " the generators of one pool only; remove this pool"
         )
     learns, generates = config.learner.gpus_each, config.generators.gpus_each
     if (learns > 0) != (generates > 0):
         yield (
             f"learner.gpus_each={learns:g} and generators.gpus_each={generates:g} with"
-            " placement=colocated: they share, so both have GPUs or none; set both to 0.5, or both"
-            " to 0"
+            " placement=colocated: they share devices, so both use GPUs or neither does; set both"
+            " to 0.5, or both to 0"
         )
     if learns <= 0 or generates <= 0:
         return
     parts = config.generation.vllm.tensor_parallel_size
     if parts > 1:
         yield (
-            f"generation.vllm.tensor_parallel_size={parts} with placement=colocated: an engine over"
-            " several GPUs has no share of each; set generation.vllm.tensor_parallel_size=1"
+            f"generation.vllm.tensor_parallel_size={parts} with placement=colocated: an engine on"
+            " several GPUs needs whole GPUs; set generation.vllm.tensor_parallel_size=1"
         )
     elif learns >= 1 or generates >= 1:
         yield (
@@ -99,6 +98,6 @@ def _devices(config: RunConfig) -> Iterator[str]:
     if config.generators.count != config.learner.ranks:
         yield (
             f"generators.count={config.generators.count} and learner.ranks={config.learner.ranks}"
-            " with placement=colocated: each GPU has one of each; set"
+            " with placement=colocated: each device has one generator and one rank; set"
             f" generators.count={config.learner.ranks}"
         )

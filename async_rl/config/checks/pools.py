@@ -1,7 +1,6 @@
-"""Pools of generators that cannot work, or of which a setting would do nothing; refused before any
-process starts.
+"""Checks of the pools of generators: pools that cannot work, and settings without effect.
 
-Part of config_check.py, whose invariants hold here.
+Part of `checks/run.py`, whose invariants hold here.
 """
 
 from __future__ import annotations
@@ -20,21 +19,20 @@ _OF_CLUSTERS = ("cpus_each", "node_kind")
 
 
 def pool_problems(config: RunConfig) -> Iterator[str]:
-    """All of generators.pools, and of generators.autoscale.pool."""
+    """Yield the problems of generators.pools and of generators.autoscale.pool."""
     pools, auto = config.generators.pools, config.generators.autoscale
     for name, pool in pools.items():
         yield from _problems_of(config, name, pool)
     evaluating = [name for name, pool in pools.items() if pool.work == "evaluation"]
     for name in [name for name, pool in pools.items() if evaluating and pool.work == "both"]:
         yield (
-            f"generators.pools.{name}.work=both, but generators.pools.{evaluating[0]} is there for"
-            f" evaluation alone and gets all of it; set generators.pools.{name}.work=train"
+            f"generators.pools.{name}.work=both, but generators.pools.{evaluating[0]} only"
+            f" evaluates and gets every evaluation; set generators.pools.{name}.work=train"
         )
     if evaluating and config.evaluation.every_steps == 0:
         yield (
             f"generators.pools.{evaluating[0]}.work=evaluation with evaluation.every_steps=0: its"
-            " generators would never have work; leave the pool out, or set"
-            " evaluation.every_steps=5"
+            " generators would never have work; remove the pool, or set evaluation.every_steps=5"
         )
     if (
         pools
@@ -43,14 +41,14 @@ def pool_problems(config: RunConfig) -> Iterator[str]:
         and all(p.work == "train" for p in pools.values())
     ):
         yield (
-            "generators.count=0 and every pool of generators.pools has work=train: nobody would"
-            " evaluate; give one work=both, or set evaluation.every_steps=0"
+            "generators.count=0 and every pool of generators.pools has work=train: no generator"
+            " would evaluate; set work=both for one pool, or evaluation.every_steps=0"
         )
     able = [pool for pool in generator_pools(config) if work_of(config, pool) != "evaluation"]
     if auto.pool not in able:
         yield (
-            f"generators.autoscale.pool={auto.pool}: is no pool of generators that train; choose of"
-            f" {', '.join(able)}"
+            f"generators.autoscale.pool={auto.pool}: is not a pool of generators that train; choose"
+            f" one of {', '.join(able)}"
         )
 
 
@@ -58,26 +56,26 @@ def _problems_of(config: RunConfig, name: str, pool: PoolConfig) -> Iterator[str
     path = f"generators.pools.{name}"
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         yield (
-            f"{path}: becomes part of processes' names; use small letters, digits and underscores"
-            " only, a letter first"
+            f"{path}: becomes part of process names; use lowercase letters, digits and underscores,"
+            " with a letter first"
         )
     elif name in _TAKEN:
-        yield f"{path}: {name} means something else to async-rl scale; choose another name"
+        yield f"{path}: {name} is a reserved name; choose another"
     given = {key: value for key, value in as_builtins(pool).items()}
     for key in _OF_VLLM:
         if key in given and config.generation.engine != "vllm":
             yield (
-                f"{path}.{key}={given[key]} does nothing with"
-                f" generation.engine={config.generation.engine}; leave it out"
+                f"{path}.{key}={given[key]} has no effect with"
+                f" generation.engine={config.generation.engine}; remove it"
             )
     for key in _OF_CLUSTERS:
         if key in given and config.launcher == "local":
             yield (
-                f"{path}.{key}={given[key]} does nothing with launcher=local, which has one"
-                " machine; leave it out"
+                f"{path}.{key}={given[key]} has no effect with launcher=local, which uses one"
+                " machine; remove it"
             )
     if pool.cores and config.launcher != "local":
         yield (
-            f"{path}.cores={pool.cores} does nothing with launcher={config.launcher}, which deals"
-            " out cores itself; leave it out"
+            f"{path}.cores={pool.cores} has no effect with launcher={config.launcher}, which"
+            " assigns the cores; remove it"
         )

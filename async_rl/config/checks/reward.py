@@ -1,7 +1,7 @@
-"""Combinations of reward settings that cannot work, or of which one would silently do nothing.
+"""Checks of the reward's settings: combinations that cannot work, or of which one setting would
+have no effect.
 
-As in config_check.py, which calls it: one line per problem, with path=value, the reason and the
-remedy; nothing is imported by name here.
+Part of `checks/run.py`, whose invariants hold here.  Named functions are not imported here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from async_rl.config.run import RunConfig
 
 
 def reward_problems(config: RunConfig) -> Iterator[str]:
-    """All contradictions among the reward's settings."""
+    """Yield the contradictions among the reward's settings."""
     yield from _functions(config)
     yield from _ready(config)
     yield from _scale(config)
@@ -33,8 +33,8 @@ def _rollout(config: RunConfig) -> Iterator[str]:
         )
     if config.reward.placement != "end":
         yield (
-            f"reward.placement={config.reward.placement} with rollout.fn={rollout.fn}: the last"
-            " turn is scored, not blocks of all turns; set reward.placement=end"
+            f"reward.placement={config.reward.placement} with rollout.fn={rollout.fn}: only the"
+            " last turn is scored, not the blocks of all turns; set reward.placement=end"
         )
 
 
@@ -42,23 +42,25 @@ def _functions(config: RunConfig) -> Iterator[str]:
     reward, functions = config.reward, functions_of(config.reward)
     if reward.fn and reward.fns:
         yield (
-            f"reward.fn={reward.fn} and reward.fns={reward.fns}: only one of them can decide; put"
-            " all of them into reward.fns"
+            f"reward.fn={reward.fn} and reward.fns={reward.fns}: only one of the two may be set;"
+            " put all functions into reward.fns"
         )
     if len(reward.fns) != len(reward.weights):
         yield (
             f"reward.weights={reward.weights} has {len(reward.weights)} values for the"
-            f" {len(reward.fns)} of reward.fns; give each function one weight, in the same order"
+            f" {len(reward.fns)} functions of reward.fns; set one weight per function, in the same"
+            " order"
         )
     for name in functions:
         if name not in READY and not re.match(NAME, name):
             yield (
                 f"{setting_of(reward, name)}={name}: is neither package.module:function nor"
-                f" file.py:function, nor a ready one ({', '.join((TESTS, *READY))}); correct it"
+                f" file.py:function, nor a provided function ({', '.join((TESTS, *READY))});"
+                " correct it"
             )
     for name in same_names(functions):
         yield (
-            f"reward.fns: two functions are called {name}, so their parts could not be told apart;"
+            f"reward.fns: two functions have the name {name}, so their metrics would be mixed;"
             " rename one"
         )
     if functions and reward.placement != "end":
@@ -76,11 +78,9 @@ def _ready(config: RunConfig) -> Iterator[str]:
         ("remote", "reward.remote.url", reward.remote.url),
     ):
         if name in functions and value is None:
-            yield f"{path}=null but {setting_of(reward, name)} asks for {name}; set {path}"
+            yield f"{path}=null but {setting_of(reward, name)} names {name}; set {path}"
         if name not in functions and value is not None:
-            yield (
-                f"{path}={value}: nothing asks for it; add {name} to reward.fns, or set {path}=null"
-            )
+            yield (f"{path}={value}: is not used; add {name} to reward.fns, or set {path}=null")
     if (
         reward.format_reward is not None
         and not reward.fail_reward <= reward.format_reward < reward.pass_reward
@@ -88,8 +88,8 @@ def _ready(config: RunConfig) -> Iterator[str]:
         yield (
             f"reward.format_reward={reward.format_reward:g} is not from"
             f" reward.fail_reward={reward.fail_reward:g} to below"
-            f" reward.pass_reward={reward.pass_reward:g}: a form is worth no more than a right"
-            " answer; set it between them"
+            f" reward.pass_reward={reward.pass_reward:g}: the format must be worth less than a"
+            " correct answer; set it between them"
         )
 
 

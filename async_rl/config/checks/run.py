@@ -1,10 +1,9 @@
-"""Combinations of settings that cannot work, or of which one would silently do nothing; refused
-before any process starts.
+"""Checks of several settings together: combinations that cannot work, or of which one setting would
+have no effect, are refused before any process starts.
 
-Invariants: each problem is one line with path=value, the reason and the remedy; all of them are
-reported at once; nothing outside the configuration is looked at except in `machine_problems`, which
-gets the machine as a value. Called by launchers/configuration/compose.py (`check`) and
-launchers/configuration/preflight.py (`machine_problems`).
+Invariants: each problem is one line with path=value, the reason and the remedy; all problems are
+reported together; the checks read nothing but the configuration (`machine_problems` gets the
+machine as a value).
 """
 
 from __future__ import annotations
@@ -36,12 +35,13 @@ def raise_if_any(found: Iterable[str]) -> None:
 
 
 def problems(config: RunConfig) -> Iterator[str]:
-    """All contradictions within a configuration."""
+    """Yield all contradictions within a configuration."""
     yield from _run(config)
     yield from _data(config)
     yield from _sampling(config)
     yield from pool_problems(config)
-    yield from dict.fromkeys(_generators(config))  # what the rest has, a pool has too
+    # A pool inherits settings, and with them problems of the main pool: report each once.
+    yield from dict.fromkeys(_generators(config))
     yield from _batch(config)
     yield from _shards(config)
     yield from algorithm_problems(config)
@@ -58,8 +58,8 @@ def _run(config: RunConfig) -> Iterator[str]:
         r"[A-Za-z0-9][A-Za-z0-9._-]*", config.run_name
     ):
         yield (
-            f"run_name={config.run_name}: becomes a directory's name; use letters, digits, dots,"
-            " dashes and underscores only"
+            f"run_name={config.run_name}: becomes a directory's name; use only letters, digits,"
+            " dots, dashes and underscores"
         )
     auto = config.generators.autoscale
     if auto.enabled and auto.max < auto.min:
@@ -70,13 +70,13 @@ def _run(config: RunConfig) -> Iterator[str]:
     ports = config.network.control_port, config.monitoring.tensorboard_port
     if config.monitoring.tensorboard and ports[0] == ports[1] != 0:
         yield (
-            f"network.control_port={ports[0]} is also monitoring.tensorboard_port; give them"
-            " different ports, or 0 for free ones"
+            f"network.control_port={ports[0]} is also monitoring.tensorboard_port; set different"
+            " ports, or 0 for free ones"
         )
     if config.network.host in ("0.0.0.0", "::", "*"):
         yield (
-            f"network.host={config.network.host}: nobody can connect to it; give the address by"
-            " which others reach this machine"
+            f"network.host={config.network.host}: is not an address to connect to; set the address"
+            " at which other processes reach this machine"
         )
 
 
@@ -84,14 +84,14 @@ def _data(config: RunConfig) -> Iterator[str]:
     data = config.data
     if data.train_files and config.model.path is None:
         yield (
-            "data.train_files is set but model.path is null: the embedded model knows only the"
+            "data.train_files is set but model.path is null: the embedded model can only do the"
             " embedded task; set model.path=<directory or hub name>, or leave data.train_files"
             " empty"
         )
     if data.val_files and not data.train_files:
         yield (
-            "data.val_files is set but data.train_files is empty: the embedded task holds out specs"
-            " of its own; set both"
+            "data.val_files is set but data.train_files is empty: the embedded task has its own"
+            " held-out prompts; set both"
         )
     if data.train_files and not data.val_files and config.evaluation.every_steps > 0:
         yield (
@@ -102,21 +102,21 @@ def _data(config: RunConfig) -> Iterator[str]:
         for file in dict.fromkeys(files):
             if not file.endswith((".jsonl", ".json", ".parquet")):
                 yield (
-                    f"data.{name}={file}: the format is told by the ending; name a .jsonl, .json or"
-                    " .parquet file"
+                    f"data.{name}={file}: the file's ending must show its format; name a .jsonl,"
+                    " .json or .parquet file"
                 )
             if files.count(file) > 1:
                 yield f"data.{name}={file}: is named twice; name each file once"
     for file in sorted(set(data.train_files) & set(data.val_files)):
         yield (
-            f"data.val_files={file}: is also in data.train_files, so nothing is held out; give a"
-            " file that is not trained on"
+            f"data.val_files={file}: is also in data.train_files, so nothing is held out; name a"
+            " file that is not used for training"
         )
     above, below, clip = data.filter.above, data.filter.below, config.reward.clip
     if above is not None and below is not None and above <= below:
         yield (
-            f"data.filter.above={above:g} is not over data.filter.below={below:g}: every prompt"
-            " would leave; raise it, or set one to null"
+            f"data.filter.above={above:g} is not above data.filter.below={below:g}: every prompt"
+            " would be removed; raise it, or set one of them to null"
         )
     for name, bound, is_reached in (
         ("above", above, above is None or above < clip),
@@ -137,25 +137,25 @@ def _sampling(config: RunConfig) -> Iterator[str]:
     ):
         if generation.ignore_eos and is_set:
             yield (
-                f"generation.ignore_eos=true with algorithm.{name}=true: every sample is written to"
-                " the limit and counts as truncated, so nothing would be learned; set"
+                f"generation.ignore_eos=true with algorithm.{name}=true: every sample reaches the"
+                " length limit and counts as truncated, so nothing would be learned; set"
                 f" algorithm.{name}=false"
             )
     if config.evaluation.num_samples > 1 and config.evaluation.temperature == 0:
         yield (
             f"evaluation.num_samples={config.evaluation.num_samples} with evaluation.temperature=0:"
-            " greedy samples of a prompt are all the same; set evaluation.num_samples=1, or"
+            " the greedy samples of a prompt are identical; set evaluation.num_samples=1, or"
             " evaluation.temperature=1"
         )
     if config.evaluation.greedy and config.evaluation.temperature == 0:
         yield (
-            "evaluation.greedy=true with evaluation.temperature=0: every sample is the greedy"
-            " answer already; set evaluation.greedy=false, or evaluation.temperature=1"
+            "evaluation.greedy=true with evaluation.temperature=0: every sample is already the"
+            " greedy answer; set evaluation.greedy=false, or evaluation.temperature=1"
         )
 
 
 def _generators(config: RunConfig) -> Iterator[str]:
-    """What the generators of each pool cannot do."""
+    """Yield the problems of each pool's settings."""
     for pool in generator_pools(config):
         own = config_of(config, pool)
         for problem in (
@@ -186,7 +186,7 @@ def _engine(config: RunConfig) -> Iterator[str]:
     if vllm.tensor_parallel_size > 1 and gpus != vllm.tensor_parallel_size:
         yield (
             f"generation.vllm.tensor_parallel_size={vllm.tensor_parallel_size} but"
-            f" generators.gpus_each={gpus:g}: each part needs a GPU of its own; set"
+            f" generators.gpus_each={gpus:g}: each part needs its own GPU; set"
             f" generators.gpus_each={vllm.tensor_parallel_size}, or"
             " generation.vllm.tensor_parallel_size=1"
         )
@@ -211,7 +211,7 @@ def _batch(config: RunConfig) -> Iterator[str]:
             f"learner.ranks={learner.ranks} but a minibatch has {groups // learner.minibatches}"
             f" groups (buffer.groups_per_step={groups} /"
             f" learner.minibatches={learner.minibatches}): ranks would be idle; lower learner.ranks"
-            " or raise groups_per_step"
+            " or raise buffer.groups_per_step"
         )
     longest = config.data.max_prompt_tokens + config.data.max_response_tokens
     if learner.budget_tokens < longest:
@@ -227,18 +227,18 @@ def _shards(config: RunConfig) -> Iterator[str]:
     if learner.gpus_each > 1 or (learner.ranks > 1 and 0 < learner.gpus_each < 1):
         yield (
             f"learner.gpus_each={learner.gpus_each:g} with learner.ranks={learner.ranks}: a rank"
-            " computes on one GPU, and NCCL wants one of its own for each; set learner.gpus_each=1"
-            " (less only with learner.ranks=1), and learner.ranks to the number of GPUs"
+            " uses one GPU, and NCCL needs a whole GPU per rank; set learner.gpus_each=1 (less only"
+            " with learner.ranks=1), and learner.ranks to the number of GPUs"
         )
     if learner.offload != "none" and learner.gpus_each == 0:
         yield (
-            f"learner.offload={learner.offload} with learner.gpus_each=0: the learner lives in host"
-            " memory already; set learner.offload=none, or give it GPUs"
+            f"learner.offload={learner.offload} with learner.gpus_each=0: the learner is already in"
+            " host memory; set learner.offload=none, or learner.gpus_each=1"
         )
     if not learner.shuffle and learner.minibatches == 1:
         yield (
-            "learner.shuffle=false with learner.minibatches=1: one minibatch holds every group, in"
-            " whatever order; set learner.shuffle=true, or learner.minibatches to more"
+            "learner.shuffle=false with learner.minibatches=1: the only minibatch has every group"
+            " in any order; set learner.shuffle=true, or raise learner.minibatches"
         )
 
 
@@ -263,20 +263,20 @@ def _timeouts(config: RunConfig) -> Iterator[str]:
     ):
         if timeouts.score_s <= limit_s:
             yield (
-                f"timeouts.group_s={timeouts.group_s:g} leaves {timeouts.score_s:g} s for one"
-                f" scoring call, not above {path}={limit_s:g}: the call would end first; raise"
+                f"timeouts.group_s={timeouts.group_s:g} allows {timeouts.score_s:g} s for one"
+                f" scoring call, not above {path}={limit_s:g}: the call would time out first; raise"
                 f" timeouts.group_s above {4 * limit_s:g}, or lower {path}"
             )
     if timeouts.take_s <= timeouts.start_s:
         yield (
             f"timeouts.stall_s={timeouts.stall_s:g} is not above 3 timeouts.start_s"
-            f" = {3 * timeouts.start_s:g}: a restart of a generator would count as a stuck run;"
+            f" = {3 * timeouts.start_s:g}: a generator's restart would count as a stalled run;"
             " raise timeouts.stall_s or lower timeouts.start_s"
         )
 
 
 def _cluster(config: RunConfig) -> Iterator[str]:
-    """What launcher=ray and launcher=slurm cannot do."""
+    """Yield the problems of launcher=ray and launcher=slurm."""
     if config.launcher == "local":
         return
     is_one_machine = (
@@ -284,8 +284,8 @@ def _cluster(config: RunConfig) -> Iterator[str]:
     )
     if config.network.host.startswith("127.") and not is_one_machine:
         yield (
-            f"network.host={config.network.host}: other machines cannot reach it; network.host=auto"
-            " finds the node's own address"
+            f"network.host={config.network.host}: other machines cannot reach it; set"
+            " network.host=auto for the node's address"
         )
     if (
         config.launcher == "ray"
@@ -294,9 +294,9 @@ def _cluster(config: RunConfig) -> Iterator[str]:
         and "spread" in config.ray.learner
     ):
         yield (
-            f"ray.learner={config.ray.learner}: the learner's ranks stay beside the supervisor,"
-            " where the checkpoints are, unless cluster.shared_run_dir=true; set that, or"
-            " ray.learner=strict_pack"
+            f"ray.learner={config.ray.learner}: with cluster.shared_run_dir=false the learner's"
+            " ranks run on the supervisor's node, which has the checkpoints; set"
+            " cluster.shared_run_dir=true, or ray.learner=strict_pack"
         )
     if config.launcher == "slurm":
         yield from _step_of_slurm(config, "learner.gpus_each", config.learner.gpus_each)
@@ -309,8 +309,8 @@ def _cluster(config: RunConfig) -> Iterator[str]:
         )
         if 0 < config.slurm.cpus_per_node < largest:
             yield (
-                f"slurm.cpus_per_node={config.slurm.cpus_per_node}: a process takes {largest}"
-                " (cluster.*_cpus); raise it, 0 = whole nodes"
+                f"slurm.cpus_per_node={config.slurm.cpus_per_node}: a process needs {largest}"
+                " (cluster.*_cpus); raise it, or set it to 0 for exclusive nodes"
             )
 
 
@@ -319,19 +319,20 @@ def _step_of_slurm(config: RunConfig, path: str, gpus: float) -> Iterator[str]:
         return
     if gpus != int(gpus):
         yield (
-            f"{path}={gpus:g}: Slurm gives whole GPUs to a step; set it to {max(1, round(gpus))},"
-            " or launcher=ray"
+            f"{path}={gpus:g}: Slurm assigns whole GPUs to a step; set it to"
+            f" {max(1, round(gpus))}, or use launcher=ray"
         )
     if gpus > config.cluster.gpus_per_node > 0:
         yield (
-            f"{path}={gpus:g}: a process is on one node, which has"
+            f"{path}={gpus:g}: a process runs on one node, which has"
             f" cluster.gpus_per_node={config.cluster.gpus_per_node}; lower it"
         )
 
 
 def machine_problems(config: RunConfig, machine: Machine) -> Iterator[str]:
-    """Cores and GPUs that the configuration asks for and the machine does not have; a cluster has
-    others, and may get more.
+    """Yield the cores and GPUs that are configured but that the machine does not have.
+
+    Runs on a cluster are not checked: their nodes differ from this machine.
     """
     if config.launcher != "local":
         return
@@ -348,16 +349,16 @@ def machine_problems(config: RunConfig, machine: Machine) -> Iterator[str]:
         have = ", ".join(map(str, machine.cores))
         if missing := sorted(set(cores) - set(machine.cores)):
             yield (
-                f"{place}{cores}: this machine lacks {', '.join(map(str, missing))}; it has {have};"
-                " [] = all of them"
+                f"{place}{cores}: this machine does not have {', '.join(map(str, missing))}; name"
+                f" some of {have}, or [] for all"
             )
         if len(set(cores)) < len(cores):
-            yield f"{place}{cores}: names a core twice; name each once"
+            yield f"{place}{cores}: names a core twice; name each core once"
     available, place = min((len(cores or machine.cores), place) for place, cores in places.items())
     if config.generators.cores_each > available:
         yield (
             f"generators.cores_each={config.generators.cores_each} but {place.removesuffix('=')}"
-            f" has {available}; lower it to at most {available}, 0 = all of them"
+            f" has {available}; lower it to at most {available}, or set 0 to use all"
         )
     counts = pool_counts(config)
     taken = [("learner.gpus_each=", config.learner.ranks, config.learner.gpus_each)]
@@ -372,9 +373,9 @@ def machine_problems(config: RunConfig, machine: Machine) -> Iterator[str]:
             f"{' and '.join(f'{place}{each:g} x {count}' for place, count, each in taken)} need"
             f" {wanted:g} GPUs, this machine has {machine.num_gpus}"
             + (
-                f" and {machine.unusable_gpus} that CPU builds of torch or vLLM cannot use"
+                f" and {machine.unusable_gpus} that the CPU build of torch or vLLM cannot use"
                 if machine.unusable_gpus
                 else ""
             )
-            + "; lower them, 0 = run on the CPU"
+            + "; lower them, or set them to 0 to use the CPU"
         )

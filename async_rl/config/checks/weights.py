@@ -1,7 +1,7 @@
-"""Settings of weight pushes that cannot work together, or of which one would do nothing; refused
-before any process starts.
+"""Checks of the settings of weight pushes: combinations that cannot work, or of which one setting
+would have no effect.
 
-Called by config_check.py, whose invariants hold here.
+Part of `checks/run.py`, whose invariants hold here.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from async_rl.config.run import RunConfig
 
 
 def weights_problems(config: RunConfig) -> Iterator[str]:
-    """One line per problem."""
+    """Yield one line per problem."""
     weights, bound = config.weights, config.buffer.max_staleness_versions
     if weights.push_every_steps - 1 > bound:
         yield (
             f"weights.push_every_steps={weights.push_every_steps} with"
-            f" buffer.max_staleness_versions={bound}: between pushes generators fall"
-            f" {weights.push_every_steps - 1} versions behind and admission would stop for ever;"
+            f" buffer.max_staleness_versions={bound}: between pushes generators are"
+            f" {weights.push_every_steps - 1} versions behind and admission would stop forever;"
             f" raise buffer.max_staleness_versions to at least {weights.push_every_steps - 1}, or"
-            " push more often"
+            " lower weights.push_every_steps"
         )
     is_local_folder = (
         weights.path is None and config.launcher == "ray" and not config.cluster.shared_run_dir
@@ -28,13 +28,13 @@ def weights_problems(config: RunConfig) -> Iterator[str]:
     if weights.transfer == "filesystem" and is_local_folder:
         yield (
             "weights.transfer=filesystem with launcher=ray and cluster.shared_run_dir=false: other"
-            " nodes cannot read the run's directory; set weights.path to a URL that all nodes"
-            " reach, or cluster.shared_run_dir=true"
+            " nodes cannot read the run's directory; set weights.path to a URL that all nodes can"
+            " read, or cluster.shared_run_dir=true"
         )
     if weights.transfer in ("shared_memory", "ipc") and weights.path is not None:
         yield (
-            f"weights.path={weights.path} with weights.transfer={weights.transfer}: no file is ever"
-            " written; leave weights.path out, or set weights.transfer=auto"
+            f"weights.path={weights.path} with weights.transfer={weights.transfer}: no file is"
+            " written; set weights.path=null, or weights.transfer=auto"
         )
     if weights.transfer in ("shared_memory", "filesystem", "ipc") and weights.backend != "auto":
         yield (
@@ -44,17 +44,17 @@ def weights_problems(config: RunConfig) -> Iterator[str]:
     if weights.backend == "nccl" and min(config.generators.gpus_each, config.learner.gpus_each) < 1:
         yield (
             f"weights.backend=nccl with generators.gpus_each={config.generators.gpus_each:g} and"
-            f" learner.gpus_each={config.learner.gpus_each:g}: NCCL needs a GPU of its own for each"
-            " rank; set both to at least 1, or weights.backend=auto"
+            f" learner.gpus_each={config.learner.gpus_each:g}: NCCL needs a whole GPU per rank; set"
+            " both to at least 1, or weights.backend=auto"
         )
     if weights.transfer == "collective" and weights.path is not None:
         yield (
-            f"weights.path={weights.path} with weights.transfer=collective: no file is ever"
-            " written; leave weights.path out"
+            f"weights.path={weights.path} with weights.transfer=collective: no file is written; set"
+            " weights.path=null"
         )
     if config.model.dtype == "bfloat16" and weights.probe_tolerance < 0.1:
         yield (
             f"weights.probe_tolerance={weights.probe_tolerance:g} with model.dtype=bfloat16:"
-            " rounding alone differs by more; set weights.probe_tolerance=0.3, or"
+            " rounding errors alone are larger; set weights.probe_tolerance=0.3, or"
             " model.dtype=float32"
         )
