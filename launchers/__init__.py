@@ -1,3 +1,3 @@
-"""Where runs are started from: composition of the configuration, the command line, and the places
-processes run.
+"""The start of runs: composition of the configuration, the command line, and the backends that run
+processes.
 """

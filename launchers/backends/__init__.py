@@ -1,1 +1,1 @@
-"""Where processes run: this machine, a Ray cluster, a Slurm job."""
+"""The backends that run processes: this machine, a Ray cluster, a Slurm job."""

@@ -50,7 +50,7 @@ def find(run: str | None, output_dir: Path) -> Path:
         if runs:
             return runs[0]
         raise ConfigError(
-            f"there is no run in {output_dir}; give its directory, or start one with async-rl"
+            f"no run exists in {output_dir}; give its directory, or start one with async-rl"
             " launch conf=ppo_code"
         )
     for candidate in (output_dir / run, Path(run).expanduser()):

@@ -1,9 +1,8 @@
-"""From files and overrides to one RunConfig: hydra composes, the schema validates, nothing is
-guessed.
+"""Composition of a RunConfig from files and overrides: hydra composes, the schema validates.
 
 Invariants: hydra's job features (working directory, logging, output folders) are never used; every
 problem is a ConfigError of one or more lines, each naming path, value and remedy; paths in the
-result are absolute. Called by the command line, by tests and by benchmarks.
+result are absolute.
 """
 
 from __future__ import annotations
@@ -101,8 +100,8 @@ def names() -> list[str]:
 
 
 def as_written(conf: str) -> dict[str, Any]:
-    """What `conf` is composed of without GPUs, with what is worked out on a machine left as it is
-    written; for documents.
+    """Return the composition of `conf` for a machine without GPUs, with `${...}` left as written;
+    for docs/.
     """
     return _tree(conf, ["hardware=cpu"], this_machine(), resolve=False)[0]
 
@@ -237,7 +236,7 @@ def _amend(tree: dict[str, Any], path: str, *, is_list_of_strings: bool) -> None
 
 
 def is_local_model(model: str) -> bool:
-    """Whether a model is named by a directory rather than by its hub name."""
+    """Return whether a model is named by a directory rather than by its hub name."""
     return model.startswith(("/", ".", "~")) or Path(model).exists()
 
 

@@ -1,7 +1,5 @@
-"""Which preset of conf/hardware fits a machine, and how a preset divides cores and GPUs. Pure.
-
-Used by compose.py: as the choice where no `hardware=` is given, and as the functions that
-conf/hardware/*.yaml call.
+"""The preset of conf/hardware for a machine, and the functions by which a preset divides cores and
+GPUs. Pure.
 """
 
 from __future__ import annotations
@@ -17,14 +15,14 @@ _MACHINE = re.compile(r"cores=(\d+),gpus=(\d+),memory_gb=(\d+)")
 
 
 def preset_for(machine: Machine, launcher: str) -> str:
-    """The file of conf/hardware: a cluster is what the launcher says, a machine what its GPUs say."""
+    """Return the file of conf/hardware: `cluster`, or for one machine a file by number of GPUs."""
     if launcher != "local":
         return "cluster"
     return {0: "cpu", 1: "gpu"}.get(machine.num_gpus, "gpus")
 
 
 def described(machine: Machine) -> str:
-    """The machine in words."""
+    """Return a description of the machine."""
     unusable = (
         f" ({machine.unusable_gpus} unused: torch or vLLM is a CPU build)"
         if machine.unusable_gpus
@@ -35,7 +33,7 @@ def described(machine: Machine) -> str:
 
 
 def pretended_machine(text: str) -> Machine:
-    """From `cores=64,gpus=8,memory_gb=512`. Raises ConfigError for anything else."""
+    """Parse text such as `cores=64,gpus=8,memory_gb=512`. Raises ConfigError for anything else."""
     found = _MACHINE.fullmatch(text)
     if found is None or int(found[1]) == 0:
         raise ConfigError(f"--machine {text}: write it as cores=64,gpus=8,memory_gb=512")
@@ -44,7 +42,7 @@ def pretended_machine(text: str) -> Machine:
 
 
 def resolvers(machine: Machine, launcher: str) -> dict[str, Callable[..., Any]]:
-    """The functions of conf/hardware/*.yaml by name, for this machine."""
+    """Return the functions that conf/hardware/*.yaml call, by name, for this machine."""
     return {
         "this_hardware": lambda: preset_for(machine, launcher),
         "gpus": lambda: machine.num_gpus,

@@ -1,8 +1,7 @@
 """`key=value` settings of the command line, in hydra's syntax, checked before hydra sees them.
 
-Invariants: what comes out is readable to hydra and names only groups, sections and settings that
-exist; text needs no quotes of its own (paths with spaces, names that look like numbers). Called by
-compose.py.
+Invariants: the result is valid for hydra and names only groups, sections and settings that exist;
+text needs no quotes (paths with spaces, names that look like numbers).
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def readable(overrides: Sequence[str], directories: Sequence[Path]) -> list[str]
 
 
 def as_tree(checked: Sequence[str]) -> DictConfig:
-    """What overrides that are `readable` say, as a configuration of that alone."""
+    """Return the overrides, checked by `readable`, as a configuration of their values alone."""
     tree = OmegaConf.create({})
     for override in map(_parse, checked):
         if override is not None:
@@ -89,7 +88,7 @@ def _problems(override: Override, given: str, groups: dict[str, list[str]]) -> l
             if path not in schema.settings()
         ]
     if schema.entry_of(key) and isinstance(override.value(), dict):
-        return []  # an entry of a mapping, which is looked at once it is composed
+        return []  # an entry of a mapping is checked after composition
     if key in groups:
         hint = "; a model is named by model.path" if key == "model" else ""
         return (

@@ -1,7 +1,6 @@
-"""What a launch is about to do, for people: the resolved configuration, the process table, the
-derived numbers.
+"""The plan of a launch: the resolved configuration, the table of processes, the derived numbers.
 
-Shows only; computes nothing that topology.py or estimate.py does not. Called by the command line.
+Display only; topology.py and estimate.py compute the values.
 """
 
 from __future__ import annotations

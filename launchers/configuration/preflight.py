@@ -1,8 +1,7 @@
-"""What only this machine can tell before a run starts: files, ports, cores, memory, disk, the run's
-name.
+"""Checks on this machine before a run starts: files, ports, cores, memory, disk, the run's name.
 
-Invariants: nothing is left behind by a check; every problem is one line with path, value and
-remedy; all are reported at once. Called by `async-rl launch`, with and without --dry-run.
+Invariants: a check leaves no files or open ports; every problem is one line with path, value and
+remedy; all problems are reported together.
 """
 
 from __future__ import annotations
@@ -44,14 +43,15 @@ from async_rl.wire.addresses import host_for_people
 
 
 def preflight(config: RunConfig, machine: Machine, *, is_new: bool = True) -> None:
-    """Raise ConfigError with one line per thing that would stop the run on this machine. is_new:
-    its directory must not exist yet.
+    """Raise ConfigError with one line per problem that would stop the run on this machine.
+
+    is_new: the run's directory must not exist yet.
     """
     raise_if_any(_problems(config, machine, is_new=is_new))
 
 
 def model_shape(config: RunConfig) -> ModelShape | None:
-    """The shape of the policy, None where it cannot be told without loading it."""
+    """Return the shape of the policy; None if it is unknown before the model is loaded."""
     if config.model.path is None:
         return embedded_shape(
             hidden_size=TINY_CODER.hidden_size,

@@ -61,13 +61,13 @@ class Setting:
 
     @property
     def is_list_of_strings(self) -> bool:
-        """Whether one string stands for a list of one."""
+        """True if one string is accepted as a list of one."""
         items = self.spec.get("items", {})
         return bool(items.get("type") == "string")
 
     @property
     def takes_text(self) -> bool:
-        """Whether the value is a string (or null)."""
+        """True if the value is a string or null."""
         return any(spec.get("type") == "string" for spec in self.alternatives)
 
 
@@ -231,7 +231,7 @@ def _problems_of(error: Mapping[str, Any], tree: Mapping[str, Any]) -> Iterator[
     path, value = _setting_path(error["loc"]), error["input"]
     setting = find(path)
     if error["type"] == "extra_forbidden":
-        # A section of an unknown name may hold many values; each is a line of its own.
+        # A section of an unknown name may have many values; each is reported in its own line.
         is_section = isinstance(value, Mapping) and bool(value)
         leaves = flatten(value, f"{path}.") if is_section else [(path, value)]
         yield from (unknown(leaf, show(inner)) for leaf, inner in leaves)

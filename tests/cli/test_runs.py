@@ -62,7 +62,7 @@ def test_a_run_is_found_by_name_and_by_directory(
 
 
 def test_a_run_that_is_not_there_is_told_with_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no run in"):
+    with pytest.raises(ConfigError, match="no run exists in"):
         find(None, tmp_path)
     make_run(tmp_path, "amber-otter")
     with pytest.raises(ConfigError, match="did you mean amber-otter"):
