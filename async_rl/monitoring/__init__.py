@@ -1,1 +1,1 @@
-"""What people see of a run: the metrics writer, rates, the terminal, status and TensorBoard."""
+"""The display of a run: metrics writer, rates, terminal, status and TensorBoard."""

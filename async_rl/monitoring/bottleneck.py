@@ -1,8 +1,7 @@
-"""Which part of a run holds up the others, in words, and what would relieve it; from the counters
-of two moments.
+"""The bottleneck of a run as a sentence, with a remedy, from the counters of two moments.
 
-A process is measured against its own age between the two moments; one that was started again
-meanwhile, against its whole age. Pure; used by the answer of `async-rl status`.
+A process is measured against its own time between the two moments; a process that was restarted
+between them, against its whole age. Pure.
 """
 
 from __future__ import annotations
@@ -17,34 +16,31 @@ from async_rl.protocol.membership import Member
 _AGE = ("busy_s", "wait_s", "blocked_s", "idle_s")
 _RELIEF = {
     "learner": (
-        "more ranks (learner.ranks) on cores or GPUs of their own relieve it; more generators"
-        " do not"
+        "more ranks (learner.ranks) on additional cores or GPUs relieve it; more generators do not"
     ),
     "admission": (
         "a looser bound (buffer.max_staleness_versions) or smaller steps (buffer.groups_per_step)"
         " relieve it"
     ),
     "generation": (
-        "more generators (generators.count) on cores or GPUs of their own, or shorter answers,"
+        "more generators (generators.count) on additional cores or GPUs, or shorter answers,"
         " relieve it; more ranks do not"
     ),
     "scoring": (
-        "more cells or verifiers (verifiers.cells, verifiers.count) on cores of their own relieve"
+        "more cells or verifiers (verifiers.cells, verifiers.count) on additional cores relieve"
         " it; more generators do not"
     ),
 }
 
 _MARGIN = 0.1
-"""Of the time: a run in balance would change its bottleneck with every picture."""
+"""Share of time. Without it, a balanced run would name another bottleneck in every report."""
 _TOLERATED = 0.1
 _WORTH_TELLING = 0.5
-"""Of a generator."""
+"""In generators; smaller differences are not reported."""
 
 
 def per_second(now: Member, before: Member | None) -> dict[str, float]:
-    """What each counter grew by in a second of the process's own time; empty if nothing is known
-    yet.
-    """
+    """Return the growth of each counter per second of the process's own time; empty if unknown."""
     past: Mapping[str, float] = (
         before.counters if before is not None and before.pid == now.pid else {}
     )
@@ -60,8 +56,8 @@ def per_second(now: Member, before: Member | None) -> dict[str, float]:
 def share(
     members: Sequence[Member], before: Sequence[Member], role: Role, condition: str
 ) -> float | None:
-    """Mean share of time in a condition over the processes of a role that serve and stay; None
-    while nothing is known.
+    """Return the mean share of time in a condition over the serving processes of a role; None if
+    unknown.
     """
     past = {member.name: member for member in before}
     serving = [
@@ -74,17 +70,16 @@ def share(
 def total_rate(
     members: Sequence[Member], before: Sequence[Member], role: Role, counter: str
 ) -> float:
-    """What a counter of all processes of a role together grew by in a second."""
+    """Return the growth per second of a counter, summed over the processes of a role."""
     past = {member.name: member for member in before}
     return sum(per_second(m, past.get(m.name)).get(counter, 0.0) for m in members if m.role == role)
 
 
 def bottleneck(members: Sequence[Member], before: Sequence[Member] = (), *, last: str = "") -> str:
-    """One sentence on what the learner's steps wait for most, with the shares that say so; empty
-    while that is not known.
+    """Return one sentence that names what delays the learner's steps most, with the measured
+    shares; empty if unknown.
 
-    last: the sentence of the picture before. What it names keeps its name until something else is
-    worse by _MARGIN.
+    last: the previous sentence. Its bottleneck is kept until another is worse by _MARGIN.
     """
     starting = sorted(m.name for m in members if m.state == "starting")
     if starting:
@@ -126,8 +121,9 @@ def bottleneck(members: Sequence[Member], before: Sequence[Member] = (), *, last
 def advice(
     members: Sequence[Member], before: Sequence[Member] = (), *, pools: Sequence[PoolCount] = ()
 ) -> str:
-    """How many generators more or fewer would balance the run, if that is what it lacks; else
-    empty. pools: of which it may be.
+    """Return how many generators to add or remove to balance the run; empty if it is balanced.
+
+    pools: the pools whose size may change.
     """
     waits, held = (
         share(members, before, "learner", "wait_s"),

@@ -1,10 +1,10 @@
-"""What the terminal shows of a run while it goes: one live line on a terminal, a plain line every
-few seconds elsewhere.
+"""The progress of a run in the terminal: one live line on a terminal, a plain line every few
+seconds elsewhere.
 
     step 12/60  reward 0.41  held-out 0.56 @10  staleness 1  9.8k tokens/s  learner waits for a
     batch (2 s)
 
-Used by the supervisor only; nothing here blocks or starts a thread.
+Nothing here blocks or starts a thread.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Console:
         self._plain = ""
 
     def started(self, tensorboard_url: str, prometheus_url: str) -> None:
-        """The run begins: where it is kept and where it can be watched."""
+        """Print the run's directory and the addresses of TensorBoard and Prometheus."""
         self.note(f"run {self._run_dir.name}  in {_short(self._run_dir)}")
         if tensorboard_url:
             self.note(f"TensorBoard  {tensorboard_url}")
@@ -61,7 +61,7 @@ class Console:
             self.note(f"Prometheus  {prometheus_url}")
 
     def preparing(self, fraction: float, text: str) -> None:
-        """The start model is being made or found; fraction of it done."""
+        """Show the progress of preparing the start model."""
         if self._terminal.is_terminal:
             grid = Table.grid(padding=(0, 1))
             grid.add_row(
@@ -82,7 +82,7 @@ class Console:
         *,
         evaluated_step: int | None = None,
     ) -> None:
-        """The newest numbers and states; called with each heartbeat and each step."""
+        """Show the newest metrics and states, after a heartbeat or a step."""
         if not self._config.monitoring.live_line:
             return
         line = progress_line(
@@ -99,11 +99,11 @@ class Console:
             self._say(line, is_due=False)
 
     def note(self, text: str) -> None:
-        """Something a person should know, above the live line."""
+        """Print a message above the live line."""
         self._terminal.print(text, markup=False, soft_wrap=True)
 
     def end(self, outcome: str, cause: str, step: int) -> None:
-        """The run is over: `finished`, `stopped` or `failed` with its root cause."""
+        """Print the outcome of the run: `finished`, `stopped` or `failed`, with its root cause."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -143,7 +143,7 @@ def progress_line(
     now_s: float,
     evaluated_step: int | None = None,
 ) -> str:
-    """The live line, with the parts that are known so far."""
+    """Return the live line, with the parts that are known so far."""
     parts = [f"step {step}/{num_steps}"]
     if "reward/mean" in metrics:
         parts.append(f"reward {metrics['reward/mean']:.2f}")
@@ -164,8 +164,8 @@ def progress_line(
 
 
 def who_waits(members: Iterable[Member], *, now_s: float, worth_telling_s: float) -> str:
-    """Who is held up, in words: whoever is not up yet; else the learner, or a generator, that has
-    waited for at least worth_telling_s.
+    """Return which processes have not started yet; else the learner or generator that has waited
+    for at least `worth_telling_s`, and for what.
     """
     ordered = sorted(
         members, key=lambda m: (m.state != "starting", _ROLE_ORDER.index(m.role), m.name)
@@ -187,6 +187,6 @@ def _thousands(value: float) -> str:
 
 
 def _short(path: Path) -> str:
-    """Relative to where the person is, if it lies below."""
+    """Return the path relative to the working directory, if it is below it."""
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative

@@ -37,7 +37,7 @@ class Endpoint:
         except OSError as error:
             raise InfrastructureError(
                 f"Prometheus cannot be answered on {host}:{port} (monitoring.prometheus_port):"
-                f" {error.strerror}; give another port, or 0 for a free one, or null for none"
+                f" {error.strerror}; set another port, 0 for a free one, or null for none"
             ) from error
         self.url = f"http://{host}:{self._server.server_address[1]}/metrics"
 

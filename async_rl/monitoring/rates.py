@@ -1,5 +1,5 @@
-"""From the cumulative counters in heartbeats to numbers per step: who worked, who waited, tokens
-per second, queue depths.
+"""Conversion of the cumulative counters in heartbeats to metrics per step: shares of working and
+waiting time, tokens per second, queue depths.
 
 Rules
 - Every process is measured against its own age between two heartbeats, so neither a late heartbeat
@@ -35,8 +35,8 @@ _FAILURES = "failures/"
 
 
 class _Process:
-    """What is known of one incarnation: its newest counters, and those at the start of the interval
-    that is measured.
+    """The counters of one incarnation: the newest, and those at the start of the measured
+    interval.
     """
 
     def __init__(self, member: Member) -> None:
@@ -47,9 +47,7 @@ class _Process:
         self.last: dict[str, float] = {}  # per second of the process's own time
 
     def measure(self) -> None:
-        """Turns what grew since the last measurement into rates; keeps the old rates if no
-        heartbeat came.
-        """
+        """Compute the rates since the last measurement; keep the old rates if no heartbeat came."""
         grown = {
             k: v - self.before.get(k, 0.0)
             for k, v in self.newest.items()

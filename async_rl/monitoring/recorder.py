@@ -1,4 +1,4 @@
-"""The one metrics writer of a run: TensorBoard events at once, and metrics.jsonl with one JSON
+"""The one metrics writer of a run: TensorBoard events immediately, and metrics.jsonl with one JSON
 object per step, in order.
 
 Input: scalars, histograms and texts of a step, from any process, in any order.

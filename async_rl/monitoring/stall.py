@@ -12,7 +12,7 @@ from async_rl.monitoring.status import duration
 from async_rl.protocol.membership import Member
 
 _CHAIN = ("learner", "buffer", "generator", "verifier")
-"""Each waits for the next."""
+"""Each role waits for the next one."""
 _NEEDED = ("generator", "verifier")
 _MOST_TOLD = 8
 _AWAY = ("starting", "ended")
@@ -20,14 +20,14 @@ _AT_REST = ("ready", "serving")
 
 
 class Stall:
-    """When the run last got on. now_s: monotonic seconds."""
+    """The time of the run's last progress. now_s: monotonic seconds."""
 
     def __init__(self, now_s: float) -> None:
         self._progress: tuple[int, int] = (-1, -1)
         self.since_s = now_s
 
     def observe(self, members: Sequence[Member], now_s: float) -> None:
-        """Takes the members as they are now."""
+        """Record the progress of the learner among the current members."""
         progress = max(
             ((m.pid, m.version) for m in members if m.role == "learner"),
             key=lambda p: p[1],
@@ -40,8 +40,9 @@ class Stall:
 def sentence(
     members: Sequence[Member], *, stalled_s: float, now_s: float, unheard_s: Mapping[str, float]
 ) -> str:
-    """Who is silent, then who waits for what and since when, the learner first; who works is told
-    if it is at one thing all the time.
+    """Return a sentence that lists the silent processes, then which process waits for what and
+    since when, the learner first. A working process is listed if its state has not changed for
+    more than half of the stall.
 
     now_s: Unix time, as in heartbeats.
     """
@@ -54,7 +55,7 @@ def sentence(
     serving = {m.role for m in members if m.state not in _AWAY}
     parts = [f"no {role} serves" for role in _NEEDED if role not in serving]
     parts += [
-        f"{name} was not heard of for {duration(silent_s)}"
+        f"{name} has sent no heartbeat for {duration(silent_s)}"
         for name, silent_s in sorted(unheard_s.items())
     ]
     for member in sorted(members, key=lambda m: (_CHAIN.index(m.role), m.name)):

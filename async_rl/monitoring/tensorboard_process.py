@@ -1,9 +1,9 @@
-"""TensorBoard as a child of the supervisor: bound to loopback or the run's address, ended with its
-parent, whatever ends that.
+"""TensorBoard as a child of the supervisor: bound to loopback or the run's address, and ended
+together with its parent.
 
-The port is chosen before TensorBoard starts, so the URL is known at once; the page answers a few
-seconds later. Run as `python -m async_rl.monitoring.tensorboard_process <parent pid> <TensorBoard's
-own arguments>` by `TensorBoard` only.
+The port is chosen before TensorBoard starts, so the URL is known immediately; the page answers a
+few seconds later. The child is `python -m async_rl.monitoring.tensorboard_process <parent pid>
+<TensorBoard's arguments>`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from async_rl.observability.logs import log_path
 _CLOSE_S = 3.0
 _NICENESS = 10
 _RELOAD_S = "1"
-"""What a person must see within 5 s has to be written first."""
+"""Seconds. Metrics must be visible within 5 s, of which writing them takes a part."""
 
 
 class TensorBoard:
@@ -53,16 +53,16 @@ class TensorBoard:
 
     @property
     def pid(self) -> int:
-        """The process; its data server is a child of it."""
+        """The process id of TensorBoard, the parent of its data server."""
         return self._process.pid
 
     @property
     def is_running(self) -> bool:
-        """False once it has ended; its log says why."""
+        """False once it has ended; its log has the reason."""
         return self._process.poll() is None
 
     def close(self) -> None:
-        """Ends it and what it started."""
+        """End TensorBoard and its children."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGTERM)
         try:
@@ -74,7 +74,7 @@ class TensorBoard:
 
 
 def _claim(host: str, port: int) -> int:
-    """A port that nobody uses at this moment: `port`, or any if 0."""
+    """Return `port`, or any free port if it is 0. Raises InfrastructureError if it is in use."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         # As TensorBoard's own server: a port in TIME_WAIT from an earlier run is free.
@@ -84,14 +84,14 @@ def _claim(host: str, port: int) -> int:
         except OSError as error:
             raise InfrastructureError(
                 f"TensorBoard cannot listen on {host}:{port} (monitoring.tensorboard_port):"
-                f" {error.strerror}; give another port, or 0 for a free one, or"
+                f" {error.strerror}; set another port, or 0 for a free one, or"
                 " monitoring.tensorboard=false"
             ) from error
         return int(probe.getsockname()[1])
 
 
 def main() -> None:
-    """The child: dies with its parent, yields to the run's own processes, then is TensorBoard."""
+    """Run TensorBoard at a low priority; it dies with its parent."""
     die_with_parent(int(sys.argv[1]))
     os.nice(_NICENESS)
     from tensorboard.main import run_main  # slow to import: after the above

@@ -1,8 +1,8 @@
-"""A run in Weights & Biases, where that is installed and monitoring.wandb names a project: each row
-of metrics.jsonl once it is final.
+"""Export of a run to Weights & Biases, if monitoring.wandb names a project: each row of
+metrics.jsonl once it is final.
 
-The only file that imports wandb, which is no dependency of ours.  WANDB_MODE=offline keeps
-everything in the run's directory.
+The only file that imports wandb, which is not a dependency of this project.  WANDB_MODE=offline
+keeps everything in the run's directory.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from async_rl.core.errors import InfrastructureError
 
 
 class WandbRun:
-    """One run, under the name of its directory; a resumed run continues it. Raises
-    InfrastructureError if it cannot be begun.
+    """One run, under the name of its directory; a resumed run continues it.
+
+    Raises InfrastructureError if wandb cannot start it.
     """
 
     def __init__(self, project: str, run_dir: Path, config: RunConfig) -> None:
@@ -41,7 +42,7 @@ class WandbRun:
             ) from error
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:
-        """The numbers of one step; steps come in order."""
+        """Send the metrics of one step; steps come in order."""
         self._run.log(dict(scalars), step=step)
 
     def close(self) -> None:

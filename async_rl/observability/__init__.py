@@ -1,1 +1,1 @@
-"""What a process tells of itself: its activity, its log, and the catalogue of every number."""
+"""The reports of a process: its activity, its log, and the catalogue of all metrics."""

@@ -1,23 +1,22 @@
 """The current activity of one process and the time it spent, recorded live for the heartbeat.
 
     with activity("training"): ...                       busy
-    with activity.waiting("batch: 3 of 16 ready"): ...  has nothing to do until something upstream
-    comes with activity.blocked("admission: 48 of 48"): ...  could work, and is held back by
-    something downstream
+    with activity.waiting("batch: 3 of 16 ready"): ...   has no work until something upstream comes
+    with activity.blocked("admission: 48 of 48"): ...    could work, but something downstream
+                                                         blocks it
 
-Rules, which keep the numbers truthful when many asyncio tasks and threads of a process are in
-stages at once
-- Inside one task the innermost block counts; the ones around it are suspended meanwhile, and
-  resume.
+Rules, which keep the numbers correct when several asyncio tasks and threads of a process are in
+stages at the same time
+- Inside one task the innermost block counts; the outer blocks are suspended until it ends.
 - `busy_s/<stage>`, `wait_s/<what>` and `blocked_s/<what>` are seconds in which at least one task
   was in that stage: a union, never a sum.
-- The process is busy while any task is; else it does what it has done longest without a break.  The
-  seconds of the process in each of these four conditions are `busy_s`, `wait_s`, `blocked_s` and
-  `idle_s`; they add up to its age.
-- Text after the first colon is for people; it is shown in `waits_for` and is no part of the
-  counter's name.
+- The process is busy while any task is; else its condition is the one that has lasted longest
+  without a break.  The seconds of the process in each of these four conditions are `busy_s`,
+  `wait_s`, `blocked_s` and `idle_s`; they add up to its age.
+- Text after the first colon is a detail for the user; `waits_for` shows it, the counter's name does
+  not include it.
 - `gauge/<name>` is a value as it is now; every other counter only grows until the process ends.
-Every process has one as `context.activity`; it is safe to call from threads.
+Every process has one as `context.activity`; its methods are thread-safe.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def test_whoever_holds_a_run_up_is_named_and_past_the_deadline_the_run_ends_with
         said_while(
             run,
             [verifier],
-            "verifier-0 was not heard of for",
+            "verifier-0 has sent no heartbeat for",
             "generator-0 waits for verdicts",
             "learner-0 waits for a batch",
         )
@@ -116,7 +116,7 @@ def test_whoever_holds_a_run_up_is_named_and_past_the_deadline_the_run_ends_with
     assert first.split()[1:] == ["of", "100000"], "the sentence is the first that is said of it"
     sentence = " ".join(rest.split())
     for part in (
-        "learner-0 was not heard of for",
+        "learner-0 has sent no heartbeat for",
         "buffer is held back by admission",
         "generator-0 is held back by admission: the learner is behind",
         "(timeouts.stall_s=181)",

@@ -58,7 +58,7 @@ def test_who_is_silent_is_told_first_and_not_what_it_last_said() -> None:
     ]
     assert (
         sentence(members, stalled_s=9, now_s=50, unheard_s={"learner-0": 8.0})
-        == "no learner step after version 3 for 9 s: learner-0 was not heard of for 8 s; "
+        == "no learner step after version 3 for 9 s: learner-0 has sent no heartbeat for 8 s; "
         "generator-0 is held back by admission: the learner is behind (10 s)"
     )
 
