@@ -72,7 +72,7 @@ def explained_variance(values: Tensor, *, returns: Tensor) -> float:
     """Return 1 - Var(return - V) / Var(return), or 0 if the returns do not vary.
 
     values, returns: float32 [R], trained tokens only -> 1 = the critic predicts the returns, 0 = it
-    is no better than their mean (the coefficient of determination R^2).
+    predicts them as well as their mean does (the coefficient of determination R^2).
     """
     if len(returns) < 2 or float(returns.var()) == 0.0:
         return 0.0

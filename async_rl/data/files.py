@@ -59,7 +59,7 @@ def read_placed(file: str, *, cache_dir: str | None) -> Iterator[Placed]:
 
 
 def local_copy(file: str, cache_dir: str | None) -> Path:
-    """Where the file can be read: itself, or the copy of an fsspec URL."""
+    """Return the path of the file itself, or of the local copy of an fsspec URL."""
     return (
         _fetched(file, PurePosixPath(file).suffix.lower(), cache_root(cache_dir) / "data")
         if "://" in file

@@ -52,8 +52,8 @@ class PromptOrder:
         return int(self._members[place])
 
     def may_lose_at(self, k: int) -> bool:
-        """Whether an epoch begins with position k, the order is not settled beyond it, and it is
-        not the first.
+        """Return whether prompts may be removed at position k: an epoch other than the first begins
+        there, and the order after it is not fixed yet.
         """
         return k > self._eras[-1][0] and self._place(k)[1] == 0
 

@@ -47,8 +47,8 @@ def prepare_model(
 ) -> Path:
     """Return the directory of the model that the run starts from, built or downloaded if needed.
 
-    on_progress(fraction, text) is called meanwhile.  embedded: the model to build instead of the
-    one that fits the configuration.  Raises ConfigError if model.path or cache_dir is unusable.
+    on_progress(fraction, text) is called during that time.  embedded: the model to build instead of
+    the one that fits the configuration.  Raises ConfigError if model.path or cache_dir is unusable.
     """
     if config.model.path is not None:
         return _overridden(_resolve(config.model.path, on_progress), config)
@@ -217,7 +217,7 @@ def _from_hub(name: str, on_progress: Progress) -> Path:
     ) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(
-            f"model.path={name} is no directory, not in the local hub cache, and cannot be"
+            f"model.path={name} is not a directory, not in the local hub cache, and cannot be"
             f" downloaded ({type(error).__name__}: {reason}); give the directory of a model, or"
             " download it on a machine with access"
         ) from error

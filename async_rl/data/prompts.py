@@ -1,10 +1,10 @@
 """The prompts of a run with their hidden tests: of the embedded task, or of data files.
 
 Invariants
-- Ids are unique within what is loaded; the same configuration gives the same prompts in the same
+- Ids are unique among the loaded prompts; the same configuration loads the same prompts in the same
   order.
 - Files of more than data.max_rows_in_memory rows are not kept in memory: streamed.py reads a row
-  when it is asked for.
+  when it is requested.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Which prompts leave the training data because they have become too easy, or stayed too hard.
+"""The filter that removes prompts from the training data that are too easy or too hard.
 
 At the start of each epoch every active prompt is judged by the mean reward, scaled as the learner
-scales it, of its newest group that has come back. Nobody waits for groups that are still generated:
-such a prompt is judged by the group before, or an epoch later. Invariants: at most floor(active x
-max_share) prompts leave at one time, those farthest beyond their bound first; a prompt that left
-stays away; a decision is given to the caller, who stores it before anything follows from it. Called
-by buffer/service.py.
+scales it, of its newest complete group. The filter does not wait for groups in generation: such a
+prompt is judged by its previous group, or an epoch later. Invariants: at most floor(active x
+max_share) prompts are removed at one time, those farthest beyond their bound first; a removed
+prompt never returns; a decision is returned to the caller, which stores it before it takes effect.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Invariants
 - Token ids go in and come out; no engine sees text.
 - Each token comes with the float32 log-prob of the distribution it was drawn from and the version
   of the weights that sampled it.
-- Before the first `load_weights` there is no version, and the engine generates no tokens.
+- Before the first `load_weights` the engine has no version and generates no tokens.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def kv_cache_tokens(config: RunConfig, shape: ModelShape) -> int:
 
 
 def memory_mb(config: RunConfig, role: Role, shape: ModelShape | None) -> int:
-    """Return the RAM of one process of the role, as if there were no GPU.
+    """Return the RAM of one process of the role without a GPU.
 
     shape: None if the model is unknown; then only its libraries count.
     """

@@ -229,7 +229,8 @@ class Supervisor:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if fleet.failed.done():
                 raise fleet.failed.result()
-            # A task that ends by itself has failed; after the learner's end that is irrelevant.
+            # A task that ends before it is stopped has failed; after the learner's end that is
+            # irrelevant.
             for task in tasks:
                 if task.done() and not done.done():
                     task.result()

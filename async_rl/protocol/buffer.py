@@ -22,8 +22,8 @@ class RequestWork(Message):
     version: what the engine samples with now.
 
     A newer request of the same generator answers its parked one (empty): ask again whenever
-    `version` changes.  held: the group ids of the tickets it has and whose put is not acknowledged;
-    tickets that an earlier reply lost are given again.  None: not told.
+    `version` changes.  held: the group ids of its tickets whose put is not acknowledged yet;
+    tickets lost with an earlier reply are issued again.  None: not reported.
     """
 
     Reply: ClassVar[type] = Work

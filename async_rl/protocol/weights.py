@@ -57,7 +57,7 @@ class Seat(Value, tag_field="type", tag=True):
     this name uses it again.
     store: host:port of the TCPStore where the ranks meet; host: the address of the member's own
     machine to bind.
-    timeout_s: a rank that has not received the version by then gives up.
+    timeout_s: a rank that has not received the version by then fails.
     """
 
     communicator: str

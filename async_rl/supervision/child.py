@@ -131,8 +131,8 @@ class Child:
         silence = ""
         try:
             await asyncio.wait({ended, lost}, return_when=asyncio.FIRST_COMPLETED)
-            # A learner that saves its last checkpoint may have no time for heartbeats; stop_s bounds
-            # it.
+            # A learner that saves its last checkpoint may send no heartbeats; stop_s bounds that
+            # time.
             if not ended.done() and not self.is_stopping:
                 silence = lost.result()
                 handle.kill()

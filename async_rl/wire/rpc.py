@@ -187,7 +187,7 @@ class RpcClient:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a call waits for its reply."""
+        """True if a call waits for its reply."""
         return bool(self._pending)
 
     async def _receive(self) -> None:

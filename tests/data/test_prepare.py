@@ -255,8 +255,8 @@ def test_a_hub_name_that_is_not_cached_is_refused_offline(
     with pytest.raises(
         ConfigError,
         match=(
-            r"model.path=someone/small is no directory, not in the local hub cache, and cannot be"
-            r" downloaded"
+            r"model.path=someone/small is not a directory, not in the local hub cache, and cannot"
+            r" be downloaded"
         ),
     ):
         prepare_model(make_config("model.path=someone/small"), silent)

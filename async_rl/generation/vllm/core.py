@@ -1,7 +1,7 @@
 """vLLM's AsyncLLM with its engine core in a thread of the same process.
 
-By default vLLM runs the core of an AsyncLLM in a process of its own, and on CPU the model in a
-third one. For a small model on few cores that costs 20 s of imports, and in every step the
+By default vLLM runs the core of an AsyncLLM in a separate process, and on CPU the model in a third
+one. For a small model on few cores that costs 20 s of imports, and in every step the
 serialisation of the new tokens. `ThreadedCore` replaces AsyncLLM's client of that process.
 
 Loop of the thread: takes calls and requests from its queue; steps the engine while it has requests;

@@ -214,7 +214,7 @@ class VllmEngine:
             if isinstance(source, SharedBlock):
                 await asyncio.to_thread(verify_block, manifest)
             method, args = await self._stage(manifest, source)
-            # A caller that gives up must not leave the engine between two versions.
+            # If the caller is cancelled, the engine must not remain between two versions.
             switch = asyncio.create_task(
                 self._switch(manifest.version, method, args), name=f"weights {manifest.version}"
             )

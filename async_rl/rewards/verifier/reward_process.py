@@ -153,7 +153,7 @@ class _Child:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it takes no more calls."""
+        """True if it accepts no more calls."""
         return self._was_killed or self._reading.done()
 
     async def score(self, name: str, sample: RewardSample) -> dict[str, float]:
