@@ -1,4 +1,4 @@
-"""What `async-rl ledger` answers, and that its audit sees what is wrong."""
+"""The reply of `async-rl ledger`, and the errors that its audit detects."""
 
 from __future__ import annotations
 

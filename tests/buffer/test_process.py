@@ -38,7 +38,7 @@ def member(name: str, pid: int) -> Member:
 
 
 class Surroundings:
-    """What `Tasks` needs of a ProcessContext; reports are kept."""
+    """The part of a ProcessContext that `Tasks` needs; it keeps the reports."""
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config

@@ -112,7 +112,7 @@ class BufferMachine(RuleBasedStateMachine):
         )
 
     def kill_buffer(self) -> None:
-        """What is queued and not yet written is lost, as with kill -9."""
+        """Lose what is queued and not yet written, as with kill -9."""
         waiting = self.store._writer._queue
         while not waiting.empty():
             waiting.get()

@@ -1,4 +1,4 @@
-"""What `async-rl rollouts` reads from a run's store, and what it shows."""
+"""The data that `async-rl rollouts` reads from a run's store, and its output."""
 
 from __future__ import annotations
 

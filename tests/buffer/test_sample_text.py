@@ -1,4 +1,4 @@
-"""What TensorBoard's text page says of one held-out sample."""
+"""The text of one held-out sample on TensorBoard's text page."""
 
 from __future__ import annotations
 

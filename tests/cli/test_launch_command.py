@@ -23,7 +23,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
-    """What `launch` would supervise; nothing is started."""
+    """Return the run that `launch` would supervise, without starting it."""
     configs: list[RunConfig] = []
 
     def supervise(config: RunConfig, run_dir: Path) -> int:

@@ -1,4 +1,4 @@
-"""What `async-rl resume` accepts and refuses before anything starts."""
+"""The runs that `async-rl resume` accepts and refuses before anything starts."""
 
 from __future__ import annotations
 

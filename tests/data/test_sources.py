@@ -1,4 +1,4 @@
-"""Where rows come from and which of them are used: patterns, URLs, ids, metadata, lengths."""
+"""Sources and selection of rows: patterns, URLs, ids, metadata, lengths."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ class LiveRun:
             time.sleep(_LOOK_S)
 
     def status(self) -> str:
-        """What `async-rl status` says."""
+        """Return the output of `async-rl status`."""
         done = subprocess.run(
             [*_COMMAND, "status", str(self.run_dir)],
             capture_output=True,

@@ -24,7 +24,7 @@ _STORE_BYTES = 80_000_000  # the least that Ray takes; several nodes share this 
 
 
 def missing() -> list[str]:
-    """What this machine lacks for it; empty if nothing."""
+    """Return the requirements that this machine lacks; empty if none."""
     lacks = [command for command in ("ip",) if shutil.which(command) is None]
     if os.geteuid() != 0:
         return ["root", *lacks]
@@ -67,7 +67,7 @@ class RayCluster:
 
     @property
     def head(self) -> str:
-        """What ray.address= takes."""
+        """The value of ray.address."""
         return f"{self.address_of(1)}:{_PORT}"
 
     def address_of(self, node: int) -> str:

@@ -1,4 +1,4 @@
-"""What each setting of generation.vllm changes of what vLLM is told."""
+"""The argument of vLLM that each setting of generation.vllm changes."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ PartitionName=short Nodes={host} Default=YES MaxTime=60 State=UP
 
 
 def missing() -> list[str]:
-    """What this machine lacks for it; empty if nothing."""
+    """Return the requirements that this machine lacks; empty if none."""
     lacks = [command for command in _COMMANDS if shutil.which(command) is None]
     return lacks if os.geteuid() == 0 else ["root", *lacks]
 
@@ -96,7 +96,7 @@ class SlurmCluster:
         return self
 
     def run(self, *command: str) -> str:
-        """What one of Slurm's commands says."""
+        """Return the output of one of Slurm's commands."""
         done = subprocess.run(
             command,
             env={**os.environ, **self.env},

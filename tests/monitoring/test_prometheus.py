@@ -1,4 +1,4 @@
-"""What a run tells Prometheus."""
+"""The metrics that a run exports to Prometheus."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `async-rl status` says beyond the table: rates, the bottleneck, the flow, the rewards."""
+"""The output of `async-rl status` below the table: rates, the bottleneck, the flow, the rewards."""
 
 from __future__ import annotations
 

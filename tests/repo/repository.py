@@ -1,4 +1,4 @@
-"""What the policy tests look at: the tracked files of this repository."""
+"""The tracked files of this repository, which the policy tests read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the documents name exists: files, commands, settings, make targets, metrics."""
+"""The files, commands, settings, make targets and metrics that documents name exist."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ GROUPS = {metric.split("/")[0] for metric in METRICS}
 
 
 def spans(path: Path) -> Iterator[str]:
-    """What stands in backquotes in running text."""
+    """Return the text in backquotes outside code blocks."""
     prose = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
     yield from re.findall(r"`([^`\n]+)`", prose)
 

@@ -1,4 +1,4 @@
-"""What no file may hold, whoever wrote it."""
+"""Contents that no file may have."""
 
 from __future__ import annotations
 

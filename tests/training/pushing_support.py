@@ -119,5 +119,5 @@ def member(name: str, generator: Any) -> Member:
 
 
 def bytes_of(version: int, number: int, rows: int) -> Any:
-    """What tensor `number` of a version holds."""
+    """Return the content of tensor `number` of a version."""
     return np.random.default_rng((version, number)).integers(0, 256, 4 * rows, dtype=np.uint8)
