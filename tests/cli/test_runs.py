@@ -107,7 +107,7 @@ def test_a_configuration_of_another_version_is_told_as_such_with_the_key(tmp_pat
         ConfigError,
         match=(
             r"config\.yaml is of another version of async_rl \(.*num_.*\); read"
-            r" this run with that version"
+            r" this run with the version that made it"
         ),
     ):
         remains(run_dir)
