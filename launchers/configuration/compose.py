@@ -61,7 +61,7 @@ def recompose(path: Path, overrides: Sequence[str]) -> RunConfig:
     """A resolved configuration that `write_config` wrote, with `key=value` overrides, validated and
     checked as `compose` does.
     """
-    checked = readable([renamed(override) for override in overrides], [CONF_DIR])
+    checked, wrong = readable([renamed(override) for override in overrides], [CONF_DIR])
     try:
         written = OmegaConf.to_container(OmegaConf.load(path))
         assert isinstance(written, dict)
@@ -70,7 +70,9 @@ def recompose(path: Path, overrides: Sequence[str]) -> RunConfig:
     except (OmegaConfBaseException, YAMLError, OSError) as error:
         raise ConfigError(f"{path}: {error}") from error
     assert isinstance(tree, dict)
-    config = _validated({str(key): value for key, value in tree.items()})
+    present = {str(key): value for key, value in tree.items()}
+    _refuse(wrong, present)
+    config = _validated(present)
     check(config)
     return config
 
@@ -131,7 +133,8 @@ def _tree(
     for name, function in hardware.resolvers(machine, _launcher(directory, overrides)).items():
         OmegaConf.register_new_resolver(name, function, replace=True)
     overrides = [renamed(override) for override in overrides]
-    checked = readable(overrides, [CONF_DIR] if directory is None else [directory, CONF_DIR])
+    directories = [CONF_DIR] if directory is None else [directory, CONF_DIR]
+    checked, wrong = readable(overrides, directories)
     if directory is not None:
         checked.append(f"hydra.searchpath=['file://{directory}']")
     try:
@@ -153,7 +156,24 @@ def _tree(
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise ConfigError(f"conf={conf}: {str(error).replace(USER_CONFIG, conf)}") from error
     assert isinstance(tree, dict)
-    return {str(key): value for key, value in tree.items()}, preset
+    result = {str(key): value for key, value in tree.items()}
+    _refuse(wrong, result)
+    return result, preset
+
+
+def _refuse(wrong: Sequence[str], tree: dict[str, Any]) -> None:
+    """Raise ConfigError for wrong overrides, together with what is wrong with all the others.
+
+    A person who mistypes a key and a value sees both after one attempt.
+    """
+    if not wrong:
+        return
+    problems = list(wrong)
+    try:
+        _validated(tree)
+    except ConfigError as error:
+        problems.append(str(error))
+    raise ConfigError("\n".join(problems))
 
 
 def _launcher(directory: Path | None, overrides: Sequence[str]) -> str:

@@ -14,26 +14,25 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from async_rl.core.errors import ConfigError
 from async_rl.launchers.configuration import schema
 
 
-def readable(overrides: Sequence[str], directories: Sequence[Path]) -> list[str]:
-    """The overrides as hydra can read them. Raises ConfigError with one line per wrong one.
+def readable(overrides: Sequence[str], directories: Sequence[Path]) -> tuple[list[str], list[str]]:
+    """Return the overrides that hydra can read, and one line for each wrong one.
 
-    directories: where groups of files to choose from (task, model, algorithm, hardware) lie.
+    directories: folders with the groups of files to choose from (task, model, algorithm, hardware).
     """
     groups = _groups(directories)
     problems: list[str] = []
-    result = []
+    result: list[str] = []
     for given in overrides:
         text = _quoted_if_text(given)
         override = _parse(text)
-        problems += [_unreadable(given)] if override is None else _problems(override, given, groups)
-        result.append(text)
-    if problems:
-        raise ConfigError("\n".join(problems))
-    return result
+        wrong = [_unreadable(given)] if override is None else _problems(override, given, groups)
+        problems += wrong
+        if not wrong:
+            result.append(text)
+    return result, problems
 
 
 def as_tree(checked: Sequence[str]) -> DictConfig:

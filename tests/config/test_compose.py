@@ -386,3 +386,9 @@ def test_a_resumed_run_keeps_the_number_of_steps_that_was_counted(tmp_path: Path
     write_config(config, tmp_path / "config.yaml")
     assert recompose(tmp_path / "config.yaml", []).num_steps == 855
     assert recompose(tmp_path / "config.yaml", ["num_steps=7"]).num_steps == 7
+
+
+def test_wrong_keys_and_wrong_values_are_reported_together() -> None:
+    wrong = problem("num_step=3", "learner.ranks=two", "buffer.groups_per_step=0", "seed=5")
+    paths = [line.partition("=")[0] for line in wrong.splitlines()]
+    assert sorted(paths) == ["buffer.groups_per_step", "learner.ranks", "num_step"]
