@@ -42,7 +42,7 @@ def test_every_role_that_is_killed_comes_back_and_the_run_reaches_its_last_step(
     run.kill("learner-0")
     log = run.run_dir / "logs" / "learner-0.log"
     run.until(
-        lambda: "goes on from" in log.read_text(), "the learner goes on from its last checkpoint"
+        lambda: "resumes from" in log.read_text(), "the learner resumes from its last checkpoint"
     )
     assert [run.pid_of(process) for process in others] == stayed_up
 
