@@ -243,7 +243,8 @@ def _problems_of(error: Mapping[str, Any], tree: Mapping[str, Any]) -> Iterator[
         yield wrong_value(setting, _value_at(tree, path))
     else:
         yield (
-            f"{path}={show(value)}: is a section; set one of its settings, {path}.<name>=<value>"
+            f"{path}={show(value)}: {path} is a section; set one of its settings,"
+            f" {path}.<name>=<value>"
         )
 
 

@@ -239,7 +239,7 @@ def test_a_users_file_may_bring_a_choice_of_its_own(tmp_path: Path) -> None:
             "defaults: [ppo_code]\nbufer: {groups_per_step: 4}\n",
             "did you mean buffer.groups_per_step",
         ),
-        ("defaults: [ppo_code]\nbuffer:\n", "buffer=null: is a section"),
+        ("defaults: [ppo_code]\nbuffer:\n", "buffer=null: buffer is a section"),
         ("defaults: [ppo_code]\nnum_steps: ${nowhere}\n", "nowhere"),
     ],
 )

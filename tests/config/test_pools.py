@@ -203,7 +203,10 @@ def test_pools_are_composed_from_files_and_overrides_and_come_back_from_a_runs_f
             ("generators.pools.big.count=-1",),
             "generators.pools.big.count=-1: must be a whole number >= 0",
         ),
-        (("generators.pools={big:3}",), "generators.pools.big=3: is a section"),
+        (
+            ("generators.pools={big:3}",),
+            "generators.pools.big=3: generators.pools.big is a section",
+        ),
         ((*BIG, "generators.pools.big.work=trian"), "did you mean train?"),
         (
             ("generators.pools={Big:{count:1,work:train}}",),

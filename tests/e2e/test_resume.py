@@ -35,7 +35,7 @@ def test_a_killed_run_goes_on_to_its_end_with_each_group_trained_once(launch: La
     refused = launch("buffer.groups_per_step=8", "seed=3", resumes=True)
     assert refused.wait() == 2
     assert (
-        "buffer.groups_per_step=8: was 4, and the batches that are planned have that many groups"
+        "buffer.groups_per_step=8: was 4, and the planned batches have that many groups"
         in refused.terminal
     )
     assert "seed=3: was 0" in refused.terminal
@@ -53,7 +53,7 @@ def test_a_killed_run_goes_on_to_its_end_with_each_group_trained_once(launch: La
     finished = launch(resumes=True)
     assert finished.wait() == 2
     assert (
-        "num_steps=14: the run has finished step 14; give a larger num_steps to go on"
+        "num_steps=14: the run has finished step 14; give a larger num_steps to continue"
         in finished.terminal
     )
 
