@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
+from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.data.order import PromptOrder
 from async_rl.data.score_filter import ScoreFilter
