@@ -131,4 +131,4 @@ def test_whoever_holds_a_run_up_is_named_and_past_the_deadline_the_run_ends_with
     texts = [event.tensor_proto.string_val[0].decode() for event in events.Tensors("run/stalled")]
     places = [texts.index("no learner step" + sentence) for sentence in sentences]
     assert places == sorted(places)
-    assert all(texts[place + 1] == "the run goes on" for place in places[:-1])
+    assert all(texts[place + 1] == "the run continues" for place in places[:-1])
