@@ -2,8 +2,7 @@
 have no effect, are refused before any process starts.
 
 Invariants: each problem is one line with path=value, the reason and the remedy; all problems are
-reported together; the checks read nothing but the configuration (`machine_problems` gets the
-machine as a value).
+reported together; the checks read the configuration alone, `machine_problems` the machine as well.
 """
 
 from __future__ import annotations
