@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check mutants docs site bench clean
+.PHONY: help env demo test check mutants explore docs site bench clean
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
@@ -51,6 +51,9 @@ check: env ## style and types; layers, documents and the other rules of tests/re
 
 mutants: env ## does each marked test fail when its setting is ignored? SETTINGS="algorithm.gamma buffer."
 	@$(BIN)/python tests/repo/mutants.py $(SETTINGS)
+
+explore: env ## property tests with new random examples; TESTS=tests/buffer for some of them
+	@HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest $(or $(TESTS),tests) -m "not slow"
 
 docs: env ## the pages of docs/ that are made from code
 	@$(BIN)/python -m async_rl.launchers.configuration.reference docs

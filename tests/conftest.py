@@ -13,12 +13,19 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
+import hypothesis
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
 from async_rl.config.run import RunConfig
 from async_rl.launchers.configuration import compose as composition
+
+hypothesis.settings.register_profile("reproducible", derandomize=True)
+hypothesis.settings.register_profile("explore", derandomize=False)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "reproducible"))
+# The same examples in every run, so that a failure in CI is a failure everywhere. `make explore`
+# looks for new examples.
 
 ALONE = (
     "e2e/test_chaos.py",

@@ -20,6 +20,7 @@ from async_rl.rewards.verifier.protocol import VerifyRequest
 
 ORACLE = """
 import io, json, sys
+from decimal import Decimal
 code, tests = json.load(sys.stdin)
 def verdict(kind, given, expected):
     try:
@@ -35,8 +36,21 @@ def verdict(kind, given, expected):
         return "runtime_error"
     finally:
         sys.stdout = out
-    same = got == expected if kind == "assert" else repr(got) == repr(expected)
+    if kind == "assert":
+        same = got == expected
+    else:
+        same = repr(got) == repr(expected) or kind == "stdin" and near(got, expected)
     return "pass" if same else "wrong_answer"
+def near(got, expected):
+    # Printed numbers are equal within 1e-6 of the larger unless both are integers.
+    try:
+        left, right = Decimal(got), Decimal(expected)
+    except ArithmeticError:
+        return False
+    tolerance = Decimal("1e-6") * max(abs(left), abs(right))
+    if got.lstrip("-").isdecimal() and expected.lstrip("-").isdecimal():
+        tolerance = Decimal(0)
+    return abs(left - right) <= tolerance
 print(json.dumps([verdict(*test) for test in tests]))
 """
 ATOMS = ("x", "1", "2", "7", "-3", "0")
