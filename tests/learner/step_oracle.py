@@ -1,0 +1,315 @@
+"""A whole learner step in float64, one sequence at a time: nothing packed, nothing shared, no code
+of the product.
+
+The recorded parameters before each update are given to it, so it needs no optimizer. Its numbers
+are written in the tests and not read from conf/.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from async_rl.core.types import Group, Score, Trajectory
+from async_rl.learner.forward_passes import Minibatch
+from async_rl.learner.records import Step
+from async_rl.learner.sharding import full_tensor
+from async_rl.learner.trainer import Trainer
+from async_rl.learner.update import Updater
+
+VALUE_COEF = 0.5
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """One objective in numbers. kl_in_reward: weight of k1; kl_in_loss: weight of k3."""
+
+    advantage: str = "grpo"
+    gamma: float = 1.0
+    lam: float = 1.0
+    normalize: str = "none"
+    loss: str = "ppo"
+    clip_low: float = 0.2
+    clip_high: float = 0.28
+    correction: str = "token_tis"
+    weight_max: float = 2.0
+    weight_min: float = 0.0
+    geometric_max: float = np.inf
+    aggregation: str = "token_mean"
+    aggregation_tokens: int = 12
+    kl_in_reward: float = 0.0
+    kl_in_loss: float = 0.0
+    entropy_coef: float = 0.0
+    masks_truncated: bool = False
+    bootstraps_truncated: bool = True
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """One update as the product planned it: its sequences, and all parameters before it."""
+
+    sequences: list[int]
+    policy: list[Tensor]
+    critic: list[Tensor]
+
+
+def record_updates(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> list[Update]:
+    """Collect the updates of the next steps of all trainers."""
+    updates: list[Update] = []
+    update = Updater._update
+    models = trainer._models
+
+    def clones(module: nn.Module | None) -> list[Tensor]:
+        if module is None:
+            return []
+        return [full_tensor(p).detach().clone() for p in module.parameters()]
+
+    def spy(self: Updater, step: Step, minibatch: Minibatch) -> None:
+        policy, critic = clones(models.policy.lm), clones(models.critic)
+        updates.append(Update(sequences=list(minibatch.sequences), policy=policy, critic=critic))
+        update(self, step, minibatch)
+
+    monkeypatch.setattr(Updater, "_update", spy)
+    return updates
+
+
+def conversations(groups: Sequence[Group], scorer: Trainer) -> list[Group]:
+    """The groups with behavior log-probs near the scorer's, and with tokens that an environment
+    wrote: in the middle of some responses, at the end of others. They have no log-prob and no
+    version, as the rollout writes them.
+    """
+    rng = np.random.default_rng(5)
+
+    def turned(t: Trajectory) -> Trajectory:
+        mask = t.loss_mask.copy()
+        num_read = int(rng.integers(0, max(1, t.response_length - 1)))
+        start = t.prompt_length + int(rng.integers(1, t.response_length - num_read + 1))
+        mask[start : start + num_read] = False
+        noise = rng.normal(scale=0.4, size=len(mask))
+        near = scorer.logprobs([t.token_ids])[0] + noise
+        return msgspec.structs.replace(
+            t,
+            loss_mask=mask,
+            behavior_logprobs=np.where(mask, near, 0).astype(np.float32),
+            versions=np.where(mask, t.versions, -1).astype(np.int32),
+        )
+
+    def scored(t: Trajectory) -> Trajectory:
+        reward = float(rng.integers(0, 4)) / 2
+        return msgspec.structs.replace(
+            t, score=Score(reward=reward, parts={}, verdicts=(), latency_s=0.0)
+        )
+
+    return [
+        msgspec.structs.replace(
+            group,
+            trajectories=[scored(turned(t)) for t in group.trajectories],
+            baseline=scored(group.trajectories[0]),
+        )
+        for group in groups
+    ]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One trajectory with what the models said before the first update."""
+
+    group: int
+    t: Trajectory
+    mask: Tensor
+    proximal: Tensor
+    reference: Tensor
+    behavior: Tensor
+    values: list[float]
+
+
+class StepOracle:
+    """The gradients of every update of one step."""
+
+    def __init__(
+        self, path: Path, groups: Sequence[Group], first: Update, objective: Objective
+    ) -> None:
+        self._objective = objective
+        self._groups = groups
+        self._reference = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64)
+        self._policy = copy.deepcopy(self._reference)
+        self._backbone = copy.deepcopy(self._reference.model)
+        hidden = self._reference.config.hidden_size
+        self._head = nn.Linear(hidden, 1, dtype=torch.float64)
+        self._load(first)
+        self._samples = [
+            self._sample(index, t) for index, group in enumerate(groups) for t in group.trajectories
+        ]
+        self._advantages, self._returns = self._targets()
+
+    def gradients(self, update: Update) -> Mapping[str, list[Tensor]]:
+        """The gradients of policy and critic in one update."""
+        self._load(update)
+        objective = self._objective
+        loss = torch.zeros((), dtype=torch.float64)
+        members = [self._samples[i] for i in update.sequences]
+        trained = [s for s in members if bool(s.mask.any())]
+        num_tokens = sum(int(s.mask.sum()) for s in trained)
+        for sample in trained:
+            length = int(sample.mask.sum())
+            share = {
+                "token_mean": 1 / num_tokens,
+                "sequence_mean": 1 / (len(trained) * length),
+                "sequence_sum": 1 / (len(trained) * objective.aggregation_tokens),
+            }[objective.aggregation]
+            index = next(i for i, s in enumerate(self._samples) if s is sample)
+            losses = self._losses(sample, self._advantages[index])
+            loss = loss + share * losses[sample.mask].sum()
+            if update.critic:
+                values = self._values(sample.t)[:-1]
+                errors = (values - self._returns[index]).square()[sample.mask]
+                loss = loss + VALUE_COEF * share * 0.5 * errors.sum()
+        loss.backward()
+        critic = [*self._backbone.parameters(), *self._head.parameters()]
+        return {
+            "policy": [p.grad for p in self._policy.parameters()],
+            "critic": [torch.zeros(()) if p.grad is None else p.grad for p in critic],
+        }
+
+    def _load(self, update: Update) -> None:
+        critic = [*self._backbone.parameters(), *self._head.parameters()]
+        pairs = [*zip(self._policy.parameters(), update.policy, strict=True)]
+        if update.critic:
+            pairs += zip(critic, update.critic, strict=True)
+        with torch.no_grad():
+            for parameter, value in pairs:
+                parameter.copy_(value)
+        for parameter in (*self._policy.parameters(), *critic):
+            parameter.grad = None
+
+    def _sample(self, group: int, t: Trajectory) -> Sample:
+        start = t.prompt_length
+        mask = torch.from_numpy(t.loss_mask[start:])
+        if self._objective.masks_truncated and t.is_truncated:
+            mask = torch.zeros_like(mask)
+        with torch.no_grad():
+            return Sample(
+                group=group,
+                t=t,
+                mask=mask,
+                proximal=_logprobs(self._policy, t)[0],
+                reference=_logprobs(self._reference, t)[0],
+                behavior=torch.from_numpy(t.behavior_logprobs[start:]).double(),
+                values=self._values(t).tolist(),
+            )
+
+    def _values(self, t: Trajectory) -> Tensor:
+        """The values before every response token and after the last one."""
+        ids = torch.from_numpy(t.token_ids).long()[None]
+        states = self._backbone(ids, use_cache=False).last_hidden_state
+        return self._head(states[0, t.prompt_length - 1 :])[:, 0]
+
+    def _losses(self, sample: Sample, advantages: Tensor) -> Tensor:
+        objective = self._objective
+        logprobs, entropies = _logprobs(self._policy, sample.t)
+        weight = self._weights(sample)
+        log_ratio = logprobs - sample.proximal
+        if objective.loss == "gspo":
+            mean = log_ratio[sample.mask].mean()
+            # Each token has the value of the sequence and its own share of the gradient.
+            log_ratio = mean.detach() + log_ratio - log_ratio.detach()
+        ratio = log_ratio.exp()
+        bounded = ratio.clamp(1 - objective.clip_low, 1 + objective.clip_high)
+        if objective.loss == "cispo":
+            losses = -weight * bounded.detach() * advantages * logprobs
+        else:
+            losses = -weight * torch.minimum(ratio * advantages, bounded * advantages)
+        d = logprobs - sample.reference
+        losses = losses + objective.kl_in_loss * weight * ((-d).exp() - 1 + d)
+        return losses - objective.entropy_coef * entropies
+
+    def _weights(self, sample: Sample) -> Tensor:
+        """The behavior weights by their definition, over the written tokens alone."""
+        objective = self._objective
+        log_ratio = (sample.proximal - sample.behavior)[sample.mask]
+        weight = log_ratio.exp()
+        if objective.correction.startswith("sequence"):
+            weight = log_ratio.sum().exp().expand(len(log_ratio))
+        if objective.correction.endswith("tis"):
+            weight = weight.clamp(max=objective.weight_max)
+        if objective.correction.endswith("mis"):
+            is_outside = (weight > objective.weight_max) | (weight < objective.weight_min)
+            weight = weight.masked_fill(is_outside, 0)
+        if float(log_ratio.mean().exp()) > objective.geometric_max:
+            weight = torch.zeros_like(weight)
+        spread = torch.zeros(len(sample.mask), dtype=torch.float64)
+        spread[sample.mask] = weight
+        return spread
+
+    def _targets(self) -> tuple[list[Tensor], list[Tensor]]:
+        raw, returns = zip(*(self._raw(sample) for sample in self._samples), strict=True)
+        return self._normalized(list(raw)), list(returns)
+
+    def _raw(self, sample: Sample) -> tuple[Tensor, Tensor]:
+        """Advantages and returns of the written tokens, 0 elsewhere."""
+        objective, t = self._objective, sample.t
+        written = [i for i, is_written in enumerate(t.loss_mask[t.prompt_length :]) if is_written]
+        rewards = {
+            i: -objective.kl_in_reward * float(sample.proximal[i] - sample.reference[i])
+            for i in written
+        }
+        rewards[written[-1]] += t.score.reward
+        advantages = torch.zeros(t.response_length, dtype=torch.float64)
+        returns = torch.zeros_like(advantages)
+        if objective.advantage != "gae":
+            advantages[written] = self._compared(sample, sum(rewards.values()))
+            return advantages, returns
+        has_more = t.is_truncated and objective.bootstraps_truncated
+        value, carried = (sample.values[-1] if has_more else 0.0), 0.0
+        for i in reversed(written):
+            delta = rewards[i] + objective.gamma * value - sample.values[i]
+            carried = delta + objective.gamma * objective.lam * carried
+            value = sample.values[i]
+            advantages[i], returns[i] = carried, carried + value
+        return advantages, returns
+
+    def _compared(self, sample: Sample, reward: float) -> float:
+        """The advantage of a whole response over others of its group."""
+        group = self._groups[sample.group]
+        members = [
+            member.score.reward
+            for member in group.trajectories
+            if not (self._objective.masks_truncated and member.is_truncated)
+        ]
+        if self._objective.advantage == "reinforce_plus_plus":
+            return reward
+        if self._objective.advantage == "remax":
+            assert group.baseline is not None
+            return reward - group.baseline.score.reward
+        if len(members) < 2:
+            return 0.0
+        mean = float(np.mean(members))
+        return {
+            "grpo": (reward - mean) / (float(np.std(members, ddof=1)) + 1e-6),
+            "dr_grpo": reward - mean,
+            "rloo": (reward - mean) * len(members) / (len(members) - 1),
+        }[self._objective.advantage]
+
+    def _normalized(self, raw: list[Tensor]) -> list[Tensor]:
+        if self._objective.normalize == "none":
+            return raw
+        pairs = zip(raw, self._samples, strict=True)
+        flat = torch.cat([advantages[s.mask] for advantages, s in pairs])
+        mean, std = flat.mean(), flat.std(correction=0)
+        return [(advantages - mean) / (std + 1e-5) for advantages in raw]
+
+
+def _logprobs(model: nn.Module, t: Trajectory) -> tuple[Tensor, Tensor]:
+    """Log-probs of the response tokens and entropies where they were sampled."""
+    ids, start = torch.from_numpy(t.token_ids).long()[None], t.prompt_length
+    logp = torch.log_softmax(model(ids, use_cache=False).logits[0, start - 1 : -1], -1)
+    return logp.gather(1, ids[0, start:, None])[:, 0], -(logp.exp() * logp).sum(-1)

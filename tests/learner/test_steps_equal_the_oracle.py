@@ -1,0 +1,101 @@
+"""Every update of a second step, at the minibatches, epochs and masks of each preset and on
+conversations of several turns, has the gradient of a float64 oracle.
+
+One minibatch of responses without foreign tokens hides much: log-probs that only the first
+minibatch has, statistics over tokens that nobody trains, terms that are 0 while policy and
+reference are one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from learner_support import make_groups, make_trainer, relative_difference, spy_on_gradients
+from step_oracle import Objective, StepOracle, conversations, record_updates
+
+GRPO = Objective()
+PPO = Objective(advantage="gae", normalize="batch", kl_in_reward=0.001)
+SEQUENCES = Objective(
+    loss="gspo",
+    clip_low=3e-4,
+    clip_high=4e-4,
+    correction="sequence_tis",
+    aggregation="sequence_mean",
+)
+PRESETS = {
+    "ppo_code": (PPO, 2),
+    "grpo_code": (GRPO, 1),
+    "grpo_code_retry": (GRPO, 1),
+    "grpo_code algorithm=dr_grpo": (
+        Objective(advantage="dr_grpo", aggregation="sequence_sum"),
+        1,
+    ),
+    "grpo_code algorithm=gspo": (SEQUENCES, 1),
+    "grpo_code algorithm=cispo": (Objective(loss="cispo", clip_high=2.0), 1),
+    "grpo_code algorithm=rloo": (Objective(advantage="rloo"), 1),
+    "grpo_code algorithm=remax": (Objective(advantage="remax"), 1),
+    "grpo_code algorithm=reinforce_plus_plus": (
+        Objective(advantage="reinforce_plus_plus", normalize="batch"),
+        1,
+    ),
+}
+TWICE = "learner.minibatches=2 learner.epochs=2"
+VARIANTS = {
+    f"grpo_code {TWICE} algorithm=gspo": (SEQUENCES, 4),
+    f"grpo_code {TWICE} algorithm.mask_truncated=true": (Objective(masks_truncated=True), 4),
+    f"ppo_code {TWICE} algorithm.mask_truncated=true": (
+        Objective(advantage="gae", normalize="batch", kl_in_reward=0.001, masks_truncated=True),
+        4,
+    ),
+    f"grpo_code {TWICE} algorithm.kl_coef=0.3": (Objective(kl_in_loss=0.3), 4),
+    f"grpo_code {TWICE} algorithm.entropy_coef=0.1": (Objective(entropy_coef=0.1), 4),
+    f"grpo_code {TWICE} algorithm.behavior_correction=sequence_mis"
+    " algorithm.behavior_weight_min=0.5": (
+        Objective(correction="sequence_mis", weight_min=0.5),
+        4,
+    ),
+    f"grpo_code {TWICE} algorithm.geometric_max=1.1": (Objective(geometric_max=1.1), 4),
+    f"ppo_code {TWICE} algorithm.kl_coef=0.3 algorithm.gamma=0.9 algorithm.gae_lambda=0.8": (
+        Objective(advantage="gae", normalize="batch", kl_in_reward=0.3, gamma=0.9, lam=0.8),
+        4,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", [*PRESETS, *VARIANTS])
+def test_every_update_of_a_step_has_the_gradient_of_the_oracle(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    objective, num_updates = (PRESETS | VARIANTS)[case]
+    conf, *overrides = case.split()
+    rates = ("learner.optimizer.lr=3e-3", "learner.critic.optimizer.lr=3e-3")
+    trainer = make_trainer(model_path, conf, *overrides, *rates)
+    # After one step the policy differs from its reference, and values from 0.
+    trainer.step(conversations(make_groups(), trainer), 0)
+    groups = conversations(make_groups(1, version=1, ages=(0, 1)), trainer)
+    updates = record_updates(trainer, monkeypatch)
+    collected = spy_on_gradients(monkeypatch)
+    trainer.step(groups, 1)
+    assert len(updates) == num_updates
+    oracle = StepOracle(model_path, groups, updates[0], objective)
+    for index, update in enumerate(updates):
+        expected = oracle.gradients(update)
+        for name, gradients in collected.items():
+            difference = relative_difference(gradients[index], expected[name])
+            assert difference < 1e-4, (name, index)
+
+
+@pytest.mark.parametrize("conf", ["ppo_code", "grpo_code"])
+def test_the_minibatches_of_an_epoch_contain_every_sequence_once(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch, conf: str
+) -> None:
+    trainer = make_trainer(model_path, conf, "learner.minibatches=4", "learner.epochs=2")
+    updates = record_updates(trainer, monkeypatch)
+    trainer.step(make_groups(), 0)
+    orders = []
+    for epoch in (updates[:4], updates[4:]):
+        sequences = [s for update in epoch for s in update.sequences]
+        assert sorted(sequences) == list(range(16))
+        orders.append(sequences)
+    assert orders[0] != orders[1]
