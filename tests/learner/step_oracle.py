@@ -180,6 +180,14 @@ class StepOracle:
             "critic": [torch.zeros(()) if p.grad is None else p.grad for p in critic],
         }
 
+    def kl_per_sequence(self) -> float:
+        """Nats of KL(proximal, reference) by the estimator k1, over the written tokens."""
+        sums = [
+            float((s.proximal - s.reference)[torch.from_numpy(_written(s.t))].sum())
+            for s in self._samples
+        ]
+        return sum(sums) / len(sums)
+
     def _load(self, update: Update) -> None:
         critic = [*self._backbone.parameters(), *self._head.parameters()]
         pairs = [*zip(self._policy.parameters(), update.policy, strict=True)]
@@ -193,7 +201,7 @@ class StepOracle:
 
     def _sample(self, group: int, t: Trajectory) -> Sample:
         start = t.prompt_length
-        mask = torch.from_numpy(t.loss_mask[start:])
+        mask = torch.from_numpy(_written(t))
         if self._objective.masks_truncated and t.is_truncated:
             mask = torch.zeros_like(mask)
         with torch.no_grad():
@@ -257,7 +265,7 @@ class StepOracle:
     def _raw(self, sample: Sample) -> tuple[Tensor, Tensor]:
         """Advantages and returns of the written tokens, 0 elsewhere."""
         objective, t = self._objective, sample.t
-        written = [i for i, is_written in enumerate(t.loss_mask[t.prompt_length :]) if is_written]
+        written = [i for i, is_written in enumerate(_written(t)) if is_written]
         rewards = {
             i: -objective.kl_in_reward * float(sample.proximal[i] - sample.reference[i])
             for i in written
@@ -306,6 +314,10 @@ class StepOracle:
         flat = torch.cat([advantages[s.mask] for advantages, s in pairs])
         mean, std = flat.mean(), flat.std(correction=0)
         return [(advantages - mean) / (std + 1e-5) for advantages in raw]
+
+
+def _written(t: Trajectory) -> np.ndarray:
+    return t.loss_mask[t.prompt_length :]
 
 
 def _logprobs(model: nn.Module, t: Trajectory) -> tuple[Tensor, Tensor]:

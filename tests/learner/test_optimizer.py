@@ -12,6 +12,7 @@ from learner_support import make_config
 from torch import nn
 
 from async_rl.config.learner import OptimizerConfig
+from async_rl.core.errors import NonFiniteError
 from async_rl.learner.optimizer import ModelOptimizer
 
 NUM_STEPS, ROUNDS = 12, 6
@@ -120,3 +121,29 @@ def test_the_floor_of_the_cosine_is_a_share_of_lr() -> None:
     high = settings("min_lr_ratio=0.9")
     assert trained(high) == pytest.approx(oracle(high), abs=1e-5)
     assert trained(high) != pytest.approx(trained(settings()), abs=1e-3)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e30])
+@pytest.mark.parametrize("position", [0, 1])
+def test_gradients_that_are_not_finite_change_nothing_even_if_the_loss_is_finite(
+    value: float, position: int
+) -> None:
+    """A float32 norm overflows at gradients above 1.8e19, so they count as infinite."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    parameters = list(model.parameters())
+    optimizer = ModelOptimizer(
+        "m", model, settings(), parameters=parameters, num_steps=NUM_STEPS, is_offloaded=False
+    )
+    for gradient in gradients():
+        before = [p.detach().clone() for p in parameters]
+        for parameter, grad in zip(parameters, gradient, strict=True):
+            parameter.grad = grad.clone()
+        broken = parameters[position].grad
+        assert broken is not None
+        broken.flatten()[1] = value
+        with pytest.raises(NonFiniteError, match=r"m: loss 0\.5, gradient norm (nan|inf)"):
+            optimizer.apply(0.5)
+        assert all(torch.equal(a, b) for a, b in zip(before, parameters, strict=True))
+        assert not optimizer.torch_optimizer.state, "no moment was made"
+        assert all(parameter.grad is None for parameter in parameters)

@@ -99,3 +99,30 @@ def test_the_minibatches_of_an_epoch_contain_every_sequence_once(
         assert sorted(sequences) == list(range(16))
         orders.append(sequences)
     assert orders[0] != orders[1]
+
+
+@pytest.mark.proves("algorithm.kl_controller")
+def test_the_adaptive_coefficient_follows_the_kl_of_tokens_that_the_policy_wrote(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log-probs of tokens that an environment wrote say nothing about the policy."""
+    knobs = (
+        "algorithm.kl_controller=adaptive",
+        "algorithm.kl_coef=0.1",
+        "algorithm.kl_horizon=16",
+        "learner.optimizer.lr=3e-3",
+    )
+    trainer = make_trainer(model_path, "ppo_code", *knobs)
+    trainer.step(conversations(make_groups(), trainer), 0)
+    groups = conversations(make_groups(1, version=1), trainer)
+    updates = record_updates(trainer, monkeypatch)
+    trainer.step(groups, 1)
+    kl = StepOracle(model_path, groups, updates[0], PPO).kl_per_sequence()
+    found = []
+    for target in (kl / 3, kl / 1.1, 3 * kl):
+        again = make_trainer(model_path, "ppo_code", *knobs, f"algorithm.kl_target={target}")
+        again.step(conversations(make_groups(), again), 0)
+        before = again.step(groups, 1).scalars["policy/kl_coef"]
+        found.append(again.step(groups, 1).scalars["policy/kl_coef"] / before)
+    # 16 sequences over a horizon of 16: the error itself, at most 0.2 either way.
+    assert found == pytest.approx([1.2, 1.1, 0.8], rel=1e-3)

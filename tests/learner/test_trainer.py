@@ -153,6 +153,27 @@ def test_the_critic_learns_the_returns(model_path: Path) -> None:
     assert last.scalars["policy/lr"] == 0.0
 
 
+def test_the_schedule_of_the_policy_begins_after_the_warm_up_of_the_critic(
+    model_path: Path,
+) -> None:
+    """Otherwise the policy would begin in the middle of its own warm-up or decay."""
+    knobs = (
+        "num_steps=8",
+        "learner.critic.warmup_steps=3",
+        "learner.optimizer.lr=1e-3",
+        "learner.optimizer.warmup_steps=4",
+        "learner.critic.optimizer.lr=1e-2",
+        "learner.critic.optimizer.warmup_steps=2",
+        "learner.critic.optimizer.schedule=constant",
+    )
+    trainer = make_trainer(model_path, "ppo_code", *knobs)
+    found = [trainer.step(make_groups(version=v), v).scalars for v in range(8)]
+    assert [step["policy/lr"] for step in found[:7]] == pytest.approx(
+        [0, 0, 0, 0.25e-3, 0.5e-3, 0.75e-3, 1e-3]
+    )
+    assert [step["value/lr"] for step in found] == pytest.approx([0.5e-2, *[1e-2] * 7])
+
+
 def test_warm_up_starts_at_a_fraction_of_lr(model_path: Path) -> None:
     trainer = make_trainer(
         model_path, "grpo_code", "learner.optimizer.warmup_steps=4", "learner.optimizer.lr=1e-3"
@@ -310,6 +331,20 @@ def test_what_is_trained_while_a_checkpoint_is_written_does_not_reach_it(
     restored.load(tmp_path / "step_1")
     assert equal(before, weights_of(restored))
     assert not equal(before, weights_of(trainer))
+
+
+def test_the_random_state_of_torch_is_that_of_the_checkpoint(
+    model_path: Path, tmp_path: Path
+) -> None:
+    """A model with dropout would otherwise draw other numbers after a resume."""
+    trainer = make_trainer(model_path, "grpo_code")
+    torch.rand(3)
+    trainer.save(tmp_path / "step_1", 1).result()
+    expected = torch.rand(5)
+    restored = make_trainer(model_path, "grpo_code")
+    torch.manual_seed(123)
+    restored.load(tmp_path / "step_1")
+    assert torch.equal(torch.rand(5), expected)
 
 
 @pytest.mark.parametrize(

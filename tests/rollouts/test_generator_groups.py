@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from async_rl.config.run import RunConfig
-from async_rl.core.errors import RewardError
+from async_rl.core.errors import EngineDead, RewardError, Unavailable, WeightsError, root_cause
 from async_rl.core.types import (
     CodeProblem,
     Group,
@@ -80,10 +80,10 @@ class ScriptedScorer:
         return Score(reward=1.0, parts={}, verdicts=(), latency_s=0.0, steps=steps)
 
 
-def scripted_rollouts(config: RunConfig) -> Rollouts:
+def scripted_rollouts(config: RunConfig, engine: Any = None) -> Rollouts:
     return Rollouts(
         config,
-        ScriptedEngine(),  # type: ignore[arg-type]
+        engine or ScriptedEngine(),
         tokenizer=Letters(),
         token="t",
         name="generator-0",
@@ -91,17 +91,14 @@ def scripted_rollouts(config: RunConfig) -> Rollouts:
     )
 
 
-def scripted_groups(context: Any) -> tuple[Groups, Rollouts]:
-    engine: Any = ScriptedEngine()
-    rollouts = scripted_rollouts(context.config)
+def scripted_groups(context: Any, engine: Any = None) -> tuple[Groups, Rollouts]:
+    engine = engine or ScriptedEngine()
+    rollouts = scripted_rollouts(context.config, engine)
     return Groups(context, engine, rollouts, Sleeping(engine, context.activity)), rollouts
 
 
-def roll_out(
-    monkeypatch: pytest.MonkeyPatch, *overrides: str, purpose: Purpose = Purpose.TRAIN
-) -> Group:
-    config = compose("grpo_code", ["generation.group_size=2", *overrides])
-    ticket = Ticket(
+def ticket_of(num_samples: int, purpose: Purpose = Purpose.TRAIN) -> Ticket:
+    return Ticket(
         group_id=1,
         attempt=1,
         purpose=purpose,
@@ -112,14 +109,34 @@ def roll_out(
             data_source="code",
             problem=CodeProblem(tests=[]),
         ),
-        num_samples=(
-            (config.generation.generation_size or 2)
-            if purpose is Purpose.TRAIN
-            else config.evaluation.num_samples
-        ),
+        num_samples=num_samples,
         sampling=Sampling(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=8, min_new_tokens=0),
         admitted_version=3,
     )
+
+
+class DeadEngine(ScriptedEngine):
+    """An engine that fails every request in the given way."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    async def generate(
+        self, request_id: str, prompt_token_ids: Sequence[int], num_samples: int, sampling: Sampling
+    ) -> AsyncGenerator[Completion, None]:
+        if num_samples:
+            raise self._error
+        yield
+
+
+def roll_out(
+    monkeypatch: pytest.MonkeyPatch, *overrides: str, purpose: Purpose = Purpose.TRAIN
+) -> Group:
+    config = compose("grpo_code", ["generation.group_size=2", *overrides])
+    num_samples = config.evaluation.num_samples
+    if purpose is Purpose.TRAIN:
+        num_samples = config.generation.generation_size or 2
+    ticket = ticket_of(num_samples, purpose)
 
     async def run() -> Group:
         rollouts = scripted_rollouts(config)
@@ -263,6 +280,34 @@ def test_a_reward_function_that_fails_gives_the_group_back_or_ends_the_generator
         assert [(f.group_id, f.attempt, f.reason, f.message) for f in told] == [
             (7, 2, "reward_failed", "RewardError: mine raised ValueError")
         ]
+
+
+@pytest.mark.parametrize("error", [Unavailable("the engine died"), WeightsError("half loaded")])
+def test_an_engine_that_died_ends_its_generator_and_fails_no_group(error: Exception) -> None:
+    """Further groups would fail too, and each would count as an attempt of its prompt."""
+    told: list[object] = []
+
+    async def call(request: object, *, timeout_s: float) -> None:
+        told.append(request)
+
+    context: Any = SimpleNamespace(
+        config=compose("grpo_code", ["generation.group_size=2"]), model_path=None,
+        token="t", name="generator-0",
+        activity=Activity(), log=logging.getLogger("test"),
+        peer=lambda _: SimpleNamespace(call=call),
+    )  # fmt: skip
+
+    async def run() -> None:
+        groups, rollouts = scripted_groups(context, DeadEngine(error))
+        try:
+            await groups._roll_out(ticket_of(2))
+        finally:
+            await rollouts.close()
+
+    with pytest.raises((EngineDead, ExceptionGroup)) as ended:
+        asyncio.run(run())
+    assert isinstance(root_cause(ended.value), EngineDead)
+    assert told == []
 
 
 def test_an_engine_is_brought_up_gently_where_another_generator_writes_already(

@@ -4,12 +4,17 @@ after pushes.
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import numpy as np
 import pytest
 
 from async_rl.core.errors import WeightsError
+from async_rl.core.types import FloatArray, IntArray
 from async_rl.launchers.configuration.compose import compose
 from async_rl.protocol.generator import Logprobs
+from async_rl.protocol.weights import Manifest, TensorEntry
 from async_rl.training.probe import Expected, Prober, probe_rows
 
 
@@ -51,3 +56,45 @@ def test_an_answer_of_another_version_is_not_compared() -> None:
 def test_the_probe_is_the_same_in_every_run() -> None:
     assert all(np.array_equal(a, b) for a, b in zip(probe_rows(50), probe_rows(50), strict=True))
     assert len({int(t) for row in probe_rows(50) for t in row}) > 25
+
+
+class Pool:
+    """A learner whose log-probs are its number of calls."""
+
+    def __init__(self) -> None:
+        self.num_calls = 0
+
+    async def logprobs(self, rows: list[IntArray]) -> list[FloatArray]:
+        self.num_calls += 1
+        return [np.full(len(row), -self.num_calls, np.float32) for row in rows]
+
+
+def manifest(version: int) -> Manifest:
+    entry = TensorEntry(
+        name="model.embed_tokens.weight", dtype="float32", shape=[50, 8], offset=0, size_bytes=1600
+    )
+    return Manifest(version=version, path="", tensors=[entry], total_bytes=1600, checksum=0)
+
+
+@pytest.mark.proves("weights.probe_every_pushes")
+@pytest.mark.parametrize(("every", "due"), [(3, [0, 3, 6]), (1, list(range(8))), (0, [0])])
+def test_a_probe_is_due_at_the_first_push_and_every_so_many_pushes(
+    every: int, due: list[int]
+) -> None:
+    prober = Prober(
+        compose("grpo_code", [f"weights.probe_every_pushes={every}"]).weights, push_s=60
+    )
+    pool: Any = Pool()
+
+    async def asked() -> list[int]:
+        return [push async for push in pushes() if prober.expected.logprobs]
+
+    async def pushes() -> Any:
+        for push in range(8):
+            await prober.expect(pool, manifest(push))
+            assert prober.expected.version == push
+            assert len(prober.expected.rows) == len(prober.expected.logprobs)
+            yield push
+
+    assert asyncio.run(asked()) == due
+    assert pool.num_calls == len(due)

@@ -1,0 +1,102 @@
+"""A failure around the policy is never a score: neither a kill from outside nor a verdict of the
+verifier that says that it could not judge.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from typing import Any
+
+import numpy as np
+import pytest
+from rewards_support import LIMITS
+
+from async_rl.core.errors import InfrastructureError
+from async_rl.core.types import CallTest, CodeProblem, Prompt, StdinTest, Verdict
+from async_rl.launchers.configuration.compose import compose
+from async_rl.rewards.scoring import Scorer
+from async_rl.rewards.verifier.judging import Judge
+from async_rl.rewards.verifier.protocol import VerifyRequest
+from async_rl.sandbox.cell import Job, Outcome
+from async_rl.sandbox.frames import Frame, Frames, Kind
+from async_rl.sandbox.protocol import Ending, Reply
+
+MIB = 1 << 20
+LOADED = Frame(run=-1, kind=Kind.LOADED, cpu_s=0.0, body=b"")
+
+
+class KilledCells:
+    """Cells whose child always ends by SIGKILL, after it loaded the program."""
+
+    level = 1
+    num_replaced = 0
+
+    def __init__(self, *, peak_mb: int, cpu_s: float) -> None:
+        self._reply = Reply(
+            Ending.SIGNALED, signal.SIGKILL, cpu_s=cpu_s, wall_s=0.1, peak_bytes=peak_mb * MIB
+        )
+        self.num_runs = 0
+
+    async def run(self, job: Job) -> Outcome:
+        self.num_runs += 1
+        frames = Frames(frames=[LOADED], is_malformed=False)
+        return Outcome(self._reply, frames, is_result_full=False, outputs=[b""])
+
+
+def judged(cells: KilledCells, test: CallTest | StdinTest) -> Verdict:
+    judge = Judge(cells, LIMITS)  # type: ignore[arg-type]
+    return asyncio.run(judge.verify(VerifyRequest(code="", tests=[test]))).verdict
+
+
+@pytest.mark.parametrize(
+    "test", [CallTest(function="f", args=[], expected=1), StdinTest(input="", output="")]
+)
+def test_a_program_that_was_killed_from_outside_has_no_verdict(test: CallTest | StdinTest) -> None:
+    # The kernel kills when the machine is out of memory, whatever the program itself uses.
+    cells = KilledCells(peak_mb=20, cpu_s=0.1)
+    with pytest.raises(InfrastructureError, match="killed from outside"):
+        judged(cells, test)
+    assert cells.num_runs == 2, "it is tried once more first"
+
+
+def test_a_program_that_was_killed_at_its_own_limit_has_failed() -> None:
+    call = CallTest(function="f", args=[], expected=1)
+    assert judged(KilledCells(peak_mb=LIMITS.memory_mb, cpu_s=0.1), call) is Verdict.MEMORY
+    assert judged(KilledCells(peak_mb=20, cpu_s=LIMITS.timeout_s), call) is Verdict.TIMEOUT
+
+
+class Answers:
+    """A verifier with the same verdicts for every program."""
+
+    def __init__(self, *verdicts: Verdict) -> None:
+        self._verdicts = list(verdicts)
+
+    async def verify(self, problem: CodeProblem, code: str) -> list[Verdict]:
+        return self._verdicts
+
+
+PROMPT = Prompt(
+    prompt_id="p7",
+    text="",
+    token_ids=np.zeros(1, np.int32),
+    data_source="code",
+    problem=CodeProblem(tests=[CallTest(function="f", args=[i], expected=i) for i in range(2)]),
+)
+BLOCK = "```python\ndef f(x):\n    return x + 1\n```"
+
+
+@pytest.mark.parametrize("others", [(), (Verdict.PASS,), (Verdict.WRONG_ANSWER,)])
+@pytest.mark.parametrize("has_steps", [False, True])
+def test_a_response_that_could_not_be_judged_gets_no_score(
+    others: tuple[Verdict, ...], has_steps: bool
+) -> None:
+    verifier = Answers(*others, Verdict.INFRASTRUCTURE_ERROR)
+    scorer = Scorer(compose("grpo_code"), verifier)
+    if not has_steps:
+        scoring: Any = scorer.score(PROMPT, BLOCK)
+    else:
+        scoring = scorer.score_steps(PROMPT, BLOCK, num_tokens=9, tokens_until=lambda chars: chars)
+    expected = pytest.RaisesExc(InfrastructureError, match="prompt p7")
+    with pytest.RaisesGroup(expected, allow_unwrapped=True, flatten_subgroups=True):
+        asyncio.run(scoring)
