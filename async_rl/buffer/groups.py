@@ -53,13 +53,14 @@ class StoredGroup:
 class Recovered:
     """The state that a store contains when a buffer starts.
 
-    prompt_ids: of the open groups.  counts: training groups per (state, reason).  evaluations:
-    whether each was reported.  left: (position, prompt indices) of prompts that left the data.
-    rewards: (position, reward of each sample) of the training groups that were put, read from the
-    file when they are iterated.
+    newest_version: of the steps of all histories.  prompt_ids: of the open groups.  counts:
+    training groups per (state, reason).  evaluations: whether each was reported.  left: (position,
+    prompt indices) of prompts that left the data.  rewards: (position, reward of each sample) of
+    the training groups that were put, read from the file when they are iterated.
     """
 
     learner_version: int
+    newest_version: int
     next_group_id: int
     next_index: int
     open: Sequence[OpenGroup]

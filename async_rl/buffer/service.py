@@ -110,9 +110,17 @@ class BufferService:
         return Work(tickets=parked.tickets, waits_for=waits_for)
 
     async def put_group(self, request: PutGroup) -> Message:
-        """Store a complete group."""
-        self.state.heard(request.group.generator, self._clock())
-        self.state.complete(request.group)
+        """Store a complete group. A group that is not valid ends its attempt."""
+        group = request.group
+        self.state.heard(group.generator, self._clock())
+        try:
+            self.state.complete(group)
+        except ProtocolError as error:
+            refusal = f"group {group.group_id} of {group.generator} is refused: {error}"
+            _log.warning("%s", refusal)
+            self.state.refuse(group, refusal)
+            await self._confirm()
+            raise ProtocolError(refusal) from error
         return await self._confirm()
 
     async def fail_group(self, request: FailGroup) -> Message:

@@ -40,6 +40,7 @@ class BufferState:
     ) -> None:
         buffer = config.buffer
         self.drops: Counter[str] = Counter()
+        self.num_refused = 0
         self.num_trained = 0
         self._replay = Replay(
             groups_per_step=buffer.groups_per_step,
@@ -66,6 +67,7 @@ class BufferState:
         self._leases = Leases(config, self._admission.generators(), now_s)
         self._evaluations = EvaluationProgress(recovered)
         self.finished_evaluations = self._evaluations.finished
+        self._newest_version = recovered.newest_version
         self._changes: list[changes.Change] = []
         for (state, reason), count in recovered.counts.items():
             if state == GroupState.TRAINED:
@@ -114,15 +116,17 @@ class BufferState:
         return [self._tickets.ticket(self._admission.open[group_id]) for group_id in lost]
 
     def complete(self, group: Group) -> None:
-        """All samples of the group arrived. Raises ProtocolError if it cannot be of this run."""
+        """All samples of the group arrived. Raises ProtocolError if it is not a valid group of this
+        run; `refuse` it then.
+        """
         known = self._admission.open.get(group.group_id)
-        if group.group_id >= self._admission.next_group_id:
+        if not 0 <= group.group_id < self._admission.next_group_id:
             raise ProtocolError(
                 f"group {group.group_id} was never issued; is its generator of another run?"
             )
         if known is None or known.attempt != group.attempt:
             return
-        self._tickets.check(group, known.purpose)
+        self._tickets.check(group, known, newest_version=self._newest_version)
         summary = summarize(group)
         self._admission.close(group.group_id)
         self._changes.append(changes.Completed(group=group, summary=summary))
@@ -139,6 +143,11 @@ class BufferState:
             newest_version=summary.newest_version,
         )
         self._replay.put(stored)
+
+    def refuse(self, group: Group, message: str) -> None:
+        """Count a group that `complete` refused, and end its attempt."""
+        self.num_refused += 1
+        self.fail(group.group_id, group.attempt, DropReason.INVALID, message)
 
     def fail(self, group_id: int, attempt: int, reason: DropReason, message: str) -> None:
         """End the attempt; the group is dropped after generation.max_attempts of them."""
@@ -297,4 +306,5 @@ class BufferState:
 
     def _trained(self, version: int, group_ids: Sequence[int]) -> None:
         self._changes.append(changes.Trained(version=version, group_ids=group_ids))
+        self._newest_version = max(self._newest_version, version)
         self.num_trained += len(group_ids)

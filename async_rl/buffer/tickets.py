@@ -6,12 +6,14 @@ changes here, before the first prompt of that pass is read.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from async_rl.buffer.changes import Admitted, PromptsLeft
 from async_rl.buffer.groups import OpenGroup, Recovered
 from async_rl.config.run import RunConfig
 from async_rl.config.sampling import num_drawn, sampling_of
+from async_rl.core.checks import check_trajectory
 from async_rl.core.errors import ProtocolError
 from async_rl.core.types import Group, Purpose, Ticket
 from async_rl.data.run_prompts import RunPrompts
@@ -63,14 +65,28 @@ class Tickets:
             admitted_version=group.version,
         )
 
-    def check(self, group: Group, purpose: Purpose) -> None:
-        """Raise ProtocolError if the group does not have the number of samples of its ticket."""
-        num_samples = self._num_samples(purpose)
-        if len(group.trajectories) != num_samples:
-            raise ProtocolError(
-                f"group {group.group_id} has {len(group.trajectories)} samples, its ticket says"
-                f" {num_samples}"
-            )
+    def check(self, group: Group, known: OpenGroup, *, newest_version: int) -> None:
+        """Raise ProtocolError if the group is not a valid result of its ticket.
+
+        newest_version: as in `check_trajectory`.
+        """
+        prompt = self._prompts.prompt(known.purpose, known.index)
+        expected = (known.purpose, prompt.prompt_id, self._num_samples(known.purpose))
+        actual = (group.purpose, group.prompt_id, len(group.trajectories))
+        if actual != expected:
+            raise ProtocolError(f"purpose, prompt and samples are {actual} instead of {expected}")
+        # A group that waits again may still come from the generator that was given up.
+        if known.generator not in ("", group.generator):
+            raise ProtocolError(f"its ticket is with {known.generator}")
+        if not 0 <= group.generation_s < math.inf:
+            raise ProtocolError(f"its generation took {group.generation_s} s")
+        for index, sample in enumerate(group.trajectories):
+            try:
+                check_trajectory(sample, prompt.token_ids, newest_version=newest_version)
+            except ProtocolError as error:
+                raise ProtocolError(f"sample {index}: {error}") from error
+        if group.baseline is not None:
+            check_trajectory(group.baseline, prompt.token_ids, newest_version=newest_version)
 
     def note_rewards(self, index: int, group: Group) -> None:
         """Record the rewards of a training group for data.filter."""

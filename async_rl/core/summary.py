@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from async_rl.core.errors import ProtocolError
 from async_rl.core.types import NO_VERSION, Group, Trajectory
 
 
@@ -55,31 +54,13 @@ def failed_share(groups: Iterable[Group], fail_reward: float) -> float:
 
 
 def summarize(group: Group) -> Summary:
-    """The numbers of a complete group. Raises ProtocolError if its arrays do not fit together or
-    contain impossible values.
-    """
+    """The numbers of a complete group, whose samples passed `checks.check_trajectory`."""
     samples = group.trajectories
-    if not samples:
-        raise ProtocolError(f"group {group.group_id} has no trajectories")
-    for i, sample in enumerate(samples):
-        length = len(sample.token_ids)
-        arrays = (sample.loss_mask, sample.behavior_logprobs, sample.versions)
-        if any(len(array) != length for array in arrays) or not 0 < sample.prompt_length <= length:
-            raise ProtocolError(
-                f"group {group.group_id}, sample {i}: arrays of different lengths, or no prompt"
-            )
-    # One pass over all samples: a pass per sample costs as much as storing it.
     is_trained = np.concatenate([s.loss_mask for s in samples])
     versions = np.concatenate([s.versions for s in samples])[is_trained]
     oldest = newest = NO_VERSION
     if versions.size:
         oldest, newest = int(versions.min()), int(versions.max())
-        logprobs = np.concatenate([s.behavior_logprobs for s in samples])
-        if oldest < 0 or not np.isfinite(logprobs).all():
-            raise ProtocolError(
-                f"group {group.group_id}: a trained token has no version, or a log-prob is not"
-                " finite"
-            )
     return Summary(
         oldest_version=oldest,
         newest_version=newest,

@@ -69,6 +69,7 @@ class DropReason(enum.StrEnum):
     REWARD_FAILED = "reward_failed"
     GENERATOR_LOST = "generator_lost"
     UNTRAINABLE = "untrainable"
+    INVALID = "invalid"
 
 
 class Verdict(enum.StrEnum):

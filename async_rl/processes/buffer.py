@@ -78,6 +78,7 @@ class Tasks:
         self._service = service
         self._store = store
         self._counted = {reason: service.state.drops[reason] for reason in _COUNTED}
+        self._num_refused = 0
 
     async def watch_leases(self) -> None:
         """takes: the directory · waits for: the next deadline of a generator or a ticket · gives:
@@ -148,6 +149,10 @@ class Tasks:
             num_new = state.drops[reason] - self._counted[reason]
             self._context.activity.count(f"failures/{reason}", num_new)
             self._counted[reason] = state.drops[reason]
+        self._context.activity.count(
+            f"failures/{DropReason.INVALID}", state.num_refused - self._num_refused
+        )
+        self._num_refused = state.num_refused
         self._context.version = state.learner_version
 
     def _waiting(self, waits_for: str) -> contextlib.AbstractContextManager[None]:

@@ -13,8 +13,14 @@ import functools
 
 from async_rl.config.pools import evaluates_only
 from async_rl.config.sampling import num_drawn
-from async_rl.core.errors import EngineDead, InfrastructureError, RewardError, root_cause
-from async_rl.core.types import DropReason, Purpose, Ticket
+from async_rl.core.errors import (
+    EngineDead,
+    InfrastructureError,
+    ProtocolError,
+    RewardError,
+    root_cause,
+)
+from async_rl.core.types import DropReason, Group, Purpose, Ticket
 from async_rl.generation.engine import Engine
 from async_rl.protocol.buffer import FailGroup, PutGroup, RequestWork, Work
 from async_rl.rollouts.rollout import Rollouts, num_written
@@ -154,7 +160,14 @@ class Groups:
                 reason = DropReason.SCORING_FAILED
             await self._fail(ticket, reason, f"{type(cause).__name__}: {cause}")
         else:
+            await self._put(group)
+
+    async def _put(self, group: Group) -> None:
+        try:
             await self._buffer.call(PutGroup(group=group), timeout_s=self._call_timeout_s)
+        except ProtocolError as error:
+            # The buffer has ended the attempt and counted it; other groups may be valid.
+            self._context.log.error("%s", error)
 
     async def _fail(self, ticket: Ticket, reason: DropReason, message: str) -> None:
         self._context.activity.count(f"failures/{reason}", 1)

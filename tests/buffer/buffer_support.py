@@ -108,7 +108,7 @@ def make_trajectory(
     """Two prompt tokens and one response token per version."""
     length = 2 + len(versions)
     return Trajectory(
-        token_ids=np.arange(length, dtype=np.int32),
+        token_ids=np.arange(1, length + 1, dtype=np.int32),
         prompt_length=2,
         loss_mask=np.array([False, False] + [trained] * len(versions)),
         behavior_logprobs=np.full(length, -0.5, np.float32),

@@ -38,7 +38,7 @@ async def make_history(path: Path) -> None:
                         group=make_group(
                             ticket,
                             passes=ticket.group_id != 1,
-                            versions=[version, version, version + 1],
+                            versions=[max(version - 1, 0), version, version],
                         )
                     )
                 )
@@ -195,10 +195,10 @@ def test_the_command_shows_prompt_response_reward_and_verdicts(
     code, text = shown(monkeypatch, capsys, str(run_dir), "--failed", "--colour", "version")
     assert code == 0
     assert "text of t" in text
-    assert "w2" in text
-    assert "[1]" in text
+    assert "w3" in text
+    assert "[0]" in text
     assert "reward 0 (mean of its group 0.00), style 0.5; tests: wrong_answer" in text
-    assert "versions 0 to 1" in text
+    assert "versions 0 to 0" in text
 
 
 def test_a_step_that_is_not_stored_is_told_with_those_that_are(

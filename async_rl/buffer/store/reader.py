@@ -17,6 +17,7 @@ from async_rl.core.errors import InfrastructureError
 from async_rl.core.types import NO_VERSION, Group, GroupState, Purpose
 
 _LEARNER_VERSION = "SELECT coalesce(max(version), 0) FROM steps WHERE undone_s IS NULL"
+_NEWEST_VERSION = "SELECT coalesce(max(version), 0) FROM steps"
 _NEXT_GROUP = "SELECT coalesce(max(group_id), -1) + 1 FROM groups"
 _NEXT_INDEX = (
     "SELECT coalesce((SELECT position + 1 FROM groups WHERE purpose='train' ORDER BY group_id DESC"
@@ -74,6 +75,7 @@ class StoreReader:
         rows = self._rows(_OPEN)
         return Recovered(
             learner_version=self._one(_LEARNER_VERSION),
+            newest_version=self._one(_NEWEST_VERSION),
             next_group_id=self._one(_NEXT_GROUP),
             next_index=self._one(_NEXT_INDEX),
             open=[_open_group(row) for row in rows],

@@ -1,0 +1,285 @@
+"""What another process may send to the buffer: a group is either valid, or refused with its sender
+and the reason, and no message ends the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import logging
+import math
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from buffer_support import make_config, make_group, make_trajectory, opened, run, states, tickets
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from async_rl.buffer.service import BufferService
+from async_rl.core import codec
+from async_rl.core.errors import AsyncRLError, ProtocolError
+from async_rl.core.types import Group, Score, StepScore, Trajectory
+from async_rl.protocol.base import Message
+from async_rl.protocol.buffer import FailGroup, PutGroup, ReleaseGenerator, RequestWork
+
+VALID = make_trajectory([0, 0, 0])
+FromGenerators = RequestWork | PutGroup | FailGroup | ReleaseGenerator
+
+
+def altered(name: str, change: Callable[[Any], Any]) -> Trajectory:
+    return msgspec.structs.replace(VALID, **{name: change(copy.deepcopy(getattr(VALID, name)))})
+
+
+def scored(**fields: Any) -> Trajectory:
+    return altered("score", lambda score: msgspec.structs.replace(score, **fields))
+
+
+def with_item(index: int, value: Any) -> Callable[[Any], Any]:
+    def change(array: Any) -> Any:
+        array[index] = value
+        return array
+
+    return change
+
+
+INVALID = {
+    "mask float32": altered("loss_mask", lambda a: a.astype(np.float32)),
+    "mask short": altered("loss_mask", lambda a: a[:-1]),
+    "prompt trained": altered("loss_mask", with_item(1, True)),
+    "versions float": altered("versions", lambda a: a.astype(np.float32)),
+    "versions int64": altered("versions", lambda a: a.astype(np.int64)),
+    "versions two-dimensional": altered("versions", lambda a: a.reshape(1, -1)),
+    "version of the far future": altered("versions", with_item(-1, 1_000_000)),
+    "version one too new": altered("versions", with_item(-1, 1)),
+    "version below none": altered("versions", with_item(-1, -2)),
+    "trained without a version": altered("versions", with_item(-1, -1)),
+    "prompt written": altered("versions", with_item(0, 0)),
+    "log-prob above 0": altered("behavior_logprobs", with_item(-1, 0.01)),
+    "log-prob nan": altered("behavior_logprobs", with_item(-1, math.nan)),
+    "log-prob of a prompt token nan": altered("behavior_logprobs", with_item(0, math.nan)),
+    "log-prob infinite": altered("behavior_logprobs", with_item(-1, -math.inf)),
+    "log-probs two-dimensional": altered("behavior_logprobs", lambda a: a.reshape(-1, 1)),
+    "log-probs without dimension": altered("behavior_logprobs", lambda a: np.array(a[0])),
+    "tokens negative": altered("token_ids", with_item(-1, -1)),
+    "tokens none": altered("token_ids", lambda a: a[:0]),
+    "tokens of another prompt": altered("token_ids", with_item(0, 9)),
+    "prompt of another length": altered("prompt_length", lambda _: 1),
+    "prompt of negative length": altered("prompt_length", lambda _: -2),
+    "reward nan": scored(reward=math.nan),
+    "reward infinite": scored(reward=-math.inf),
+    "reward that overflows a sum": scored(reward=1.7e308),
+    "part nan": scored(parts={"style": math.nan}),
+    "latency negative": scored(latency_s=-1.0),
+    "latency nan": scored(latency_s=math.nan),
+    "step after the end": scored(steps=(StepScore(end_tokens=4, reward=1.0),)),
+    "step before the start": scored(steps=(StepScore(end_tokens=-1, reward=1.0),)),
+    "steps out of order": scored(
+        steps=(StepScore(end_tokens=3, reward=1.0), StepScore(end_tokens=1, reward=1.0))
+    ),
+    "step nan": scored(steps=(StepScore(end_tokens=1, reward=math.nan),)),
+}
+
+
+async def deliver(service: BufferService, message: Message) -> Message:
+    """What the server does with a message: decode it, call its handler."""
+    request: Any = codec.decode(codec.encode(message), FromGenerators)  # type: ignore[arg-type]
+    return await service.handlers[type(request)](request)
+
+
+@pytest.mark.parametrize("name", INVALID)
+@pytest.mark.parametrize("place", ["sample", "baseline"])
+def test_an_invalid_trajectory_is_refused_with_sender_and_reason_and_its_ticket_returns(
+    tmp_path: Path, name: str, place: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario() -> None:
+        async with opened(tmp_path, make_config()) as service:
+            ticket = (await tickets(service, 0, credit=1))[0]
+            valid = make_group(ticket)
+            if place == "sample":
+                changed: dict[str, Any] = {"trajectories": [VALID, INVALID[name]]}
+            else:
+                changed = {"baseline": INVALID[name]}
+            with pytest.raises(ProtocolError, match="group 0 of generator-0 is refused: "):
+                await deliver(service, PutGroup(group=msgspec.structs.replace(valid, **changed)))
+            assert (service.state.num_refused, states(tmp_path)) == (1, {0: "issued"})
+            again = (await tickets(service, 0, credit=1))[0]
+            assert (again.group_id, again.attempt) == (0, 2)
+            await deliver(service, PutGroup(group=make_group(again)))
+            assert (service.state.num_refused, states(tmp_path)) == (1, {0: "ready"})
+
+    with caplog.at_level(logging.WARNING):
+        run(scenario())
+    assert "group 0 of generator-0 is refused: " in caplog.text
+
+
+def test_a_group_that_is_refused_at_every_attempt_is_dropped_as_invalid(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with opened(tmp_path, make_config(max_attempts=2)) as service:
+            for _ in range(2):
+                ticket = (await tickets(service, 0, credit=1))[0]
+                group = make_group(ticket, versions=[5])
+                with pytest.raises(ProtocolError, match="versions are -1 to 5, but known are 0 to"):
+                    await deliver(service, PutGroup(group=group))
+            assert service.state.drops == {"invalid": 1}
+            assert states(tmp_path) == {0: "dropped"}
+
+    run(scenario())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"group_id": -1},
+        {"group_id": 2**63},
+        {"prompt_id": "another"},
+        {"purpose": "eval"},
+        {"trajectories": [VALID]},
+        {"trajectories": []},
+        {"generator": "generator-1"},
+        {"generation_s": math.nan},
+    ],
+)
+def test_a_group_that_is_not_the_result_of_its_ticket_is_refused(
+    tmp_path: Path, wrong: dict[str, Any]
+) -> None:
+    async def scenario() -> None:
+        async with opened(tmp_path, make_config()) as service:
+            group = make_group((await tickets(service, 0, credit=1))[0])
+            with pytest.raises(ProtocolError, match="is refused"):
+                await service.put_group(PutGroup(group=msgspec.structs.replace(group, **wrong)))
+            assert states(tmp_path)[0] != "ready"
+
+    run(scenario())
+
+
+def test_versions_that_a_learner_discarded_when_it_went_back_remain_known(tmp_path: Path) -> None:
+    """A group may have begun before the learner went back."""
+
+    async def scenario() -> None:
+        async with opened(tmp_path, make_config()) as service:
+            service.state._newest_version = 4
+            ticket = (await tickets(service, 0, credit=1))[0]
+            await service.put_group(PutGroup(group=make_group(ticket, versions=[4, 4, 0])))
+
+    run(scenario())
+
+
+# ---- hypothesis: real messages with one changed value, and with changed bytes
+
+
+def paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The path of every value inside a message as built-in types."""
+    items: list[tuple[Any, Any]] = []
+    if isinstance(value, dict):
+        items = list(value.items())
+    elif isinstance(value, list):
+        items = list(enumerate(value))
+    return [path] + [inner for key, item in items for inner in paths(item, (*path, key))]
+
+
+def array(values: Any) -> msgspec.msgpack.Ext:
+    return codec._enc_hook(values)
+
+
+NUMBERS = st.one_of(
+    st.integers(-(2**63), 2**64 - 1),
+    st.floats(),
+    st.sampled_from([-1, 0, 1, 2, 1_000_000, 2**31, 2**63, -(2**31), math.nan, math.inf]),
+)
+ARRAYS = st.builds(
+    lambda values, dtype, shape: array(np.resize(np.asarray(values), shape).astype(dtype)),
+    st.lists(st.integers(-3, 9), min_size=1, max_size=7),
+    st.sampled_from(["<i4", "<f4", "?", "<i8", "u1"]),
+    st.sampled_from([(), (0,), (1,), (5,), (6,), (1, 5), (5, 1), (2, 2, 2)]),
+)
+VALUES = st.one_of(
+    NUMBERS,
+    ARRAYS,
+    st.text(max_size=5),
+    st.binary(max_size=5).map(lambda data: msgspec.msgpack.Ext(1, data)),
+    st.builds(msgspec.msgpack.Ext, st.integers(-128, 127), st.binary(max_size=9)),
+    st.lists(NUMBERS, max_size=3),
+    st.none(),
+    st.booleans(),
+)
+
+
+def messages(group: Group) -> list[Message]:
+    score = Score(
+        reward=1.0,
+        parts={"style": 0.5},
+        verdicts=(),
+        latency_s=0.1,
+        steps=(StepScore(end_tokens=2, reward=0.5),),
+    )
+    group = msgspec.structs.replace(
+        group,
+        trajectories=[msgspec.structs.replace(VALID, score=score), VALID],
+        baseline=VALID,
+    )
+    return [
+        PutGroup(group=group),
+        RequestWork(
+            generator="generator-0", incarnation="a", version=0, credit=1, wait_s=0.0, held=[0]
+        ),
+        FailGroup(group_id=0, attempt=1, generator="generator-0", reason="x", message="m"),
+        ReleaseGenerator(generator="generator-0", incarnation="a"),
+    ]
+
+
+@settings(
+    max_examples=400,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@example(kind=0, where=3, value=2**63, flips=[])
+@given(
+    kind=st.sampled_from([0, 0, 0, 0, 1, 2, 3]),
+    where=st.integers(0, 10_000),
+    value=VALUES,
+    flips=st.lists(st.tuples(st.integers(0, 100_000), st.integers(0, 255)), max_size=3),
+)
+def test_a_mutated_message_is_accepted_whole_or_refused_and_never_ends_the_buffer(
+    kind: int, where: int, value: Any, flips: list[tuple[int, int]]
+) -> None:
+    async def scenario(directory: Path) -> None:
+        async with opened(directory, make_config(), None) as service:
+            ticket = (await tickets(service, 0, credit=1))[0]
+            content = msgspec.msgpack.decode(codec.encode(messages(make_group(ticket))[kind]))
+            path = paths(content)[where % len(paths(content))]
+            if path and not flips:
+                inner = content
+                for key in path[:-1]:
+                    inner = inner[key]
+                inner[path[-1]] = value
+            payload = bytearray(msgspec.msgpack.encode(content))
+            for at, byte in flips:
+                payload[at % len(payload)] = byte
+            try:
+                request: Any = codec.decode(bytes(payload), FromGenerators)  # type: ignore[arg-type]
+                if isinstance(request, RequestWork):  # the longest wait is the sender's choice
+                    request = msgspec.structs.replace(request, wait_s=0.0)
+                await service.handlers[type(request)](request)
+            except AsyncRLError:
+                pass
+            await asyncio.wait_for(service._store.flush(), 10)
+            # Whatever was accepted can be read, sampled and trained.
+            for name in service.state._admission.generators():
+                service.state.lose(name, "the end of the test")
+            for new in await tickets(service, 0, credit=8, generator="generator-1"):
+                await service.put_group(PutGroup(group=make_group(new, generator="generator-1")))
+            ready = service.state.queue()["ready"]
+            assert ready == 4
+            for group in await service._load(list(service.state._replay.ready)):
+                for sample in group.trajectories:
+                    rewards = [sample.score.reward, *sample.score.parts.values()]
+                    assert np.isfinite(np.asarray(rewards, np.float32)).all()
+                    assert np.isfinite(sample.behavior_logprobs).all()
+
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as at:
+        run(scenario(Path(at)))
