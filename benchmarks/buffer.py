@@ -301,7 +301,7 @@ def _ticket() -> Ticket:
         purpose=Purpose.TRAIN,
         prompt=_Prompts().prompt(Purpose.TRAIN, 0),
         num_samples=GROUP_SIZE,
-        sampling=Sampling(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=1, min_new_tokens=0),
+        sampling=Sampling(temperature=1.0, max_new_tokens=1),
         admitted_version=0,
     )
 

@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 
 from async_rl.core.types import Sampling
-from async_rl.generation.engine import build_engine, prepare_environment
+from async_rl.generation.engine import engine_opener
+from async_rl.generation.environment import prepare_environment
 from async_rl.launchers.configuration.compose import compose
 
 NUM_GROUPS, GROUP_SIZE, IN_FLIGHT = 64, 8, 128
@@ -93,15 +94,12 @@ async def ours(model: Path) -> None:
 
     config = settings(model)
     started_s = time.perf_counter()
-    engine = await asyncio.to_thread(build_engine, config, model)
-    await engine.start()
+    engine = await engine_opener(config, model)()
     start_s = time.perf_counter() - started_s
     tensors = parameters(model)
     publisher = WeightPublisher([tensor_spec(name, tensor) for name, tensor in tensors.items()])
     await engine.load_weights(publisher.write(0, tensors.values()))
-    sampling = Sampling(
-        temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=LONGEST, min_new_tokens=0
-    )
+    sampling = Sampling(temperature=1.0, max_new_tokens=LONGEST)
     slots = asyncio.Semaphore(IN_FLIGHT // GROUP_SIZE)
 
     async def group(name: str, prompt: list[int]) -> int:

@@ -35,7 +35,8 @@ def alone(run_dir: Path, core: int) -> None:
     from async_rl.data.prepare import prepare_model
     from async_rl.data.prompts import load_train_prompts
     from async_rl.data.tokenizer import load_tokenizer
-    from async_rl.generation.engine import prepare_environment, read_model_facts
+    from async_rl.generation.engine import read_model_facts
+    from async_rl.generation.environment import prepare_environment
     from async_rl.runtime.context import load_config
 
     config = load_config(run_dir)

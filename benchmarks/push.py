@@ -21,7 +21,8 @@ import numpy as np
 
 from async_rl.core.codec import encode
 from async_rl.core.types import Sampling
-from async_rl.generation.engine import Engine, build_engine, prepare_environment
+from async_rl.generation.engine import Engine, engine_opener
+from async_rl.generation.environment import prepare_environment
 from async_rl.protocol.generator import LoadReport
 from benchmarks.figures import figure
 from benchmarks.generation import parameters, random_model, settings
@@ -34,7 +35,7 @@ SIZES = {
 
 async def writes(engine: Engine, name: str) -> None:
     """Generate one group after the other until cancelled."""
-    sampling = Sampling(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=64, min_new_tokens=0)
+    sampling = Sampling(temperature=1.0, max_new_tokens=64)
     rng = np.random.default_rng(len(name))
     count = 0
     while True:
@@ -50,8 +51,7 @@ async def measure(size: str, model: Path, num_pushes: int) -> None:
     from async_rl.generation.vllm.core import ThreadedCore
     from async_rl.weights.publisher import WeightPublisher, tensor_spec
 
-    engine = build_engine(settings(model), model)
-    await engine.start()
+    engine = await engine_opener(settings(model), model)()
     core = engine._llm.engine_core  # type: ignore[attr-defined]  # the floor is measured inside
     assert isinstance(core, ThreadedCore)
     tensors = parameters(model)

@@ -40,13 +40,13 @@ HOST = "127.0.0.1"
 
 async def generate(model: Path, keys: Path, kind: str) -> None:
     """Run a generator without work: it prints its address and loads each pushed version."""
-    from async_rl.generation.engine import build_engine, prepare_environment
+    from async_rl.generation.engine import engine_opener
+    from async_rl.generation.environment import prepare_environment
     from async_rl.weights.transport.filesystem import FileReader
 
     config = settings(model, f"generation.engine={kind}")
     prepare_environment(config, [])
-    engine = build_engine(config, model)
-    await engine.start()
+    engine = await engine_opener(config, model)()
     files = FileReader()
 
     async def load(request: LoadWeights) -> Any:

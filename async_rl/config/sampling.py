@@ -27,10 +27,7 @@ def sampling_of(config: RunConfig, purpose: Purpose) -> Sampling:
     generation, is_training = config.generation, purpose is Purpose.TRAIN
     return Sampling(
         temperature=generation.temperature if is_training else config.evaluation.temperature,
-        top_p=1.0,
-        top_k=-1,
         max_new_tokens=config.data.max_response_tokens,
-        min_new_tokens=0,
     )
 
 

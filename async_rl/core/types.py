@@ -152,13 +152,10 @@ class Prompt(Value):
 
 
 class Sampling(Value):
-    """How tokens are drawn. temperature 0 is greedy; top_k -1 and top_p 1 keep the full support."""
+    """How tokens are drawn, always from the full vocabulary. temperature 0 is greedy."""
 
     temperature: float
-    top_p: float
-    top_k: int
     max_new_tokens: int
-    min_new_tokens: int
 
 
 class Ticket(Value):

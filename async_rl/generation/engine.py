@@ -10,7 +10,7 @@ Invariants
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,19 +19,8 @@ from async_rl.config.plugins import import_external
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, WeightsError
 from async_rl.core.types import NO_VERSION, FloatArray, IntArray, Sampling
-from async_rl.generation.environment import prepare_environment
 from async_rl.protocol.generator import LoadReport
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, Source
-
-__all__ = [
-    "Completion",
-    "Engine",
-    "ModelFacts",
-    "build_engine",
-    "prepare_environment",
-    "read_model_facts",
-    "require_version",
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,14 +41,13 @@ class Completion:
 
 
 class Engine(Protocol):
-    """Generates tokens with weights that may change between two tokens."""
+    """Generates tokens with weights that may change between two tokens. `engine_opener` starts
+    one.
+    """
 
     @property
     def version(self) -> int:
         """Version of the current weights; NO_VERSION before the first load."""
-
-    async def start(self) -> None:
-        """Start the engine. Raises ConfigError if it refuses the settings or the model."""
 
     async def close(self) -> None:
         """End the engine; requests in flight fail. Safe to call twice."""
@@ -98,6 +86,10 @@ class Engine(Protocol):
         """Return the float32 log-prob of each token of each row at temperature 1, given the tokens
         before it; 0 for the first.
         """
+
+
+OpenEngine = Callable[[], Awaitable[Engine]]
+"""Starts an engine. Raises ConfigError if it refuses the settings or the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,17 +137,19 @@ def require_version(version: int) -> None:
         )
 
 
-def build_engine(config: RunConfig, model_path: Path, *, rank: int = 0) -> Engine:
-    """Build the engine that generation.engine names, without starting it; blocks for seconds.
+def engine_opener(config: RunConfig, model_path: Path, *, rank: int = 0) -> OpenEngine:
+    """Import the engine that generation.engine names and return the function that starts it;
+    blocks for seconds. Raises ConfigError if the engine refuses the settings or the model.
 
-    rank: parallel generators get different random numbers by it. The engine is imported here,
-    because vLLM reads the variables of `prepare_environment` at import.
+    rank: parallel generators get different random numbers by it.
     """
     import_external(config.model)
+    seed = config.seed + rank
+    # Imported here: vLLM reads the variables of `prepare_environment` at import.
     if config.generation.engine == "vllm":
-        from async_rl.generation.vllm.engine import VllmEngine
+        from async_rl.generation.vllm.engine import vllm_opener
 
-        return VllmEngine(config, model_path, seed=config.seed + rank)
-    from async_rl.generation.hf.engine import HfEngine
+        return vllm_opener(config, model_path, seed)
+    from async_rl.generation.hf.engine import hf_opener
 
-    return HfEngine(config, model_path, seed=config.seed + rank)
+    return hf_opener(config, model_path, seed)

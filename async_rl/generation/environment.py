@@ -1,7 +1,7 @@
 """The process that hosts an engine: its cores, its priority, its environment variables.
 
 vLLM, torch and OpenMP read these variables once, when they are imported or first used, so the
-generator process sets them before `build_engine`.
+generator process sets them before `engine_opener`.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ import functools
 from async_rl.config.pools import seat
 from async_rl.core.types import NO_VERSION
 from async_rl.data.tokenizer import load_tokenizer
-from async_rl.generation.engine import Engine, build_engine, prepare_environment
-from async_rl.generation.environment import gently, giving_way
+from async_rl.generation.engine import OpenEngine, engine_opener
+from async_rl.generation.environment import gently, giving_way, prepare_environment
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.generator import (
     Drain,
@@ -42,7 +42,7 @@ async def run(context: ProcessContext) -> None:
     async with contextlib.AsyncExitStack() as until_serving:
         has_others = bool(context.directory.of_role("generator"))
         await until_serving.enter_async_context(giving_way(to_others=has_others))
-        generator = Generator(context, await bring_up(context))
+        generator = Generator(context, await import_engine(context))
         try:
             # On a shared device the engine starts when the first push allows it.
             if not generator.is_colocated:
@@ -54,41 +54,36 @@ async def run(context: ProcessContext) -> None:
             await generator.close()
 
 
-async def bring_up(context: ProcessContext) -> Engine:
-    """Build the engine without starting it.
-
-    Importing it takes most of the time, so that runs at low priority beside other generators.
-    """
+async def import_engine(context: ProcessContext) -> OpenEngine:
+    """Import the engine, which takes most of the time; at low priority beside other generators."""
     rank = seat(context.config, context.name)
-    build = functools.partial(build_engine, context.config, context.model_path, rank=rank)
+    work = functools.partial(engine_opener, context.config, context.model_path, rank=rank)
     if context.directory.of_role("generator"):
-        return await gently(build)
-    return await asyncio.to_thread(build)
+        return await gently(work)
+    return await asyncio.to_thread(work)
 
 
 class Generator:
     """One engine, its weights and its groups."""
 
-    def __init__(self, context: ProcessContext, engine: Engine) -> None:
+    def __init__(self, context: ProcessContext, open_engine: OpenEngine) -> None:
         self._context = context
-        self._engine = engine
         self._files = FileReader()
         self._rollouts = Rollouts(
             context.config,
-            engine,
             tokenizer=load_tokenizer(context.config, context.model_path),
             token=context.token,
             name=context.name,
             activity=context.activity,
         )
-        self.sleeping = Sleeping(engine, context.activity)
-        self.groups = Groups(context, engine, self._rollouts, self.sleeping)
+        self.sleeping = Sleeping(open_engine, context.activity)
+        self.groups = Groups(context, self._rollouts, self.sleeping)
         self.is_colocated = context.config.placement == "colocated"
 
     async def serve(self) -> None:
         """Answer the learner and the supervisor from now on."""
         # A colocated engine starts with the first push, so it has no devices for a broadcast yet.
-        devices = [] if self.is_colocated else await self._engine.weight_devices()
+        devices = [] if self.is_colocated else await self.sleeping.engine.weight_devices()
         await self._context.serve(
             {
                 LoadWeights: self._load_weights,
@@ -115,7 +110,7 @@ class Generator:
 
     async def close(self) -> None:
         """End the engine and the connections to the verifiers."""
-        await self._engine.close()
+        await self.sleeping.close()
         self._files.close()
         await self._rollouts.close()
 
@@ -128,13 +123,13 @@ class Generator:
 
     async def _load_weights(self, request: LoadWeights) -> Message:
         """Load new weights between two engine steps, which wakes the engine."""
-        async with self.sleeping.waking(request.handover):
+        async with self.sleeping.waking(request.handover) as engine:
             with self._context.activity("loading weights"):
                 manifest, source = await asyncio.to_thread(
                     self._files.localize, request.manifest, request.source
                 )
-                report = await self._engine.load_weights(manifest, source)
-        self._context.version = self._engine.version
+                report = await engine.load_weights(manifest, source)
+        self._context.version = report.version
         self._context.activity.gauge("weights/pause_s", report.pause_s)
         self.groups.weights_loaded()
         # Admission may open with the new version; the push does not wait for the buffer.
@@ -143,9 +138,10 @@ class Generator:
 
     async def _probe(self, request: Probe) -> Message:
         """Score the learner's probe tokens with the current weights."""
-        version = self._engine.version
-        rows = await self._engine.logprobs(request.rows)
-        if version != self._engine.version:
+        engine = self.sleeping.engine
+        version = engine.version
+        rows = await engine.logprobs(request.rows)
+        if version != engine.version:
             version = NO_VERSION  # a load came in between, so the rows belong to no version
         return Logprobs(version=version, rows=rows)
 

@@ -21,7 +21,6 @@ from async_rl.core.errors import (
     root_cause,
 )
 from async_rl.core.types import DropReason, Group, Purpose, Ticket
-from async_rl.generation.engine import Engine
 from async_rl.protocol.buffer import FailGroup, PutGroup, RequestWork, Work
 from async_rl.rollouts.rollout import Rollouts, num_written
 from async_rl.rollouts.sleeping import Sleeping
@@ -34,12 +33,9 @@ _PARK_S = 20.0
 class Groups:
     """The groups that one generator makes."""
 
-    def __init__(
-        self, context: ProcessContext, engine: Engine, rollouts: Rollouts, sleeping: Sleeping
-    ) -> None:
+    def __init__(self, context: ProcessContext, rollouts: Rollouts, sleeping: Sleeping) -> None:
         self._context = context
         self._config = context.config
-        self._engine = engine
         self._rollouts = rollouts
         self._sleeping = sleeping
         self._buffer = context.peer("buffer")
@@ -120,7 +116,7 @@ class Groups:
         request = RequestWork(
             generator=self._context.name,
             incarnation=self._context.incarnation,
-            version=self._engine.version,
+            version=self._context.version,
             credit=credit,
             held=held,
             wait_s=wait_s,
@@ -141,7 +137,7 @@ class Groups:
         written = functools.partial(self._on_written, ticket)
         try:
             async with self._sleeping.limit(limit_s):
-                group = await self._rollouts.group(ticket, written=written)
+                group = await self._rollouts.group(ticket, self._sleeping.engine, written=written)
         except TimeoutError:
             message = f"not done after {limit_s:g} s (timeouts.group_s)"
             await self._fail(ticket, DropReason.GENERATION_FAILED, message)

@@ -53,12 +53,13 @@ class _Samples:
     """Samples of one ticket on their way to their scores, by index."""
 
     ticket: Ticket
+    engine: Engine
     group: asyncio.TaskGroup
     scoring: dict[int, asyncio.Task[Trajectory]] = field(default_factory=dict)
 
 
 class Rollouts:
-    """Makes groups with one engine and the current verifiers.
+    """Makes groups with an engine and the current verifiers.
 
     token: bearer token of the verifiers. name: the generator, for the ledger.
     """
@@ -66,7 +67,6 @@ class Rollouts:
     def __init__(
         self,
         config: RunConfig,
-        engine: Engine,
         *,
         tokenizer: Any,
         token: str,
@@ -74,7 +74,6 @@ class Rollouts:
         activity: Activity,
     ) -> None:
         self._config = config
-        self._engine = engine
         self._tokenizer = tokenizer
         self._name = name
         self._activity = activity
@@ -92,14 +91,14 @@ class Rollouts:
         await self._memo.close()
         await self._client.close()
 
-    async def group(self, ticket: Ticket, *, written: Callable[[], None]) -> Group:
+    async def group(self, ticket: Ticket, engine: Engine, *, written: Callable[[], None]) -> Group:
         """Return the complete group of a ticket. Raises the exceptions of its parts.
 
         written: called once the engine has written all samples, while some still wait for scores.
         """
         started_s = time.monotonic()
         async with asyncio.TaskGroup() as tasks:
-            samples = _Samples(ticket=ticket, group=tasks)
+            samples = _Samples(ticket=ticket, engine=engine, group=tasks)
             with self._activity("generating"):
                 # A nested task group: it ends with the writing, while scores are pending.
                 async with asyncio.TaskGroup() as writing:
@@ -140,7 +139,7 @@ class Rollouts:
                     group.create_task(talk, name=f"sample {index}")
             return
         # One request for all samples, so that they share one prefill.
-        completions = self._complete(ticket, "", ticket.num_samples, ticket.sampling)
+        completions = self._complete(samples, "", ticket.num_samples, ticket.sampling)
         async with contextlib.aclosing(completions):
             async for done in completions:
                 self._score_later(samples, done.index, self._one_answer(done))
@@ -155,7 +154,7 @@ class Rollouts:
         if self._lead is not None:
             await self._converse(samples, _GREEDY, sampling)
             return
-        done = await self._complete_one(ticket, ".greedy", sampling)
+        done = await self._complete_one(samples, ".greedy", sampling)
         self._score_later(samples, _GREEDY, self._one_answer(done))
 
     def _one_answer(self, done: Completion) -> Written:
@@ -168,7 +167,7 @@ class Rollouts:
         ticket = samples.ticket
 
         async def write(token_ids: Sequence[int], turn: int, sampling: Sampling) -> Completion:
-            return await self._complete_one(ticket, f".{index}.{turn}", sampling, token_ids)
+            return await self._complete_one(samples, f".{index}.{turn}", sampling, token_ids)
 
         talk = Conversation(
             ticket.prompt,
@@ -185,27 +184,28 @@ class Rollouts:
 
     async def _complete_one(
         self,
-        ticket: Ticket,
+        samples: _Samples,
         suffix: str,
         sampling: Sampling,
         token_ids: Sequence[int] | None = None,
     ) -> Completion:
-        completions = self._complete(ticket, suffix, 1, sampling, token_ids)
+        completions = self._complete(samples, suffix, 1, sampling, token_ids)
         async with contextlib.aclosing(completions):
             return await anext(completions)
 
     async def _complete(
         self,
-        ticket: Ticket,
+        samples: _Samples,
         suffix: str,
         num_samples: int,
         sampling: Sampling,
         token_ids: Sequence[int] | None = None,
     ) -> AsyncGenerator[Completion, None]:
         """Yield the engine's completions. Raises EngineDead where only a new engine helps."""
+        ticket = samples.ticket
         request_id = f"{ticket.group_id}.{ticket.attempt}{suffix}"
         prompt = token_ids or ticket.prompt.token_ids.tolist()
-        completions = self._engine.generate(request_id, prompt, num_samples, sampling)
+        completions = samples.engine.generate(request_id, prompt, num_samples, sampling)
         try:
             async with contextlib.aclosing(completions):
                 async for done in completions:

@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from async_rl.generation.engine import Engine
+from async_rl.generation.engine import Engine, OpenEngine
 from async_rl.observability.activity import Activity
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.generator import Sleep
@@ -26,24 +26,28 @@ _WHY = "generation sleeps: the learner uses the device"
 
 
 class Sleeping:
-    """The periods in which one engine may be used."""
+    """One engine, and the periods in which it may be used."""
 
-    def __init__(self, engine: Engine, activity: Activity) -> None:
-        self._engine = engine
+    def __init__(self, open_engine: OpenEngine, activity: Activity) -> None:
+        self._open_engine = open_engine
+        self._engine: asyncio.Future[Engine] = asyncio.get_running_loop().create_future()
         self._activity = activity
         self._orders = Orders()
         self._one_at_a_time = asyncio.Lock()
         self._is_called = asyncio.Event()
-        self._has_started = asyncio.Event()
         self._is_asleep = asyncio.Event()
         self._is_awake = asyncio.Event()
         self._limits: dict[asyncio.Timeout, float] = {}
         """Time limits of groups in flight, with the seconds left of those that are stopped."""
 
+    @property
+    def engine(self) -> Engine:
+        """The engine. Only after `start`."""
+        return self._engine.result()
+
     async def start(self) -> None:
         """Start the engine."""
-        await self._engine.start()
-        self._has_started.set()
+        self._engine.set_result(await self._open_engine())
 
     async def start_when_called(self) -> None:
         """Start the engine when the first push comes."""
@@ -55,26 +59,32 @@ class Sleeping:
         # A push and an order to sleep may overlap when the learner restarts.
         async with self._one_at_a_time:
             self._orders.accept(request.handover)
-            if self._has_started.is_set():
-                await self._engine.sleep()
+            if self._engine.done():
+                await self.engine.sleep()
             self._stop_limits()
             self._is_awake.clear()
             self._is_asleep.set()
         return Ok()
 
     @contextlib.asynccontextmanager
-    async def waking(self, handover: int) -> AsyncIterator[None]:
+    async def waking(self, handover: int) -> AsyncIterator[Engine]:
         """Surround a load of weights, which wakes the engine; it stays asleep if the load fails.
         Raises WeightsError for an old order.
         """
         async with self._one_at_a_time:
             self._orders.accept(handover)
             self._is_called.set()
-            await self._has_started.wait()
-            yield  # a failed load raises here, and the engine stays asleep
+            # A cancelled push must not cancel the engine that others wait for.
+            yield await asyncio.shield(self._engine)
+            # A failed load has raised above, and the engine stays asleep.
             self._is_asleep.clear()
             self._is_awake.set()
             self._resume_limits()
+
+    async def close(self) -> None:
+        """End the engine, if it has started."""
+        if self._engine.done():
+            await self.engine.close()
 
     async def report(self) -> None:
         """Show in the activity that the engine sleeps, until cancelled."""

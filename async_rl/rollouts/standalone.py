@@ -25,7 +25,7 @@ from async_rl.core.errors import ConfigError, InfrastructureError, RewardError, 
 from async_rl.core.types import Group, Prompt, Purpose, Ticket
 from async_rl.data.prompts import load_eval_prompts
 from async_rl.data.tokenizer import load_tokenizer
-from async_rl.generation.engine import build_engine
+from async_rl.generation.engine import Engine, engine_opener
 from async_rl.observability.activity import Activity
 from async_rl.rewards.verifier.serving import listen, open_service, serve
 from async_rl.rollouts.rollout import Rollouts
@@ -61,14 +61,14 @@ async def evaluate(
         raise ConfigError("data.val_files is empty: nothing is held out; set data.val_files=<file>")
     decode = functools.partial(tokenizer.decode, skip_special_tokens=True)
     async with AsyncExitStack() as stack:
-        rollouts = await _open_rollouts(config, model_path, tokenizer, version, stack)
+        rollouts, engine = await _open_rollouts(config, model_path, tokenizer, version, stack)
         slots = asyncio.Semaphore(config.generation.max_concurrent_groups)
         num_done = 0
 
         async def one(index: int, prompt: Prompt) -> PromptResult | None:
             nonlocal num_done
             async with slots:
-                group = await _attempt(config, rollouts, index, prompt, version)
+                group = await _attempt(config, rollouts, engine, index, prompt)
             num_done += 1
             on_done(num_done, len(held_out))
             if group is None:
@@ -83,7 +83,7 @@ async def evaluate(
 
 async def _open_rollouts(
     config: RunConfig, model_path: Path, tokenizer: object, version: int, stack: AsyncExitStack
-) -> Rollouts:
+) -> tuple[Rollouts, Engine]:
     """Start a verifier and an engine with the model's weights; the stack closes them."""
     activity = Activity()
     token = secrets.token_urlsafe()
@@ -101,21 +101,19 @@ async def _open_rollouts(
     serving = serve(service, listener, token=token, ready=ready, stopping=stopping, log=_log)
     group.create_task(serving, name="verifier")
     stack.callback(stopping.set)
-    engine = await asyncio.to_thread(build_engine, config, model_path)
+    open_engine = await asyncio.to_thread(engine_opener, config, model_path)
+    engine = await open_engine()
     stack.push_async_callback(engine.close)
-    await engine.start()
     with published(model_path, config.model, version) as manifest:
         await engine.load_weights(manifest)
-    rollouts = Rollouts(
-        config, engine, tokenizer=tokenizer, token=token, name="eval", activity=activity
-    )
+    rollouts = Rollouts(config, tokenizer=tokenizer, token=token, name="eval", activity=activity)
     stack.push_async_callback(rollouts.close)
     rollouts.update_verifiers([await url])
-    return rollouts
+    return rollouts, engine
 
 
 async def _attempt(
-    config: RunConfig, rollouts: Rollouts, index: int, prompt: Prompt, version: int
+    config: RunConfig, rollouts: Rollouts, engine: Engine, index: int, prompt: Prompt
 ) -> Group | None:
     """Return the prompt's group; None if every attempt failed for a reason outside the policy."""
     limit_s = config.timeouts.group_s
@@ -128,11 +126,11 @@ async def _attempt(
             prompt=prompt,
             num_samples=config.evaluation.num_samples,
             sampling=sampling_of(config, Purpose.EVAL),
-            admitted_version=version,
+            admitted_version=engine.version,
         )
         try:
             async with asyncio.timeout(limit_s):
-                return await rollouts.group(ticket, written=lambda: None)
+                return await rollouts.group(ticket, engine, written=lambda: None)
         except TimeoutError:
             problem = f"not done after {limit_s:g} s (timeouts.group_s)"
         except ExceptionGroup as error:

@@ -17,7 +17,7 @@ def test_a_sample_is_told_with_its_reward_parts_verdicts_and_versions() -> None:
         purpose=Purpose.EVAL,
         prompt=prompt,
         num_samples=1,
-        sampling=Sampling(temperature=1, top_p=1, top_k=-1, max_new_tokens=4, min_new_tokens=0),
+        sampling=Sampling(temperature=1, max_new_tokens=4),
         admitted_version=4,
     )
     group = make_group(ticket, versions=[4, 4, 5])

@@ -50,7 +50,7 @@ def admitted(store: Store, group_id: int) -> Ticket:
         purpose=Purpose.TRAIN,
         prompt=prompt,
         num_samples=2,
-        sampling=Sampling(temperature=1, top_p=1, top_k=-1, max_new_tokens=4, min_new_tokens=0),
+        sampling=Sampling(temperature=1, max_new_tokens=4),
         admitted_version=0,
     )
 

@@ -23,7 +23,8 @@ from generation_support import make_model, weights_of
 
 from async_rl.core.errors import AsyncRLError
 from async_rl.core.types import Sampling
-from async_rl.generation.engine import Engine, build_engine, prepare_environment
+from async_rl.generation.engine import Engine, engine_opener
+from async_rl.generation.environment import prepare_environment
 from async_rl.launchers.configuration.compose import compose
 from async_rl.protocol.generator import LoadReport
 from async_rl.protocol.membership import Member
@@ -41,10 +42,7 @@ CONFIG = compose("grpo_code", ["weights.transfer=collective", "weights.bucket_mb
 def sampling(*, temperature: float = 1.0, max_new_tokens: int = 100) -> Sampling:
     return Sampling(
         temperature=temperature,
-        top_p=1.0,
-        top_k=-1,
         max_new_tokens=max_new_tokens,
-        min_new_tokens=0,
     )
 
 
@@ -319,8 +317,7 @@ async def main(kind: str, model_path: Path) -> dict[str, Any]:
     ]
     config = compose("grpo_code", overrides)
     prepare_environment(config, [])
-    engine = build_engine(config, model_path)
-    await engine.start()
+    engine = await engine_opener(config, model_path)()
     model = make_model(
         model_path.with_name("again"),
         is_tied=json.loads((model_path / "config.json").read_text())["tie_word_embeddings"],

@@ -14,17 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from async_rl.core.types import Sampling
-from async_rl.generation.engine import build_engine, prepare_environment
+from async_rl.generation.environment import prepare_environment
 from async_rl.launchers.configuration.compose import compose, compose_unchecked
 
-SAMPLING = Sampling(temperature=0.5, top_p=1.0, top_k=-1, max_new_tokens=9, min_new_tokens=0)
+SAMPLING = Sampling(temperature=0.5, max_new_tokens=9)
 
 
 def told(model: Path, overrides: list[str]) -> dict[str, Any]:
     """The arguments of the engine and the parameters of a request that can be written as JSON, by
     name.
     """
-    engine: Any = build_engine(compose_unchecked("grpo_code", overrides), model)
+    # vLLM reads the variables of prepare_environment at import.
+    from async_rl.generation.vllm import engine as vllm_engine
+
+    config = compose_unchecked("grpo_code", overrides)
     asked: dict[str, Any] = {}
 
     async def outputs(_: str, __: object, params: Any) -> AsyncGenerator[Any, None]:
@@ -32,15 +35,20 @@ def told(model: Path, overrides: list[str]) -> dict[str, Any]:
         return
         yield
 
+    async def open_llm(_: object, arguments: Any) -> None:
+        asked.update(vars(arguments))
+
     async def ask() -> None:
-        engine._outputs, engine._version, engine._opened = outputs, 0, engine
+        vllm_engine.open_llm = open_llm  # type: ignore[assignment]
+        engine: Any = await vllm_engine.vllm_opener(config, model, config.seed)()
+        engine._outputs, engine.version = outputs, 0
         async for _ in engine.generate("r", [1], 2, SAMPLING):
             pass
 
     asyncio.run(ask())
     return {
         name: value
-        for name, value in {**vars(engine._args), **asked}.items()
+        for name, value in asked.items()
         if isinstance(value, str | int | float | list | None)
     }
 

@@ -12,7 +12,7 @@ import pytest
 from generation_support import END_TOKENS, make_model, weights_of, worst_difference
 
 from async_rl.core.types import Sampling
-from async_rl.generation.engine import Completion, build_engine
+from async_rl.generation.engine import Completion, engine_opener
 from async_rl.launchers.configuration.compose import compose
 from async_rl.weights.publisher import WeightPublisher, tensor_spec
 
@@ -24,15 +24,14 @@ PROMPT = list(range(10, 40))
 def test_an_end_token_ends_a_sample_unless_it_is_ignored(tmp_path: Path, ignore_eos: bool) -> None:
     model = make_model(tmp_path, is_tied=True)
     weights = weights_of(model, 0)
-    sampling = Sampling(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=60, min_new_tokens=0)
+    sampling = Sampling(temperature=1.0, max_new_tokens=60)
 
     async def written() -> list[Completion]:
         config = compose(
             "grpo_code",
             ["generation.engine=hf", f"generation.ignore_eos={str(ignore_eos).lower()}"],
         )
-        engine = build_engine(config, tmp_path)
-        await engine.start()
+        engine = await engine_opener(config, tmp_path)()
         try:
             with WeightPublisher(
                 [tensor_spec(name, tensor) for name, tensor in weights.items()]

@@ -15,7 +15,7 @@ SCRIPT = """
 import sys
 from pathlib import Path
 from async_rl.generation.engine import read_model_facts
-from async_rl.generation.vllm.settings import engine_args
+from async_rl.generation.vllm.opening import engine_args
 from async_rl.launchers.configuration.compose import compose
 
 path = Path(sys.argv[1])

@@ -14,7 +14,7 @@ from learner_support import make_config, make_model
 
 from async_rl.config.plugins import import_external
 from async_rl.core.errors import ConfigError
-from async_rl.generation.engine import build_engine
+from async_rl.generation.engine import engine_opener
 from async_rl.learner.trainer import Trainer
 
 MODULE = "architecture_of_a_user"
@@ -66,7 +66,7 @@ def test_the_named_module_is_imported_before_a_model_is_made(own_model: Path) ->
     lib = f"model.external_lib={MODULE}"
     assert sum(t.numel() for t in learner(own_model, lib).full_tensors()) > 0
     del sys.modules[MODULE]
-    build_engine(make_config("grpo_code", "generation.engine=hf", lib), own_model)
+    engine_opener(make_config("grpo_code", "generation.engine=hf", lib), own_model)
     assert MODULE in sys.modules
 
 

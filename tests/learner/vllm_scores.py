@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from async_rl.generation.engine import prepare_environment
+from async_rl.generation.environment import prepare_environment
 from async_rl.launchers.configuration.compose import compose
 
 

@@ -129,14 +129,13 @@ def roll_out(
         group_id=1, attempt=1, purpose=Purpose.TRAIN, num_samples=2, admitted_version=3,
         prompt=Prompt(prompt_id="p", text="a", token_ids=np.array([1, 1], np.int32),
         data_source="code", problem=problem),
-        sampling=Sampling(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=8, min_new_tokens=0),
+        sampling=Sampling(temperature=1.0, max_new_tokens=8),
     )  # fmt: skip
     judge, parrot = Judge(), Parrot()
 
     async def run() -> Group:
         rollouts = Rollouts(
             config,
-            parrot,  # type: ignore[arg-type]
             tokenizer=Alphabet(),
             token="t",
             name="generator-0",
@@ -144,7 +143,7 @@ def roll_out(
         )
         rollouts._scorer = judge  # type: ignore[assignment]
         try:
-            return await rollouts.group(ticket, written=lambda: None)
+            return await rollouts.group(ticket, parrot, written=lambda: None)
         finally:
             await rollouts.close()
 

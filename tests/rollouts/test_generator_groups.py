@@ -25,10 +25,10 @@ from async_rl.core.types import (
     StepScore,
     Ticket,
 )
-from async_rl.generation.engine import Completion
+from async_rl.generation.engine import Completion, Engine
 from async_rl.launchers.configuration.compose import compose
 from async_rl.observability.activity import Activity
-from async_rl.processes.generator import bring_up
+from async_rl.processes.generator import import_engine
 from async_rl.protocol.buffer import FailGroup
 from async_rl.protocol.membership import Member, Members
 from async_rl.rollouts.groups import Groups
@@ -80,10 +80,9 @@ class ScriptedScorer:
         return Score(reward=1.0, parts={}, verdicts=(), latency_s=0.0, steps=steps)
 
 
-def scripted_rollouts(config: RunConfig, engine: Any = None) -> Rollouts:
+def scripted_rollouts(config: RunConfig) -> Rollouts:
     return Rollouts(
         config,
-        engine or ScriptedEngine(),
         tokenizer=Letters(),
         token="t",
         name="generator-0",
@@ -92,9 +91,11 @@ def scripted_rollouts(config: RunConfig, engine: Any = None) -> Rollouts:
 
 
 def scripted_groups(context: Any, engine: Any = None) -> tuple[Groups, Rollouts]:
-    engine = engine or ScriptedEngine()
-    rollouts = scripted_rollouts(context.config, engine)
-    return Groups(context, engine, rollouts, Sleeping(engine, context.activity)), rollouts
+    async def opened() -> Engine:
+        return engine or ScriptedEngine()  # type: ignore[return-value]
+
+    rollouts = scripted_rollouts(context.config)
+    return Groups(context, rollouts, Sleeping(opened, context.activity)), rollouts
 
 
 def ticket_of(num_samples: int, purpose: Purpose = Purpose.TRAIN) -> Ticket:
@@ -110,7 +111,7 @@ def ticket_of(num_samples: int, purpose: Purpose = Purpose.TRAIN) -> Ticket:
             problem=CodeProblem(tests=[]),
         ),
         num_samples=num_samples,
-        sampling=Sampling(temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=8, min_new_tokens=0),
+        sampling=Sampling(temperature=1.0, max_new_tokens=8),
         admitted_version=3,
     )
 
@@ -142,7 +143,11 @@ def roll_out(
         rollouts = scripted_rollouts(config)
         rollouts._scorer = ScriptedScorer()  # type: ignore[assignment]
         told: list[str] = []
-        group = await rollouts.group(ticket, written=lambda: told.append("written"))
+        group = await rollouts.group(
+            ticket,
+            ScriptedEngine(),
+            written=lambda: told.append("written"),  # type: ignore[arg-type]
+        )
         assert told == ["written"]
         await rollouts.close()
         return group
@@ -253,7 +258,7 @@ def test_a_reward_function_that_fails_gives_the_group_back_or_ends_the_generator
     async def call(request: FailGroup, *, timeout_s: float) -> None:
         told.append(request)
 
-    async def failing(ticket: Ticket, *, written: Callable[[], None]) -> Group:
+    async def failing(ticket: Ticket, engine: Engine, *, written: Callable[[], None]) -> Group:
         raise ExceptionGroup("scoring", [RewardError("mine raised ValueError")])
 
     context: Any = SimpleNamespace(
@@ -265,6 +270,7 @@ def test_a_reward_function_that_fails_gives_the_group_back_or_ends_the_generator
 
     async def run() -> None:
         groups, rollouts = scripted_groups(context)
+        await groups._sleeping.start()
         rollouts.group = failing  # type: ignore[method-assign]
         try:
             await groups._roll_out(SimpleNamespace(group_id=7, attempt=2))  # type: ignore[arg-type]
@@ -299,6 +305,7 @@ def test_an_engine_that_died_ends_its_generator_and_fails_no_group(error: Except
 
     async def run() -> None:
         groups, rollouts = scripted_groups(context, DeadEngine(error))
+        await groups._sleeping.start()
         try:
             await groups._roll_out(ticket_of(2))
         finally:
@@ -315,15 +322,10 @@ def test_an_engine_is_brought_up_gently_where_another_generator_writes_already(
 ) -> None:
     niceness: list[int] = []
 
-    class Built:
-        async def start(self) -> None:
-            pass
-
-    def build(*_: object, rank: int) -> Built:
+    def opener(*_: object, rank: int) -> None:
         niceness.append(os.getpriority(os.PRIO_PROCESS, 0))
-        return Built()
 
-    monkeypatch.setattr("async_rl.processes.generator.build_engine", build)
+    monkeypatch.setattr("async_rl.processes.generator.engine_opener", opener)
 
     async def run() -> None:
         other = Member(
@@ -340,7 +342,7 @@ def test_an_engine_is_brought_up_gently_where_another_generator_writes_already(
         for members in ([], [msgspec.structs.replace(other, role="learner")], [other]):
             directory = Directory()
             directory.update(Members(revision=0, members=members))
-            await bring_up(
+            await import_engine(
                 SimpleNamespace(
                     config=compose("grpo_code"),
                     model_path=None,

@@ -21,7 +21,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import DeadlineExceeded, WeightsError
 from async_rl.core.types import Sampling
-from async_rl.generation.engine import Engine, build_engine
+from async_rl.generation.engine import Engine, OpenEngine, engine_opener
 from async_rl.launchers.configuration.compose import compose
 from async_rl.observability.activity import Activity
 from async_rl.protocol.base import Message
@@ -52,10 +52,9 @@ BLOCK = DeviceBlock(
 class Generator:
     """The part of a generator process that sleeps and wakes, around an engine."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
+    def __init__(self, open_engine: OpenEngine) -> None:
         self.activity = Activity()
-        self.sleeping = Sleeping(engine, self.activity)
+        self.sleeping = Sleeping(open_engine, self.activity)
         self.heard: list[str] = []
         self.hangs = False
 
@@ -67,8 +66,8 @@ class Generator:
         if isinstance(request, Sleep):
             return await self.sleeping.sleep(request)
         assert isinstance(request, LoadWeights)
-        async with self.sleeping.waking(request.handover):
-            return await self.engine.load_weights(request.manifest)
+        async with self.sleeping.waking(request.handover) as engine:
+            return await engine.load_weights(request.manifest)
 
 
 class World:
@@ -153,8 +152,9 @@ class Still:
     def __init__(self) -> None:
         self.did: list[str] = []
 
-    async def start(self) -> None:
+    async def open(self) -> Engine:
         self.did.append("start")
+        return self  # type: ignore[return-value]
 
     async def sleep(self) -> None:
         self.did.append("sleep")
@@ -187,7 +187,7 @@ def test_an_engine_starts_with_the_first_push_and_sleeps_at_every_handover(tmp_p
     world, engine = small_world(tmp_path), Still()
 
     async def story() -> None:
-        generator = Generator(engine)  # type: ignore[arg-type]
+        generator = Generator(engine.open)
         async with pushing(world) as group:
             group.create_task(generator.sleeping.start_when_called())
             world.join("a", generator)
@@ -221,7 +221,7 @@ def test_a_generator_that_joins_during_a_handover_is_left_alone_until_it_ends(
     world, early, late = small_world(tmp_path), Still(), Still()
 
     async def story() -> None:
-        generators = [Generator(early), Generator(late)]  # type: ignore[arg-type]
+        generators = [Generator(early.open), Generator(late.open)]
         async with pushing(world) as group:
             for generator in generators:
                 group.create_task(generator.sleeping.start_when_called())
@@ -243,7 +243,7 @@ def test_memory_of_the_gpu_is_shared_until_all_have_read_it_and_who_comes_later_
     world = small_world(tmp_path, *SHARED_GPU, "weights.transfer=ipc")
 
     async def story() -> None:
-        first, late = Generator(Still()), Generator(Still())  # type: ignore[arg-type]
+        first, late = Generator(Still().open), Generator(Still().open)
         async with pushing(world):
             for generator in (first, late):
                 await generator.sleeping.start()
@@ -278,25 +278,26 @@ def test_memory_of_the_gpu_is_shared_until_all_have_read_it_and_who_comes_later_
 def test_weights_are_handed_over_in_memory_of_the_gpu_only_where_that_is_asked_for(
     overrides: list[str], expected: str, tmp_path: Path
 ) -> None:
-    world, generator = small_world(tmp_path, *overrides), Generator(Still())  # type: ignore[arg-type]
+    world = small_world(tmp_path, *overrides)
 
     async def story() -> None:
+        generator = Generator(Still().open)
         async with pushing(world):
             await generator.sleeping.start()
             world.join("a", generator)
             await world.pusher.take_device()
             await world.pusher.publish(0)
             await world.pusher.live(0)
+        assert generator.heard == ["Sleep", expected]
 
     run(story())
-    assert generator.heard == ["Sleep", expected]
 
 
 def test_who_does_not_sleep_is_cut_off_and_the_learner_has_the_device(tmp_path: Path) -> None:
     world, engine = small_world(tmp_path, "timeouts.start_s=42"), Still()
 
     async def story() -> None:
-        generator, hanging = Generator(engine), Generator(engine)  # type: ignore[arg-type]
+        generator, hanging = Generator(engine.open), Generator(engine.open)
         hanging.hangs = True
         async with pushing(world):
             world.join("good", generator)
@@ -313,7 +314,7 @@ def test_who_does_not_sleep_is_cut_off_and_the_learner_has_the_device(tmp_path: 
 
 def test_an_order_of_a_dead_learner_does_not_wake_a_generator(tmp_path: Path) -> None:
     async def story() -> None:
-        generator = Generator(Still())  # type: ignore[arg-type]
+        generator = Generator(Still().open)
         await generator.sleeping.sleep(Sleep(handover=9))
         with pytest.raises(
             WeightsError, match="an order of handover 8 came after one of handover 9"
@@ -327,7 +328,7 @@ def test_an_order_of_a_dead_learner_does_not_wake_a_generator(tmp_path: Path) ->
 def test_time_asleep_counts_for_no_limit() -> None:
     async def story() -> tuple[bool, bool]:
         loop = asyncio.get_running_loop()
-        generator = Generator(Still())  # type: ignore[arg-type]
+        generator = Generator(Still().open)
         await generator.sleeping.start()
         async with generator.sleeping.limit(3600):
             [limit] = generator.sleeping._limits
@@ -346,7 +347,7 @@ def test_time_asleep_counts_for_no_limit() -> None:
 
 def test_a_limit_still_ends_what_takes_too_long() -> None:
     async def story() -> None:
-        generator = Generator(Still())  # type: ignore[arg-type]
+        generator = Generator(Still().open)
         with pytest.raises(TimeoutError):
             async with generator.sleeping.limit(0.01):
                 await asyncio.get_running_loop().create_future()
@@ -361,7 +362,7 @@ async def _ask(activity: Activity) -> None:
 
 def test_a_sleeping_generator_says_who_has_the_device() -> None:
     async def story() -> list[tuple[str, str]]:
-        generator = Generator(Still())  # type: ignore[arg-type]
+        generator = Generator(Still().open)
         await generator.sleeping.start()
         said = []
         telling = asyncio.create_task(generator.sleeping.report())
@@ -437,17 +438,14 @@ def test_generation_and_steps_share_no_moment_where_they_share_a_device(
         steps.append((begun_s, time.monotonic()))
 
     async def write(engine: Engine, number: int) -> list[list[int]]:
-        sampling = Sampling(
-            temperature=1.0, top_p=1.0, top_k=-1, max_new_tokens=60, min_new_tokens=0
-        )
+        sampling = Sampling(temperature=1.0, max_new_tokens=60)
         return [
             done.versions.tolist()
             async for done in engine.generate(f"{number}.1", [5, 6, 7, 8 + number], 4, sampling)
         ]
 
     async def story() -> list[list[int]]:
-        engine = build_engine(config, path)
-        generator = Generator(engine)
+        generator = Generator(engine_opener(config, path))
         samples: list[list[int]] = []
         has_weights, is_over = asyncio.Event(), asyncio.Event()
 
@@ -456,10 +454,11 @@ def test_generation_and_steps_share_no_moment_where_they_share_a_device(
             for number in itertools.count(first, 3):
                 if is_over.is_set():
                     return
-                samples.extend(await write(engine, number % 60))
+                samples.extend(await write(generator.sleeping.engine, number % 60))
 
         async with pushing(world) as group:
             await generator.sleeping.start()
+            engine = generator.sleeping.engine
             engine._model.register_forward_pre_hook(lambda *_: forward_s.append(time.monotonic()))  # type: ignore[attr-defined]
             world.join("a", generator)
             writers = [group.create_task(keep_writing(first)) for first in range(3)]
@@ -474,7 +473,7 @@ def test_generation_and_steps_share_no_moment_where_they_share_a_device(
                     await asyncio.to_thread(lambda: None)
             is_over.set()
             await asyncio.gather(*writers)
-        await engine.close()
+        await generator.sleeping.close()
         return samples
 
     samples = asyncio.run(story())

@@ -23,7 +23,13 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, Unavailable, WeightsError
 from async_rl.core.types import NO_VERSION, FloatArray, IntArray, Sampling
-from async_rl.generation.engine import Completion, read_model_facts, require_version
+from async_rl.generation.engine import (
+    Completion,
+    ModelFacts,
+    OpenEngine,
+    read_model_facts,
+    require_version,
+)
 from async_rl.generation.environment import uses_gpu
 from async_rl.generation.hf.decoding import DecodeBatch, ModelLock, Recorder, Request
 from async_rl.protocol.generator import LoadReport
@@ -36,17 +42,44 @@ _NO_TOKEN = (1 << 31) - 1
 """
 
 
+def hf_opener(config: RunConfig, model_path: Path, seed: int) -> OpenEngine:
+    """Return the function that loads the model in a thread and starts the engine."""
+    facts = read_model_facts(model_path)
+
+    def load() -> torch.nn.Module:
+        torch.manual_seed(seed)
+        model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
+            model_path,
+            dtype=getattr(torch, config.model.dtype),
+            trust_remote_code=config.model.trust_remote_code,
+        )
+        return model.to(_device_of(config)).eval()
+
+    async def open_engine() -> HfEngine:
+        try:
+            model = await asyncio.to_thread(load)
+        except (ValueError, OSError) as error:
+            raise ConfigError(f"transformers refused the model in {model_path}: {error}") from error
+        return HfEngine(config, model, facts, seed)
+
+    return open_engine
+
+
+def _device_of(config: RunConfig) -> torch.device:
+    return torch.device("cuda" if uses_gpu(config) else "cpu")
+
+
 class HfEngine:
     """`generate` of transformers behind the `Engine` interface."""
 
-    def __init__(self, config: RunConfig, model_path: Path, *, seed: int) -> None:
-        self._config = config
-        self._path = model_path
+    def __init__(self, config: RunConfig, model: Any, facts: ModelFacts, seed: int) -> None:
+        self._model = model
         self._seed = seed
-        self._facts = read_model_facts(model_path)
-        self.end_token_ids = () if config.generation.ignore_eos else self._facts.end_token_ids
+        self._max_samples = config.generation.vllm.max_num_seqs
+        self._pad_token_id = facts.end_token_ids[0]
+        self.end_token_ids = () if config.generation.ignore_eos else facts.end_token_ids
         """The tokens that end a sample."""
-        self._device = torch.device("cuda" if uses_gpu(config) else "cpu")
+        self._device = _device_of(config)
         self.version = NO_VERSION
         """Version of the current weights."""
         self._receivers = Receivers(0, self._device)
@@ -58,45 +91,27 @@ class HfEngine:
         self._awake = asyncio.Event()
         self._awake.set()
         self._running: list[Request] = []
-        self._opened: torch.nn.Module | None = None
-        self._runner: asyncio.Task[None] | None = None
-
-    @property
-    def _model(self) -> Any:
-        if self._opened is None or self._runner is None or self._runner.done():
-            raise Unavailable(
-                "the transformers engine is not started, closed, or died; start the generator again"
-            )
-        return self._opened
-
-    async def start(self) -> None:
-        """Load the model in a thread."""
-        try:
-            self._opened = await asyncio.to_thread(self._open)
-        except (ValueError, OSError) as error:
-            raise ConfigError(f"transformers refused the model in {self._path}: {error}") from error
         self._runner = asyncio.create_task(self._run_batches(), name="batches")
         self._runner.add_done_callback(self._fail_all)
 
-    def _open(self) -> torch.nn.Module:
-        torch.manual_seed(self._seed)
-        model: torch.nn.Module = AutoModelForCausalLM.from_pretrained(
-            self._path,
-            dtype=getattr(torch, self._config.model.dtype),
-            trust_remote_code=self._config.model.trust_remote_code,
-        )
-        return model.to(self._device).eval()
+    def _require_open(self) -> None:
+        if self._runner.done():
+            raise Unavailable(
+                "the transformers engine is closed or died; start the generator again"
+            )
+
+    def _require_usable(self) -> None:
+        require_version(self.version)
+        self._require_open()
 
     async def close(self) -> None:
         """End the batch after its token, and with it all requests in flight."""
-        if self._runner is not None:
-            for request in (*self._waiting, *self._running):
-                request.is_aborted = True
-            self._runner.cancel()
-            await asyncio.wait([self._runner])
-            # The thread of a cancelled batch returns at its next token.
-            await asyncio.to_thread(self._lock.wait_until_free)
-        self._opened = None
+        for request in (*self._waiting, *self._running):
+            request.is_aborted = True
+        self._runner.cancel()
+        await asyncio.wait([self._runner])
+        # The thread of a cancelled batch returns at its next token.
+        await asyncio.to_thread(self._lock.wait_until_free)
         self._receivers.close()
 
     def _fail_all(self, runner: asyncio.Task[None]) -> None:
@@ -112,13 +127,7 @@ class HfEngine:
         self, request_id: str, prompt_token_ids: Sequence[int], num_samples: int, sampling: Sampling
     ) -> AsyncGenerator[Completion, None]:
         """Yield each completion as it finishes."""
-        require_version(self.version)
-        if sampling.top_p < 1 or sampling.top_k != -1:
-            raise ConfigError(
-                f"request {request_id}: the transformers engine keeps the full support; set top_p=1"
-                " and top_k=-1"
-            )
-        _ = self._model
+        self._require_usable()
         request = Request(
             request_id=request_id,
             prompt=list(prompt_token_ids),
@@ -158,7 +167,7 @@ class HfEngine:
         """Remove from the queue the requests of the next batch."""
         waiting = [request for request in self._waiting if not request.is_aborted]
         chosen: list[Request] = []
-        room = self._config.generation.vllm.max_num_seqs
+        room = self._max_samples
         for request in waiting:
             has_room = not chosen or request.num_samples <= room
             if has_room and request.sampling == waiting[0].sampling:
@@ -169,17 +178,15 @@ class HfEngine:
 
     def _write(self, batch: DecodeBatch, loop: asyncio.AbstractEventLoop) -> None:
         """Continue the samples until the last one ends or the engine is to sleep."""
-        pad = self._facts.end_token_ids[0]
-        input_ids, mask = batch.padded(pad, self._device)
+        input_ids, mask = batch.padded(self._pad_token_id, self._device)
         is_sampled = batch.sampling.temperature > 0
         settings = GenerationConfig(
             do_sample=is_sampled,
             # The whole vocabulary; a greedy configuration may not name it.
             **({"top_k": 0} if is_sampled else {}),
             max_new_tokens=batch.num_remaining,
-            min_new_tokens=batch.sampling.min_new_tokens or None,
             eos_token_id=list(self.end_token_ids) or [_NO_TOKEN],
-            pad_token_id=pad,
+            pad_token_id=self._pad_token_id,
         )
         with self._lock, torch.no_grad():
             if self.is_asleep:
@@ -202,6 +209,7 @@ class HfEngine:
 
     async def sleep(self) -> None:
         """End the batch after its token, and move the model off the device."""
+        self._require_open()
         self.is_asleep = True
         self._awake.clear()
         await asyncio.to_thread(self._leave_device)
@@ -218,6 +226,7 @@ class HfEngine:
 
     async def load_weights(self, manifest: Manifest, source: Source = SHARED_BLOCK) -> LoadReport:
         """Copy and verify the version beside the batch, then change tensors between two tokens."""
+        self._require_open()
         if isinstance(source, DeviceBlock):
             raise WeightsError(
                 "the transformers engine maps no memory of a GPU; set weights.transfer=auto, or"
@@ -256,7 +265,7 @@ class HfEngine:
 
     async def logprobs(self, rows: Sequence[IntArray]) -> list[FloatArray]:
         """Score the rows between two tokens of the running batch."""
-        require_version(self.version)
+        self._require_usable()
         return await asyncio.to_thread(self._score, rows)
 
     def _score(self, rows: Sequence[IntArray]) -> list[FloatArray]:

@@ -25,16 +25,13 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from vllm.config import VllmConfig
-from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.tasks import SupportedTask
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest
-from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -43,41 +40,6 @@ from vllm.v1.executor import Executor
 from async_rl.generation.vllm.written import Unsent
 
 _STOP_TIMEOUT_S = 10.0
-
-
-def open_threaded(args: AsyncEngineArgs, loop: asyncio.AbstractEventLoop) -> AsyncLLM:
-    """Build an AsyncLLM for `loop` whose core is a thread. Blocks for seconds; raises the errors of
-    vLLM.
-    """
-
-    def make_core(
-        vllm_config: VllmConfig, executor_class: type[Executor], log_stats: bool, **_: object
-    ) -> ThreadedCore:
-        return ThreadedCore(vllm_config, executor_class, log_stats, loop)
-
-    with _core_made_by(make_core):
-        return _ThreadedLLM.from_engine_args(args)
-
-
-class _ThreadedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is untyped here
-    """Shut down by its owner only.
-
-    vLLM's own `__del__` would do it again while the interpreter exits, without its modules.
-    """
-
-    def __del__(self) -> None:
-        return None
-
-
-@contextmanager
-def _core_made_by(make_core: Callable[..., EngineCoreClient]) -> Iterator[None]:
-    """Replace the factory of AsyncLLM's client: AsyncLLM has no argument for it."""
-    original = EngineCoreClient.__dict__["make_async_mp_client"]
-    EngineCoreClient.make_async_mp_client = staticmethod(make_core)
-    try:
-        yield
-    finally:
-        EngineCoreClient.make_async_mp_client = original
 
 
 @dataclass(slots=True)

@@ -33,15 +33,18 @@ from async_rl.core.codec import encode
 from async_rl.core.errors import (
     AsyncRLError,
     BroadcastBroken,
-    ConfigError,
     Unavailable,
     WeightsError,
 )
 from async_rl.core.types import NO_VERSION, FloatArray, IntArray, Sampling
-from async_rl.generation.engine import Completion, read_model_facts, require_version
-from async_rl.generation.environment import uses_gpu
-from async_rl.generation.vllm.core import ThreadedCore, open_threaded
-from async_rl.generation.vllm.settings import engine_args
+from async_rl.generation.engine import (
+    Completion,
+    OpenEngine,
+    read_model_facts,
+    require_version,
+)
+from async_rl.generation.vllm.core import ThreadedCore
+from async_rl.generation.vllm.opening import engine_args, open_llm
 from async_rl.generation.vllm.written import written_logprobs
 from async_rl.protocol.generator import LoadReport
 from async_rl.protocol.weights import SHARED_BLOCK, Manifest, SharedBlock, Source
@@ -53,15 +56,26 @@ end only.
 """
 
 
+def vllm_opener(config: RunConfig, model_path: Path, seed: int) -> OpenEngine:
+    """Return the function that starts vLLM. Raises ConfigError if the model is too short."""
+    facts = read_model_facts(model_path)
+    args = engine_args(config, model_path, facts, seed)
+    end_token_ids = () if config.generation.ignore_eos else facts.end_token_ids
+
+    async def open_engine() -> VllmEngine:
+        return VllmEngine(await open_llm(config, args), end_token_ids)
+
+    return open_engine
+
+
 class VllmEngine:
     """AsyncLLM behind the `Engine` interface."""
 
-    def __init__(self, config: RunConfig, model_path: Path, *, seed: int) -> None:
-        self._config = config
-        facts = read_model_facts(model_path)
-        self._end_token_ids = () if config.generation.ignore_eos else facts.end_token_ids
-        self._args = engine_args(config, model_path, facts, seed)
-        self._version = NO_VERSION
+    def __init__(self, llm: AsyncLLM, end_token_ids: tuple[int, ...]) -> None:
+        self._llm = llm
+        self._end_token_ids = end_token_ids
+        self.version = NO_VERSION
+        """Version of the current weights."""
         # Distinguishes two loads of the same version: a learner that resumed from a checkpoint
         # trains it again, to other weights.
         self._num_loads = 0
@@ -69,40 +83,12 @@ class VllmEngine:
         self._is_asleep = False
         self._loading = asyncio.Lock()
         self._num_probes = 0
-        self._opened: AsyncLLM | None = None
-
-    @property
-    def version(self) -> int:
-        """Version of the current weights."""
-        return self._version
-
-    @property
-    def _llm(self) -> AsyncLLM:
-        if self._opened is None:
-            raise Unavailable("the vLLM engine is not started, or closed; start the generator")
-        return self._opened
-
-    async def start(self) -> None:
-        """Build model and cache in a thread, so that the event loop continues."""
-        loop = asyncio.get_running_loop()
-        try:
-            if uses_gpu(self._config):
-                self._opened = AsyncLLM.from_engine_args(self._args)
-            else:
-                self._opened = await asyncio.to_thread(open_threaded, self._args, loop)
-            await self._llm.collective_rpc("prepare_shared_weights")
-        except (ValueError, OSError) as error:
-            raise ConfigError(
-                f"vLLM refused the model {self._args.model} or the settings of generation.vllm:"
-                f" {error}"
-            ) from error
+        self._is_closed = False
 
     async def close(self) -> None:
         """End the engine."""
-        opened = self._opened
-        self._opened = None
-        if opened is not None:
-            await asyncio.to_thread(opened.shutdown)
+        self._is_closed = True
+        await asyncio.to_thread(self._llm.shutdown)
 
     async def generate(
         self, request_id: str, prompt_token_ids: Sequence[int], num_samples: int, sampling: Sampling
@@ -114,12 +100,9 @@ class VllmEngine:
         params = SamplingParams(
             n=num_samples,
             temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
             max_tokens=sampling.max_new_tokens,
-            min_tokens=sampling.min_new_tokens,
             stop_token_ids=list(self._end_token_ids),
-            ignore_eos=self._config.generation.ignore_eos,
+            ignore_eos=not self._end_token_ids,
             logprobs=0,
             flat_logprobs=True,
             detokenize=False,
@@ -158,7 +141,7 @@ class VllmEngine:
         """Yield vLLM's outputs of one request and translate its errors; leaving it aborts the
         request.
         """
-        prompt = tokens_input(list(token_ids), cache_salt=f"{self._version}.{self._num_loads}")
+        prompt = tokens_input(list(token_ids), cache_salt=f"{self.version}.{self._num_loads}")
         try:
             async with aclosing(self._llm.generate(prompt, params, request_id)) as outputs:
                 async for output in outputs:
@@ -259,7 +242,7 @@ class VllmEngine:
             return time.perf_counter() - paused_s
 
     def _loaded(self, version: int) -> None:
-        self._version = version
+        self.version = version
         self._num_loads += 1
         self._is_asleep = False
 
@@ -280,20 +263,21 @@ class VllmEngine:
                 " start the generator again"
             )
             self._is_dirty = True
-            if self._opened is not None:
-                self._opened.output_processor.propagate_error(failure)
+            self._llm.output_processor.propagate_error(failure)
             if isinstance(error, Exception):
                 raise failure from error
             raise
 
     def _require_usable(self) -> None:
-        require_version(self._version)
+        require_version(self.version)
         self._require_clean()
 
     def _require_clean(self) -> None:
+        if self._is_closed:
+            raise Unavailable("the vLLM engine is closed; start the generator again")
         if self._is_dirty:
             raise WeightsError(
-                f"a load after version {self._version} failed half-way; start the generator again"
+                f"a load after version {self.version} failed half-way; start the generator again"
             )
 
 

@@ -1,0 +1,129 @@
+"""Opens vLLM: the arguments that follow from the configuration, and an AsyncLLM made with them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.core_client import EngineCoreClient
+from vllm.v1.executor import Executor
+
+from async_rl.config.run import RunConfig
+from async_rl.core.errors import ConfigError
+from async_rl.generation.engine import ModelFacts
+from async_rl.generation.environment import uses_gpu
+from async_rl.generation.vllm.core import ThreadedCore
+
+_EXTENSION = "async_rl.generation.vllm.worker.SharedWeightsExtension"
+_CPU_BLOCK_TOKENS = 32
+"""The smallest block of vLLM's attention on CPU. Prompts share whole blocks, so smaller blocks
+share more of a short prompt.
+"""
+
+
+def engine_args(
+    config: RunConfig, model_path: Path, facts: ModelFacts, seed: int
+) -> AsyncEngineArgs:
+    """Raises ConfigError if prompt and response exceed the model's positions."""
+    data, vllm = config.data, config.generation.vllm
+    longest = data.max_prompt_tokens + data.max_response_tokens
+    if longest > facts.max_positions:
+        raise ConfigError(
+            f"data.max_prompt_tokens={data.max_prompt_tokens} +"
+            f" data.max_response_tokens={data.max_response_tokens} exceed the {facts.max_positions}"
+            f" positions of the model in {model_path}; lower one of them"
+        )
+    settings: dict[str, Any] = {}
+    if vllm.kv_cache_mb:
+        settings["kv_cache_memory_bytes"] = vllm.kv_cache_mb << 20
+    if vllm.enforce_eager:
+        # Mode 0 also switches off the compilation that eager mode leaves on.
+        settings["compilation_config"] = {"mode": 0}
+    if not uses_gpu(config):
+        settings["block_size"] = _CPU_BLOCK_TOKENS
+    elif config.placement == "colocated":
+        # Memory that vLLM can release must come from its own allocator from the start.
+        settings["enable_sleep_mode"] = True
+    return AsyncEngineArgs(
+        model=str(model_path),
+        # Token ids go in and out; the tokenizer would only delay the start.
+        skip_tokenizer_init=True,
+        trust_remote_code=config.model.trust_remote_code,
+        dtype=config.model.dtype,
+        seed=seed,
+        load_format=vllm.load_format,
+        use_tqdm_on_load=False,
+        tensor_parallel_size=vllm.tensor_parallel_size,
+        # "uni" keeps the model in the process of the core: one import of vLLM less.
+        distributed_executor_backend="uni" if vllm.tensor_parallel_size == 1 else "mp",
+        worker_extension_cls=_EXTENSION,
+        # One more than a trajectory: a probe of a whole one generates a token.
+        max_model_len=min(longest + 1, facts.max_positions),
+        max_num_seqs=vllm.max_num_seqs,
+        max_num_batched_tokens=vllm.max_num_batched_tokens,
+        gpu_memory_utilization=vllm.gpu_memory_utilization,
+        enforce_eager=vllm.enforce_eager,
+        # All samples of a group read one prefill of their prompt.
+        enable_prefix_caching=True,
+        # Raw log-probs leave out the temperature: wrong by 0.1 to 0.6 nats on average.
+        logprobs_mode="processed_logprobs",
+        disable_log_stats=True,
+        # Otherwise a model's generation_config.json could set top_k or top_p.
+        generation_config="vllm",
+        **settings,
+    )
+
+
+async def open_llm(config: RunConfig, args: AsyncEngineArgs) -> AsyncLLM:
+    """Build model and cache, ready for weights. Raises ConfigError if vLLM refuses."""
+    try:
+        if uses_gpu(config):
+            llm = AsyncLLM.from_engine_args(args)
+        else:
+            # In a thread, so that the event loop continues: this takes seconds.
+            llm = await asyncio.to_thread(_open_threaded, args, asyncio.get_running_loop())
+        await llm.collective_rpc("prepare_shared_weights")
+    except (ValueError, OSError) as error:
+        raise ConfigError(
+            f"vLLM refused the model {args.model} or the settings of generation.vllm: {error}"
+        ) from error
+    return llm
+
+
+def _open_threaded(args: AsyncEngineArgs, loop: asyncio.AbstractEventLoop) -> AsyncLLM:
+    """Build an AsyncLLM for `loop` whose core is a thread. Blocks for seconds."""
+
+    def make_core(
+        vllm_config: VllmConfig, executor_class: type[Executor], log_stats: bool, **_: object
+    ) -> ThreadedCore:
+        return ThreadedCore(vllm_config, executor_class, log_stats, loop)
+
+    with _core_made_by(make_core):
+        return _ThreadedLLM.from_engine_args(args)
+
+
+class _ThreadedLLM(AsyncLLM):  # type: ignore[misc]  # vLLM is untyped here
+    """Shut down by its owner only.
+
+    vLLM's own `__del__` would do it again while the interpreter exits, without its modules.
+    """
+
+    def __del__(self) -> None:
+        return None
+
+
+@contextmanager
+def _core_made_by(make_core: Callable[..., EngineCoreClient]) -> Iterator[None]:
+    """Replace the factory of AsyncLLM's client: AsyncLLM has no argument for it."""
+    original = EngineCoreClient.__dict__["make_async_mp_client"]
+    EngineCoreClient.make_async_mp_client = staticmethod(make_core)
+    try:
+        yield
+    finally:
+        EngineCoreClient.make_async_mp_client = original
