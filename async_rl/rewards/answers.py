@@ -15,8 +15,11 @@ from decimal import Decimal, InvalidOperation
 from async_rl.core.types import AnswerTest
 
 _NUMBER = re.compile(r"-?\$?\d[\d,]*(?:\.\d+)?|-?\$?\.\d+")
+_MAX_NUMBER_CHARS = 1_000
+"""A longer number is no answer; one of a million digits is out of Decimal's range."""
 _MARK = "####"
 _BOX = "\\boxed{"
+_BRACE = re.compile(r"\\boxed\{|[{}]")
 
 
 def is_right(test: AnswerTest, response: str) -> bool:
@@ -59,6 +62,8 @@ def _number(text: str) -> Decimal | None:
     if not numbers:
         return None
     number = numbers[0] if mark else numbers[-1]
+    if len(number) > _MAX_NUMBER_CHARS:
+        return None
     try:
         return Decimal(number.replace("$", "").replace(",", ""))
     except InvalidOperation:
@@ -81,16 +86,14 @@ def _is_equal_expression(expected: str, response: str) -> bool:
 
 def boxed(text: str) -> str | None:
     """The content of the last complete \\boxed{}, with balanced braces; None if there is none."""
-    start = text.rfind(_BOX)
-    while start >= 0:
-        depth = 1
-        content = start + len(_BOX)
-        for index in range(content, len(text)):
-            if text[index] == "{":
-                depth += 1
-            elif text[index] == "}":
-                depth -= 1
-            if depth == 0:
-                return text[content:index]
-        start = text.rfind(_BOX, 0, start)
-    return None
+    last, content = -1, None
+    opened: list[tuple[int, bool]] = []
+    for brace in _BRACE.finditer(text):
+        if brace[0] != "}":
+            opened.append((brace.end(), brace[0] == _BOX))
+        elif opened:
+            start, is_box = opened.pop()
+            # An inner box begins later than the box around it, but ends first.
+            if is_box and start > last:
+                last, content = start, text[start : brace.start()]
+    return content

@@ -2,6 +2,8 @@
 
 auto: the last fenced block if the response has a complete fence, else the whole text. The text is
 not judged here: a text that is not Python is returned unchanged and fails to compile in the jail.
+Invariants: finding the fences takes linear time; at most MAX_PARSED_CHARS of a response are parsed,
+beginning with its last block.
 """
 
 from __future__ import annotations
@@ -9,40 +11,84 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from typing import Literal
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 MIN_BLOCK_CHARS = 20
 """A shorter fenced block is a remark, not a solution."""
-_MAX_PARSED_CHARS = 100_000
-_FENCE = re.compile(
-    r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)^[ \t]*```[ \t]*$", re.DOTALL | re.MULTILINE
-)
+MAX_PARSED_CHARS = 50_000
+"""The parser takes quadratic time for some texts (one f-string of many fields): 0.2 s for 50,000
+characters, 0.8 s for 100,000.
+"""
+Extraction = Literal["auto", "fenced", "whole"]
+_FENCE = "```"
+_WORD = re.compile(r"[ \t]*\w*")
 _PYTHON = frozenset({"", "python", "python3", "py"})
 
 
-def extract_code(response: str, mode: Literal["auto", "fenced", "whole"]) -> str | None:
+class Block(NamedTuple):
+    """A complete fenced block. end: of the block in the response, in characters."""
+
+    end: int
+    code: str
+
+
+def extract_code(response: str, mode: Extraction) -> str | None:
     """The program in `response`; None if a block is needed and none is usable."""
+    return program_of(response, [] if mode == "whole" else complete_blocks(response), mode)
+
+
+def program_of(response: str, blocks: Sequence[Block], mode: Extraction) -> str | None:
+    """As `extract_code`, with the complete blocks of the response."""
     if mode == "whole":
         return response
-    blocks = complete_blocks(response)
     if blocks:
-        return blocks[-1][1]
-    return response if mode == "auto" and "```" not in response else None
+        return blocks[-1].code
+    return response if mode == "auto" and _FENCE not in response else None
 
 
-def complete_blocks(response: str) -> list[tuple[int, str]]:
-    """The usable fenced blocks in order: the end of each, in characters, and its program."""
+def complete_blocks(response: str) -> list[Block]:
+    """The usable fenced blocks, in order."""
     blocks = []
-    for match in _FENCE.finditer(response):
-        language, body = match[1].lower(), match[2]
-        if language in _PYTHON and len(body.strip()) >= MIN_BLOCK_CHARS and _parses(body):
-            blocks.append((match.end(), body))
+    num_left = MAX_PARSED_CHARS
+    for block in reversed(fenced_blocks(response)):
+        num_left -= len(block.code)
+        if num_left < 0:
+            break
+        if _parses(block.code):
+            blocks.append(block)
+    return blocks[::-1]
+
+
+def fenced_blocks(response: str) -> list[Block]:
+    """The fenced blocks that may be Python programs, in order; nothing is parsed.
+
+    A fence opens with any word after it and closes with nothing after it.
+    """
+    blocks = []
+    opened = -1  # first character of the open block, or -1
+    language = ""
+    start = 0
+    for line in response.split("\n"):
+        end = start + len(line)
+        text = line.strip(" \t")
+        if opened < 0 and text.startswith(_FENCE) and end < len(response):
+            opened, language = end + 1, _language(text[len(_FENCE) :])
+        elif opened >= 0 and text == _FENCE:
+            code = response[opened:start]
+            if language in _PYTHON and len(code.strip()) >= MIN_BLOCK_CHARS:
+                blocks.append(Block(end, code))
+            opened = -1
+        start = end + 1
     return blocks
 
 
+def _language(text: str) -> str:
+    word = _WORD.match(text)
+    return word[0].strip(" \t").lower() if word else ""
+
+
 def _parses(code: str) -> bool:
-    if len(code) > _MAX_PARSED_CHARS:
-        return False
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -20,7 +20,7 @@ import msgspec
 from async_rl.config.rewards import RewardConfig
 from async_rl.core.errors import ConfigError, RewardError
 from async_rl.core.types import Verdict
-from async_rl.rewards.extraction import extract_code
+from async_rl.rewards.extractor import Extractor
 from async_rl.rewards.verifier.protocol import RewardSample, VerifyRequest, VerifyResponse
 
 _PAUSE_S = 0.1
@@ -38,6 +38,7 @@ class RemoteScorer:
                 " variable; set it to the token"
             )
         self._reward, self._remote, self._url = reward, remote, remote.url.rstrip("/")
+        self._extractor = Extractor()
         headers = {"content-type": "application/json"}
         if token:
             headers["authorization"] = f"Bearer {token}"
@@ -64,7 +65,7 @@ class RemoteScorer:
         return msgspec.json.decode(await self._post(self._url, sample))
 
     async def _share_of_tests(self, sample: RewardSample) -> dict[str, float]:
-        code = extract_code(sample.response, self._reward.extraction)
+        code = await self._extractor.code(sample.response, self._reward.extraction)
         if code is None:
             return {"score": 0.0}
         request = VerifyRequest(

@@ -21,7 +21,7 @@ from async_rl.config.reward_terms import TESTS, Term, terms_of
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.types import AnswerTest, CodeTest, Prompt, Score, StepScore, Verdict
-from async_rl.rewards.extraction import complete_blocks, extract_code
+from async_rl.rewards.extractor import Extractor
 from async_rl.rewards.formats import is_well_formed
 from async_rl.rewards.functions import SCORE
 from async_rl.rewards.memo import Verifier
@@ -42,6 +42,11 @@ class Scorer:
         self, config: RunConfig, verifier: Verifier, ask_functions: AskFunctions | None = None
     ) -> None:
         self._reward, self._verifier, self._ask = config.reward, verifier, ask_functions
+        self._extractor = Extractor()
+
+    async def close(self) -> None:
+        """End the process that extracts programs."""
+        await self._extractor.close()
 
     async def score(
         self, prompt: Prompt, response_text: str, sample: Callable[[], RewardSample] | None = None
@@ -65,7 +70,7 @@ class Scorer:
 
     async def score_by_tests(self, prompt: Prompt, response_text: str) -> Score:
         """The score by the row's own tests alone."""
-        code = extract_code(response_text, self._reward.extraction)
+        code = await self._extractor.code(response_text, self._reward.extraction)
         return await self._judge(prompt, response_text, code)
 
     def _combined(
@@ -99,7 +104,9 @@ class Scorer:
         The last block's score is that of the response. A response without a block is one step.
         tokens_until: maps a number of characters to the number of tokens that contain them.
         """
-        blocks = [] if prompt.problem.wants_words else complete_blocks(response_text)
+        blocks = []
+        if not prompt.problem.wants_words:
+            blocks = await self._extractor.blocks(response_text)
         if not blocks:
             score = await self.score_by_tests(prompt, response_text)
             steps = [StepScore(end_tokens=num_tokens, reward=score.reward)]

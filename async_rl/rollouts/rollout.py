@@ -88,6 +88,7 @@ class Rollouts:
 
     async def close(self) -> None:
         """Cancel running requests and close the connections to the verifiers."""
+        await self._scorer.close()
         await self._memo.close()
         await self._client.close()
 

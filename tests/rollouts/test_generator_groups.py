@@ -68,6 +68,9 @@ class ScriptedEngine:
 class ScriptedScorer:
     """The reward is the number of letters, at most 6; as steps: one per two letters."""
 
+    async def close(self) -> None:
+        pass
+
     async def score(self, prompt: Prompt, text: str, sample: object) -> Score:
         return Score(reward=float(min(len(text), 6)), parts={}, verdicts=(), latency_s=0.0)
 

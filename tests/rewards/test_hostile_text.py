@@ -1,0 +1,143 @@
+"""Text that a policy wrote in order to stall its reader: the time of every reader grows linearly
+with the text, and one that cannot promise that runs where it can be ended.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from async_rl.core.types import AnswerTest, CallTest, CodeProblem
+from async_rl.rewards import extraction
+from async_rl.rewards.answers import answer_of, boxed, is_right
+from async_rl.rewards.extraction import complete_blocks, extract_code
+from async_rl.rewards.extractor import Extractor
+from async_rl.rewards.formats import is_well_formed
+from async_rl.rewards.votes import vote_of
+
+ROOT = Path(extraction.__file__).parents[1]
+SIZE = 1 << 18
+GSM8K = AnswerTest(rule="gsm8k", expected="#### 7")
+MATH = AnswerTest(rule="math", expected="7")
+EXACT = AnswerTest(rule="exact", expected="7")
+CODE = CodeProblem(tests=[CallTest(function="f", args=[1], expected=1)])
+BLOCK = "```python\ndef f(x):\n    return x + 1\n```\n"
+
+LINEAR: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
+    "fences": (
+        lambda text: extract_code(text, "auto"),
+        ("```python\n", "```\n", "``` ", "`", BLOCK),
+    ),
+    "blocks of steps": (complete_blocks, ("```python\n", BLOCK, "```\n" + "x = 1\n" * 9 + "```\n")),
+    "number": (lambda text: is_right(GSM8K, text), ("1", "1,", "-$", "$", "####", "1.", ".")),
+    "vote by number": (lambda text: answer_of(GSM8K, text), ("1", "1,", "####1 ")),
+    "box": (boxed, ("\\boxed{", "\\boxed{}", "{", "}", "\\boxed{{}", "\\boxed")),
+    "vote by box": (lambda text: answer_of(MATH, text), ("\\boxed{", "\\boxed{ }", " ")),
+    "last line": (lambda text: is_right(EXACT, text), ("\n", " ", "x", "\r")),
+    "form": (
+        is_well_formed,
+        ("</think><answer>", "<think>", "</think> ", " ", "</answer>", "<think></think><answer>"),
+    ),
+    "words": (re.compile(r"\b(?:numpy|torch)\b").search, ("n", "nump", "numpy_", "_numpy ")),
+    "vote by program": (lambda text: vote_of(CODE, text, "auto"), ("x = 1\n", "{x}", "(", BLOCK)),
+}
+"""Reader -> function, and pieces whose repetition it must read in linear time."""
+ENDABLE = {"rewards/answers.py:re.search": "the rule regex: runs in answer_child.py"}
+"""Regular expressions without a bound, and the process that can be ended."""
+READERS = {
+    "rewards/answers.py:_NUMBER": "number",
+    "rewards/answers.py:_BRACE": "box",
+    "rewards/extraction.py:_WORD": "fences",
+    "rewards/formats.py:_FORM": "form",
+    "rewards/scoring.py:_SPECIAL": "none: the name of a part, which is the user's",
+    "rewards/verifier/packaged_cells.py:self._word": "words",
+}
+"""Regular expressions that read what a policy wrote, and their reader in LINEAR."""
+
+
+def _seconds(read: Callable[[str], object], text: str) -> float:
+    started = time.process_time()
+    read(text)
+    return time.process_time() - started
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_time_of_a_reader_grows_linearly_with_a_hostile_text(name: str) -> None:
+    read, pieces = LINEAR[name]
+    for start in ("", "<think>", "#### ", "```python\n", "f'"):
+        for piece in pieces:
+            text = start + piece * (SIZE // len(piece))
+            # Of 256 KB, which is 64,000 tokens, a quadratic reader takes minutes.
+            assert _seconds(read, text) < 1.0, (name, start, piece)
+
+
+def test_two_thousand_open_fences_are_read_at_once() -> None:
+    assert _seconds(lambda text: extract_code(text, "auto"), "```python\n" * 2000) < 0.1
+
+
+def test_every_regular_expression_over_model_output_has_a_bound() -> None:
+    found = {place for folder in ("rewards", "rollouts", "generation") for place in _places(folder)}
+    assert found == {*ENDABLE, *READERS}
+
+
+def _places(folder: str) -> Iterator[str]:
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        file = path.relative_to(ROOT).as_posix()
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.Assign(targets=[target], value=ast.Call(func=ast.Attribute() as used)):
+                    if ast.unparse(used) == "re.compile":
+                        yield f"{file}:{ast.unparse(target)}"
+                case ast.Call(func=ast.Attribute(value=ast.Name(id="re"), attr=name)):
+                    if name not in ("compile", "escape"):
+                        yield f"{file}:re.{name}"
+
+
+def test_a_large_program_is_parsed_outside_the_process_of_the_event_loop() -> None:
+    slow = "f'" + "{a}" * 16_000 + "'"
+    response = f"```python\n{slow}\n```"
+    here_s = _seconds(complete_blocks, response)
+
+    async def elsewhere() -> tuple[float, str | None]:
+        extractor = Extractor()
+        try:
+            await extractor.code(response, "auto")  # starts the child
+            started = time.process_time()
+            code = await extractor.code(response, "auto")
+            return time.process_time() - started, code
+        finally:
+            await extractor.close()
+
+    elsewhere_s, code = asyncio.run(elsewhere())
+    assert code == f"{slow}\n"
+    assert elsewhere_s < here_s / 5
+
+
+def test_extractor_returns_what_the_plain_function_returns() -> None:
+    large = "```python\n" + "x = 1\n" * 2000 + "```\n"
+    texts = [large, large + BLOCK, BLOCK + large, "x", "```", large + "```python\n", BLOCK * 400]
+
+    async def compare() -> None:
+        extractor = Extractor()
+        try:
+            for text in texts:
+                assert await extractor.blocks(text) == complete_blocks(text)
+                for mode in ("auto", "fenced", "whole"):
+                    assert await extractor.code(text, mode) == extract_code(text, mode)
+        finally:
+            await extractor.close()
+
+    asyncio.run(compare())
+
+
+def test_no_more_than_the_limit_is_parsed_beginning_with_the_last_block() -> None:
+    half = "x = 1\n" * (extraction.MAX_PARSED_CHARS // 12)
+    response = "".join(f"```\ny = {index}234567890123456\n{half}```\n" for index in range(3))
+    assert [block.code[4] for block in complete_blocks(response)] == ["2"]
+    assert extract_code(f"```\n{half * 3}```\n", "auto") is None
