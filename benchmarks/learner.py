@@ -36,6 +36,7 @@ from async_rl.algorithms.logprobs import token_logprobs
 from async_rl.core.types import Group, Purpose, Score, Trajectory
 from async_rl.launchers.configuration.compose import compose
 from async_rl.learner.models import chunk_rows
+from async_rl.learner.process_group import ensure_group_of_one
 from async_rl.learner.trainer import Trainer
 from benchmarks.figures import figure
 
@@ -311,7 +312,7 @@ def main() -> None:
     if arguments.peak:
         print(peak_mb(arguments.peak, arguments.vocabulary))
         return
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    ensure_group_of_one(torch.device("cpu"))
     goals = {"mix": ">= 1.5", "equal": ">= 0.95 (1.05x the time)", "embedded": ""}
     with tempfile.TemporaryDirectory() as scratch:
         model_path = random_model(Path(scratch))

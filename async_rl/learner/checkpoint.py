@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import warnings
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -35,9 +36,12 @@ from torch.distributed.checkpoint.stateful import Stateful
 from async_rl.core.errors import DataError, InfrastructureError
 from async_rl.learner.models import Policy
 from async_rl.learner.optimizer import Trained
-from async_rl.learner.sharding import Ranks, ensure_process_group
+from async_rl.learner.process_group import BACKEND
+from async_rl.learner.sharding import Ranks
 
 _FORMAT = 2
+# One rank has no process group on purpose; torch mentions it at every checkpoint.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 _CUDA_RANDOM = "random.cuda"
 
 
@@ -49,9 +53,10 @@ class Checkpointer:
         self._trained = trained
         self._stateful = stateful
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        ensure_process_group("gloo")
-        # A separate group: its collectives run in the background, beside those of training.
-        self._group = dist.new_group(backend="gloo")
+        # A separate group: its collectives run in the background, beside those of training. One
+        # rank needs none, and so opens no listener.
+        self._is_alone = ranks.world_size == 1
+        self._group = None if self._is_alone else dist.new_group(backend=BACKEND)
 
     def begin(self, directory: Path, version: int) -> Future[None]:
         """Copy the state (collective) and write it in the background.
@@ -63,7 +68,9 @@ class Checkpointer:
             shutil.rmtree(partial, ignore_errors=True)
         self._ranks.barrier()
         state = {**self.state(), "version": torch.tensor([_FORMAT, version])}
-        written: Future[Any] = async_save(state, checkpoint_id=partial, process_group=self._group)  # type: ignore[assignment]
+        written: Future[Any] = async_save(  # type: ignore[assignment]
+            state, checkpoint_id=partial, process_group=self._group, no_dist=self._is_alone
+        )
         return self._thread.submit(self._finish, written, partial, directory)
 
     def _finish(self, written: Future[Any], partial: Path, directory: Path) -> None:
@@ -122,13 +129,16 @@ class Checkpointer:
 
     def _read(self, state: dict[str, Any], directory: Path) -> None:
         try:
-            load(state, checkpoint_id=directory, process_group=self._group)
+            self._read_all(state, directory)
         except CheckpointException as error:
             if f"Missing key in checkpoint state_dict: {_CUDA_RANDOM}" not in _causes(error):
                 raise
             # The checkpoint was written on a machine without a GPU.
             del state[_CUDA_RANDOM]
-            load(state, checkpoint_id=directory, process_group=self._group)
+            self._read_all(state, directory)
+
+    def _read_all(self, state: dict[str, Any], directory: Path) -> None:
+        load(state, checkpoint_id=directory, process_group=self._group, no_dist=self._is_alone)
 
     def state(self) -> dict[str, Any]:
         """Return the live state, which `begin` copies."""

@@ -29,12 +29,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-
-def ensure_process_group(backend: str) -> None:
-    """Create a process group of one rank, unless a group exists already."""
-    if not dist.is_initialized():
-        store = torch._C._distributed_c10d.HashStore()
-        dist.init_process_group(backend, store=store, rank=0, world_size=1)
+from async_rl.learner.process_group import ensure_group_of_one
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,8 +64,7 @@ class Ranks:
         if not self.is_sharded:
             return
         is_gpu = self.device.type != "cpu"
-        # Gloo on a GPU machine too: checkpoints gather on the CPU.
-        ensure_process_group("cpu:gloo,cuda:nccl" if is_gpu else "gloo")
+        ensure_group_of_one(self.device)
         mesh = init_device_mesh(self.device.type, (self.world_size,))
         precision = MixedPrecisionPolicy(param_dtype=self.dtype, reduce_dtype=torch.float32)
         offload = OffloadPolicy()

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -19,6 +18,7 @@ import torch.distributed as dist
 from async_rl.core.codec import decode, encode
 from async_rl.core.errors import ConfigError
 from async_rl.core.types import FloatArray, Group, IntArray
+from async_rl.learner import process_group
 from async_rl.learner.trainer import StepResult, Trainer
 from async_rl.protocol.weights import DeviceBlock, Manifest
 from async_rl.runtime.context import RENDEZVOUS_FILE, ProcessContext
@@ -54,18 +54,6 @@ def learner_device(gpus: float) -> torch.device:
     return torch.device("cuda", 0)
 
 
-def join_process_group(
-    run_dir: Path, rank: int, world_size: int, *, device: torch.device, timeout_s: float
-) -> None:
-    """Join this rank's process group, through a file of the run, so no port is opened."""
-    # gloo as well on GPUs: offloaded gradients and announced operations are in host memory.
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    store = dist.FileStore(str(run_dir / RENDEZVOUS_FILE), world_size)  # type: ignore[attr-defined]
-    dist.init_process_group(
-        backend, store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_s)
-    )
-
-
 def build_trainer(context: ProcessContext, device: torch.device) -> Trainer:
     """Join the other ranks and build this rank's trainer; blocks."""
     config = context.config
@@ -74,8 +62,16 @@ def build_trainer(context: ProcessContext, device: torch.device) -> Trainer:
     if world_size > 1:
         # Longer than rank 0 may wait for a batch, during which the others wait for rank 0.
         timeout_s = 2 * config.timeouts.take_s
-        join_process_group(
-            context.run_dir, context.rank, world_size, device=device, timeout_s=timeout_s
+        # Through a file of the run, to which only its processes have access.
+        path = str(context.run_dir / RENDEZVOUS_FILE)
+        store = dist.FileStore(path, world_size)  # type: ignore[attr-defined]
+        process_group.join(
+            store,
+            context.rank,
+            world_size,
+            host=context.host,
+            device=device,
+            timeout_s=timeout_s,
         )
     return Trainer(
         config,

@@ -17,6 +17,8 @@ from learner_support import (
     spy_on_gradients,
 )
 
+from async_rl.learner import process_group
+
 ROW = np.array([3, 1, 4, 1, 5, 9], dtype=np.int32)
 STEPS = 3
 OVERRIDES = (
@@ -56,8 +58,13 @@ def train(
 ) -> None:
     """Trains, saves, trains one step more; rank 0 writes what it found."""
     if world_size > 1:
-        dist.init_process_group(
-            "gloo", init_method=f"file://{out}/rendezvous", rank=rank, world_size=world_size
+        process_group.join(
+            dist.FileStore(f"{out}/rendezvous", world_size),  # type: ignore[attr-defined]
+            rank,
+            world_size,
+            host="127.0.0.1",
+            device=torch.device("cpu"),
+            timeout_s=60,
         )
     conf, objective = OBJECTIVES[case]
     knobs = (

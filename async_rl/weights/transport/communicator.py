@@ -3,8 +3,9 @@ and the implementation over gloo.
 
 Ranks meet through a TCPStore that the learner opens at its address in the run. A broadcast that
 ends early leaves the communicator unusable: its owner closes it, which ends the connections, so the
-other ranks need not wait for their deadlines. Neither the store nor the connections are
-authenticated; a rank compares the tensors it received with a manifest from an authenticated call.
+other ranks need not wait for their deadlines. The listeners of gloo accept only connections that a
+rank announced in the store (core/gate.py). The store itself is not authenticated; a rank compares
+the tensors it received with a manifest from an authenticated call.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from async_rl.core.errors import BroadcastBroken
+from async_rl.core.gate import connect_privately
 from async_rl.protocol.weights import Seat
 
 _PRESENT, _VERDICT, _ALL, _LOST = "present", "verdict", "all", "lost"
@@ -104,6 +106,21 @@ def broadcast(communicator: Communicator, flat: torch.Tensor, *, timeout_s: floa
         ) from error
 
 
+def private_gloo(store: Any, rank: int, size: int, *, host: str, timeout: timedelta) -> Any:
+    """Return a ProcessGroupGloo at this address, whose listener only its ranks can reach."""
+    gloo: Any = dist.ProcessGroupGloo
+
+    def connect(device: Any) -> Any:
+        options = gloo._Options()
+        options._devices, options._timeout = [device], timeout
+        return gloo(store, rank, size, options)
+
+    def listen() -> Any:
+        return gloo.create_device(hostname=host)
+
+    return connect_privately(store, rank, size, listen=listen, connect=connect)
+
+
 class GlooCommunicator:
     """TCP between main memories, bound to the address that this process has in the run."""
 
@@ -112,11 +129,7 @@ class GlooCommunicator:
     def __init__(
         self, store: Any, rank: int, world_size: int, *, host: str, timeout: timedelta
     ) -> None:
-        gloo: Any = dist.ProcessGroupGloo
-        options = gloo._Options()
-        options._devices = [gloo.create_device(hostname=host)]
-        options._timeout = timeout
-        self._ranks: Any = gloo(store, rank, world_size, options)
+        self._ranks: Any = private_gloo(store, rank, world_size, host=host, timeout=timeout)
 
     def broadcast(self, flat: torch.Tensor, *, timeout_s: float) -> None:
         """Return once this rank has sent or received."""

@@ -1,0 +1,162 @@
+"""Listeners of gloo that accept nobody but the ranks of their group.
+
+gloo authenticates nobody: it accepts every connection, keeps it open, and aborts its process once
+no descriptor is left. TLS is not part of torch's builds. So the kernel decides here: a filter on
+the listening socket drops every packet, except those of connections that a rank has announced in
+the group's store, to which only the run's own processes have access. An address and port that a
+rank connects from cannot be used by anybody else at the same time. Once all ranks are connected,
+the filter drops everything.
+
+A dropped packet is repeated by the kernel after a second, so ranks connect in about a second.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+import struct
+import threading
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar
+
+import msgspec
+import psutil
+
+from async_rl.core.errors import InfrastructureError
+
+Device = TypeVar("Device")
+Group = TypeVar("Group")
+_End = tuple[str, int]
+
+_SO_ATTACH_FILTER = 26  # linux/socket.h; Python has no name for it
+_LOOK_S = 0.02  # the kernel reports no event for a connection attempt; a fiftieth of its repetition
+_ACCEPT, _DROP = 0xFFFFFFFF, 0
+# linux/filter.h: load a word or half-word, compare and jump, return.
+_LD_WORD, _LD_HALF, _JUMP_EQUAL, _RETURN = 0x20, 0x28, 0x15, 0x06
+_NET_HEADER = 0x100000000 - 0x100000  # SKF_NET_OFF: offsets from here count in the IP header
+_SOURCE_ADDRESS = _NET_HEADER + 12
+_SOURCE_PORT = 0  # offset in the TCP header, where the data of a socket's filter begin
+
+
+class _Dial(msgspec.Struct, frozen=True):
+    """A connection attempt of a rank."""
+
+    source: _End
+    target: _End
+
+
+def connect_privately(
+    store: Any,
+    rank: int,
+    size: int,
+    *,
+    listen: Callable[[], Device],
+    connect: Callable[[Device], Group],
+) -> Group:
+    """Return `connect(listen())`, where only ranks of the group can reach what `listen` opened.
+
+    store: of torch, shared by the ranks only. listen: opens one listening socket and does not
+    accept yet. connect: returns once all ranks are connected. Raises InfrastructureError if a
+    stranger connected before the filter was in place.
+    """
+    before = {end.fd for end in _sockets(psutil.CONN_LISTEN)}
+    device = listen()
+    (listener,) = (end for end in _sockets(psutil.CONN_LISTEN) if end.fd not in before)
+    gate = _Gate(store, rank, size, listener)
+    try:
+        group = connect(device)
+    finally:
+        gate.close()
+    gate.check()
+    return group
+
+
+class _Gate:
+    """Announces this rank's connection attempts, and admits those of the others."""
+
+    def __init__(self, store: Any, rank: int, size: int, listener: Any) -> None:
+        self._store = store
+        self._rank = rank
+        self._others = [other for other in range(size) if other != rank]
+        self._fd = listener.fd
+        self._address: _End = tuple(listener.laddr)
+        self._admitted: set[_End] = set()
+        self._announced: set[_Dial] = set()
+        _admit(self._fd, ())
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="gate", daemon=True)
+        # One rank has nobody to admit.
+        if self._others:
+            self._thread.start()
+
+    def close(self) -> None:
+        """Admit nobody from now on."""
+        self._is_over.set()
+        if self._others:
+            self._thread.join()
+        _admit(self._fd, ())
+
+    def check(self) -> None:
+        """Raise InfrastructureError if anybody else than an announced rank is connected."""
+        for end in _sockets(psutil.CONN_ESTABLISHED):
+            if tuple(end.laddr) == self._address and tuple(end.raddr) not in self._admitted:
+                raise InfrastructureError(
+                    f"a stranger at {end.raddr} connected to gloo's listener {self._address} before"
+                    " it was closed; find and end that process, then try again"
+                )
+
+    def _watch(self) -> None:
+        while not self._is_over.wait(_LOOK_S):
+            self._announce()
+            self._admit_announced()
+
+    def _announce(self) -> None:
+        attempts = {
+            _Dial(source=tuple(end.laddr), target=tuple(end.raddr))
+            for end in _sockets(psutil.CONN_SYN_SENT)
+        }
+        if not attempts <= self._announced:
+            self._announced |= attempts
+            self._store.set(_key(self._rank), msgspec.json.encode(list(self._announced)))
+
+    def _admit_announced(self) -> None:
+        dials: list[_Dial] = []
+        for other in self._others:
+            if self._store.check([_key(other)]):
+                dials += msgspec.json.decode(self._store.get(_key(other)), type=list[_Dial])
+        admitted = {dial.source for dial in dials if dial.target == self._address}
+        if admitted != self._admitted:
+            self._admitted = admitted
+            _admit(self._fd, admitted)
+
+
+def _key(rank: int) -> str:
+    return f"dials of rank {rank}"
+
+
+def _sockets(status: str) -> list[Any]:
+    found = psutil.Process().net_connections("tcp4")
+    return [end for end in found if end.status == status]
+
+
+def _admit(fd: int, sources: Collection[_End]) -> None:
+    """Let the kernel drop every packet to a listening socket, except from these addresses.
+
+    The kernel copies the filter to each accepted socket, where it continues to match.
+    """
+    program = b""
+    for address, port in sources:
+        (word,) = struct.unpack("!I", socket.inet_aton(address))
+        program += _step(_LD_WORD, _SOURCE_ADDRESS) + _step(_JUMP_EQUAL, word, if_not=3)
+        program += _step(_LD_HALF, _SOURCE_PORT) + _step(_JUMP_EQUAL, port, if_not=1)
+        program += _step(_RETURN, _ACCEPT)
+    program += _step(_RETURN, _DROP)
+    steps = ctypes.create_string_buffer(program, len(program))
+    option = struct.pack("@HP", len(program) // 8, ctypes.addressof(steps))
+    with socket.fromfd(fd, socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, option)
+
+
+def _step(code: int, value: int, *, if_not: int = 0) -> bytes:
+    """One instruction; a comparison that fails skips `if_not` of them."""
+    return struct.pack("=HBBI", code, 0, if_not, value)

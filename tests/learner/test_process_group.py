@@ -1,0 +1,120 @@
+"""Strangers cannot reach the process group of the learner's ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import resource
+import socket
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from learner_support import make_trainer
+
+from async_rl.core.errors import InfrastructureError
+from async_rl.core.gate import connect_privately
+from async_rl.learner import process_group
+
+_DESCRIPTORS = 256
+_WAIT_S = 60
+
+
+def listeners(pid: int) -> list[tuple[str, int]]:
+    ends = psutil.Process(pid).net_connections("tcp")
+    return [tuple(end.laddr) for end in ends if end.status == psutil.CONN_LISTEN]
+
+
+def be_a_rank(rank: int, directory: Path, parent: Connection) -> None:
+    """Join, wait until the stranger has tried, then use both groups."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_DESCRIPTORS, _DESCRIPTORS))
+    store = dist.FileStore(str(directory / "rendezvous"), 2)  # type: ignore[attr-defined]
+    process_group.join(
+        store, rank, 2, host="127.0.0.1", device=torch.device("cpu"), timeout_s=_WAIT_S
+    )
+    second = dist.new_group(backend=process_group.BACKEND)
+    parent.send("joined")
+    parent.recv()
+    sums = []
+    for group in (None, second):
+        x = torch.ones(1000) * (rank + 1)
+        dist.all_reduce(x, group=group)
+        sums.append(float(x[0]))
+    parent.send(sums)
+    dist.destroy_process_group()
+
+
+def connects(address: tuple[str, int]) -> bool:
+    with socket.socket() as stranger:
+        stranger.settimeout(0.002)
+        try:
+            stranger.connect(address)
+        except OSError:
+            return False
+        return True
+
+
+def test_a_stranger_cannot_connect_to_the_ranks_nor_use_up_their_descriptors(
+    tmp_path: Path,
+) -> None:
+    context = multiprocessing.get_context("spawn")
+    pipes = [context.Pipe() for _ in range(2)]
+    ranks = [
+        context.Process(target=be_a_rank, args=(rank, tmp_path, pipe[1]))
+        for rank, pipe in enumerate(pipes)
+    ]
+    for process in ranks:
+        process.start()
+    try:
+        for ours, _ in pipes:
+            assert ours.poll(_WAIT_S)
+            assert ours.recv() == "joined"
+        addresses = [address for process in ranks for address in listeners(process.pid or 0)]
+        assert {host for host, _ in addresses} == {"127.0.0.1"}
+        assert len(addresses) == 4
+        assert not any(connects(address) for address in addresses for _ in range(_DESCRIPTORS))
+        for ours, _ in pipes:
+            ours.send("go on")
+        for ours, _ in pipes:
+            assert ours.poll(_WAIT_S)
+            assert ours.recv() == [3.0, 3.0]
+        for process in ranks:
+            process.join(_WAIT_S)
+        assert [process.exitcode for process in ranks] == [0, 0]
+    finally:
+        for process in ranks:
+            process.kill()
+
+
+def one_rank(model_path: Path, directory: Path, parent: Connection) -> None:
+    trainer = make_trainer(model_path, "grpo_code")
+    trainer.save(directory / "step", 0).result()
+    parent.send(listeners(psutil.Process().pid))
+
+
+def test_one_rank_opens_no_listener(model_path: Path, tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=one_rank, args=(model_path, tmp_path, theirs))
+    process.start()
+    assert ours.poll(_WAIT_S)
+    assert ours.recv() == []
+    process.join(_WAIT_S)
+
+
+def test_a_stranger_who_connects_before_the_filter_is_in_place_is_noticed() -> None:
+    with contextlib.ExitStack() as opened:
+
+        def listen() -> socket.socket:
+            listener = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
+            opened.enter_context(socket.create_connection(listener.getsockname()))
+            return listener
+
+        def connect(listener: socket.socket) -> socket.socket:
+            return opened.enter_context(listener.accept()[0])
+
+        with pytest.raises(InfrastructureError, match=r"a stranger at .* connected"):
+            connect_privately(None, 0, 1, listen=listen, connect=connect)
