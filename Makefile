@@ -1,5 +1,5 @@
 # make demo | test | check | docs | bench | env, on a clean clone with nothing but Python 3.11.
-# The environment is .venv, made from requirements/cpu.lock; it is made again when the lock changes and left alone otherwise.
+# The environment is .venv, made from requirements/cpu.lock, or with GPU=1 from requirements/gpu.lock; it is made again when the lock changes and left alone otherwise.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -9,8 +9,11 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 # The stamps' names carry the content that they were made from: a checkout that only changes file times makes nothing again.
-PACKAGES := $(VENV)/.packages-$(shell sha256sum requirements/cpu.lock | cut -c1-16)
-PROJECT := $(VENV)/.project-$(shell cat requirements/cpu.lock pyproject.toml | sha256sum | cut -c1-16)
+# An environment for GPUs stays one; `make env GPU=` goes back to the CPU.
+GPU ?= $(if $(wildcard $(VENV)/.gpu),1)
+LOCK := requirements/$(if $(GPU),gpu,cpu).lock
+PACKAGES := $(VENV)/.packages-$(shell sha256sum $(LOCK) | cut -c1-16)
+PROJECT := $(VENV)/.project-$(shell cat $(LOCK) pyproject.toml | sha256sum | cut -c1-16)
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install --no-input
 
 help: ## this list
@@ -20,10 +23,11 @@ env: $(PROJECT) ## the environment in .venv (about two minutes, once)
 
 $(PACKAGES):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "error: $(PYTHON) is not Python 3.11; make env PYTHON=..."; exit 1; }
-	@echo "making the environment in $(VENV): $$(grep -c == requirements/cpu.lock) packages, a minute or two"
+	@echo "making the environment in $(VENV): $$(grep -c == $(LOCK)) packages, a minute or two"
 	@rm -rf $(VENV)
 	@$(PYTHON) -m venv $(VENV)
-	@$(PIP) --no-deps -r requirements/cpu.lock || { echo "error: the environment could not be made; docs/quickstart.md says what it needs (the CPU build of torch)"; exit 1; }
+	@$(PIP) --no-deps -r $(LOCK) || { echo "error: the environment could not be made; docs/quickstart.md says what it needs"; exit 1; }
+	@$(if $(GPU),touch $(VENV)/.gpu)
 	@touch $@
 
 $(PROJECT): | $(PACKAGES)

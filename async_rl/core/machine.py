@@ -14,6 +14,8 @@ from pathlib import Path
 
 import psutil
 
+from async_rl.core.gpus import Gpus, read_gpus
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
@@ -32,7 +34,7 @@ class Machine:
 
 def this_machine() -> Machine:
     """The part of this machine that this process may use."""
-    num_gpus = len(gpu_names(os.environ))
+    num_gpus = len(visible_gpus(os.environ, read_gpus()))
     are_usable = num_gpus > 0 and are_packages_for_gpus()
     return Machine(
         cores=tuple(sorted(os.sched_getaffinity(0))),
@@ -42,17 +44,31 @@ def this_machine() -> Machine:
     )
 
 
-def gpu_names(env: Mapping[str, str]) -> list[str]:
-    """The GPUs that a process with this environment may use, as CUDA_VISIBLE_DEVICES names them:
-    numbers on the machine, or UUIDs.
+def chosen_gpus(env: Mapping[str, str]) -> list[str] | None:
+    """The names in CUDA_VISIBLE_DEVICES: numbers on the machine, or UUIDs. None means that the user
+    chose none, so that all may be used.
     """
     visible = env.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        # CUDA ignores the names after an invalid one.
-        names = (name.strip() for name in visible.split(","))
-        return list(itertools.takewhile(lambda name: name not in ("", "-1"), names))
-    devices = (re.fullmatch(r"nvidia(\d+)", path.name) for path in Path("/dev").glob("nvidia*"))
-    return sorted((device[1] for device in devices if device is not None), key=int)
+    if visible is None:
+        return None
+    names = (name.strip() for name in visible.split(","))
+    # CUDA ignores the names after an invalid one.
+    return list(itertools.takewhile(lambda name: name not in ("", "-1"), names))
+
+
+def visible_gpus(env: Mapping[str, str], gpus: Gpus) -> list[str]:
+    """The chosen devices that the driver knows; a name it does not know hides those after it."""
+    numbers = [str(index) for index in range(len(gpus.devices))]
+    names = chosen_gpus(env)
+    if names is None:
+        return numbers
+
+    def is_known(name: str) -> bool:
+        if name.startswith("MIG-"):
+            return any(gpu.is_mig for gpu in gpus.devices)
+        return name in numbers or any(name and gpu.uuid.startswith(name) for gpu in gpus.devices)
+
+    return list(itertools.takewhile(is_known, names))
 
 
 def are_packages_for_gpus() -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from async_rl.core.errors import InfrastructureError
-from async_rl.core.machine import gpu_names
+from async_rl.core.machine import chosen_gpus
 from async_rl.planning.topology import ProcessSpec
 from async_rl.wire.addresses import LOOPBACK
 
@@ -39,8 +39,10 @@ def child_env(spec: ProcessSpec, own: Mapping[str, str]) -> dict[str, str]:
     env = {**own, **spec.env}
     devices = spec.env.get("CUDA_VISIBLE_DEVICES")
     if devices:
-        names = gpu_names(own)
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(names[int(index)] for index in devices.split(","))
+        names = chosen_gpus(own)
+        if names is not None:
+            chosen = (names[int(index)] for index in devices.split(","))
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(chosen)
     return env
 
 

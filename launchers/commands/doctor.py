@@ -24,12 +24,12 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from async_rl.core.machine import Machine, this_machine
+from async_rl.core.gpus import read_gpus
+from async_rl.core.machine import Machine, chosen_gpus, this_machine
 from async_rl.launchers.commands import findings
 from async_rl.launchers.commands.findings import ENGINES, PACKAGES, Finding
 from async_rl.launchers.commands.options import console, default_output_dir, open_table
 
-_LEAST_SHM_MB = 64
 _BLOCK = b"\0" * 2**20
 _BLOCKS = 64
 _SYNCS = 8
@@ -69,9 +69,12 @@ def examine(machine: Machine, directory: Path) -> Iterator[Finding]:
     yield findings.of_packages({name: _version(name) for name in (*PACKAGES, *ENGINES)})
     yield findings.of_cores(len(machine.cores))
     yield findings.of_memory(machine.memory_mb)
-    yield findings.of_gpus(machine, _nccl())
+    gpus = read_gpus()
+    yield findings.of_gpus(machine, gpus, chosen_gpus(os.environ), _nccl())
+    if gpus.devices:
+        yield findings.of_gpu_links(gpus)
     yield findings.of_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-    yield _shared_memory()
+    yield _shared_memory(len(gpus.devices))
     yield _ports()
     yield _disk(directory)
     yield asyncio.run(_jail())
@@ -97,9 +100,8 @@ def _nccl() -> str | None:
     return None
 
 
-def _shared_memory() -> Finding:
+def _shared_memory(num_gpus: int) -> Finding:
     """Check memfd, which carries weights, and /dev/shm, which torch uses between processes."""
-    subject = "shared memory"
     try:
         fd = os.memfd_create("async-rl-doctor")
         try:
@@ -110,12 +112,9 @@ def _shared_memory() -> Finding:
         space = os.statvfs("/dev/shm")
     except OSError as error:
         remedy = "allow memfd_create and mount /dev/shm (docker run --shm-size=1g)"
-        return Finding(subject, "bad", str(error), remedy)
+        return Finding("shared memory", "bad", str(error), remedy)
     free_mb = space.f_bavail * space.f_frsize // 2**20
-    if free_mb < _LEAST_SHM_MB:
-        remedy = "docker run --shm-size=1g, or remove files from /dev/shm"
-        return Finding(subject, "weak", f"{free_mb} MB free in /dev/shm", remedy)
-    return Finding(subject, "ok", f"memfd works, {free_mb} MB free in /dev/shm")
+    return findings.of_shared_memory(free_mb, num_gpus=num_gpus)
 
 
 def _ports() -> Finding:

