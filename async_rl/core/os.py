@@ -1,4 +1,5 @@
-"""Requests to the Linux kernel that the standard library does not offer.
+"""Requests to the Linux kernel that the standard library does not offer, and files that are either
+old or new.
 
 The jail in sandbox/ has its own calls, because it imports nothing of the project.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _ANY_PARENT = 0
@@ -26,3 +28,12 @@ def die_with_parent(parent_pid: int = _ANY_PARENT) -> None:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
     if parent_pid != _ANY_PARENT and os.getppid() != parent_pid:
         os._exit(1)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file so that a reader, and a process that is killed here, sees all of it or the one
+    before.
+    """
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_bytes(data)
+    partial.replace(path)

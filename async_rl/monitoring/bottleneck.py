@@ -6,51 +6,57 @@ between them, against its whole age. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from async_rl.core.types import PoolCount, Role
-from async_rl.observability.activity import GAUGE
+from async_rl.monitoring.rates import per_second
 from async_rl.planning.scaling import balanced
 from async_rl.protocol.membership import Member
 
-_AGE = ("busy_s", "wait_s", "blocked_s", "idle_s")
-_RELIEF = {
-    "learner": (
-        "more ranks (learner.ranks) on additional cores or GPUs relieve it; more generators do not"
+_LEARNER_RELIEF = (
+    "more ranks (learner.ranks) on additional cores or GPUs relieve it; more generators do not"
+)
+_UPSTREAM = {
+    "generation": (
+        "generators write {:.0%}; more generators (generators.count) on additional cores or GPUs,"
+        " or shorter answers, relieve it; more ranks do not"
     ),
     "admission": (
-        "a looser bound (buffer.max_staleness_versions) or smaller steps (buffer.groups_per_step)"
-        " relieve it"
-    ),
-    "generation": (
-        "more generators (generators.count) on additional cores or GPUs, or shorter answers,"
-        " relieve it; more ranks do not"
+        "generators are held back {:.0%}; a looser bound (buffer.max_staleness_versions) or smaller"
+        " steps (buffer.groups_per_step) relieve it"
     ),
     "scoring": (
-        "more cells or verifiers (verifiers.cells, verifiers.count) on additional cores relieve"
-        " it; more generators do not"
+        "generators have only verdicts to wait for {:.0%}; more cells or verifiers"
+        " (verifiers.cells, verifiers.count) on additional cores relieve it; more generators do not"
     ),
 }
+"""The parts of a run that can let the learner wait: share of time, and remedy."""
 
 _MARGIN = 0.1
 """Share of time. Without it, a balanced run would name another bottleneck in every report."""
-_TOLERATED = 0.1
-_WORTH_TELLING = 0.5
-"""In generators; smaller differences are not reported."""
+_TOLERATED = 0.1  # a share of waiting that more or fewer generators would not reduce noticeably
+_LEAST_REPORTED = 0.5  # generators; fewer cannot be added or removed
 
 
-def per_second(now: Member, before: Member | None) -> dict[str, float]:
-    """Return the growth of each counter per second of the process's own time; empty if unknown."""
-    past: Mapping[str, float] = (
-        before.counters if before is not None and before.pid == now.pid else {}
-    )
-    grown = {
-        name: value - past.get(name, 0.0)
-        for name, value in now.counters.items()
-        if not name.startswith(GAUGE)
-    }
-    age_s = sum(grown.get(name, 0.0) for name in _AGE)
-    return {name: value / age_s for name, value in grown.items()} if age_s > 0 else {}
+class _Shares(NamedTuple):
+    """Mean shares of time of the learner and of the serving generators."""
+
+    at_work: float
+    waits: float
+    writing: float
+    held_back: float
+    unscored: float
+
+
+_MEASURED: tuple[tuple[Role, str], ...] = (
+    ("learner", "busy_s"),
+    ("learner", "wait_s"),
+    ("generator", "busy_s"),
+    ("generator", "blocked_s"),
+    ("generator", "wait_s"),
+)
+"""Role and condition of each field of _Shares."""
 
 
 def share(
@@ -59,20 +65,31 @@ def share(
     """Return the mean share of time in a condition over the serving processes of a role; None if
     unknown.
     """
-    past = {member.name: member for member in before}
-    serving = [
-        m for m in members if m.role == role and m.state not in ("starting", "draining", "ended")
-    ]
-    found = [rates for m in serving if (rates := per_second(m, past.get(m.name)))]
-    return sum(rates.get(condition, 0.0) for rates in found) / len(found) if found else None
+    # A process that starts or ends is idle for reasons that say nothing about the balance.
+    serving = [m for m in members if m.state not in ("starting", "draining", "ended")]
+    known = [rates for rates in _rates(serving, before, role) if rates]
+    return sum(rates.get(condition, 0.0) for rates in known) / len(known) if known else None
 
 
 def total_rate(
     members: Sequence[Member], before: Sequence[Member], role: Role, counter: str
 ) -> float:
     """Return the growth per second of a counter, summed over the processes of a role."""
+    return sum(rates.get(counter, 0.0) for rates in _rates(members, before, role))
+
+
+def _rates(
+    members: Sequence[Member], before: Sequence[Member], role: Role
+) -> Iterator[dict[str, float]]:
     past = {member.name: member for member in before}
-    return sum(per_second(m, past.get(m.name)).get(counter, 0.0) for m in members if m.role == role)
+    return (per_second(m, past.get(m.name)) for m in members if m.role == role)
+
+
+def _shares(members: Sequence[Member], before: Sequence[Member]) -> _Shares | None:
+    """Return the shares, or None while one of them is unknown."""
+    shares = [share(members, before, role, condition) for role, condition in _MEASURED]
+    known = [value for value in shares if value is not None]
+    return _Shares(*known) if len(known) == len(shares) else None
 
 
 def bottleneck(members: Sequence[Member], before: Sequence[Member] = (), *, last: str = "") -> str:
@@ -84,38 +101,31 @@ def bottleneck(members: Sequence[Member], before: Sequence[Member] = (), *, last
     starting = sorted(m.name for m in members if m.state == "starting")
     if starting:
         return f"not all is up yet: {', '.join(starting)}"
-    at_work, waits = (
-        share(members, before, "learner", "busy_s"),
-        share(members, before, "learner", "wait_s"),
-    )
-    writing, held = (
-        share(members, before, "generator", "busy_s"),
-        share(members, before, "generator", "blocked_s"),
-    )
-    unscored = share(members, before, "generator", "wait_s")
-    if at_work is None or waits is None or writing is None or held is None or unscored is None:
+    shares = _shares(members, before)
+    if shares is None:
         return ""
-
-    def weight(name: str, of_time: float) -> float:
-        return of_time + (_MARGIN if last.startswith(f"{name}:") else 0.0)
-
-    was_upstream = (
-        _MARGIN if last.partition(":")[0] in ("admission", "scoring", "generation") else 0.0
-    )
-    if weight("the learner", at_work) >= waits + was_upstream:
+    previous = last.partition(":")[0]
+    at_work, waits = shares.at_work, shares.waits
+    if previous == "the learner":
+        at_work += _MARGIN
+    elif previous in _UPSTREAM:
+        waits += _MARGIN
+    if at_work >= waits:
         return (
-            f"the learner: at work {at_work:.0%} of the time, generators held back by admission"
-            f" {held:.0%}; {_RELIEF['learner']}"
+            f"the learner: at work {shares.at_work:.0%} of the time, generators held back by"
+            f" admission {shares.held_back:.0%}; {_LEARNER_RELIEF}"
         )
-    what = f"the learner waits {waits:.0%} of the time"
-    shares = {"generation": writing, "admission": held, "scoring": unscored}
-    name = max(shares, key=lambda one: weight(one, shares[one]))
-    reasons = {
-        "generation": f"generators write {writing:.0%}",
-        "admission": f"generators are held back {held:.0%}",
-        "scoring": f"generators have only verdicts to wait for {unscored:.0%}",
+    upstream = {
+        "generation": shares.writing,
+        "admission": shares.held_back,
+        "scoring": shares.unscored,
     }
-    return f"{name}: {what}, {reasons[name]}; {_RELIEF[name]}"
+    weights = dict(upstream)
+    if previous in weights:
+        weights[previous] += _MARGIN
+    name = max(weights, key=weights.__getitem__)
+    reason = _UPSTREAM[name].format(upstream[name])
+    return f"{name}: the learner waits {shares.waits:.0%} of the time, {reason}"
 
 
 def advice(
@@ -125,40 +135,29 @@ def advice(
 
     pools: the pools whose size may change.
     """
-    waits, held = (
-        share(members, before, "learner", "wait_s"),
-        share(members, before, "generator", "blocked_s"),
-    )
-    unscored, writing = (
-        share(members, before, "generator", "wait_s"),
-        share(members, before, "generator", "busy_s"),
-    )
-    if (
-        waits is None
-        or held is None
-        or unscored is None
-        or writing is None
-        or any(m.state in ("starting", "draining") for m in members)
-    ):
+    shares = _shares(members, before)
+    # While the number of processes changes, the shares are those of another number.
+    if shares is None or any(m.state in ("starting", "draining") for m in members):
         return ""
+    waits, held_back = shares.waits, shares.held_back
     count = sum(m.role == "generator" and m.state != "ended" for m in members)
-    off = balanced(count, learner_waits=waits, held_back=held) - count
-    if (
-        max(waits, held) < _TOLERATED
-        or abs(off) < _WORTH_TELLING
-        or (off > 0 and unscored > writing)
-    ):
+    missing = balanced(count, learner_waits=waits, held_back=held_back) - count
+    if max(waits, held_back) < _TOLERATED or abs(missing) < _LEAST_REPORTED:
         return ""
-    who = (
-        f"learner waits {waits:.0%} of the time"
-        if off > 0
-        else f"generators are held back {held:.0%} of the time"
-    )
+    if missing > 0 and shares.unscored > shares.writing:
+        # More generators would only wait for verdicts too.
+        return ""
+    reason = f"generators are held back {held_back:.0%}"
+    comparison = "fewer"
+    if missing > 0:
+        reason = f"learner waits {waits:.0%}"
+        comparison = "more"
+    # An estimate from a nearly idle side can be any multiple; twice the present count is a limit.
+    number = min(abs(missing), 2.0 * count)
     able = [
-        pool.pool for pool in pools if pool.work in ("train", "both") and (pool.wanted or off > 0)
+        pool.pool
+        for pool in pools
+        if pool.work in ("train", "both") and (pool.wanted or missing > 0)
     ]
     where = f" ({' or '.join(able)})" if len(able) > 1 else ""
-    return (
-        f"{who}: about {min(abs(off), 2.0 * count):.1f} generators {'more' if off > 0 else 'fewer'}"
-        f" would balance{where}"
-    )
+    return f"{reason} of the time: about {number:.1f} generators {comparison} would balance{where}"

@@ -21,14 +21,13 @@ from rich.table import Table
 from rich.text import Text
 
 from async_rl.config.run import RunConfig
-from async_rl.monitoring.status import duration
+from async_rl.monitoring.status import ROLE_ORDER, wait_of
 from async_rl.protocol.membership import Member
 
-_PLAIN_EVERY_S = 5.0
-_REDRAW_EVERY_S = 0.1
-_WORTH_TELLING_S = 1.0
+_PLAIN_EVERY_S = 5.0  # a log of an hour then has at most 720 lines
+_REDRAW_EVERY_S = 0.1  # heartbeats come more often than a terminal should be redrawn
+_LEAST_REPORTED_S = 1.0  # shorter waits change faster than a person can read
 _BAR_WIDTH = 30
-_ROLE_ORDER = ("learner", "buffer", "generator", "verifier", "supervisor")
 
 
 class Console:
@@ -148,42 +147,35 @@ def progress_line(
     if "reward/mean" in metrics:
         parts.append(f"reward {metrics['reward/mean']:.2f}")
     if "eval/pass_at_1" in metrics:
-        parts.append(
-            f"held-out {metrics['eval/pass_at_1']:.2f}"
-            + (f" @{evaluated_step}" if evaluated_step is not None else "")
-        )
+        at_step = "" if evaluated_step is None else f" @{evaluated_step}"
+        parts.append(f"held-out {metrics['eval/pass_at_1']:.2f}{at_step}")
     if "staleness/max_versions" in metrics:
         parts.append(f"staleness {metrics['staleness/max_versions']:.0f}")
     if "throughput/generated_tokens_per_s" in metrics:
-        parts.append(f"{_thousands(metrics['throughput/generated_tokens_per_s'])} tokens/s")
+        rate = metrics["throughput/generated_tokens_per_s"]
+        shown = f"{rate / 1000:.1f}k" if rate >= 1000 else f"{rate:.0f}"
+        parts.append(f"{shown} tokens/s")
     # Until the first step every wait is news, however short.
-    parts.append(
-        who_waits(members, now_s=now_s, worth_telling_s=_WORTH_TELLING_S if step > 0 else 0.0)
-    )
+    least_s = _LEAST_REPORTED_S if step > 0 else 0.0
+    parts.append(who_waits(members, now_s=now_s, least_s=least_s))
     return "  ".join(part for part in parts if part)
 
 
-def who_waits(members: Iterable[Member], *, now_s: float, worth_telling_s: float) -> str:
+def who_waits(members: Iterable[Member], *, now_s: float, least_s: float) -> str:
     """Return which processes have not started yet; else the learner or generator that has waited
-    for at least `worth_telling_s`, and for what.
+    for at least `least_s`, and for what.
     """
     ordered = sorted(
-        members, key=lambda m: (m.state != "starting", _ROLE_ORDER.index(m.role), m.name)
+        members, key=lambda m: (m.state != "starting", ROLE_ORDER.index(m.role), m.name)
     )
     starting = [m.name for m in ordered if m.state == "starting" and not m.waits_for]
     if starting:
         return f"{', '.join(starting)} start{'s' if len(starting) == 1 else ''}"
     for member in ordered:
-        waited_s = now_s - member.since_s
         is_news = member.role in ("learner", "generator") or member.state == "starting"
-        if is_news and member.waits_for and waited_s >= worth_telling_s:
-            verb = "is held back by" if member.state == "blocked" else "waits for"
-            return f"{member.name} {verb} {member.waits_for} ({duration(waited_s)})"
+        if is_news and member.waits_for and now_s - member.since_s >= least_s:
+            return wait_of(member, now_s)
     return ""
-
-
-def _thousands(value: float) -> str:
-    return f"{value / 1000:.1f}k" if value >= 1000 else f"{value:.0f}"
 
 
 def _short(path: Path) -> str:

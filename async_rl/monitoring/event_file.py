@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,17 +16,13 @@ from tensorboard.compat.proto import event_pb2, summary_pb2
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.custom_scalar import metadata as custom_scalar_metadata
 from tensorboard.plugins.histogram.summary_v2 import histogram_pb
-from tensorboard.plugins.hparams.summary_v2 import (
-    Discrete,
-    HParam,
-    Metric,
-    hparams_config_pb,
-    hparams_pb,
-)
+from tensorboard.plugins.hparams import summary_v2 as hparams
 from tensorboard.plugins.scalar.summary_v2 import scalar_pb
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from tensorboard.util import tensor_util
+
+from async_rl.observability.catalogue import describe
 
 _FLUSH_S = 2
 _MAX_QUEUED = 1000
@@ -37,11 +33,10 @@ class EventFile:
     """One run's events. A background thread writes them and flushes every two seconds, so that a
     killed run loses no more.
 
-    describe: returns the description that TensorBoard shows; written once per metric.
+    Each metric has its meaning from the catalogue with its first value.
     """
 
-    def __init__(self, directory: Path, *, describe: Callable[[str], str] = lambda _: "") -> None:
-        self._describe = describe
+    def __init__(self, directory: Path) -> None:
         self._described: set[str] = set()
         self._writer = EventFileWriter(
             str(directory), max_queue_size=_MAX_QUEUED, flush_secs=_FLUSH_S
@@ -54,10 +49,8 @@ class EventFile:
     def histogram(self, name: str, values: Sequence[float], step: int) -> None:
         """A distribution at one step; values may be empty."""
         data = np.asarray(values, dtype=np.float64)
-        self._add(
-            histogram_pb(name, data, buckets=_BUCKETS, description=self._first_description(name)),
-            step,
-        )
+        description = self._first_description(name)
+        self._add(histogram_pb(name, data, buckets=_BUCKETS, description=description), step)
 
     def text(self, name: str, markdown: str, step: int) -> None:
         """A page of Markdown."""
@@ -69,30 +62,22 @@ class EventFile:
         """The settings of the run, for TensorBoard's table of runs, and the scalars that stand
         beside them.
         """
-        columns = [HParam(name, Discrete([value])) for name, value in settings.items()]
-        self._add(hparams_config_pb(columns, [Metric(name) for name in metrics]), 0)
-        self._add(hparams_pb(dict(settings)), 0)
+        columns = [
+            hparams.HParam(name, hparams.Discrete([value])) for name, value in settings.items()
+        ]
+        shown = [hparams.Metric(name) for name in metrics]
+        self._add(hparams.hparams_config_pb(columns, shown), 0)
+        self._add(hparams.hparams_pb(dict(settings)), 0)
 
     def first_screen(self, title: str, charts: Sequence[tuple[str, Sequence[str]]]) -> None:
         """The layout of the custom-scalars page: title and scalar names of each chart, which
         TensorBoard takes for patterns.
         """
-        layout = layout_pb2.Layout(
-            category=[
-                layout_pb2.Category(
-                    title=title,
-                    chart=[
-                        layout_pb2.Chart(
-                            title=name,
-                            multiline=layout_pb2.MultilineChartContent(
-                                tag=[f"^{re.escape(tag)}$" for tag in tags]
-                            ),
-                        )
-                        for name, tags in charts
-                    ],
-                )
-            ]
-        )
+        layout = layout_pb2.Layout()
+        category = layout.category.add(title=title)
+        for name, tags in charts:
+            patterns = [f"^{re.escape(tag)}$" for tag in tags]
+            category.chart.add(title=name, multiline={"tag": patterns})
         summary = summary_pb2.Summary()
         summary.value.add(
             tag=custom_scalar_metadata.CONFIG_SUMMARY_TAG,
@@ -116,10 +101,12 @@ class EventFile:
         self._writer.close()
 
     def _first_description(self, name: str) -> str:
-        if name in self._described:
+        spec = describe(name)
+        # Once per metric: with every point it would double the size of the file.
+        if spec is None or name in self._described:
             return ""
         self._described.add(name)
-        return self._describe(name)
+        return spec.description
 
     def _add(self, summary: summary_pb2.Summary, step: int) -> None:
         self._writer.add_event(event_pb2.Event(wall_time=time.time(), step=step, summary=summary))

@@ -16,7 +16,7 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from async_rl.core.errors import InfrastructureError
-from async_rl.observability.catalogue import MetricSpec, describe
+from async_rl.observability.catalogue import MetricSpec, describe, pattern_of
 
 _PREFIX = "async_rl_"
 STEP = _PREFIX + "step"
@@ -65,7 +65,7 @@ class _Newest(Collector):
                 exported, labels = exported_name(name, spec)
                 if exported not in families:
                     families[exported] = GaugeMetricFamily(
-                        exported, f"{spec.meaning} ({spec.unit})", labels=list(labels)
+                        exported, spec.description, labels=list(labels)
                     )
                 families[exported].add_metric(list(labels.values()), value)
         yield from families.values()
@@ -73,11 +73,8 @@ class _Newest(Collector):
 
 def exported_name(name: str, spec: MetricSpec) -> tuple[str, dict[str, str]]:
     """A metric's name in Prometheus, and its labels."""
-    placeholders = re.findall(r"<([a-z]+)>", spec.name)
-    pattern = re.sub(r"<[a-z]+>", "([^/]+)", spec.name)
-    found = re.fullmatch(pattern, name)
-    assert found is not None, f"{name} is not {spec.name}"
-    plain = re.sub(r"<[a-z]+>", "", spec.name)
-    return _PREFIX + re.sub(r"[/_]+", "_", plain).strip("_"), dict(
-        zip(placeholders, found.groups(), strict=True)
-    )
+    match = pattern_of(spec).fullmatch(name)
+    assert match is not None, f"{name} is not {spec.name}"
+    # Placeholders become labels, so that a query can sum over them.
+    plain = re.sub(r"<[a-z]+>|/", "_", spec.name)
+    return _PREFIX + re.sub("_+", "_", plain).strip("_"), match.groupdict()

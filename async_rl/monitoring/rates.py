@@ -24,9 +24,14 @@ from async_rl.observability.activity import GAUGE
 from async_rl.observability.catalogue import MetricKind, describe
 from async_rl.protocol.membership import Member
 
-_CONDITIONS = {"busy_s": "busy", "wait_s": "waiting", "blocked_s": "blocked"}
-_STAGES = {"busy_s/": "stage_s", "wait_s/": "wait_s", "blocked_s/": "blocked_s"}
+_CONDITIONS = {
+    "busy_s": ("busy", "stage_s"),
+    "wait_s": ("waiting", "wait_s"),
+    "blocked_s": ("blocked", "blocked_s"),
+}
+"""Metric of a condition's share of time, and metric of the seconds of its stages."""
 _AGE = (*_CONDITIONS, "idle_s")
+_CPU = f"{GAUGE}cpu_s"  # cumulative, but not a metric under its own name
 _PER_SECOND = {
     "tokens_generated": "throughput/generated_tokens_per_s",
     "samples_scored": "throughput/samples_scored_per_s",
@@ -34,33 +39,35 @@ _PER_SECOND = {
 _FAILURES = "failures/"
 
 
+def per_second(now: Member, before: Member | None) -> dict[str, float]:
+    """Return the growth of each counter per second of the process's own time; empty if unknown."""
+    past: Mapping[str, float] = {}
+    # Another pid is another incarnation, whose counters began at 0.
+    if before is not None and before.pid == now.pid:
+        past = before.counters
+    grown = {
+        name: value - past.get(name, 0.0)
+        for name, value in now.counters.items()
+        if not name.startswith(GAUGE) or name == _CPU
+    }
+    age_s = sum(grown.get(name, 0.0) for name in _AGE)
+    return {name: value / age_s for name, value in grown.items()} if age_s > 0 else {}
+
+
 class _Process:
-    """The counters of one incarnation: the newest, and those at the start of the measured
-    interval.
-    """
+    """The newest heartbeat of one incarnation, and its rates since the last measurement."""
 
     def __init__(self, member: Member) -> None:
-        self.role = member.role
-        self.pid = member.pid
-        self.before: Mapping[str, float] = {}
-        self.newest: Mapping[str, float] = {}
-        self.last: dict[str, float] = {}  # per second of the process's own time
+        self.newest = member
+        self.rates: dict[str, float] = {}
+        self._measured: Member | None = None
 
     def measure(self) -> None:
         """Compute the rates since the last measurement; keep the old rates if no heartbeat came."""
-        grown = {
-            k: v - self.before.get(k, 0.0)
-            for k, v in self.newest.items()
-            if not k.startswith(GAUGE)
-        }
-        age_s = sum(grown.get(k, 0.0) for k in _AGE)
-        if age_s <= 0:
-            return
-        self.last = {k: v / age_s for k, v in grown.items()}
-        cpu = GAUGE + "cpu_s"
-        if cpu in self.newest:
-            self.last[cpu] = (self.newest[cpu] - self.before.get(cpu, 0.0)) / age_s
-        self.before = self.newest
+        rates = per_second(self.newest, self._measured)
+        if rates:
+            self.rates = rates
+            self._measured = self.newest
 
 
 class Rates:
@@ -73,23 +80,28 @@ class Rates:
     ) -> None:
         self._is_aside = is_aside
         self._processes: dict[str, _Process] = {}
-        self._failures: collections.Counter[str] = collections.Counter()
+        # By incarnation: a restarted process counts from 0 again, the run's totals do not.
+        self._failures: dict[tuple[str, int], dict[str, float]] = {}
         self._restarts: collections.Counter[str] = collections.Counter()
         self._step_s = start_s
 
     def observe(self, members: Iterable[Member]) -> None:
         """Update the processes from the current members; missing ones have ended."""
-        seen = set()
+        present = {}
         for member in members:
-            seen.add(member.name)
             process = self._processes.get(member.name)
-            if process is None or process.pid != member.pid:
-                self._processes[member.name] = process = _Process(member)
+            if process is None or process.newest.pid != member.pid:
+                process = _Process(member)
+            present[member.name] = process
+            # A member that has just joined has not sent a heartbeat yet.
             if member.counters:
-                self._count_failures(process.newest, member.counters)
-                process.newest = member.counters
-        for name in self._processes.keys() - seen:
-            del self._processes[name]
+                process.newest = member
+                self._failures[member.name, member.pid] = {
+                    name: count
+                    for name, count in member.counters.items()
+                    if name.startswith(_FAILURES)
+                }
+        self._processes = present
 
     def restarted(self, name: str) -> None:
         """Count a restart of the process."""
@@ -101,15 +113,16 @@ class Rates:
         """
         interval_s, self._step_s = now_s - self._step_s, now_s
         numbers: dict[str, float] = {}
+        # Two steps in one tick of the clock have no rate.
         if interval_s > 0:
+            trained = scalars.get("tokens/trained", 0.0)
             numbers["throughput/steps_per_s"] = 1 / interval_s
-            numbers["throughput/trained_tokens_per_s"] = (
-                scalars.get("tokens/trained", 0.0) / interval_s
-            )
+            numbers["throughput/trained_tokens_per_s"] = trained / interval_s
         for process in self._processes.values():
             process.measure()
         numbers |= self._of_roles(interval_s)
         numbers |= self.now()
+        # The learner's own numbers win: it measured them itself.
         return {name: value for name, value in numbers.items() if name not in scalars}
 
     def now(self) -> dict[str, float]:
@@ -117,51 +130,52 @@ class Rates:
         latencies, memory, failures.
         """
         numbers: dict[str, float] = {}
-        for counter, metric in _PER_SECOND.items():
-            rates = [p.last[counter] for p in self._processes.values() if counter in p.last]
-            if rates:
-                numbers[metric] = sum(rates)
         for name, process in self._processes.items():
-            for key, value in process.newest.items():
+            for counter, metric in _PER_SECOND.items():
+                if counter in process.rates:
+                    numbers[metric] = numbers.get(metric, 0.0) + process.rates[counter]
+            for key, value in process.newest.counters.items():
                 if key.startswith(GAUGE):
                     _add_gauge(numbers, name, key.removeprefix(GAUGE), value)
-            if GAUGE + "cpu_s" in process.last:
-                numbers[f"cpu/{name}"] = process.last[GAUGE + "cpu_s"]
-        numbers |= {name: float(n) for name, n in self._failures.items()}
-        numbers |= {f"restarts/{name}": float(n) for name, n in self._restarts.items()}
+            if _CPU in process.rates:
+                numbers[f"cpu/{name}"] = process.rates[_CPU]
+        for failures in self._failures.values():
+            for name, count in failures.items():
+                numbers[name] = numbers.get(name, 0.0) + count
+        for name, count in self._restarts.items():
+            numbers[f"restarts/{name}"] = float(count)
         return numbers
 
     def _of_roles(self, interval_s: float) -> dict[str, float]:
-        """Means over the processes of a role: shares of the three conditions, and seconds per step
-        of every stage.
+        """Return means over the processes of a role: shares of the three conditions, and seconds
+        per step of every stage.
         """
         numbers: collections.defaultdict[str, float] = collections.defaultdict(float)
-        found = [
+        measured = [
             process
             for name, process in self._processes.items()
-            if process.last and not self._is_aside(name)
+            if process.rates and not self._is_aside(name)
         ]
-        size = collections.Counter(process.role for process in found)
-        for process in found:
-            for key, rate in process.last.items():
-                if key in _CONDITIONS:
-                    numbers[f"{_CONDITIONS[key]}/{process.role}"] += rate / size[process.role]
-                for prefix, metric in _STAGES.items():
-                    if key.startswith(prefix):
-                        stage = key.removeprefix(prefix).replace(" ", "_").replace("/", "_")
-                        numbers[f"{metric}/{process.role}/{stage}"] += (
-                            rate * interval_s / size[process.role]
-                        )
-        return dict(numbers)
-
-    def _count_failures(self, before: Mapping[str, float], after: Mapping[str, float]) -> None:
-        for name, value in after.items():
-            if name.startswith(_FAILURES):
-                self._failures[name] += round(value - before.get(name, 0.0))
+        size = collections.Counter(process.newest.role for process in measured)
+        for process in measured:
+            role = process.newest.role
+            for key, rate in process.rates.items():
+                condition, _, stage = key.partition("/")
+                if condition not in _CONDITIONS:
+                    continue
+                share, seconds = _CONDITIONS[condition]
+                mean = rate / size[role]
+                if stage:
+                    # A name of the catalogue has one element per placeholder and no spaces.
+                    element = stage.replace(" ", "_").replace("/", "_")
+                    numbers[f"{seconds}/{role}/{element}"] += mean * interval_s
+                else:
+                    numbers[f"{share}/{role}"] += mean
+        return numbers
 
 
 def _add_gauge(numbers: dict[str, float], process: str, gauge: str, value: float) -> None:
-    """Gauges under a catalogue name are metrics as they stand; `memory_mb` becomes one per process;
+    """Gauges under a catalogue name are metrics as they are; `memory_mb` becomes one per process;
     others are for `status` only.
     """
     if gauge == "memory_mb":
@@ -170,6 +184,7 @@ def _add_gauge(numbers: dict[str, float], process: str, gauge: str, value: float
     spec = describe(gauge)
     if spec is None or spec.kind is not MetricKind.SCALAR:
         return
+    # Only counts of groups add up; a latency of two processes is that of the slower one.
     if gauge.startswith("queue/"):
         numbers[gauge] = numbers.get(gauge, 0.0) + value
     else:

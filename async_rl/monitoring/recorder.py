@@ -11,8 +11,7 @@ Rules
   not change it; it never decreases from row to row (step 0 has only its evaluation, which may
   arrive after step 1).
 - TensorBoard receives at most one learner step in half a second; metrics.jsonl receives all.
-- A name that the catalogue does not declare is an error when strict (tests), and otherwise logged
-  once and recorded.
+- A name that the catalogue does not declare is logged as an error once, and recorded.
 Not safe for threads.
 """
 
@@ -20,6 +19,7 @@ from __future__ import annotations
 
 import logging
 import math
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +30,7 @@ import msgspec
 from async_rl.config.base import as_builtins
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import InfrastructureError
+from async_rl.core.os import replace_file
 from async_rl.monitoring.event_file import EventFile
 from async_rl.observability.catalogue import FIRST_SCREEN, MetricKind, describe
 
@@ -43,10 +44,6 @@ metrics.jsonl has every step.
 _LOG = logging.getLogger("async_rl.metrics")
 
 
-class UndeclaredMetric(ValueError):
-    """A process wrote a metric that observability/catalogue.toml does not declare."""
-
-
 class _RowHead(msgspec.Struct, frozen=True):
     """The part that every row of metrics.jsonl has."""
 
@@ -54,31 +51,20 @@ class _RowHead(msgspec.Struct, frozen=True):
     time_s: float
 
 
-class _Held(msgspec.Struct, frozen=True):
-    """A row that is not complete yet, as saved on disk."""
+class _Row(msgspec.Struct):
+    """The numbers of one step so far, as saved on disk. Times are seconds since the start of the
+    run: of the first part, and of the last one.
+    """
 
     time_s: float
-    scalars: Mapping[str, float | None]
-
-
-class _Row:
-    """The numbers of one step so far."""
-
-    def __init__(self, now_s: float, awaited: set[str]) -> None:
-        self.first_s = now_s
-        self.last_s = now_s
-        self.awaited = awaited
-        self.scalars: dict[str, float] = {}
-
-    def add(self, scalars: Mapping[str, float], now_s: float) -> None:
-        self.scalars.update(scalars)
-        self.awaited.difference_update(scalars)
-        self.last_s = now_s
+    scalars: dict[str, float | None]
+    last_s: float = 0.0
+    awaited: set[str] = set()
 
 
 class Recorder:
-    """Writes the metrics of one run. clock: seconds; started_s: the clock at the start of the run,
-    by default now; on_row: receives the scalars of each written row.
+    """Writes the metrics of one run. clock: seconds; on_row: receives the scalars of each written
+    row.
     """
 
     def __init__(
@@ -86,31 +72,31 @@ class Recorder:
         run_dir: Path,
         config: RunConfig,
         *,
-        is_strict: bool = False,
         hold_s: float = _HOLD_S,
         clock: Callable[[], float] = time.monotonic,
-        started_s: float | None = None,
         on_row: Callable[[int, Mapping[str, float]], None] = lambda *_: None,
     ) -> None:
         self._config = config
-        self._is_strict = is_strict
         self._hold_s = hold_s
         self._clock = clock
         self._drawn_s = -math.inf
         self._on_row = on_row
         self._path = run_dir / "metrics.jsonl"
         self._held_path = run_dir / "metrics.held.json"
-        before = self._written()
-        # A resumed run continues the times of the run before.
-        self._started_s = (
-            clock() - (before[-1][1] if before else 0.0) if started_s is None else started_s
-        )
-        self._newest = before[-1][0] if before else -1
-        self._is_resumed = bool(before)
         self._refused: set[str] = set()
         self._rows: dict[int, _Row] = {}
-        self._next_step = self._newest + 1 if before else 0 if is_evaluated(config, 0) else 1
-        self._events = EventFile(run_dir / "tensorboard", describe=_meaning)
+        self._started_s = clock()
+        self._newest = -1
+        self._next_step = 0 if is_evaluated(config, 0) else 1
+        before = self._written()
+        self._is_resumed = bool(before)
+        if before:
+            newest = before[-1][0]
+            # A resumed run continues the times of the run before.
+            self._started_s -= newest.time_s
+            self._newest = newest.step
+            self._next_step = newest.step + 1
+        self._events = EventFile(run_dir / "tensorboard")
         self._jsonl = self._keep(before)
         self._recall()
         self._describe_run()
@@ -124,7 +110,7 @@ class Recorder:
         texts: Mapping[str, str] | None = None,
     ) -> None:
         """Record one part of a step. source: the reporting process, for messages."""
-        now_s = self._clock()
+        now_s = self._clock() - self._started_s
         self._newest = max(self._newest, step)
         scalars, histograms, texts = scalars or {}, histograms or {}, texts or {}
         for kind, names in (
@@ -145,7 +131,10 @@ class Recorder:
             # Texts report events, which a person must see before the next periodic flush.
             self._events.flush()
         if step >= self._next_step:
-            self._rows.setdefault(step, _Row(now_s, self._awaited(step))).add(scalars, now_s)
+            row = self._rows.setdefault(step, _Row(now_s, {}, awaited=self._awaited(step)))
+            row.scalars.update(scalars)
+            row.awaited.difference_update(scalars)
+            row.last_s = now_s
         elif scalars:
             _LOG.warning(
                 "%s reported step %d after its row was written; TensorBoard alone has it",
@@ -153,15 +142,18 @@ class Recorder:
                 step,
             )
         self.flush()
-        self._remember()
+        # The incomplete rows survive a killed supervisor.
+        replace_file(self._held_path, msgspec.json.encode(self._rows))
 
     def _is_drawn(self, step: int, scalars: Mapping[str, float], now_s: float) -> bool:
         """Return whether TensorBoard receives it: some of quick learner steps, everything else."""
-        if _LEARNER_PART in scalars and step != self._config.num_steps:
-            if now_s - self._drawn_s < _DRAW_EVERY_S:
-                return False
+        # The last step is what people look at, so it is always drawn.
+        if _LEARNER_PART not in scalars or step == self._config.num_steps:
+            return True
+        is_drawn = now_s - self._drawn_s >= _DRAW_EVERY_S
+        if is_drawn:
             self._drawn_s = now_s
-        return True
+        return is_drawn
 
     def flush(self) -> None:
         """Write the rows that are complete. `record` calls it; call it from time to time in case
@@ -169,15 +161,13 @@ class Recorder:
         """
         while self._rows:
             step = min(self._rows)
-            is_late = self._clock() - self._rows[step].last_s >= self._hold_s
-            if (self._rows[step].awaited or step != self._next_step) and not is_late:
+            row = self._rows[step]
+            is_late = self._clock() - self._started_s - row.last_s >= self._hold_s
+            if (row.awaited or step != self._next_step) and not is_late:
                 return
-            if self._rows[step].awaited:
-                _LOG.warning(
-                    "step %d is recorded without %s, which did not arrive",
-                    step,
-                    ", ".join(sorted(self._rows[step].awaited)),
-                )
+            if row.awaited:
+                missing = ", ".join(sorted(row.awaited))
+                _LOG.warning("step %d is recorded without %s, which did not arrive", step, missing)
             self._write(step)
 
     def start_from(self, version: int) -> None:
@@ -185,54 +175,45 @@ class Recorder:
         if self._newest <= version and not self._is_resumed:
             return
         self._is_resumed = False
-        kept = [row for row in self._written() if row[0] <= version]
+        kept = [(row, line) for row, line in self._written() if row.step <= version]
         self._jsonl.close()
         self._jsonl = self._keep(kept)
         self._rows = {step: row for step, row in self._rows.items() if step <= version}
-        if is_evaluated(self._config, version) and not (kept and kept[-1][0] == version):
-            self._rows.setdefault(version, _Row(self._clock(), {_EVALUATION_PART}))
+        is_written = bool(kept) and kept[-1][0].step == version
+        if is_evaluated(self._config, version) and not is_written:
+            # Its evaluation is repeated; the learner's part is not, so nobody waits for it.
+            now_s = self._clock() - self._started_s
+            row = _Row(now_s, {}, last_s=now_s, awaited={_EVALUATION_PART})
+            self._rows.setdefault(version, row)
         self._next_step = min([*self._rows, version + 1])
         self._newest = version
         self._events.restart(version + 1)
 
-    def _keep(self, rows: list[tuple[int, float, bytes]]) -> BinaryIO:
+    def _keep(self, rows: list[tuple[_RowHead, bytes]]) -> BinaryIO:
         """Write these rows and return the file, open for more; half a row of a killed writer is
         lost.
         """
-        partial = self._path.with_name(self._path.name + ".partial")
-        partial.write_bytes(b"".join(line + b"\n" for _, _, line in rows))
-        partial.replace(self._path)
+        replace_file(self._path, b"".join(line + b"\n" for _, line in rows))
         return self._path.open("ab")
 
-    def _written(self) -> list[tuple[int, float, bytes]]:
-        """Return (step, time, line) of every complete row in the file."""
-        lines = self._path.read_bytes().split(b"\n")[:-1] if self._path.exists() else []
-        rows = [(msgspec.json.decode(line, type=_RowHead), line) for line in lines]
-        return [(row.step, row.time_s, line) for row, line in rows]
-
-    def _remember(self) -> None:
-        """Save the incomplete rows, which then survive a killed supervisor."""
-        held = {
-            step: _Held(time_s=row.first_s - self._started_s, scalars=row.scalars)
-            for step, row in self._rows.items()
-        }
-        partial = self._held_path.with_name(self._held_path.name + ".partial")
-        partial.write_bytes(msgspec.json.encode(held))
-        partial.replace(self._held_path)
+    def _written(self) -> list[tuple[_RowHead, bytes]]:
+        """Return the step, the time and the line of every complete row in the file."""
+        if not self._path.exists():
+            return []
+        lines = self._path.read_bytes().split(b"\n")[:-1]
+        return [(msgspec.json.decode(line, type=_RowHead), line) for line in lines]
 
     def _recall(self) -> None:
+        """Continue with the rows that were incomplete when the supervisor was killed."""
         if not self._held_path.exists():
             return
-        saved = msgspec.json.decode(self._held_path.read_bytes(), type=dict[int, _Held])
-        for step, held in saved.items():
-            if step < self._next_step:
-                continue
-            # JSON has no NaN; msgspec writes null for it.
-            scalars = {name: math.nan if v is None else v for name, v in held.scalars.items()}
-            row = _Row(self._started_s + held.time_s, self._awaited(step))
-            row.add(scalars, self._clock())
-            self._rows[step] = row
-            self._newest = max(self._newest, step)
+        saved = msgspec.json.decode(self._held_path.read_bytes(), type=dict[int, _Row])
+        for step, row in saved.items():
+            if step >= self._next_step:
+                row.last_s = self._clock() - self._started_s
+                row.awaited = self._awaited(step) - row.scalars.keys()
+                self._rows[step] = row
+                self._newest = max(self._newest, step)
 
     def close(self) -> None:
         """Write every remaining row and close the files."""
@@ -250,13 +231,18 @@ class Recorder:
         return frozenset((step, name) for step, row in self._rows.items() for name in row.awaited)
 
     def _awaited(self, step: int) -> set[str]:
-        awaited = {_LEARNER_PART} if step > 0 else set()
-        return awaited | {_EVALUATION_PART} if is_evaluated(self._config, step) else awaited
+        awaited = set()
+        if step > 0:
+            awaited.add(_LEARNER_PART)
+        if is_evaluated(self._config, step):
+            awaited.add(_EVALUATION_PART)
+        return awaited
 
     def _write(self, step: int) -> None:
-        first_s = min(row.first_s for row in self._rows.values())
+        # A late row must not go back behind the time of the next one.
+        time_s = min(row.time_s for row in self._rows.values())
         row = self._rows.pop(step)
-        line = {"step": step, "time_s": round(first_s - self._started_s, 3), **row.scalars}
+        line = {"step": step, "time_s": round(time_s, 3), **row.scalars}
         try:
             self._jsonl.write(msgspec.json.encode(line) + b"\n")
             self._jsonl.flush()
@@ -264,7 +250,9 @@ class Recorder:
             raise InfrastructureError(
                 f"{self._path} cannot be written: {error}; make room, then async-rl resume the run"
             ) from error
-        self._on_row(step, row.scalars)
+        # JSON has no NaN; a row read back from the file has None for it.
+        scalars = {name: math.nan if v is None else v for name, v in row.scalars.items()}
+        self._on_row(step, scalars)
         self._next_step = step + 1
 
     def _check(self, name: str, kind: MetricKind, source: str) -> None:
@@ -272,22 +260,22 @@ class Recorder:
         if (spec is not None and spec.kind is kind) or name in self._refused:
             return
         self._refused.add(name)
-        problem = (
-            f"{source} wrote the {kind} {name!r}, which is not declared as one in"
-            " async_rl/observability/catalogue.toml; declare it there"
+        _LOG.error(
+            "%s wrote the %s %r, which is not declared as one in"
+            " async_rl/observability/catalogue.toml; declare it there",
+            source,
+            kind,
+            name,
         )
-        if self._is_strict:
-            raise UndeclaredMetric(problem)
-        _LOG.error("%s", problem)
 
     def _describe_run(self) -> None:
+        config = as_builtins(self._config)
+        watched = [name for _, names in FIRST_SCREEN for name in names]
         self._events.first_screen("The ten numbers to watch", FIRST_SCREEN)
-        settings = dict(_leaves("", as_builtins(self._config)))
-        self._events.hyper_parameters(
-            settings, [name for _, names in FIRST_SCREEN for name in names]
-        )
-        text = msgspec.yaml.encode(as_builtins(self._config)).decode()
-        self._events.text("run/config", "\n".join(f"    {line}" for line in text.splitlines()), 0)
+        self._events.hyper_parameters(dict(_leaves("", config)), watched)
+        # Four spaces are Markdown for text to show as it is.
+        text = textwrap.indent(msgspec.yaml.encode(config).decode(), "    ")
+        self._events.text("run/config", text, 0)
         self._events.flush()
 
 
@@ -295,11 +283,6 @@ def is_evaluated(config: RunConfig, step: int) -> bool:
     """Return whether this version is evaluated: version 0, every n-th and the last."""
     every = config.evaluation.every_steps
     return every > 0 and (step % every == 0 or step == config.num_steps)
-
-
-def _meaning(name: str) -> str:
-    spec = describe(name)
-    return f"{spec.meaning} ({spec.unit})" if spec is not None else ""
 
 
 def _leaves(path: str, value: object) -> Iterator[tuple[str, bool | int | float | str]]:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from async_rl.monitoring.status import duration
+from async_rl.monitoring.status import duration, wait_of
 from async_rl.protocol.membership import Member
 
 _CHAIN = ("learner", "buffer", "generator", "verifier")
 """Each role waits for the next one."""
 _NEEDED = ("generator", "verifier")
-_MOST_TOLD = 8
+_MOST_PARTS = 8  # the first ones name the cause; a pool of 100 generators would fill the screen
 _AWAY = ("starting", "ended")
 _AT_REST = ("ready", "serving")
 
@@ -47,11 +47,9 @@ def sentence(
     now_s: Unix time, as in heartbeats.
     """
     version = max((m.version for m in members if m.role == "learner"), default=-1)
-    what = (
-        f"no learner step after version {version}"
-        if version >= 0
-        else "the learner has not started"
-    )
+    problem = "the learner has not started"
+    if version >= 0:
+        problem = f"no learner step after version {version}"
     serving = {m.role for m in members if m.state not in _AWAY}
     parts = [f"no {role} serves" for role in _NEEDED if role not in serving]
     parts += [
@@ -61,15 +59,13 @@ def sentence(
     for member in sorted(members, key=lambda m: (_CHAIN.index(m.role), m.name)):
         if member.name in unheard_s:
             continue
-        since = duration(now_s - member.since_s)
+        since_s = now_s - member.since_s
+        # A process at work explains a stall only if it has done the same for most of it.
+        is_stuck = member.state not in _AT_REST and 2 * since_s > stalled_s
         if member.waits_for:
-            verb = "is held back by" if member.state == "blocked" else "waits for"
-            parts.append(f"{member.name} {verb} {member.waits_for} ({since})")
-        elif (
-            member.role == "learner"
-            or member.state in _AWAY
-            or (member.state not in _AT_REST and 2 * (now_s - member.since_s) > stalled_s)
-        ):
-            parts.append(f"{member.name}: {member.state} ({since})")
-    more = f"; and {len(parts) - _MOST_TOLD} more" if len(parts) > _MOST_TOLD else ""
-    return f"{what} for {duration(stalled_s)}: {'; '.join(parts[:_MOST_TOLD])}{more}"
+            parts.append(wait_of(member, now_s))
+        elif member.role == "learner" or member.state in _AWAY or is_stuck:
+            parts.append(f"{member.name}: {member.state} ({duration(since_s)})")
+    if len(parts) > _MOST_PARTS:
+        parts[_MOST_PARTS:] = [f"and {len(parts) - _MOST_PARTS} more"]
+    return f"{problem} for {duration(stalled_s)}: {'; '.join(parts)}"

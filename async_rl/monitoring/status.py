@@ -15,11 +15,12 @@ from rich.text import Text
 
 from async_rl.config.pools import pool_of
 from async_rl.core.types import PoolCount
-from async_rl.monitoring.bottleneck import advice, bottleneck, per_second
+from async_rl.monitoring.bottleneck import advice, bottleneck
+from async_rl.monitoring.rates import per_second
 from async_rl.protocol.control import StatusReply
 from async_rl.protocol.membership import Member
 
-_ROLE_ORDER = ("supervisor", "learner", "buffer", "generator", "verifier")
+ROLE_ORDER = ("supervisor", "learner", "buffer", "generator", "verifier")
 _STYLES = {
     "waiting": "yellow",
     "blocked": "yellow",
@@ -89,13 +90,22 @@ def render(
         head.append(f"\nlast step: {NOTHING_REWARDED}", style="bold red")
     if reply.stalled:
         head.append(f"\n{reply.stalled}", style="bold red")
-    elif silent := [member.name for member in reply.members if member.state == "silent"]:
-        head.append(f"\nnot heard of: {', '.join(silent)}", style="bold red")
-    elif found := bottleneck(training := training_members(reply), past, last=last):
-        head.append(f"\nbottleneck: {found}", style="cyan")
-        if balance := advice(training, past, pools=reply.pools):
-            head.append(f"\n{balance}", style="cyan")
+    else:
+        head.append(_diagnosis(reply, past, last))
     return Group(head, _processes(reply, past, now_s))
+
+
+def _diagnosis(reply: StatusReply, past: Sequence[Member], last: str) -> Text:
+    """Name the silent processes; if all answer, the bottleneck and how to balance the run."""
+    silent = [member.name for member in reply.members if member.state == "silent"]
+    if silent:
+        return Text(f"\nnot heard of: {', '.join(silent)}", style="bold red")
+    training = training_members(reply)
+    sentence = bottleneck(training, past, last=last)
+    if not sentence:
+        return Text()
+    balance = advice(training, past, pools=reply.pools)
+    return Text("\n".join(["", f"bottleneck: {sentence}", *filter(None, [balance])]), style="cyan")
 
 
 def training_members(reply: StatusReply) -> list[Member]:
@@ -105,32 +115,23 @@ def training_members(reply: StatusReply) -> list[Member]:
 
 
 def _pool(pool: PoolCount, pools: Sequence[PoolCount]) -> str:
-    parts = [
-        f"{number} {what}"
-        for what, number in (
-            ("live", pool.live),
-            ("starting", pool.starting),
-            ("draining", pool.draining),
-        )
-        if number
-    ]
+    counts = {"live": pool.live, "starting": pool.starting, "draining": pool.draining}
+    parts = [f"{number} {state}" for state, number in counts.items() if number]
     remedy = ""
     if pool.work == "evaluation" and pool.wanted == 0:
-        remedy = f" (evaluations wait; async-rl scale {pool.pool}=1 goes on)"
-    elif pool.work in _TRAINING and not any(
-        other.wanted for other in pools if other.work in _TRAINING
-    ):
-        remedy = f" (async-rl scale {pool.pool}=1 goes on)"
+        remedy = f" (evaluations wait; async-rl scale {pool.pool}=1 continues)"
+    elif pool.work in _TRAINING and not any(p.wanted for p in pools if p.work in _TRAINING):
+        remedy = f" (async-rl scale {pool.pool}=1 continues)"
     return f"{pool.pool}: {pool.wanted} wanted, {', '.join(parts) or '0 live'}{remedy}"
 
 
 def _restarts(reply: StatusReply, name: str) -> str:
     number = reply.metrics.get(f"restarts/{name}", 0)
-    return (
-        f" (restarts: {number:.0f}; {reply.restarted_because.get(name, '').partition(chr(10))[0]})"
-        if number
-        else ""
-    )
+    if not number:
+        return ""
+    # The rest of a traceback is in the logs.
+    reason = reply.restarted_because.get(name, "").partition("\n")[0]
+    return f" (restarts: {number:.0f}; {reason})"
 
 
 def sparkline(values: Sequence[float]) -> str:
@@ -144,26 +145,18 @@ def _flow(reply: StatusReply) -> str:
     """Groups in each state on their way from prompt to training, and how many attempts failed."""
     states = " → ".join(f"{state} {reply.metrics.get(f'queue/{state}', 0):.0f}" for state in _FLOW)
     failed = sum(number for name, number in reply.metrics.items() if name.startswith("failures/"))
-    return f"groups: prompt → {states} → trained in step {reply.step}" + (
-        f"   failed {failed:.0f}" if failed else ""
-    )
+    shown = f"   failed {failed:.0f}" if failed else ""
+    return f"groups: prompt → {states} → trained in step {reply.step}{shown}"
 
 
 def _processes(reply: StatusReply, past: Sequence[Member], now_s: float) -> Table:
     before = {member.name: member for member in past}
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    columns = (
-        ("process", "left"),
-        ("pid", "right"),
-        ("state", "left"),
-        ("version", "right"),
-        ("since", "right"),
-        ("at work", "right"),
-    )
-    for title, justify in (*columns, ("rate", "right")):
-        table.add_column(title, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    for title in ("process", "pid", "state", "version", "since", "at work", "rate"):
+        is_text = title in ("process", "state")
+        table.add_column(title, justify="left" if is_text else "right", no_wrap=True)
     table.add_column("waits for")
-    for member in sorted(reply.members, key=lambda m: (_ROLE_ORDER.index(m.role), m.name)):
+    for member in sorted(reply.members, key=lambda m: (ROLE_ORDER.index(m.role), m.name)):
         rates = per_second(member, before.get(member.name))
         table.add_row(
             member.name,
@@ -176,6 +169,12 @@ def _processes(reply: StatusReply, past: Sequence[Member], now_s: float) -> Tabl
             member.waits_for + _restarts(reply, member.name),
         )
     return table
+
+
+def wait_of(member: Member, now_s: float) -> str:
+    """Describe what the process waits for and since when. now_s: Unix time."""
+    verb = "is held back by" if member.state == "blocked" else "waits for"
+    return f"{member.name} {verb} {member.waits_for} ({duration(now_s - member.since_s)})"
 
 
 def duration(seconds: float) -> str:

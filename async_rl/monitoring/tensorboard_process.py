@@ -20,8 +20,8 @@ from async_rl.core.errors import InfrastructureError
 from async_rl.core.os import die_with_parent
 from async_rl.observability.logs import log_path
 
-_CLOSE_S = 3.0
-_NICENESS = 10
+_CLOSE_S = 3.0  # it has nothing to save
+_NICENESS = 10  # it reads the event file every second, on cores that generators may use
 _RELOAD_S = "1"
 """Seconds. Metrics must be visible within 5 s, of which writing them takes a part."""
 
@@ -30,21 +30,17 @@ class TensorBoard:
     """A running TensorBoard. Raises InfrastructureError if `port` is taken; 0 takes a free one."""
 
     def __init__(self, run_dir: Path, *, host: str, port: int) -> None:
-        self.url = f"http://{host}:{_claim(host, port)}/#custom_scalars"
-        port = int(self.url.rsplit(":", 1)[1].split("/")[0])
-        arguments = ["--logdir", str(run_dir / "tensorboard"), "--host", host, "--port", str(port)]
-        arguments += ["--window_title", run_dir.name, "--reload_interval", _RELOAD_S]
+        port = _claim(host, port)
+        self.url = f"http://{host}:{port}/#custom_scalars"
+        command = [sys.executable, "-m", "async_rl.monitoring.tensorboard_process"]
+        command += [str(os.getpid()), "--logdir", str(run_dir / "tensorboard")]
+        command += ["--host", host, "--port", str(port)]
+        command += ["--window_title", run_dir.name, "--reload_interval", _RELOAD_S]
         log = log_path(run_dir, "tensorboard")
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "async_rl.monitoring.tensorboard_process",
-                    str(os.getpid()),
-                    *arguments,
-                ],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -63,14 +59,17 @@ class TensorBoard:
 
     def close(self) -> None:
         """End TensorBoard and its children."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGTERM)
+        self._signal(signal.SIGTERM)
         try:
             self._process.wait(_CLOSE_S)
         except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            self._signal(signal.SIGKILL)
             self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        # The whole group: TensorBoard starts a data server, which it does not always end.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
 
 
 def _claim(host: str, port: int) -> int:

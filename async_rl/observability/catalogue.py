@@ -13,11 +13,12 @@ import functools
 import re
 from collections.abc import Mapping
 from importlib import resources
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
+_Table = TypeVar("_Table")
 _Name = Annotated[str, msgspec.Meta(pattern="^[a-z0-9_<>/]+$")]
 
 
@@ -45,11 +46,22 @@ class MetricSpec(msgspec.Struct, frozen=True, kw_only=True):
     meaning: str
     kind: MetricKind
 
+    @property
+    def description(self) -> str:
+        """Meaning and unit."""
+        return f"{self.meaning} ({self.unit})"
+
+
+def _read(file: str, table: type[_Table]) -> _Table:
+    """Read a file beside this module. Raises msgspec.ValidationError, with the path, for a
+    malformed line.
+    """
+    text = resources.files(__package__).joinpath(file).read_bytes()
+    return msgspec.toml.decode(text, type=table)
+
 
 def _load() -> dict[str, MetricSpec]:
-    """Read the table. Raises msgspec.ValidationError, with the path, for a malformed line."""
-    text = resources.files(__package__).joinpath("catalogue.toml").read_bytes()
-    sections = msgspec.toml.decode(text, type=dict[_Name, dict[_Name, _Row]])
+    sections = _read("catalogue.toml", dict[_Name, dict[_Name, _Row]])
     specs: dict[str, MetricSpec] = {}
     for section, rows in sections.items():
         for part, row in rows.items():
@@ -61,21 +73,7 @@ def _load() -> dict[str, MetricSpec]:
 METRICS: Mapping[str, MetricSpec] = _load()
 """All declared metrics by name; a name may contain placeholders."""
 
-FIRST_SCREEN: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("1 reward", ("reward/mean",)),
-    ("2 held-out pass@1", ("eval/pass_at_1",)),
-    ("3 staleness", ("staleness/max_versions", "staleness/mean_versions")),
-    ("4 effective sample size", ("policy/effective_sample_size",)),
-    ("5 KL", ("policy/kl_behavior_proximal", "policy/kl_reference")),
-    ("6 entropy", ("policy/entropy",)),
-    ("7 response length", ("length/response_mean", "length/response_max")),
-    (
-        "8 tokens per second",
-        ("throughput/generated_tokens_per_s", "throughput/trained_tokens_per_s"),
-    ),
-    ("9 who works", ("busy/generator", "busy/learner", "busy/verifier")),
-    ("10 weight push", ("weights/push_s", "weights/pause_s")),
-)
+FIRST_SCREEN = tuple(_read("first_screen.toml", dict[str, tuple[str, ...]]).items())
 """The ten numbers to watch: title of the chart and its metrics."""
 
 
@@ -92,9 +90,10 @@ def describe(name: str) -> MetricSpec | None:
 
 @functools.cache
 def _patterns() -> tuple[tuple[re.Pattern[str], MetricSpec], ...]:
-    return tuple((_pattern(name), spec) for name, spec in METRICS.items() if "<" in name)
+    return tuple((pattern_of(spec), spec) for name, spec in METRICS.items() if "<" in name)
 
 
-def _pattern(name: str) -> re.Pattern[str]:
-    parts = re.split(r"<[a-z]+>", name)
-    return re.compile("[^/<>]+".join(re.escape(part) for part in parts))
+@functools.cache
+def pattern_of(spec: MetricSpec) -> re.Pattern[str]:
+    """Return the pattern of the metric's names, with a named group per placeholder."""
+    return re.compile(re.sub(r"<([a-z]+)>", r"(?P<\1>[^/<>]+)", spec.name))

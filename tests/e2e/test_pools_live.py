@@ -76,7 +76,7 @@ def test_pools_are_scaled_one_by_one_and_only_the_evaluating_one_evaluates(
     status = run.status()
     assert (
         "generators.judge: 0 wanted, 0 live (evaluations wait; async-rl scale generators.judge=1"
-        " goes on)" in " ".join(status.split())
+        " continues)" in " ".join(status.split())
     )
     waits = [m["waits_for"] for m in run.told()["members"] if m["name"] == "buffer"]
     assert "no generator of generators.judge asks for work" in waits[0], status

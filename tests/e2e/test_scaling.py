@@ -139,7 +139,7 @@ def test_a_run_without_generators_waits_says_so_and_goes_on_beside_another_run_t
     beside = launch(*QUICK, "num_steps=30", "generators.count=1", name="beside")
     run.until(
         lambda: (
-            "generators: 0 wanted, 0 live (async-rl scale generators=1 goes on)" in run.status()
+            "generators: 0 wanted, 0 live (async-rl scale generators=1 continues)" in run.status()
         ),
         "status says what is missing",
         look_s=1,

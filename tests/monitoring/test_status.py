@@ -10,7 +10,8 @@ from rich.console import Console
 
 from async_rl.core.types import PoolCount, Role
 from async_rl.launchers.configuration.schema import settings
-from async_rl.monitoring.bottleneck import advice, bottleneck, per_second
+from async_rl.monitoring.bottleneck import advice, bottleneck
+from async_rl.monitoring.rates import per_second
 from async_rl.monitoring.status import render, sparkline
 from async_rl.protocol.control import StatusReply
 from async_rl.protocol.membership import Member
@@ -265,13 +266,13 @@ def test_status_says_which_pool_is_missing_for_what() -> None:
         ]
         return shown(msgspec.structs.replace(reply([]), pools=pools))
 
-    assert "goes on)" not in told(0, 1, 1)
+    assert "continues)" not in told(0, 1, 1)
     assert (
         "generators.judge: 0 wanted, 0 live (evaluations wait; async-rl scale generators.judge=1"
-        " goes on)" in told(1, 0, 0)
+        " continues)" in told(1, 0, 0)
     )
     assert (
-        "generators.big: 0 wanted, 0 live (async-rl scale generators.big=1 goes on);"
+        "generators.big: 0 wanted, 0 live (async-rl scale generators.big=1 continues);"
         " generators.judge: 1 wanted, 1 live\n" in told(0, 0, 1)
     )
 
@@ -307,5 +308,5 @@ def test_status_shows_each_pool_and_what_brings_generators_back() -> None:
     text = shown(msgspec.structs.replace(reply([]), pools=pools))
     assert (
         "verifiers: 1 wanted, 1 live; generators: 0 wanted, 2 draining (async-rl scale generators=1"
-        " goes on)" in text
+        " continues)" in text
     )

@@ -91,7 +91,7 @@ def test_whoever_is_not_up_yet_is_named_first() -> None:
         member("generator-0", "generator", state="starting"),
         member("learner-0", "learner", state="waiting", waits_for="a batch"),
     ]
-    assert who_waits(members, now_s=NOW, worth_telling_s=0.0) == "generator-0 starts"
+    assert who_waits(members, now_s=NOW, least_s=0.0) == "generator-0 starts"
 
 
 def test_one_without_a_place_on_the_cluster_does_not_start_but_waits_for_room() -> None:
@@ -104,14 +104,14 @@ def test_one_without_a_place_on_the_cluster_does_not_start_but_waits_for_room() 
         since_s=NOW - 70,
     )
     told = "verifier-1 waits for room on the cluster: 2 CPU (1 min 10 s)"
-    assert who_waits([learner, waits], now_s=NOW, worth_telling_s=1.0) == told
+    assert who_waits([learner, waits], now_s=NOW, least_s=1.0) == told
 
 
 def test_a_wait_shorter_than_worth_telling_is_left_out() -> None:
     members = [
         member("learner-0", "learner", state="waiting", waits_for="a batch", since_s=NOW - 0.5)
     ]
-    assert who_waits(members, now_s=NOW, worth_telling_s=1.0) == ""
+    assert who_waits(members, now_s=NOW, least_s=1.0) == ""
 
 
 def test_an_idle_verifier_is_no_news_but_a_generator_held_back_is() -> None:
@@ -126,7 +126,7 @@ def test_an_idle_verifier_is_no_news_but_a_generator_held_back_is() -> None:
         ),
     ]
     assert (
-        who_waits(members, now_s=NOW, worth_telling_s=1.0)
+        who_waits(members, now_s=NOW, least_s=1.0)
         == "generator-1 is held back by admission: 48 of 48 (5 s)"
     )
 
