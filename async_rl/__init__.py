@@ -1,3 +1,63 @@
-"""Asynchronous reinforcement learning of language models."""
+"""Asynchronous reinforcement learning of language models.
+
+    run = async_rl.launch("grpo_code", {"num_steps": 20})
+    for step in run.steps():
+        print(step["reward/mean"])
+
+The names in `__all__` are public: docs/python.md describes them and what their versions promise.
+Importing this package is light; a name loads its module when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from async_rl.core.errors import AsyncRLError, ConfigError, RunFailed
+    from async_rl.launchers.api.metrics import Metrics
+    from async_rl.launchers.api.run import Run, launch, open_run
+    from async_rl.launchers.api.samples import Sample
+    from async_rl.launchers.api.status import RunState, RunStatus
+    from async_rl.launchers.api.verifier import Verifier
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "AsyncRLError",
+    "ConfigError",
+    "Metrics",
+    "Run",
+    "RunFailed",
+    "RunState",
+    "RunStatus",
+    "Sample",
+    "Verifier",
+    "__version__",
+    "launch",
+    "open_run",
+]
+
+_MODULES = {
+    "AsyncRLError": "core.errors",
+    "ConfigError": "core.errors",
+    "Metrics": "launchers.api.metrics",
+    "Run": "launchers.api.run",
+    "RunFailed": "core.errors",
+    "RunState": "launchers.api.status",
+    "RunStatus": "launchers.api.status",
+    "Sample": "launchers.api.samples",
+    "Verifier": "launchers.api.verifier",
+    "launch": "launchers.api.run",
+    "open_run": "launchers.api.run",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return vars(importlib.import_module(f"{__name__}.{_MODULES[name]}"))[name]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -25,6 +25,7 @@ from async_rl.monitoring.console import Console
 from async_rl.observability.logs import configure_logging
 from async_rl.planning.headroom import Headroom
 from async_rl.planning.topology import processes
+from async_rl.protocol.schema import message_schema
 from async_rl.runtime.context import Control
 from async_rl.runtime.directory import Connections, Peer
 from async_rl.supervision.control import ControlService, StopRequest
@@ -216,6 +217,7 @@ class Supervisor:
             pid=os.getpid(),
             machine=platform.node(),
             model_path=str(model_path),
+            messages=message_schema(),
         )
         # Private: whoever reads the address and the keys controls the run.
         write_private(self._run_dir / "control.json", msgspec.json.encode(control))

@@ -26,11 +26,12 @@ import psutil
 
 from async_rl.config.pools import config_of, pool_of
 from async_rl.config.run import RunConfig
-from async_rl.core.errors import Unavailable
+from async_rl.core.errors import ProtocolError, Unavailable
 from async_rl.core.types import Role
 from async_rl.observability.activity import Activity
 from async_rl.protocol.base import Message
 from async_rl.protocol.membership import Heartbeat, Member, Register, ReportMetrics
+from async_rl.protocol.schema import message_schema
 from async_rl.runtime.directory import Connections, Directory, Incarnation, Peer
 from async_rl.wire.addresses import process_host
 from async_rl.wire.keys import Keys, load_keys
@@ -41,14 +42,24 @@ RENDEZVOUS_FILE = "rendezvous"
 
 
 class Control(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The content of `<run>/control.json`: the supervisor's address, process and machine, and the
-    run's start model.
+    """The content of `<run>/control.json`: the supervisor's address, process and machine, the run's
+    start model, and the fingerprint of the supervisor's messages.
     """
 
     address: str
     pid: int
     machine: str
     model_path: str
+    messages: str = ""
+
+    def check_messages(self, run_name: str) -> None:
+        """Raise ProtocolError if the supervisor's messages are not those of this installation."""
+        if self.messages != message_schema():
+            raise ProtocolError(
+                f"run {run_name} was started by another version of async_rl (its messages are"
+                f" {self.messages or 'without a schema'}, here {message_schema()}); use the version"
+                " that started it, on every machine"
+            )
 
 
 def load_config(run_dir: Path) -> RunConfig:
@@ -83,6 +94,7 @@ async def connect_control(run_dir: Path) -> AsyncIterator[RpcClient]:
         raise Unavailable(
             f"{run_dir.name} is not running: its supervisor (pid {control.pid}) has ended"
         )
+    control.check_messages(run_dir.name)
     async with RpcClient(control.address, load_keys(run_dir / "keys")) as client:
         yield client
 
@@ -214,6 +226,7 @@ async def open_context(
     until the block ends.
     """
     control = load_control(run_dir)
+    control.check_messages(run_dir.name)
     keys = load_keys(run_dir / "keys")
     config = config_of(load_config(run_dir), pool_of(name))
     directory = Directory()

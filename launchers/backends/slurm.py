@@ -49,7 +49,7 @@ def job_script(config: RunConfig, run_dir: Path) -> str:
     """Return the job's script: the options as #SBATCH lines, then the supervisor."""
     lines = ["#!/bin/bash", *(f"#SBATCH {option}" for option in _options(config, run_dir))]
     # exec: Slurm's signals reach the supervisor, not a shell in between.
-    command = [sys.executable, "-m", "async_rl.launchers.slurm_job", str(run_dir)]
+    command = [sys.executable, "-m", "async_rl.launchers.supervise_run", str(run_dir)]
     lines.append(f"exec {shlex.join(command)}")
     return "\n".join(lines) + "\n"
 

@@ -13,6 +13,7 @@ import platform
 import select
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -37,9 +38,10 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     created_s: float
 
 
-def leave_mark(run_dir: Path) -> None:
-    """Record that this process supervises the run."""
-    mark = Mark(machine=platform.node(), pid=os.getpid(), created_s=psutil.Process().create_time())
+def leave_mark(run_dir: Path, pid: int | None = None) -> None:
+    """Record the process that supervises the run: this one, or another one of this machine."""
+    process = psutil.Process(pid)
+    mark = Mark(machine=platform.node(), pid=process.pid, created_s=process.create_time())
     (run_dir / MARK).write_bytes(msgspec.json.encode(mark))
 
 
@@ -70,7 +72,7 @@ def living_pid(run_dir: Path) -> int | None:
 def ask_status(run_dir: Path) -> StatusReply | None:
     """Return the run's status, or None if it does not answer (not yet, or no longer)."""
     try:
-        reply = asyncio.run(_call(run_dir, GetStatus()))
+        reply = _call(run_dir, GetStatus())
     except InfrastructureError:
         return None
     assert isinstance(reply, StatusReply)
@@ -81,7 +83,7 @@ def ask_scale(run_dir: Path, wanted: dict[str, int], *, is_forced: bool) -> list
     """Ask the run for a number of processes per pool. Raises Unavailable if it does not answer,
     ConfigError if it refuses.
     """
-    reply = asyncio.run(_call(run_dir, Scale(wanted=wanted, is_forced=is_forced)))
+    reply = _call(run_dir, Scale(wanted=wanted, is_forced=is_forced))
     assert isinstance(reply, Pools)
     return reply.pools
 
@@ -91,7 +93,7 @@ def ask_stop(run_dir: Path, pid: int, *, is_graceful: bool) -> None:
     case while it prepares the model.
     """
     try:
-        asyncio.run(_call(run_dir, StopRun(is_graceful=is_graceful)))
+        _call(run_dir, StopRun(is_graceful=is_graceful))
     except InfrastructureError:
         if _is_elsewhere(_load_mark(run_dir)):
             return
@@ -123,7 +125,17 @@ def wait_for_end(pid: int, *, timeout_s: float) -> bool:
         os.close(fd)
 
 
-async def _call(run_dir: Path, request: Message) -> Message:
+def _call(run_dir: Path, request: Message) -> Message:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(_send(run_dir, request))
+    # A notebook's cells run inside an event loop, where asyncio.run is refused.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, _send(run_dir, request)).result()
+
+
+async def _send(run_dir: Path, request: Message) -> Message:
     from async_rl.runtime.context import connect_control  # imports zmq, which --help does not need
 
     async with connect_control(run_dir) as supervisor:

@@ -1,26 +1,21 @@
 """`async-rl launch` and `async-rl resume`: check a configuration, then supervise the run.
 
-Invariants: nothing is started or written unless the configuration fits this machine; the
-configuration in the run's directory is complete before the first process starts. The supervisor
-receives a launcher and knows only its interface (supervision/launcher.py).
+Invariant: nothing is started or written unless the configuration fits this machine.
 """
 
 from __future__ import annotations
 
-import random
-import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import this_machine
-from async_rl.launchers.backends.slurm import is_inside_job, job_script, submit
+from async_rl.launchers.api import starting
+from async_rl.launchers.backends.slurm import job_script, submit
 from async_rl.launchers.commands import runs
-from async_rl.launchers.commands.control import leave_mark
 from async_rl.launchers.commands.options import (
     OutputDir,
     complete_run,
@@ -29,7 +24,6 @@ from async_rl.launchers.commands.options import (
     default_output_dir,
     split_conf,
 )
-from async_rl.launchers.commands.run_names import unique_name
 from async_rl.planning.topology import processes
 
 
@@ -63,10 +57,10 @@ def launch(
     launch conf=ppo_code --dry-run
     """
     # Hydra takes half a second to import, which --help and the other commands do not need.
-    from async_rl.launchers.configuration.compose import compose_for, names
+    from async_rl.launchers.configuration.compose import names
     from async_rl.launchers.configuration.hardware import pretended_machine
     from async_rl.launchers.configuration.plan import show_config, show_plan
-    from async_rl.launchers.configuration.preflight import model_shape, preflight
+    from async_rl.launchers.configuration.preflight import model_shape
 
     conf, overrides = split_conf(settings)
     if conf is None:
@@ -74,16 +68,14 @@ def launch(
     if other_machine is not None and not dry_run:
         raise ConfigError("--machine describes another machine; it requires --dry-run")
     machine = this_machine() if other_machine is None else pretended_machine(other_machine)
-    config, preset = compose_for(machine, conf, overrides)
-    preflight(config, machine)
-    config = _named(config)
+    config, preset = starting.checked_config(conf, overrides, machine)
     specs = processes(config, machine)
     terminal = console()
     if dry_run:
         show_config(terminal, config)
     show_plan(terminal, config, specs, machine, model_shape(config), preset=preset)
     if not dry_run:
-        raise typer.Exit(_supervise(config, _make_run_dir(config)))
+        raise typer.Exit(_supervise(config, starting.make_run_dir(config)))
     if config.launcher == "slurm":
         script = job_script(config, Path(config.output_dir) / str(config.run_name))
         terminal.out(script, highlight=False)
@@ -133,43 +125,14 @@ def resume(
     raise typer.Exit(_supervise(config, run_dir))
 
 
-def _named(config: RunConfig) -> RunConfig:
-    """Return the configuration with a run_name, a new one if it has none."""
-    if config.run_name is not None:
-        return config
-    name = unique_name(Path(config.output_dir), rng=random.Random(), now=time.localtime())
-    return replace(config, run_name=name)
-
-
-def _make_run_dir(config: RunConfig) -> Path:
-    """Create the run's directory with its configuration, which is never changed later."""
-    from async_rl.launchers.configuration.compose import write_config
-
-    run_dir = Path(config.output_dir) / str(config.run_name)
-    try:
-        run_dir.mkdir(parents=True)
-        (run_dir / "logs").mkdir()
-        write_config(config, run_dir / "config.yaml")
-        leave_mark(run_dir)
-    except OSError as error:
-        raise ConfigError(
-            f"output_dir={config.output_dir}: {run_dir} cannot be made ({error.strerror}); choose"
-            " another"
-        ) from error
-    return run_dir
-
-
 def _supervise(config: RunConfig, run_dir: Path) -> int:
     """Run to the end and return the exit code. Outside a job, launcher=slurm only submits one."""
-    if config.launcher == "slurm" and not is_inside_job():
-        job = submit(config, run_dir)
-        name = run_dir.name
-        typer.echo(
-            f"run {name} is job {job}: async-rl status {name}, async-rl logs {name} --follow,"
-            f" squeue --job {job}, scancel {job}"
-        )
-        return 0
-    from async_rl.launchers.backends.choosing import make_launcher
-    from async_rl.processes.supervisor import run_supervised
-
-    return run_supervised(config=config, run_dir=run_dir, launcher=make_launcher(config, run_dir))
+    if not starting.needs_submission(config):
+        return starting.supervise(config, run_dir)
+    job = submit(config, run_dir)
+    name = run_dir.name
+    typer.echo(
+        f"run {name} is job {job}: async-rl status {name}, async-rl logs {name} --follow,"
+        f" squeue --job {job}, scancel {job}"
+    )
+    return 0

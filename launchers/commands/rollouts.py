@@ -5,23 +5,19 @@ Reads the run's store and the tokenizer of its start model; loads neither torch 
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from async_rl.buffer.store.ledger import reading
-from async_rl.buffer.store.rollouts import Rollout, rollouts, stored_steps
+from async_rl.buffer.store.rollouts import Rollout, stored_steps
 from async_rl.buffer.store.schema import STORE_FILE
 from async_rl.core.errors import ConfigError
-from async_rl.core.types import Trajectory
+from async_rl.launchers.api.samples import decoder, pieces, stored_rollouts
 from async_rl.launchers.commands import runs
 from async_rl.launchers.commands.options import OutputDir, Run, console, default_output_dir
-from async_rl.monitoring.rollout_page import LEGEND, NOT_SAMPLED, Colour, is_passed, page
-
-_MOST_GROUPS = 256
+from async_rl.monitoring.rollout_page import LEGEND, NOT_SAMPLED, Colour, page
 
 
 def show_rollouts(
@@ -46,19 +42,19 @@ def show_rollouts(
     if best and worst:
         raise ConfigError("--best and --worst exclude each other; give one")
     run_dir = runs.find(run, output_dir or default_output_dir())
-    with reading(run_dir / STORE_FILE) as connection:
-        stored = rollouts(connection, step=step, most=_MOST_GROUPS)
-        kept = stored_steps(connection)
+    stored = stored_rollouts(run_dir, step=step)
     chosen = choose(stored, is_best=best, is_worst=worst, is_failed=failed)[:num]
     terminal = console()
     if not chosen:
+        with reading(run_dir / STORE_FILE) as connection:
+            kept = stored_steps(connection)
         span = f"steps {kept[0]} to {kept[1]} are stored" if kept else "no step is stored yet"
         terminal.print(
             f"no such rollout; {span} (steps older than buffer.keep_steps are deleted unless a"
             " checkpoint needs them)"
         )
         return
-    decode = _decoder(run_dir)
+    decode = decoder(run_dir)
     legend = LEGEND[colour]
     if any(_has_turns(rollout) for rollout, _ in chosen):
         legend += f"; {NOT_SAMPLED}"
@@ -69,7 +65,7 @@ def show_rollouts(
             index,
             prompt=rollout.prompt,
             step=rollout.step,
-            pieces=_pieces(rollout.group.trajectories[index], decode),
+            pieces=pieces(rollout.group.trajectories[index], decode),
             colour=colour,
             advantages=rollout.advantages,
         )
@@ -84,7 +80,9 @@ def choose(
     chosen = []
     for rollout in stored:
         samples = rollout.group.trajectories
-        indexes = [i for i, sample in enumerate(samples) if not (is_failed and is_passed(sample))]
+        indexes = [
+            i for i, sample in enumerate(samples) if not (is_failed and sample.score.is_passed)
+        ]
         if indexes:
             rewards = {i: sign * samples[i].score.reward for i in indexes}
             chosen.append((rollout, max(indexes, key=rewards.__getitem__)))
@@ -97,26 +95,3 @@ def _has_turns(rollout: Rollout) -> bool:
     """Return whether a response contains tokens that the policy did not sample."""
     samples = rollout.group.trajectories
     return any(not all(sample.loss_mask[sample.prompt_length :]) for sample in samples)
-
-
-def _pieces(sample: Trajectory, decode: Callable[[list[int]], str]) -> list[str]:
-    """Return the text that each response token adds; joined, the pieces are the response."""
-    ids = sample.token_ids[sample.prompt_length :].tolist()
-    texts = [decode(ids[:end]) for end in range(len(ids) + 1)]
-    return [text[len(before) :] for before, text in itertools.pairwise(texts)]
-
-
-def _decoder(run_dir: Path) -> Callable[[list[int]], str]:
-    """Return the function from token ids to text, of the tokenizer of the run's model."""
-    from tokenizers import Tokenizer
-
-    from async_rl.runtime.context import load_control
-
-    file = Path(load_control(run_dir).model_path) / "tokenizer.json"
-    if not file.is_file():
-        raise ConfigError(
-            f"{file} does not exist; the responses cannot be decoded without the model's fast"
-            " tokenizer"
-        )
-    tokenizer = Tokenizer.from_file(str(file))
-    return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False))

@@ -19,7 +19,7 @@ from async_rl.launchers.configuration import schema
 from async_rl.launchers.configuration.old_names import modernized
 
 _NUM_SUGGESTED = 5
-_QUEUED = "its job has not started yet: squeue"
+QUEUED = "its job has not started yet: squeue"
 
 
 class Remains(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +103,7 @@ def remains(run_dir: Path) -> Remains:
     except (OSError, msgspec.DecodeError):
         # The supervisor in the job writes control.json soon after its start.
         is_queued = (run_dir / SCRIPT_FILE).is_file() and not (run_dir / "control.json").is_file()
-        state = _State(_QUEUED if is_queued else "")
+        state = _State(QUEUED if is_queued else "")
     return Remains(
         run_name=run_dir.name,
         run_dir=str(run_dir),

@@ -11,10 +11,9 @@ from typing import Annotated
 import typer
 
 from async_rl.core.errors import ConfigError
+from async_rl.launchers.api.run import open_run
 from async_rl.launchers.commands import runs
-from async_rl.launchers.commands.control import ask_scale, living_pid
 from async_rl.launchers.commands.options import OutputDir, complete_run, default_output_dir
-from async_rl.launchers.commands.status import ended
 
 
 def scale(
@@ -41,12 +40,8 @@ def scale(
     """
     run = None if "=" in words[0] else words[0]
     wanted = counts(words[1:] if run else words)
-    run_dir = runs.find(run, output_dir or default_output_dir())
-    if living_pid(run_dir) is None:
-        raise ConfigError(
-            f"{ended(runs.remains(run_dir))}; async-rl resume {run_dir.name} continues it"
-        )
-    for pool in ask_scale(run_dir, wanted, is_forced=is_forced):
+    found = open_run(runs.find(run, output_dir or default_output_dir()))
+    for pool in found.scale(is_forced=is_forced, **wanted):
         state = f"live {pool.live}, starting {pool.starting}, draining {pool.draining}"
         typer.echo(f"{pool.pool}: wanted {pool.wanted}; now {state}")
 

@@ -10,13 +10,15 @@ import collections
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
 from rich.console import RenderableType
 from rich.live import Live
 
+from async_rl.launchers.api.run import ended
+from async_rl.launchers.api.status import status_of
 from async_rl.launchers.commands import runs
 from async_rl.launchers.commands.control import ask_status, living_pid
 from async_rl.launchers.commands.options import OutputDir, Run, console, default_output_dir
@@ -42,7 +44,9 @@ def status(
     """
     run_dir = runs.find(run, output_dir or default_output_dir())
     if as_json:
-        typer.echo(_as_json(run_dir))
+        status = status_of(run_dir)
+        answer = {"is_running": status.is_running, **msgspec.to_builtins(status)}
+        typer.echo(msgspec.json.encode(answer))
     elif watch:
         _watch(run_dir)
     else:
@@ -51,27 +55,6 @@ def status(
             console().print(_without_answer(run_dir), soft_wrap=True)
         else:
             console().print(_picture(reply, None))
-
-
-def ended(remains: runs.Remains) -> str:
-    """Describe a run that has ended, in one line."""
-    cause = f": {remains.cause}" if remains.cause else ""
-    outcome = remains.outcome or "was killed"
-    return (
-        f"run {remains.run_name} is not running ({outcome}); last step {remains.step} of"
-        f" {remains.num_steps}{cause}"
-    )
-
-
-def _as_json(run_dir: Path) -> bytes:
-    reply = ask_status(run_dir)
-    is_running = reply is not None or living_pid(run_dir) is not None
-    answer: dict[str, Any] = {"is_running": is_running, "members": []}
-    answer.update(msgspec.to_builtins(runs.remains(run_dir)))
-    if reply is not None:
-        answer.update(msgspec.to_builtins(reply))
-        del answer["type"]
-    return msgspec.json.encode(answer)
 
 
 def _watch(run_dir: Path) -> None:
@@ -87,7 +70,7 @@ def _watch(run_dir: Path) -> None:
                 terminal.print(picture)
     except KeyboardInterrupt:
         return
-    terminal.print(ended(runs.remains(run_dir)), markup=False, soft_wrap=True)
+    terminal.print(ended(status_of(run_dir)), markup=False, soft_wrap=True)
 
 
 def _pictures(run_dir: Path) -> Iterator[RenderableType]:
@@ -118,10 +101,10 @@ def _picture(reply: StatusReply, before: StatusReply | None, last: str = "") -> 
 
 def _without_answer(run_dir: Path) -> str:
     """Describe a run that does not answer: it is starting, or it has ended."""
-    remains, pid = runs.remains(run_dir), living_pid(run_dir)
+    status, pid = status_of(run_dir), living_pid(run_dir)
     if pid is None:
-        return ended(remains)
+        return ended(status)
     return (
-        f"run {remains.run_name} is starting (pid {pid}): its processes do not answer yet; see"
-        f" {remains.run_dir}/logs"
+        f"run {status.run_name} is starting (pid {pid}): its processes do not answer yet; see"
+        f" {run_dir}/logs"
     )

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import secrets
 import signal
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from async_rl.config.run import RunConfig
 
 _TOKEN_BYTES = 24
+_INPUT_BYTES = 4096
 _LEVELS = {1: "namespaces", 2: "Landlock and seccomp", 3: "none: programs run unconfined"}
 VerifierSettings = Annotated[
     list[str] | None,
@@ -54,6 +57,13 @@ def verifier(
             "--allow-unsafe", help="run even where no jail works, if every program is trusted"
         ),
     ] = False,
+    end_with_input: Annotated[
+        bool,
+        typer.Option(
+            "--end-with-input",
+            help="end when standard input is closed, for a program that starts a verifier",
+        ),
+    ] = False,
 ) -> None:
     """Serve verdicts over HTTP until stopped, without a run.
 
@@ -71,7 +81,8 @@ def verifier(
         raise ConfigError("--token is empty; give one, or omit the option to get a new one")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
-    asyncio.run(_serve(config, host or host_for_people(config.network), port, token))
+    address = host or host_for_people(config.network)
+    asyncio.run(_serve(config, address, port, token, end_with_input=end_with_input))
 
 
 def verifier_config(settings: Sequence[str]) -> RunConfig:
@@ -87,7 +98,9 @@ def verifier_config(settings: Sequence[str]) -> RunConfig:
     return compose(names()[0], settings)
 
 
-async def _serve(config: RunConfig, host: str, port: int, token: str | None) -> None:
+async def _serve(
+    config: RunConfig, host: str, port: int, token: str | None, *, end_with_input: bool
+) -> None:
     from async_rl.observability.activity import Activity
     from async_rl.rewards.verifier.serving import listen, open_service, serve
 
@@ -102,6 +115,14 @@ async def _serve(config: RunConfig, host: str, port: int, token: str | None) -> 
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
+    if end_with_input:
+
+        def read_input() -> None:
+            if not os.read(sys.stdin.fileno(), _INPUT_BYTES):
+                loop.remove_reader(sys.stdin)
+                stop()
+
+        loop.add_reader(sys.stdin, read_input)
     secret = token or secrets.token_urlsafe(_TOKEN_BYTES)
     with listen(host, port) as listener:
         async with open_service(

@@ -6,7 +6,8 @@ text needs no quotes (paths with spaces, names that look like numbers).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -14,7 +15,50 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
+from async_rl.core.errors import ConfigError
 from async_rl.launchers.configuration import schema
+
+_PLAIN = re.compile(r"(?!(null|true|false|nan|inf)$)[a-z_][\w./-]*", re.IGNORECASE)
+"""Text that means itself without quotes: names of files and choices among them need that."""
+
+
+def as_words(overrides: Mapping[str, object] | Sequence[str]) -> list[str]:
+    """Return overrides as `key=value` words. A mapping may be nested, and its keys may be dotted.
+
+    Raises ConfigError for values that no setting can have.
+    """
+    if isinstance(overrides, str):
+        raise ConfigError(f"{overrides}: is one text; give a list, as in [{overrides!r}]")
+    if not isinstance(overrides, Mapping):
+        return list(overrides)
+    return [f"{path}={_written(path, value)}" for path, value in schema.flatten(overrides)]
+
+
+def _written(path: str, value: object) -> str:
+    match value:
+        case str() if _PLAIN.fullmatch(value):
+            return value
+        case str():
+            return _quoted(value)
+        case None | bool() | int() | float():
+            return schema.show(value)
+        case Mapping():
+            inner = (f"{name}:{_written(path, entry)}" for name, entry in value.items())
+            return "{" + ",".join(inner) + "}"
+        case list() | tuple():
+            return "[" + ",".join(_written(path, entry) for entry in value) + "]"
+        case Path():
+            return _written(path, str(value))
+    raise ConfigError(
+        f"{path}: a {type(value).__name__} is no value of a setting; give text, a number, True,"
+        " False, None, a list or a dict"
+    )
+
+
+def _quoted(text: str) -> str:
+    """Put text in quotes for hydra, which takes a backslash literally except before a quote."""
+    inner = re.sub(r'(\\*)("|\Z)', lambda match: 2 * match[1] + match[2].replace('"', r"\""), text)
+    return f'"{inner}"'
 
 
 def readable(overrides: Sequence[str], directories: Sequence[Path]) -> tuple[list[str], list[str]]:
@@ -65,8 +109,7 @@ def _quoted_if_text(given: str) -> str:
     )
     if is_text or value[0] in "[\"'":
         return given
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-    return f'{key}="{escaped}"'
+    return f"{key}={_quoted(value)}"
 
 
 def _problems(override: Override, given: str, groups: dict[str, list[str]]) -> list[str]:

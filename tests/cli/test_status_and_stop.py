@@ -32,6 +32,7 @@ from async_rl.launchers.configuration.compose import compose, write_config
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.control import GetStatus, StatusReply, StopRun
 from async_rl.protocol.membership import Member
+from async_rl.protocol.schema import message_schema
 from async_rl.runtime.context import Control
 from async_rl.wire.keys import create_keys
 from async_rl.wire.rpc import RpcServer
@@ -116,7 +117,11 @@ def control_socket(run_dir: Path, pid: int) -> Iterator[list[Message]]:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         with RpcServer("127.0.0.1", 0, keys, {GetStatus: status, StopRun: stop}) as server:
             control = Control(
-                address=server.address, pid=pid, machine=platform.node(), model_path=""
+                address=server.address,
+                pid=pid,
+                machine=platform.node(),
+                model_path="",
+                messages=message_schema(),
             )
             (run_dir / "control.json").write_bytes(msgspec.json.encode(control))
             ready.set()

@@ -82,7 +82,7 @@ def test_the_script_asks_for_what_the_settings_say_and_becomes_the_supervisor() 
     ]
     assert script.startswith("#!/bin/bash\n")
     assert script.splitlines()[-1].startswith("exec ")
-    assert script.endswith(" -m async_rl.launchers.slurm_job /runs/mine\n")
+    assert script.endswith(" -m async_rl.launchers.supervise_run /runs/mine\n")
 
 
 def test_what_is_left_open_is_left_to_slurm_and_nodes_are_whole() -> None:

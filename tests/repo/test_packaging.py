@@ -114,7 +114,7 @@ def test_every_package_of_the_product_is_installed() -> None:
     assert folders == {name(path.parent) for path in product()}
 
 
-OPTIONAL = {"wandb"}
+OPTIONAL = {"pandas", "wandb"}
 """Distributions that product code imports only if a person has installed them."""
 
 

@@ -14,6 +14,7 @@ import pytest
 from async_rl.launchers.configuration.compose import compose, write_config
 from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.membership import Heartbeat, Members, Register, WatchMembers
+from async_rl.protocol.schema import message_schema
 from async_rl.runtime.context import Control
 from async_rl.wire.keys import create_keys
 from async_rl.wire.rpc import RpcServer
@@ -48,7 +49,11 @@ def test_a_process_without_supervisor_ends_itself_within_the_heartbeat_timeout(
             "127.0.0.1", 0, keys, {Register: register, Heartbeat: beat, WatchMembers: watch}
         ) as server:
             control = Control(
-                address=server.address, pid=os.getpid(), machine="elsewhere", model_path=""
+                address=server.address,
+                pid=os.getpid(),
+                machine="elsewhere",
+                model_path="",
+                messages=message_schema(),
             )
             (tmp_path / "control.json").write_bytes(msgspec.json.encode(control))
             serving = asyncio.create_task(server.serve())

@@ -3,13 +3,18 @@
 import asyncio
 import logging
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from async_rl.core.errors import ProtocolError
 from async_rl.core.types import Role
+from async_rl.launchers.commands.control import ask_status
 from async_rl.launchers.configuration.compose import compose, write_config
+from async_rl.protocol.schema import message_schema
 from async_rl.runtime.context import Control, open_context
 from async_rl.wire.keys import create_keys
 
@@ -31,7 +36,11 @@ def test_a_process_reads_the_settings_of_its_pool(
     )
     write_config(compose("grpo_code", pools), tmp_path / "config.yaml")
     control = Control(
-        address="tcp://127.0.0.1:1", pid=os.getpid(), machine="here", model_path="model"
+        address="tcp://127.0.0.1:1",
+        pid=os.getpid(),
+        machine="here",
+        model_path="model",
+        messages=message_schema(),
     )
     (tmp_path / "control.json").write_bytes(msgspec.json.encode(control))
     create_keys(tmp_path / "keys")
@@ -43,3 +52,55 @@ def test_a_process_reads_the_settings_of_its_pool(
             return context.config.generation.max_concurrent_groups
 
     assert asyncio.run(read()) == groups
+
+
+def test_a_process_of_another_version_is_refused(tmp_path: Path) -> None:
+    write_config(compose("grpo_code", ()), tmp_path / "config.yaml")
+    create_keys(tmp_path / "keys")
+
+    async def enter() -> None:
+        async with open_context(
+            name="buffer",
+            role="buffer",
+            rank=0,
+            cores=(),
+            run_dir=tmp_path,
+            log=logging.getLogger("test"),
+        ):
+            raise AssertionError("it must not start")
+
+    for messages, shown in (("0123456789ab", "0123456789ab"), ("", "without a schema")):
+        control = Control(
+            address="tcp://127.0.0.1:1",
+            pid=os.getpid(),
+            machine="here",
+            model_path="model",
+            messages=messages,
+        )
+        (tmp_path / "control.json").write_bytes(msgspec.json.encode(control))
+        with pytest.raises(ProtocolError, match=f"another version of async_rl .*are {shown}, here"):
+            asyncio.run(enter())
+        with pytest.raises(ProtocolError, match="use the version that started it"):
+            ask_status(tmp_path)
+
+
+def test_the_fingerprint_changes_with_a_field_of_a_message() -> None:
+    """In a process of its own: the changed class must not be seen by other tests."""
+    code = """
+import sys
+from async_rl.core import types
+from async_rl.protocol import schema
+if sys.argv[1] == "changed":
+    types.PoolCount.__annotations__["live"] = "float"
+if sys.argv[1] == "elsewhere":
+    class Private(types.Value):
+        field: int
+print(schema.message_schema())
+"""
+
+    def fingerprint(kind: str) -> str:
+        command = [sys.executable, "-c", code, kind]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert fingerprint("same") == fingerprint("elsewhere") == f"{message_schema()}\n"
+    assert fingerprint("changed") != fingerprint("same")

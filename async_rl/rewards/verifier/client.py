@@ -94,16 +94,31 @@ class VerifierClient:
         stop_at_first_failure: bool = False,
     ) -> list[TestResult]:
         """One result per test that ran. Raises InfrastructureError if no verifier could judge."""
-        request = VerifyRequest(
-            code=code,
-            tests=list(tests),
-            setup=setup,
-            timeout_s=self._sandbox.timeout_s,
-            memory_mb=self._sandbox.memory_mb,
-            output_kb=self._sandbox.output_kb,
-            stop_at_first_failure=stop_at_first_failure,
+        checked = await self.check(code, tests, setup, stop_at_first_failure=stop_at_first_failure)
+        return checked.tests
+
+    async def check(
+        self,
+        code: str,
+        tests: Sequence[CodeTest],
+        setup: str = "",
+        *,
+        stop_at_first_failure: bool = False,
+    ) -> VerifyResponse:
+        """The program's verdict with one result per test that ran. Raises InfrastructureError if no
+        verifier could judge.
+        """
+        return await self._answer(
+            VerifyRequest(
+                code=code,
+                tests=list(tests),
+                setup=setup,
+                timeout_s=self._sandbox.timeout_s,
+                memory_mb=self._sandbox.memory_mb,
+                output_kb=self._sandbox.output_kb,
+                stop_at_first_failure=stop_at_first_failure,
+            )
         )
-        return (await self._answer(request)).tests
 
     async def ask_functions(
         self, functions: Sequence[str], sample: RewardSample

@@ -1,0 +1,36 @@
+"""The fingerprint of the messages, by which processes of different versions recognise each other.
+
+Computed from the fields of every message, so that nobody has to remember to raise a number.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import pkgutil
+
+from async_rl import protocol
+from async_rl.core import types
+
+_DIGITS = 12
+
+
+@functools.cache
+def message_schema() -> str:
+    """Return a hash of the names, fields and types of all messages and of the values in them."""
+    for module in pkgutil.iter_modules(protocol.__path__, f"{protocol.__name__}."):
+        importlib.import_module(module.name)
+    text = "\n".join(sorted(_described(types.Value)))
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+
+
+def _described(kind: type[types.Value]) -> list[str]:
+    """Return a line per class below this one that crosses a socket."""
+    lines = []
+    for child in kind.__subclasses__():
+        # Other modules have values too, and not every process imports them.
+        if child.__module__ == types.__name__ or child.__module__.startswith(protocol.__name__):
+            lines.append(f"{child.__name__} {child.__annotations__}")
+        lines += _described(child)
+    return lines

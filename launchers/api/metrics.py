@@ -1,0 +1,97 @@
+"""The metrics of a run in Python: as columns, and row by row while the run writes them."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from async_rl.core.extras import require
+
+if TYPE_CHECKING:
+    import pandas
+
+Column = npt.NDArray[np.float64]
+
+
+class Metrics(Mapping[str, Column]):
+    """The metrics of a run by name: float64 arrays [rows], one row per learner step.
+
+    `step` counts learner steps (0 is the first evaluation), `time_s` is seconds since the start of
+    the run; docs/metrics.md has the unit of every other name. NaN: the step did not report it.
+    """
+
+    def __init__(self, rows: Iterable[Mapping[str, float]]) -> None:
+        listed = list(rows)
+        names = dict.fromkeys(name for row in listed for name in row)
+        self._columns = {
+            name: np.array([row.get(name, math.nan) for row in listed], dtype=np.float64)
+            for name in names
+        }
+
+    def __getitem__(self, name: str) -> Column:
+        return self._columns[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return a DataFrame with the same columns. Raises ConfigError if pandas is missing."""
+        require("pandas", "to_pandas()")
+        import pandas
+
+        return pandas.DataFrame(self._columns)
+
+
+class RowReader:
+    """Reads `metrics.jsonl`, also while the run appends to it or replaces it.
+
+    After a restart of the learner from a checkpoint the file is replaced: steps since then are
+    trained and reported again.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / "metrics.jsonl"
+        self._inode = 0
+        self._offset = 0
+        self._lines: dict[int, int] = {}
+
+    def new(self) -> Iterator[dict[str, float]]:
+        """Yield the complete rows that were not yielded before."""
+        try:
+            inode, data = self._read()
+        except FileNotFoundError:
+            return
+        whole = data[: data.rfind(b"\n") + 1]
+        for line in whole.splitlines():
+            row = _row(line)
+            if row and self._lines.get(step := int(row["step"])) != hash(line):
+                self._lines[step] = hash(line)
+                yield row
+        self._inode, self._offset = inode, self._offset + len(whole)
+
+    def _read(self) -> tuple[int, bytes]:
+        with self._path.open("rb") as file:
+            inode = os.fstat(file.fileno()).st_ino
+            if inode != self._inode:
+                self._offset = 0
+            file.seek(self._offset)
+            return inode, file.read()
+
+
+def _row(line: bytes) -> dict[str, float]:
+    """Return one row; empty if the line is damaged. JSON has no NaN, null stands for it."""
+    try:
+        values: dict[str, Any] = msgspec.json.decode(line, type=dict[str, int | float | None])
+    except msgspec.DecodeError:
+        return {}
+    return {name: math.nan if value is None else value for name, value in values.items()}

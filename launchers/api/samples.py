@@ -1,0 +1,94 @@
+"""The stored responses of a run, as text and with their scores."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from async_rl.buffer.store.ledger import reading
+from async_rl.buffer.store.rollouts import Rollout, rollouts
+from async_rl.buffer.store.schema import STORE_FILE
+from async_rl.core.errors import ConfigError
+from async_rl.core.types import Score, Trajectory
+
+MOST_GROUPS = 256
+
+Decode = Callable[[list[int]], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One stored response. rollout: its group, with the step that trained it; index: its position
+    in the group; response: the text of all tokens after the prompt.
+    """
+
+    rollout: Rollout
+    index: int
+    response: str
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """Its tokens with log-probs, versions and loss mask."""
+        return self.rollout.group.trajectories[self.index]
+
+    @property
+    def prompt(self) -> str:
+        """The text of the prompt."""
+        return self.rollout.prompt
+
+    @property
+    def step(self) -> int | None:
+        """The learner step that trained it; None if none did yet."""
+        return self.rollout.step
+
+    @property
+    def score(self) -> Score:
+        """Its reward with the parts, and the verdict of each test."""
+        return self.trajectory.score
+
+
+def stored_rollouts(run_dir: Path, *, step: int | None, most: int = MOST_GROUPS) -> list[Rollout]:
+    """Return the newest `most` stored training groups, of all steps or of one."""
+    with reading(run_dir / STORE_FILE) as connection:
+        return rollouts(connection, step=step, most=most)
+
+
+def samples(run_dir: Path, *, step: int | None, failed: bool, most: int) -> list[Sample]:
+    """Return every sample of these groups; failed: only those that did not pass all tests."""
+    decode = decoder(run_dir)
+    return [
+        Sample(rollout=rollout, index=index, response=decode(_response_ids(sample)))
+        for rollout in stored_rollouts(run_dir, step=step, most=most)
+        for index, sample in enumerate(rollout.group.trajectories)
+        if not (failed and sample.score.is_passed)
+    ]
+
+
+def pieces(sample: Trajectory, decode: Decode) -> list[str]:
+    """Return the text that each response token adds; joined, the pieces are the response."""
+    ids = _response_ids(sample)
+    texts = [decode(ids[:end]) for end in range(len(ids) + 1)]
+    return [text[len(before) :] for before, text in itertools.pairwise(texts)]
+
+
+def decoder(run_dir: Path) -> Decode:
+    """Return the function from token ids to text, of the tokenizer of the run's model."""
+    from tokenizers import Tokenizer
+
+    from async_rl.runtime.context import load_control
+
+    file = Path(load_control(run_dir).model_path) / "tokenizer.json"
+    if not file.is_file():
+        raise ConfigError(
+            f"{file} does not exist; the responses cannot be decoded without the model's fast"
+            " tokenizer"
+        )
+    tokenizer = Tokenizer.from_file(str(file))
+    return lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False))
+
+
+def _response_ids(sample: Trajectory) -> list[int]:
+    ids: list[int] = sample.token_ids[sample.prompt_length :].tolist()
+    return ids

@@ -1,0 +1,93 @@
+"""Starts a run: composes and checks its configuration, creates its directory, and supervises it in
+this process or in a background process.
+
+Invariants: nothing is started or written unless the configuration fits this machine; the
+configuration in the run's directory is complete before the first process starts.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from async_rl.config.base import replace
+from async_rl.config.run import RunConfig
+from async_rl.core.errors import ConfigError
+from async_rl.core.machine import Machine
+from async_rl.launchers.backends.slurm import is_inside_job, submit
+from async_rl.launchers.commands.control import leave_mark
+from async_rl.launchers.commands.run_names import unique_name
+
+OUTPUT_FILE = Path("logs", "supervisor.out")
+
+
+def checked_config(conf: str, overrides: Sequence[str], machine: Machine) -> tuple[RunConfig, str]:
+    """Return a configuration that can run on this machine, with a run_name, and the hardware preset
+    that it uses. Raises ConfigError with one line per problem.
+    """
+    # Hydra takes half a second to import.
+    from async_rl.launchers.configuration.compose import compose_for
+    from async_rl.launchers.configuration.preflight import preflight
+
+    config, preset = compose_for(machine, conf, overrides)
+    preflight(config, machine)
+    if config.run_name is None:
+        name = unique_name(Path(config.output_dir), rng=random.Random(), now=time.localtime())
+        config = replace(config, run_name=name)
+    return config, preset
+
+
+def make_run_dir(config: RunConfig) -> Path:
+    """Create the run's directory with its configuration, which is never changed later."""
+    from async_rl.launchers.configuration.compose import write_config
+
+    run_dir = Path(config.output_dir) / str(config.run_name)
+    try:
+        run_dir.mkdir(parents=True)
+        (run_dir / "logs").mkdir()
+        write_config(config, run_dir / "config.yaml")
+        leave_mark(run_dir)
+    except OSError as error:
+        raise ConfigError(
+            f"output_dir={config.output_dir}: {run_dir} cannot be made ({error.strerror}); choose"
+            " another"
+        ) from error
+    return run_dir
+
+
+def needs_submission(config: RunConfig) -> bool:
+    """Return whether a job must be submitted, which then supervises the run."""
+    return config.launcher == "slurm" and not is_inside_job()
+
+
+def supervise(config: RunConfig, run_dir: Path) -> int:
+    """Run to the end in this process and return the exit code."""
+    from async_rl.launchers.backends.choosing import make_launcher
+    from async_rl.processes.supervisor import run_supervised
+
+    return run_supervised(config=config, run_dir=run_dir, launcher=make_launcher(config, run_dir))
+
+
+def start(config: RunConfig, run_dir: Path) -> None:
+    """Supervise the run in a background process, or in a job, which this process does not own."""
+    if needs_submission(config):
+        submit(config, run_dir)
+        return
+    with (run_dir / OUTPUT_FILE).open("ab") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "async_rl.launchers.supervise_run", str(run_dir)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            # A notebook's kernel is interrupted and restarted often; the training goes on.
+            start_new_session=True,
+        )
+    # Before the process does it itself, so that the run counts as alive from now on.
+    leave_mark(run_dir, process.pid)
+    # Somebody must collect the exit code, or the ended process remains in the process table.
+    threading.Thread(target=process.wait, name=f"end of {run_dir.name}", daemon=True).start()

@@ -1,0 +1,24 @@
+"""The supervisor of a run whose directory exists: `python -m async_rl.launchers.supervise_run DIR`.
+
+The batch step of a Slurm job, and the background process of `async_rl.launch` in Python.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from async_rl.launchers.api.starting import supervise
+from async_rl.launchers.commands import runs
+from async_rl.launchers.commands.control import leave_mark
+
+
+def main() -> int:
+    """Supervise the run to its end and return its exit code."""
+    run_dir = Path(sys.argv[1])
+    leave_mark(run_dir)
+    return supervise(runs.config_of(run_dir), run_dir)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""A verifier that a Python program starts for itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+import async_rl
+from async_rl.core.errors import ConfigError
+from async_rl.core.types import CallTest, Verdict
+
+SQUARE = "def f(x): return x * x"
+
+
+@pytest.fixture(scope="module")
+def verifier() -> Iterator[async_rl.Verifier]:
+    with async_rl.Verifier({"verifiers.cells": 1, "sandbox": {"timeout_s": 1}}) as running:
+        yield running
+
+
+def test_tests_are_text_objects_or_values(verifier: async_rl.Verifier) -> None:
+    assert verifier.check(SQUARE, "assert f(3) == 9").verdict is Verdict.PASS
+    wrong = {"kind": "call", "function": "f", "args": [3], "expected": 8}
+    right = CallTest(function="f", args=[3], expected=9)
+    response = verifier.check(SQUARE, [right, wrong])
+    assert response.verdict is Verdict.WRONG_ANSWER
+    assert [test.verdict for test in response.tests] == [Verdict.PASS, Verdict.WRONG_ANSWER]
+    assert response.tests[1].message == "f(3) returned 9, not 8"
+
+
+def test_setup_is_code_of_the_tests_and_settings_are_used(verifier: async_rl.Verifier) -> None:
+    assert verifier.check(SQUARE, "assert f(n) == 9", setup="n = 3").verdict is Verdict.PASS
+    slow = verifier.check("while True: pass", "assert True")
+    assert (slow.verdict, slow.tests[0].message) == (
+        Verdict.TIMEOUT,
+        "used more than 1 s of CPU time",
+    )
+
+
+def test_it_can_be_used_where_an_event_loop_runs(verifier: async_rl.Verifier) -> None:
+    async def cell() -> Verdict:
+        return verifier.check(SQUARE, "assert f(2) == 4").verdict
+
+    assert asyncio.run(cell()) is Verdict.PASS
+
+
+def test_a_malformed_test_is_refused(verifier: async_rl.Verifier) -> None:
+    with pytest.raises(ConfigError, match=r"is no test \(.*docs/data.md lists the kinds"):
+        verifier.check(SQUARE, {"kind": "call", "function": "f"})
+
+
+def test_wrong_settings_are_refused() -> None:
+    with pytest.raises(ConfigError, match="without a run only sandbox"):
+        async_rl.Verifier({"num_steps": 3})
+    with pytest.raises(ConfigError, match=r"sandbox\.timeout_s=0: must be a number > 0"):
+        async_rl.Verifier(["sandbox.timeout_s=0"])
+
+
+def test_a_server_that_cannot_start_is_an_error_with_its_reason() -> None:
+    with (
+        pytest.raises(ConfigError, match=r"did not start: error: the package 'no_such_p"),
+        async_rl.Verifier({"sandbox.packages": ["no_such_package"]}) as verifier,
+    ):
+        verifier.check("import no_such_package", "assert True")
+
+
+def test_outside_its_block_it_is_refused_and_nothing_is_left() -> None:
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    with async_rl.Verifier({"verifiers.cells": 1}) as verifier:
+        assert {p.pid for p in psutil.Process().children(recursive=True)} - before
+    with pytest.raises(ConfigError, match="not running; use it in its with block"):
+        verifier.check(SQUARE, "assert f(2) == 4")
+    assert {p.pid for p in psutil.Process().children(recursive=True)} == before
+
+
+def test_it_ends_with_the_process_that_started_it() -> None:
+    code = """
+import async_rl, psutil, sys
+with async_rl.Verifier({"verifiers.cells": 1}):
+    print(psutil.Process().children()[0].pid, flush=True)
+    sys.stdin.read()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        server = os.pidfd_open(int(parent.stdout.readline()))
+        parent.send_signal(signal.SIGKILL)
+    try:
+        assert select.select([server], [], [], 20)[0], "the server ends"
+    finally:
+        os.close(server)
