@@ -20,7 +20,7 @@ class SandboxConfig(Section):
     memory_mb: Annotated[int, Field(ge=16)]
     """MB of address space beyond what the interpreter uses"""
     output_kb: Annotated[int, Field(ge=1)]
-    """KB of output per test"""
+    """KB of output per test, or twice the expected output if that is more"""
     stop_at_first_failure: bool
     """skip the tests after the first failed one"""
     allow_unsafe: bool
@@ -28,7 +28,8 @@ class SandboxConfig(Section):
     packages: list[str]
     """installed packages that programs may import besides the standard library, by import name"""
     float_tolerance: Annotated[float, Field(ge=0, lt=1)]
-    """largest relative difference of two floats that count as equal"""
+    """largest relative difference of floats that count as equal, in problems that state none; 0 =
+    exact"""
     checker: Annotated[str, Field(pattern="^[\\w.]+:\\w+$")] | None
     """module:function(input, got, expected) -> bool that decides stdin and call tests; null = the
     built-in comparison"""

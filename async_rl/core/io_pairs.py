@@ -2,7 +2,7 @@
 
 `{"inputs": [str], "outputs": [str], "fn_name"?: str}`, or the same as a JSON string.  Without a
 function each pair is a standard input and the output to print; with one, each line of an input is
-one JSON argument and the output is the JSON of the returned value.
+one JSON argument and the output is the JSON of the returned value, so a tuple counts as a list.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def pair_test(given: str, wanted: str, function: str, *, places: tuple[str, str]
     if not function:
         return StdinTest(input=given, output=wanted)
     args = [read_json(places[0], line) for line in given.splitlines() if line.strip()]
-    return CallTest(function=function, args=args, expected=read_json(places[1], wanted))
+    expected = read_json(places[1], wanted)
+    return CallTest(function=function, args=args, expected=expected, types="json")
 
 
 def read_json(place: str, text: str) -> Any:

@@ -10,11 +10,12 @@ Invariants
 from __future__ import annotations
 
 import enum
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta
 
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
@@ -85,21 +86,39 @@ class Verdict(enum.StrEnum):
     INFRASTRUCTURE_ERROR = "infrastructure_error"
 
 
+class OutputRules(Value):
+    """How a problem wants printed text to be compared.
+
+    layout: lines = the same tokens on each line, tokens = the same tokens in any layout, exact =
+    the same characters. A number may differ by a tolerance, relative to the expected number or
+    absolute; with 0 and 0 numbers are equal exactly.
+    """
+
+    layout: Literal["lines", "tokens", "exact"] = "lines"
+    ignores_case: bool = False
+    relative_tolerance: Annotated[float, Meta(ge=0, le=1)] = 0.0
+    absolute_tolerance: Annotated[float, Meta(ge=0)] = 0.0
+
+
 class StdinTest(Value, tag_field="kind", tag="stdin"):
     """Feed `input` on standard input, compare what is printed with `output`."""
 
     input: str
     output: str
+    rules: OutputRules = OutputRules()
 
 
 class CallTest(Value, tag_field="kind", tag="call"):
-    """Call `function` with `args` (plain JSON values), compare the returned value with `expected`,
-    type included.
+    """Call `function` with `args` (plain JSON values), compare the returned value with `expected`.
+
+    types: exact = a tuple is not a list and 1 is not 1.0; json = they are, since JSON cannot
+    express the difference.
     """
 
     function: str
     args: list[Any]
     expected: Any
+    types: Literal["exact", "json"] = "exact"
 
 
 class AssertTest(Value, tag_field="kind", tag="assert"):

@@ -145,7 +145,8 @@ def test_input_output_with_a_function_has_one_json_argument_per_line(
         "input_output": {"inputs": ['[1, 2]\n"a"'], "outputs": ["[3]"], "fn_name": "solve"},
     }
     [prompt] = load(write_jsonl(tmp_path / "areal.jsonl", [row]), tokenizer)
-    assert prompt.problem.tests == [CallTest(function="solve", args=[[1, 2], "a"], expected=[3])]
+    expected = CallTest(function="solve", args=[[1, 2], "a"], expected=[3], types="json")
+    assert prompt.problem.tests == [expected]
 
 
 def test_check_function_of_human_eval_is_an_assert_test_on_its_entry_point(

@@ -1,36 +1,130 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 
+from async_rl.core.types import OutputRules
 from async_rl.rewards.extraction import extract_code
 from async_rl.rewards.verifier.comparison import Comparison
+from async_rl.sandbox.values import Foreign
 
-outputs_equal = Comparison(relative_tolerance=1e-9, checker=None).outputs_equal
+EXACT = Comparison(relative_tolerance=0, checker=None)
+CONFIGURED = Comparison(relative_tolerance=1e-6, checker=None)
 
 
 @pytest.mark.parametrize(
     ("got", "expected"),
     [
         ("9", "9\n"),
-        ("1 2 \n3\n\n", "1 2\n3"),
-        ("0.30000000000000004", "0.3"),
+        ("1 2 \r\n3\n\n", "1 2\n3"),
         ("1e3", "1000.0"),
+        ("3.0", "3"),
+        ("-0", "0"),
+        ("0.50", ".5"),
         ("a  b", "a b"),
         ("", ""),
-        ("007", "7"),
+        ("12345678901234567890.10", "12345678901234567890.1"),
     ],
 )
 def test_outputs_that_count_as_equal(got: str, expected: str) -> None:
-    assert outputs_equal(got, expected)
+    assert EXACT.outputs_equal(got, expected)
 
 
 @pytest.mark.parametrize(
     ("got", "expected"),
-    [("1 2", "2 1"), ("1\n2", "1 2"), ("0.3001", "0.3"), ("9 9", "9"), ("nan", "1"),
-    ("1_0", "10"), ("10000000000000000001", "10000000000000000002"), ("yes", "Yes")],
+    [
+        ("1 2", "2 1"), ("1\n2", "1 2"), ("0.3001", "0.3"), ("9 9", "9"), ("9", "9 9"),
+        ("9\n9", "9"), ("nan", "1"), ("1_0", "10"), ("yes", "Yes"), ("", "0"), ("1e400", "inf"),
+        ("10000000000000000001", "10000000000000000002"),
+        # strings of bits and numbers as text are no numbers
+        ("11", "0011"), ("0011", "11"), ("7", "007"), ("\u0663", "3"),
+        # floats that round to the expected integer
+        ("1e16", "10000000000000001"), ("123456789012345680.0", "123456789012345679"),
+        ("123456789012345.68", "123456789012345.67"),
+        ("0.30000000000000004", "0.3"),
+    ],
 )  # fmt: skip
 def test_outputs_that_do_not_count_as_equal(got: str, expected: str) -> None:
-    assert not outputs_equal(got, expected)
+    assert not EXACT.outputs_equal(got, expected)
+
+
+@pytest.mark.parametrize(
+    ("got", "expected", "exact", "configured", "asked"),
+    [
+        # numbers within 1e-6 of the expected one, by nobody's tolerance, the configuration's, the
+        # problem's own
+        ("0.3333333", "0.3333334", False, True, True),
+        ("1e-9", "0.0", False, False, True),
+        ("999999.5", "1000000", False, False, True),
+        ("1e6", "1000000", True, True, True),
+        ("0.33", "0.34", False, False, False),
+        ("0011", "11", False, False, False),
+        ("1e9999", "1e9998", False, False, False),
+    ],
+)
+def test_a_tolerance_counts_only_where_it_is_asked_for(
+    got: str, expected: str, exact: bool, configured: bool, asked: bool
+) -> None:
+    asking = OutputRules(relative_tolerance=1e-6, absolute_tolerance=1e-6)
+    assert EXACT.outputs_equal(got, expected) is exact
+    assert CONFIGURED.outputs_equal(got, expected) is configured
+    assert EXACT.outputs_equal(got, expected, asking) is asked
+
+
+@pytest.mark.parametrize(
+    ("got", "expected", "passing"),
+    [
+        ("Yes", "YES", {"kattis"}),
+        ("a\nb", "a b", {"tokens", "kattis"}),
+        ("a  b\n\n", "a b", {"lines", "tokens", "kattis"}),
+        ("a b\n", "a b\n", {"lines", "tokens", "kattis", "exact"}),
+    ],
+)
+def test_layout_and_case_are_the_problems_choice(
+    got: str, expected: str, passing: set[str]
+) -> None:
+    rules = {
+        "lines": OutputRules(),
+        "tokens": OutputRules(layout="tokens"),
+        "kattis": OutputRules(layout="tokens", ignores_case=True),
+        "exact": OutputRules(layout="exact"),
+    }
+    found = {name for name, rule in rules.items() if EXACT.outputs_equal(got, expected, rule)}
+    assert found == passing
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "exact", "json"),
+    [
+        ((1, 2), [1, 2], False, True),
+        ([(1, 2)], [[1, 2]], False, True),
+        (2, 2.0, False, True),
+        (2.0, 2, False, True),
+        (True, 1, False, False),
+        (True, 1.0, False, False),
+        (10**16 + 1, 1e16, False, False),
+        ({"a": (1,)}, {"a": [1]}, False, True),
+        ("2", 2, False, False),
+        (Foreign("subclass", "int64", 5), 5, False, True),
+        (Foreign("subclass", "defaultdict", {"a": [1]}), {"a": [1]}, False, True),
+        ([Foreign("subclass", "int64", 5)], [5], False, True),
+        (Foreign("iterator", "map", [5]), [5], False, False),
+        (Foreign("opaque", "Liar", None), 5, False, False),
+    ],
+)
+def test_values_of_other_types_pass_only_where_json_cannot_tell_them_apart(
+    value: object, expected: object, exact: bool, json: bool
+) -> None:
+    assert EXACT.values_equal(value, expected) is exact
+    assert EXACT.values_equal(value, expected, "json") is json
+
+
+def test_a_wrong_output_is_not_read_to_its_end() -> None:
+    expected = "1\n" * 1_000_000
+    started = time.process_time()
+    assert not EXACT.outputs_equal("2\n" * 1_000_000, expected)
+    assert time.process_time() - started < 0.05
 
 
 CODE = "def f(x):\n    return x + 1\n"

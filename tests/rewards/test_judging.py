@@ -103,6 +103,14 @@ def test_many_streams_share_children(jail: Jail) -> None:
     assert _verdicts(jail, "print(int(input()))", list(tests)) == ["pass"] * 150
 
 
+def test_a_right_output_above_the_limit_passes_and_a_wrong_one_does_not(jail: Jail) -> None:
+    code = "print('0123456789' * int(input()))"
+    right = StdinTest(input="20000", output="0123456789" * 20_000)
+    flood = StdinTest(input="20000", output="0")
+    assert _verdicts(jail, code, [right]) == ["pass"]
+    assert _verdicts(jail, code, [flood]) == ["output_limit"]
+
+
 def test_programs_leave_nothing_for_the_next_one(jail: Jail) -> None:
     code = (
         "import os, builtins\ntry:\n    open('/tmp/left', 'w').write('x')\nexcept OSError:"
@@ -158,7 +166,8 @@ def test_fifty_megabytes_of_output_pass_under_a_limit_that_allows_them(jail: Jai
     )
     test = StdinTest(input="", output=("x" * 99 + "\n") * 500_000)
     wide = VerifyRequest(code=program, tests=[test], timeout_s=5, output_kb=50_000)
-    narrow = VerifyRequest(code=program, tests=[test], timeout_s=5, output_kb=40_000)
+    short = StdinTest(input="", output="x")
+    narrow = VerifyRequest(code=program, tests=[short], timeout_s=5, output_kb=40_000)
     assert [str(jail.verify(request).verdict) for request in (wide, narrow)] == [
         "pass",
         "output_limit",

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, NamedTuple, TypeVar
 
@@ -227,7 +227,10 @@ class Judge:
         while len(results) < len(tests):
             rest = tests[len(results) : len(results) + size]
             inputs = [test.input for test in rest]
-            job = program.job(Mode.STREAMS, len(rest), program.code, inputs)
+            # A right answer must fit, whatever the limit is.
+            largest = max(len(test.output.encode(errors="replace")) for test in rest)
+            roomy = replace(program, output_bytes=max(program.output_bytes, 2 * largest))
+            job = roomy.job(Mode.STREAMS, len(rest), program.code, inputs)
             child = await program.run(job, read_streams)
             compared = await self._compare(child, child.stream_results, rest, self._comparison)
             results += compared[0]
