@@ -53,8 +53,9 @@ check: env ## style and types; layers, documents and the other rules of tests/re
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@$(BIN)/python -m pytest tests/repo
 
-mutants: env ## does each marked test fail when its setting is ignored? SETTINGS="algorithm.gamma buffer."
-	@$(BIN)/python tests/repo/mutants.py $(SETTINGS)
+mutants: env ## do tests fail when a promise is broken (MUTANTS="buffer/") or a setting is ignored (SETTINGS="algorithm.")?
+	@$(if $(SETTINGS),,$(BIN)/python tests/repo/source_mutants.py $(MUTANTS))
+	@$(if $(MUTANTS),,$(BIN)/python tests/repo/mutants.py $(SETTINGS))
 
 explore: env ## property tests with new random examples; TESTS=tests/buffer for some of them
 	@HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest $(or $(TESTS),tests) -m "not slow"

@@ -43,8 +43,8 @@ def token_weights(
     """
     weight = sequences.mask.to(torch.float32)
     if aggregation == "token_mean":
-        return weight / weight.sum().clamp(min=1)
-    lengths = sequences.sums(weight)
+        return weight / sequences.mask.sum().clamp(min=1)
+    lengths = sequences.sums(weight).float()
     num_trained = (lengths > 0).sum().clamp(min=1)
     if aggregation == "sequence_mean":
         return weight / (lengths.clamp(min=1)[sequences.index] * num_trained)

@@ -36,6 +36,7 @@ Handler = Callable[[Any], Awaitable[Message]]
 _LINGER_MS = 1000  # messages queued at close may still leave, e.g. the last report of a process
 _HANDSHAKE_MS = 10_000
 _ZMTP_HEARTBEAT_MS = 5_000  # detects peers whose machine is gone; call deadlines cover the rest
+_MAX_MESSAGE_BYTES = 2**31  # far above any group; a corrupt length must not allocate more
 _ERRORS: dict[str, type[AsyncRLError]] = {
     name: kind
     for name, kind in vars(errors).items()
@@ -59,8 +60,7 @@ def _configure(socket: zmq.asyncio.Socket) -> None:
     socket.setsockopt(zmq.HEARTBEAT_IVL, _ZMTP_HEARTBEAT_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 6 * _ZMTP_HEARTBEAT_MS)
     socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
-    # Far above any group; a corrupt length must not allocate more.
-    socket.setsockopt(zmq.MAXMSGSIZE, 2**31)
+    socket.setsockopt(zmq.MAXMSGSIZE, _MAX_MESSAGE_BYTES)
 
 
 class RpcServer:

@@ -265,16 +265,12 @@ class StepOracle:
     def _raw(self, sample: Sample) -> tuple[Tensor, Tensor]:
         """Advantages and returns of the written tokens, 0 elsewhere."""
         objective, t = self._objective, sample.t
-        written = [i for i, is_written in enumerate(_written(t)) if is_written]
-        rewards = {
-            i: -objective.kl_in_reward * float(sample.proximal[i] - sample.reference[i])
-            for i in written
-        }
-        rewards[written[-1]] += t.score.reward
+        written = np.flatnonzero(_written(t)).tolist()
+        rewards = self._rewards(sample)
         advantages = torch.zeros(t.response_length, dtype=torch.float64)
         returns = torch.zeros_like(advantages)
         if objective.advantage != "gae":
-            advantages[written] = self._compared(sample, sum(rewards.values()))
+            advantages[written] = self._compared(sample)
             return advantages, returns
         has_more = t.is_truncated and objective.bootstraps_truncated
         value, carried = (sample.values[-1] if has_more else 0.0), 0.0
@@ -285,13 +281,23 @@ class StepOracle:
             advantages[i], returns[i] = carried, carried + value
         return advantages, returns
 
-    def _compared(self, sample: Sample, reward: float) -> float:
+    def _rewards(self, sample: Sample) -> dict[int, float]:
+        """The rewards of the written tokens: the KL at each, the score at the last."""
+        kl = self._objective.kl_in_reward * (sample.proximal - sample.reference)
+        written = np.flatnonzero(_written(sample.t)).tolist()
+        rewards = {i: -float(kl[i]) for i in written}
+        rewards[written[-1]] += sample.t.score.reward
+        return rewards
+
+    def _compared(self, sample: Sample) -> float:
         """The advantage of a whole response over others of its group."""
+        reward = sum(self._rewards(sample).values())
         group = self._groups[sample.group]
         members = [
-            member.score.reward
-            for member in group.trajectories
-            if not (self._objective.masks_truncated and member.is_truncated)
+            sum(self._rewards(member).values())
+            for member in self._samples
+            if member.group == sample.group
+            and not (self._objective.masks_truncated and member.t.is_truncated)
         ]
         if self._objective.advantage == "reinforce_plus_plus":
             return reward

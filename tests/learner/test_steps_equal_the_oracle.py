@@ -49,6 +49,8 @@ VARIANTS = {
         4,
     ),
     f"grpo_code {TWICE} algorithm.kl_coef=0.3": (Objective(kl_in_loss=0.3), 4),
+    f"grpo_code {TWICE} algorithm=rloo algorithm.kl_coef=0.3 algorithm.kl_placement=reward"
+    " algorithm.kl_estimator=k1": (Objective(advantage="rloo", kl_in_reward=0.3), 4),
     f"grpo_code {TWICE} algorithm.entropy_coef=0.1": (Objective(entropy_coef=0.1), 4),
     f"grpo_code {TWICE} algorithm.behavior_correction=sequence_mis"
     " algorithm.behavior_weight_min=0.5": (

@@ -115,6 +115,9 @@ class Judge:
         self.judged.append(f"{text} of {made.transcript}: {made.is_written}")
         return Score(reward=1.0, parts={}, verdicts=(), latency_s=0.0)
 
+    async def close(self) -> None:
+        pass
+
 
 def roll_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, function: str, *overrides: str

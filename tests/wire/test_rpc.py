@@ -46,6 +46,7 @@ def keys(tmp_path: Path) -> Keys:
 def test_keys_are_readable_by_the_owner_only(tmp_path: Path) -> None:
     made = create_keys(tmp_path / "keys")
     assert (tmp_path / "keys" / "keys.json").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "keys").stat().st_mode & 0o077 == 0
     assert load_keys(tmp_path / "keys") == made
 
 
@@ -60,6 +61,25 @@ def test_a_call_returns_the_reply_of_its_own_request(keys: Keys) -> None:
             return [r.waits_for for r in replies]
 
     assert asyncio.run(main()) == ["1", "2", "3"]
+
+
+def test_a_message_above_the_limit_is_not_read(keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("async_rl.wire.rpc._MAX_MESSAGE_BYTES", 10_000)
+
+    async def call(client: RpcClient, name_bytes: int) -> Work:
+        request = RequestWork(
+            generator="g" * name_bytes, incarnation="i", version=0, credit=1, wait_s=0
+        )
+        work: Work = await client.call(request, timeout_s=1)
+        return work
+
+    async def main() -> None:
+        async with serving(keys, empty) as server, RpcClient(server.address, keys) as client:
+            assert (await call(client, 5_000)).tickets == []
+            with pytest.raises(DeadlineExceeded):
+                await call(client, 20_000)
+
+    asyncio.run(main())
 
 
 def test_a_handlers_error_reaches_the_caller_as_the_same_class(keys: Keys) -> None:
