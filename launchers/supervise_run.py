@@ -10,14 +10,15 @@ from pathlib import Path
 
 from async_rl.launchers.api.starting import supervise
 from async_rl.launchers.commands import runs
-from async_rl.launchers.commands.control import leave_mark
+from async_rl.launchers.commands.control import leave_mark, owning
 
 
 def main() -> int:
     """Supervise the run to its end and return its exit code."""
     run_dir = Path(sys.argv[1])
-    leave_mark(run_dir)
-    return supervise(runs.config_of(run_dir), run_dir)
+    with owning(run_dir):
+        leave_mark(run_dir)
+        return supervise(runs.config_of(run_dir), run_dir)
 
 
 if __name__ == "__main__":

@@ -4,14 +4,16 @@ seconds elsewhere.
     step 12/60  reward 0.41  held-out 0.56 @10  staleness 1  9.8k tokens/s  learner waits for a
     batch (2 s)
 
-Nothing here blocks or starts a thread.
+Nothing here blocks or starts a thread. Output is best effort: once the terminal is closed or its
+pipe has no reader, the run continues without it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from rich.console import Console as RichConsole
@@ -30,6 +32,14 @@ _LEAST_REPORTED_S = 1.0  # shorter waits change faster than a person can read
 _BAR_WIDTH = 30
 
 
+class Terminal(RichConsole):
+    """A terminal whose closed pipe is an error like any other."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise an ordinary error. The default ends the process, and with it the run."""
+        raise BrokenPipeError
+
+
 class Console:
     """The terminal of one run. clock: monotonic seconds; wall: Unix time, as in heartbeats."""
 
@@ -44,7 +54,7 @@ class Console:
     ) -> None:
         self._config = config
         self._run_dir = run_dir
-        self._terminal = terminal or RichConsole(highlight=False)
+        self._terminal = terminal or Terminal(highlight=False)
         self._clock = clock
         self._wall = wall
         self._live: Live | None = None
@@ -99,16 +109,19 @@ class Console:
 
     def note(self, text: str) -> None:
         """Print a message above the live line."""
-        self._terminal.print(text, markup=False, soft_wrap=True)
+        with self._best_effort():
+            self._terminal.print(text, markup=False, soft_wrap=True)
 
     def end(self, outcome: str, cause: str, step: int) -> None:
         """Print the outcome of the run: `finished`, `stopped` or `failed`, with its root cause."""
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
         steps = f"step {step} of {self._config.num_steps}"
+        with self._best_effort():
+            if self._live is not None:
+                self._live.stop()
+                self._live = None
+            if cause:
+                self._terminal.print(Text(f"the run has {outcome} at {steps}", style="bold red"))
         if cause:
-            self._terminal.print(Text(f"the run has {outcome} at {steps}", style="bold red"))
             self.note(cause)
         else:
             self.note(
@@ -118,13 +131,24 @@ class Console:
 
     def _draw(self, line: Text | Table, *, is_due: bool) -> None:
         now_s = self._clock()
-        if self._live is None:
-            self._live = Live(console=self._terminal, auto_refresh=False, transient=True)
-            self._live.start()
-        elif now_s - self._drawn_s < _REDRAW_EVERY_S and not is_due:
+        if now_s - self._drawn_s < _REDRAW_EVERY_S and not is_due:
             return
         self._drawn_s = now_s
-        self._live.update(line, refresh=True)
+        with self._best_effort():
+            if self._live is None:
+                self._live = Live(console=self._terminal, auto_refresh=False, transient=True)
+                self._live.start()
+            self._live.update(line, refresh=True)
+
+    @contextlib.contextmanager
+    def _best_effort(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:
+            self._terminal.quiet = True
+            # Python flushes stdout at its end, which would fail again and change the exit code.
+            with contextlib.suppress(OSError), open(os.devnull, "wb") as nothing:
+                os.dup2(nothing.fileno(), self._terminal.file.fileno())
 
     def _say(self, line: str, *, is_due: bool) -> None:
         now_s = self._clock()

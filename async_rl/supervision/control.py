@@ -36,9 +36,11 @@ class StopRequest:
         self.immediate = asyncio.Event()
 
     def handle_signals(self) -> None:
-        """Stop on SIGTERM and Ctrl-C; a second Ctrl-C stops immediately."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
+        """Stop on SIGTERM, Ctrl-C and a closed terminal; a second Ctrl-C stops immediately."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # nohup ignores SIGHUP, so that the run continues without its terminal.
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
 
     def _on_signal(self, number: signal.Signals) -> None:
         # A batch system may send SIGTERM twice; only a person asks twice on purpose.

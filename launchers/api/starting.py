@@ -48,7 +48,8 @@ def make_run_dir(config: RunConfig) -> Path:
 
     run_dir = Path(config.output_dir) / str(config.run_name)
     try:
-        run_dir.mkdir(parents=True)
+        # Prompts and responses are as private as the data that they come from.
+        run_dir.mkdir(mode=0o700, parents=True)
         (run_dir / "logs").mkdir()
         write_config(config, run_dir / "config.yaml")
         leave_mark(run_dir)

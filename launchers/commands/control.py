@@ -1,25 +1,30 @@
 """Access to a live run: its control socket, or its process while that does not answer yet.
 
-Invariant: a process is only signalled if it is the one that launched the run (same id and same
-start time), which `launched.json` records.
+Invariants
+- A process is only signalled if it is the one that launched the run (same id and same start time),
+  which `launched.json` records.
+- One process at a time launches or resumes a run: it holds the lock of the run's directory.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import fcntl
 import os
 import platform
 import select
 import signal
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 import psutil
 
-from async_rl.core.errors import InfrastructureError
+from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.core.types import PoolCount
 from async_rl.protocol.base import Message
 from async_rl.protocol.control import GetStatus, Pools, Scale, StatusReply, StopRun
@@ -27,22 +32,55 @@ from async_rl.protocol.control import GetStatus, Pools, Scale, StatusReply, Stop
 MARK = "launched.json"
 _CALL_S = 10.0
 _POLL_S = 1.0
-_SAME_START_S = 1.0  # the kernel counts start times in ticks, psutil converts them
+_LOCK = "lock"
+_START_TICKS = 19  # proc(5): starttime is field 22, and the state, field 3, follows the name
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The process that launched the run, and its machine."""
+    """The process that launched the run, and its machine.
+
+    start_ticks: its start in ticks of the kernel since boot. A time of day would change when the
+    wall clock is set, and a living run would look dead.
+    """
 
     machine: str
     pid: int
-    created_s: float
+    start_ticks: int
 
 
 def leave_mark(run_dir: Path, pid: int | None = None) -> None:
     """Record the process that supervises the run: this one, or another one of this machine."""
-    process = psutil.Process(pid)
-    mark = Mark(machine=platform.node(), pid=process.pid, created_s=process.create_time())
+    pid = os.getpid() if pid is None else pid
+    mark = Mark(machine=platform.node(), pid=pid, start_ticks=start_ticks(pid))
     (run_dir / MARK).write_bytes(msgspec.json.encode(mark))
+
+
+@contextlib.contextmanager
+def owning(run_dir: Path) -> Iterator[None]:
+    """Be the only process that launches or resumes the run, until the block or the process ends.
+
+    Raises ConfigError if another process does.
+    """
+    with (run_dir / _LOCK).open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"run {run_dir.name} is running, or is being resumed by another process; see"
+                f" async-rl status {run_dir.name}, or end it with async-rl stop {run_dir.name}"
+            ) from error
+        except OSError as error:
+            # Some network filesystems have no locks; the mark is checked there as well.
+            if error.errno not in (errno.ENOLCK, errno.ENOTSUP):
+                raise
+        yield
+
+
+def start_ticks(pid: int) -> int:
+    """Return the kernel's start time of a process. Raises OSError if there is none."""
+    # The name, in parentheses, may contain spaces.
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[_START_TICKS])
 
 
 def _load_mark(run_dir: Path) -> Mark:
@@ -61,9 +99,8 @@ def living_pid(run_dir: Path) -> int | None:
         mark = _load_mark(run_dir)
         if _is_elsewhere(mark):
             return mark.pid if ask_status(run_dir) is not None else None
-        process = psutil.Process(mark.pid)
-        is_same = abs(process.create_time() - mark.created_s) < _SAME_START_S
-        is_alive = is_same and process.status() != psutil.STATUS_ZOMBIE
+        is_same = start_ticks(mark.pid) == mark.start_ticks
+        is_alive = is_same and psutil.Process(mark.pid).status() != psutil.STATUS_ZOMBIE
     except (OSError, msgspec.DecodeError, psutil.Error):
         return None
     return mark.pid if is_alive else None

@@ -16,6 +16,7 @@ from async_rl.core.machine import this_machine
 from async_rl.launchers.api import starting
 from async_rl.launchers.backends.slurm import job_script, submit
 from async_rl.launchers.commands import runs
+from async_rl.launchers.commands.control import owning
 from async_rl.launchers.commands.options import (
     OutputDir,
     complete_run,
@@ -75,7 +76,9 @@ def launch(
         show_config(terminal, config)
     show_plan(terminal, config, specs, machine, model_shape(config), preset=preset)
     if not dry_run:
-        raise typer.Exit(_supervise(config, starting.make_run_dir(config)))
+        run_dir = starting.make_run_dir(config)
+        with owning(run_dir):
+            raise typer.Exit(_supervise(config, run_dir))
     if config.launcher == "slurm":
         script = job_script(config, Path(config.output_dir) / str(config.run_name))
         terminal.out(script, highlight=False)
@@ -111,18 +114,20 @@ def resume(
     directory = output_dir or default_output_dir()
     is_copy = resuming.is_copy(run)
     run_dir = resuming.fetch(run, directory) if is_copy else runs.find(run, directory)
-    config, changed = resuming.resumed_config(run_dir, settings or [])
-    machine = this_machine()
-    preflight(config, machine, is_new=False)
-    specs = processes(config, machine, resuming.counts_after_resume(run_dir, config))
-    terminal = console()
-    show_plan(terminal, config, specs, machine, model_shape(config))
-    for line in changed:
-        terminal.print(f"resuming with {line}", markup=False, soft_wrap=True)
-    if not changed:
-        terminal.print("resuming; no setting has changed")
-    resuming.reopen(config, run_dir)
-    raise typer.Exit(_supervise(config, run_dir))
+    # Before anything is read: of two that resume at the same time, one must see what the other did.
+    with owning(run_dir):
+        config, changed = resuming.resumed_config(run_dir, settings or [])
+        machine = this_machine()
+        preflight(config, machine, is_new=False)
+        specs = processes(config, machine, resuming.counts_after_resume(run_dir, config))
+        terminal = console()
+        show_plan(terminal, config, specs, machine, model_shape(config))
+        for line in changed:
+            terminal.print(f"resuming with {line}", markup=False, soft_wrap=True)
+        if not changed:
+            terminal.print("resuming; no setting has changed")
+        resuming.reopen(config, run_dir)
+        raise typer.Exit(_supervise(config, run_dir))
 
 
 def _supervise(config: RunConfig, run_dir: Path) -> int:

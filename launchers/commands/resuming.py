@@ -97,7 +97,9 @@ def _refusals(
             f" answer; keep {estimator}"
         )
     saved = checkpoints.versions(run_dir)
-    if saved and saved[-1] >= after.num_steps:
+    # One that was ended after its last checkpoint still lacks the last evaluation.
+    is_complete = runs.remains(run_dir).outcome == "finished"
+    if saved and saved[-1] >= after.num_steps and (is_complete or after.num_steps < saved[-1]):
         yield (
             f"num_steps={after.num_steps}: the run has finished step {saved[-1]}; give a larger"
             " num_steps to continue"

@@ -12,7 +12,9 @@ import pytest
 
 from async_rl.config.run import RunConfig
 from async_rl.launchers import cli
+from async_rl.launchers.api import starting
 from async_rl.launchers.commands import launch as launch_command
+from async_rl.launchers.configuration.compose import compose
 from async_rl.runtime.context import load_config
 
 
@@ -173,3 +175,9 @@ assert not loaded, loaded
     assert done.returncode == 0, done.stderr
     # Half a second on a quiet machine; the bound leaves room for a busy one.
     assert time.monotonic() - started_s < 10
+
+
+def test_only_its_owner_reads_a_run(tmp_path: Path) -> None:
+    config = compose("grpo_code", [f"output_dir={tmp_path}", "run_name=mine"])
+    run_dir = starting.make_run_dir(config)
+    assert run_dir.stat().st_mode & 0o777 == 0o700

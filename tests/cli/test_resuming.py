@@ -83,11 +83,24 @@ def test_a_higher_staleness_bound_is_allowed(run_dir: Path) -> None:
 
 def test_a_run_that_has_finished_asks_for_more_steps(run_dir: Path) -> None:
     directory_of(run_dir, 9).mkdir(parents=True)
+    (run_dir / "state.json").write_text('{"outcome": "finished"}')
     with pytest.raises(
         ConfigError, match="num_steps=9: the run has finished step 9; give a larger num_steps"
     ):
         resumed_config(run_dir, [])
     assert resumed_config(run_dir, ["num_steps=12"])[0].num_steps == 12
+
+
+@pytest.mark.parametrize("outcome", ["", "stopped", "failed"])
+def test_a_run_that_ended_after_its_last_checkpoint_is_resumed_to_complete_it(
+    run_dir: Path, outcome: str
+) -> None:
+    directory_of(run_dir, 9).mkdir(parents=True)
+    if outcome:
+        (run_dir / "state.json").write_text(f'{{"outcome": "{outcome}"}}')
+    assert resumed_config(run_dir, [])[0].num_steps == 9
+    with pytest.raises(ConfigError, match="num_steps=8: the run has finished step 9"):
+        resumed_config(run_dir, ["num_steps=8"])
 
 
 def test_a_running_run_is_not_resumed(run_dir: Path) -> None:

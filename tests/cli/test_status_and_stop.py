@@ -9,13 +9,11 @@ import platform
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
-import psutil
 import pytest
 
 from async_rl.launchers import cli
@@ -25,6 +23,8 @@ from async_rl.launchers.commands.control import (
     Mark,
     leave_mark,
     living_pid,
+    owning,
+    start_ticks,
     wait_for_end,
     wait_for_run,
 )
@@ -71,9 +71,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 
 def mark(run_dir: Path, pid: int) -> None:
     (run_dir / MARK).write_bytes(
-        msgspec.json.encode(
-            Mark(machine=platform.node(), pid=pid, created_s=psutil.Process(pid).create_time())
-        )
+        msgspec.json.encode(Mark(machine=platform.node(), pid=pid, start_ticks=start_ticks(pid)))
     )
 
 
@@ -235,7 +233,7 @@ def test_another_process_with_the_same_id_is_not_taken_for_the_run(run_dir: Path
     assert living_pid(run_dir) == os.getpid()
     (run_dir / MARK).write_bytes(
         msgspec.json.encode(
-            Mark(machine=platform.node(), pid=os.getpid(), created_s=time.time() - 10**6)
+            Mark(machine=platform.node(), pid=os.getpid(), start_ticks=start_ticks(os.getpid()) - 1)
         )
     )
     assert living_pid(run_dir) is None
@@ -244,10 +242,29 @@ def test_another_process_with_the_same_id_is_not_taken_for_the_run(run_dir: Path
     assert living_pid(run_dir) is None
 
 
+def test_one_process_at_a_time_launches_or_resumes_a_run(run_dir: Path) -> None:
+    with owning(run_dir):
+        for command in ("owning(run)", "resume('mine', output_dir=run.parent)"):
+            program = (
+                "import pathlib, sys\n"
+                "from async_rl.launchers.commands.control import owning\n"
+                "from async_rl.launchers.commands.launch import resume\n"
+                "run = pathlib.Path(sys.argv[1])\n"
+                f"block = {command}\n"
+                "with block:\n    pass\n"
+            )
+            done = subprocess.run(
+                [sys.executable, "-c", program, str(run_dir)], capture_output=True, check=False
+            )
+            assert b"is being resumed by another process" in done.stderr, command
+    with owning(run_dir):
+        pass
+
+
 def test_a_run_on_another_machine_lives_as_long_as_it_answers(run_dir: Path) -> None:
     (run_dir / MARK).write_bytes(
         msgspec.json.encode(
-            Mark(machine="elsewhere", pid=os.getpid(), created_s=psutil.Process().create_time())
+            Mark(machine="elsewhere", pid=os.getpid(), start_ticks=start_ticks(os.getpid()))
         )
     )
     assert living_pid(run_dir) is None

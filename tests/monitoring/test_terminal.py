@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +15,7 @@ from rich.console import Console as RichConsole
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.core.types import Role
-from async_rl.monitoring.console import Console, progress_line, who_waits
+from async_rl.monitoring.console import Console, Terminal, progress_line, who_waits
 from async_rl.monitoring.status import duration, render
 from async_rl.protocol.control import StatusReply
 from async_rl.protocol.membership import Member
@@ -47,7 +51,7 @@ class Screen:
     def __init__(self, config: RunConfig, run_dir: Path, *, is_terminal: bool) -> None:
         self.out = io.StringIO()
         self.now = 0.0
-        terminal = RichConsole(
+        self.terminal = terminal = Terminal(
             file=self.out,
             force_terminal=is_terminal,
             width=100,
@@ -238,3 +242,47 @@ def test_status_lists_every_process_with_what_it_waits_for() -> None:
         "generator-0   42  blocked        11    2 s                 admission: 48 of 48",
         "verifier-0    42  serving              0 s",
     ]
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+@pytest.mark.parametrize("error", [errno.EPIPE, errno.EIO, errno.ENOSPC])
+def test_a_terminal_that_is_gone_ends_neither_the_process_nor_its_other_output(
+    config: RunConfig, tmp_path: Path, is_terminal: bool, error: int
+) -> None:
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(error, os.strerror(error))
+
+    screen = Screen(config, tmp_path, is_terminal=is_terminal)
+    screen.console.note("before")
+    screen.terminal.file = Gone()
+    for _ in range(2):
+        screen.now += 10
+        screen.console.note("after")
+        screen.console.progress(1, {}, [])
+    screen.console.end("finished", "", 1)
+    assert "before" in screen.out.getvalue()
+
+
+def test_a_run_whose_output_nobody_reads_goes_on_and_exits_as_it_ends() -> None:
+    program = (
+        "import sys, tempfile, pathlib\n"
+        "from async_rl.launchers.configuration.compose import compose\n"
+        "from async_rl.monitoring.console import Console\n"
+        "console = Console(compose('grpo_code', []), pathlib.Path(tempfile.gettempdir()))\n"
+        "sys.stdin.readline()\n"
+        "for _ in range(3):\n"
+        "    console.note('a line that nobody reads')\n"
+        "console.end('finished', '', 1)\n"
+        "sys.exit(7)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        _, errors = process.communicate(b"go on\n", timeout=60)
+    assert (process.returncode, errors) == (7, b"")
