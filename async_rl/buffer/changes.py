@@ -56,6 +56,14 @@ class Completed(Change):
     summary: Summary
 
 
+class LifeBegan(Change):
+    """A life of the learner began at `version`."""
+
+    life: int
+    incarnation: str
+    version: int
+
+
 class Leased(Change):
     """These groups are the batch for `train_version`."""
 
@@ -75,6 +83,15 @@ class Undone(Change):
 
     version: int
     group_ids: Sequence[int]
+
+
+class BatchDropped(Change):
+    """The learner at `version` cannot train these groups; the groups of later leases are ready."""
+
+    version: int
+    group_ids: Sequence[int]
+    message: str
+    returned: Sequence[int]
 
 
 class EvaluationStarted(Change):

@@ -53,14 +53,17 @@ class StoredGroup:
 class Recovered:
     """The state that a store contains when a buffer starts.
 
-    newest_version: of the steps of all histories.  prompt_ids: of the open groups.  counts:
-    training groups per (state, reason).  evaluations: whether each was reported.  left: (position,
-    prompt indices) of prompts that left the data.  rewards: (position, reward of each sample) of
-    the training groups that were put, read from the file when they are iterated.
+    newest_version: of the steps of all histories.  lives: numbers of the learner's lives by
+    incarnation.  set_aside: groups of dropped batches, per train_version.  prompt_ids: of the open
+    groups.  counts: training groups per (state, reason).  evaluations: whether each was reported.
+    left: (position, prompt indices) of prompts that left the data.  rewards: (position, reward of
+    each sample) of the training groups that were put, read from the file when they are iterated.
     """
 
     learner_version: int
     newest_version: int
+    lives: Mapping[str, int]
+    set_aside: Mapping[int, int]
     next_group_id: int
     next_index: int
     open: Sequence[OpenGroup]

@@ -181,6 +181,37 @@ class Replay:
         del self.leases[version - 1]
         return _ids(batch)
 
+    @property
+    def last_start(self) -> int:
+        """The last version that the learner may start from: every step before it has a batch."""
+        version = self.learner_version
+        while version in self.leases:
+            version += 1
+        return version
+
+    def drop(self, train_version: int, group_ids: Sequence[int]) -> tuple[int, ...] | None:
+        """Remove the batch that is trained now, and return the groups of later leases, which are
+        ready again; None if the batch was removed before.
+
+        Raises ProtocolError if these groups are not the batch.
+        """
+        batch = self.leases.get(train_version, ())
+        known = {group.group_id for leased in self.leases.values() for group in leased}
+        if not known.intersection(group_ids):
+            return None
+        if train_version != self.learner_version or set(_ids(batch)) != set(group_ids):
+            raise ProtocolError(
+                f"groups {sorted(group_ids)} are not the batch of version {self.learner_version},"
+                f" which is {sorted(_ids(batch))}"
+            )
+        del self.leases[train_version]
+        # They are planned, so the next take returns them first.
+        returned = [group for leased in self.leases.values() for group in leased]
+        self.leases.clear()
+        for group in returned:
+            self.put(group)
+        return _ids(returned)
+
     def sync(self, version: int, undone: Sequence[StoredGroup]) -> Sync:
         """Set the learner to `version`.
 

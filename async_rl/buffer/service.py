@@ -25,11 +25,18 @@ from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.buffer import FailGroup, PutGroup, ReleaseGenerator, RequestWork, Work
 from async_rl.protocol.learner import (
     CommitStep,
+    DropBatch,
     EvaluationScores,
     ForgetBefore,
+    FromLearner,
     GetEvaluationScores,
+    GetHistory,
+    History,
     KeepAdvantages,
+    SecureStore,
+    SetAside,
     StartEvaluation,
+    Synced,
     SyncVersion,
     TakeBatch,
     TakenGroups,
@@ -55,7 +62,7 @@ class BufferService:
         self._parked = ParkedRequests(config, self.state)
         self._trajectories: dict[int, Group] = {}
         self._changed = asyncio.Event()
-        self._num_syncs = 0
+        self._num_returns = 0
         self._learner_waits_for = ""
 
     @property
@@ -66,14 +73,26 @@ class BufferService:
             PutGroup: self.put_group,
             FailGroup: self.fail_group,
             ReleaseGenerator: self.release_generator,
-            TakeBatch: self.take_batch,
-            CommitStep: self.commit_step,
+            GetHistory: self.history,
             SyncVersion: self.sync_version,
-            StartEvaluation: self.start_evaluation,
             GetEvaluationScores: self.evaluation_scores,
-            ForgetBefore: self.forget_before,
-            KeepAdvantages: self.keep_advantages,
+            TakeBatch: self._fenced(self.take_batch),
+            DropBatch: self._fenced(self.drop_batch),
+            SecureStore: self._fenced(self.secure_store),
+            CommitStep: self._fenced(self.commit_step),
+            StartEvaluation: self._fenced(self.start_evaluation),
+            ForgetBefore: self._fenced(self.forget_before),
+            KeepAdvantages: self._fenced(self.keep_advantages),
         }
+
+    def _fenced(self, handler: Handler) -> Handler:
+        """Refuse the requests of earlier lives of the learner."""
+
+        async def answer(request: FromLearner) -> Message:
+            self.state.lives.check(request.life)
+            return await handler(request)
+
+        return answer
 
     # ---- generators
 
@@ -157,13 +176,13 @@ class BufferService:
 
     async def take_batch(self, request: TakeBatch) -> Message:
         """Lease the batch of this version; the request is parked until its groups are ready."""
-        num_syncs = self._num_syncs
+        num_returns = self._num_returns
         group_ids: Sequence[int] = ()
         waits_for = ""
         try:
             async with asyncio.timeout(request.wait_s):
-                # A learner that started again does not wait for this reply.
-                while num_syncs == self._num_syncs:
+                # A learner that started again or dropped a batch does not wait for this reply.
+                while num_returns == self._num_returns:
                     taken = self.state.take(request.train_version)
                     group_ids, waits_for = taken.group_ids, taken.waits_for
                     self._learner_waits_for = waits_for
@@ -200,12 +219,36 @@ class BufferService:
                 f" to {self._store.forgotten_before} are deleted, because a newer checkpoint"
                 " contained them; restore that checkpoint"
             )
-        self._num_syncs += 1
+        self.state.begin_life(request.incarnation, request.version)
+        life = self.state.lives.newest
+        self._num_returns += 1
         undone = []
         if request.version < self.state.learner_version:
             undone = await self._store.trained_after(request.version)
+            # Another life may have begun meanwhile.
+            self.state.lives.check(life)
         self.state.sync(request.version, undone)
-        return await self._confirm()
+        await self._confirm()
+        return Synced(life=life)
+
+    async def history(self, _: GetHistory) -> Message:
+        """Reply with the versions that the learner may start from."""
+        await self._stored()
+        return History(first=self._store.forgotten_before, last=self.state.last_start)
+
+    async def drop_batch(self, request: DropBatch) -> Message:
+        """The learner failed on this batch: drop its groups, return those of later leases."""
+        num_batches = self.state.drop_batch(
+            request.train_version, request.group_ids, request.message
+        )
+        self._num_returns += 1
+        await self._confirm()
+        return SetAside(num_batches=num_batches)
+
+    async def secure_store(self, _: SecureStore) -> Message:
+        """Write to the disk what was acknowledged, before a checkpoint that relies on it."""
+        await self._store.secure()
+        return Ok()
 
     async def start_evaluation(self, request: StartEvaluation) -> Message:
         """Open one group per held-out prompt."""
@@ -274,7 +317,9 @@ class BufferService:
                     self._trajectories[group.group_id] = group
                 case changes.Dropped(group_id=group_id):
                     self._trajectories.pop(group_id, None)
-                case changes.Trained(group_ids=group_ids):
+                case (
+                    changes.Trained(group_ids=group_ids) | changes.BatchDropped(group_ids=group_ids)
+                ):
                     for group_id in group_ids:
                         self._trajectories.pop(group_id, None)
                 case changes.PromptsLeft(leavers=leavers, num_remaining=num_remaining):

@@ -20,6 +20,7 @@ from async_rl.buffer import changes
 from async_rl.buffer.admission import Admission, Gate
 from async_rl.buffer.groups import OpenGroup, Recovered, StoredGroup
 from async_rl.buffer.leases import Leases
+from async_rl.buffer.lives import Lives
 from async_rl.buffer.progress import EvaluationProgress
 from async_rl.buffer.replay import Replay, Take
 from async_rl.buffer.tickets import Tickets
@@ -67,6 +68,9 @@ class BufferState:
         self._leases = Leases(config, self._admission.generators(), now_s)
         self._evaluations = EvaluationProgress(recovered)
         self.finished_evaluations = self._evaluations.finished
+        self.lives = Lives(recovered.lives)
+        self._num_set_aside = Counter(recovered.set_aside)
+        self._groups_per_step = buffer.groups_per_step
         self._newest_version = recovered.newest_version
         self._changes: list[changes.Change] = []
         for (state, reason), count in recovered.counts.items():
@@ -209,6 +213,22 @@ class BufferState:
         if trained:
             self._trained(version, trained)
 
+    def drop_batch(self, train_version: int, group_ids: Sequence[int], message: str) -> int:
+        """Drop the batch of this version. Return the number of batches dropped for it so far."""
+        returned = self._replay.drop(train_version, group_ids)
+        if returned is not None:
+            dropped = changes.BatchDropped(
+                version=train_version, group_ids=group_ids, message=message, returned=returned
+            )
+            self._changes.append(dropped)
+            self.drops[DropReason.UNTRAINABLE] += len(group_ids)
+            self._num_set_aside[train_version] += len(group_ids)
+        return self._num_set_aside[train_version] // self._groups_per_step
+
+    def begin_life(self, incarnation: str, version: int) -> None:
+        """A life of the learner begins at `version`. Raises Superseded as `Lives.begin`."""
+        self._changes += self.lives.begin(incarnation, version)
+
     def sync(self, version: int, undone: Sequence[StoredGroup]) -> None:
         """Set the learner to `version`, as `Replay.sync`. undone: groups of later steps."""
         goes_back = version < self.learner_version
@@ -237,6 +257,11 @@ class BufferState:
     def learner_version(self) -> int:
         """The version that the learner committed last."""
         return self._replay.learner_version
+
+    @property
+    def last_start(self) -> int:
+        """The last version that the learner may start from."""
+        return self._replay.last_start
 
     @property
     def open(self) -> Collection[OpenGroup]:

@@ -46,7 +46,7 @@ class WeightsConfig(Section):
     push_every_steps: Annotated[int, Field(ge=1)]
     """learner steps between pushes"""
     probe_every_pushes: Annotated[int, Field(ge=0)]
-    """pushes between log-prob probes; 0 = only before the first step"""
+    """pushes between log-prob probes; 0 = only at the first load of a generator"""
     probe_tolerance: Annotated[float, Field(gt=0)]
     """nats, largest allowed difference of learner and generator on a probe token"""
 

@@ -14,6 +14,9 @@
     |- EngineDead            a generation engine ended or is not to be trusted; it is started again
     |- StalenessError        a batch would break the staleness bound
     |- NonFiniteError        a loss, a gradient or a log-prob is not finite
+    |  |- PartlyTrained      only after some updates of the step, so the weights have changed
+    |- Superseded            a newer life of the process has taken over; this one has to end
+    |- RestartNeeded         the process has to start again from its last saved state
     |- RunFailed             the run ended; carries the root cause and its process
 
 Every message says what happened, the value, and what to do about it.
@@ -78,6 +81,18 @@ class StalenessError(AsyncRLError):
 
 class NonFiniteError(AsyncRLError):
     """A loss, a gradient or a log-prob is not finite."""
+
+
+class PartlyTrained(NonFiniteError):
+    """As NonFiniteError, after updates of the same step: these weights belong to no version."""
+
+
+class Superseded(AsyncRLError):
+    """A newer life of the process has taken over, so this one is refused and has to end."""
+
+
+class RestartNeeded(AsyncRLError):
+    """The process has to start again from its last saved state; this is not a failure."""
 
 
 class RunFailed(AsyncRLError):

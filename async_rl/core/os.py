@@ -11,6 +11,9 @@ import os
 import signal
 from pathlib import Path
 
+RESTART_CODE = os.EX_TEMPFAIL
+"""Exit code of a process that asks to be started again (RestartNeeded)."""
+
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _ANY_PARENT = 0
 

@@ -33,6 +33,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.stateful import Stateful
 
+from async_rl.core.checksums import sync, sync_tree, write_sums
 from async_rl.core.errors import DataError, InfrastructureError
 from async_rl.learner.models import Policy
 from async_rl.learner.optimizer import Trained
@@ -77,11 +78,11 @@ class Checkpointer:
         try:
             written.result()
             if self._ranks.rank == 0:
+                write_sums(partial)
                 # The files must be on the disk before the name that says they are complete.
-                for path in [*partial.rglob("*"), partial]:
-                    _sync(path)
+                sync_tree(partial)
                 os.rename(partial, directory)
-                _sync(directory.parent)
+                sync(directory.parent)
         except (CheckpointException, OSError) as error:
             cause = _causes(error) if isinstance(error, CheckpointException) else str(error)
             raise InfrastructureError(
@@ -173,11 +174,3 @@ def _gpu_random() -> dict[str, torch.Tensor]:
 def _causes(error: CheckpointException) -> str:
     """The failure of each rank. The text of torch's exception is a traceback."""
     return "; ".join(f"rank {rank}: {cause[0]!r}" for rank, cause in error.failures.items())
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -41,6 +41,7 @@ class ModelOptimizer:
         self._is_offloaded = is_offloaded
         self._config = config
         self._num_steps = num_steps
+        self.num_updates = 0
         self._parameters = [p for p in parameters if p.requires_grad]
         matrices = [p for p in self._parameters if p.ndim >= 2]
         vectors = [p for p in self._parameters if p.ndim < 2]
@@ -91,6 +92,7 @@ class ModelOptimizer:
         if self._is_offloaded:
             self.move_moments(self._parameters[0].device)
         self.torch_optimizer.step()
+        self.num_updates += 1
         self.torch_optimizer.zero_grad(set_to_none=True)
         if self._is_offloaded:
             self.move_moments(torch.device("cpu"))

@@ -6,7 +6,7 @@ Invariants
 - SPMD: every rank makes the same calls with the same arguments. Results are complete on rank 0,
   and except for weights on all ranks.
 - Version k is the policy after k steps; `step(groups, version)` makes version + 1.
-- Nothing has changed if a call raises StalenessError, or NonFiniteError on the first minibatch.
+- Nothing has changed if a call raises StalenessError or NonFiniteError, except PartlyTrained.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from async_rl.batching.partition import passes
 from async_rl.config.plugins import import_external
 from async_rl.config.run import RunConfig
 from async_rl.core.codec import encode
-from async_rl.core.errors import NonFiniteError, RewardError
+from async_rl.core.errors import NonFiniteError, PartlyTrained, RewardError
 from async_rl.core.summary import failed_share, part_means
 from async_rl.core.types import FloatArray, Group, IntArray
 from async_rl.learner.checkpoint import Checkpointer, ModelState
@@ -142,12 +142,15 @@ class Trainer:
                 " reward.stop_if_all_fail=false"
             )
         batch = collate(groups, device=self.device)
+        num_updates = self._num_updates
         try:
             record = self._updater.step(batch, version)
         except NonFiniteError as error:
             ids = ", ".join(str(group.group_id) for group in groups)
             path = self._write_failed(groups, version)
-            raise NonFiniteError(
+            is_changed = self._num_updates > num_updates
+            kind = PartlyTrained if is_changed else NonFiniteError
+            raise kind(
                 f"step {version + 1}, groups {ids}: {error}; the batch is in {path}"
             ) from error
         if self._moving_reference is not None:
@@ -167,6 +170,10 @@ class Trainer:
             histograms=step_histograms(batch, record, version=version),
             advantages=self._advantages(groups, record),
         )
+
+    @property
+    def _num_updates(self) -> int:
+        return sum(optimizer.num_updates for optimizer in self._optimizers)
 
     def _advantages(self, groups: Sequence[Group], record: StepRecord) -> list[FloatArray]:
         """The advantages of each group's response tokens, in the order of `collate`."""

@@ -15,6 +15,7 @@ import contextlib
 import functools
 
 from async_rl.config.pools import seat
+from async_rl.core.errors import Superseded
 from async_rl.core.types import NO_VERSION
 from async_rl.data.tokenizer import load_tokenizer
 from async_rl.generation.engine import OpenEngine, engine_opener
@@ -69,6 +70,7 @@ class Generator:
     def __init__(self, context: ProcessContext, open_engine: OpenEngine) -> None:
         self._context = context
         self._files = FileReader()
+        self._learner_life = 0
         self._rollouts = Rollouts(
             context.config,
             tokenizer=load_tokenizer(context.config, context.model_path),
@@ -123,6 +125,13 @@ class Generator:
 
     async def _load_weights(self, request: LoadWeights) -> Message:
         """Load new weights between two engine steps, which wakes the engine."""
+        life = request.manifest.life
+        if life < self._learner_life:
+            raise Superseded(
+                f"{self._context.name} has weights of life {self._learner_life} of the learner;"
+                f" those of life {life} are refused"
+            )
+        self._learner_life = life
         async with self.sleeping.waking(request.handover) as engine:
             with self._context.activity("loading weights"):
                 manifest, source = await asyncio.to_thread(

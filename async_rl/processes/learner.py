@@ -7,6 +7,7 @@ placement=colocated, generators to go to sleep before it uses the device
 gives: committed steps to the buffer, weights to the generators, metrics to the supervisor,
 checkpoints to the run's directory
 woken by: the buffer's answer, the trainer's thread
+A batch that cannot be trained is dropped, and another one is taken for the same version.
 With placement=colocated all steps between two pushes are made in one handover.
 Rank 0 runs `Learner`; the other ranks follow it (training/ranks.py).
 """
@@ -19,21 +20,26 @@ import time
 
 import torch
 
+from async_rl.core.errors import NonFiniteError, PartlyTrained, RestartNeeded, StalenessError
 from async_rl.core.types import Group
+from async_rl.learner.trainer import StepResult
 from async_rl.protocol.learner import (
     CommitStep,
+    DropBatch,
     KeepAdvantages,
+    SetAside,
     StartEvaluation,
-    StartFrom,
-    SyncVersion,
 )
 from async_rl.runtime.context import ProcessContext
-from async_rl.training import checkpoints
 from async_rl.training.device import Device, open_device
 from async_rl.training.pushing import Pusher
 from async_rl.training.ranks import Rank, TrainingPool, build_trainer, learner_device
+from async_rl.training.resuming import Start, resume
 from async_rl.training.saving import Saver
 from async_rl.training.taking import Taker
+
+_MOST_DROPPED = 3
+"""Batches that may fail at one step before the run ends: one or two may be bad luck."""
 
 
 async def run(context: ProcessContext) -> None:
@@ -49,7 +55,8 @@ async def run(context: ProcessContext) -> None:
     pool = await device.take(functools.partial(TrainingPool.open, make_trainer))
     try:
         await context.serve({})
-        await Learner(context, pool, device, rank_device).train()
+        start = await resume(context, pool)
+        await Learner(context, pool, device, rank_device, start).train()
         await pool.stop()
     finally:
         pool.close()
@@ -74,21 +81,22 @@ class Learner:
         pool: TrainingPool,
         device: Device,
         rank_device: torch.device,
+        start: Start,
     ) -> None:
         self._context = context
         self._config = context.config
         self._pool = pool
+        self._device = device
         self._buffer = context.peer("buffer")
-        self._pusher = Pusher(context, pool, device, rank_device=rank_device)
-        self._saver = Saver(context, pool)
-        self._taker = Taker(context, device)
-        self._version = 0
+        self._pusher = Pusher(context, pool, device, rank_device=rank_device, life=start.life)
+        self._saver = Saver(context, pool, life=start.life)
+        self._taker = Taker(context, device, life=start.life)
+        self._version, self._life = start.version, start.life
         # Long enough for the buffer to die and come back.
         self._call_s = context.config.timeouts.start_s
 
     async def train(self) -> None:
         """Step until num_steps or SIGTERM; then push the last weights and write a checkpoint."""
-        await self._resume()
         async with asyncio.TaskGroup() as group:
             pushing = group.create_task(self._pusher.run(), name="push weights")
             await self._publish()
@@ -102,19 +110,6 @@ class Learner:
                 await self._pusher.live(self._version)
                 await self._evaluate_if_due()
             pushing.cancel()
-
-    async def _resume(self) -> None:
-        """Load the newest checkpoint, if any; report the version to buffer and supervisor."""
-        checkpoint = checkpoints.newest(self._context.run_dir)
-        if checkpoint is not None:
-            with self._context.activity("loading the checkpoint"):
-                self._version = await self._pool.load(checkpoint)
-            self._context.log.info("resumes from %s", checkpoint)
-        self._context.version = self._version
-        await self._buffer.call(SyncVersion(version=self._version), timeout_s=self._call_s)
-        await self._context.supervisor.call(
-            StartFrom(version=self._version), timeout_s=self._config.timeouts.call_s
-        )
 
     async def _steps(self, group: asyncio.TaskGroup) -> None:
         """Train batch after batch; the next ones are requested while the current ones train."""
@@ -133,25 +128,34 @@ class Learner:
                 upcoming = group.create_task(self._taker.take(first), name="take batch")
             await self._pusher.take_device()
             for groups in batches:
-                await self._step(groups, started_s, waited_s)
+                try:
+                    with self._context.activity("training"):
+                        result = await self._pool.step(groups, self._version)
+                except (NonFiniteError, StalenessError) as error:
+                    # First: after the drop the buffer returns the leases of later batches.
+                    upcoming.cancel()
+                    await self._drop(groups, error)
+                    upcoming = group.create_task(self._taker.take(self._version), name="take batch")
+                    break
+                await self._end_step(groups, result, started_s, waited_s)
                 if stopping.done():
                     break
                 started_s, waited_s = time.monotonic(), 0.0
         upcoming.cancel()
         stopping.cancel()
 
-    async def _step(self, groups: list[Group], started_s: float, waited_s: float) -> None:
-        """One learner step: train, commit, publish, report."""
-        with self._context.activity("training"):
-            result = await self._pool.step(groups, self._version)
+    async def _end_step(
+        self, groups: list[Group], result: StepResult, started_s: float, waited_s: float
+    ) -> None:
+        """After the training of one step: commit, publish, report."""
         self._version += 1
         self._context.version = self._version
         self._context.activity.count("tokens_trained", result.scalars["tokens/trained"])
         ids = [g.group_id for g in groups]
-        commit = CommitStep(version=self._version, group_ids=ids)
+        commit = CommitStep(life=self._life, version=self._version, group_ids=ids)
         await self._buffer.call(commit, timeout_s=self._call_s)
         if result.advantages:
-            keep = KeepAdvantages(group_ids=ids, rows=result.advantages)
+            keep = KeepAdvantages(life=self._life, group_ids=ids, rows=result.advantages)
             await self._buffer.call(keep, timeout_s=self._call_s)
         is_last = self._version == self._config.num_steps
         if is_last or self._version % self._config.weights.push_every_steps == 0:
@@ -167,6 +171,33 @@ class Learner:
         if not is_last:  # the last version is evaluated by `train`, once it is live
             await self._evaluate_if_due()
 
+    async def _drop(self, groups: list[Group], error: NonFiniteError | StalenessError) -> None:
+        """Drop a batch that cannot be trained; it would fail again at every resume.
+
+        Raises the error itself if several batches fail at one step: then the weights or the
+        settings are the cause, and dropping would only lose prompts. Raises RestartNeeded if
+        the weights were changed before the failure, or the learner has a shared device.
+        """
+        drop = DropBatch(
+            life=self._life,
+            train_version=self._version,
+            group_ids=[group.group_id for group in groups],
+            message=str(error),
+        )
+        dropped: SetAside = await self._buffer.call(drop, timeout_s=self._call_s)
+        if dropped.num_batches >= _MOST_DROPPED:
+            raise error
+        self._context.log.warning(
+            "the batch of step %d is dropped as untrainable (%d of at most %d): %s",
+            self._version + 1,
+            dropped.num_batches,
+            _MOST_DROPPED,
+            error,
+        )
+        # While it has a shared device, no generator could make another batch.
+        if isinstance(error, PartlyTrained) or self._device.is_shared:
+            raise RestartNeeded(f"step {self._version + 1} cannot be continued") from error
+
     async def _publish(self) -> None:
         with self._context.activity("publishing"):
             await self._pusher.publish(self._version)
@@ -174,5 +205,5 @@ class Learner:
     async def _evaluate_if_due(self) -> None:
         every = self._config.evaluation.every_steps
         if every and (self._version % every == 0 or self._version == self._config.num_steps):
-            request = StartEvaluation(version=self._version)
+            request = StartEvaluation(life=self._life, version=self._version)
             await self._buffer.call(request, timeout_s=self._call_s)

@@ -10,6 +10,16 @@ from async_rl.core.types import FloatArray, Group
 from async_rl.protocol.base import Message, Ok
 
 
+class FromLearner(Message):
+    """Base of what a life of the learner sends to the buffer after `SyncVersion`.
+
+    life: as in `Synced`. The buffer refuses other lives with Superseded: the learner may have been
+    replaced while it could not be reached.
+    """
+
+    life: int = 0
+
+
 class TakenGroups(Message):
     """groups_per_step groups, oldest admission first; without groups, waits_for says why."""
 
@@ -17,7 +27,7 @@ class TakenGroups(Message):
     waits_for: str
 
 
-class TakeBatch(Message):
+class TakeBatch(FromLearner, kw_only=True):
     """Lease the batch that will be trained on weights of version `train_version` (step
     train_version + 1).
 
@@ -29,7 +39,7 @@ class TakeBatch(Message):
     wait_s: float
 
 
-class CommitStep(Message):
+class CommitStep(FromLearner, kw_only=True):
     """The step from version - 1 to `version` is done; group_ids were trained by it.
 
     Safe to send again.
@@ -40,7 +50,7 @@ class CommitStep(Message):
     group_ids: list[int]
 
 
-class StartEvaluation(Message):
+class StartEvaluation(FromLearner, kw_only=True):
     """Evaluate the held-out prompts with `version` once a generator has it; the supervisor gets the
     results as metrics of step=version.
     """
@@ -49,11 +59,61 @@ class StartEvaluation(Message):
     version: int
 
 
+class History(Message):
+    """The versions that the learner may start from: first to last."""
+
+    first: int
+    last: int
+
+
+class GetHistory(Message):
+    """learner -> buffer: which versions does the store cover?"""
+
+    Reply: ClassVar[type] = History
+
+
+class Synced(Message):
+    """life: the number of the learner's life, larger than those of all earlier lives."""
+
+    life: int
+
+
 class SyncVersion(Message):
-    """The learner starts or resumes at `version`: leases without commit are returned."""
+    """The learner starts or resumes at `version`: leases without commit are returned.
+
+    incarnation: identifies the life of the learner's process.
+    """
+
+    Reply: ClassVar[type] = Synced
+    version: int
+    incarnation: str = ""
+
+
+class SecureStore(FromLearner, kw_only=True):
+    """learner -> buffer: write all that was acknowledged to the disk, so that a power loss leaves
+    no checkpoint that is ahead of the store.
+    """
 
     Reply: ClassVar[type] = Ok
-    version: int
+
+
+class SetAside(Message):
+    """num_batches: batches that were dropped for this train_version, this one included."""
+
+    num_batches: int
+
+
+class DropBatch(FromLearner, kw_only=True):
+    """learner -> buffer: the leased batch of train_version cannot be trained.
+
+    Its groups are dropped as untrainable with `message`, and later leases are returned.
+    Safe to send again.
+    """
+
+    Reply: ClassVar[type] = SetAside
+    train_version: int
+    group_ids: list[int]
+    message: str
 
 
 class StartFrom(Message):
@@ -65,7 +125,7 @@ class StartFrom(Message):
     version: int
 
 
-class KeepAdvantages(Message):
+class KeepAdvantages(FromLearner, kw_only=True):
     """learner -> buffer: the advantages of each response token of these groups, all samples of a
     group in one row; people read them.
     """
@@ -87,7 +147,7 @@ class GetEvaluationScores(Message):
     Reply: ClassVar[type] = EvaluationScores
 
 
-class ForgetBefore(Message):
+class ForgetBefore(FromLearner, kw_only=True):
     """learner -> buffer: no process will resume from a version before this one.
 
     Trajectories that only older versions need may be deleted.

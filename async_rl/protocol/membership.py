@@ -100,11 +100,13 @@ class ReportMetrics(Message):
 class ReportFatal(Message):
     """The process is about to exit non-zero.
 
+    pid: of the process; the report of an earlier life is not one of the present life.
     text: the root cause. ends_run: another start would fail the same way, so the run ends.
     """
 
     Reply: ClassVar[type] = Ok
     name: str
+    pid: int
     text: str
     ends_run: bool = False
 

@@ -17,8 +17,8 @@ import traceback
 from pathlib import Path
 from typing import get_args
 
-from async_rl.core.errors import AsyncRLError, DataError, RewardError, root_cause
-from async_rl.core.os import die_with_parent
+from async_rl.core.errors import AsyncRLError, DataError, RestartNeeded, RewardError, root_cause
+from async_rl.core.os import RESTART_CODE, die_with_parent
 from async_rl.core.types import Role
 from async_rl.observability.logs import configure_logging
 from async_rl.protocol.membership import ReportFatal
@@ -51,7 +51,7 @@ async def _run(arguments: argparse.Namespace, cores: tuple[int, ...], log: loggi
 async def _report(run_dir: Path, name: str, error: Exception) -> None:
     # A user's reward function or data would fail again in the next life.
     ends_run = isinstance(root_cause(error), RewardError | DataError)
-    report = ReportFatal(name=name, text=describe(error), ends_run=ends_run)
+    report = ReportFatal(name=name, pid=os.getpid(), text=describe(error), ends_run=ends_run)
     async with connect_control(run_dir) as supervisor:
         await supervisor.call(report, timeout_s=_REPORT_S)
 
@@ -82,6 +82,9 @@ def main() -> int:
     try:
         asyncio.run(_run(arguments, cores, log))
     except Exception as error:  # the process boundary: every failure surfaces, none is swallowed
+        if isinstance(root_cause(error), RestartNeeded):
+            log.warning("has to be started again: %s", root_cause(error))
+            return RESTART_CODE
         log.error("fatal", exc_info=error)
         try:
             asyncio.run(_report(arguments.run_dir, arguments.name, error))

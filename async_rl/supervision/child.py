@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from async_rl.core.os import RESTART_CODE
 from async_rl.planning.topology import ProcessSpec
 from async_rl.supervision.launcher import Launcher, ProcessHandle
 from async_rl.supervision.liveness import Liveness
@@ -98,6 +99,10 @@ class Child:
             handle.kill()
         return handle
 
+    def is_life(self, pid: int) -> bool:
+        """Return whether this is the process of the present life."""
+        return self.handle is not None and self.handle.pid == pid
+
     def terminate(self) -> None:
         """Send SIGTERM."""
         if self.handle is not None:
@@ -174,6 +179,8 @@ class Child:
         elif self.failure:
             reason = f"failed: {self.failure}"
             is_own_failure = True
+        elif code == RESTART_CODE:
+            reason = "asked to be started again"
         elif why:
             reason = why
         elif code < 0:

@@ -111,7 +111,9 @@ class ControlService:
 
     async def _report_fatal(self, message: ReportFatal) -> Message:
         self.log.error("%s failed: %s", message.name, message.text)
-        self.fleet.note_fatal(message.name, message.text, ends_run=message.ends_run)
+        self.fleet.note_fatal(
+            message.name, message.text, ends_run=message.ends_run, pid=message.pid
+        )
         return Ok()
 
     async def _expel(self, message: Expel) -> Message:

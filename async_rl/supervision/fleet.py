@@ -122,11 +122,11 @@ class Fleet:
             child.kill()
         self._registry.drain(name)
 
-    def note_fatal(self, name: str, text: str, *, ends_run: bool = False) -> None:
+    def note_fatal(self, name: str, text: str, *, pid: int, ends_run: bool = False) -> None:
         """Record the root cause that a process reports before it exits."""
         child = self.children.get(name)
-        # The report of a process that was removed may come after its end.
-        if child is not None:
+        # The report of a process that was removed or replaced may come after its end.
+        if child is not None and child.is_life(pid):
             child.failure = text
             child.ends_run = child.ends_run or ends_run
 
@@ -134,7 +134,7 @@ class Fleet:
         """Kill a generator that the learner removed; it restarts as any lost process."""
         child = self.children.get(name)
         # By pid: the learner may report a life that has been replaced already.
-        if child is not None and child.handle is not None and child.handle.pid == pid:
+        if child is not None and child.is_life(pid):
             child.expelled = reason
             child.kill()
 

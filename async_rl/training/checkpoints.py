@@ -1,14 +1,29 @@
 """The checkpoint directories of a run: which is the newest, which may be deleted.
 
 A checkpoint of version v is `<run>/checkpoints/step_<v>`, complete as soon as it has that
-name. learner/checkpoint.py knows their content.
+name. learner/checkpoint.py knows their content; their checksums show whether it is still the same.
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+
+from async_rl.core.checksums import damage
+from async_rl.core.errors import DataError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The checkpoint to resume from, or None before the first. refused: newer ones, with the reason
+    as half a sentence.
+    """
+
+    version: int
+    directory: Path | None
+    refused: Mapping[Path, str]
 
 
 def directory_of(run_dir: Path, version: int) -> Path:
@@ -26,10 +41,49 @@ def versions(run_dir: Path) -> list[int]:
     return sorted(int(name) for name in names if name.isdecimal())
 
 
-def newest(run_dir: Path) -> Path | None:
-    """Return the checkpoint that the learner resumes from, or None before the first."""
-    saved = versions(run_dir)
-    return directory_of(run_dir, saved[-1]) if saved else None
+def choose(run_dir: Path, *, first: int, last: int) -> Choice:
+    """Return the newest checkpoint that is undamaged and that the store covers.
+
+    first, last: the versions that the store covers. Raises DataError if there are checkpoints but
+    none can be used: to start anew without being asked would throw the run away.
+    """
+    refused: dict[Path, str] = {}
+    for version in reversed(versions(run_dir)):
+        directory = directory_of(run_dir, version)
+        if version > last:
+            reason = f"the store has the batches of the steps up to {last} only"
+        elif version < first:
+            reason = f"the store no longer has the trajectories of the steps up to {first}"
+        else:
+            reason = damage(directory)
+        if not reason:
+            return Choice(version=version, directory=directory, refused=refused)
+        refused[directory] = reason
+    if refused:
+        reasons = "; ".join(f"{path.name}: {reason}" for path, reason in refused.items())
+        raise DataError(
+            f"no checkpoint in {run_dir / 'checkpoints'} can be used: {reasons}; restore the"
+            " checkpoint or the store from a copy (checkpoint.mirror), or start a new run"
+        )
+    return Choice(version=0, directory=None, refused={})
+
+
+def verified(run_dir: Path, version: int) -> Path:
+    """Return the checkpoint of this version. Raises DataError if it is damaged."""
+    directory = directory_of(run_dir, version)
+    reason = damage(directory)
+    if reason:
+        raise DataError(
+            f"{directory} is damaged: {reason}; use another checkpoint of {versions(run_dir)}"
+        )
+    return directory
+
+
+def set_aside(directory: Path) -> Path:
+    """Rename a checkpoint so that it is none any more, and return its new name."""
+    aside = directory.with_name(directory.name + ".set_aside")
+    shutil.rmtree(aside, ignore_errors=True)
+    return directory.rename(aside)
 
 
 def prune(run_dir: Path, *, keep: int, keep_best: int, scores: Mapping[int, float]) -> int:

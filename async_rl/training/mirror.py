@@ -3,7 +3,8 @@ be resumed.
 
 In `<url>/<run>/`: the checkpoints `step_<v>` that the local folder keeps, the ledger
 `ledger_<v>.sqlite` of the newest of them, and in `files/` the configurations and metrics.jsonl. A
-file `step_<v>.complete` is written last and deleted first: object stores have no rename.
+file `step_<v>.complete` is written last and deleted first: object stores have no rename. It has the
+checkpoint's checksums, because a run that went back may save another checkpoint of that version.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import fsspec
 
 from async_rl.buffer.store.schema import STORE_FILE
 from async_rl.buffer.store.writer import snapshot
+from async_rl.core.checksums import SUMS_FILE
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.planning.topology import SCALE_FILE
 from async_rl.training import checkpoints
@@ -44,19 +46,24 @@ class Mirror:
         """
         kept = checkpoints.versions(self._run_dir)
         try:
-            copied = self.versions()
+            copied = {
+                version: self._fs.cat_file(self._mark(version)) for version in self.versions()
+            }
             self._fs.makedirs(self._root, exist_ok=True)
-            missing = sorted(set(kept) - set(copied))
+            sums = {version: self._sums(version) for version in kept}
+            missing = [version for version in kept if copied.get(version) != sums[version]]
             for version in missing:
+                if version in copied:
+                    self._fs.rm_file(self._mark(version))
                 directory = checkpoints.directory_of(self._run_dir, version)
                 for path in sorted(p for p in directory.rglob("*") if p.is_file()):
                     self._put(path, f"{directory.name}/{path.relative_to(directory)}")
             if missing:
                 self._put_records(missing[-1])
             for version in missing:
-                self._fs.pipe_file(f"{self._root}/{_name(version)}{_DONE}", b"complete")
+                self._fs.pipe_file(self._mark(version), sums[version])
             for version in set(copied) - set(kept):
-                self._fs.rm_file(f"{self._root}/{_name(version)}{_DONE}")
+                self._fs.rm_file(self._mark(version))
                 self._fs.rm(f"{self._root}/{_name(version)}", recursive=True)
             for name in self._names() if missing else ():
                 if name.startswith("ledger_") and name != _ledger(missing[-1]):
@@ -106,6 +113,12 @@ class Mirror:
             raise InfrastructureError(
                 f"{self._url}/{self._run_dir.name} cannot be copied to {self._run_dir}: {error}"
             ) from error
+
+    def _mark(self, version: int) -> str:
+        return f"{self._root}/{_name(version)}{_DONE}"
+
+    def _sums(self, version: int) -> bytes:
+        return (checkpoints.directory_of(self._run_dir, version) / SUMS_FILE).read_bytes()
 
     def _names(self) -> list[str]:
         if not self._fs.exists(self._root):

@@ -1,5 +1,5 @@
-"""Compare the log-probs of learner and generators on fixed tokens, after the first push and then
-every weights.probe_every_pushes.
+"""Compare the log-probs of learner and generators on fixed tokens: at the first load of each life
+of a generator, and of all generators every weights.probe_every_pushes.
 
 A difference means that a generator does not compute the policy that is trained, so the run ends.
 """
@@ -16,6 +16,7 @@ from async_rl.core.types import NO_VERSION, FloatArray, IntArray
 from async_rl.protocol.generator import Logprobs, Probe
 from async_rl.protocol.weights import Manifest
 from async_rl.training.ranks import TrainingPool
+from async_rl.weights.membership import Life
 from async_rl.weights.push import Caller
 
 _ROWS = 4
@@ -30,9 +31,12 @@ _CAUSES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """The learner's log-probs of the probe rows; without rows no probe is due for this version."""
+    """The learner's log-probs of the probe rows; without any there is no probe. is_due: for all
+    generators, not only new ones.
+    """
 
     version: int
+    is_due: bool
     rows: list[IntArray]
     logprobs: list[FloatArray]
 
@@ -43,28 +47,37 @@ class Prober:
     def __init__(self, config: WeightsConfig, *, push_s: float) -> None:
         self._config, self._push_s = config, push_s
         self._num_pushes = 0
-        self.expected = Expected(version=NO_VERSION, rows=[], logprobs=[])
+        self._probed: set[Life] = set()
+        self.expected = Expected(version=NO_VERSION, is_due=False, rows=[], logprobs=[])
         self.metrics: dict[str, float] = {}
 
     async def expect(self, pool: TrainingPool, manifest: Manifest) -> None:
-        """Compute the log-probs to expect of this version, if a probe is due."""
-        every = self._config.probe_every_pushes
-        is_due = self._num_pushes == 0 or (every > 0 and self._num_pushes % every == 0)
-        self._num_pushes += 1
-        rows = probe_rows(_vocabulary(manifest)) if is_due else []
-        logprobs = await pool.logprobs(rows) if is_due else []
-        self.expected = Expected(version=manifest.version, rows=rows, logprobs=logprobs)
+        """Compute the log-probs to expect of this version.
 
-    async def ask(self, caller: Caller, expected: Expected) -> Logprobs | None:
+        Of every version: a generator may join until the next one, when the weights have changed.
+        """
+        every = self._config.probe_every_pushes
+        is_due = every > 0 and self._num_pushes % every == 0
+        self._num_pushes += 1
+        rows = probe_rows(_vocabulary(manifest))
+        self.expected = Expected(
+            version=manifest.version,
+            is_due=is_due,
+            rows=rows,
+            logprobs=await pool.logprobs(rows),
+        )
+
+    async def ask(self, caller: Caller, life: Life, expected: Expected) -> Logprobs | None:
         """Return the generator's log-probs, or None if no probe is due."""
-        if not expected.logprobs:
+        is_known = life in self._probed and not expected.is_due
+        if is_known or not expected.logprobs:
             return None
         request = Probe(rows=expected.rows)
         # The push that this belongs to has its own deadline; this one only bounds the call.
         answer: Logprobs = await caller.call(request, timeout_s=2 * self._push_s)
         return answer
 
-    def compare(self, name: str, answer: Logprobs | None, expected: Expected) -> None:
+    def compare(self, life: Life, answer: Logprobs | None, expected: Expected) -> None:
         """Raises WeightsError if an answer differs by more than the tolerance."""
         if answer is None or answer.version != expected.version:
             return
@@ -74,9 +87,11 @@ class Prober:
         self.metrics[_WORST] = max(worst, self.metrics.get(_WORST, 0.0))
         if not worst <= self._config.probe_tolerance:
             raise WeightsError(
-                f"{name} and the learner disagree by {worst:.3g} nats on version {answer.version} "
-                f"(weights.probe_tolerance={self._config.probe_tolerance:g}); {_CAUSES}"
+                f"{life[0]} and the learner disagree by {worst:.3g} nats on version"
+                f" {answer.version} (weights.probe_tolerance={self._config.probe_tolerance:g});"
+                f" {_CAUSES}"
             )
+        self._probed.add(life)
 
 
 def _vocabulary(manifest: Manifest) -> int:

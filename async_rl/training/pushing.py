@@ -16,8 +16,15 @@ import functools
 import time
 
 import torch
+from msgspec.structs import replace
 
-from async_rl.core.errors import AsyncRLError, BroadcastBroken, ConfigError, DeadlineExceeded
+from async_rl.core.errors import (
+    AsyncRLError,
+    BroadcastBroken,
+    ConfigError,
+    DeadlineExceeded,
+    Superseded,
+)
 from async_rl.core.types import NO_VERSION
 from async_rl.protocol.generator import LoadReport
 from async_rl.protocol.weights import Manifest
@@ -42,8 +49,10 @@ class Pusher:
         device: Device,
         *,
         rank_device: torch.device,
+        life: int,
     ) -> None:
         self._context = context
+        self._life = life
         self._config = context.config.weights
         self._pool = pool
         self._device = device
@@ -71,7 +80,7 @@ class Pusher:
     async def publish(self, version: int) -> None:
         """Write the weights into the block as soon as no generator reads it, and start the push."""
         await self._until_no_load()
-        self._manifest = await self._pool.publish(version)
+        self._manifest = replace(await self._pool.publish(version), life=self._life)
         await self._prober.expect(self._pool, self._manifest)
         for sender in self._senders:
             await sender.offer(self._manifest)
@@ -197,15 +206,15 @@ class Pusher:
                     release=functools.partial(self._release, load),
                 )
                 self._note(report, time.monotonic() - started_s)
-                answer = await self._prober.ask(caller, expected)
+                answer = await self._prober.ask(caller, life, expected)
         except (TimeoutError, DeadlineExceeded):
             reason = (
                 f"version {load.version} was not loaded within {deadline_s:g} s"
                 " (timeouts.start_s / 3)"
             )
             cut_off = self._membership.expire(load.number)
-        except ConfigError:
-            # The file cannot be written: no generator is to blame.
+        except (ConfigError, Superseded):
+            # The file cannot be written, or another learner publishes: no generator is to blame.
             raise
         except AsyncRLError as error:
             reason = f"{type(error).__name__}: {error}"
@@ -215,7 +224,7 @@ class Pusher:
             outcome = Answer.GAVE_UP if gave_up else Answer.FAILED
             cut_off |= self._membership.answer(load.number, life, outcome)
         else:
-            self._prober.compare(route.member.name, answer, expected)
+            self._prober.compare(life, answer, expected)
             cut_off = self._membership.answer(load.number, life, Answer.LOADED)
         await expel(self._context, cut_off, reason)
         self._wake.set()

@@ -7,6 +7,7 @@ Rank 0 announces an operation with its input, then takes part like the others, w
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from async_rl.core.codec import decode, encode
-from async_rl.core.errors import ConfigError
+from async_rl.core.errors import ConfigError, NonFiniteError, StalenessError
 from async_rl.core.types import FloatArray, Group, IntArray
 from async_rl.learner import process_group
 from async_rl.learner.trainer import StepResult, Trainer
@@ -118,7 +119,9 @@ class Rank:
             size = int(_broadcast(torch.zeros(1, dtype=torch.int64)))
             payload = _broadcast(torch.zeros(size, dtype=torch.uint8)).numpy().tobytes()
             operation = decode(payload, Operation)  # type: ignore[arg-type]  # mypy: a union
-            self._perform(operation)
+            # Rank 0 drops a batch that cannot be trained and continues, or all restart together.
+            with contextlib.suppress(NonFiniteError, StalenessError):
+                self._perform(operation)
 
     def _perform(self, operation: Operation) -> Any:
         match operation:

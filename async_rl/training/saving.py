@@ -1,7 +1,7 @@
 """Rank 0's side of the checkpoints: when one is due, which are kept, what the buffer may delete.
 
-The learner waits for the copy to memory, not for the writing. After each checkpoint the buffer
-deletes the trajectories that no kept checkpoint could need.
+The learner waits until the store is on the disk and for the copy to memory, not for the writing.
+After each checkpoint the buffer deletes the trajectories that no kept checkpoint could need.
 """
 
 from __future__ import annotations
@@ -11,7 +11,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from async_rl.protocol.learner import EvaluationScores, ForgetBefore, GetEvaluationScores
+from async_rl.protocol.learner import (
+    EvaluationScores,
+    ForgetBefore,
+    GetEvaluationScores,
+    SecureStore,
+)
 from async_rl.runtime.context import ProcessContext
 from async_rl.training import checkpoints
 from async_rl.training.mirror import Mirror
@@ -29,11 +34,16 @@ class Saver:
         context: ProcessContext,
         pool: TrainingPool,
         *,
+        life: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._context = context
         self._config = context.config.checkpoint
         self._pool = pool
+        self._life = life
+        self._buffer = context.peer("buffer")
+        # Long enough for the buffer to die and come back.
+        self._call_s = context.config.timeouts.start_s
         self._clock = clock
         self._saved_s = clock()
         self._writing: asyncio.Task[None] | None = None
@@ -54,6 +64,8 @@ class Saver:
             return
         self._saved_s = self._clock()
         with self._context.activity("saving"):
+            # First: after a power loss the store must not be behind a complete checkpoint.
+            await self._buffer.call(SecureStore(life=self._life), timeout_s=self._call_s)
             directory.parent.mkdir(exist_ok=True)
             written = await self._pool.save(directory, version)
         self._writing = self._context.group.create_task(
@@ -69,9 +81,8 @@ class Saver:
 
     async def _complete(self, written: Future[None]) -> None:
         await asyncio.wrap_future(written)
-        buffer = self._context.peer("buffer")
-        timeout_s = self._context.config.timeouts.start_s
-        scores: EvaluationScores = await buffer.call(GetEvaluationScores(), timeout_s=timeout_s)
+        request = GetEvaluationScores()
+        scores: EvaluationScores = await self._buffer.call(request, timeout_s=self._call_s)
         oldest = await asyncio.to_thread(
             checkpoints.prune,
             self._context.run_dir,
@@ -81,4 +92,5 @@ class Saver:
         )
         if self._mirror is not None:
             await asyncio.to_thread(self._mirror.update)
-        await buffer.call(ForgetBefore(version=oldest), timeout_s=timeout_s)
+        forget = ForgetBefore(life=self._life, version=oldest)
+        await self._buffer.call(forget, timeout_s=self._call_s)

@@ -18,7 +18,8 @@ _WAIT_S = 10.0
 class Taker:
     """Takes batches from the buffer, across its restarts."""
 
-    def __init__(self, context: ProcessContext, device: Device) -> None:
+    def __init__(self, context: ProcessContext, device: Device, *, life: int) -> None:
+        self._life = life
         self._config = context.config
         self._directory = context.directory
         self._device = device
@@ -39,7 +40,7 @@ class Taker:
         Raises DeadlineExceeded if generators work and no batch comes.
         """
         limit_s = self._config.timeouts.take_s
-        request = TakeBatch(train_version=train_version, wait_s=_WAIT_S)
+        request = TakeBatch(life=self._life, train_version=train_version, wait_s=_WAIT_S)
         # Long enough for the buffer to die and come back.
         timeout_s = _WAIT_S + self._config.timeouts.start_s
         deadline_s = time.monotonic() + limit_s

@@ -75,7 +75,7 @@ def _write_model(run_dir: Path, config: RunConfig, target: Path, version: int) -
         device=torch.device("cpu"),
         failed_batches=run_dir / "failed_batches",
     )
-    trainer.load(checkpoints.directory_of(run_dir, version))
+    trainer.load(checkpoints.verified(run_dir, version))
     trainer.export_hf(target)
     for path in start_model.iterdir():
         if path.is_file() and path.suffix != ".safetensors" and not (target / path.name).exists():

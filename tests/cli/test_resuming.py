@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from async_rl.core.checksums import write_sums
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.commands.control import leave_mark, living_pid
 from async_rl.launchers.commands.resuming import (
@@ -148,6 +149,7 @@ def test_a_url_or_a_directory_of_copies_is_no_run_and_is_brought_here(
     mark.unlink()
     (run_dir / "store.sqlite").touch()
     directory_of(run_dir, 5).mkdir(parents=True)
+    write_sums(directory_of(run_dir, 5))
     Mirror(str(tmp_path / "copies"), run_dir).update()
     there = fetch(str(copy), tmp_path / "there")
     assert (there, config_of(there).output_dir) == (

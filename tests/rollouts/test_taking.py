@@ -61,7 +61,7 @@ def take(timeout_s: float, *, generators: tuple[str, ...] = ("generator-0",)) ->
         directory=directory,
         peer=lambda _: Buffer(num_refusals=60),
     )
-    return asyncio.run(Taker(context, Device())._take(5))
+    return asyncio.run(Taker(context, Device(), life=0)._take(5))
 
 
 @pytest.mark.proves("timeouts.stall_s")

@@ -10,6 +10,7 @@ import pytest
 
 from async_rl.config.base import replace
 from async_rl.config.timeouts import TimeoutsConfig
+from async_rl.core.os import RESTART_CODE
 from async_rl.core.types import Role
 from async_rl.planning.topology import ProcessSpec
 from async_rl.protocol.base import Message, Ok
@@ -228,7 +229,9 @@ def test_a_process_that_was_ready_is_started_again_until_the_limit(tmp_path: Pat
 
 def test_a_process_that_never_was_ready_ends_the_run_with_its_root_cause(tmp_path: Path) -> None:
     def fails(world: World, process: Scripted) -> None:
-        world.fleet.note_fatal("buffer-0", "DataError: rows.jsonl line 3 has no prompt")
+        world.fleet.note_fatal(
+            "buffer-0", "DataError: rows.jsonl line 3 has no prompt", pid=process.pid
+        )
         process.end(1)
 
     async def main() -> tuple[str, int]:
@@ -269,7 +272,7 @@ def test_a_learner_that_tells_its_own_error_ends_the_run_even_after_it_was_ready
 ) -> None:
     def fails_when_ready(world: World, process: Scripted) -> None:
         world.register(process)
-        world.fleet.note_fatal("learner-0", "NonFiniteError: step 3")
+        world.fleet.note_fatal("learner-0", "NonFiniteError: step 3", pid=process.pid)
         process.end(1)
 
     async def main() -> tuple[str, int]:
@@ -277,6 +280,41 @@ def test_a_learner_that_tells_its_own_error_ends_the_run_even_after_it_was_ready
         return await world.until_failed(), len(world.launcher.started)
 
     assert asyncio.run(main()) == ("learner-0 failed: NonFiniteError: step 3", 1)
+
+
+def test_the_report_of_an_earlier_life_is_not_that_of_the_present_one(tmp_path: Path) -> None:
+    """A learner behind a broken network may report its end after it was replaced."""
+
+    def on_start(world: World, process: Scripted) -> None:
+        world.register(process)
+        if len(world.launcher.started) == 1:
+            process.end(-9)
+            return
+        earlier = world.launcher.started[0].pid
+        world.fleet.note_fatal("learner-0", "Superseded: another life", pid=earlier)
+        process.end(-9 if len(world.launcher.started) == 2 else 0)
+
+    async def main() -> int:
+        world = World("learner", tmp_path, on_start)
+        async with asyncio.timeout(20):
+            await world.fleet.run()
+        return len(world.launcher.started)
+
+    assert asyncio.run(main()) == 3
+
+
+def test_a_learner_that_asks_to_be_started_again_is_restarted(tmp_path: Path) -> None:
+    def on_start(world: World, process: Scripted) -> None:
+        world.register(process)
+        process.end(RESTART_CODE if len(world.launcher.started) == 1 else 0)
+
+    async def main() -> list[str]:
+        world = World("learner", tmp_path, on_start)
+        async with asyncio.timeout(20):
+            await world.fleet.run()
+        return world.reasons
+
+    assert asyncio.run(main()) == ["learner-0 asked to be started again"]
 
 
 def test_ranks_of_the_learner_end_and_start_together_and_the_lost_one_is_the_cause(
@@ -295,7 +333,9 @@ def test_ranks_of_the_learner_end_and_start_together_and_the_lost_one_is_the_cau
             )
         )
         if num == 2:
-            world.fleet.note_fatal("learner-0", "RuntimeError: connection closed by peer")
+            world.fleet.note_fatal(
+                "learner-0", "RuntimeError: connection closed by peer", pid=process.pid
+            )
             world.launcher.started[0].end(1)
             asyncio.get_running_loop().call_later(0.05, world.launcher.started[1].end, -9)
         if num == 4:

@@ -58,7 +58,7 @@ class Learner:
             incarnation_of=lambda member: generators[member.name],
         )
         pool: Any = self
-        self.pusher = Pusher(context, pool, Device(), rank_device=torch.device(device))
+        self.pusher = Pusher(context, pool, Device(), rank_device=torch.device(device), life=1)
 
     def serve(self, *names: str) -> None:
         """These generators are in the directory from now on."""

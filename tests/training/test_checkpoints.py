@@ -1,25 +1,41 @@
-"""The checkpoints that are kept."""
+"""The checkpoints that are kept, and the one that the learner resumes from."""
 
 from __future__ import annotations
 
+import os
+import random
 from pathlib import Path
 
 import pytest
 
-from async_rl.training.checkpoints import directory_of, newest, prune, versions
+from async_rl.core.checksums import SUMS_FILE, damage, write_sums
+from async_rl.core.errors import DataError
+from async_rl.training.checkpoints import (
+    choose,
+    directory_of,
+    prune,
+    set_aside,
+    verified,
+    versions,
+)
 
 
 def make(run_dir: Path, *found: int) -> None:
     for version in found:
-        directory_of(run_dir, version).mkdir(parents=True)
+        directory = directory_of(run_dir, version)
+        directory.mkdir(parents=True)
+        (directory / ".metadata").write_text(f"of {version}")
+        (directory / "__0_0.distcp").write_bytes(random.Random(version).randbytes(4096))
+        write_sums(directory)
 
 
 def test_a_checkpoint_that_is_being_written_is_not_taken_for_one(tmp_path: Path) -> None:
-    assert newest(tmp_path) is None
+    assert choose(tmp_path, first=0, last=0).directory is None
     make(tmp_path, 20, 100000, 3)
     (tmp_path / "checkpoints" / "step_200000.partial").mkdir()
     assert versions(tmp_path) == [3, 20, 100000]
-    assert newest(tmp_path) == directory_of(tmp_path, 100000)
+    choice = choose(tmp_path, first=0, last=100000)
+    assert (choice.directory, choice.refused) == (directory_of(tmp_path, 100000), {})
 
 
 @pytest.mark.covers("save_freq")
@@ -29,3 +45,74 @@ def test_the_newest_and_the_best_of_the_older_ones_are_kept(tmp_path: Path) -> N
     assert (versions(tmp_path), oldest) == ([2, 4, 5, 6], 5)
     assert prune(tmp_path, keep=2, keep_best=0, scores={}) == 5
     assert versions(tmp_path) == [5, 6]
+
+
+def flip(path: Path, bit: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[bit // 8 % len(content)] ^= 1 << bit % 8
+    path.write_bytes(content)
+
+
+DAMAGES = {
+    "truncated": lambda d: os.truncate(d / "__0_0.distcp", 100),
+    "empty": lambda d: os.truncate(d / "__0_0.distcp", 0),
+    "without metadata": lambda d: (d / ".metadata").unlink(),
+    "without a file": lambda d: (d / "__0_0.distcp").unlink(),
+    "without checksums": lambda d: (d / SUMS_FILE).unlink(),
+    "with empty checksums": lambda d: os.truncate(d / SUMS_FILE, 0),
+    "with damaged checksums": lambda d: flip(d / SUMS_FILE, 3),
+    "with a file more": lambda d: (d / "more").touch(),
+} | {
+    f"bit {bit} flipped": lambda d, bit=bit: flip(d / "__0_0.distcp", bit)
+    for bit in random.Random(0).sample(range(8 * 4096), 30)
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_is_used(
+    tmp_path: Path, kind: str
+) -> None:
+    make(tmp_path, 2, 4, 6)
+    newest = directory_of(tmp_path, 6)
+    assert damage(newest) == ""
+    DAMAGES[kind](newest)
+    choice = choose(tmp_path, first=2, last=9)
+    assert (choice.version, choice.directory) == (4, directory_of(tmp_path, 4))
+    assert list(choice.refused) == [newest]
+    assert choice.refused[newest]
+    with pytest.raises(DataError, match=r"step_000006 is damaged: .*; use another checkpoint of"):
+        verified(tmp_path, 6)
+
+
+def test_a_checkpoint_that_the_store_does_not_cover_is_refused(tmp_path: Path) -> None:
+    make(tmp_path, 2, 4, 6)
+    choice = choose(tmp_path, first=0, last=5)
+    assert choice.version == 4
+    assert list(choice.refused.values()) == ["the store has the batches of the steps up to 5 only"]
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 1), (7, 9)])
+def test_without_a_usable_checkpoint_the_run_does_not_begin_again(
+    tmp_path: Path, first: int, last: int
+) -> None:
+    """A lost store would otherwise throw all checkpoints away."""
+    make(tmp_path, 2, 6)
+    with pytest.raises(
+        DataError, match=r"no checkpoint .* can be used: step_000006: the store .*; restore the"
+    ):
+        choose(tmp_path, first=first, last=last)
+    assert versions(tmp_path) == [2, 6]
+
+
+def test_a_checkpoint_that_is_set_aside_is_none_any_more_and_is_kept(tmp_path: Path) -> None:
+    for _ in range(2):
+        make(tmp_path, 6)
+        aside = set_aside(directory_of(tmp_path, 6))
+        assert versions(tmp_path) == []
+        assert (aside / ".metadata").read_text() == "of 6"
+
+
+def test_the_checksums_can_be_checked_by_sha256sum(tmp_path: Path) -> None:
+    make(tmp_path, 6)
+    directory = directory_of(tmp_path, 6)
+    assert os.system(f"cd {directory} && sha256sum --quiet -c {SUMS_FILE}") == 0

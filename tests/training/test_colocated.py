@@ -95,7 +95,7 @@ class World:
         )
         self.device = open_device(context)
         pool: Any = self
-        self.pusher = Pusher(context, pool, self.device, rank_device=torch.device("cpu"))
+        self.pusher = Pusher(context, pool, self.device, rank_device=torch.device("cpu"), life=1)
         self.serve()
 
     def serve(self) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from async_rl.buffer.store.schema import STORE_FILE
+from async_rl.core.checksums import write_sums
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.training.checkpoints import directory_of, versions
 from async_rl.training.mirror import Mirror
@@ -20,6 +21,7 @@ def make(run_dir: Path, version: int) -> None:
     (directory / "inner").mkdir(parents=True)
     (directory / ".metadata").write_text(f"of {version}")
     (directory / "inner" / "0.distcp").write_bytes(bytes([version]) * 1000)
+    write_sums(directory)
 
 
 def record(run_dir: Path, version: int) -> None:

@@ -13,7 +13,7 @@ import pytest
 from async_rl.core.errors import WeightsError
 from async_rl.core.types import FloatArray, IntArray
 from async_rl.launchers.configuration.compose import compose
-from async_rl.protocol.generator import Logprobs
+from async_rl.protocol.generator import Logprobs, Probe
 from async_rl.protocol.weights import Manifest, TensorEntry
 from async_rl.training.probe import Expected, Prober, probe_rows
 
@@ -25,8 +25,8 @@ def check(difference: float, *overrides: str, version: int = 0) -> dict[str, flo
     answer = [row.copy() for row in expected]
     answer[-1][-1] += difference
     prober = Prober(compose("grpo_code", list(overrides)).weights, push_s=60)
-    own = Expected(version=0, rows=rows, logprobs=expected)
-    prober.compare("generator-0", Logprobs(version=version, rows=answer), own)
+    own = Expected(version=0, is_due=True, rows=rows, logprobs=expected)
+    prober.compare(("generator-0", 7), Logprobs(version=version, rows=answer), own)
     return prober.metrics
 
 
@@ -78,23 +78,39 @@ def manifest(version: int) -> Manifest:
 
 @pytest.mark.proves("weights.probe_every_pushes")
 @pytest.mark.parametrize(("every", "due"), [(3, [0, 3, 6]), (1, list(range(8))), (0, [0])])
-def test_a_probe_is_due_at_the_first_push_and_every_so_many_pushes(
+def test_a_generator_is_probed_at_its_first_load_and_every_so_many_pushes(
     every: int, due: list[int]
 ) -> None:
+    """Another one joins at push 4, and is restarted as another process at push 5."""
     prober = Prober(
         compose("grpo_code", [f"weights.probe_every_pushes={every}"]).weights, push_s=60
     )
     pool: Any = Pool()
+    probed: dict[tuple[str, int], list[int]] = {}
 
-    async def asked() -> list[int]:
-        return [push async for push in pushes() if prober.expected.logprobs]
+    class Generator:
+        async def call(self, request: Probe, *, timeout_s: float) -> Logprobs:
+            rows = [np.full(len(row), -pool.num_calls, np.float32) for row in request.rows]
+            return Logprobs(version=prober.expected.version, rows=rows)
 
-    async def pushes() -> Any:
-        for push in range(8):
-            await prober.expect(pool, manifest(push))
-            assert prober.expected.version == push
-            assert len(prober.expected.rows) == len(prober.expected.logprobs)
-            yield push
+    async def push(version: int) -> None:
+        await prober.expect(pool, manifest(version))
+        lives = [("a", 1)]
+        if version >= 4:
+            lives.append(("b", 1 if version == 4 else 2))
+        for life in lives:
+            answer = await prober.ask(Generator(), life, prober.expected)
+            prober.compare(life, answer, prober.expected)
+            if answer is not None:
+                probed.setdefault(life, []).append(version)
 
-    assert asyncio.run(asked()) == due
-    assert pool.num_calls == len(due)
+    async def pushes() -> None:
+        for version in range(8):
+            await push(version)
+
+    asyncio.run(pushes())
+    assert probed == {
+        ("a", 1): due,
+        ("b", 1): [4],
+        ("b", 2): [5, *(version for version in due if version > 5)],
+    }

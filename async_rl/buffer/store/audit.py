@@ -20,7 +20,7 @@ _NEXT = {
     "issued": ("generating", "ready", "dropped"),
     "generating": ("issued", "ready", "dropped"),
     "ready": ("leased", "dropped"),
-    "leased": ("trained", "ready"),
+    "leased": ("trained", "ready", "dropped"),
     "trained": ("ready",),  # only a learner that went back brings a trained group back
     "dropped": (),
 }

@@ -39,6 +39,11 @@ _LEASED = _STORED.format(index="groups_leased", where="state='leased'")
 _TRAINED = _STORED.format(index="groups_by_batch", where="state='trained' AND train_version>=?")
 _COUNTS = "SELECT state, reason, count(*) FROM groups WHERE purpose='train' GROUP BY state, reason"
 _EVALUATIONS = "SELECT version, finished_s IS NOT NULL FROM evaluations"
+_LIVES = "SELECT incarnation, life FROM lives"
+_SET_ASIDE = (
+    "SELECT train_version, count(*) FROM groups INDEXED BY groups_by_batch WHERE train_version>=?"
+    " AND state='dropped' AND reason='untrainable' GROUP BY train_version"
+)
 _LEFT = (
     "SELECT position, json_group_array(prompt_index) FROM left_prompts GROUP BY position ORDER BY"
     " position"
@@ -73,8 +78,11 @@ class StoreReader:
     def recover(self) -> Recovered:
         """The state that the file contains. Call it before anything is written."""
         rows = self._rows(_OPEN)
+        learner_version = self._one(_LEARNER_VERSION)
         return Recovered(
-            learner_version=self._one(_LEARNER_VERSION),
+            learner_version=learner_version,
+            lives=dict(self._rows(_LIVES)),
+            set_aside=dict(self._rows(_SET_ASIDE, learner_version)),
             newest_version=self._one(_NEWEST_VERSION),
             next_group_id=self._one(_NEXT_GROUP),
             next_index=self._one(_NEXT_INDEX),

@@ -8,7 +8,7 @@ they are unknown.
 STORE_FILE = "store.sqlite"
 """Its name in the run's directory."""
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 
 TABLES = """
 -- Facts about the whole run. forgotten_before: trajectories trained on older versions are deleted,
@@ -88,6 +88,12 @@ CREATE TABLE steps (
     step_id INTEGER PRIMARY KEY, version INTEGER NOT NULL, committed_s REAL NOT NULL, undone_s REAL
 );
 CREATE UNIQUE INDEX steps_current ON steps (version) WHERE undone_s IS NULL;
+
+-- The lives of the learner: each process that took over, and the version that it started from.
+CREATE TABLE lives (
+    life INTEGER PRIMARY KEY, incarnation TEXT NOT NULL UNIQUE, version INTEGER NOT NULL,
+    started_s REAL NOT NULL
+);
 
 -- Which step trained which group, undone steps included.
 CREATE TABLE trained (

@@ -30,6 +30,10 @@ _LISTED = "(SELECT value FROM json_each(?))"
 _SET_STATE = (
     f"UPDATE groups SET state=?, reason='', message='', changed_s=? WHERE group_id IN {_LISTED}"
 )
+_DROP_ALL = (
+    "UPDATE groups SET state='dropped', reason='untrainable', message=?, changed_s=? WHERE"
+    f" group_id IN {_LISTED}"
+)
 _COMPLETE = (
     "UPDATE groups SET state='ready', oldest_version=?, newest_version=?, num_tokens=?,"
     " num_trained_tokens=?, reward_mean=?, pass_rate=?, response_length_mean=?, truncated_share=?,"
@@ -37,6 +41,7 @@ _COMPLETE = (
 )
 _BLOB = "INSERT OR REPLACE INTO blobs VALUES (?, ?)"
 _NO_BLOB = "DELETE FROM blobs WHERE group_id=?"
+_NO_BLOBS = f"DELETE FROM blobs WHERE group_id IN {_LISTED}"
 _LEASE = (
     f"UPDATE groups SET state='leased', train_version=?, changed_s=? WHERE group_id IN {_LISTED}"
 )
@@ -60,6 +65,7 @@ _DETACH = f"UPDATE groups SET evaluation=NULL WHERE evaluation IN {_CLOSED_EVALU
 _DELETE_EVALUATIONS = f"DELETE FROM evaluations WHERE version IN {_CLOSED_EVALUATIONS}"
 _LOWER_VERSION = "UPDATE groups SET version=? WHERE state IN ('issued', 'generating') AND version>?"
 _EVALUATION = "INSERT INTO evaluations VALUES (?, ?, ?, NULL, NULL)"
+_LIFE = "INSERT INTO lives VALUES (?, ?, ?, ?)"
 _LEAVE = "INSERT INTO left_prompts VALUES (?, ?, ?, ?, ?)"
 
 
@@ -143,6 +149,11 @@ def _(change: changes.Completed, now_s: float) -> list[Statement]:
 
 
 @statements_of.register
+def _(change: changes.LifeBegan, now_s: float) -> list[Statement]:
+    return [(_LIFE, (change.life, change.incarnation, change.version, now_s))]
+
+
+@statements_of.register
 def _(change: changes.Leased, now_s: float) -> list[Statement]:
     listed = to_json(change.group_ids)
     return [
@@ -165,15 +176,24 @@ def _(change: changes.Trained, now_s: float) -> list[Statement]:
 @statements_of.register
 def _(change: changes.Undone, now_s: float) -> list[Statement]:
     version, listed = change.version, to_json(change.group_ids)
-    reason = f"learner started at version {version}"
     return [
         (_UNDO_STEPS, (now_s, version)),
         # Later versions will be other weights, so their finished evaluations do not count.
         (_DETACH, (version,)),
         (_DELETE_EVALUATIONS, (version,)),
         (_LOWER_VERSION, (version, version)),
-        (_SET_STATE, ("ready", now_s, listed)),
-        (_ALL_TRANSITIONS, (now_s, version, reason, listed)),
+        *_return(listed, version, f"learner started at version {version}", now_s),
+    ]
+
+
+@statements_of.register
+def _(change: changes.BatchDropped, now_s: float) -> list[Statement]:
+    version, listed = change.version, to_json(change.group_ids)
+    return [
+        (_DROP_ALL, (change.message, now_s, listed)),
+        (_NO_BLOBS, (listed,)),
+        (_ALL_TRANSITIONS, (now_s, version, "untrainable", listed)),
+        *_return(to_json(change.returned), version, "the batch before it was dropped", now_s),
     ]
 
 
@@ -187,6 +207,14 @@ def _(change: changes.PromptsLeft, now_s: float) -> list[Statement]:
     return [
         (_LEAVE, (leaver.index, leaver.prompt_id, change.position, leaver.score, now_s))
         for leaver in change.leavers
+    ]
+
+
+def _return(listed: str, version: int, reason: str, now_s: float) -> list[Statement]:
+    """Leased or trained groups are ready again."""
+    return [
+        (_SET_STATE, ("ready", now_s, listed)),
+        (_ALL_TRANSITIONS, (now_s, version, reason, listed)),
     ]
 
 

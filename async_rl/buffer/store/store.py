@@ -11,6 +11,7 @@ Invariants
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -93,6 +94,13 @@ class Store(StoreReader):
         not be.
         """
         await self._writer.flush()
+
+    async def secure(self) -> None:
+        """Return once everything queued so far is on the disk. Raises InfrastructureError if it
+        could not be written.
+        """
+        await self._writer.flush()
+        await asyncio.to_thread(self._writer.sync_files)
 
     async def failed(self) -> None:
         """Wait until the store fails, and raise its InfrastructureError."""

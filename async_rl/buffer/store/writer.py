@@ -26,6 +26,7 @@ from typing import IO, Any, Literal
 
 from async_rl.buffer.store.schema import SCHEMA_VERSION, TABLES
 from async_rl.core import codec
+from async_rl.core.checksums import sync
 from async_rl.core.errors import InfrastructureError, Unavailable
 from async_rl.core.types import Group
 
@@ -137,6 +138,18 @@ class Writer:
         if self._failed.done():  # no thread takes from the queue any more
             commit = self._failed
         await asyncio.wrap_future(commit)
+
+    def sync_files(self) -> None:
+        """Return once all commits so far are on the disk, whatever the durability. Raises
+        InfrastructureError.
+        """
+        # The log too: with durability=normal SQLite syncs it only before it moves it into the file.
+        log = self._path.with_name(self._path.name + "-wal")
+        try:
+            for path in (self._path, log, self._path.parent):
+                sync(path)
+        except OSError as error:
+            raise _unwritable(self._path, error) from error
 
     async def failed(self) -> None:
         """Wait until a write fails, and raise its error."""

@@ -1,0 +1,66 @@
+"""Checksums of the files in a directory, in a file that `sha256sum -c` also reads.
+
+A flipped bit in a checkpoint would otherwise load as a slightly different weight.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+SUMS_FILE = "sha256sums.txt"
+_THREADS = 4
+"""Hashing releases Python's lock; one thread hashes about 1.5 GB/s, less than a disk reads."""
+
+
+def write_sums(directory: Path) -> None:
+    """Write the checksums of all files in the directory, in any depth."""
+    lines = (f"{digest}  {name}\n" for name, digest in _sums(directory).items())
+    (directory / SUMS_FILE).write_text("".join(lines))
+
+
+def damage(directory: Path) -> str:
+    """Return what differs from the directory's checksums as half a sentence; empty if nothing."""
+    path = directory / SUMS_FILE
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+        actual = _sums(directory)
+    except OSError as error:
+        return f"{error.filename} cannot be read ({error.strerror})"
+    expected = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    for name in sorted(expected.keys() | actual.keys()):
+        if name not in actual:
+            return f"{name} is missing"
+        if expected.get(name) != actual[name]:
+            return f"{name} does not have the checksum in {SUMS_FILE}"
+    return "" if expected else f"{SUMS_FILE} is empty"
+
+
+def _sums(directory: Path) -> dict[str, str]:
+    paths = sorted(p for p in directory.rglob("*") if p.is_file() and p.name != SUMS_FILE)
+    with ThreadPoolExecutor(_THREADS) as threads:
+        digests = threads.map(_digest, paths)
+        names = [str(path.relative_to(directory)) for path in paths]
+        return dict(zip(names, digests, strict=True))
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync_tree(directory: Path) -> None:
+    """Return once everything in the directory, and its names, are on the disk."""
+    for path in [*directory.rglob("*"), directory]:
+        sync(path)
+
+
+def sync(path: Path) -> None:
+    """Return once this file, or the names in this directory, are on the disk."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,225 @@
+"""A power loss: what was not synced to the disk is gone, whatever was acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from buffer_support import make_config, opened, put_all, run, take
+
+from async_rl.buffer.service import BufferService
+from async_rl.core.errors import InfrastructureError, ProtocolError
+from async_rl.protocol.base import Message
+from async_rl.protocol.learner import (
+    CommitStep,
+    DropBatch,
+    ForgetBefore,
+    GetHistory,
+    History,
+    SecureStore,
+    Synced,
+    SyncVersion,
+)
+
+
+class Disk:
+    """Keeps of each file the content at its last fsync, and of each directory the names: the worst
+    that a power loss may leave.
+    """
+
+    def __init__(self, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._run_dir = run_dir
+        self._content: dict[str, bytes] = {}
+        self._names: set[str] = set()
+        real = os.fsync
+
+        def fsync(fd: int) -> None:
+            real(fd)
+            path = Path(os.readlink(f"/proc/self/fd/{fd}"))
+            if path == run_dir:
+                self._names = {inner.name for inner in path.iterdir()}
+            elif path.parent == run_dir:
+                self._content[path.name] = path.read_bytes()
+
+        monkeypatch.setattr(os, "fsync", fsync)
+
+    def after_power_loss(self, target: Path) -> Path:
+        target.mkdir()
+        for name in self._names & self._content.keys():
+            (target / name).write_bytes(self._content[name])
+        return target
+
+
+async def step(service: BufferService, version: int) -> None:
+    """Step `version` + 1, on groups of that version."""
+    await put_all(service, version)
+    ids = [group.group_id for group in (await take(service, version)).groups]
+    await service.commit_step(CommitStep(version=version + 1, group_ids=ids))
+
+
+async def history(service: BufferService) -> tuple[int, int]:
+    reply = await service.history(GetHistory())
+    assert isinstance(reply, History)
+    return reply.first, reply.last
+
+
+def test_after_a_power_loss_the_store_covers_every_checkpoint_that_was_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    disk = Disk(run_dir, monkeypatch)
+
+    async def before() -> None:
+        async with opened(run_dir, make_config()) as service:
+            for version in range(3):
+                await step(service, version)
+            await service.secure_store(SecureStore())
+            for version in range(3, 6):
+                await step(service, version)
+            assert await history(service) == (0, 6)
+            disk.after_power_loss(tmp_path / "after")
+
+    async def after() -> None:
+        async with opened(tmp_path / "after", make_config()) as service:
+            assert await history(service) == (0, 3)
+            await service.sync_version(SyncVersion(version=3, incarnation="b"))
+            for version in range(3, 6):
+                await step(service, version)
+
+    run(before())
+    run(after())
+
+
+@pytest.mark.parametrize("kept", [0, 1, 0.3, 0.6])
+def test_with_a_cut_log_the_history_says_what_the_store_still_covers(
+    tmp_path: Path, kept: float
+) -> None:
+    async def before() -> None:
+        async with opened(tmp_path, make_config()) as service:
+            for version in range(4):
+                await step(service, version)
+            shutil.copytree(tmp_path, tmp_path / "after")
+
+    async def after() -> None:
+        async with opened(tmp_path / "after", make_config()) as service:
+            first, last = await history(service)
+            assert first == 0
+            assert last in range(5)
+            if last < 4:
+                with pytest.raises(ProtocolError, match="the store has no batch for"):
+                    await service.sync_version(SyncVersion(version=4, incarnation="b"))
+            await service.sync_version(SyncVersion(version=last, incarnation="b"))
+            await step(service, last)
+            assert await history(service) == (0, last + 1)
+
+    run(before())
+    log = tmp_path / "after" / "store.sqlite-wal"
+    os.truncate(log, int(log.stat().st_size * kept))
+    run(after())
+
+
+def test_the_history_begins_where_trajectories_are_deleted_and_ends_with_the_last_lease(
+    tmp_path: Path,
+) -> None:
+    async def scenario() -> None:
+        async with opened(tmp_path, make_config()) as service:
+            for version in range(3):
+                await step(service, version)
+            await service.forget_before(ForgetBefore(version=2))
+            await put_all(service, 3)
+            assert await history(service) == (2, 3)
+            await take(service, 3)
+            assert await history(service) == (2, 4)
+
+    run(scenario())
+
+
+def test_a_store_that_cannot_be_synced_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    async def scenario() -> None:
+        async with opened(tmp_path, make_config()) as service:
+            await step(service, 0)
+            monkeypatch.setattr(os, "fsync", fails)
+            with pytest.raises(InfrastructureError, match=r"store\.sqlite cannot be written: .*5"):
+                await service.secure_store(SecureStore())
+
+    run(scenario())
+
+
+# ---- lives of the learner
+
+
+async def begin(service: BufferService, incarnation: str, version: int = 0) -> int:
+    reply = await service.sync_version(SyncVersion(version=version, incarnation=incarnation))
+    assert isinstance(reply, Synced)
+    return reply.life
+
+
+def test_an_earlier_life_of_the_learner_is_refused_after_every_restart_of_the_buffer(
+    tmp_path: Path,
+) -> None:
+    from async_rl.core.errors import Superseded
+    from async_rl.protocol.learner import KeepAdvantages, StartEvaluation, TakeBatch
+
+    def actions(life: int, group_ids: list[int]) -> list[Message]:
+        return [
+            TakeBatch(life=life, train_version=0, wait_s=0),
+            CommitStep(life=life, version=1, group_ids=group_ids),
+            StartEvaluation(life=life, version=0),
+            KeepAdvantages(life=life, group_ids=[], rows=[]),
+            ForgetBefore(life=life, version=0),
+            SecureStore(life=life),
+            DropBatch(life=life, train_version=0, group_ids=group_ids, message=""),
+        ]
+
+    async def refused(service: BufferService, messages: list[Message]) -> None:
+        for message in messages:
+            with pytest.raises(Superseded, match="life 1 of the learner is refused"):
+                await service.handlers[type(message)](message)
+
+    async def scenario() -> None:
+        async with opened(tmp_path, make_config()) as service:
+            old = await begin(service, "a")
+            assert await begin(service, "a") == old, "safe to send twice"
+            ids = (await put_all(service))[:2]
+            await service.handlers[TakeBatch](TakeBatch(life=old, train_version=0, wait_s=0))
+            new = await begin(service, "b")
+            assert new > old
+            await refused(service, actions(old, ids))
+            assert service.state.learner_version == 0
+        async with opened(tmp_path, make_config()) as service:
+            await refused(service, actions(old, ids))
+            with pytest.raises(Superseded):
+                await begin(service, "a")
+            for message in actions(new, ids)[:2]:
+                await service.handlers[type(message)](message)
+            assert service.state.learner_version == 1
+
+    run(scenario())
+
+
+def test_a_batch_that_waits_for_groups_is_not_given_to_an_earlier_life(tmp_path: Path) -> None:
+    from async_rl.protocol.learner import TakeBatch, TakenGroups
+
+    async def scenario() -> None:
+        async with opened(tmp_path, make_config()) as service:
+            old = await begin(service, "a")
+            handler: Any = service.handlers[TakeBatch]
+            parked = asyncio.create_task(handler(TakeBatch(life=old, train_version=0, wait_s=60)))
+            await asyncio.sleep(0)
+            await begin(service, "b")
+            await put_all(service)
+            reply = await parked
+            assert isinstance(reply, TakenGroups)
+            assert reply.groups == []
+
+    run(scenario())

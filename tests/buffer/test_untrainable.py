@@ -1,0 +1,178 @@
+"""A batch on which the learner fails: its groups are dropped, and training continues."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from buffer_support import make_config, opened, put_all, states, within
+
+from async_rl.buffer.service import BufferService
+from async_rl.buffer.store.audit import audit
+from async_rl.buffer.store.ledger import Ledger, reading
+from async_rl.config.base import replace
+from async_rl.core.errors import (
+    NonFiniteError,
+    PartlyTrained,
+    RestartNeeded,
+    StalenessError,
+    root_cause,
+)
+from async_rl.core.types import Group, GroupState
+from async_rl.launchers.commands.ledger import promise_of
+from async_rl.observability.activity import Activity
+from async_rl.processes import learner as process
+from async_rl.protocol.base import Message
+from async_rl.protocol.learner import SyncVersion
+from async_rl.protocol.membership import Member, Members
+from async_rl.runtime.directory import Directory
+from async_rl.training.device import Device
+from async_rl.training.resuming import Start
+
+CONFIG = make_config(groups_per_step=2, num_steps=4)
+
+
+class Buffer:
+    """The buffer, whose generator has a group for every free place."""
+
+    def __init__(self, service: BufferService) -> None:
+        self._service = service
+
+    async def call(self, request: Message, *, timeout_s: float) -> Message:
+        await put_all(self._service, self._service.state.learner_version)
+        return await self._service.handlers[type(request)](request)
+
+
+class Pool:
+    """Trains everything but what `fails` says; notes the groups of each step."""
+
+    def __init__(self, fails: Callable[[int, list[int]], Exception | None]) -> None:
+        self.trained: list[list[int]] = []
+        self._fails = fails
+
+    async def step(self, groups: list[Group], version: int) -> Any:
+        ids = [group.group_id for group in groups]
+        error = self._fails(version, ids)
+        if error is not None:
+            raise error
+        self.trained.append(ids)
+        return SimpleNamespace(scalars={"tokens/trained": 1.0}, advantages=[], histograms={})
+
+
+class Quiet:
+    """Stands for pusher and saver, which have nothing to do with batches."""
+
+    def __init__(self, *_: object, **__: object) -> None:
+        pass
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+    async def publish(self, version: int) -> None:
+        pass
+
+    live = take_device = save = finish = publish  # type: ignore[assignment]
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+    def is_due(self, version: int) -> bool:
+        return False
+
+
+async def train(service: BufferService, pool: Pool, patch: pytest.MonkeyPatch) -> None:
+    async def nothing(*_: object, **__: object) -> None:
+        pass
+
+    directory = Directory()
+    generator = Member(
+        name="generator-0", role="generator", pid=1, address="a", state="", since_s=0
+    )
+    directory.update(Members(revision=1, members=[generator]))
+    context: Any = SimpleNamespace(
+        config=replace(CONFIG, evaluation=replace(CONFIG.evaluation, every_steps=0)),
+        activity=Activity(),
+        directory=directory,
+        stopping=asyncio.Event(),
+        log=logging.getLogger("learner"),
+        report=nothing,
+        peer=lambda _: Buffer(service),
+    )
+    synced: Any = await service.sync_version(SyncVersion(version=0, incarnation="life"))
+    patch.setattr(process, "Pusher", Quiet)
+    patch.setattr(process, "Saver", Quiet)
+    patch.setattr(Quiet, "take_device", nothing)
+    patch.setattr(Quiet, "finish", nothing)
+    start = Start(version=0, life=synced.life)
+    rank_device: Any = None
+    learner: Any = process.Learner(context, pool, Device(), rank_device, start)  # type: ignore[arg-type]
+    await learner.train()
+
+
+def run(tmp_path: Path, pool: Pool, patch: pytest.MonkeyPatch) -> BaseException | None:
+    async def scenario() -> None:
+        async with opened(tmp_path, CONFIG) as service:
+            await train(service, pool, patch)
+
+    try:
+        asyncio.run(within(scenario(), 60))
+    except BaseExceptionGroup as group:
+        return root_cause(group)
+    finally:
+        with reading(tmp_path / "store.sqlite") as connection:
+            assert audit(connection, promise_of(CONFIG)).problems == []
+    return None
+
+
+def dropped(tmp_path: Path) -> list[tuple[int, str, str]]:
+    with reading(tmp_path / "store.sqlite") as connection:
+        groups = Ledger(connection).of_state(GroupState.DROPPED)
+        return [(group.group_id, group.reason, group.message) for group in groups]
+
+
+@pytest.mark.parametrize("error", [NonFiniteError("loss nan"), StalenessError("too old")])
+def test_a_batch_that_cannot_be_trained_is_dropped_and_another_one_takes_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    pool = Pool(lambda _, ids: error if 2 in ids else None)
+    assert run(tmp_path, pool, monkeypatch) is None
+    assert dropped(tmp_path) == [(2, "untrainable", str(error)), (3, "untrainable", str(error))]
+    assert pool.trained == [[0, 1], [4, 5], [6, 7], [8, 9]], "in order, none twice"
+    assert sum(state == "trained" for state in states(tmp_path).values()) == 8
+
+
+def test_the_third_batch_that_fails_at_one_step_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the weights or the settings are the cause; a resume may be tried once per batch."""
+    pool = Pool(lambda version, _: NonFiniteError("loss nan") if version == 1 else None)
+    assert isinstance(run(tmp_path, pool, monkeypatch), NonFiniteError)
+    assert [group_id for group_id, *_ in dropped(tmp_path)] == [2, 3, 4, 5, 6, 7]
+
+
+def test_batches_that_fail_at_different_steps_do_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed: list[int] = []
+
+    def twice_per_step(version: int, _: list[int]) -> Exception | None:
+        failed.append(version)
+        return NonFiniteError("loss nan") if failed.count(version) <= 2 else None
+
+    pool = Pool(twice_per_step)
+    assert run(tmp_path, pool, monkeypatch) is None
+    assert len(dropped(tmp_path)) == 16
+    assert len(pool.trained) == 4
+
+
+def test_weights_that_were_changed_before_the_failure_are_loaded_again_by_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = Pool(lambda _, ids: PartlyTrained("loss nan") if 2 in ids else None)
+    assert isinstance(run(tmp_path, pool, monkeypatch), RestartNeeded)
+    assert [group_id for group_id, *_ in dropped(tmp_path)] == [2, 3]
