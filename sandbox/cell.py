@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .frames import Frames, read_frames
-from .protocol import Hello, JobSpec, Mode, Reply
+from .protocol import Hello, JobSpec, Mode, Reply, TestCode
 
 _START_TIMEOUT_S = 30.0
 _CANCEL_TIMEOUT_S = 1.0
@@ -55,14 +55,14 @@ class CellFailed(Exception):
 class Job(NamedTuple):
     """One program to run: limits, the payload of its child, and one input per stream run.
 
-    The payload never contains an expected output. test: setup and code of the test, for Mode.JUDGE;
-    only the judging child can read it.
+    The payload never contains an expected output. test: for Mode.JUDGE; only the judging child can
+    read it.
     """
 
     spec: JobSpec
     payload: tuple[Any, ...] | str
     inputs: Sequence[bytes] = ()
-    test: tuple[str, str] | None = None
+    test: TestCode | None = None
 
 
 class Outcome(NamedTuple):
@@ -143,7 +143,7 @@ class Cell:
             files.append(_memory_file("payload", marshal.dumps(job.payload, _MARSHAL_VERSION)))
             files.append(_memory_file("result", b""))
             if job.test is not None:
-                files.append(_memory_file("test", marshal.dumps(job.test, _MARSHAL_VERSION)))
+                files.append(_memory_file("test", marshal.dumps(tuple(job.test), _MARSHAL_VERSION)))
             for data in job.inputs:
                 files.append(_memory_file("stdin", data))
                 files.append(_memory_file("stdout", b""))
@@ -157,7 +157,7 @@ class Cell:
                 os.close(fd)
 
     async def _exchange(self, spec: JobSpec, files: list[int]) -> Reply:
-        longest_s = _CROWDED * (spec.cpu_s + spec.sleep_s) * spec.num_runs + _GRACE_S
+        longest_s = _CROWDED * (spec.cpu_s + spec.sleep_s) + _GRACE_S
         try:
             socket.send_fds(self._host, [spec.pack()], files)
             return await self._reply(longest_s)
@@ -193,10 +193,16 @@ class Cell:
 
 
 def job_spec(
-    mode: Mode, num_runs: int, *, cpu_s: float, memory_bytes: int, output_bytes: int
+    mode: Mode,
+    num_runs: int,
+    *,
+    cpu_s: float,
+    memory_bytes: int,
+    output_bytes: int,
+    num_tests: int = 1,
 ) -> JobSpec:
-    """Mode and limits of a job; a run may sleep one second longer than it may compute."""
-    return JobSpec(int(mode), num_runs, cpu_s, cpu_s + 1, memory_bytes, output_bytes)
+    """Mode and limits of a job, which may sleep one second longer than it may compute."""
+    return JobSpec(int(mode), num_runs, cpu_s, cpu_s + 1, memory_bytes, output_bytes, num_tests)
 
 
 def _kill(process: subprocess.Popen[bytes], host: socket.socket) -> None:

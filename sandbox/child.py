@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .judge import Solver, Test
 from .programs import Calls, Streams
-from .protocol import FIRST_STREAM, PAYLOAD, RESULT, JobSpec, Mode
+from .protocol import FIRST_STREAM, PAYLOAD, RESULT, JobSpec, Mode, TestCode
 
 if TYPE_CHECKING:
     from .zygote import Jail
@@ -59,8 +59,8 @@ def parts(spec: JobSpec, descriptors: Sequence[int], pipes: Sequence[int]) -> li
     def solve(code: str) -> int:
         return Solver(answers_out, spec, requests_in).run(code)
 
-    def test(loaded: tuple[str, str]) -> int:
-        return Test(result, spec, requests_out, answers_in).run(*loaded)
+    def test(loaded: tuple[Any, ...]) -> int:
+        return Test(result, spec, requests_out, answers_in).run(TestCode(*loaded))
 
     return [
         Part(0, payload, [requests_in, answers_out], solve),
@@ -98,7 +98,7 @@ def _lock_down(spec: JobSpec, part: Part, jail: Jail) -> None:
         lowest = keep
     os.closerange(lowest + 1, _MAX_DESCRIPTOR)
     for which, value in (
-        (resource.RLIMIT_CPU, math.ceil(spec.cpu_s * spec.num_runs) + 2),
+        (resource.RLIMIT_CPU, math.ceil(spec.cpu_s) + 2),
         (resource.RLIMIT_FSIZE, spec.output_bytes + 1),
         (resource.RLIMIT_NPROC, _MAX_TASKS),
         (resource.RLIMIT_AS, jail.base_address_space + spec.memory_bytes),

@@ -14,7 +14,7 @@ _MAX_DIGITS = 16
 
 
 class Kind(enum.Enum):
-    """The meaning of a frame for its run."""
+    """The meaning of a frame for its run. Only a judging child writes the last three."""
 
     LOADED = b"l"
     VALUE = b"v"
@@ -24,6 +24,9 @@ class Kind(enum.Enum):
     MEMORY = b"m"
     TOO_LARGE = b"o"
     COMPILE_ERROR = b"c"
+    PASSED = b"p"
+    FAILED = b"w"
+    BROKEN_TEST = b"t"
 
 
 class Frame(NamedTuple):

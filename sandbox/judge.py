@@ -1,45 +1,50 @@
 """Tests that cannot be taken apart: the test runs in one child, the program in another, and only
 plain values pass between them.
 
-`Solver` loads the program and answers calls. `Test` executes the test's code, in which every name
-that the test does not define is a proxy that asks the solver. Both are locked down like any child.
-The solver receives one call at a time and nothing else; it has neither the test's code nor the
-result file. The test side reads from the solver what may be hostile, and only through
-`values.decode`.
+`Solver` loads the program and answers calls. `Test` executes the test's code, in which the names
+that neither the test nor Python defines are proxies that ask the solver. Both are locked down like
+any child. The solver receives one call at a time and nothing else; it has neither the test's code
+nor the result file. Invariants: the test side reads from the solver what may be hostile, accepts
+only the kinds of frames that a solver writes, and decodes only through `values.decode`; a passed
+test has asked the solver at least once; a solver that could not answer fails the test even if the
+test catches the exception.
 """
 
 from __future__ import annotations
 
 import builtins
+import importlib
 import os
 import sys
 import types
-from collections.abc import Iterator
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any, NoReturn
 
 from . import values
 from .frames import Frame, Kind, read_frame
 from .programs import Runner, describe, find_function, load_program
-from .protocol import JobSpec
+from .protocol import JobSpec, TestCode
 
 _MAX_REQUEST_BYTES = 1 << 30
 _FRAME_OVERHEAD_BYTES = 200
-_OFFERED = frozenset(
-    (
-        "sys",
-        "math",
-        "re",
-        "collections",
-        "itertools",
-        "functools",
-        "string",
-        "random",
-        "operator",
-        "copy",
-        "json",
-    )
-)
-"""Modules that a test may use without importing them."""
+_MODULES = (
+    "collections", "copy", "functools", "itertools", "json", "math", "operator", "random", "re",
+    "string", "sys",
+)  # fmt: skip
+_TYPES = (Counter, OrderedDict, defaultdict, deque, Decimal, Fraction)
+OFFERED = frozenset((*_MODULES, *(offered.__name__ for offered in _TYPES)))
+"""Modules and types that a test may use without importing them. No functions: tests of `gcd` or
+`reduce` ask the program for them.
+"""
+_ANSWERS = frozenset({Kind.VALUE, Kind.ERROR, Kind.EXIT, Kind.MEMORY, Kind.TOO_LARGE})
+_FATAL = frozenset({"AssertionError", "NameError", "StopIteration", "StopAsyncIteration"})
+"""Exceptions of the program that fail the test. A test raises an AssertionError itself; a NameError
+means that the program has no such function; the others would end a loop of the test early, and
+`all(map(...))` would hold.
+"""
 
 
 class Solver(Runner):
@@ -67,149 +72,171 @@ class Solver(Runner):
 
 
 class ProgramFailed(BaseException):
-    """The program could not answer.
-
-    Not an Exception, because `except Exception` in a test must not swallow it.
-    """
-
-    def __init__(self, kind: Kind, body: bytes) -> None:
-        super().__init__(kind, body)
-        self.kind, self.body = kind, body
+    """The test cannot go on. Not an Exception: `except Exception` in a test must not catch it."""
 
 
 class Test(Runner):
     """Runs the test.
 
-    Result: LOADED, then DONE if the test passed, VALUE with a message if it failed, or the frame of
-    the solver's own failure.
+    Result: LOADED, then PASSED, FAILED or BROKEN_TEST, or the frame of the solver's own failure.
     """
+
+    __test__ = False
 
     def __init__(self, result: int, spec: JobSpec, requests: int, answers: int) -> None:
         super().__init__(result, spec)
         self._requests = requests
         self._answers = _lines(answers, spec.output_bytes)
         self._num_asked = 0
+        self._settled: tuple[Kind, bytes] | None = None
 
-    def run(self, setup: str, test: str) -> int:
+    def run(self, test: TestCode) -> int:
         """Write the verdict as the frame of run 0.
 
         A program that does not load has its own frame for run -1 instead.
         """
         started = self.now()
         loaded = self._answer(-1)
-        if loaded.kind is not Kind.LOADED:
-            self.frame(-1, loaded.kind, started, loaded.body)
-            return 0
-        self.frame(-1, Kind.LOADED, started, b"0")
-        started = self.now()
-        kind, body = Kind.DONE, b"0"
-        try:
-            self._execute(setup, test)
-        except ProgramFailed as failed:
-            kind, body = failed.kind, failed.body
-        except BaseException as error:  # noqa: BLE001  a test that raises has failed
-            cause = error.__cause__
-            if isinstance(cause, ProgramFailed):
-                kind, body = cause.kind, cause.body
-            else:
-                kind, body = Kind.VALUE, describe(error)
-        self.frame(0, kind, started, body)
+        if loaded.kind not in (Kind.LOADED, Kind.COMPILE_ERROR, *(_ANSWERS - {Kind.VALUE})):
+            loaded = loaded._replace(kind=Kind.ERROR, body=b'"its answer is malformed"')
+        self.frame(-1, loaded.kind, started, loaded.body)
+        if loaded.kind is Kind.LOADED:
+            started = self.now()
+            kind, body = self._ruling(test)
+            self.frame(0, kind, started, body)
         return 0
 
-    def _execute(self, setup: str, test: str) -> None:
+    def _ruling(self, test: TestCode) -> tuple[Kind, bytes]:
+        problem: BaseException | None = None
+        try:
+            self._execute(test)
+        except BaseException as error:  # noqa: BLE001  a test that raises has failed
+            problem = error
+        if self._settled is not None:
+            return self._settled
+        if problem is None and self._num_asked:
+            return Kind.PASSED, b"0"
+        if problem is None:
+            return Kind.BROKEN_TEST, b'"the test ended without a call of the program"'
+        if isinstance(problem.__cause__, _Raised):
+            return Kind.ERROR, problem.__cause__.body
+        # The program decides whether values compare, not whether the test's own names exist.
+        is_own_fault = isinstance(problem, ImportError | SyntaxError | NameError)
+        if is_own_fault or not self._num_asked:
+            return Kind.BROKEN_TEST, describe(problem)
+        return Kind.FAILED, describe(problem)
+
+    def _execute(self, test: TestCode) -> None:
         namespace: dict[str, Any] = {"__name__": "test"}
-        codes = [
-            compile(source, name, "exec", dont_inherit=True)
-            for source, name in ((setup, "setup"), (test, "test"))
-        ]
-        for code in codes:
-            for name in _names(code):
-                if name in vars(builtins) or name in namespace:
-                    continue
-                if name in _OFFERED and name in sys.modules:
-                    namespace[name] = sys.modules[name]
-                else:
-                    namespace[name] = self._proxy(name)
-        for code in codes:
-            exec(code, namespace)
+        sources = ((test.setup, "setup"), (test.code, "test"))
+        codes = [compile(source, name, "exec", dont_inherit=True) for source, name in sources]
+        solution = types.ModuleType("solution")
+        solution.__dict__.update(__getattr__=self._proxy, __all__=[])
+        sys.modules["solution"] = solution
+        proxies = {}
+        for name in test.free:
+            if name in OFFERED:
+                namespace[name] = _offered(name)
+            else:
+                namespace[name] = proxies[name] = self._proxy(name)
+        exec(codes[0], namespace)
+        if all(namespace[name] is not proxy for name, proxy in proxies.items()):
+            namespace.update({name: self._proxy(name) for name in test.tested})
+        if "unittest" in test.code:
+            # It would run the tests of __main__ and leave; they are run below.
+            importlib.import_module("unittest").main = lambda *_, **__: None  # type: ignore[attr-defined]
+        exec(codes[1], namespace)
+        for case in list(_cases(namespace)):
+            case()
 
     def _proxy(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
         def ask(*args: Any, **keywords: Any) -> Any:
             request = values.encode((name, list(args), keywords))
             if b'{"o":' in request:
-                raise TypeError(
-                    f"{name} was given a value that cannot be passed to another process"
-                )
-            os.write(self._requests, request + b"\n")
+                reason = f'"{name} gets a value that cannot be passed to another process"'
+                self._settle(Kind.BROKEN_TEST, reason.encode())
             self._num_asked += 1
-            return _value(self._answer(self._num_asked - 1))
+            try:
+                os.write(self._requests, request + b"\n")
+            except OSError:
+                self._settle(Kind.ERROR, b'"the program ended the process"')
+            return self._value(self._answer(self._num_asked - 1))
 
         ask.__name__ = name
         return ask
+
+    def _settle(self, kind: Kind, body: bytes) -> NoReturn:
+        """Fix the result, whatever the test does with the exception."""
+        self._settled = self._settled or (kind, body)
+        raise ProgramFailed(kind, body)
 
     def _answer(self, run: int) -> Frame:
         line = next(self._answers, None)
         frame = read_frame(line, run) if line is not None else None
         if frame is None:
-            raise ProgramFailed(
-                Kind.ERROR, b'"the program ended the process, or its answer was malformed"'
-            )
+            reason = b'"the program ended the process, or its answer was malformed"'
+            if run < 0:
+                return Frame(run, Kind.ERROR, 0.0, reason)
+            self._settle(Kind.ERROR, reason)
         return frame
 
-
-def _value(frame: Frame) -> Any:
-    if frame.kind is Kind.VALUE:
+    def _value(self, frame: Frame) -> Any:
+        if frame.kind not in _ANSWERS:
+            self._settle(Kind.ERROR, b'"the program sent a frame that is not an answer"')
+        if frame.kind not in (Kind.VALUE, Kind.ERROR):
+            self._settle(frame.kind, frame.body)
         try:
-            return unwrapped(values.decode(frame.body))
+            value = values.decode(frame.body)
         except ValueError:
-            raise ProgramFailed(Kind.ERROR, b'"the returned value is malformed"') from None
-    if frame.kind is Kind.ERROR:
-        _raise_like(frame)
-    raise ProgramFailed(frame.kind, frame.body)
-
-
-def unwrapped(value: Any) -> Any:
-    """The value with instances of subclasses of plain types replaced by plain values, at any depth.
-
-    Other foreign values stay.
-    """
-    kind = type(value)
-    if kind is values.Foreign:
-        inner = unwrapped(value.value)
-        if value.kind == "subclass":
-            return inner
-        return values.Foreign(value.kind, value.type_name, inner)
-    if kind is list or kind is tuple or kind is set or kind is frozenset:
-        return kind(map(unwrapped, value))
-    if kind is dict:
-        return {unwrapped(key): unwrapped(item) for key, item in value.items()}
-    return value
-
-
-def _raise_like(frame: Frame) -> NoReturn:
-    """Raise the builtin exception that the program raised, because a test may catch it.
-
-    Raises ProgramFailed for any other exception, and for AssertionError, which only a test may
-    raise.
-    """
-    failed = ProgramFailed(frame.kind, frame.body)
-    text = values.decode(frame.body) if frame.body.startswith(b'"') else ""
-    name, _, message = text.partition(": ")
-    kind = vars(builtins).get(name)
-    if isinstance(kind, type) and issubclass(kind, Exception) and kind is not AssertionError:
+            self._settle(Kind.ERROR, b'"the returned value is malformed"')
+        except MemoryError:
+            self._settle(Kind.MEMORY, b"0")
+        if frame.kind is Kind.VALUE:
+            return values.unwrapped(value)
+        name, _, message = str(value).partition(": ")
+        if name in _FATAL:
+            self._settle(Kind.ERROR, frame.body)
+        kind = vars(builtins).get(name)
+        if not (isinstance(kind, type) and issubclass(kind, Exception)):
+            kind = Exception
         try:
             error = kind(message)
         except TypeError:
-            raise failed from None
-        raise error from failed
-    raise failed
+            error = Exception(message)
+        raise error from _Raised(frame.body)
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
+class _Raised(Exception):
+    """Marks an exception as the program's."""
+
+    def __init__(self, body: bytes) -> None:
+        super().__init__()
+        self.body = body
+
+
+def _offered(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(name)
+    return next(offered for offered in _TYPES if offered.__name__ == name)
+
+
+def _cases(namespace: dict[str, Any]) -> Iterator[Callable[[], Any]]:
+    """Functions and classes of tests that the code defines in the forms of pytest and unittest."""
+    for name, value in namespace.items():
+        if isinstance(value, types.FunctionType):
+            code = value.__code__
+            num_required = code.co_argcount - len(value.__defaults__ or ())
+            if name.startswith("test") and code.co_filename == "test" and not num_required:
+                yield value
+        elif isinstance(value, type) and value.__module__ == "test":
+            if "unittest" in sys.modules and issubclass(value, sys.modules["unittest"].TestCase):
+                yield sys.modules["unittest"].TestLoader().loadTestsFromTestCase(value).debug
+            elif name.startswith("Test"):
+                methods = [method for method in dir(value) if method.startswith("test")]
+                yield from (getattr(value(), method) for method in methods)
 
 
 def _lines(descriptor: int, longest: int) -> Iterator[bytes]:
@@ -217,16 +244,13 @@ def _lines(descriptor: int, longest: int) -> Iterator[bytes]:
 
     Written by hand, because a buffered reader would accept a line of any length.
     """
-    rest = b""
-    while True:
-        line, separator, after = rest.partition(b"\n")
-        if separator:
-            rest = after
-            yield line
-            continue
-        if len(rest) > longest + _FRAME_OVERHEAD_BYTES:
-            return
+    rest = bytearray()
+    while len(rest) <= longest + _FRAME_OVERHEAD_BYTES:
         data = os.read(descriptor, 1 << 16)
         if not data:
             return
+        *ends, data = data.split(b"\n")
+        for end in ends:
+            yield bytes(rest + end)
+            rest.clear()
         rest += data

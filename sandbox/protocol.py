@@ -30,10 +30,25 @@ class Mode(enum.IntEnum):
     JUDGE = 3
 
 
+class TestCode(NamedTuple):
+    """A test as its child gets it.
+
+    free: global names that setup and test use but do not bind, builtins excepted; tested: those of
+    the function under test, which the program defines even if Python has a function of that name.
+    """
+
+    setup: str
+    code: str
+    free: list[str]
+    tested: list[str]
+
+
 class JobSpec(NamedTuple):
     """Mode and limits of one job.
 
-    num_runs: calls or streams in the job; each may use cpu_s of CPU time and sleep for sleep_s.
+    num_runs: calls or streams in the job; num_tests: tests that they belong to. Together they may
+    use cpu_s of CPU time and sleep for sleep_s. A limit per run could not be enforced, because only
+    the program could say when a run ends.
     """
 
     mode: int
@@ -42,6 +57,7 @@ class JobSpec(NamedTuple):
     sleep_s: float
     memory_bytes: int
     output_bytes: int
+    num_tests: int = 1
 
     def pack(self) -> bytes:
         """As bytes."""

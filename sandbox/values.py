@@ -12,6 +12,7 @@ no code of the program.
 from __future__ import annotations
 
 import json
+import operator
 import sys
 from collections import deque
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ MAX_DEPTH: Final = 60
 """Both sides refuse deeper nesting, so that the host's recursion stays far below its limit."""
 MAX_ITEMS: Final = 100_000
 """Items taken from an iterator."""
+_MAX_EQUAL_HASHES = 64
 
 _SCALARS = frozenset({int, float, bool, str, type(None)})
 _INT_BOUND = 1 << 1000
@@ -171,19 +173,47 @@ def _items(body: Any, depth: int) -> list[Any]:
     return [_untagged(item, depth) for item in body]
 
 
-def _hashable(items: list[Any]) -> list[Any]:
-    """The items, if few hashes are equal. Otherwise building a set of them could take hours."""
+def hashable(items: list[Any]) -> list[Any]:
+    """The items, unless many different ones have the same hash: a set of them could take hours.
+
+    Hashes that differ cost a bounded number of steps each, however they were chosen.
+    """
     hashes = sorted(map(hash, items))
-    if any(a == b for a, b in zip(hashes, hashes[64:], strict=False)):
-        raise ValueError("too many equal hashes")
+    if any(map(operator.eq, hashes, hashes[_MAX_EQUAL_HASHES:])):
+        groups: dict[int, list[Any]] = {}
+        for item in items:
+            group = groups.setdefault(hash(item), [])
+            if item not in group:
+                group.append(item)
+            if len(group) > _MAX_EQUAL_HASHES:
+                raise ValueError("too many equal hashes")
     return items
+
+
+def unwrapped(value: Any) -> Any:
+    """The value with instances of subclasses of plain types replaced by plain values, at any depth.
+
+    Other foreign values stay. Raises ValueError if plain values have too many equal hashes.
+    """
+    kind = type(value)
+    if kind is Foreign:
+        inner = unwrapped(value.value)
+        return inner if value.kind == "subclass" else Foreign(value.kind, value.type_name, inner)
+    if kind is list or kind is tuple:
+        return kind(map(unwrapped, value))
+    if kind is set or kind is frozenset:
+        return kind(hashable(list(map(unwrapped, value))))
+    if kind is dict:
+        keys = hashable(list(map(unwrapped, value)))
+        return dict(zip(keys, map(unwrapped, value.values()), strict=True))
+    return value
 
 
 def _read_dict(body: Any, depth: int) -> dict[Any, Any]:
     pairs = _items(body, depth)
     if any(type(pair) is not list or len(pair) != 2 for pair in pairs):
         raise ValueError("a dict is a list of pairs")
-    _hashable([pair[0] for pair in pairs])
+    hashable([pair[0] for pair in pairs])
     return dict(pairs)
 
 
@@ -210,8 +240,8 @@ def _read_named(kind: str) -> Any:
 
 _READERS: dict[str, Any] = {
     "t": lambda body, depth: tuple(_items(body, depth)),
-    "s": lambda body, depth: set(_hashable(_items(body, depth))),
-    "f": lambda body, depth: frozenset(_hashable(_items(body, depth))),
+    "s": lambda body, depth: set(hashable(_items(body, depth))),
+    "f": lambda body, depth: frozenset(hashable(_items(body, depth))),
     "d": _read_dict,
     "i": lambda body, depth: int(_hex(body), 16),
     "b": lambda body, depth: bytes.fromhex(_hex(body)),

@@ -74,7 +74,9 @@ class DropReason(enum.StrEnum):
 
 
 class Verdict(enum.StrEnum):
-    """The result of one test of a program. `infrastructure_error` is never a score."""
+    """The result of one test of a program. The last two say nothing about the program and are never
+    a score; test_error: the test itself is broken.
+    """
 
     PASS = "pass"
     WRONG_ANSWER = "wrong_answer"
@@ -83,7 +85,13 @@ class Verdict(enum.StrEnum):
     MEMORY = "memory"
     OUTPUT_LIMIT = "output_limit"
     COMPILE_ERROR = "compile_error"
+    TEST_ERROR = "test_error"
     INFRASTRUCTURE_ERROR = "infrastructure_error"
+
+    @property
+    def is_score(self) -> bool:
+        """Return whether the result is the program's."""
+        return self not in (Verdict.TEST_ERROR, Verdict.INFRASTRUCTURE_ERROR)
 
 
 class OutputRules(Value):

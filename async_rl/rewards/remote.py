@@ -77,6 +77,8 @@ class RemoteScorer:
             raise httpx.RemoteProtocolError(
                 f"it could not judge the program: {answer.tests[0].message}"
             )
+        if answer.verdict is Verdict.TEST_ERROR:
+            raise RewardError(f"a test of the sample is broken: {answer.tests[-1].message}")
         num_passed = sum(test.verdict is Verdict.PASS for test in answer.tests)
         return {"score": num_passed / max(len(answer.tests), len(sample.tests))}
 

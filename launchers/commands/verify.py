@@ -102,7 +102,7 @@ def verify(
     _report(results, time.monotonic() - started_s, references=references)
     failed = {result.verdict for result in results} - {Verdict.PASS}
     if not references:
-        failed &= {Verdict.INFRASTRUCTURE_ERROR, None}
+        failed = {verdict for verdict in failed if verdict is None or not verdict.is_score}
     if failed:
         raise typer.Exit(1)
 
@@ -251,14 +251,14 @@ async def _response(judge: Judge, program: str, problem: CodeProblem) -> VerifyR
 
 def _report(results: list[_Result], seconds: float, *, references: bool) -> None:
     for result in results:
-        is_unscored = result.verdict in (None, Verdict.INFRASTRUCTURE_ERROR)
+        is_unscored = result.verdict is None or not result.verdict.is_score
         if is_unscored or (references and result.verdict is not Verdict.PASS):
             typer.echo(f"{result.item.name}: {result.label}: {result.message}")
     for label, count in Counter(result.label for result in results).most_common():
         typer.echo(f"{label:22}{count:8}{count / len(results):8.1%}")
     by_name: dict[str, list[bool]] = {}
     for result in results:
-        if result.verdict not in (None, Verdict.INFRASTRUCTURE_ERROR):
+        if result.verdict is not None and result.verdict.is_score:
             by_name.setdefault(result.item.name, []).append(result.verdict is Verdict.PASS)
     if by_name and not references:
         share = sum(sum(passed) / len(passed) for passed in by_name.values()) / len(by_name)

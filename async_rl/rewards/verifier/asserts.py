@@ -1,26 +1,33 @@
 """Assert statements taken apart into calls of the program on literal arguments and a pure
 expression on the values that the calls return.
 
-`take_apart` returns None for a test that it does not understand; such a test runs in a judge
-process instead (`judging.py`). Invariants: no code of the program runs here; expressions use only
-the listed operators and functions, whose cost is bounded by the size of the values; comparison is
-Python's own `==` on plain values, because that is what an assert statement means.
+`take_apart` returns None for a test that it does not understand. Such a test runs in a judge
+process instead (`judging.py`), as `judged_test` prepares it. Invariants: no code of the program
+runs here; a name that Python or the setup defines never means a function of the program, unless it
+is the one under test; expressions use only the listed operators and functions, whose cost is
+bounded by the size of the values; comparison is Python's own `==` on plain values, because that is
+what an assert statement means.
 """
 
 from __future__ import annotations
 
 import ast
+import builtins
 import functools
+import symtable
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from async_rl.rewards.verifier.comparison import shorten
 from async_rl.rewards.verifier.pure_expressions import FUNCTIONS, NotPure, require_pure, value_of
-from async_rl.sandbox.judge import unwrapped
+from async_rl.sandbox.judge import OFFERED
+from async_rl.sandbox.protocol import TestCode
+from async_rl.sandbox.values import unwrapped
 
 _MAX_SOURCE_CHARS = 200
+_KNOWN = frozenset(vars(builtins)) | OFFERED
 
 
 class FunctionCall(NamedTuple):
@@ -61,22 +68,79 @@ class Assertion:
 
 
 @functools.lru_cache(maxsize=4096)
-def take_apart(code: str) -> tuple[Assertion, ...] | None:
+def take_apart(code: str, setup: str) -> tuple[Assertion, ...] | None:
     """The assert statements of a test, also inside `def check(candidate)` and `check(name)`.
 
-    None if the test contains anything else, or no assert statement.
+    None if the test contains anything else, or no assert statement. setup: code that the test may
+    use.
     """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            body = ast.parse(code).body
-        assertions = tuple(_assertion(*found) for found in _asserts(body))
+            body, known = ast.parse(code).body, _KNOWN | _bound(ast.parse(setup))
+        assertions = tuple(_assertion(*found, known) for found in _asserts(body))
         return assertions or None
     except (SyntaxError, ValueError, RecursionError, MemoryError, NotPure):
         return None
     except (ArithmeticError, TypeError, LookupError, AttributeError):
         # An argument that cannot be evaluated: the judge process will raise the error.
         return None
+
+
+def _bound(setup: ast.Module) -> set[str]:
+    """Names that the setup may define. Raises NotPure if only running it would show them."""
+    names = set()
+    for node in ast.walk(setup):
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
+            case ast.alias(name="*"):
+                raise NotPure("import *")
+            case ast.alias(name=name, asname=other):
+                names.add(other or name.partition(".")[0])
+    return names
+
+
+@functools.lru_cache(maxsize=4096)
+def judged_test(setup: str, code: str) -> TestCode:
+    """A test for a judge process. Nothing is known about one that does not compile."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tables = [symtable.symtable(text, "test", "exec") for text in (setup, code)]
+            bound = {name for table in tables for name in _assigned(table)}
+            free = set().union(*map(_globals_used, tables)) - bound - set(vars(builtins))
+            tested = set(_tested(ast.parse(code)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        free, tested = set(), set()
+    return TestCode(setup, code, sorted(free), sorted(tested))
+
+
+def _globals_used(table: symtable.SymbolTable) -> Iterator[str]:
+    is_module = table.get_type() == "module"
+    for symbol in table.get_symbols():
+        if symbol.is_referenced() and (is_module or symbol.is_global()):
+            yield symbol.get_name()
+    for child in table.get_children():
+        yield from _globals_used(child)
+
+
+def _assigned(module: symtable.SymbolTable) -> Iterator[str]:
+    for symbol in module.get_symbols():
+        if symbol.is_assigned() or symbol.is_imported():
+            yield symbol.get_name()
+
+
+def _tested(module: ast.Module) -> Iterator[str]:
+    """Names of the functions under test: called first in an assert statement, or given to check."""
+    for node in ast.walk(module):
+        match node:
+            case ast.Assert(test=expression):
+                yield from filter(None, [_leftmost_call(expression)])
+            case ast.Expr(value=ast.Call(func=ast.Name(), args=[ast.Name(id=function)])):
+                yield function
 
 
 _Renamed = Mapping[str, str]
@@ -126,10 +190,15 @@ def _is_data(statement: ast.stmt) -> bool:
     return False
 
 
-def _assertion(statement: ast.Assert, renamed: _Renamed) -> Assertion:
-    candidate = None if _calls_unknown(statement.test, renamed) else _leftmost_call(statement.test)
+def _assertion(statement: ast.Assert, renamed: _Renamed, known: frozenset[str]) -> Assertion:
+    asked = {*renamed, *(_called(statement.test) - known)}
+    if not asked:
+        # `assert sum(10, 15) == 6` tests a function of the program that has a builtin's name.
+        asked = {*filter(None, [_leftmost_call(statement.test)])} & set(vars(builtins))
+    if known & (set(renamed.values()) - set(vars(builtins))):
+        raise NotPure("the setup defines the function under test")
     source = ast.unparse(statement)[:_MAX_SOURCE_CHARS]  # before the splitter changes it
-    splitter = _Splitter(renamed, candidate)
+    splitter = _Splitter(renamed, asked)
     expression = splitter.visit(statement.test)
     require_pure(expression)
     if not splitter.calls:
@@ -137,19 +206,13 @@ def _assertion(statement: ast.Assert, renamed: _Renamed) -> Assertion:
     return Assertion(source=source, calls=tuple(splitter.calls), expression=expression)
 
 
-def _calls_unknown(expression: ast.expr, renamed: _Renamed) -> bool:
-    for node in ast.walk(expression):
-        match node:
-            case ast.Call(func=ast.Name(id=name)) if name in renamed or name not in FUNCTIONS:
-                return True
-    return False
+def _called(expression: ast.expr) -> set[str]:
+    calls = [node.func for node in ast.walk(expression) if isinstance(node, ast.Call)]
+    return {function.id for function in calls if isinstance(function, ast.Name)}
 
 
 def _leftmost_call(node: ast.AST) -> str | None:
-    """The name that is called first on the left.
-
-    `assert sum(10, 15) == 6` tests a function of the program that has a builtin's name.
-    """
+    """The name that is called first on the left."""
     match node:
         case ast.Call(func=ast.Name(id=name)):
             return name
@@ -159,18 +222,20 @@ def _leftmost_call(node: ast.AST) -> str | None:
             return _leftmost_call(node.operand)
         case ast.BoolOp():
             return _leftmost_call(node.values[0])
+        case ast.ListComp(elt=element):
+            return _leftmost_call(element)
     return None
 
 
 class _Splitter(ast.NodeTransformer):
     """Replaces the calls of the program by references to their values: `Name('0')`, ..."""
 
-    def __init__(self, renamed: _Renamed, candidate: str | None) -> None:
-        self._renamed, self._candidate = renamed, candidate
+    def __init__(self, renamed: _Renamed, asked: Set[str]) -> None:
+        self._renamed, self._asked = renamed, asked
         self.calls: list[FunctionCall] = []
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
-        if not isinstance(node.func, ast.Name) or not self._is_program(node.func.id):
+        if not isinstance(node.func, ast.Name) or node.func.id not in self._asked:
             self.generic_visit(node)
             return node
         keywords = {}
@@ -181,9 +246,6 @@ class _Splitter(ast.NodeTransformer):
         function = self._renamed.get(node.func.id, node.func.id)
         self.calls.append(FunctionCall(function, tuple(map(_constant, node.args)), keywords))
         return ast.Name(id=str(len(self.calls) - 1), ctx=ast.Load())
-
-    def _is_program(self, name: str) -> bool:
-        return name not in FUNCTIONS or name in self._renamed or name == self._candidate
 
 
 def _constant(node: ast.expr) -> Any:

@@ -56,20 +56,14 @@ class CallCheck:
 class ChildRun:
     """The outcome and the answers of one child, and the seconds of the whole job.
 
-    is_final: a fresh child could not answer any later run. stop: results end at the first failure.
+    is_slow: as in Answers. stop: results end at the first failure.
     """
 
     outcome: Outcome
     answers: Sequence[Answer]
-    is_final: bool
+    is_slow: bool
     wall_s: float
     stop: bool
-
-    @property
-    def output_bytes(self) -> int:
-        """Size of everything that the child emitted."""
-        frames = self.outcome.frames.frames
-        return sum(map(len, self.outcome.outputs)) + sum(len(frame.body) for frame in frames)
 
     def check_results(self, checks: Sequence[Check]) -> list[TestResult]:
         """Results of the checks that were reached. The child may have ended during the last one."""
@@ -78,10 +72,11 @@ class ChildRun:
         for check in checks:
             answers = self.answers[first : first + len(check.calls)]
             first += len(answers)
-            if not answers:
+            is_partial = len(answers) < len(check.calls)
+            if not answers or (is_partial and self.is_slow):
                 break
             results.append(self._check_result(check, answers, self.wall_s / len(checks)))
-            if len(answers) < len(check.calls) or self.ends(results):
+            if is_partial or self.ends(results):
                 break
         return results
 
@@ -97,24 +92,25 @@ class ChildRun:
     def stream_results(
         self, tests: Sequence[StdinTest], comparison: Comparison
     ) -> tuple[list[TestResult], bool]:
-        """Results of the streams, and whether the next test must run again in a fresh child.
+        """Results of the streams, and whether the next test needs a child of its own.
 
-        A stream that fails after others in the same child may fail because of what they left.
+        A stream that fails by itself after others in the same child may fail because of what they
+        left. An answer is final: a program that answers otherwise in a fresh child would have two
+        guesses.
         """
         results: list[TestResult] = []
         is_shared = len(self.outcome.frames.frames) > 1
         for index, (test, answer) in enumerate(zip(tests, self.answers, strict=False)):
             verdict, message = answer.verdict, answer.message
-            has_output = answer.value is not NO_VALUE
-            if has_output and not comparison.passes_output(test, answer.value):
-                verdict = Verdict.WRONG_ANSWER
-                message = f"printed {shorten(answer.value)}, not {shorten(test.output)}"
             if verdict is not Verdict.PASS and index > 0 and is_shared:
                 return results, True
+            if verdict is Verdict.PASS and not comparison.passes_output(test, answer.value):
+                verdict = Verdict.WRONG_ANSWER
+                message = f"printed {shorten(answer.value)}, not {shorten(test.output)}"
             results.append(self._result(verdict, message, answer.cpu_s, self.wall_s / len(tests)))
             if self.ends(results):
                 break
-        return results, False
+        return results, self.is_slow
 
     def judged_result(self) -> TestResult:
         """The result of a test that ran in a judge process."""

@@ -199,4 +199,8 @@ def _ask(checker: Checker, given: Any, value: Any, expected: Any) -> bool:
 
 def shorten(value: Any) -> str:
     """A value for a message: printable, at most about a hundred characters."""
-    return _repr.repr(value)[:160].encode("ascii", "backslashreplace").decode()
+    try:
+        text = _repr.repr(value)
+    except ValueError:  # an integer of more digits than Python converts to decimal
+        return f"a {type(value).__name__} with an integer of more than 4300 digits"
+    return text[:160].encode("ascii", "backslashreplace").decode()

@@ -21,7 +21,7 @@ from async_rl.config.rewards import SandboxConfig
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.types import AnswerTest, AssertTest, CallTest, CodeTest, StdinTest, Verdict
 from async_rl.rewards.verifier.answer_process import AnswerProcess
-from async_rl.rewards.verifier.asserts import take_apart
+from async_rl.rewards.verifier.asserts import judged_test, take_apart
 from async_rl.rewards.verifier.checks import CallCheck, Check, ChildRun
 from async_rl.rewards.verifier.comparison import Comparison, load_checker, shorten
 from async_rl.rewards.verifier.outcomes import (
@@ -40,8 +40,8 @@ from async_rl.sandbox.warm_cells import WarmCells
 _TRIES = 2
 _MAX_STREAMS = 64
 _MIB = 1 << 20
-_LARGE_BYTES = 1 << 20
-"""Output above this size is compared in a thread, because the comparison may take long."""
+_LARGE_BYTES = 1 << 16
+"""Output above this size is decoded and compared in a thread."""
 T = TypeVar("T")
 
 
@@ -69,10 +69,19 @@ class _Program:
     output_bytes: int
     stop: bool
 
-    def job(self, mode: Mode, num_runs: int, payload: Any, inputs: Sequence[str] = ()) -> Job:
+    def job(
+        self,
+        mode: Mode,
+        num_runs: int,
+        payload: Any,
+        *,
+        num_tests: int = 1,
+        inputs: Sequence[str] = (),
+    ) -> Job:
         spec = job_spec(
             mode,
             num_runs,
+            num_tests=num_tests,
             cpu_s=self.cpu_s,
             memory_bytes=self.memory_bytes,
             output_bytes=self.output_bytes,
@@ -85,14 +94,14 @@ class _Program:
             started = time.monotonic()
             try:
                 outcome = await self.cells.run(job)
-                answers = read(outcome, job.spec)
+                answers = await _aside(outcome, read, outcome, job.spec)
             except (CellFailed, ChildFault) as error:
                 problem = error
                 continue
             return ChildRun(
                 outcome=outcome,
                 answers=answers.answers,
-                is_final=answers.is_final,
+                is_slow=answers.is_slow,
                 wall_s=time.monotonic() - started,
                 stop=self.stop,
             )
@@ -119,7 +128,7 @@ class Judge:
         program = await self._program(request)
         results: list[TestResult] = []
         failures: list[Verdict] = []
-        for kind, tests in groupby(request.tests, key=_kind):
+        for kind, tests in groupby(request.tests, key=lambda test: _kind(test, request.setup)):
             results += await self._family(kind, list(tests), program)
             failures = [test.verdict for test in results if test.verdict is not Verdict.PASS]
             if program.stop and failures:
@@ -133,7 +142,7 @@ class Judge:
         Raises InfrastructureError; cancelling ends the program.
         """
         program = await self._program(request)
-        job = program.job(Mode.STREAMS, 1, program.code, [stdin])
+        job = program.job(Mode.STREAMS, 1, program.code, inputs=[stdin])
         child = await program.run(job, read_streams)
         answer = child.answers[0]
         output = child.outcome.outputs[0][: program.output_bytes].decode(errors="replace")
@@ -171,7 +180,9 @@ class Judge:
             case "stdin":
                 return await self._streams(tests, program)
             case "assert":
-                assertions = [check for test in tests for check in take_apart(test.code) or ()]
+                assertions = [
+                    check for test in tests for check in take_apart(test.code, program.setup) or ()
+                ]
                 return await self._checks(assertions, program, has_call_names=False)
         return await self._until_failure(self._judged, tests, program)
 
@@ -203,7 +214,7 @@ class Judge:
     async def _judged(self, test: AssertTest, program: _Program) -> TestResult:
         """Run the test in a judging child, and the program in a solver beside it."""
         job = program.job(Mode.JUDGE, 1, program.code)
-        job = job._replace(test=(program.setup, test.code))
+        job = job._replace(test=judged_test(program.setup, test.code))
         return (await program.run(job, read_judged)).judged_result()
 
     async def _checks(
@@ -211,43 +222,62 @@ class Judge:
     ) -> list[TestResult]:
         """Run checks in order, the calls of as many as possible in one child."""
         results: list[TestResult] = []
+        size = len(checks)
         while len(results) < len(checks):
-            rest = checks[len(results) :]
+            rest = checks[len(results) : len(results) + size]
             calls = [tuple(call) for check in rest for call in check.calls]
             payload = (program.code, calls, program.stop, has_call_names)
-            child = await program.run(program.job(Mode.CALLS, len(calls), payload), read_calls)
+            job = program.job(Mode.CALLS, len(calls), payload, num_tests=len(rest))
+            child = await program.run(job, read_calls)
             results += await self._compare(child, child.check_results, rest)
-            if child.is_final or child.ends(results):
+            if child.ends(results):
                 break
+            if child.is_slow:
+                size = 1
         return results
 
     async def _streams(self, tests: Sequence[StdinTest], program: _Program) -> list[TestResult]:
         results: list[TestResult] = []
-        size = _MAX_STREAMS
+        size, is_slow = _MAX_STREAMS, False
         while len(results) < len(tests):
             rest = tests[len(results) : len(results) + size]
             inputs = [test.input for test in rest]
             # A right answer must fit, whatever the limit is.
             largest = max(len(test.output.encode(errors="replace")) for test in rest)
             roomy = replace(program, output_bytes=max(program.output_bytes, 2 * largest))
-            job = roomy.job(Mode.STREAMS, len(rest), program.code, inputs)
+            num = len(rest)
+            job = roomy.job(Mode.STREAMS, num, program.code, num_tests=num, inputs=inputs)
             child = await program.run(job, read_streams)
-            compared = await self._compare(child, child.stream_results, rest, self._comparison)
-            results += compared[0]
-            if child.ends(compared[0]):
+            compared, has_leftovers = await self._compare(
+                child, child.stream_results, rest, self._comparison
+            )
+            results += compared
+            if child.ends(compared):
                 break
-            has_leftovers = compared[1]
-            size = 1 if has_leftovers else _MAX_STREAMS
+            is_slow = is_slow or child.is_slow
+            size = 1 if has_leftovers or is_slow else _MAX_STREAMS
         return results
 
     async def _compare(self, child: ChildRun, compare: Callable[..., T], *args: Any) -> T:
-        """Compare in a thread if it may take long, so that other programs get their cells."""
-        if self._comparison.checker is not None or child.output_bytes > _LARGE_BYTES:
+        if self._comparison.checker is not None:
             return await asyncio.to_thread(compare, *args)
-        return compare(*args)
+        return await _aside(child.outcome, compare, *args)
 
 
-def _kind(test: CodeTest) -> str:
+async def _aside(outcome: Outcome, work: Callable[..., T], *args: Any) -> T:
+    """The result of `work` on what a child emitted.
+
+    Large output is handled in a thread, so that other programs get their cells.
+    """
+    num_bytes = sum(map(len, outcome.outputs)) + sum(
+        len(frame.body) for frame in outcome.frames.frames
+    )
+    if num_bytes > _LARGE_BYTES:
+        return await asyncio.to_thread(work, *args)
+    return work(*args)
+
+
+def _kind(test: CodeTest, setup: str) -> str:
     match test:
         case AnswerTest():
             return "answer"
@@ -256,4 +286,4 @@ def _kind(test: CodeTest) -> str:
         case StdinTest():
             return "stdin"
         case AssertTest():
-            return "judge" if take_apart(test.code) is None else "assert"
+            return "judge" if take_apart(test.code, setup) is None else "assert"

@@ -40,10 +40,13 @@ class Answer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """Answers of the first runs. is_final: a fresh child could not answer any later run."""
+    """Answers of the first runs.
+
+    is_slow: the next run needs a child of its own, because the runs together exceeded a limit.
+    """
 
     answers: list[Answer]
-    is_final: bool
+    is_slow: bool = False
 
 
 class ChildFault(Exception):
@@ -73,24 +76,33 @@ def read_streams(outcome: Outcome, spec: JobSpec) -> Answers:
     read = _read(outcome, spec, answer)
     reached, frames = len(read.answers), outcome.frames.frames
     has_frame = reached < len(frames)
-    if has_frame or read.answers[-1].verdict is Verdict.PASS or not _is_loaded(frames):
+    if (
+        read.is_slow
+        or has_frame
+        or read.answers[-1].verdict is Verdict.PASS
+        or not _is_loaded(frames)
+    ):
         return read
     # The child ended during the last run, without a frame: os._exit(0) after printing is a pass.
     reply = outcome.reply
     has_left = reply.ending == Ending.EXITED and reply.code == 0
     last = settled(reached - 1, 0.0, is_done=has_left and not outcome.frames.is_malformed)
     answers = read.answers if last is None else [*read.answers[:-1], last]
-    return Answers(answers=answers, is_final=read.is_final)
+    return Answers(answers=answers)
 
 
 def read_judged(outcome: Outcome, spec: JobSpec) -> Answers:
     """The one answer of a judged test, whose verdict is the judging child's. Raises ChildFault."""
 
     def answer(frame: Frame) -> Answer:
-        if frame.kind is Kind.DONE:
-            return Answer(cpu_s=frame.cpu_s)
-        if frame.kind is Kind.VALUE:
-            return _failed(Verdict.WRONG_ANSWER, _text(frame.body), frame)
+        match frame.kind:
+            case Kind.PASSED:
+                return Answer(cpu_s=frame.cpu_s)
+            case Kind.FAILED:
+                return _failed(Verdict.WRONG_ANSWER, _text(frame.body), frame)
+            case Kind.BROKEN_TEST:
+                message = f"the test itself is broken: {_text(frame.body)}"
+                return _failed(Verdict.TEST_ERROR, message, frame)
         return _failure(frame)
 
     return _read(outcome, spec, answer)
@@ -106,18 +118,23 @@ def _read(outcome: Outcome, spec: JobSpec, answer: Callable[[Frame], Answer]) ->
         raise ChildFault(f"the child could not be locked down: {reason}")
     frames, num_runs = outcome.frames.frames, spec.num_runs
     if frames and not _is_loaded(frames):
-        return Answers(answers=[_failure(frames[0])] * num_runs, is_final=True)
+        return Answers(answers=[_failure(frames[0])] * num_runs)
     answers = [answer(frame) for frame in frames[1 : num_runs + 1]]
     num_missing = num_runs - len(answers)
     if num_missing == 0:
-        return Answers(answers=answers, is_final=True)
+        return Answers(answers=answers)
     if outcome.frames.is_malformed:
         broken = Answer(verdict=Verdict.WRONG_ANSWER, message="the answer is malformed")
-        return Answers(answers=answers + [broken] * num_missing, is_final=True)
+        return Answers(answers=answers + [broken] * num_missing)
     end = _end(outcome, spec)
+    is_late = outcome.reply.ending in (Ending.CPU, Ending.WALL)
+    # The time that was left for this run depends on the runs before it.
+    is_early = outcome.reply.ending == Ending.CPU and outcome.reply.cpu_s < spec.cpu_s
+    if is_late and spec.num_tests > 1 and (answers or is_early):
+        return Answers(answers=answers, is_slow=True)
     if not frames:
-        return Answers(answers=[end] * num_runs, is_final=True)
-    return Answers(answers=[*answers, end], is_final=False)
+        return Answers(answers=[end] * num_runs)
+    return Answers(answers=[*answers, end])
 
 
 def _call_answer(frame: Frame) -> Answer:
@@ -125,7 +142,7 @@ def _call_answer(frame: Frame) -> Answer:
         return _failure(frame)
     try:
         return Answer(value=decode(frame.body), cpu_s=frame.cpu_s)
-    except ValueError:
+    except (ValueError, MemoryError):
         return _failed(Verdict.WRONG_ANSWER, "the returned value is malformed", frame)
 
 

@@ -13,6 +13,8 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from async_rl.sandbox.values import hashable
+
 _MAX_SIZE = 10_000
 """Largest product or power, in bits of an integer or items of a sequence."""
 _SEQUENCES = (str, list, tuple, bytes)
@@ -83,9 +85,25 @@ _OPERATORS: dict[type[ast.AST], Callable[..., Any]] = {
     ast.BitAnd: operator.and_,
     ast.BitXor: operator.xor,
 }
-_FUNCTIONS = (abs, all, any, bool, dict, float, frozenset, int, len, list, max, min, round, set)
+_FUNCTIONS = (abs, all, any, bool, float, int, len, list, max, min, round, sorted, str, sum, tuple)
+
+
+def _hashing(kind: Callable[..., Any]) -> Callable[..., Any]:
+    """The set type for items that a program chose: it could choose items of equal hashes."""
+    return lambda *items: kind(*(hashable(list(given)) for given in items))
+
+
+def _dict(*given: Any, **named: Any) -> dict[Any, Any]:
+    for pairs in given:
+        hashable(list(pairs) if type(pairs) is dict else [pair[0] for pair in pairs])
+    return dict(*given, **named)
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
-    function.__name__: function for function in (*_FUNCTIONS, sorted, str, sum, tuple)
+    **{function.__name__: function for function in _FUNCTIONS},
+    "set": _hashing(set),
+    "frozenset": _hashing(frozenset),
+    "dict": _dict,
 }
 _MATH_NAMES = ("isclose", "sqrt", "floor", "ceil", "isnan", "pi", "e", "inf", "nan")
 _MATH = {name: getattr(math, name) for name in _MATH_NAMES}
@@ -123,6 +141,8 @@ def _is_pure(node: ast.AST) -> bool:
                 isinstance(node.value, ast.Name) and node.value.id == "math" and node.attr in _MATH
             )
         case ast.Call():
+            if isinstance(node.func, ast.Name) and node.func.id == "sum":
+                return len(node.args) == 1 and not node.keywords  # joining lists takes n^2 time
             is_named = isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS
             return is_named or isinstance(node.func, ast.Attribute)
         case ast.Dict():

@@ -98,7 +98,7 @@ def _areal_function(
     async def work() -> ArealFunctionResult:
         response = await service.verify(request)
         last = response.tests[-1]
-        if response.verdict is Verdict.INFRASTRUCTURE_ERROR:
+        if not response.verdict.is_score:
             raise Refused(503, f"this program could not be judged: {last.message}")
         return ArealFunctionResult(
             result=[_AREAL_CODES.get(test.verdict, -1) for test in response.tests],
@@ -153,6 +153,7 @@ _ERROR_TYPES = {
     Verdict.MEMORY: "MemoryLimitExceeded",
     Verdict.OUTPUT_LIMIT: "OutputLimitExceeded",
     Verdict.COMPILE_ERROR: "CompileError",
+    Verdict.TEST_ERROR: "SystemError",
     Verdict.INFRASTRUCTURE_ERROR: "SystemError",
 }
 

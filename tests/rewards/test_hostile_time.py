@@ -1,0 +1,209 @@
+"""Programs that hold a cell or the server for longer than their limit."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import psutil
+import pytest
+from rewards_support import Jail
+
+from async_rl.core.types import AssertTest, CallTest, StdinTest
+from async_rl.rewards.verifier.protocol import VerifyRequest, VerifyResponse
+
+
+def _cpu_s(jail: Jail) -> float:
+    """CPU time of all programs that have run in this jail."""
+    (cell,) = jail.cells._cells
+    outer = psutil.Process(cell.pid)
+    times = [process.cpu_times() for process in (outer, *outer.children())]
+    return sum(time.children_user + time.children_system for time in times)
+
+
+SLEEPERS = {
+    "drip": "import time\ndef f(x):\n    while True: time.sleep(0.001)",
+    "fast drip": "import time\ndef f(x):\n    while True: time.sleep(0.0001)",
+    "yield": (
+        "import threading\ndef f(x):\n    e = threading.Event()\n    while True: e.wait(0.002)"
+    ),
+    "awake at the samples": (
+        "import time\ndef f(x):\n    while True:\n        t = time.perf_counter()\n"
+        "        while time.perf_counter() - t < 0.0015: pass\n        time.sleep(0.0185)"
+    ),
+    "threads in turn": (
+        "import threading, time\nthreading.stack_size(1 << 16)\ndef g(k):\n"
+        "    time.sleep(k / 1000)\n    while True:"
+        " time.sleep(0.02)\ndef f(x):\n    for k in range(20):"
+        " threading.Thread(target=g, args=(k,), daemon=True).start()\n    g(0)"
+    ),
+    "new threads": (
+        "import threading, time\ndef f(x):\n    while True:\n        t ="
+        " threading.Thread(target=time.sleep, args=(0.01,)); t.start(); t.join()"
+    ),
+    "alarms": (
+        "import signal\nsignal.signal(signal.SIGALRM, lambda *a: None)\ndef f(x):\n"
+        "    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)\n    while True: signal.pause()"
+    ),
+    "at import": "import time\nwhile True: time.sleep(0.001)",
+}
+
+
+@pytest.mark.parametrize("name", SLEEPERS)
+def test_sleeper_in_short_pieces_is_a_timeout_within_a_small_multiple_of_its_limit(
+    jail: Jail, name: str
+) -> None:
+    for test in (
+        CallTest(function="f", args=[3], expected=9),
+        AssertTest(code="y = f(3)\nassert y == 9"),
+    ):
+        started = time.monotonic()
+        response = jail.verify(VerifyRequest(code=SLEEPERS[name], tests=[test], timeout_s=0.5))
+        took = time.monotonic() - started
+        assert response.verdict == "timeout", response
+        # 0.5 s of CPU time and 1.5 s of sleep are allowed; tests share a busy machine.
+        assert took < 15, took
+
+
+CLOCK = """
+import os, sys, time
+n = int(input())
+deadline = time.process_time() + {seconds}
+while time.process_time() < deadline:
+    for fd in range(3, 200):
+        try:
+            {trick}
+        except OSError: pass
+print(n)
+"""
+
+
+@pytest.mark.parametrize(
+    "trick",
+    [
+        "os.ftruncate(fd, 0)",
+        "os.write(fd, b'%d d 0 0\\n' % n)",
+        "os.write(fd, b'x')",
+        "os.ftruncate(fd, int(time.time() * 1000) % 1000)",
+    ],
+)
+def test_stream_cannot_reset_its_clock_through_the_result_file(jail: Jail, trick: str) -> None:
+    tests = [StdinTest(input=f"{i}\n", output=f"{i}") for i in range(4)]
+    code = CLOCK.format(seconds=0.9, trick=trick)
+    request = VerifyRequest(code=code, tests=list(tests), timeout_s=0.3, stop_at_first_failure=True)
+    before = _cpu_s(jail)
+    response = jail.verify(request)
+    assert response.verdict != "pass", response
+    assert _cpu_s(jail) - before < 0.9  # the limit once together and once alone, or less
+
+
+def test_call_cannot_reset_its_clock_either(jail: Jail) -> None:
+    code = (
+        "import os, time\ndef f(x):\n    end = time.process_time() + 0.9\n    k = 0\n"
+        "    while time.process_time() < end:\n        for fd in range(3, 9):\n"
+        "            try: os.ftruncate(fd, k % 99); k += 1\n"
+        "            except OSError: pass\n    return x"
+    )
+    tests = [CallTest(function="f", args=[i], expected=i) for i in range(4)]
+    request = VerifyRequest(code=code, tests=list(tests), timeout_s=0.3)
+    assert jail.verify(request).verdict != "pass"
+
+
+SLOW = """
+import time
+def spend(s):
+    end = time.process_time() + s
+    while time.process_time() < end: pass
+if __name__ == '__main__':
+    n = int(input()); spend(0.25); print(n)
+def f(x):
+    spend(0.25); return x
+"""
+
+
+def test_tests_that_exceed_the_limit_together_pass_one_by_one(jail: Jail) -> None:
+    streams = [StdinTest(input=f"{i}\n", output=f"{i}") for i in range(4)]
+    calls = [CallTest(function="f", args=[i], expected=i) for i in range(4)]
+    sums = [AssertTest(code="assert f(1) == 1 and f(2) == 2")] * 2
+    for tests in (streams, calls, sums):
+        request = VerifyRequest(code=SLOW, tests=list(tests), timeout_s=0.8)
+        response = jail.verify(request)
+        assert response.verdict == "pass", response
+        assert len(response.tests) == len(tests)
+    both = AssertTest(code="assert f(1) == 1 and f(2) == 2 and f(3) == 3 and f(4) == 4")
+    one = VerifyRequest(code=SLOW, tests=[both], timeout_s=0.8)
+    assert jail.verify(one).verdict == "timeout"
+
+
+def test_timeout_after_a_quick_test_does_not_use_the_limit_twice(jail: Jail) -> None:
+    code = "n = int(input())\nwhile n: pass\nprint(n)"
+    tests = [StdinTest(input=f"{i}\n", output="0") for i in range(3)]
+    before = _cpu_s(jail)
+    response = jail.verify(
+        VerifyRequest(code=code, tests=list(tests), timeout_s=1, stop_at_first_failure=True)
+    )
+    assert [str(test.verdict) for test in response.tests] == ["pass", "timeout"]
+    assert _cpu_s(jail) - before < 1.6
+
+
+_KEY = "(2 ** 61 - 1) * i"
+COLLIDING = {
+    "set": f"def f(x): return {{{_KEY} for i in range(N)}}",
+    "list for a set": f"def f(x): return [{_KEY} for i in range(N)]",
+    "dict": f"def f(x): return {{{_KEY}: 0 for i in range(N)}}",
+    "pairs for a dict": f"def f(x): return [[{_KEY}, 0] for i in range(N)]",
+    "set of a subclass": f"class I(int):\n    pass\ndef f(x): return [I({_KEY}) for i in range(N)]",
+    "hidden by a subclass": (
+        "class I(int):\n    def __hash__(self): return id(self)\n"
+        f"def f(x): return {{I({_KEY}) for i in range(N)}}"
+    ),
+    "keys of a subclass": (
+        "class I(int):\n    def __hash__(self): return id(self)\n"
+        f"def f(x): return {{I({_KEY}): 0 for i in range(N)}}"
+    ),
+    "floats": "def f(x): return {i * 2.0 ** 61 for i in range(N)}",
+    "lists": "def f(x): return [[i] for i in range(N)]",
+    "nested": "def f(x):\n    a = []\n    for i in range(55): a = [a, a]\n    return [0] * N",
+    "long integers": "def f(x): return [1 << 60000] * 10",
+    "deep tuples": (
+        "def f(x):\n    a = frozenset([1])\n    for i in range(50): a = frozenset([(a, i)])\n"
+        "    return [a] * 200"
+    ),
+}
+TESTS: list[Any] = [
+    CallTest(function="f", args=[3], expected=[1]),
+    AssertTest(code="assert set(f(3)) == {1}"),
+    AssertTest(code="assert frozenset(f(3)) == {1}"),
+    AssertTest(code="assert dict(f(3)) == {1: 1}"),
+    AssertTest(code="assert sum(f(3), []) == [1]"),
+    AssertTest(code="assert f(3) in [{1}, {2}]"),
+    AssertTest(code="y = f(3)\nassert set(y) == {1}"),
+]
+
+
+@pytest.mark.parametrize("name", COLLIDING)
+def test_no_returned_value_stalls_the_loop(jail: Jail, name: str) -> None:
+    code = COLLIDING[name].replace("N", "40000")
+
+    async def run(test: Any) -> tuple[VerifyResponse, float]:
+        longest, is_done = 0.0, False
+
+        async def tick() -> None:
+            nonlocal longest
+            while not is_done:
+                before = time.monotonic()
+                await asyncio.sleep(0.01)
+                longest = max(longest, time.monotonic() - before)
+
+        ticking = asyncio.create_task(tick())
+        request = VerifyRequest(code=code, tests=[test], timeout_s=1, output_kb=4096)
+        response = await jail.judge.verify(request)
+        is_done = True
+        await ticking
+        return response, longest
+
+    for test in TESTS:
+        response, longest = jail.run(run(test))
+        assert response.verdict != "pass", response
+        assert longest < 5, (test, longest)
