@@ -30,7 +30,7 @@ from typing import Any
 from async_rl.config.plugins import load_function
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.types import CallTest, OutputRules, StdinTest
-from async_rl.sandbox.judge import unwrapped
+from async_rl.sandbox.values import unwrapped
 
 Checker = Callable[[Any, Any, Any], bool]
 """(input text or list of arguments, program's output, expected output) -> True if it passes."""
