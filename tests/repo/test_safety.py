@@ -38,7 +38,7 @@ FOREIGN_CODE: dict[str, tuple[int, str]] = {
     "async_rl/data/prepare.py": (1, "huggingface_hub has no common base class of its errors"),
     "async_rl/rewards/extraction.py": (1, _PARSE),
     "async_rl/rewards/verifier/answer_child.py": (1, "math_verify evaluates what a model wrote"),
-    "async_rl/rewards/verifier/asserts.py": (3, "evaluates expressions of a task's tests"),
+    "async_rl/rewards/verifier/asserts.py": (4, "evaluates expressions of a task's tests"),
     "async_rl/rewards/verifier/comparison.py": (1, _USER),
     "async_rl/rewards/votes.py": (1, _PARSE),
     "launchers/backends/ray.py": (1, "ray.init raises these, and has no common base class"),
