@@ -23,7 +23,7 @@ ADAPTERS = {
     "rich": ("async_rl/monitoring/", "launchers/"),
     "typer": ("launchers/",),
     "starlette": ("async_rl/rewards/",),
-    "httpx": ("async_rl/rewards/", "async_rl/data/prepare.py"),
+    "httpx": ("async_rl/adapters/grader.py", "async_rl/rewards/", "async_rl/data/prepare.py"),
     "sqlite3": ("async_rl/buffer/store/",),
 }
 """Who may import what; everyone else reaches it through them."""

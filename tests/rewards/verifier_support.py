@@ -90,8 +90,11 @@ async def verifier(
             num_cells=num_cells,
             queue_timeout_s=queue_timeout_s,
         )
-        async with serve(build_app(service, TOKEN)) as url:
-            yield url, service
+        try:
+            async with serve(build_app(service, TOKEN)) as url:
+                yield url, service
+        finally:
+            await service.judge.close()
 
 
 @contextlib.asynccontextmanager

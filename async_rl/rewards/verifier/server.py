@@ -1,11 +1,12 @@
 """The HTTP interface of the verifier: Starlette routes around a `VerifierService`.
 
 POST /verify, POST /verify_batch (results stream as they finish), GET /health, GET /metrics
-(Prometheus); the forms of other systems are in `wire_forms.py`. Bodies are JSON, or MessagePack if
-the content type says so. A batch is answered by lines of JSON, or by MessagePack values, each after
-its length as uint32. Invariants: every request needs the token, as `Authorization: Bearer T` or in
-a path that begins with /token/T; a bad request is a 4xx that names the path of its field; a full
-queue is 429 with Retry-After; the programs of a client that disconnects end with it.
+(Prometheus); the forms of other systems are in `wire_forms.py` and `wire_rewards.py`. Bodies are
+JSON, or MessagePack if the content type says so. A batch is answered by lines of JSON, or by
+MessagePack values, each after its length as uint32. Invariants: every request needs the token, as
+`Authorization: Bearer T` or in a path that begins with /token/T; a bad request is a 4xx that names
+the path of its field; a full queue is 429 with Retry-After; the programs of a client that
+disconnects end with it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from async_rl.rewards.verifier import wire_rewards
 from async_rl.rewards.verifier.protocol import BatchLine, BatchRequest, ErrorReply, VerifyRequest
 from async_rl.rewards.verifier.service import Refused, VerifierService
 from async_rl.rewards.verifier.wire_forms import FORMS, Form
@@ -83,7 +85,10 @@ def build_app(service: VerifierService, token: str) -> ASGIApp:
             Route("/verify_batch", verify_batch, methods=["POST"]),
             Route("/health", health, methods=["GET"]),
             Route("/metrics", metrics, methods=["GET"]),
-            *(Route(form.path, partial(foreign, form), methods=["POST"]) for form in FORMS),
+            *(
+                Route(form.path, partial(foreign, form), methods=["POST"])
+                for form in (*FORMS, *wire_rewards.FORMS)
+            ),
         ],
         exception_handlers={Refused: _refuse, ClientDisconnect: _disconnected},
     )

@@ -36,7 +36,7 @@ Timeout = Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)]
 R = TypeVar("R", bound=msgspec.Struct)
 
 
-class _Body(msgspec.Struct, frozen=True, kw_only=True):
+class Body(msgspec.Struct, frozen=True, kw_only=True):
     """Base of requests and answers: unknown fields are ignored."""
 
 
@@ -54,13 +54,13 @@ class Form(Generic[R]):
     statuses: Mapping[int, int] = field(default_factory=dict)
 
 
-class ArealProblem(_Body):
+class ArealProblem(Body):
     """The tests of a problem, in the form of its data."""
 
     input_output: Any
 
 
-class ArealFunction(_Body):
+class ArealFunction(Body):
     """Request of AReaL's code function."""
 
     problem: ArealProblem
@@ -68,7 +68,7 @@ class ArealFunction(_Body):
     timeout: Timeout | None = None
 
 
-class ArealFunctionResult(_Body):
+class ArealFunctionResult(Body):
     """Answer of AReaL's code function.
 
     result: per test up to the first failure true, false, -1 (error, limit) or -2 (not Python).
@@ -88,7 +88,7 @@ _AREAL_CODES: dict[Verdict, bool | int] = {
 def _areal_function(
     service: VerifierService, body: ArealFunction
 ) -> Callable[[], Awaitable[ArealFunctionResult]]:
-    request = _request(
+    request = program_request(
         body.code,
         lambda: read_input_output("$.problem", body.problem.input_output),
         timeout_s=body.timeout,
@@ -108,14 +108,14 @@ def _areal_function(
     return work
 
 
-class ArealTestCase(_Body, rename="camel"):
+class ArealTestCase(Body, rename="camel"):
     """One pair of input and output."""
 
     input: str
     expected_output: str
 
 
-class ArealCall(_Body, rename="camel"):
+class ArealCall(Body, rename="camel"):
     """Request of AReaL's calls. timeout: s per test; memory: MB, 0 for the server's limit."""
 
     code: str
@@ -129,7 +129,7 @@ class ArealCall(_Body, rename="camel"):
     memory: Annotated[float, Meta(ge=0)] = 0
 
 
-class ArealCallResult(_Body, rename="camel"):
+class ArealCallResult(Body, rename="camel"):
     """The result of one test."""
 
     success: bool
@@ -137,7 +137,7 @@ class ArealCallResult(_Body, rename="camel"):
     error_type: str
 
 
-class ArealCallAnswer(_Body):
+class ArealCallAnswer(Body):
     """Answer of AReaL's function calls: success if every test passes."""
 
     uid: Any
@@ -172,7 +172,7 @@ def _areal_call(
             for index, case in enumerate(body.testcases)
         ]
 
-    request = _request(
+    request = program_request(
         body.code,
         tests,
         timeout_s=body.timeout,
@@ -196,7 +196,7 @@ def _areal_call(
     return work
 
 
-class RunCode(_Body, rename={"memory_limit_mb": "memory_limit_MB"}):
+class RunCode(Body, rename={"memory_limit_mb": "memory_limit_MB"}):
     """Request of SandboxFusion. memory_limit_mb: below 1 for the limit of the server."""
 
     code: str
@@ -208,7 +208,7 @@ class RunCode(_Body, rename={"memory_limit_mb": "memory_limit_MB"}):
     fetch_files: Annotated[list[Any], Meta(max_length=0)] | None = None
 
 
-class RunResult(_Body):
+class RunResult(Body):
     """How the process ended. stderr: the exception, without its traceback."""
 
     status: Literal["Finished", "TimeLimitExceeded"]
@@ -218,7 +218,7 @@ class RunResult(_Body):
     stderr: str
 
 
-class RunCodeAnswer(_Body):
+class RunCodeAnswer(Body):
     """Answer of SandboxFusion: Success if the program ended with status 0."""
 
     status: Literal["Success", "Failed"]
@@ -231,7 +231,7 @@ class RunCodeAnswer(_Body):
 
 def _run_code(service: VerifierService, body: RunCode) -> Callable[[], Awaitable[RunCodeAnswer]]:
     stdin = StdinTest(input=body.stdin or "", output="")
-    request = _request(
+    request = program_request(
         body.code,
         lambda: [stdin],
         timeout_s=body.run_timeout,
@@ -263,7 +263,7 @@ def _memory_mb(given: float) -> int | None:
     return min(max(int(given), MIN_MEMORY_MB), MAX_MEMORY_MB) if given >= 1 else None
 
 
-def _request(
+def program_request(
     code: str,
     tests: Callable[[], list[CodeTest]],
     *,
@@ -271,6 +271,7 @@ def _request(
     memory_mb: int | None = None,
     stop_at_first_failure: bool | None = None,
 ) -> VerifyRequest:
+    """A request with these tests. Raises Refused if they are malformed or there are none."""
     try:
         given = tests()
     except DataError as error:

@@ -1,0 +1,26 @@
+"""OpenRLHF's reward function: `--reward.remote_url <path of this file>`.
+
+The label of a prompt (`--data.label_key`) is its row, as JSON. A response that cannot be judged
+raises, so its reward is absent and OpenRLHF drops the sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from async_rl.adapters.grader import Grader
+
+
+def reward_func(
+    queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str], **_: Any
+) -> dict[str, Any]:
+    """Reward and score of each query, the share of its passed tests.
+
+    A query is a prompt and its response.
+    """
+    responses = [query.removeprefix(prompt) for query, prompt in zip(queries, prompts, strict=True)]
+    scores = Grader().scores(responses, [msgspec.json.decode(label) for label in labels])
+    return {"rewards": scores, "scores": scores, "extra_logs": {}}

@@ -1,0 +1,315 @@
+"""Adapters for other trainers, called by the real packages where they are installed, against a live
+verifier. Each must score right programs 1, wrong ones 0, and must never score a program that could
+not be judged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from verifier_support import TOKEN, verifier
+
+from async_rl import adapters
+from async_rl.adapters import livecodebench, openrlhf, trl, verl
+from async_rl.adapters import verifiers as rubric
+from async_rl.adapters.grader import Grader
+from async_rl.core.errors import ConfigError, DataError, InfrastructureError, root_cause
+
+RIGHT = "I add.\n```python\ndef add(a, b):\n    return a + b\n```\n"
+HALF = "```python\ndef add(a, b):\n    return abs(a) + b\n```\n"
+WRONG = "```python\ndef add(a, b):\n    return a - b - 1\n```\n"
+RESPONSES = [RIGHT, HALF, WRONG, "no program", "```python\nno program either (\n```"]
+SCORES = [1.0, 0.5, 0.0, 0.0, 0.0]
+TESTS = ["assert add(1, 2) == 3", "assert add(-1, 2) == 1"]
+PAIRS = {"inputs": ["1\n2", "-1\n2"], "outputs": ["3", "1"], "fn_name": "add"}
+SUM = "print(sum(map(int, input().split())))"
+SUMS = {"inputs": ["1 2", "-1 2"], "outputs": ["3", "1"]}
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """The address of a live verifier in a thread of its own, for clients that block."""
+    started, stopping = threading.Event(), threading.Event()
+    address: list[str] = []
+
+    async def serve() -> None:
+        async with verifier(num_cells=2) as (base, _):
+            address.append(f"{base}/token/{TOKEN}")
+            started.set()
+            await asyncio.to_thread(stopping.wait)
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    started.wait()
+    yield address[0]
+    stopping.set()
+    thread.join()
+
+
+@pytest.fixture(autouse=True)
+def _address(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ASYNC_RL_VERIFIER_URL", request.getfixturevalue("url"))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"test_list": TESTS},
+        {"tests": json.dumps([{"kind": "assert", "code": test} for test in TESTS])},
+        {"input_output": json.dumps(PAIRS)},
+        {"reward_model": {"ground_truth": json.dumps(PAIRS)}, "data_source": "code"},
+    ],
+)
+def test_grader_reads_every_layout_of_tests(row: dict[str, Any]) -> None:
+    assert Grader().scores(RESPONSES, [row] * len(RESPONSES)) == SCORES
+
+
+def test_grader_scores_words_by_their_rule() -> None:
+    row = {"data_source": "openai/gsm8k", "reward_model": {"ground_truth": "72"}}
+    assert Grader().scores(["#### 72", "#### 71"], [row, row]) == [1.0, 0.0]
+
+
+def test_a_program_that_cannot_be_judged_is_never_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    nowhere = "http://127.0.0.1:1"
+    grader = Grader(nowhere, timeout_s=0.3)
+    with pytest.raises(ExceptionGroup) as raised:
+        grader.scores([RIGHT], [{"test_list": TESTS}])
+    assert isinstance(root_cause(raised.value), InfrastructureError)
+    with pytest.raises(ExceptionGroup) as raised:
+        Grader().scores([RIGHT], [{"prompt": "no tests"}])
+    assert isinstance(root_cause(raised.value), DataError)
+    monkeypatch.delenv("ASYNC_RL_VERIFIER_URL")
+    with pytest.raises(ConfigError, match="ASYNC_RL_VERIFIER_URL is not set"):
+        Grader()
+
+
+def test_every_adapter_is_shorter_than_sixty_lines() -> None:
+    files = [file for file in Path(str(adapters.__file__)).parent.glob("*.py")]
+    lengths = {file.stem: len(file.read_text().splitlines()) for file in files}
+    del lengths["grader"]
+    assert len(lengths) == 6
+    assert max(lengths.values()) < 60
+
+
+# verl
+
+
+def test_verl_loads_the_custom_reward_function_by_its_name() -> None:
+    reward = pytest.importorskip("verl.trainer.ppo.reward")
+    from omegaconf import OmegaConf
+
+    where = {"path": "pkg://async_rl.adapters.verl", "name": "compute_score", "reward_kwargs": {}}
+    function = reward.get_custom_reward_fn(
+        OmegaConf.create({"reward": {"custom_reward_function": where}})
+    )
+
+    async def scores() -> list[float]:
+        return [
+            await function(
+                data_source="code",
+                solution_str=response,
+                ground_truth=json.dumps(PAIRS),
+                extra_info={"index": 0},
+            )
+            for response in RESPONSES
+        ]
+
+    assert asyncio.run(scores()) == SCORES
+
+
+def test_verl_function_prefers_the_tests_of_extra_info() -> None:
+    score = verl.compute_score("mine", RIGHT, None, {"test_list": TESTS})
+    assert asyncio.run(score) == 1.0
+
+
+def test_verl_scores_by_its_own_client_of_sandbox_fusion(url: str) -> None:
+    fusion = pytest.importorskip("verl.utils.reward_score.sandbox_fusion")
+
+    def score(program: str, tests: dict[str, Any]) -> float:
+        completion = f"```python\n{program}\n```"
+        found, _ = fusion.compute_score(f"{url}/run_code", None, 512, completion, tests)
+        return float(found)
+
+    assert score(SUM, SUMS) == 1.0
+    assert score("print(3)", SUMS) == 0.5
+    assert score("def add(a, b):\n    return a + b", PAIRS) == 1.0
+    assert score("def add(a, b):\n    return 1 // 0", PAIRS) == 0.0
+
+
+# TRL
+
+
+def test_trl_takes_the_reward_function_for_an_asynchronous_one() -> None:
+    trainer = pytest.importorskip("trl.trainer.grpo_trainer")
+    assert trainer.is_async_callable(trl.passed_tests)
+    found = asyncio.run(
+        trl.passed_tests(
+            prompts=["add"] * len(RESPONSES),
+            completions=RESPONSES,
+            completion_ids=[[1]] * len(RESPONSES),
+            trainer_state=None,
+            test_list=[TESTS] * len(RESPONSES),
+        )
+    )
+    assert found == SCORES
+
+
+def test_trl_reads_chats_and_gives_none_where_nothing_could_be_judged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chat = [[{"role": "assistant", "content": response}] for response in RESPONSES]
+    columns = {
+        "test_list": [TESTS] * len(chat),
+        "trainer_state": None,
+        "prompts": ["p"] * len(chat),
+    }
+    assert asyncio.run(trl.passed_tests(chat, **columns)) == SCORES
+    monkeypatch.setattr(trl, "Grader", lambda: Grader("http://127.0.0.1:1", timeout_s=0.3))
+    assert asyncio.run(trl.passed_tests(chat, **columns)) == [None] * len(chat)
+
+
+# verifiers, for prime-rl
+
+
+def test_verifiers_task_scores_a_trace() -> None:
+    vf = pytest.importorskip("verifiers.v1")
+
+    class Data(vf.TaskData):  # type: ignore[misc, name-defined]
+        test_list: list[str]
+
+    class Task(vf.Task[Data]):  # type: ignore[misc, name-defined]
+        passed_tests = vf.reward(weight=2.0)(rubric.passed_tests)
+
+    task = Task(Data(prompt="add", test_list=TESTS))
+    assert [function.__name__ for function in task.hooks("reward")] == ["passed_tests"]
+    traces = [SimpleNamespace(last_reply=response) for response in RESPONSES]
+
+    async def scores() -> list[float]:
+        return [await task.passed_tests(trace) for trace in traces]
+
+    assert asyncio.run(scores()) == SCORES
+
+
+def test_rubric_function_reads_the_row_from_info() -> None:
+    async def scores() -> list[float]:
+        chats = [[{"role": "assistant", "content": response}] for response in RESPONSES]
+        info = {"test_list": TESTS}
+        return [await rubric.passed_tests_of_info(chat, info, prompt="p") for chat in chats]
+
+    assert asyncio.run(scores()) == SCORES
+
+
+# OpenRLHF
+
+
+@pytest.mark.parametrize("form", ["http", "function"])
+def test_openrlhf_executor_receives_rewards(url: str, form: str) -> None:
+    agent = pytest.importorskip("openrlhf.utils.agent")
+    where = f"{url}/get_reward" if form == "http" else str(openrlhf.__file__)
+    executor = agent.SingleTurnAgentExecutor(where)
+    fetch = executor._fetch_rewards_via_http if form == "http" else executor._fetch_rewards_via_func
+    label = json.dumps({"test_list": TESTS})
+
+    async def scores() -> list[float]:
+        found = [await fetch([f"add {text}"], ["add "], [label]) for text in RESPONSES]
+        return [one["rewards"][0] for (one,) in found]
+
+    assert asyncio.run(scores()) == SCORES
+
+
+def test_get_reward_answers_in_the_form_of_openrlhf(url: str) -> None:
+    labels = [{"test_list": TESTS}, PAIRS, {"tests": [{"kind": "assert", "code": TESTS[0]}]}]
+    body = {
+        "query": ["p" + RIGHT, "p" + HALF, "p" + WRONG],
+        "prompts": ["p"] * 3,
+        "labels": list(map(json.dumps, labels)),
+    }
+    answer = httpx.post(f"{url}/get_reward", json=body, timeout=60)
+    assert answer.json() == {"rewards": [1, 0.5, 0], "scores": [1, 0.5, 0], "extra_logs": {}}
+    refused = httpx.post(f"{url}/get_reward", json={**body, "labels": ["{}", "x", "{"]})
+    assert refused.status_code == 400
+    assert "$.labels[0]" in refused.text or "no tests" in refused.text
+
+
+# open-instruct
+
+
+def _instruct(url: str, route: str, program: str, tests: Any) -> tuple[int, Any]:
+    body = {"program": program, "tests": tests, "max_execution_time": 1.0}
+    answer = httpx.post(f"{url}/{route}", json=body, timeout=60)
+    return answer.status_code, answer.json()
+
+
+def test_test_program_answers_in_the_form_of_open_instruct(url: str) -> None:
+    half = "def add(a, b):\n    return abs(a) + b"
+    status, answer = _instruct(url, "test_program", half, TESTS)
+    assert (status, answer["results"], answer["runtimes"][1]) == (200, [1, 0], -1)
+    assert _instruct(url, "test_program", half, json.dumps(TESTS))[1]["results"] == [1, 0]
+    assert _instruct(url, "test_program", "def add(:", TESTS)[1]["results"] == [0, 0]
+    pairs = [
+        {"input": given, "output": wanted} for given, wanted in zip(*SUMS.values(), strict=True)
+    ]
+    assert _instruct(url, "test_program_stdio", SUM, pairs)[1]["results"] == [1, 1]
+    status, answer = _instruct(url, "test_program", half, "eJxrYJmqxgABPcwFmSWpAA==")
+    assert status == 400
+    assert "pickle" in answer["error"]
+    assert _instruct(url, "test_program", half, [])[0] == 400
+
+
+def test_open_instruct_verifier_scores_by_the_server(url: str) -> None:
+    truth = pytest.importorskip("open_instruct.ground_truth_utils")
+    config = SimpleNamespace(
+        code_api_url=f"{url}/test_program",
+        code_max_execution_time=1.0,
+        code_pass_rate_reward_threshold=0.0,
+        code_apply_perf_penalty=False,
+    )
+    judge = truth.CodeVerifier(config)
+    found = [asyncio.run(judge.async_call([], response, TESTS)).score for response in RESPONSES]
+    assert found == SCORES
+
+
+# LiveCodeBench
+
+
+def test_livecodebench_runner_counts_our_verdicts() -> None:
+    metrics = pytest.importorskip("livecodebench.evaluation.compute_code_generation_metrics")
+    samples = [{"input_output": json.dumps(PAIRS)}, {"input_output": json.dumps(SUMS)}]
+    programs = [["def add(a, b):\n    return a + b", "def add(a, b):\n    return 3"], [SUM, "1 +"]]
+    stock = metrics.check_correctness
+    theirs = [
+        metrics.evaluate_generations_by_problem([p, s, False, 6])[0]
+        for p, s in zip(programs, samples, strict=True)
+    ]
+    livecodebench.install(metrics)
+    try:
+        ours = [
+            metrics.evaluate_generations_by_problem([p, s, False, 6])[0]
+            for p, s in zip(programs, samples, strict=True)
+        ]
+    finally:
+        metrics.check_correctness = stock
+    assert ours == [[[True, True], [True, -2]], [[True, True], [-1]]]
+    assert [[all(c is True for c in one) for one in found] for found in theirs] == [
+        [all(c is True for c in one) for one in found] for found in ours
+    ]
+
+
+def test_livecodebench_evaluation_ends_where_nothing_could_be_judged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        livecodebench,
+        "Grader",
+        lambda cpu_s: Grader("http://127.0.0.1:1", cpu_s=cpu_s, timeout_s=0.3),
+    )
+    with pytest.raises(SystemExit, match="no verdict within"):
+        livecodebench.check_correctness({"input_output": json.dumps(SUMS)}, SUM, 1.0)
