@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check mutants explore docs site bench clean
+.PHONY: help env demo test check mutants explore resolve docs site bench clean test-python
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
@@ -52,6 +52,21 @@ check: env ## style and types; layers, documents and the other rules of tests/re
 	@cd build/tree && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache -p async_rl
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@$(BIN)/python -m pytest tests/repo
+
+# Without torch and vLLM: tests of what needs them are skipped (tests/conftest.py), and so are those that start whole runs.
+test-python: ## the tests that need no torch on another interpreter: make test-python PYTHON=python3.12
+	@version=$$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])'); venv=build/python-$$version; \
+	[ -d $$venv ] || $(PYTHON) -m venv $$venv; \
+	grep -v '^#' $(LOCK) > build/constraints.txt; \
+	$$venv/bin/python -m pip --disable-pip-version-check -qq install -c build/constraints.txt --editable '.[verifier,dev]'; \
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $$venv/bin/python -m pytest -n 2 --dist loadscope -m "not slow" --ignore=tests/repo --ignore=tests/packaging
+
+resolve: env ## has every package of the lock a build for the other interpreters? (needs the network, minutes)
+	@grep -v '^#' requirements/cpu.lock | sed 's/+cpu$$//' > build/resolve.txt
+	@for version in 3.12 3.13; do \
+		$(BIN)/python -m pip --disable-pip-version-check -qq install --dry-run --no-deps --only-binary=:all: --no-binary=antlr4-python3-runtime \
+			--python-version $$version --target build/resolved --report build/resolved-$$version.json -r build/resolve.txt && echo "Python $$version: every package of the lock resolves"; \
+	done
 
 mutants: env ## do tests fail when a promise is broken (MUTANTS="buffer/") or a setting is ignored (SETTINGS="algorithm.")?
 	@$(if $(SETTINGS),,$(BIN)/python tests/repo/source_mutants.py $(MUTANTS))

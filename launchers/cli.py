@@ -13,6 +13,7 @@ from typing import NoReturn
 import typer
 
 from async_rl.core.errors import AsyncRLError, ConfigError
+from async_rl.core.extras import missing
 from async_rl.launchers.commands.data import data
 from async_rl.launchers.commands.doctor import doctor
 from async_rl.launchers.commands.eval import evaluate
@@ -66,6 +67,13 @@ def main() -> NoReturn:
         for line in str(error).splitlines():
             typer.echo(f"error: {line}", err=True)
         sys.exit(EXIT_WRONG_SETTINGS if isinstance(error, ConfigError) else 1)
+    except ModuleNotFoundError as error:
+        # A command whose extra is not installed; any other missing module is a fault of the code.
+        problem = missing(str(error.name).partition(".")[0], f"async-rl {' '.join(sys.argv[1:2])}")
+        if problem is None:
+            raise
+        typer.echo(f"error: {problem}", err=True)
+        sys.exit(EXIT_WRONG_SETTINGS)
     sys.exit(0)
 
 

@@ -8,10 +8,12 @@ with live runs that measure time, or that use most of the machine, are one group
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -19,6 +21,7 @@ from xdist.remote import Producer
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
 from async_rl.config.run import RunConfig
+from async_rl.core.extras import EXTRA_OF
 from async_rl.launchers.configuration import compose as composition
 
 hypothesis.settings.register_profile("reproducible", derandomize=True)
@@ -75,6 +78,41 @@ def composed_once(compose: Compose) -> Callable[..., RunConfig]:
 # Before any test module imports them.
 composition.compose = composed_once(composition.compose)
 composition.compose_unchecked = composed_once(composition.compose_unchecked)
+
+
+NO_TORCH = importlib.util.find_spec("torch") is None
+"""`make test-python` installs no package of training; what needs one is skipped there."""
+
+
+class WithoutTorch(pytest.Module):
+    """A module of tests that is skipped if it imports a package of training."""
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        try:
+            return super().collect()
+        except self.CollectError as error:
+            skip_if_missing(str(error))
+            raise
+
+
+def skip_if_missing(text: str) -> None:
+    for package in EXTRA_OF:
+        if f"No module named '{package}" in text:
+            pytest.skip(f"needs {package}", allow_module_level=True)
+
+
+if NO_TORCH:
+
+    def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> WithoutTorch:
+        return WithoutTorch.from_parent(parent, path=module_path)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_pyfunc_call() -> Generator[None, object, object]:
+        try:
+            return (yield)
+        except ModuleNotFoundError as error:
+            skip_if_missing(str(error))
+            raise
 
 
 def pytest_configure() -> None:

