@@ -70,7 +70,11 @@ def test_pip_never_takes_the_cpu_build_for_the_gpu_lock(tmp_path: Path) -> None:
     pip = [sys.executable, "-m", "pip", "download", "--no-index", "--no-deps"]
     pip += ["--find-links", str(tmp_path), "--dest", str(tmp_path / "got")]
     assert subprocess.run([*pip, "torch==2.13.0"], capture_output=True).returncode == 0
-    assert subprocess.run([*pip, line], capture_output=True).returncode != 0
+    (extra,) = (r for r in PROJECT["project"]["optional-dependencies"]["gpu"] if "torch=" in r)
+    # pip before 24 cannot read === of an extra, since a marker follows it.
+    assert "===" not in extra
+    for refused in (line, extra):
+        assert subprocess.run([*pip, refused], capture_output=True).returncode != 0
 
 
 @pytest.mark.parametrize(
