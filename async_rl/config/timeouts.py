@@ -49,6 +49,15 @@ class TimeoutsConfig(Section):
         return 3 * self.call_s
 
     @property
+    def orphan_s(self) -> float:
+        """6 call_s: a process whose supervisor does not answer for this time ends itself.
+
+        Four times the silence, because a supervisor whose machine was suspended for a while returns
+        with all its children; locally the kernel ends the children of a dead supervisor at once.
+        """
+        return 6 * self.call_s
+
+    @property
     def autoscale_s(self) -> float:
         """3 call_s: interval of decisions on the number of generators, each based on that time."""
         return 3 * self.call_s

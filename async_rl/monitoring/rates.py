@@ -12,14 +12,18 @@ Rules
   shares of its role leave it out.
 - A process that has ended no longer appears; gauges of several processes are added for `queue/`,
   else the largest is taken.
+- Memory and cores are the median and the maximum of each pool: a name per process would fill every
+  row of a run with a thousand processes.
 Pure state, without a clock: times come from the counters and the caller.
 """
 
 from __future__ import annotations
 
 import collections
+import statistics
 from collections.abc import Callable, Iterable, Mapping
 
+from async_rl.config.pools import pool_of
 from async_rl.observability.activity import GAUGE
 from async_rl.observability.catalogue import MetricKind, describe
 from async_rl.protocol.membership import Member
@@ -32,6 +36,7 @@ _CONDITIONS = {
 """Metric of a condition's share of time, and metric of the seconds of its stages."""
 _AGE = (*_CONDITIONS, "idle_s")
 _CPU = f"{GAUGE}cpu_s"  # cumulative, but not a metric under its own name
+_MEMORY = f"{GAUGE}memory_mb"
 _PER_SECOND = {
     "tokens_generated": "throughput/generated_tokens_per_s",
     "samples_scored": "throughput/samples_scored_per_s",
@@ -104,8 +109,8 @@ class Rates:
         self._processes = present
 
     def restarted(self, name: str) -> None:
-        """Count a restart of the process."""
-        self._restarts[name] += 1
+        """Count a restart of a process of its pool; the learner and the buffer are their own."""
+        self._restarts[pool_of(name) or name.partition("-")[0]] += 1
 
     def step(self, now_s: float, scalars: Mapping[str, float]) -> dict[str, float]:
         """Return the metrics of a learner step that was just reported, given the learner's own
@@ -130,20 +135,31 @@ class Rates:
         latencies, memory, failures.
         """
         numbers: dict[str, float] = {}
+        memory_mb: collections.defaultdict[str, list[float]] = collections.defaultdict(list)
+        cores: collections.defaultdict[str, list[float]] = collections.defaultdict(list)
         for name, process in self._processes.items():
+            pool = pool_of(name) or process.newest.role
             for counter, metric in _PER_SECOND.items():
                 if counter in process.rates:
                     numbers[metric] = numbers.get(metric, 0.0) + process.rates[counter]
             for key, value in process.newest.counters.items():
-                if key.startswith(GAUGE):
-                    _add_gauge(numbers, name, key.removeprefix(GAUGE), value)
+                if key == _MEMORY:
+                    memory_mb[pool].append(value)
+                elif key.startswith(GAUGE):
+                    _add_gauge(numbers, key.removeprefix(GAUGE), value)
             if _CPU in process.rates:
-                numbers[f"cpu/{name}"] = process.rates[_CPU]
+                cores[pool].append(process.rates[_CPU])
+        for pool, values in memory_mb.items():
+            numbers[f"memory/{pool}_mb_median"] = statistics.median(values)
+            numbers[f"memory/{pool}_mb_max"] = max(values)
+        for pool, values in cores.items():
+            numbers[f"cpu/{pool}_median"] = statistics.median(values)
+            numbers[f"cpu/{pool}_max"] = max(values)
         for failures in self._failures.values():
             for name, count in failures.items():
                 numbers[name] = numbers.get(name, 0.0) + count
-        for name, count in self._restarts.items():
-            numbers[f"restarts/{name}"] = float(count)
+        for pool, count in self._restarts.items():
+            numbers[f"restarts/{pool}"] = float(count)
         return numbers
 
     def _of_roles(self, interval_s: float) -> dict[str, float]:
@@ -174,13 +190,8 @@ class Rates:
         return numbers
 
 
-def _add_gauge(numbers: dict[str, float], process: str, gauge: str, value: float) -> None:
-    """Gauges under a catalogue name are metrics as they are; `memory_mb` becomes one per process;
-    others are for `status` only.
-    """
-    if gauge == "memory_mb":
-        numbers[f"memory/{process}_mb"] = value
-        return
+def _add_gauge(numbers: dict[str, float], gauge: str, value: float) -> None:
+    """Gauges under a catalogue name are metrics as they are; others are for `status` only."""
     spec = describe(gauge)
     if spec is None or spec.kind is not MetricKind.SCALAR:
         return

@@ -126,12 +126,12 @@ def _pool(pool: PoolCount, pools: Sequence[PoolCount]) -> str:
 
 
 def _restarts(reply: StatusReply, name: str) -> str:
-    number = reply.metrics.get(f"restarts/{name}", 0)
+    number = reply.restarts.get(name, 0)
     if not number:
         return ""
     # The rest of a traceback is in the logs.
     reason = reply.restarted_because.get(name, "").partition("\n")[0]
-    return f" (restarts: {number:.0f}; {reason})"
+    return f" (restarts: {number}; {reason})"
 
 
 def sparkline(values: Sequence[float]) -> str:

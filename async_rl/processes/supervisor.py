@@ -179,6 +179,7 @@ class Supervisor:
             serving = asyncio.create_task(server.serve(), name="control server")
             keeping = asyncio.create_task(fleet.run(), name="fleet")
             watching = [
+                asyncio.create_task(service.refresh(), name="refresh"),
                 asyncio.create_task(_report_stalls(stall_watch, monitor), name="stalls"),
                 asyncio.create_task(_report_losses(fleet, monitor, scaler), name="losses"),
                 asyncio.create_task(scaler.run(), name="scaler"),

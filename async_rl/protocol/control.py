@@ -15,7 +15,8 @@ class StatusReply(Message):
     """A snapshot of the run for `async-rl status`.
 
     metrics: the newest value of every scalar. stalled: the reason why no learner step completes;
-    empty while steps do. restarted_because: the last reason for each process that was restarted.
+    empty while steps do. restarts and restarted_because: the number and the last reason, for each
+    process that was restarted.
     """
 
     run_name: str
@@ -28,6 +29,7 @@ class StatusReply(Message):
     metrics: dict[str, float]
     stalled: str = ""
     restarted_because: dict[str, str] = msgspec.field(default_factory=dict)
+    restarts: dict[str, int] = msgspec.field(default_factory=dict)
     pools: list[PoolCount] = msgspec.field(default_factory=list)
 
 

@@ -55,13 +55,19 @@ class Register(Message):
     devices: list[str] = msgspec.field(default_factory=list)
 
 
+class NextBeat(Message):
+    """The seconds after which the next heartbeat is due."""
+
+    after_s: float
+
+
 class Heartbeat(Message):
     """The current state of a process.
 
     waits_for: empty while it works. since_s: Unix time. counters: cumulative, except gauges.
     """
 
-    Reply: ClassVar[type] = Ok
+    Reply: ClassVar[type] = NextBeat
     name: str
     pid: int
     state: str
@@ -72,14 +78,20 @@ class Heartbeat(Message):
 
 
 class Members(Message):
-    """The processes that serve now. `revision` grows with each change."""
+    """The processes that serve at `revision`, which grows with each change; without counters.
+
+    since: the revision that `members` replace or extend and that `left` leave; -1 = `members` are
+    all that serve.
+    """
 
     revision: int
     members: list[Member]
+    since: int = -1
+    left: list[str] = msgspec.field(default_factory=list)
 
 
 class WatchMembers(Message):
-    """Request the members once the revision differs from `known_revision`, or after `wait_s`."""
+    """Request the changes since `known_revision` once there are any, or after `wait_s`."""
 
     Reply: ClassVar[type] = Members
     known_revision: int

@@ -30,9 +30,10 @@ from async_rl.core.errors import ProtocolError, Unavailable
 from async_rl.core.types import Role
 from async_rl.observability.activity import Activity
 from async_rl.protocol.base import Message
-from async_rl.protocol.membership import Heartbeat, Member, Register, ReportMetrics
+from async_rl.protocol.membership import Heartbeat, Member, NextBeat, Register, ReportMetrics
 from async_rl.protocol.schema import message_schema
 from async_rl.runtime.directory import Connections, Directory, Incarnation, Peer
+from async_rl.runtime.patience import SupervisorCalls
 from async_rl.wire.addresses import process_host
 from async_rl.wire.keys import Keys, load_keys
 from async_rl.wire.rpc import Handler, RpcClient, RpcServer
@@ -115,7 +116,7 @@ class ProcessContext:
     model_path: Path
     keys: Keys
     host: str
-    supervisor: RpcClient
+    supervisor: SupervisorCalls
     group: asyncio.TaskGroup
     connections: Connections
     directory: Directory
@@ -196,8 +197,8 @@ class ProcessContext:
                 counters=snapshot.counters,
             )
             # Without an answer this raises and ends the process: no supervisor could end it.
-            await self.supervisor.call(beat, timeout_s=timeouts.silence_s)
-            await asyncio.sleep(timeouts.heartbeat_s)
+            reply: NextBeat = await self.supervisor.call(beat, timeout_s=timeouts.call_s)
+            await asyncio.sleep(reply.after_s)
 
     def start_services(self) -> None:
         """Start the heartbeat and follow the directory."""
@@ -230,7 +231,7 @@ async def open_context(
     keys = load_keys(run_dir / "keys")
     config = config_of(load_config(run_dir), pool_of(name))
     directory = Directory()
-    async with RpcClient(control.address, keys) as supervisor, asyncio.TaskGroup() as group:
+    async with RpcClient(control.address, keys) as client, asyncio.TaskGroup() as group:
         context = ProcessContext(
             name=name,
             role=role,
@@ -241,7 +242,7 @@ async def open_context(
             model_path=Path(control.model_path),
             keys=keys,
             host=process_host(config.network, control.address),
-            supervisor=supervisor,
+            supervisor=SupervisorCalls(client, patience_s=config.timeouts.orphan_s),
             group=group,
             connections=Connections(keys, directory),
             directory=directory,

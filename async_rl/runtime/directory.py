@@ -17,6 +17,7 @@ from async_rl.core.errors import Unavailable
 from async_rl.core.types import Role
 from async_rl.protocol.base import Message
 from async_rl.protocol.membership import Member, Members, WatchMembers
+from async_rl.runtime.patience import SupervisorCalls
 from async_rl.wire.keys import Keys
 from async_rl.wire.rpc import RpcClient
 
@@ -29,21 +30,28 @@ class Directory:
 
     def __init__(self) -> None:
         self.revision = -1
-        self.members: list[Member] = []
+        self._members: dict[str, Member] = {}
         self._changed = asyncio.Event()
 
-    def update(self, members: Members) -> None:
-        """Replace the list by a newer one."""
-        if members.revision != self.revision:
-            self.revision = members.revision
-            self.members = members.members
-            # Waiters of the old event wake; the new one is for the next change.
-            self._changed.set()
-            self._changed = asyncio.Event()
+    @property
+    def members(self) -> list[Member]:
+        """The processes that serve."""
+        return list(self._members.values())
 
-    def snapshot(self) -> Members:
-        """Return the list as a message."""
-        return Members(revision=self.revision, members=self.members)
+    def update(self, members: Members) -> None:
+        """Apply changes to the list, or replace it by a newer one."""
+        if members.revision == self.revision:
+            return
+        # A supervisor that no longer has the changes sends the whole list.
+        if members.since < 0:
+            self._members = {}
+        for name in members.left:
+            self._members.pop(name, None)
+        self._members |= {member.name: member for member in members.members}
+        self.revision = members.revision
+        # Waiters of the old event wake; the new one is for the next change.
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     async def changed(self, known_revision: int) -> None:
         """Return once the revision is no longer `known_revision`."""
@@ -64,15 +72,18 @@ class Directory:
 
     def of_role(self, role: Role) -> list[Member]:
         """Return the members that serve as `role`, by name."""
-        members = [member for member in self.members if member.role == role]
+        members = [member for member in self._members.values() if member.role == role]
         return sorted(members, key=lambda member: member.name)
 
     def find(self, who: str) -> Member | None:
         """Return the member with the name `who`, or the first of the role `who`."""
-        matches = [member for member in self.members if who in (member.name, member.role)]
+        # The name first: with thousands of members, a search for each call would take milliseconds.
+        if who in self._members:
+            return self._members[who]
+        matches = [member for member in self._members.values() if member.role == who]
         return min(matches, key=lambda member: member.name, default=None)
 
-    async def follow(self, supervisor: RpcClient, *, call_timeout_s: float) -> None:
+    async def follow(self, supervisor: SupervisorCalls, *, call_timeout_s: float) -> None:
         """Watch the supervisor's list until cancelled. Raises DeadlineExceeded."""
         while True:
             request = WatchMembers(known_revision=self.revision, wait_s=_WATCH_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from async_rl.protocol.learner import StartFrom
 from async_rl.protocol.membership import (
     Expel,
     Heartbeat,
+    NextBeat,
     Register,
     ReportFatal,
     ReportMetrics,
@@ -26,6 +28,10 @@ from async_rl.supervision.monitor import Monitor
 from async_rl.supervision.registry import Registry
 from async_rl.supervision.scaler import Scaler
 from async_rl.wire.rpc import Handler
+
+_REFRESH_S = 1.0
+_ANSWERS_PER_S = 1000
+"""Answers with changes of the member list, to all processes together."""
 
 
 class StopRequest:
@@ -87,19 +93,27 @@ class ControlService:
 
     async def _heartbeat(self, message: Heartbeat) -> Message:
         self.registry.beat(message)
-        self.stall_watch.observe()
-        self.monitor.on_heartbeat()
-        return Ok()
+        return NextBeat(after_s=self.liveness.heartbeat_s)
+
+    async def refresh(self) -> None:
+        """Read the heartbeats once per second until cancelled.
+
+        Reading costs time for every process, so it must not follow each heartbeat.
+        """
+        while True:
+            self.stall_watch.observe()
+            self.monitor.refresh()
+            await asyncio.sleep(_REFRESH_S)
 
     async def _watch_members(self, message: WatchMembers) -> Message:
-        directory = self.registry.directory
         # An unchanged list is an answer too: it shows that the supervisor is alive.
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(message.wait_s):
-                await directory.changed(message.known_revision)
-        except TimeoutError:
-            pass
-        return directory.snapshot()
+                await self.registry.directory.changed(message.known_revision)
+        # Changes that come together are sent together: when a large run starts, each of its
+        # processes would otherwise be told of each other one separately.
+        await asyncio.sleep(len(self.registry) / _ANSWERS_PER_S)
+        return self.registry.changes_since(message.known_revision)
 
     async def _report_metrics(self, message: ReportMetrics) -> Message:
         self.monitor.on_metrics(message)
@@ -134,6 +148,7 @@ class ControlService:
             metrics=monitor.newest,
             stalled=monitor.stalled,
             restarted_because=monitor.restarted_because,
+            restarts=monitor.restarts,
             pools=self.registry.pools(),
         )
 

@@ -2,6 +2,7 @@
 run is stalled.
 
 One rule for every reader: a serving process is silent after 2.5 missed heartbeats (at least 2 s).
+Time in which the supervisor itself did not run does not count.
 Status, the log and the report of a stall then name it. It is lost, and the fleet restarts it, at
 timeouts.silence_s. The buffer sees a lost generator leave the member list.
 """
@@ -9,6 +10,7 @@ timeouts.silence_s. The buffer sees a lost generator leave the member list.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
 
@@ -22,6 +24,9 @@ from async_rl.protocol.membership import SILENT, Member
 from async_rl.supervision.registry import Registry
 
 _MISSED_BEATS = 2.5  # a single late heartbeat is normal, and people should learn of two
+_BEATS_PER_S = 250
+"""Heartbeats of all processes together: each takes about 0.3 ms of the supervisor."""
+_BEATS_PER_SILENCE = 4  # a process is lost only after several heartbeats did not come
 _LEAST_S = 2.0  # a busy machine delays a heartbeat by a second or so
 _CONDITIONS = {
     psutil.STATUS_STOPPED: "stopped by a signal; kill -CONT {pid} continues it",
@@ -42,18 +47,27 @@ class Liveness:
     def __init__(self, registry: Registry, config: TimeoutsConfig, *, is_local: bool) -> None:
         self._registry = registry
         self._config = config
-        self._silent_after_s = max(_LEAST_S, _MISSED_BEATS * config.heartbeat_s)
         self._is_local = is_local
         self._reported: dict[str, int] = {}
 
+    @property
+    def heartbeat_s(self) -> float:
+        """Seconds between two heartbeats of a process; more with hundreds of processes, so that the
+        supervisor's work stays within bounds.
+        """
+        shared_s = len(self._registry) / _BEATS_PER_S
+        longest_s = self._config.silence_s / _BEATS_PER_SILENCE
+        return max(self._config.heartbeat_s, min(shared_s, longest_s))
+
     def silent_s(self) -> dict[str, float]:
         """Return the seconds since the last heartbeat of each silent process."""
+        silent_after_s = max(_LEAST_S, _MISSED_BEATS * self.heartbeat_s)
         quiet_s = {
             member.name: self._registry.quiet_s(member.name)
             for member in self._registry.members
             if self._registry.is_serving(member.name)
         }
-        return {name: s for name, s in quiet_s.items() if s >= self._silent_after_s}
+        return {name: s for name, s in quiet_s.items() if s >= silent_after_s}
 
     def members(self) -> list[Member]:
         """Return all processes; silent ones with state `silent` and the cause in `waits_for`."""
@@ -80,19 +94,17 @@ class Liveness:
 
     async def until_lost(self, name: str) -> str:
         """Return the reason once the process missed its start time or stopped its heartbeats."""
-        directory = self._registry.directory
-        start_s, heartbeat_s = self._config.start_s, self._config.silence_s
+        start_s, silence_s = self._config.start_s, self._config.silence_s
         # The start may take minutes; from the registration on, the short limit applies.
         try:
             async with asyncio.timeout(start_s):
-                while not self._registry.is_serving(name):
-                    await directory.changed(directory.revision)
+                await self._registry.until_serving(name)
         except TimeoutError:
             return f"was not ready after {start_s:g} s"
         while True:
-            left_s = heartbeat_s - self._registry.quiet_s(name)
+            left_s = silence_s - self._registry.quiet_s(name)
             if left_s <= 0:
-                return f"sent no heartbeat for {heartbeat_s:g} s"
+                return f"sent no heartbeat for {silence_s:g} s"
             await asyncio.sleep(left_s)
 
     def _as_silent(self, member: Member, quiet_s: float) -> Member:
@@ -115,14 +127,14 @@ class StallWatch:
         self._registry = registry
         self._liveness = liveness
         self._config = config
-        self._stall = Stall(time.monotonic())
+        self._stall = Stall(registry.clock())
         self._progressed = asyncio.Event()
 
     def observe(self) -> None:
-        """Read the members after a heartbeat."""
+        """Read the members."""
         # `reports` sleeps until a deadline; only progress may wake it earlier.
         before_s = self._stall.since_s
-        self._stall.observe(self._registry.members, time.monotonic())
+        self._stall.observe(self._registry.members, self._registry.clock())
         if self._stall.since_s > before_s:
             self._progressed.set()
 
@@ -144,20 +156,20 @@ class StallWatch:
 
     async def _progresses_within(self, limit_s: float) -> bool:
         """Wait for a learner step until `limit_s` after the last one; return whether it came."""
-        left_s = self._stall.since_s + limit_s - time.monotonic()
-        try:
-            async with asyncio.timeout(left_s):
-                await self._progressed.wait()
-        except TimeoutError:
-            return False
-        # Cleared after the wait: progress that comes between two waits still counts.
-        self._progressed.clear()
-        return True
+        while (left_s := self._stall.since_s + limit_s - self._registry.clock()) > 0:
+            # The clock may be behind after a pause of the supervisor.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._progressed.wait()
+                # Cleared after the wait: progress that comes between two waits still counts.
+                self._progressed.clear()
+                return True
+        return False
 
     def _sentence(self) -> str:
         return sentence(
             self._registry.members,
-            stalled_s=time.monotonic() - self._stall.since_s,
+            stalled_s=self._registry.clock() - self._stall.since_s,
             now_s=time.time(),
             unheard_s=self._liveness.silent_s(),
         )

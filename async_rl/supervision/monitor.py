@@ -7,6 +7,7 @@ Opens and closes the outputs in `monitoring/`, including the TensorBoard process
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import functools
 import logging
@@ -61,6 +62,7 @@ class Monitor:
         self.step = 0
         self.stalled = ""
         self.restarted_because: dict[str, str] = {}
+        self.restarts: collections.Counter[str] = collections.Counter()
         # If one output cannot open, the stack closes those before it.
         with contextlib.ExitStack() as outputs:
             self._recorder = _open_recorder(config, run_dir, outputs)
@@ -77,9 +79,8 @@ class Monitor:
     def __exit__(self, *_: object) -> None:
         self._outputs.close()
 
-    def on_heartbeat(self) -> None:
-        """Update rates, silent processes and the live line after a heartbeat."""
-        # Heartbeats are the clock of this object: they come a few times per second in any run.
+    def refresh(self) -> None:
+        """Update rates, silent processes and the live line from the newest heartbeats."""
         self._rates.observe(self._registry.members)
         self.newest.update(self._rates.now())
         for sentence in self._liveness.changes():
@@ -96,6 +97,7 @@ class Monitor:
     def on_restart(self, name: str, reason: str) -> None:
         """Record that a process restarts."""
         self._rates.restarted(name)
+        self.restarts[name] += 1
         self.restarted_because[name] = reason
         self._record_text("run/restarts", f"{name} is restarted: {reason}")
 
@@ -111,6 +113,7 @@ class Monitor:
         if message.source == _LEARNER:
             # Evaluations and late reports of other steps must not move it back.
             self.step = max(self.step, message.step)
+            self._rates.observe(self._registry.members)
             scalars = scalars | self._rates.step(time.monotonic(), scalars)
             for pool in self._registry.pools():
                 scalars[f"scale/{pool.pool}_wanted"] = pool.wanted

@@ -1,11 +1,16 @@
 """The supervisor's list of processes: which one serves where, and when its last heartbeat came.
 
 Every other process follows `Registry.directory`.
+Invariant: a heartbeat costs the same however many processes there are.
 """
 
 from __future__ import annotations
 
+import asyncio
+import collections
+import itertools
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -23,11 +28,14 @@ from async_rl.protocol.membership import (
     Register,
 )
 from async_rl.runtime.directory import Directory
+from async_rl.supervision.clock import AwakeClock
+
+_NUM_CHANGES = 4096  # a process that missed more changes of the list gets all of it
 
 
 @dataclass(slots=True, kw_only=True)
 class _Entry:
-    """heard_s: monotonic time of the last heartbeat."""
+    """heard_s: time of the last heartbeat, by the registry's clock."""
 
     member: Member
     heard_s: float
@@ -39,13 +47,19 @@ class Registry:
     """Members by name. The revision of `directory` grows when a member begins or ends to serve.
 
     wanted: target number of processes per pool, set by the scaler. work: purpose of the generators
-    of each pool.
+    of each pool. clock: seconds in which the supervisor ran.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] | None = None) -> None:
+        self.clock = clock or AwakeClock()
         self.directory = Directory()
         self.directory.update(Members(revision=0, members=[]))
         self._entries: dict[str, _Entry] = {}
+        self._serving: collections.defaultdict[str, asyncio.Event] = collections.defaultdict(
+            asyncio.Event
+        )
+        # Name of the member that the last revision changed, of the one before, and so on.
+        self._changes: collections.deque[str] = collections.deque(maxlen=_NUM_CHANGES)
         self.wanted: dict[str, int] = {}
         self.work: dict[str, str] = {}
 
@@ -84,7 +98,8 @@ class Registry:
             )
         )
         entry.is_serving = True
-        self._publish()
+        self._serving[message.name].set()
+        self._publish(message.name)
 
     def beat(self, message: Heartbeat) -> None:
         """Update a member from its heartbeat; late heartbeats of a predecessor are ignored."""
@@ -97,7 +112,7 @@ class Registry:
             state = DRAINING
         elif not entry.is_serving:
             state = STARTING
-        entry.heard_s = time.monotonic()
+        entry.heard_s = self.clock()
         entry.member = replace(
             entry.member,
             state=state,
@@ -112,16 +127,14 @@ class Registry:
         entry = self._entries.get(name)
         if entry is None:
             return
-        was_serving = entry.is_serving
         member = entry.member
         ended = Member(
             name=name, role=member.role, pid=member.pid, state=ENDED, since_s=time.time()
         )
         # A fresh entry: its next life starts without counters, devices and address.
-        self._entries[name] = _Entry(member=ended, heard_s=time.monotonic())
-        # Other processes know only members that serve.
-        if was_serving:
-            self._publish()
+        self._entries[name] = _Entry(member=ended, heard_s=self.clock())
+        self._serving.pop(name, None)
+        self._publish(name)
 
     def drain(self, name: str) -> None:
         """Mark the process as leaving.
@@ -133,17 +146,36 @@ class Registry:
         if entry is not None:
             entry.is_draining = True
             entry.member = replace(entry.member, state=DRAINING, since_s=time.time())
-            self._publish()
+            self._publish(name)
 
     def forget(self, name: str) -> None:
         """Remove a process that has left for good."""
         self._entries.pop(name, None)
+        self._serving.pop(name, None)
+
+    def changes_since(self, revision: int) -> Members:
+        """Return the changes of the directory since a revision, or all of it if unknown."""
+        directory = self.directory
+        num_changes = directory.revision - revision
+        if not 0 <= num_changes <= len(self._changes) or revision < 0:
+            return Members(revision=directory.revision, members=directory.members)
+        changed = dict.fromkeys(itertools.islice(self._changes, num_changes))
+        found = {name: directory.find(name) for name in changed}
+        return Members(
+            revision=directory.revision,
+            since=revision,
+            members=[member for member in found.values() if member is not None],
+            left=[name for name, member in found.items() if member is None],
+        )
 
     def pools(self) -> list[PoolCount]:
         """Return the current counts of each pool; an ended process counts as starting."""
+        by_pool: collections.defaultdict[str, list[str]] = collections.defaultdict(list)
+        for member in self.members:
+            by_pool[pool_of(member.name)].append(member.state)
         counts = []
         for pool, wanted in self.wanted.items():
-            states = [member.state for member in self.members if pool_of(member.name) == pool]
+            states = by_pool[pool]
             draining = states.count(DRAINING)
             starting = states.count(STARTING) + states.count(ENDED)
             counts.append(
@@ -162,9 +194,17 @@ class Registry:
         """Return whether the process has registered and has not ended."""
         return name in self._entries and self._entries[name].is_serving
 
+    async def until_serving(self, name: str) -> None:
+        """Wait until the process has registered."""
+        await self._serving[name].wait()
+
     def quiet_s(self, name: str) -> float:
         """Return the seconds since the last heartbeat of the process."""
-        return time.monotonic() - self._entries[name].heard_s
+        return self.clock() - self._entries[name].heard_s
+
+    def __len__(self) -> int:
+        """The number of processes, serving or not."""
+        return len(self._entries)
 
     @property
     def members(self) -> list[Member]:
@@ -173,17 +213,25 @@ class Registry:
 
     def _enter(self, member: Member) -> _Entry:
         before = self._entries.get(member.name)
-        entry = _Entry(member=member, heard_s=time.monotonic())
+        entry = _Entry(member=member, heard_s=self.clock())
         # A process that is to leave still leaves when it gets its resources or registers late.
         if before is not None:
             entry.is_draining = before.is_draining
         self._entries[member.name] = entry
         return entry
 
-    def _publish(self) -> None:
-        serving = [
-            entry.member
-            for entry in self._entries.values()
-            if entry.is_serving and not (entry.is_draining and entry.member.role == "verifier")
-        ]
-        self.directory.update(Members(revision=self.directory.revision + 1, members=serving))
+    def _publish(self, name: str) -> None:
+        """Put one process on the list of other processes or remove it, if that is a change."""
+        entry = self._entries[name]
+        is_listed = entry.is_serving and not (entry.is_draining and entry.member.role == "verifier")
+        before = self.directory.find(name)
+        if before is None and not is_listed:
+            return
+        # Counters are most of a member and of no use to others.
+        members = [replace(entry.member, counters={})] if is_listed else []
+        self._changes.appendleft(name)
+        revision = self.directory.revision
+        left = [] if is_listed else [name]
+        self.directory.update(
+            Members(revision=revision + 1, since=revision, members=members, left=left)
+        )

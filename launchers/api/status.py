@@ -32,7 +32,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     step: learner steps done. cause: why it failed. metrics: the newest value of each metric, units
     in docs/metrics.md. members: its processes; pools: their numbers. stalled: the reason why no
-    step completes. started_s: Unix time. The last six are empty unless the run answers.
+    step completes. started_s: Unix time. The last seven are empty unless the run answers.
     """
 
     run_name: str
@@ -46,6 +46,7 @@ class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
     pools: list[PoolCount] = msgspec.field(default_factory=list)
     stalled: str = ""
     restarted_because: dict[str, str] = msgspec.field(default_factory=dict)
+    restarts: dict[str, int] = msgspec.field(default_factory=dict)
     tensorboard_url: str = ""
     started_s: float | None = None
 

@@ -26,7 +26,7 @@ def test_ten_charts_are_on_the_first_screen_and_each_shows_declared_scalars() ->
 
 def test_a_placeholder_stands_for_exactly_one_path_element() -> None:
     assert describe("failures/over_age") is METRICS["failures/<reason>"]
-    assert describe("memory/generator-0_mb") is METRICS["memory/<process>_mb"]
+    assert describe("memory/generators_mb_max") is METRICS["memory/<pool>_mb_max"]
     assert describe("stage_s/learner/training") is METRICS["stage_s/<role>/<stage>"]
     assert describe("failures/over/age") is None
     assert describe("failures/") is None

@@ -27,7 +27,7 @@ NEWEST = {
     "failures/over_age": 3.0,
     "failures/generator_lost": 1.0,
     "stage_s/learner/training": 2.5,
-    "memory/g-0_mb": 9.0,
+    "memory/generators_mb_max": 9.0,
 }
 
 
@@ -52,7 +52,7 @@ def test_metrics_are_gauges_with_what_stands_for_a_placeholder_as_label(endpoint
         ("async_rl_failures", ("over_age",)): 3,
         ("async_rl_failures", ("generator_lost",)): 1,
         ("async_rl_stage_s", ("learner", "training")): 2.5,
-        ("async_rl_memory_mb", ("g-0",)): 9,
+        ("async_rl_memory_mb_max", ("generators",)): 9,
     }
 
 

@@ -126,7 +126,7 @@ def test_a_restarted_process_counts_from_zero_and_failures_stay_in_the_total() -
     numbers = rates.step(11.0, {})
     assert numbers["throughput/generated_tokens_per_s"] == 10.0
     assert numbers["failures/timeout"] == 3.0
-    assert numbers["restarts/generator-0"] == 1.0
+    assert numbers["restarts/generators"] == 1.0
 
 
 def test_a_process_that_ended_disappears_but_its_failures_do_not() -> None:
@@ -142,7 +142,7 @@ def test_a_process_that_ended_disappears_but_its_failures_do_not() -> None:
     )
     rates.observe([])
     numbers = rates.step(1.0, {})
-    assert "memory/generator-0_mb" not in numbers
+    assert "memory/generators_mb_max" not in numbers
     assert numbers["failures/timeout"] == 1.0
 
 
@@ -165,13 +165,18 @@ def test_queue_gauges_add_up_and_latencies_take_the_worst() -> None:
             ),
         ]
     )
-    assert rates.now() == {"queue/ready": 5.0, "verifier/latency_p99_s": 0.5, "memory/a_mb": 7.0}
+    assert rates.now() == {
+        "queue/ready": 5.0,
+        "verifier/latency_p99_s": 0.5,
+        "memory/generator_mb_median": 7.0,
+        "memory/generator_mb_max": 7.0,
+    }
 
 
 def test_cores_in_use_come_from_cumulative_cpu_seconds() -> None:
     rates = Rates(start_s=0.0)
     rates.observe([member("a", "learner", {**ages(busy=4.0), "gauge/cpu_s": 6.0})])
-    assert rates.step(4.0, {})["cpu/a"] == 1.5
+    assert rates.step(4.0, {})["cpu/learner_max"] == 1.5
 
 
 def test_numbers_that_the_learner_told_itself_are_not_overwritten() -> None:

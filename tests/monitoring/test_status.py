@@ -177,9 +177,11 @@ def test_the_flow_counts_groups_in_each_state_and_failures() -> None:
 
 
 def test_a_restart_stands_beside_the_process_with_the_first_line_of_its_cause() -> None:
-    answer = reply([generator(1, 0, 0)], **{"restarts/generator-0": 2.0})
+    answer = reply([generator(1, 0, 0)])
     answer = msgspec.structs.replace(
-        answer, restarted_because={"generator-0": "generator-0 was ended by SIGKILL\nmore"}
+        answer,
+        restarts={"generator-0": 2},
+        restarted_because={"generator-0": "generator-0 was ended by SIGKILL\nmore"},
     )
     assert "(restarts: 2; generator-0 was ended by SIGKILL)" in shown(answer)
 

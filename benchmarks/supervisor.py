@@ -1,0 +1,271 @@
+"""Measure the supervisor under 16 to 2,048 simulated members.
+
+The control socket, the member list, the metrics and the live line are the product's; the members
+are clients that register, send heartbeats with the counters of a real generator, and follow the
+member list. The supervisor runs in a separate process, whose CPU time is measured while nothing
+changes and while processes leave and come back.
+
+Run: `python -m benchmarks.supervisor [--members N ...]`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import io
+import logging
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import zmq
+import zmq.asyncio
+from rich.console import Console as Terminal
+
+from async_rl.core.codec import encode
+from async_rl.launchers.configuration.compose import compose
+from async_rl.monitoring.console import Console
+from async_rl.observability.activity import Activity
+from async_rl.protocol.membership import Heartbeat, Member, Register, WatchMembers
+from async_rl.runtime.directory import Directory
+from async_rl.supervision.control import ControlService, StopRequest
+from async_rl.supervision.liveness import Liveness, StallWatch
+from async_rl.supervision.monitor import Monitor
+from async_rl.supervision.registry import Registry
+from async_rl.wire.keys import create_keys, load_keys
+from async_rl.wire.rpc import RpcClient, RpcServer
+from benchmarks.figures import figure
+
+SECONDS = 15.0
+START_S = 20.0
+CHANGES_PER_S = 0.5
+NUM_WATCHERS = 4  # of which the bytes are counted
+
+_CONFIG = compose("grpo_code", ["monitoring.tensorboard=false"])
+_LOG = logging.getLogger("supervisor")
+
+
+async def serve(directory: Path, num_members: int) -> None:
+    """Run the supervisor's control socket until SIGTERM. SIGUSR1: a member leaves and returns."""
+    stopping = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
+    registry = Registry()
+    registry.wanted = {"generators": num_members}
+    liveness = Liveness(registry, _CONFIG.timeouts, is_local=True)
+    terminal = Terminal(file=io.StringIO(), force_terminal=True)
+    unused: Any = None
+    with Monitor(
+        _CONFIG,
+        directory,
+        registry=registry,
+        liveness=liveness,
+        console=Console(_CONFIG, directory, terminal=terminal),
+        log=_LOG,
+    ) as monitor:
+        service = ControlService(
+            config=_CONFIG,
+            run_dir=directory,
+            registry=registry,
+            liveness=liveness,
+            stall_watch=StallWatch(registry, liveness, _CONFIG.timeouts),
+            monitor=monitor,
+            fleet=unused,
+            scaler=unused,
+            stop=StopRequest(),
+            log=_LOG,
+            started_s=0,
+        )
+        registry.add("learner-0", "learner", 1)
+        for index in range(num_members):
+            registry.add(name_of(index), "generator", pid_of(index))
+
+        def replace_one() -> None:
+            index = random.randrange(num_members)
+            registry.mark_ended(name_of(index))
+            registry.add(name_of(index), "generator", pid_of(index))
+            registry.register(registration(index))
+
+        asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, replace_one)
+        with RpcServer("127.0.0.1", 0, load_keys(directory), service.handlers()) as server:
+            tasks = [
+                asyncio.create_task(server.serve()),
+                asyncio.create_task(service.refresh()),
+            ]
+            (directory / "address").write_text(server.address)
+            await stopping.wait()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def name_of(index: int) -> str:
+    """Return the name of a simulated generator."""
+    return f"generator-{index}"
+
+
+def pid_of(index: int) -> int:
+    """Return its made-up process id."""
+    return 1_000_000 + index
+
+
+def registration(index: int) -> Register:
+    """Return its registration."""
+    return Register(
+        name=name_of(index),
+        role="generator",
+        pid=pid_of(index),
+        address=f"tcp://10.0.{index // 250}.{index % 250}:40000",
+        devices=[f"GPU-7a3c1f52-5d4e-4a51-9c1b-{index:012x}"],
+    )
+
+
+@contextlib.contextmanager
+def supervisor(directory: Path, num_members: int) -> Iterator[psutil.Process]:
+    """Start the supervisor and yield its process once it serves; end it with the block."""
+    create_keys(directory)
+    command = [sys.executable, "-m", "benchmarks.supervisor", "--serve", str(directory)]
+    with subprocess.Popen([*command, "--members", str(num_members)]) as process:
+        try:
+            while not (directory / "address").exists() or not (directory / "address").read_text():
+                assert process.poll() is None
+                time.sleep(0.05)
+            yield psutil.Process(process.pid)
+        finally:
+            process.terminate()
+            process.wait()
+
+
+class Members:
+    """Simulated members of one run."""
+
+    def __init__(self, directory: Path, num_members: int) -> None:
+        self._address = (directory / "address").read_text()
+        self._keys = load_keys(directory)
+        self._num_members = num_members
+        self._context = zmq.asyncio.Context()
+        self._context.set(zmq.MAX_SOCKETS, num_members + 64)
+        self.beats_s: list[float] = []
+        self.list_bytes = 0
+
+    async def run(self, process: psutil.Process) -> dict[str, float]:
+        """Return the figures of a quiet time and of one with changes."""
+        tasks = [asyncio.create_task(self._live(index)) for index in range(self._num_members)]
+        await asyncio.sleep(START_S)
+        quiet = await self._measured(process, changes=0)
+        changing = await self._measured(process, changes=round(CHANGES_PER_S * SECONDS))
+        for task in tasks:
+            task.cancel()
+        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+            if not isinstance(outcome, asyncio.CancelledError):
+                raise RuntimeError("a simulated member ended early") from outcome
+        self._context.term()
+        return {
+            "quiet": quiet[0],
+            "beats": quiet[1],
+            "p99": quiet[2],
+            "changing": changing[0],
+            "bytes": changing[3] / NUM_WATCHERS,
+        }
+
+    async def _measured(
+        self, process: psutil.Process, *, changes: int
+    ) -> tuple[float, float, float, float]:
+        """Return (cores, beats per second, 99th percentile of their latency, bytes per change)."""
+        self.beats_s.clear()
+        self.list_bytes = 0
+        cpu_s, started_s = sum(process.cpu_times()[:2]), time.monotonic()
+        for number in range(changes):
+            process.send_signal(signal.SIGUSR1)
+            await asyncio.sleep(max(0, started_s + (number + 1) / CHANGES_PER_S - time.monotonic()))
+        await asyncio.sleep(max(0, started_s + SECONDS - time.monotonic()))
+        took_s = time.monotonic() - started_s
+        latencies = sorted(self.beats_s) or [float("nan")]
+        return (
+            (sum(process.cpu_times()[:2]) - cpu_s) / took_s,
+            len(self.beats_s) / took_s,
+            latencies[int(0.99 * (len(latencies) - 1))],
+            self.list_bytes / max(1, changes),
+        )
+
+    async def _live(self, index: int) -> None:
+        await asyncio.sleep(START_S / 2 * index / self._num_members)
+        async with RpcClient(self._address, self._keys, context=self._context) as client:
+            await client.call(registration(index), timeout_s=60)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._follow(client, index))
+                group.create_task(self._beat(client, index))
+
+    async def _beat(self, client: RpcClient, index: int) -> None:
+        activity = Activity()
+        while True:
+            with activity("generating"):
+                for number in range(12):
+                    activity.count(f"tokens_generated/{number}", 1000.5)
+                for number in range(8):
+                    activity.gauge(f"queue/{number}", 0.25)
+                activity.gauge("memory_mb", 9000.5 + index)
+                activity.gauge("cpu_s", time.monotonic())
+                activity.count("tokens_generated", 1000)
+                snapshot = activity.snapshot()
+            beat = Heartbeat(
+                name=name_of(index),
+                pid=pid_of(index),
+                state=snapshot.state,
+                waits_for=snapshot.waits_for,
+                since_s=snapshot.since_s,
+                version=7,
+                counters=snapshot.counters,
+            )
+            sent_s = time.monotonic()
+            reply = await client.call(beat, timeout_s=60)
+            self.beats_s.append(time.monotonic() - sent_s)
+            await asyncio.sleep(reply.after_s)
+
+    async def _follow(self, client: RpcClient, index: int) -> None:
+        directory = Directory()
+        while True:
+            request = WatchMembers(known_revision=directory.revision, wait_s=20.0)
+            reply = await client.call(request, timeout_s=60)
+            if index < NUM_WATCHERS and any(isinstance(m, Member) for m in reply.members):
+                self.list_bytes += len(encode(reply))
+            directory.update(reply)
+
+
+def measure(num_members: int) -> None:
+    """Print the figures of one number of members."""
+    with tempfile.TemporaryDirectory(prefix="bench-supervisor-") as name:
+        directory = Path(name)
+        with supervisor(directory, num_members) as process:
+            found = asyncio.run(Members(directory, num_members).run(process))
+    who = f"{num_members} members"
+    figure(f"{who}: heartbeats", found["beats"], "1/s")
+    goal = "< 0.2" if num_members >= 2048 else ""
+    figure(f"{who}: supervisor, nothing changes", found["quiet"], "cores", goal=goal)
+    figure(f"{who}: supervisor, a change every 2 s", found["changing"], "cores")
+    figure(f"{who}: latency of a heartbeat p99", 1e3 * found["p99"], "ms", goal="< 1000")
+    figure(f"{who}: bytes of a change for a member", found["bytes"], "B", goal="< 10,000")
+
+
+def main() -> None:
+    """Measure every size."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--members", type=int, nargs="*", default=[16, 128, 512, 2048])
+    parser.add_argument("--serve", type=Path)
+    arguments = parser.parse_args()
+    if arguments.serve is not None:
+        asyncio.run(serve(arguments.serve, arguments.members[0]))
+        return
+    for number in arguments.members:
+        measure(number)
+
+
+if __name__ == "__main__":
+    main()

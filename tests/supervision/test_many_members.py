@@ -1,0 +1,184 @@
+"""The supervisor's work per heartbeat and per change does not grow with the number of processes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from async_rl.core.codec import encode
+from async_rl.launchers.configuration.compose import compose
+from async_rl.protocol.membership import Heartbeat, Members, Register, WatchMembers
+from async_rl.runtime.directory import Directory
+from async_rl.supervision.clock import AwakeClock
+from async_rl.supervision.control import ControlService, StopRequest
+from async_rl.supervision.liveness import Liveness, StallWatch
+from async_rl.supervision.registry import Registry
+
+CONFIG = compose("grpo_code", [])
+COUNTERS = {f"stage_{number}": 1.5 for number in range(30)}
+
+
+def registration(index: int) -> Register:
+    return Register(
+        name=f"generator-{index}", role="generator", pid=index, address=f"tcp://10.0.0.1:{index}"
+    )
+
+
+def beat(index: int) -> Heartbeat:
+    return Heartbeat(
+        name=f"generator-{index}",
+        pid=index,
+        state="generating",
+        waits_for="",
+        since_s=0,
+        version=3,
+        counters=COUNTERS,
+    )
+
+
+class CountingRegistry(Registry):
+    """Counts how often all members are read."""
+
+    num_reads = 0
+
+    @property
+    def members(self) -> Any:
+        self.num_reads += 1
+        return super().members
+
+
+class CountingMonitor:
+    num_refreshes = 0
+
+    def refresh(self) -> None:
+        self.num_refreshes += 1
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> ControlService:
+    async def make() -> ControlService:
+        registry = CountingRegistry()
+        liveness = Liveness(registry, CONFIG.timeouts, is_local=True)
+        unused: Any = None
+        monitor: Any = CountingMonitor()
+        return ControlService(
+            config=CONFIG,
+            run_dir=tmp_path,
+            registry=registry,
+            liveness=liveness,
+            stall_watch=StallWatch(registry, liveness, CONFIG.timeouts),
+            monitor=monitor,
+            fleet=unused,
+            scaler=unused,
+            stop=StopRequest(),
+            log=logging.getLogger(),
+            started_s=0,
+        )
+
+    return asyncio.run(make())
+
+
+def test_a_heartbeat_reads_no_other_member(service: ControlService) -> None:
+    async def main() -> None:
+        handlers = service.handlers()
+        for index in range(300):
+            await handlers[Register](registration(index))
+        for index in range(300):
+            await handlers[Heartbeat](beat(index))
+
+    asyncio.run(main())
+    registry: Any = service.registry
+    assert (registry.num_reads, len(registry)) == (0, 300)
+    monitor: Any = service.monitor
+    assert monitor.num_refreshes == 0
+
+
+def test_a_change_of_the_list_costs_its_own_size_only(service: ControlService) -> None:
+    async def main() -> tuple[Members, Members, list[str]]:
+        for index in range(300):
+            service.registry.register(registration(index))
+            service.registry.beat(beat(index))
+        watch = service.handlers()[WatchMembers]
+        directory = Directory()
+        whole: Any = await watch(WatchMembers(known_revision=-1, wait_s=1))
+        directory.update(whole)
+        service.registry.mark_ended("generator-7")
+        service.registry.register(registration(300))
+        changes: Any = await watch(WatchMembers(known_revision=directory.revision, wait_s=1))
+        directory.update(changes)
+        assert directory.members == service.registry.directory.members
+        assert directory.revision == service.registry.directory.revision
+        unchanged: Any = await watch(WatchMembers(known_revision=directory.revision, wait_s=0))
+        assert (unchanged.members, unchanged.left) == ([], [])
+        return whole, changes, [member.name for member in directory.members]
+
+    whole, changes, names = asyncio.run(main())
+    assert len(names) == 300
+    assert "generator-7" not in names
+    assert (changes.left, [member.name for member in changes.members]) == (
+        ["generator-7"],
+        ["generator-300"],
+    )
+    assert len(encode(changes)) < 500
+    assert len(encode(whole)) < 300 * 200, "counters are for the supervisor only"
+
+
+def test_a_process_that_missed_too_much_or_follows_another_list_gets_all_of_it() -> None:
+    registry = Registry()
+    for _ in range(3000):
+        registry.register(registration(1))
+        registry.mark_ended("generator-1")
+    registry.register(registration(2))
+    for known in (-1, 100, registry.directory.revision + 5):
+        found = registry.changes_since(known)
+        assert (found.since, [member.name for member in found.members]) == (-1, ["generator-2"])
+    directory = Directory()
+    directory.update(Members(revision=9, members=[]))
+    directory.update(registry.changes_since(9))
+    assert directory.members == registry.directory.members
+
+
+def test_changes_applied_in_any_portions_give_the_list() -> None:
+    registry, directory = Registry(), Directory()
+    for number in range(200):
+        index = number * 7 % 13
+        if number % 3:
+            registry.register(registration(index))
+        else:
+            registry.mark_ended(f"generator-{index}")
+        if number % 5 == 0:
+            directory.update(registry.changes_since(directory.revision))
+            assert {m.name: m for m in directory.members} == {
+                m.name: m for m in registry.directory.members
+            }
+
+
+@pytest.mark.parametrize(("num_members", "heartbeat_s"), [(1, 1), (250, 1), (500, 2), (9000, 3.75)])
+def test_heartbeats_come_less_often_the_more_processes_there_are(
+    num_members: int, heartbeat_s: float
+) -> None:
+    registry = Registry()
+    liveness = Liveness(registry, CONFIG.timeouts, is_local=True)
+    for index in range(num_members):
+        registry.register(registration(index))
+    assert liveness.heartbeat_s == heartbeat_s
+
+
+def test_a_pause_of_the_supervisor_is_not_silence_of_its_children() -> None:
+    now_s = 100.0
+    clock = AwakeClock(lambda: now_s)
+    registry = Registry(clock)
+    liveness = Liveness(registry, CONFIG.timeouts, is_local=True)
+    registry.register(registration(1))
+    now_s += 1.5
+    assert registry.quiet_s("generator-1") == 1.5
+    now_s += 3600
+    assert liveness.silent_s() == {"generator-1": 3.5}
+    for _ in range(10):
+        now_s += 1.5
+        quiet_s = registry.quiet_s("generator-1")
+    assert quiet_s == 18.5, "silence while the supervisor runs counts in full"
