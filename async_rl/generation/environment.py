@@ -32,6 +32,14 @@ def uses_gpu(config: RunConfig) -> bool:
     return config.generators.gpus_each > 0
 
 
+def has_core_process(config: RunConfig) -> bool:
+    """Return whether vLLM's core runs in a process of its own. On a GPU that overlaps the work of
+    the CPU with the GPU's; on a CPU it only costs: two imports of vLLM, and a copy of each step's
+    tokens.
+    """
+    return uses_gpu(config)
+
+
 def prepare_environment(config: RunConfig, cores: Sequence[int]) -> None:
     """Pin this process to `cores` (empty = leave it) and set the variables that vLLM, torch and
     OpenMP read. Call it before any of them is imported.
@@ -50,12 +58,15 @@ def prepare_environment(config: RunConfig, cores: Sequence[int]) -> None:
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
+    if has_core_process(config):
+        # vLLM would fork on CUDA, and this process has ZeroMQ's threads, which a fork leaves in an
+        # undefined state.
+        variables["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"
+    else:
+        variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     if not uses_gpu(config):
         variables |= {
             "OMP_NUM_THREADS": str(num_threads),
-            # The engine core runs in a thread of this process: two imports of vLLM less, no copy of
-            # each step's tokens between processes.
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             # Workers of a tensor parallel engine inherit the cores of this process.
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         }

@@ -11,6 +11,7 @@ import asyncio
 import dataclasses
 import json
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ from generation_support import make_model, weights_of
 
 from async_rl.core.errors import AsyncRLError
 from async_rl.core.types import Sampling
+from async_rl.generation import environment
 from async_rl.generation.engine import Engine, engine_opener
 from async_rl.generation.environment import prepare_environment
 from async_rl.launchers.configuration.compose import compose
@@ -69,6 +71,19 @@ async def refusal(awaitable: Any) -> str:
     except AsyncRLError as error:
         return f"{type(error).__name__}: {error}"
     return "accepted"
+
+
+class Standstill:
+    """The longest time for which the event loop ran nothing else."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+
+    async def watch(self) -> None:
+        while True:
+            started_s = time.perf_counter()
+            await asyncio.sleep(0.01)
+            self.longest_s = max(self.longest_s, time.perf_counter() - started_s)
 
 
 class Scenario:
@@ -138,7 +153,8 @@ class Scenario:
             await group(engine, f"after-{i}", prompt(10), 3, sampling()) for i in range(2)
         ]
         said["trained_again"] = await self.trained_again()
-        said["rested"] = await self.rested()
+        if has_steps_to_count(engine):
+            said["rested"] = await self.rested()
         said["greedy"] = await group(
             engine, "greedy", prompt(2), 1, sampling(temperature=0.0, max_new_tokens=20)
         )
@@ -225,11 +241,16 @@ class Scenario:
             timeout_s=0.5,
         )
         self.said["broken_broadcast"] = await refusal(self.engine.load_weights(good, lonely))
+        if not has_steps_to_count(self.engine):
+            # It loads in place, so it stays paused until a load is complete.
+            await self.engine.load_weights(self.manifest(LAST))
+            good = self.manifest(LAST + 1)
         self.said["wrong_place"] = await refusal(
             self.engine.load_weights(msgspec.structs.replace(good, path="/proc/self/fd/987654"))
         )
-        lacking = msgspec.structs.replace(good, tensors=good.tensors[:-1])
-        self.said["lacking_a_tensor"] = await refusal(self.engine.load_weights(lacking))
+        if has_steps_to_count(self.engine):
+            lacking = msgspec.structs.replace(good, tensors=good.tensors[:-1])
+            self.said["lacking_a_tensor"] = await refusal(self.engine.load_weights(lacking))
         self.manifest(LAST + 2)
         self.said["overwritten"] = await refusal(self.engine.load_weights(good))
 
@@ -244,6 +265,20 @@ class Scenario:
             self.publisher.write(LAST + 2, torn())
         except KeyboardInterrupt:
             self.said["half_written"] = await refusal(self.engine.load_weights(newest))
+
+
+async def loaded_in_place(scenario: Scenario) -> dict[str, Any]:
+    """What a load that fails half-way leaves, where there is no spare copy of the weights."""
+    good = scenario.manifest(LAST + 4)
+    lacking = msgspec.structs.replace(good, tensors=good.tensors[:-1])
+    said = {"lacking_in_place": await refusal(scenario.engine.load_weights(lacking))}
+    said["after_lacking"] = await refusal(group(scenario.engine, "dirty", prompt(6), 1, sampling()))
+    return said
+
+
+def has_steps_to_count(engine: Any) -> bool:
+    """The stock core steps in another process, and sleeps on GPUs only."""
+    return not hasattr(engine, "_llm") or hasattr(engine._llm.engine_core, "_core")
 
 
 def count_steps(engine: Any) -> Callable[[], int]:
@@ -308,21 +343,31 @@ async def vllm_only(engine: Any) -> dict[str, Any]:
 
 
 async def main(kind: str, model_path: Path) -> dict[str, Any]:
+    if kind == "stock":
+        # The core in its own process, as on GPUs, on the CPU build.
+        environment.has_core_process = lambda _: True
     overrides = [
         f"model.path={model_path}",
-        f"generation.engine={kind}",
+        f"generation.engine={'hf' if kind == 'hf' else 'vllm'}",
         "data.max_prompt_tokens=100",
         "data.max_response_tokens=250",
         "generation.vllm.max_num_seqs=20",
     ]
     config = compose("grpo_code", overrides)
     prepare_environment(config, [])
+    standstill = Standstill()
+    watching = asyncio.create_task(standstill.watch())
     engine = await engine_opener(config, model_path)()
+    watching.cancel()
     model = make_model(
         model_path.with_name("again"),
         is_tied=json.loads((model_path / "config.json").read_text())["tie_word_embeddings"],
     )
-    said = await Scenario(engine, model).play()
+    scenario = Scenario(engine, model)
+    said = await scenario.play()
+    said["longest_standstill_s"] = standstill.longest_s
+    if kind == "stock":
+        said |= await loaded_in_place(scenario)
     if kind == "vllm":
         said |= await vllm_only(engine)
     await engine.close()

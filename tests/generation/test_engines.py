@@ -35,8 +35,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 @pytest.fixture(
     scope="module",
-    params=[("vllm", True), ("vllm", False), ("hf", True)],
-    ids=["vllm-tied", "vllm-untied", "hf-tied"],
+    params=[("vllm", True), ("vllm", False), ("stock", True), ("hf", True)],
+    ids=["vllm-tied", "vllm-untied", "stock-tied", "hf-tied"],
 )
 def case(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -78,6 +78,11 @@ def from_vllm(said: dict[str, Any]) -> dict[str, Any]:
 def test_nothing_is_generated_before_the_first_weights(said: dict[str, Any]) -> None:
     assert said["version_at_start"] == -1
     assert said["before_first_load"].startswith("WeightsError: the engine has no version")
+
+
+def test_the_event_loop_runs_while_the_engine_opens(said: dict[str, Any]) -> None:
+    # A heartbeat is due every few seconds; imports hold the interpreter for a part of one.
+    assert said["longest_standstill_s"] < 5
 
 
 @pytest.mark.covers("rollout.name")
@@ -132,6 +137,8 @@ def test_a_version_that_was_trained_again_reads_nothing_cached_by_its_namesake(
 def test_an_engine_at_rest_makes_no_step_and_loses_nothing(
     model: Qwen3ForCausalLM, said: dict[str, Any]
 ) -> None:
+    if "rested" not in said:
+        pytest.skip("the steps of the stock core are in another process")
     rested = said["rested"]
     assert rested["steps_at_rest"] == 0
     *begun, late = rested["groups"]
@@ -207,10 +214,21 @@ def test_a_bad_block_is_refused_and_changes_nothing(
     model: Qwen3ForCausalLM, said: dict[str, Any], block: str, reason: str
 ) -> None:
     kinds = {"wrong_place": "BlockUnreachable", "broken_broadcast": "BroadcastBroken"}
+    if block == "lacking_a_tensor" and block not in said:
+        pytest.skip("without a spare copy, this load fails half-way")
     assert said[block].startswith(kinds.get(block, "WeightsError"))
     assert reason in said[block]
     assert said["version_at_end"] == LAST
     assert worst_difference(model, said["after_bad_blocks"]) < TOLERANCE
+
+
+def test_a_load_that_fails_half_way_leaves_an_engine_that_refuses_work(
+    said: dict[str, Any],
+) -> None:
+    if "lacking_in_place" not in said:
+        pytest.skip("this engine stages weights in a spare copy")
+    assert "got no weights" in said["lacking_in_place"]
+    assert said["after_lacking"].startswith("WeightsError: a load after version 6 failed half-way")
 
 
 def test_a_closed_engine_says_so(said: dict[str, Any]) -> None:

@@ -10,8 +10,8 @@ sends the outputs of a request once it has finished; woken by the queue when idl
 Invariants
 - Calls run between two engine steps, in the order they were made; the scheduler has no step in
   flight then.
-- A request reads the prefix cache of the version that computes its prompt, and of no other: label
-  and number of the load are its salt.
+- Every change of weights ends with `resume_scheduler`, which is where scheduler.py separates the
+  prefix caches of two versions.
 - Tokens are kept until their request finishes or the label of the weights changes, so all tokens of
   an output have the same label.
 
@@ -66,8 +66,6 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped h
         self._answers: set[asyncio.Future[Any]] = set()
         self._outputs: asyncio.Queue[EngineCoreOutputs | EngineDeadError] = asyncio.Queue()
         self._unsent: dict[str, Unsent] = {}
-        self._num_loads = 0
-        self._salt = ""
         self._core = EngineCore(vllm_config, executor_class, log_stats)
         # A daemon: a process that fails elsewhere must not wait for this thread, which may wait
         # for requests.
@@ -192,7 +190,6 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped h
         self._calls.put(lambda: self._add(request))
 
     def _add(self, request: EngineCoreRequest) -> None:
-        request.cache_salt = self._salt
         self._core.add_request(*self._core.preprocess_add_request(request))
 
     async def abort_requests_async(self, request_ids: list[str]) -> None:
@@ -251,15 +248,6 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped h
         self._core.collective_rpc(method, None, args)
         self._send_all(self._core.get_weight_version())
         self._core.set_weight_version(label)
-        # A learner that resumed from a checkpoint trains the same version again, to other weights:
-        # the number of the load distinguishes them.
-        self._num_loads += 1
-        self._salt = f"{label}.{self._num_loads}"
-        for request in self._core.scheduler.waiting:
-            # Not computed yet: the new weights will, and must not read blocks of the old ones.
-            request.cache_salt = self._salt
-            request.block_hashes.clear()
-            request.update_block_hashes()
         self._core.resume_scheduler()
         return time.perf_counter() - started_s
 

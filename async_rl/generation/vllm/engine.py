@@ -3,8 +3,7 @@
 Invariants
 - The label of a token is the version of the weights that sampled it: label and weights change
   together, with no step in flight.
-- A new version never reads the prefix cache of an older one: version and number of the load are the
-  cache salt.
+- A new version never reads the prefix cache of an older one (scheduler.py).
 - A load that failed half-way leaves the engine dirty: it stays paused, all requests in flight fail,
   and it refuses further work.
 
@@ -76,9 +75,6 @@ class VllmEngine:
         self._end_token_ids = end_token_ids
         self.version = NO_VERSION
         """Version of the current weights."""
-        # Distinguishes two loads of the same version: a learner that resumed from a checkpoint
-        # trains it again, to other weights.
-        self._num_loads = 0
         self._is_dirty = False
         self._is_asleep = False
         self._loading = asyncio.Lock()
@@ -141,7 +137,7 @@ class VllmEngine:
         """Yield vLLM's outputs of one request and translate its errors; leaving it aborts the
         request.
         """
-        prompt = tokens_input(list(token_ids), cache_salt=f"{self.version}.{self._num_loads}")
+        prompt = tokens_input(list(token_ids))
         try:
             async with aclosing(self._llm.generate(prompt, params, request_id)) as outputs:
                 async for output in outputs:
@@ -243,7 +239,6 @@ class VllmEngine:
 
     def _loaded(self, version: int) -> None:
         self.version = version
-        self._num_loads += 1
         self._is_asleep = False
 
     @contextmanager

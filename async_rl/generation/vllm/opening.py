@@ -16,9 +16,11 @@ from vllm.v1.executor import Executor
 
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
+from async_rl.generation import environment
 from async_rl.generation.engine import ModelFacts
 from async_rl.generation.environment import uses_gpu
 from async_rl.generation.vllm.core import ThreadedCore
+from async_rl.generation.vllm.scheduler import SALTING_SCHEDULER
 
 _EXTENSION = "async_rl.generation.vllm.worker.SharedWeightsExtension"
 _CPU_BLOCK_TOKENS = 32
@@ -71,6 +73,7 @@ def engine_args(
         enforce_eager=vllm.enforce_eager,
         # All samples of a group read one prefill of their prompt.
         enable_prefix_caching=True,
+        scheduler_cls=SALTING_SCHEDULER,
         # Raw log-probs leave out the temperature: wrong by 0.1 to 0.6 nats on average.
         logprobs_mode="processed_logprobs",
         disable_log_stats=True,
@@ -83,10 +86,11 @@ def engine_args(
 async def open_llm(config: RunConfig, args: AsyncEngineArgs) -> AsyncLLM:
     """Build model and cache, ready for weights. Raises ConfigError if vLLM refuses."""
     try:
-        if uses_gpu(config):
-            llm = AsyncLLM.from_engine_args(args)
+        # In a thread, so that the event loop continues: this takes seconds on a CPU, minutes on a
+        # GPU, and a process that sends no heartbeat for 15 s is ended.
+        if environment.has_core_process(config):
+            llm = await asyncio.to_thread(AsyncLLM.from_engine_args, args)
         else:
-            # In a thread, so that the event loop continues: this takes seconds.
             llm = await asyncio.to_thread(_open_threaded, args, asyncio.get_running_loop())
         await llm.collective_rpc("prepare_shared_weights")
     except (ValueError, OSError) as error:
