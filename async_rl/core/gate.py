@@ -29,6 +29,8 @@ Group = TypeVar("Group")
 _End = tuple[str, int]
 
 _SO_ATTACH_FILTER = 26  # linux/socket.h; Python has no name for it
+# The listener is recognised as the new one of this process, so one thread opens at a time.
+_ONE_OPENS = threading.Lock()
 _LOOK_S = 0.02  # the kernel reports no event for a connection attempt; a fiftieth of its repetition
 _ACCEPT, _DROP = 0xFFFFFFFF, 0
 # linux/filter.h: load a word or half-word, compare and jump, return.
@@ -59,9 +61,10 @@ def connect_privately(
     accept yet. connect: returns once all ranks are connected. Raises InfrastructureError if a
     stranger connected before the filter was in place.
     """
-    before = {end.fd for end in _sockets(psutil.CONN_LISTEN)}
-    device = listen()
-    (listener,) = (end for end in _sockets(psutil.CONN_LISTEN) if end.fd not in before)
+    with _ONE_OPENS:
+        before = {end.fd for end in _sockets(psutil.CONN_LISTEN)}
+        device = listen()
+        (listener,) = (end for end in _sockets(psutil.CONN_LISTEN) if end.fd not in before)
     gate = _Gate(store, rank, size, listener)
     try:
         group = connect(device)
