@@ -32,6 +32,7 @@ from async_rl.protocol.learner import (
 )
 from async_rl.runtime.context import ProcessContext
 from async_rl.training.device import Device, open_device
+from async_rl.training.operations import Perform
 from async_rl.training.pushing import Pusher
 from async_rl.training.ranks import Rank, TrainingPool, build_trainer, learner_device
 from async_rl.training.resuming import Start, resume
@@ -47,12 +48,15 @@ async def run(context: ProcessContext) -> None:
     rank_device = learner_device(context.config.learner.gpus_each)
     make_trainer = functools.partial(build_trainer, context, rank_device)
     if context.rank > 0:
-        await follow(context, await Rank.open(make_trainer))
+        await follow(context, await Rank.open(make_trainer, context.incarnation))
         return
     # Rank 0 takes a shared device before it builds models; the other ranks wait for it where they
     # meet.
     device = open_device(context)
-    pool = await device.take(functools.partial(TrainingPool.open, make_trainer))
+    others = [context.peer(f"learner-{rank}") for rank in range(1, context.config.learner.ranks)]
+    pool = await device.take(
+        functools.partial(TrainingPool.open, make_trainer, context.incarnation, others)
+    )
     try:
         await context.serve({})
         start = await resume(context, pool)
@@ -65,7 +69,7 @@ async def run(context: ProcessContext) -> None:
 async def follow(context: ProcessContext, rank: Rank) -> None:
     """Take part in the operations of rank 0 until it stops."""
     try:
-        await context.serve({})
+        await context.serve({Perform: rank.accept})
         with context.activity("following rank 0"):
             await rank.follow()
     finally:

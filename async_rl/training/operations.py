@@ -1,8 +1,15 @@
-"""The operations that rank 0 of the learner pool sends to the other ranks."""
+"""The operations that rank 0 of the learner pool sends to the other ranks, one message each.
+
+They are messages and not broadcasts: a rank may wait for the next one for as long as the run waits
+for generators, and a collective has a time limit.
+"""
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from async_rl.core.types import Group, IntArray, Value
+from async_rl.protocol.base import Message, Ok
 
 
 class Step(Value, tag_field="type", tag=True):
@@ -48,3 +55,14 @@ class Stop(Value, tag_field="type", tag=True):
 
 
 Operation = Step | Gather | Score | Save | Restore | EnterDevice | LeaveDevice | Stop
+
+
+class Perform(Message):
+    """rank 0 -> another rank: take part in this operation after the earlier ones.
+
+    pool: of both ranks, so that a rank never takes part in an operation of another life.
+    """
+
+    Reply: ClassVar[type] = Ok
+    pool: str
+    operation: Operation

@@ -1,13 +1,14 @@
 """Run every operation of the trainer on all learner ranks, in one order, in one thread per process.
 
-Rank 0 announces an operation with its input, then takes part like the others, which follow until a
-`Stop`. So collective operations never interleave, and the event loop of each process stays free.
+Rank 0 sends an operation with its input to the others, then takes part like them; they follow until
+a `Stop`. So collective operations never interleave, and the event loop of each process stays free.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -16,11 +17,11 @@ from typing import Any, Self, TypeVar
 import torch
 import torch.distributed as dist
 
-from async_rl.core.codec import decode, encode
-from async_rl.core.errors import ConfigError, NonFiniteError, StalenessError
+from async_rl.core.errors import ConfigError, NonFiniteError, StalenessError, Superseded
 from async_rl.core.types import FloatArray, Group, IntArray
 from async_rl.learner import process_group
 from async_rl.learner.trainer import StepResult, Trainer
+from async_rl.protocol.base import Message, Ok
 from async_rl.protocol.weights import DeviceBlock, Manifest
 from async_rl.runtime.context import RENDEZVOUS_FILE, ProcessContext
 from async_rl.training.operations import (
@@ -28,6 +29,7 @@ from async_rl.training.operations import (
     Gather,
     LeaveDevice,
     Operation,
+    Perform,
     Restore,
     Save,
     Score,
@@ -35,9 +37,13 @@ from async_rl.training.operations import (
     Stop,
 )
 from async_rl.weights.publisher import WeightPublisher
+from async_rl.weights.push import Caller
 from async_rl.weights.transport.ipc import ExportedWeights
 
 T = TypeVar("T")
+
+_ACCEPT_S = 120.0
+"""A rank accepts at once; a batch of gigabytes takes a while to travel."""
 
 
 def learner_device(gpus: float) -> torch.device:
@@ -61,7 +67,7 @@ def build_trainer(context: ProcessContext, device: torch.device) -> Trainer:
     torch.set_num_threads(max(1, len(context.cores)))
     world_size = config.learner.ranks
     if world_size > 1:
-        # Longer than rank 0 may wait for a batch, during which the others wait for rank 0.
+        # Bounds one collective; between operations the ranks wait without one.
         timeout_s = 2 * config.timeouts.take_s
         # Through a file of the run, to which only its processes have access.
         path = str(context.run_dir / RENDEZVOUS_FILE)
@@ -85,26 +91,55 @@ def build_trainer(context: ProcessContext, device: torch.device) -> Trainer:
 
 
 class Rank:
-    """One rank: its trainer, used in one thread only."""
+    """One rank: its trainer, used in one thread only. pool: the same name in all its ranks.
 
-    def __init__(self, thread: ThreadPoolExecutor, trainer: Trainer) -> None:
+    others: rank 0 leads them. They have none.
+    """
+
+    def __init__(
+        self, thread: ThreadPoolExecutor, trainer: Trainer, pool: str, others: Sequence[Caller]
+    ) -> None:
         self._thread = thread
         self._trainer = trainer
+        self._pool = pool
+        self._others = others
+        self._operations: asyncio.Queue[Operation] = asyncio.Queue()
 
     @classmethod
-    async def open(cls, make_trainer: Callable[[], Trainer]) -> Self:
-        """Build the trainer in a new thread."""
+    async def open(
+        cls, make_trainer: Callable[[], Trainer], life: str, others: Sequence[Caller] = ()
+    ) -> Self:
+        """Build the trainer in a new thread. life: of this process."""
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
+
+        def build() -> tuple[Trainer, str]:
+            return make_trainer(), _life_of_first(life)
+
         try:
-            trainer = await asyncio.get_running_loop().run_in_executor(thread, make_trainer)
-            return cls(thread, trainer)
+            trainer, pool = await asyncio.get_running_loop().run_in_executor(thread, build)
+            return cls(thread, trainer, pool, others)
         except BaseException:
             thread.shutdown(wait=False)
             raise
 
+    async def accept(self, request: Perform) -> Message:
+        """Take part in an operation of rank 0 once the earlier ones are done."""
+        if request.pool != self._pool:
+            raise Superseded(
+                f"pool {request.pool} of learner ranks was replaced by {self._pool}; end its rank 0"
+            )
+        self._operations.put_nowait(request.operation)
+        return Ok()
+
     async def follow(self) -> None:
-        """Take part in each operation that rank 0 announces, until `Stop`."""
-        await self._in_thread(self._follow)
+        """Take part in the accepted operations, until `Stop`."""
+        operation: Operation | None = None
+        while not isinstance(operation, Stop):
+            operation = await self._operations.get()
+            work = functools.partial(self._perform, operation)
+            # Rank 0 drops a batch that cannot be trained and continues, or all restart together.
+            with contextlib.suppress(NonFiniteError, StalenessError):
+                await self._in_thread(work)
 
     def close(self) -> None:
         """End the thread after its operation."""
@@ -112,16 +147,6 @@ class Rank:
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-
-    def _follow(self) -> None:
-        operation: Operation | None = None
-        while not isinstance(operation, Stop):
-            size = int(_broadcast(torch.zeros(1, dtype=torch.int64)))
-            payload = _broadcast(torch.zeros(size, dtype=torch.uint8)).numpy().tobytes()
-            operation = decode(payload, Operation)  # type: ignore[arg-type]  # mypy: a union
-            # Rank 0 drops a batch that cannot be trained and continues, or all restart together.
-            with contextlib.suppress(NonFiniteError, StalenessError):
-                self._perform(operation)
 
     def _perform(self, operation: Operation) -> Any:
         match operation:
@@ -149,8 +174,11 @@ class Rank:
 class TrainingPool(Rank):
     """Rank 0, which leads the others: each method is one operation on all ranks."""
 
-    def __init__(self, thread: ThreadPoolExecutor, trainer: Trainer) -> None:
-        super().__init__(thread, trainer)
+    def __init__(
+        self, thread: ThreadPoolExecutor, trainer: Trainer, pool: str, others: Sequence[Caller]
+    ) -> None:
+        super().__init__(thread, trainer, pool, others)
+        self._in_order = asyncio.Lock()
         self._publisher = WeightPublisher(trainer.tensor_specs())
         self._exported: ExportedWeights | None = None
 
@@ -163,10 +191,9 @@ class TrainingPool(Rank):
         """Gather the full weights and write them into the shared block."""
 
         def gather() -> Manifest:
-            _announce(Gather())
             return self._publisher.write(version, self._trainer.full_tensors())
 
-        return await self._in_thread(gather)
+        return await self._together(Gather(), gather)
 
     async def logprobs(self, rows: Sequence[IntArray]) -> list[FloatArray]:
         """Return the log-probs of the probe rows under the current weights."""
@@ -222,21 +249,23 @@ class TrainingPool(Rank):
         super().close()
 
     async def _lead(self, operation: Operation) -> Any:
-        def lead() -> Any:
-            _announce(operation)
-            return self._perform(operation)
+        return await self._together(operation, functools.partial(self._perform, operation))
 
-        return await self._in_thread(lead)
-
-
-def _announce(operation: Operation) -> None:
-    """Send the operation to the other ranks; a rank that trains alone has no process group."""
-    if dist.is_initialized():
-        payload = torch.frombuffer(bytearray(encode(operation)), dtype=torch.uint8)
-        _broadcast(torch.tensor([len(payload)], dtype=torch.int64))
-        _broadcast(payload)
+    async def _together(self, operation: Operation, work: Callable[[], T]) -> T:
+        """Do the work of rank 0 in an operation of all ranks."""
+        request = Perform(pool=self._pool, operation=operation)
+        # All ranks must begin the operations in one order, also those of concurrent callers.
+        async with self._in_order:
+            calls = (other.call(request, timeout_s=_ACCEPT_S) for other in self._others)
+            await asyncio.gather(*calls)
+            done = asyncio.get_running_loop().run_in_executor(self._thread, work)
+        return await done
 
 
-def _broadcast(tensor: torch.Tensor) -> torch.Tensor:
-    dist.broadcast(tensor, src=0)
-    return tensor
+def _life_of_first(life: str) -> str:
+    """Return rank 0's life on every rank (collective)."""
+    if not dist.is_initialized():
+        return life
+    name = torch.tensor(list(life.encode()), dtype=torch.uint8)
+    dist.broadcast(name, src=0)
+    return bytes(name.tolist()).decode()

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from async_rl.core.errors import ConfigError
+from async_rl.core.errors import ConfigError, NonFiniteError, Superseded
 from async_rl.core.machine import Machine
 from async_rl.launchers.backends.cluster import on_cluster
 from async_rl.launchers.configuration.compose import compose
 from async_rl.planning.topology import processes
 from async_rl.training import ranks
-from async_rl.training.ranks import TrainingPool, learner_device
+from async_rl.training.operations import Perform, Step, Stop
+from async_rl.training.ranks import Rank, TrainingPool, learner_device
 
 
 def test_every_rank_computes_on_the_first_gpu_that_it_sees_however_many_ranks_there_are(
@@ -81,7 +85,7 @@ def test_weights_are_packed_into_one_buffer_of_the_device_at_a_time(
     monkeypatch.setattr(ranks, "WeightPublisher", lambda specs: SimpleNamespace(close=list))
 
     async def story() -> list[Any]:
-        pool = await TrainingPool.open(lambda: trainer)
+        pool = await TrainingPool.open(lambda: trainer, "life")
         blocks = [await pool.share_on_device(), await pool.share_on_device()]
         await pool.unshare_on_device()
         await pool.unshare_on_device()
@@ -91,3 +95,53 @@ def test_weights_are_packed_into_one_buffer_of_the_device_at_a_time(
     assert asyncio.run(story()) == [1, 3]
     export = ("export", ["a on the device", "b on the device"], 12, "cuda")
     assert did == [export, "close 1", export, "close 3"]
+
+
+@pytest.mark.slow
+def test_a_rank_waits_for_rank_0_for_longer_than_a_collective_may_take(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("two_ranks.py")
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, script, str(rank), tmp_path], stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    errors = [rank.communicate(timeout=120)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], errors
+    expected = [21.0, *(2.0 * version + 1 for version in range(20)), []]
+    assert (tmp_path / "results").read_text() == repr(expected)
+
+
+def test_an_operation_of_another_life_of_the_pool_is_refused() -> None:
+    trainer: Any = SimpleNamespace(steps=[])
+    trainer.step = lambda groups, version: trainer.steps.append(version)
+
+    async def story() -> list[int]:
+        rank = await Rank.open(lambda: trainer, "now")
+        await rank.accept(Perform(pool="now", operation=Step(version=1, groups=[])))
+        with pytest.raises(Superseded, match="pool before of learner ranks was replaced by now"):
+            await rank.accept(Perform(pool="before", operation=Step(version=2, groups=[])))
+        await rank.accept(Perform(pool="now", operation=Stop()))
+        await rank.follow()
+        rank.close()
+        return list(trainer.steps)
+
+    assert asyncio.run(story()) == [1]
+
+
+def test_a_rank_survives_a_batch_that_rank_0_drops_and_restarts_with_it_after_another() -> None:
+    def step(groups: object, version: int) -> None:
+        if version == 1:
+            raise NonFiniteError("loss nan")
+        if version == 3:
+            raise RuntimeError("lost")
+
+    async def story() -> None:
+        rank = await Rank.open(lambda: SimpleNamespace(step=step), "now")  # type: ignore[arg-type,return-value]
+        for version in (1, 2, 3):
+            await rank.accept(Perform(pool="now", operation=Step(version=version, groups=[])))
+        with pytest.raises(RuntimeError, match="lost"):
+            await rank.follow()
+        rank.close()
+
+    asyncio.run(story())

@@ -1,0 +1,94 @@
+"""Two learner ranks in two processes, whose collectives time out after a second; run by
+test_ranks.py as `two_ranks.py RANK FOLDER`.
+
+Rank 0 waits for three seconds, as for a batch, between two steps, and the other rank waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from async_rl.training.operations import Perform
+from async_rl.training.ranks import Rank, TrainingPool
+from async_rl.wire.keys import create_keys, load_keys
+from async_rl.wire.rpc import RpcClient, RpcServer
+
+RANK, FOLDER = int(sys.argv[1]), Path(sys.argv[2])
+PAUSE_S = 3.0
+
+
+class Trainer:
+    """A step is a sum over the ranks."""
+
+    def tensor_specs(self) -> list[Any]:
+        return []
+
+    def step(self, groups: list[Any], version: int) -> float:
+        value = torch.tensor([float(version + RANK)])
+        dist.all_reduce(value)
+        return float(value)
+
+    def logprobs(self, rows: list[Any]) -> list[Any]:
+        return []
+
+
+def make_trainer() -> Any:
+    dist.init_process_group(
+        "gloo",
+        store=dist.FileStore(str(FOLDER / "rendezvous"), 2),  # type: ignore[attr-defined]
+        rank=RANK,
+        world_size=2,
+        timeout=datetime.timedelta(seconds=60),
+    )
+    # Only now: the start of two processes may take longer than a second.
+    dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=1), None)
+    return Trainer()
+
+
+def content(name: str) -> str:
+    """The content of a file that the other process writes."""
+    path = FOLDER / name
+    while not (path.exists() and path.read_text()):
+        time.sleep(0.05)
+    return path.read_text()
+
+
+async def lead(address: str) -> None:
+    async with RpcClient(address, load_keys(FOLDER / "keys")) as other:
+        pool = await TrainingPool.open(make_trainer, "first-life-0", [other])
+        results = [await pool.step([], 10)]
+        await asyncio.sleep(PAUSE_S)
+        # Callers that do not wait for each other: all ranks begin in one order.
+        steps = [pool.step([], version) for version in range(20)]
+        results += await asyncio.gather(*steps, pool.logprobs([]))  # type: ignore[arg-type]
+        await pool.stop()
+        (FOLDER / "results").write_text(repr(results))
+        pool.close()
+
+
+async def follow() -> None:
+    opened: asyncio.Future[Rank] = asyncio.get_running_loop().create_future()
+
+    async def accept(request: Perform) -> Any:
+        return await (await opened).accept(request)
+
+    keys = create_keys(FOLDER / "keys")
+    with RpcServer("127.0.0.1", 0, keys, {Perform: accept}) as server:
+        serving = asyncio.create_task(server.serve())
+        (FOLDER / "address").write_text(server.address)
+        opened.set_result(await Rank.open(make_trainer, "other-life-1"))
+        await opened.result().follow()
+        opened.result().close()
+        await asyncio.sleep(0.2)
+        serving.cancel()
+
+
+asyncio.run(lead(content("address")) if RANK == 0 else follow())
