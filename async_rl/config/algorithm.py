@@ -1,7 +1,8 @@
-"""Settings of the objective: advantages, losses, corrections, KL.
+"""Settings of the objective: advantages, critic, losses, corrections, KL.
 
-Part of the schema in `run.py`, whose invariants hold here.  `checks/algorithm.py` refuses
-combinations that contradict each other; algorithms/ and docs/algorithms.md have the formulas.
+Part of the schema in `run.py`, whose invariants hold here.  A choice is a tagged union: each
+variant has only its own parameters, so a contradiction cannot be written.  algorithms/ and
+docs/algorithms.md have the formulas.
 """
 
 from __future__ import annotations
@@ -11,90 +12,276 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from async_rl.config.base import Section
+from async_rl.config.learner import OptimizerConfig
+
+Tag = Field(discriminator="kind")
+"""Marks a choice: a union of sections, distinguished by their field `kind`."""
 
 
-class AlgorithmConfig(Section):
-    """Advantages, losses and corrections."""
+class NoValueNorm(Section):
+    """The critic predicts returns as they are."""
 
-    advantage: Literal[
-        "gae",
-        "vtrace",
-        "grpo",
-        "dr_grpo",
-        "rloo",
-        "reinforce_plus_plus",
-        "reinforce_plus_plus_baseline",
-        "remax",
-    ]
-    """estimator; gae and vtrace need learner.critic.enabled; remax samples one greedy baseline per
-    group"""
+    kind: Literal["none"]
+
+
+class MeanValueNorm(Section):
+    """Normalization of the critic's targets by the mean over all tokens so far."""
+
+    kind: Literal["ma"]
+    eps: Annotated[float, Field(gt=0)]
+    """smallest weight by which the running means are divided"""
+
+
+class ExpValueNorm(Section):
+    """Normalization of the critic's targets by an exponential average."""
+
+    kind: Literal["exp"]
+    eps: Annotated[float, Field(gt=0)]
+    """smallest weight by which the running means are divided"""
+    beta: Annotated[float, Field(ge=0, lt=1)]
+    """decay per step of the exponential average"""
+
+
+ValueNorm = NoValueNorm | MeanValueNorm | ExpValueNorm
+
+
+class CriticConfig(Section):
+    """The value model of gae and vtrace."""
+
+    kind: Literal["own", "shared"]
+    optimizer: OptimizerConfig
+    warmup_steps: Annotated[int, Field(ge=0)]
+    """learner steps in which only the critic is trained; only its head if the backbone is shared"""
+    value_clip: Annotated[float, Field(gt=0)] | None
+    """clip range of the value update; null = off"""
+    value_coef: Annotated[float, Field(gt=0)]
+    """weight of the value loss"""
+    value_norm: Annotated[ValueNorm, Tag]
+    """normalize the critic's targets by a running mean and standard deviation: exponential (exp),
+    or over all tokens so far (ma)"""
+
+
+class GroupAdvantage(Section):
+    """Each reward is compared with those of its group."""
+
+    kind: Literal["grpo", "dr_grpo", "rloo"]
+
+
+class ReturnAdvantage(Section):
+    """The rest of the rewards, less a baseline without a critic."""
+
+    kind: Literal["reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax"]
     gamma: Annotated[float, Field(gt=0, le=1)]
-    """discount per token; the group estimators do not use it"""
+    """discount per token"""
+
+
+class CriticAdvantage(Section):
+    """Temporal differences of a critic's values."""
+
+    gamma: Annotated[float, Field(gt=0, le=1)]
+    """discount per token"""
     gae_lambda: Annotated[float, Field(ge=0, le=1)]
     """lambda of gae and vtrace"""
-    vtrace_rho_max: Annotated[float, Field(gt=0)]
-    """cap of the behavior weight of a temporal difference; vtrace only"""
-    vtrace_c_max: Annotated[float, Field(gt=0)]
-    """cap of the behavior weight that propagates later differences back; vtrace only"""
-    normalize_advantages: Literal["none", "batch", "group"]
-    """(A - mean) / (std + 1e-5) over all trained tokens of the batch, or of each prompt's group"""
-    policy_loss: Literal["ppo", "ppo_vanilla", "gspo", "cispo", "reinforce"]
-    """ppo = decoupled clipped surrogate; ppo_vanilla clips the ratio of policy to behavior
-    policy"""
+    critic: CriticConfig
+    """own = a copy of the policy, trained on the value loss alone; shared = a head on the policy's
+    backbone, trained on both losses, with half the memory"""
+
+
+class GaeAdvantage(CriticAdvantage):
+    """Generalized advantage estimation."""
+
+    kind: Literal["gae"]
+
+
+class VtraceAdvantage(CriticAdvantage):
+    """V-trace: temporal differences with capped behavior weights."""
+
+    kind: Literal["vtrace"]
+    rho_max: Annotated[float, Field(gt=0)]
+    """cap of the behavior weight of a temporal difference"""
+    c_max: Annotated[float, Field(gt=0)]
+    """cap of the behavior weight that propagates later differences back"""
+
+
+Advantage = GroupAdvantage | ReturnAdvantage | GaeAdvantage | VtraceAdvantage
+
+
+class Correction(Section):
+    """The parameters of every correction."""
+
+    geometric_max: Annotated[float, Field(gt=1)] | None
+    """sequences whose geometric mean weight is above this value are masked; null = off"""
+    geometric_min: Annotated[float, Field(gt=0, lt=1)] | None
+    """sequences whose geometric mean weight is below this value are masked; null = off"""
+
+
+class NoCorrection(Correction):
+    """Every behavior weight is 1."""
+
+    kind: Literal["none"]
+
+
+class CapCorrection(Correction):
+    """Truncated importance sampling: a weight above the maximum is capped."""
+
+    kind: Literal["token_tis", "sequence_tis"]
+    max: Annotated[float, Field(gt=1)]
+    """cap (tis) or upper bound (mis) of exp(proximal - behavior)"""
+
+
+class MaskCorrection(Correction):
+    """Masked importance sampling: tokens or sequences outside the bounds are masked."""
+
+    kind: Literal["token_mis", "sequence_mis"]
+    max: Annotated[float, Field(gt=1)]
+    """cap (tis) or upper bound (mis) of exp(proximal - behavior)"""
+    min: Annotated[float, Field(gt=0, lt=1)]
+    """lower bound of exp(proximal - behavior)"""
+
+
+BehaviorCorrection = NoCorrection | CapCorrection | MaskCorrection
+
+
+class PolicyLossConfig(Section):
+    """The parameters of every policy loss."""
+
+    max_mean_ratio: Annotated[float, Field(gt=1)] | None
+    """a sequence whose mean ratio is above this value is excluded from the update; null = off"""
+
+
+class CorrectedLoss(PolicyLossConfig):
+    """A loss with the ratio to the proximal policy, so that the behavior weight is a factor."""
+
+    correction: Annotated[BehaviorCorrection, Tag]
+    """tis caps and mis masks a behavior weight outside its bounds; the weight is per token or per
+    sequence"""
+
+
+class ClippedLoss(CorrectedLoss):
+    """The clipped surrogate: per token, or per sequence."""
+
+    kind: Literal["ppo", "gspo"]
     clip_low: Annotated[float, Field(gt=0, lt=1)]
     """the ratio is clipped below 1 - clip_low"""
     clip_high: Annotated[float, Field(gt=0)]
     """the ratio is clipped above 1 + clip_high"""
     clip_dual: Annotated[float, Field(gt=1)] | None
     """bound on the loss of negative advantages; null = off"""
-    max_mean_ratio: Annotated[float, Field(gt=1)] | None
-    """a sequence whose mean ratio is above this value is excluded from the update; null = off"""
-    behavior_correction: Literal["none", "token_tis", "token_mis", "sequence_tis", "sequence_mis"]
-    """tis caps and mis masks a behavior weight outside its bounds; the weight is per token or per
-    sequence"""
-    behavior_weight_max: Annotated[float, Field(gt=1)]
-    """cap (tis) or upper bound (mis) of exp(proximal - behavior)"""
-    behavior_weight_min: Annotated[float, Field(ge=0, lt=1)]
-    """lower bound of exp(proximal - behavior); mis only"""
-    geometric_max: Annotated[float, Field(gt=1)] | None
-    """sequences whose geometric mean weight is above this value are masked; null = off"""
-    geometric_min: Annotated[float, Field(gt=0, lt=1)] | None
-    """sequences whose geometric mean weight is below this value are masked; null = off"""
-    entropy_coef: Annotated[float, Field(ge=0)]
-    """weight of the full-vocabulary entropy bonus"""
-    kl_coef: Annotated[float, Field(ge=0)]
-    """weight of the KL to the reference; 0 = no reference model is loaded"""
-    kl_placement: Literal["reward", "loss"]
-    """subtract the KL from the reward per token, or add it to the loss"""
-    kl_estimator: Literal["k1", "abs", "k2", "k3", "full"]
+
+
+class VanillaLoss(PolicyLossConfig):
+    """The clipped surrogate of the ratio to the behavior policy, which needs no correction."""
+
+    kind: Literal["ppo_vanilla"]
+    correction: NoCorrection
+    """none: the ratio is already to the behavior policy, so a correction would count twice"""
+    clip_low: Annotated[float, Field(gt=0, lt=1)]
+    """the ratio is clipped below 1 - clip_low"""
+    clip_high: Annotated[float, Field(gt=0)]
+    """the ratio is clipped above 1 + clip_high"""
+    clip_dual: Annotated[float, Field(gt=1)] | None
+    """bound on the loss of negative advantages; null = off"""
+
+
+class CispoLoss(CorrectedLoss):
+    """The ratio is a bounded constant factor of the policy gradient."""
+
+    kind: Literal["cispo"]
+    clip_low: Annotated[float, Field(gt=0, lt=1)]
+    """the ratio is clipped below 1 - clip_low"""
+    clip_high: Annotated[float, Field(gt=0)]
+    """the ratio is clipped above 1 + clip_high"""
+
+
+class ReinforceLoss(CorrectedLoss):
+    """The policy gradient without a ratio."""
+
+    kind: Literal["reinforce"]
+
+
+PolicyLoss = ClippedLoss | VanillaLoss | CispoLoss | ReinforceLoss
+
+
+class FixedKl(Section):
+    """The coefficient stays as it is."""
+
+    kind: Literal["fixed"]
+
+
+class AdaptiveKl(Section):
+    """The coefficient changes so that the KL approaches a target."""
+
+    kind: Literal["adaptive"]
+    target: Annotated[float, Field(gt=0)]
+    """nats of KL per sequence"""
+    horizon: Annotated[float, Field(gt=0)]
+    """sequences over which the controller corrects an error"""
+
+
+class NoKl(Section):
+    """No reference model is loaded."""
+
+    kind: Literal["none"]
+
+
+class KlConfig(Section):
+    """The KL to a reference model."""
+
+    kind: Literal["reward", "loss"]
+    coef: Annotated[float, Field(gt=0)]
+    """weight of the KL to the reference"""
+    estimator: Literal["k1", "abs", "k2", "k3", "full"]
     """lp-ref, |lp-ref|, (lp-ref)^2/2, exp(ref-lp)-(ref-lp)-1, or the exact KL over the
     vocabulary"""
-    kl_controller: Literal["fixed", "adaptive"]
-    """adaptive changes kl_coef so that the KL approaches kl_target"""
-    kl_target: Annotated[float, Field(gt=0)]
-    """nats of KL per sequence; the target of the adaptive controller"""
-    kl_horizon: Annotated[float, Field(gt=0)]
-    """sequences over which the adaptive controller corrects an error"""
+    controller: Annotated[FixedKl | AdaptiveKl, Tag]
+    """adaptive changes the coefficient so that the KL approaches a target"""
     ref_ema_eta: Annotated[float, Field(ge=0, lt=1)]
     """after each step the reference becomes eta x policy + (1 - eta) x reference; 0 = fixed
     reference"""
-    aggregation: Literal["token_mean", "sequence_mean", "sequence_sum"]
-    """mean over trained tokens, over sequences of their token means, or over sequences of sums /
-    aggregation_tokens"""
-    aggregation_tokens: Annotated[int, Field(ge=1)] | None
-    """tokens, the constant that sequence_sum divides by; null with any other aggregation"""
-    mask_truncated: bool
-    """truncated samples are excluded from training and from advantage statistics"""
-    zero_truncated_reward: bool
-    """the task reward of truncated samples is 0; a KL term in the reward remains"""
-    value_clip: Annotated[float, Field(gt=0)] | None
-    """clip range of the value update; null = off"""
-    value_coef: Annotated[float, Field(gt=0)]
-    """weight of the value loss"""
-    value_norm: Literal["none", "exp", "ma"]
-    """normalize the critic's targets by a running mean and standard deviation: exponential (exp),
-    or over all tokens so far (ma)"""
-    value_norm_beta: Annotated[float, Field(ge=0, lt=1)]
-    """decay per step of value_norm=exp"""
-    value_norm_eps: Annotated[float, Field(gt=0)]
-    """smallest weight by which the running means are divided"""
+
+
+class MeanAggregation(Section):
+    """The mean over tokens, or over sequences of their token means."""
+
+    kind: Literal["token_mean", "sequence_mean"]
+
+
+class SumAggregation(Section):
+    """The mean over sequences of sums divided by a constant."""
+
+    kind: Literal["sequence_sum"]
+    tokens: Annotated[int, Field(ge=1)]
+    """constant that the sums are divided by"""
+
+
+class AlgorithmConfig(Section):
+    """Advantages, losses and corrections."""
+
+    advantage: Annotated[Advantage, Tag]
+    """estimator; remax samples one greedy baseline per group"""
+    normalize_advantages: Literal["none", "batch", "group"]
+    """(A - mean) / (std + 1e-5) over all trained tokens of the batch, or of each prompt's group"""
+    policy_loss: Annotated[PolicyLoss, Tag]
+    """ppo = decoupled clipped surrogate; ppo_vanilla clips the ratio of policy to behavior
+    policy"""
+    entropy_coef: Annotated[float, Field(ge=0)]
+    """weight of the full-vocabulary entropy bonus"""
+    kl: Annotated[NoKl | KlConfig, Tag]
+    """subtract the KL to a reference from the reward per token, or add it to the loss; none = no
+    reference model is loaded"""
+    aggregation: Annotated[MeanAggregation | SumAggregation, Tag]
+    """mean over trained tokens, over sequences of their token means, or over sequences of sums
+    divided by a constant"""
+    truncated: Literal["train", "mask", "zero_reward"]
+    """truncated samples: train as others; mask = exclude them from training and from advantage
+    statistics; zero_reward = their task reward is 0, a KL term in the reward remains"""
+
+    @property
+    def critic(self) -> CriticConfig | None:
+        """The critic of gae and vtrace; None for the other estimators."""
+        return self.advantage.critic if isinstance(self.advantage, CriticAdvantage) else None
+
+    @property
+    def reference(self) -> KlConfig | None:
+        """The KL to the reference; None if no reference model is loaded."""
+        return self.kl if isinstance(self.kl, KlConfig) else None

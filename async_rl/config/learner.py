@@ -1,4 +1,4 @@
-"""Settings of the learner pool: batches, memory, optimizers, critic.
+"""Settings of the learner pool: batches, memory, optimizer.
 
 Part of the schema in `run.py`, whose invariants hold here.
 """
@@ -33,21 +33,6 @@ class OptimizerConfig(Section):
     """largest global norm of the gradient"""
 
 
-class CriticConfig(Section):
-    """The value model: a head on a separate backbone, copied from the policy at the start, or on
-    the policy's backbone.
-    """
-
-    enabled: bool
-    """train a critic"""
-    backbone: Literal["own", "shared"]
-    """own = a copy of the policy, trained on the value loss alone; shared = the policy's backbone,
-    trained on both losses, with half the memory"""
-    optimizer: OptimizerConfig
-    warmup_steps: Annotated[int, Field(ge=0)]
-    """learner steps in which only the critic is trained; only its head if the backbone is shared"""
-
-
 class LearnerConfig(Section):
     """The learner pool."""
 
@@ -78,4 +63,3 @@ class LearnerConfig(Section):
     """keep in host memory while not in use: optimizer = AdamW's moments, parameters = parameters,
     gradients and moments"""
     optimizer: OptimizerConfig
-    critic: CriticConfig

@@ -17,8 +17,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from async_rl.batching.batch import collate
 from async_rl.batching.packing import pack
-from async_rl.config.generation import ModelConfig
-from async_rl.config.learner import LearnerConfig
+from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.learner.attention import use_segments
 from async_rl.learner.fused import fuse
@@ -35,27 +34,21 @@ _PROBE = ((3, 1, 4, 1, 5, 9, 2), (3, 1, 4, 1, 6, 5), (2, 7, 1, 8))
 _PROBE_PROMPT = 3
 
 
-def load_models(
-    model: ModelConfig,
-    learner: LearnerConfig,
-    path: Path,
-    ranks: Ranks,
-    *,
-    has_reference: bool,
-) -> LearnerModels:
+def load_models(config: RunConfig, path: Path, ranks: Ranks) -> LearnerModels:
     """Load and shard the models of a run. Raises ConfigError as `load_policy` does."""
-    has_own_backbone = learner.critic.enabled and learner.critic.backbone == "own"
+    critic, reference = config.algorithm.critic, config.algorithm.reference
+    has_own_backbone = critic is not None and critic.kind == "own"
     policy = load_policy(
         path,
-        trust_remote_code=model.trust_remote_code,
-        gradient_checkpointing=learner.gradient_checkpointing,
+        trust_remote_code=config.model.trust_remote_code,
+        gradient_checkpointing=config.learner.gradient_checkpointing,
         is_fused=ranks.device.type == "cpu" and ranks.dtype == torch.float32,
-        has_value_head=learner.critic.enabled and not has_own_backbone,
+        has_value_head=critic is not None and not has_own_backbone,
     )
     # Copies are taken before sharding: FSDP's wrappers cannot be copied.
     models = LearnerModels(
         policy=policy,
-        reference=policy.frozen_copy() if has_reference else None,
+        reference=policy.frozen_copy() if reference is not None else None,
         critic=Critic(policy.lm) if has_own_backbone else None,
     )
     blocks = policy.lm._no_split_modules or ()

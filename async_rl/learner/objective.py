@@ -23,7 +23,13 @@ from async_rl.algorithms.kl import kl_estimate
 from async_rl.algorithms.parts import Parts
 from async_rl.algorithms.value_norm import ValueUnits
 from async_rl.batching.batch import Batch
-from async_rl.config.algorithm import AlgorithmConfig
+from async_rl.config.algorithm import (
+    AlgorithmConfig,
+    GaeAdvantage,
+    GroupAdvantage,
+    ReturnAdvantage,
+    VtraceAdvantage,
+)
 from async_rl.config.running import BufferConfig
 from async_rl.core.errors import StalenessError
 from async_rl.learner.token_rewards import RewardRules
@@ -64,13 +70,13 @@ def trained_mask(
     """Return the trained tokens: bool [R].
 
     These are the tokens that the policy wrote, without truncated responses if
-    algorithm.mask_truncated is set, and without tokens above the staleness bound if
+    algorithm.truncated=mask, and without tokens above the staleness bound if
     buffer.over_age=mask.  version: the learner's, before the update.  Raises StalenessError for a
     token of a later version, and for one above the bound if buffer.over_age=drop, because the
     buffer should have dropped its group.
     """
     mask = batch.loss_mask
-    if algorithm.mask_truncated:
+    if algorithm.truncated == "mask":
         mask = mask & ~batch.is_truncated[batch.sequence_index]
     ages = version - batch.versions
     if bool((mask & (ages < 0)).any()):
@@ -110,17 +116,15 @@ def compute_targets(
     groups = _groups(batch, algorithm)
     returns = None
     match algorithm.advantage:
-        case "gae" | "vtrace":
-            raw, returns = _critic_targets(batch, per_token - penalty, outputs, algorithm, units)
-        case "reinforce_plus_plus":
-            raw = _returns_to_go(batch, per_token - penalty, algorithm.gamma)
-        case "reinforce_plus_plus_baseline":
-            baseline = groups.mean(totals)[batch.sequence_index]
-            raw = _returns_to_go(batch, per_token - penalty, algorithm.gamma) - baseline
-        case "remax":
-            baseline = _greedy_rewards(batch, rules)[batch.sequence_index]
-            raw = _returns_to_go(batch, per_token - penalty, algorithm.gamma) - baseline
-        case estimator:
+        case GaeAdvantage() | VtraceAdvantage() as advantage:
+            raw, returns = _critic_targets(batch, per_token - penalty, outputs, advantage, units)
+        case ReturnAdvantage(kind=kind, gamma=gamma):
+            raw = _returns_to_go(batch, per_token - penalty, gamma)
+            if kind == "reinforce_plus_plus_baseline":
+                raw = raw - groups.mean(totals)[batch.sequence_index]
+            if kind == "remax":
+                raw = raw - _greedy_rewards(batch, rules)[batch.sequence_index]
+        case GroupAdvantage(kind=estimator):
             paid = torch.zeros_like(totals).index_add_(0, batch.sequence_index, penalty)
             advantages = group_advantages(totals - paid, groups=groups, estimator=estimator)
             raw = advantages[batch.sequence_index]
@@ -132,7 +136,7 @@ def compute_targets(
 def _groups(batch: Batch, algorithm: AlgorithmConfig) -> Parts:
     """The groups of the sequences; truncated ones enter no statistic if they are not trained."""
     is_counted = torch.ones_like(batch.is_truncated)
-    if algorithm.mask_truncated:
+    if algorithm.truncated == "mask":
         is_counted = ~batch.is_truncated
     return Parts(index=batch.group_index, count=batch.num_groups, mask=is_counted)
 
@@ -141,13 +145,14 @@ def _reward_kl(batch: Batch, outputs: BatchOutputs, algorithm: AlgorithmConfig) 
     """The KL at each token of the policy that the reward subtracts: float32 [R], 0 if the KL is not
     part of the reward.
     """
-    if algorithm.kl_placement == "loss" or outputs.ref_logprobs is None:
+    reference = algorithm.reference
+    if reference is None or reference.kind == "loss" or outputs.ref_logprobs is None:
         return torch.zeros_like(outputs.proximal_logprobs)
-    if algorithm.kl_estimator != "full":
+    if reference.estimator != "full":
         kl = kl_estimate(
             outputs.proximal_logprobs,
             ref_logprobs=outputs.ref_logprobs,
-            estimator=algorithm.kl_estimator,
+            estimator=reference.estimator,
         )
     elif outputs.ref_kl is not None:
         kl = outputs.ref_kl
@@ -185,7 +190,7 @@ def _critic_targets(
     batch: Batch,
     rewards: Tensor,
     outputs: BatchOutputs,
-    algorithm: AlgorithmConfig,
+    advantage: GaeAdvantage | VtraceAdvantage,
     units: ValueUnits,
 ) -> tuple[Tensor, Tensor]:
     """Advantages and returns of the tokens that the policy wrote: float32 [R], float32 [R].
@@ -193,13 +198,13 @@ def _critic_targets(
     Only a truncated response has a value after its end; a finished one earns nothing more.
     """
     if outputs.values is None or outputs.bootstrap is None:
-        raise ValueError(f"algorithm.advantage={algorithm.advantage} needs the critic's values")
+        raise ValueError(f"algorithm.advantage={advantage.kind} needs the critic's values")
     bootstrap = units.to_returns(outputs.bootstrap).masked_fill(~batch.is_truncated, 0.0)
     rows = batch.rows(rewards)
     values = batch.rows(units.to_returns(outputs.values))
     written = batch.rows(batch.loss_mask)
-    gamma, lam = algorithm.gamma, algorithm.gae_lambda
-    if algorithm.advantage == "gae":
+    gamma, lam = advantage.gamma, advantage.gae_lambda
+    if isinstance(advantage, GaeAdvantage):
         advantages, returns = gae(
             rows, values=values, bootstrap=bootstrap, mask=written, gamma=gamma, lam=lam
         )
@@ -212,7 +217,7 @@ def _critic_targets(
             log_ratio=batch.rows(outputs.proximal_logprobs - batch.behavior_logprobs),
             gamma=gamma,
             lam=lam,
-            rho_max=algorithm.vtrace_rho_max,
-            c_max=algorithm.vtrace_c_max,
+            rho_max=advantage.rho_max,
+            c_max=advantage.c_max,
         )
     return batch.flat(advantages), batch.flat(returns)

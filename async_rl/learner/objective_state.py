@@ -11,24 +11,26 @@ from torch import Tensor
 
 from async_rl.algorithms.kl import adapted_kl_coef
 from async_rl.algorithms.value_norm import Moments, ValueUnits
-from async_rl.config.algorithm import AlgorithmConfig
+from async_rl.config.algorithm import AdaptiveKl, AlgorithmConfig, ExpValueNorm, NoValueNorm
 
 
 class ObjectiveState:
     """The current KL coefficient, and the moments of the returns so far.
 
-    The moments do not change if algorithm.value_norm=none.
+    The moments do not change if algorithm.advantage.critic.value_norm=none.
     """
 
     def __init__(self, algorithm: AlgorithmConfig) -> None:
-        self._algorithm = algorithm
-        self.kl_coef = algorithm.kl_coef
+        reference, critic = algorithm.reference, algorithm.critic
+        self._controller = reference.controller if reference is not None else None
+        self._value_norm = critic.value_norm if critic is not None else NoValueNorm(kind="none")
+        self.kl_coef = reference.coef if reference is not None else 0.0
         self.moments = Moments()
 
     @property
     def units(self) -> ValueUnits:
         """The current unit of the critic's values."""
-        return self.moments.units(eps=self._algorithm.value_norm_eps)
+        return self._units(self.moments)
 
     def observe(self, returns: Tensor, mask: Tensor) -> tuple[Moments, Tensor]:
         """Return the moments including the trained tokens' returns, and the critic's targets.
@@ -36,24 +38,27 @@ class ObjectiveState:
         returns: float32 [R]; mask: bool [R] -> targets: float32 [R], the returns in the unit of the
         new moments.
         """
-        algorithm = self._algorithm
-        if algorithm.value_norm == "none":
+        norm = self._value_norm
+        if isinstance(norm, NoValueNorm):
             return self.moments, returns
-        moments = self.moments.observed(
-            returns[mask], kind=algorithm.value_norm, beta=algorithm.value_norm_beta
-        )
-        return moments, moments.units(eps=algorithm.value_norm_eps).to_values(returns)
+        beta = norm.beta if isinstance(norm, ExpValueNorm) else 0.0
+        moments = self.moments.observed(returns[mask], kind=norm.kind, beta=beta)
+        return moments, self._units(moments).to_values(returns)
+
+    def _units(self, moments: Moments) -> ValueUnits:
+        norm = self._value_norm
+        return ValueUnits() if isinstance(norm, NoValueNorm) else moments.units(eps=norm.eps)
 
     def end_step(self, moments: Moments, *, kl: float, num_sequences: int) -> None:
         """Update the state after a step. kl: nats of KL(proximal, reference) per sequence."""
-        algorithm = self._algorithm
+        controller = self._controller
         self.moments = moments
-        if algorithm.kl_controller == "adaptive":
+        if isinstance(controller, AdaptiveKl):
             self.kl_coef = adapted_kl_coef(
                 self.kl_coef,
                 kl=kl,
-                target=algorithm.kl_target,
-                horizon=algorithm.kl_horizon,
+                target=controller.target,
+                horizon=controller.horizon,
                 num_sequences=num_sequences,
             )
 
@@ -67,5 +72,5 @@ class ObjectiveState:
         """Restore the state; a fixed KL coefficient stays as configured."""
         kl_coef, total, total_square, weight = state["numbers"].tolist()
         self.moments = Moments(total=total, total_square=total_square, weight=weight)
-        if self._algorithm.kl_controller == "adaptive":
+        if isinstance(self._controller, AdaptiveKl):
             self.kl_coef = kl_coef

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 
 from async_rl.algorithms.schedule import learning_rate
-from async_rl.config.learner import LearnerConfig, OptimizerConfig
+from async_rl.config.learner import OptimizerConfig
+from async_rl.config.run import RunConfig
 from async_rl.core.errors import NonFiniteError
 from async_rl.learner.models import LearnerModels
 from async_rl.learner.sharding import gradient_norm, reshard
@@ -115,30 +116,32 @@ Trained = dict[str, tuple[nn.Module, ModelOptimizer]]
 """The trained modules and their optimizers, by their names in checkpoints and errors."""
 
 
-def model_optimizers(learner: LearnerConfig, models: LearnerModels, *, num_steps: int) -> Trained:
+def model_optimizers(config: RunConfig, models: LearnerModels) -> Trained:
     """Create the optimizers of "policy" and, if there are values, "critic"."""
+    learner, critic_config = config.learner, config.algorithm.critic
 
     def optimizer(
-        name: str, root: nn.Module, module: nn.Module, config: OptimizerConfig
+        name: str, root: nn.Module, module: nn.Module, settings: OptimizerConfig
     ) -> ModelOptimizer:
         return ModelOptimizer(
             name,
             root,
-            config,
+            settings,
             parameters=module.parameters(),
-            num_steps=num_steps,
+            num_steps=config.num_steps,
             is_offloaded=learner.offload == "optimizer",
         )
 
     policy, critic = models.policy, models.critic
-    config = learner.critic.optimizer
     trained: Trained = {
         "policy": (policy, optimizer("policy", policy, policy.lm, learner.optimizer))
     }
+    if critic_config is None:
+        return trained
     if critic is not None:
-        trained["critic"] = (critic, optimizer("critic", critic, critic, config))
+        trained["critic"] = (critic, optimizer("critic", critic, critic, critic_config.optimizer))
     elif policy.value_head is not None:
         # The policy's optimizer trains the shared backbone, so the critic's trains the head alone.
         head = policy.value_head
-        trained["critic"] = (head, optimizer("critic", policy, head, config))
+        trained["critic"] = (head, optimizer("critic", policy, head, critic_config.optimizer))
     return trained

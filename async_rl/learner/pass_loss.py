@@ -6,6 +6,7 @@ whole sequences. So the losses of passes add up to the loss of the minibatch for
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -23,7 +24,19 @@ from async_rl.algorithms.losses import (
 from async_rl.algorithms.parts import Parts
 from async_rl.batching.batch import Batch
 from async_rl.batching.packing import Pass
-from async_rl.config.algorithm import AlgorithmConfig
+from async_rl.config.algorithm import (
+    AlgorithmConfig,
+    CispoLoss,
+    ClippedLoss,
+    KlConfig,
+    MaskCorrection,
+    NoCorrection,
+    ReinforceLoss,
+    VanillaLoss,
+)
+from async_rl.config.algorithm import (
+    PolicyLoss as PolicyLossSettings,
+)
 from async_rl.learner.models import PolicyOutput
 from async_rl.learner.objective import BatchOutputs, Targets
 
@@ -32,7 +45,7 @@ class PolicySums(NamedTuple):
     """Sums over trained tokens.
 
     loss: as it is minimised; clipped_low, clipped_high: tokens whose ratio was bounded; left_out:
-    tokens of sequences above algorithm.max_mean_ratio; kl_proximal_policy: nats of
+    tokens of sequences above algorithm.policy_loss.max_mean_ratio; kl_proximal_policy: nats of
     KL(proximal, policy); tokens: the trained tokens.
     """
 
@@ -50,20 +63,23 @@ def correction(algorithm: AlgorithmConfig, log_ratio: Tensor, sequences: Parts) 
     log_ratio: float32 [R], proximal - behavior log-probs; sequences: the sequences of the R tokens,
     whose mask is the trained tokens -> float32 [R], float32 [R], bool [R].
     """
+    settings = algorithm.policy_loss.correction
+    maximum = math.inf if isinstance(settings, NoCorrection) else settings.max
+    minimum = settings.min if isinstance(settings, MaskCorrection) else 0.0
     corrected = behavior_weights(
         log_ratio,
         sequences=sequences,
-        correction=algorithm.behavior_correction,
-        maximum=algorithm.behavior_weight_max,
-        minimum=algorithm.behavior_weight_min,
+        correction=settings.kind,
+        maximum=maximum,
+        minimum=minimum,
     )
-    if algorithm.geometric_max is None and algorithm.geometric_min is None:
+    if settings.geometric_max is None and settings.geometric_min is None:
         return corrected
     is_outlier = geometric_outliers(
         log_ratio,
         sequences=sequences,
-        maximum=algorithm.geometric_max,
-        minimum=algorithm.geometric_min,
+        maximum=settings.geometric_max,
+        minimum=settings.geometric_min,
     )
     weights = corrected.weights.masked_fill(is_outlier, 0.0)
     return BehaviorWeights(weights, corrected.raw, corrected.is_bounded | is_outlier)
@@ -86,23 +102,29 @@ def policy_pass_loss(
     before: the outputs of the models before the update.
     """
     index, is_trained = row.token_index, weights > 0
+    loss_settings, reference = algorithm.policy_loss, algorithm.reference
     proximal, behavior = before.proximal_logprobs[index], batch.behavior_logprobs[index]
     sequences = Parts(index=batch.sequence_index[index], count=batch.num_sequences, mask=is_trained)
     behavior_weight = correction(algorithm, proximal - behavior, sequences).weights
-    denominator = behavior if algorithm.policy_loss == "ppo_vanilla" else proximal
+    denominator = behavior if isinstance(loss_settings, VanillaLoss) else proximal
     log_ratio = output.logprobs - denominator
     policy = _policy_loss(
-        algorithm, output.logprobs, log_ratio, targets.advantages[index], behavior_weight, sequences
+        loss_settings,
+        output.logprobs,
+        log_ratio,
+        targets.advantages[index],
+        behavior_weight,
+        sequences,
     )
     losses = policy.loss
-    if algorithm.kl_placement == "loss" and before.ref_logprobs is not None:
-        kl = _loss_kl(algorithm, output, before.ref_logprobs[index], behavior_weight)
+    if reference is not None and reference.kind == "loss" and before.ref_logprobs is not None:
+        kl = _loss_kl(reference, output, before.ref_logprobs[index], behavior_weight)
         losses = losses + kl_coef * kl
     if algorithm.entropy_coef:
         losses = losses - algorithm.entropy_coef * output.entropies
     is_left_out = torch.zeros_like(is_trained)
-    if algorithm.max_mean_ratio is not None:
-        is_left_out = sequences.mean(log_ratio.detach().exp()) > algorithm.max_mean_ratio
+    if loss_settings.max_mean_ratio is not None:
+        is_left_out = sequences.mean(log_ratio.detach().exp()) > loss_settings.max_mean_ratio
     loss = torch.where(is_trained & ~is_left_out, losses * weights, 0.0).sum()
     moved = kl_estimate(proximal, ref_logprobs=output.logprobs.detach(), estimator="k3")
     counts = (policy.is_clipped_low, policy.is_clipped_high, is_left_out, moved, is_trained)
@@ -111,50 +133,49 @@ def policy_pass_loss(
 
 
 def _policy_loss(
-    algorithm: AlgorithmConfig,
+    settings: PolicyLossSettings,
     logprobs: Tensor,
     log_ratio: Tensor,
     advantages: Tensor,
     behavior_weight: Tensor,
     sequences: Parts,
 ) -> PolicyLoss:
-    match algorithm.policy_loss:
-        case "reinforce":
+    match settings:
+        case ReinforceLoss():
             return reinforce_loss(logprobs, advantages=advantages, behavior_weight=behavior_weight)
-        case "cispo":
+        case CispoLoss():
             return cispo_loss(
                 logprobs,
                 log_ratio=log_ratio,
                 advantages=advantages,
                 behavior_weight=behavior_weight,
-                clip_low=algorithm.clip_low,
-                clip_high=algorithm.clip_high,
+                clip_low=settings.clip_low,
+                clip_high=settings.clip_high,
             )
-        case "gspo":
-            log_ratio = sequence_log_ratio(log_ratio, sequences=sequences)
-        case "ppo" | "ppo_vanilla":
-            pass
-    return clipped_loss(
-        log_ratio,
-        advantages=advantages,
-        behavior_weight=behavior_weight,
-        clip_low=algorithm.clip_low,
-        clip_high=algorithm.clip_high,
-        clip_dual=algorithm.clip_dual,
-    )
+        case ClippedLoss() | VanillaLoss():
+            if settings.kind == "gspo":
+                log_ratio = sequence_log_ratio(log_ratio, sequences=sequences)
+            return clipped_loss(
+                log_ratio,
+                advantages=advantages,
+                behavior_weight=behavior_weight,
+                clip_low=settings.clip_low,
+                clip_high=settings.clip_high,
+                clip_dual=settings.clip_dual,
+            )
 
 
 def _loss_kl(
-    algorithm: AlgorithmConfig, output: PolicyOutput, ref_logprobs: Tensor, behavior_weight: Tensor
+    settings: KlConfig, output: PolicyOutput, ref_logprobs: Tensor, behavior_weight: Tensor
 ) -> Tensor:
     """The KL at each token: float32 [R'].
 
     An estimate uses tokens that the behavior policy sampled, so it needs the behavior weight. The
     exact KL is a sum over the vocabulary and uses no sample.
     """
-    if algorithm.kl_estimator != "full":
+    if settings.estimator != "full":
         estimate = kl_estimate(
-            output.logprobs, ref_logprobs=ref_logprobs, estimator=algorithm.kl_estimator
+            output.logprobs, ref_logprobs=ref_logprobs, estimator=settings.estimator
         )
         return behavior_weight * estimate
     if output.kl is None:

@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from async_rl.batching.batch import Batch, collate
 from async_rl.batching.packing import pack
 from async_rl.batching.partition import passes
+from async_rl.config.algorithm import KlConfig
 from async_rl.config.plugins import import_external
 from async_rl.config.run import RunConfig
 from async_rl.core.codec import encode
@@ -91,19 +92,14 @@ class Trainer:
             offload=config.learner.offload,
         )
         import_external(config.model)
-        models = load_models(
-            config.model,
-            config.learner,
-            model_path,
-            self._ranks,
-            has_reference=config.algorithm.kl_coef > 0,
-        )
+        models = load_models(config, model_path, self._ranks)
         self._models = models
         self._policy = models.policy
         self._specs = [self._spec(name, tensor) for name, tensor in self._policy.named_weights()]
-        trained = model_optimizers(config.learner, models, num_steps=config.num_steps)
+        trained = model_optimizers(config, models)
         self._optimizers = [optimizer for _, optimizer in trained.values()]
-        self._moving_reference = models.reference if config.algorithm.ref_ema_eta else None
+        self._reference_share = _reference_share(config.algorithm.reference)
+        self._moving_reference = models.reference if self._reference_share else None
         state = ObjectiveState(config.algorithm)
         stateful: dict[str, Stateful] = {"objective": state}
         if self._moving_reference is not None:
@@ -154,7 +150,7 @@ class Trainer:
                 f"step {version + 1}, groups {ids}: {error}; the batch is in {path}"
             ) from error
         if self._moving_reference is not None:
-            follow(self._moving_reference, self._policy, share=config.algorithm.ref_ema_eta)
+            follow(self._moving_reference, self._policy, share=self._reference_share)
         return StepResult(
             scalars={
                 **step_scalars(
@@ -277,14 +273,20 @@ class Trainer:
         self._ranks.barrier()
 
 
+def _reference_share(reference: KlConfig | None) -> float:
+    """The share of the policy that the reference takes on after each step."""
+    return 0.0 if reference is None else reference.ref_ema_eta
+
+
 def _forward_passes(config: RunConfig, models: LearnerModels, ranks: Ranks) -> ForwardPasses:
+    reference = config.algorithm.reference
     return ForwardPasses(
         models,
         ranks,
         learner=config.learner,
         seed=config.seed,
         temperature=config.generation.temperature,
-        needs_exact_kl=config.algorithm.kl_estimator == "full",
+        needs_exact_kl=reference is not None and reference.estimator == "full",
     )
 
 
@@ -296,7 +298,7 @@ def _update_settings(config: RunConfig) -> UpdateSettings:
         rules=RewardRules(
             reward=config.reward,
             max_response_tokens=config.data.max_response_tokens,
-            zero_truncated=config.algorithm.zero_truncated_reward,
+            zero_truncated=config.algorithm.truncated == "zero_reward",
         ),
     )
 

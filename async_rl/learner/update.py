@@ -19,6 +19,7 @@ from async_rl.algorithms.losses import token_weights, value_loss
 from async_rl.algorithms.parts import Parts
 from async_rl.batching.batch import Batch
 from async_rl.batching.packing import Pass
+from async_rl.config.algorithm import SumAggregation
 from async_rl.learner.forward_passes import ForwardPasses, Minibatch, record_policy
 from async_rl.learner.models import Critic, LearnerModels, PolicyOutput
 from async_rl.learner.objective import BatchOutputs, Targets, compute_targets, trained_mask
@@ -51,7 +52,9 @@ class Updater:
         self._policy_optimizer = policy_optimizer
         self._critic_optimizer = critic_optimizer
         self._state = state
-        self._warmup_steps = settings.learner.critic.warmup_steps if models.has_values else 0
+        self._critic = settings.algorithm.critic
+        self._value_coef = 0.0 if self._critic is None else self._critic.value_coef
+        self._warmup_steps = 0 if self._critic is None else self._critic.warmup_steps
 
     def step(self, batch: Batch, version: int) -> StepRecord:
         """Train on the batch. Raises StalenessError, NonFiniteError before a parameter changes."""
@@ -140,9 +143,9 @@ class Updater:
     @property
     def _needs_policy_before(self) -> bool:
         """True if the targets depend on the policy's outputs."""
-        pays_kl = self._models.reference is not None and self._algorithm.kl_placement == "reward"
+        pays_kl = self._algorithm.kl.kind == "reward"
         shares_backbone = self._models.policy.value_head is not None
-        return pays_kl or self._algorithm.advantage == "vtrace" or shares_backbone
+        return pays_kl or self._algorithm.advantage.kind == "vtrace" or shares_backbone
 
     def _has_gradient(self, batch: Batch, mask: Tensor) -> Tensor:
         """Return the sequences whose loss can have a gradient: bool [B].
@@ -182,10 +185,9 @@ class Updater:
             count=batch.num_sequences,
             mask=step.mask & is_member[batch.sequence_index],
         )
-        constant = self._algorithm.aggregation_tokens
-        return token_weights(
-            trained, aggregation=self._algorithm.aggregation, constant_tokens=constant
-        )
+        aggregation = self._algorithm.aggregation
+        constant = aggregation.tokens if isinstance(aggregation, SumAggregation) else None
+        return token_weights(trained, aggregation=aggregation.kind, constant_tokens=constant)
 
     def _update_policy(self, step: Step, minibatch: Minibatch, weights: Tensor) -> None:
         """Run one optimizer step of the policy."""
@@ -217,7 +219,7 @@ class Updater:
             if values is None:
                 values = critic(row).at_tokens
             loss = self._value_loss(step, row, values, weights)
-            self._backward(loss, scale=self._algorithm.value_coef)
+            self._backward(loss, scale=self._value_coef)
             total += loss.detach()
         self._apply_critic(step.totals, total, optimizer)
 
@@ -233,7 +235,7 @@ class Updater:
             output = self._policy_output(step, row)
             values = None if output.values is None else output.values.at_tokens
             value = self._value_loss(step, row, values, weights)
-            loss = self._algorithm.value_coef * value
+            loss = self._value_coef * value
             if step.trains_policy:
                 policy, counted = self._policy_loss(step, row, output, weights)
                 loss = loss + policy
@@ -267,9 +269,9 @@ class Updater:
     def _value_loss(self, step: Step, row: Pass, values: Tensor | None, weights: Tensor) -> Tensor:
         """The pass's part of the minibatch's value loss."""
         old_values, targets, index = step.before.values, step.value_targets, row.token_index
-        if values is None or old_values is None or targets is None:
+        if self._critic is None or values is None or old_values is None or targets is None:
             raise ValueError("a critic is trained on the returns of gae and vtrace only")
-        clip = self._algorithm.value_clip
+        clip = self._critic.value_clip
         losses = value_loss(values, old_values=old_values[index], returns=targets[index], clip=clip)
         return torch.where(weights[index] > 0, losses * weights[index], 0.0).sum()
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from async_rl.config.learner import LearnerConfig
+from async_rl.config.algorithm import AlgorithmConfig
 from async_rl.config.pools import config_of, generator_pools, in_words_of
 from async_rl.config.run import RunConfig
 from async_rl.core.types import Role
@@ -128,8 +128,8 @@ def memory_mb(config: RunConfig, role: Role, shape: ModelShape | None) -> int:
 def learner_model_mb(config: RunConfig, shape: ModelShape) -> int:
     """Return the memory of one rank's models, moments, activations and push."""
     learner = config.learner
-    per_parameter = TRAINED_BYTES * _num_trained(learner)
-    if config.algorithm.kl_coef > 0:
+    per_parameter = TRAINED_BYTES * _num_trained(config.algorithm)
+    if config.algorithm.reference is not None:
         per_parameter += FLOAT32_BYTES
     sharded = shape.num_parameters * per_parameter / learner.ranks
     # A push gathers the float32 weights and writes the published form beside them.
@@ -169,7 +169,7 @@ def disk_mb(config: RunConfig, shape: ModelShape | None) -> int:
     if shape is not None:
         # One more checkpoint than are kept is being written.
         num_checkpoints = checkpoint.keep + checkpoint.keep_best + 1
-        trained = _num_trained(config.learner) * shape.num_parameters
+        trained = _num_trained(config.algorithm) * shape.num_parameters
         size_bytes += num_checkpoints * trained * SAVED_BYTES
     return LOGS_MB + _mb(size_bytes)
 
@@ -214,9 +214,9 @@ def _kv_problem(config: RunConfig, pool: str, shape: ModelShape) -> str:
     return in_words_of(pool, config, problem)
 
 
-def _num_trained(learner: LearnerConfig) -> int:
+def _num_trained(algorithm: AlgorithmConfig) -> int:
     """The number of trained models of the policy's size."""
-    return 2 if learner.critic.enabled and learner.critic.backbone == "own" else 1
+    return 2 if algorithm.critic is not None and algorithm.critic.kind == "own" else 1
 
 
 def _dtype_bytes(config: RunConfig) -> int:

@@ -42,7 +42,7 @@ def num_written(config: RunConfig, purpose: Purpose, num_samples: int) -> int:
     ReMax adds a greedy answer in training; evaluation.greedy adds one in evaluation.
     """
     if purpose is Purpose.TRAIN:
-        has_greedy = config.algorithm.advantage == "remax"
+        has_greedy = config.algorithm.advantage.kind == "remax"
     else:
         has_greedy = config.evaluation.greedy
     return num_samples + has_greedy

@@ -13,6 +13,7 @@ import msgspec
 import typer
 
 from async_rl.core.errors import ConfigError
+from async_rl.launchers.configuration.choices import put
 from async_rl.launchers.migration import areal, verl
 from async_rl.launchers.migration import rules as migration_rules
 from async_rl.launchers.migration.rules import Line, Migration, flat, read_table
@@ -81,11 +82,7 @@ def to_yaml(migration: Migration) -> str:
     """Return the file's text: the configuration it builds on, and the settings as sections."""
     tree: dict[str, Any] = {"defaults": [migration.base, "_self_"]}
     for path, value in migration.settings.items():
-        node = tree
-        *parents, leaf = path.split(".")
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        node[leaf] = value
+        put(tree, path, value)
     return msgspec.yaml.encode(tree).decode()
 
 

@@ -34,7 +34,6 @@ FIXED = {
     "reward.placement": "the stored groups have scores of their steps, or have none",
     "buffer.groups_per_step": "the planned batches have that many groups",
     "buffer.over_age": "the audit judges the whole history by one rule",
-    "learner.critic.enabled": "the checkpoint has a critic, or has none",
     "evaluation.num_prompts": "evaluations before and after would measure different prompts",
 }
 """Settings and sections that a resumed run cannot change, and why."""
@@ -65,8 +64,8 @@ def resumed_config(run_dir: Path, overrides: Sequence[str]) -> tuple[RunConfig, 
 
 def changes(before: RunConfig, after: RunConfig) -> Changes:
     """Return the settings that differ, by path: the old value and the new one."""
-    old = dict(schema.flatten(as_builtins(before), ""))
-    new = dict(schema.flatten(as_builtins(after), ""))
+    old = dict(schema.flatten(as_builtins(before)))
+    new = dict(schema.flatten(as_builtins(after)))
     paths = {**old, **new}
     return {
         path: (old.get(path), new.get(path)) for path in paths if old.get(path) != new.get(path)
@@ -90,8 +89,13 @@ def _refusals(
             f"buffer.max_staleness_versions={bound}: was {bound_before}, and groups admitted under"
             f" that bound would be over age; keep it at {bound_before} or above"
         )
-    estimator = before.algorithm.advantage
-    if after.algorithm.advantage == "remax" and estimator != "remax":
+    estimator = before.algorithm.advantage.kind
+    if (before.algorithm.critic is None) != (after.algorithm.critic is None):
+        yield (
+            f"algorithm.advantage={after.algorithm.advantage.kind}: was {estimator}, and the"
+            " checkpoint has a critic, or has none; start a new run with async-rl launch"
+        )
+    if after.algorithm.advantage.kind == "remax" and estimator != "remax":
         yield (
             f"algorithm.advantage=remax: was {estimator}, and the stored groups have no greedy"
             f" answer; keep {estimator}"

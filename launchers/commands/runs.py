@@ -16,6 +16,7 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.backends.slurm import SCRIPT_FILE
 from async_rl.launchers.configuration import schema
+from async_rl.launchers.configuration.choices import expand
 from async_rl.launchers.configuration.old_names import modernized
 
 _NUM_SUGGESTED = 5
@@ -79,10 +80,12 @@ def config_of(run_dir: Path) -> RunConfig:
     try:
         tree = msgspec.yaml.decode((run_dir / "config.yaml").read_bytes(), type=dict[str, Any])
         present = modernized(tree)
+        expand(present)
         problems = schema.problems(present)
         if problems:
+            first = next(iter(problems.values()))
             raise ConfigError(
-                f"{run_dir}/config.yaml is of another version of async_rl ({problems[0]}); read"
+                f"{run_dir}/config.yaml is of another version of async_rl ({first}); read"
                 " this run with the version that made it"
             )
         return RunConfig.model_validate(present)

@@ -1,4 +1,5 @@
-"""Composition of a RunConfig from files and overrides: hydra composes, the schema validates.
+"""Composition of a RunConfig from files and overrides: hydra composes the files, the schema
+validates.
 
 Invariants: hydra's job features (working directory, logging, output folders) are never used; every
 problem is a ConfigError of one or more lines, each naming path, value and remedy; paths in the
@@ -7,8 +8,10 @@ result are absolute.
 
 from __future__ import annotations
 
+import copy
+import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +24,20 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-import async_rl.conf
 from async_rl.config.base import as_builtins, replace
 from async_rl.config.checks.run import check
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine, this_machine
 from async_rl.launchers.configuration import hardware, schema
-from async_rl.launchers.configuration.old_names import modernized, renamed, with_new_names
-from async_rl.launchers.configuration.overrides import as_tree, readable
+from async_rl.launchers.configuration.choices import CONF_DIR, Tree, expand, put
+from async_rl.launchers.configuration.old_names import modernized, with_new_names
+from async_rl.launchers.configuration.overrides import Overrides, read_overrides
 
-CONF_DIR = Path(async_rl.conf.__file__).resolve().parent
 USER_CONFIG = "user_file"
 """Name under which a user's own file is registered with hydra; conf/ has no such file."""
+NOT_RUNS = ("base", "variants")
+"""Files of conf/ that are parts of every configuration."""
 
 
 def compose(conf: str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -51,61 +55,42 @@ def compose_for(
     """As `compose`, for this machine; also the preset of conf/hardware that was given or that fits
     it.
     """
-    tree, preset = _tree(conf, overrides, machine)
-    config = _validated(tree)
+    config, preset = _composed(conf, overrides, machine)
     check(config)
     return config, preset
+
+
+def compose_unchecked(conf: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """As `compose`, without the checks that join several settings."""
+    return _composed(conf, overrides, this_machine())[0]
 
 
 def recompose(path: Path, overrides: Sequence[str]) -> RunConfig:
     """A resolved configuration that `write_config` wrote, with `key=value` overrides, validated and
     checked as `compose` does.
     """
-    checked, wrong = readable([renamed(override) for override in overrides], [CONF_DIR])
     try:
-        written = OmegaConf.to_container(OmegaConf.load(path))
-        assert isinstance(written, dict)
-        before = modernized({str(key): value for key, value in written.items()})
-        tree = OmegaConf.to_container(OmegaConf.merge(before, as_tree(checked)))
-    except (OmegaConfBaseException, YAMLError, OSError) as error:
+        written = msgspec.yaml.decode(path.read_bytes(), type=dict[str, Any])
+    except (msgspec.DecodeError, OSError) as error:
         raise ConfigError(f"{path}: {error}") from error
-    assert isinstance(tree, dict)
-    present = {str(key): value for key, value in tree.items()}
-    _refuse(wrong, present)
-    config = _validated(present)
+    given = read_overrides(overrides, [])
+    config = _finished(modernized(written), given, f"{path}", {})
     check(config)
     return config
 
 
-def compose_unchecked(conf: str, overrides: Sequence[str] = ()) -> RunConfig:
-    """As `compose`, without the checks that join several settings."""
-    return _validated(_tree(conf, overrides, this_machine())[0])
-
-
-def _validated(tree: dict[str, Any]) -> RunConfig:
-    for path, setting in schema.settings().items():
-        _amend(tree, path, is_list_of_strings=setting.is_list_of_strings)
-    by_epochs = tree.get("num_steps", 0) is None
-    if problems := schema.problems({**tree, "num_steps": 1} if by_epochs else tree):
-        raise ConfigError("\n".join(problems))
-    if not by_epochs:
-        return RunConfig.model_validate(tree)
-    from async_rl.data.epochs import steps_of_epochs
-
-    config = RunConfig.model_validate({**tree, "num_steps": 1})
-    return replace(config, num_steps=steps_of_epochs(config))
-
-
 def names() -> list[str]:
     """The names that `conf=` knows."""
-    return sorted(path.stem for path in CONF_DIR.glob("*.yaml") if path.stem != "base")
+    return sorted(path.stem for path in CONF_DIR.glob("*.yaml") if path.stem not in NOT_RUNS)
 
 
-def as_written(conf: str) -> dict[str, Any]:
+def as_written(conf: str) -> Tree:
     """Return the composition of `conf` for a machine without GPUs, with `${...}` left as written;
     for docs/.
     """
-    return _tree(conf, ["hardware=cpu"], this_machine(), resolve=False)[0]
+    tree, _ = _files(conf, ["hardware=cpu"], "local", this_machine())
+    expand(tree)
+    return tree
 
 
 def write_config(config: RunConfig, path: Path) -> None:
@@ -119,87 +104,97 @@ def to_yaml(config: RunConfig) -> str:
     return msgspec.yaml.encode(as_builtins(config)).decode()
 
 
-def _tree(
-    conf: str, overrides: Sequence[str], machine: Machine, *, resolve: bool = True
-) -> tuple[dict[str, Any], str]:
-    OmegaConf.register_new_resolver("with_files", with_files, replace=True)
-    directory = _register_user_file(conf)
-    if directory is None and conf not in names():
+def _composed(conf: str, overrides: Sequence[str], machine: Machine) -> tuple[RunConfig, str]:
+    path = Path(conf).expanduser()
+    own = _read_user_file(conf, path) if path.suffix in (".yaml", ".yml") else {}
+    if not own and conf not in names():
         best = schema.nearest(conf, among=names())
         hint = f"; did you mean {best}?" if best else ""
         raise ConfigError(
             f"conf={conf}: neither a name from conf/ ({', '.join(names())}) nor a yaml file{hint}"
         )
-    for name, function in hardware.resolvers(machine, _launcher(directory, overrides)).items():
+    directories = [path.resolve().parent] if own else []
+    given = read_overrides(overrides, [*directories, CONF_DIR])
+    launcher = given.last("launcher") or str(own.get("launcher", _base()["launcher"]))
+    groups = [*given.groups, *(f"hydra.searchpath=['file://{found}']" for found in directories)]
+    try:
+        tree, preset = _files(USER_CONFIG if own else conf, groups, launcher, machine)
+    except ConfigError as error:
+        message = str(error).replace(USER_CONFIG, conf)
+        raise ConfigError("\n".join([*given.problems, message])) from error
+    return _finished(with_new_names(tree), given, conf, own), preset
+
+
+def _finished(tree: Tree, given: Overrides, conf: str, own: Tree) -> RunConfig:
+    """The configuration from the files' tree and the overrides. own: the user's file, if any."""
+    for path, value in given.values:
+        put(tree, path, value)
+    tree = with_new_names(tree)
+    expand(tree)
+    try:
+        resolved = OmegaConf.to_container(OmegaConf.create(tree), resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError("\n".join([*given.problems, f"conf={conf}: {error}"])) from error
+    assert isinstance(resolved, dict)
+    tree = {str(key): value for key, value in resolved.items()}
+    for path, setting in schema.settings().items():
+        _amend(tree, path, is_list_of_strings=setting.is_list_of_strings)
+    by_epochs = tree.get("num_steps", 0) is None
+    found = schema.problems({**tree, "num_steps": 1} if by_epochs else tree)
+    of_file = dict(schema.flatten(with_new_names(own))).keys() - dict(given.values).keys()
+    located = [f"{conf}: {text}" if path in of_file else text for path, text in found.items()]
+    if problems := [*given.problems, *located]:
+        raise ConfigError("\n".join(problems))
+    if not by_epochs:
+        return RunConfig.model_validate(tree)
+    from async_rl.data.epochs import steps_of_epochs
+
+    config = RunConfig.model_validate({**tree, "num_steps": 1})
+    return replace(config, num_steps=steps_of_epochs(config))
+
+
+def _files(conf: str, groups: Sequence[str], launcher: str, machine: Machine) -> tuple[Tree, str]:
+    """The tree that hydra composes from files, with `${...}` as written, and the preset of
+    conf/hardware.
+    """
+    OmegaConf.register_new_resolver("with_files", with_files, replace=True)
+    for name, function in hardware.resolvers(machine, launcher).items():
         OmegaConf.register_new_resolver(name, function, replace=True)
-    overrides = [renamed(override) for override in overrides]
-    directories = [CONF_DIR] if directory is None else [directory, CONF_DIR]
-    checked, wrong = readable(overrides, directories)
-    if directory is not None:
-        checked.append(f"hydra.searchpath=['file://{directory}']")
+    compose_files = _hydra if conf == USER_CONFIG else _hydra_once
+    tree, preset = compose_files(conf, tuple(groups), hardware.preset_for(machine, launcher))
+    return copy.deepcopy(tree), preset
+
+
+def _hydra(conf: str, groups: tuple[str, ...], fitting: str) -> tuple[Tree, str]:
+    """As `_files`. fitting: the preset that fits the machine, which hydra asks a resolver for."""
     try:
         with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-            # Entries of a mapping are new names to hydra.
-            given = [
-                f"++{word}" if word.startswith(tuple(schema.mappings())) else word
-                for word in checked
-            ]
-            composed = hydra_compose(
-                conf if directory is None else USER_CONFIG,
-                overrides=given,
-                return_hydra_config=True,
-            )
-            preset = str(composed.hydra.runtime.choices.get("hardware", "none"))
-            with open_dict(composed):
-                del composed["hydra"]
-            tree = OmegaConf.to_container(composed, resolve=resolve, throw_on_missing=True)
+            composed = hydra_compose(conf, overrides=list(groups), return_hydra_config=True)
+        preset = str(composed.hydra.runtime.choices.get("hardware", "none"))
+        with open_dict(composed):
+            del composed["hydra"]
+        tree = OmegaConf.to_container(composed, throw_on_missing=True)
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
-        raise ConfigError(f"conf={conf}: {str(error).replace(USER_CONFIG, conf)}") from error
+        raise ConfigError(f"conf={conf}: {error}") from error
     assert isinstance(tree, dict)
-    result = {str(key): value for key, value in tree.items()}
-    _refuse(wrong, result)
-    return result, preset
+    return {str(key): value for key, value in tree.items()}, preset
 
 
-def _refuse(wrong: Sequence[str], tree: dict[str, Any]) -> None:
-    """Raise ConfigError for wrong overrides, together with what is wrong with all the others.
-
-    A person who mistypes a key and a value sees both after one attempt.
-    """
-    if not wrong:
-        return
-    problems = list(wrong)
-    try:
-        _validated(tree)
-    except ConfigError as error:
-        problems.append(str(error))
-    raise ConfigError("\n".join(problems))
+# The files of conf/ do not change while a process runs; a user's file may.
+_hydra_once = functools.cache(_hydra)
 
 
-def _launcher(directory: Path | None, overrides: Sequence[str]) -> str:
-    """The launcher that the overrides, else the user's file, ask for; what conf/ says without
-    either.
-    """
-    given = [
-        override.removeprefix("launcher=")
-        for override in overrides
-        if override.startswith("launcher=")
-    ]
-    file = OmegaConf.load(CONF_DIR / "base.yaml")
-    if directory is not None:
-        file = OmegaConf.merge(file, ConfigStore.instance().load(f"{USER_CONFIG}.yaml").node)
-    return given[-1] if given else str(file["launcher"])
+@functools.cache
+def _base() -> Mapping[str, Any]:
+    return msgspec.yaml.decode((CONF_DIR / "base.yaml").read_bytes(), type=dict[str, Any])
 
 
-def _register_user_file(conf: str) -> Path | None:
-    """Make a user's yaml file known to hydra; returns its directory, or None if `conf` is a name.
+def _read_user_file(conf: str, path: Path) -> Tree:
+    """Return the content of a user's yaml file, which is made known to hydra.
 
     It goes through hydra's store because hydra takes a primary file from one directory only, and
     ours is conf/.
     """
-    path = Path(conf).expanduser()
-    if path.suffix not in (".yaml", ".yml"):
-        return None
     if not path.is_file():
         raise ConfigError(
             f"conf={conf}: there is no such file; give the path of a yaml file or one of"
@@ -217,11 +212,10 @@ def _register_user_file(conf: str) -> Path | None:
         )
     if "_self_" not in defaults:
         defaults.append("_self_")  # the file's own settings win over those it builds on
+    ConfigStore.instance().store(name=USER_CONFIG, node=node)
     content = OmegaConf.to_container(node, resolve=False)
     assert isinstance(content, dict)
-    present = with_new_names({str(key): value for key, value in content.items()})
-    ConfigStore.instance().store(name=USER_CONFIG, node=OmegaConf.create(present))
-    return path.resolve().parent
+    return {str(key): value for key, value in content.items()}
 
 
 PATH_SETTINGS = (

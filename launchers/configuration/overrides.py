@@ -1,22 +1,26 @@
-"""`key=value` settings of the command line, in hydra's syntax, checked before hydra sees them.
+"""`key=value` settings of the command line, in hydra's syntax.
 
-Invariants: the result is valid for hydra and names only groups, sections and settings that exist;
-text needs no quotes (paths with spaces, names that look like numbers).
+Invariants: the result names only groups, sections and settings that exist, or old names of them;
+text needs no quotes (paths with spaces, names that look like numbers); the order of overrides does
+not matter unless two of them name the same setting.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
 
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.configuration import schema
+from async_rl.launchers.configuration.choices import KIND, choices_first
+from async_rl.launchers.configuration.old_names import is_old
 
 _PLAIN = re.compile(r"(?!(null|true|false|nan|inf)$)[a-z_][\w./-]*", re.IGNORECASE)
 """Text that means itself without quotes: names of files and choices among them need that."""
@@ -61,31 +65,43 @@ def _quoted(text: str) -> str:
     return f'"{inner}"'
 
 
-def readable(overrides: Sequence[str], directories: Sequence[Path]) -> tuple[list[str], list[str]]:
-    """Return the overrides that hydra can read, and one line for each wrong one.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overrides:
+    """groups: choices of files, as hydra reads them; values: settings by path, choices of variants
+    first; problems: one line for each wrong override.
+    """
+
+    groups: list[str]
+    values: list[tuple[str, Any]]
+    problems: list[str]
+
+    def last(self, path: str) -> str | None:
+        """Return the last text that is given for a setting."""
+        texts = [str(value) for key, value in self.values if key == path]
+        return texts[-1] if texts else None
+
+
+def read_overrides(overrides: Sequence[str], directories: Sequence[Path]) -> Overrides:
+    """Read the overrides.
 
     directories: folders with the groups of files to choose from (task, model, algorithm, hardware).
     """
     groups = _groups(directories)
+    chosen: list[str] = []
+    values: list[tuple[str, Any]] = []
     problems: list[str] = []
-    result: list[str] = []
     for given in overrides:
         text = _quoted_if_text(given)
         override = _parse(text)
         wrong = [_unreadable(given)] if override is None else _problems(override, given, groups)
         problems += wrong
-        if not wrong:
-            result.append(text)
-    return result, problems
-
-
-def as_tree(checked: Sequence[str]) -> DictConfig:
-    """Return the overrides, checked by `readable`, as a configuration of their values alone."""
-    tree = OmegaConf.create({})
-    for override in map(_parse, checked):
-        if override is not None:
-            OmegaConf.update(tree, override.key_or_group, override.value(), merge=True)
-    return tree
+        if override is None or wrong:
+            continue
+        if override.key_or_group in groups:
+            chosen.append(text)
+        else:
+            values.append((override.key_or_group, override.value()))
+    return Overrides(groups=chosen, values=choices_first(values), problems=problems)
 
 
 def _parse(text: str) -> Override | None:
@@ -120,27 +136,30 @@ def _problems(override: Override, given: str, groups: dict[str, list[str]]) -> l
         ]
     if override.is_sweep_override():
         return [f"{given}: is a choice of several values; write a list as {key}=[a,b]"]
-    if isinstance(override.value(), dict) and key in schema.sections():
-        inside = schema.flatten(
-            {str(name): inner for name, inner in override.value().items()}, key + "."
-        )
-        return [
-            schema.unknown(path, schema.show(inner))
-            for path, inner in inside
-            if path not in schema.settings()
-        ]
-    if schema.entry_of(key) and isinstance(override.value(), dict):
-        return []  # an entry of a mapping is checked after composition
-    if key in groups:
+    if key in groups and isinstance(override.value(), str):
         hint = "; a model is named by model.path" if key == "model" else ""
         return (
             []
             if value in groups[key]
             else [f"{given}: conf/{key}/ has {', '.join(groups[key])}{hint}"]
         )
+    if isinstance(override.value(), dict) and (key in schema.sections() or schema.entry_of(key)):
+        inside = schema.flatten(
+            {str(name): inner for name, inner in override.value().items()}, key + "."
+        )
+        return [
+            schema.unknown(path, schema.show(inner)) for path, inner in inside if not _exists(path)
+        ]
+    if _exists(key) or schema.entry_of(key):
+        return []
     if key in schema.sections():
         return [f"{given}: {key} is a section; set one of its settings, {key}.<name>=<value>"]
-    return [] if schema.find(key) else [schema.unknown(key, value)]
+    return [schema.unknown(key, value)]
+
+
+def _exists(path: str) -> bool:
+    choice = path.removesuffix(f".{KIND}")
+    return schema.find(path) is not None or schema.find(choice) is not None or is_old(path)
 
 
 def _unreadable(given: str) -> str:

@@ -4,19 +4,21 @@ generated from the schema and the files of conf/.
 
 from __future__ import annotations
 
-import itertools
+import functools
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from async_rl.launchers.configuration.compose import CONF_DIR, as_written, names
+from async_rl.launchers.configuration.choices import CONF_DIR, variants
+from async_rl.launchers.configuration.compose import as_written, names
 from async_rl.launchers.configuration.schema import (
     Setting,
     Spec,
     entry_of,
     flatten,
+    kinds_of,
     mappings,
     section_specs,
     settings,
@@ -54,11 +56,11 @@ def settings_page() -> str:
     """The whole page."""
     written = {conf: dict(flatten(as_written(conf))) for conf in names()}
     parts = [_HEAD.format(confs=" and ".join(f"`conf={conf}`" for conf in written))]
-    for section, members in itertools.groupby(
-        settings().values(), key=lambda s: s.path.rpartition(".")[0]
-    ):
-        listed = list(members)
-        parts.append(f"\n## {section or 'The run'}\n\n{_meaning_of(section_specs()[section])}\n")
+    by_section: dict[str, list[Setting]] = {}
+    for setting in settings().values():
+        by_section.setdefault(setting.path.rpartition(".")[0], []).append(setting)
+    for section, listed in by_section.items():
+        parts.append(f"\n## {section or 'The run'}\n\n{_meaning_of(section)}\n")
         rows = [
             (f"`{s.path}`", unit(s), span(s.spec), _values(s, written), s.description)
             for s in listed
@@ -66,7 +68,7 @@ def settings_page() -> str:
         parts.append(table(("setting", "unit", "range", "value", "meaning"), rows))
         for place in [s.path for s in listed if s.path in mappings()]:
             inner = entry_of(f"{place}.NAME").values()
-            parts.append(f"\n## {place}.NAME\n\n{_meaning_of(mappings()[place])}\n")
+            parts.append(f"\n## {place}.NAME\n\n{_first_line(mappings()[place])}\n")
             rows = [
                 (
                     f"`{s.path}`",
@@ -103,14 +105,26 @@ def unit(setting: Setting) -> str:
 
 
 def _values(setting: Setting, written: dict[str, dict[str, Any]]) -> str:
-    found = {
-        conf: f"`{show(leaves[setting.path])}`"
-        for conf, leaves in written.items()
-        if setting.path in leaves
-    }
-    if len(set(found.values())) == 1 and len(found) == len(written):
-        return next(iter(found.values()))
-    return ", ".join(f"{conf}: {value}" for conf, value in found.items())
+    """The values in conf/, each with the configurations or the variants that have it."""
+    of_variants = values_of_variants().get(setting.path)
+    found = of_variants or {conf: leaves[setting.path] for conf, leaves in written.items()}
+    owners: dict[str, list[str]] = {}
+    for owner, value in found.items():
+        owners.setdefault(f"`{show(value)}`", []).append(owner)
+    if len(owners) == 1 and not of_variants:
+        return next(iter(owners))
+    return ", ".join(f"{' and '.join(having)}: {value}" for value, having in owners.items())
+
+
+@functools.cache
+def values_of_variants() -> dict[str, dict[str, Any]]:
+    """The values of each parameter in conf/variants.yaml, by path and variant."""
+    found: dict[str, dict[str, Any]] = {}
+    for place, by_kind in variants().items():
+        for kind, parameters in by_kind.items():
+            for path, value in flatten(parameters, f"{place}."):
+                found.setdefault(path, {})[kind] = value
+    return found
 
 
 def _settings_in(name: str, group: str) -> list[str]:
@@ -131,8 +145,16 @@ def _settings_in(name: str, group: str) -> list[str]:
     ]
 
 
-def _meaning_of(section: Spec) -> str:
-    """The first line of the docstring of a section."""
+def _meaning_of(path: str) -> str:
+    """The first line of the docstring of a section; of a choice, one line for each variant."""
+    members = {id(spec): spec for spec in section_specs()[path]}.values()
+    lines = [(", ".join(f"`{kind}`" for kind in kinds_of(spec)), spec) for spec in members]
+    if not lines[0][0]:
+        return _first_line(lines[0][1])
+    return "\n".join(f"- {kinds}: {_first_line(spec)}" for kinds, spec in lines)
+
+
+def _first_line(section: Spec) -> str:
     return str(section.get("description", "")).partition("\n")[0]
 
 

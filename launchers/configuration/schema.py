@@ -2,10 +2,13 @@
 
 The models in `async_rl/config/run.py` are the only source: this module reads their JSON schema and
 turns pydantic's errors into one line each: path=value, what is wrong, the remedy, the description.
+A choice is one setting, whose value is the name of a variant; the parameters of its variants are
+settings below it, and a parameter that several variants have is one setting.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,10 +18,12 @@ from typing import Any
 from pydantic import ValidationError
 
 from async_rl.config.run import RunConfig
+from async_rl.launchers.configuration.choices import KIND
 from async_rl.launchers.configuration.old_names import removal
 
 Spec = Mapping[str, Any]
 """A part of the JSON schema."""
+
 
 _TYPES = {
     "integer": "whole number",
@@ -38,11 +43,15 @@ _BOUNDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One leaf of the schema. spec: its JSON schema, with the range."""
+    """One leaf of the schema. spec: its JSON schema, with the range; is_choice: its value names a
+    variant; variants: those of the enclosing choice that have it, empty outside of a choice.
+    """
 
     path: str
     spec: Spec
     is_required: bool = True
+    is_choice: bool = False
+    variants: tuple[str, ...] = ()
 
     @property
     def description(self) -> str:
@@ -77,22 +86,31 @@ def json_schema() -> dict[str, Any]:
     return RunConfig.model_json_schema()
 
 
-def section_named(reference: Spec) -> Spec:
-    """The definition that a `$ref` names."""
+def _members(spec: Spec) -> list[Spec]:
+    """The sections of a field: one, the variants of a choice, or none for a plain value."""
     definitions: dict[str, Spec] = json_schema()["$defs"]
-    return definitions[reference["$ref"].rpartition("/")[2]]
+    references = [spec] if "$ref" in spec else spec.get("oneOf", ())
+    return [definitions[reference["$ref"].rpartition("/")[2]] for reference in references]
+
+
+def kinds_of(section: Spec) -> list[str]:
+    """The names of the variants that a section stands for; empty for a section without a kind."""
+    spec = section["properties"].get(KIND, {})
+    return list(spec.get("enum", [spec["const"]] if "const" in spec else []))
 
 
 @functools.cache
-def section_specs() -> dict[str, Spec]:
-    """The JSON schema of every section by its dotted path; the run itself has the empty path."""
-    found: dict[str, Spec] = {}
+def section_specs() -> dict[str, tuple[Spec, ...]]:
+    """The JSON schemas of every section by its dotted path, one for each variant of a choice; the
+    run itself has the empty path.
+    """
+    found: dict[str, tuple[Spec, ...]] = {}
 
     def walk(path: str, spec: Spec) -> None:
-        found[path] = spec
+        found[path] = (*found.get(path, ()), spec)
         for name, field in spec["properties"].items():
-            if "$ref" in field:
-                walk(f"{path}.{name}".lstrip("."), section_named(field))
+            for member in _members(field):
+                walk(f"{path}.{name}".lstrip("."), member)
 
     walk("", json_schema())
     return found
@@ -101,25 +119,30 @@ def section_specs() -> dict[str, Spec]:
 @functools.cache
 def settings() -> dict[str, Setting]:
     """Every setting by its dotted path, in the order of the schema."""
-    return {setting.path: setting for setting in _walk(json_schema(), "")}
+    return _by_path(_walk(json_schema(), ""))
 
 
 @functools.cache
 def mappings() -> dict[str, Spec]:
     """Settings that hold sections by a name that people choose: the section by path."""
     return {
-        path: section_named(setting.spec["additionalProperties"])
+        path: setting.spec["additionalProperties"]
         for path, setting in settings().items()
         if "additionalProperties" in setting.spec
     }
 
 
+@functools.cache
+def entry(place: str, name: str) -> dict[str, Setting]:
+    """The settings of the entry `name` of the mapping at `place`."""
+    return _by_path(_field(f"{place}.{name}", mappings()[place], is_required=True))
+
+
 def entry_of(path: str) -> dict[str, Setting]:
     """The settings of the entry of a mapping that contains this path; empty for other paths."""
-    for place, section in mappings().items():
+    for place in mappings():
         if path.startswith(place + "."):
-            name = path.removeprefix(place + ".").partition(".")[0]
-            return {setting.path: setting for setting in _walk(section, f"{place}.{name}.")}
+            return entry(place, path.removeprefix(place + ".").partition(".")[0])
     return {}
 
 
@@ -130,17 +153,42 @@ def find(path: str) -> Setting | None:
 
 @functools.cache
 def sections() -> frozenset[str]:
-    """Dotted paths of all sections."""
+    """Dotted paths of all sections, choices included."""
     return frozenset(section_specs()) - {""}
 
 
+def _by_path(found: Iterable[Setting]) -> dict[str, Setting]:
+    """One setting per path; the same parameter of several variants is one setting."""
+    result: dict[str, Setting] = {}
+    for setting in found:
+        variants = setting.variants
+        if setting.path in result:
+            variants = tuple(dict.fromkeys(result[setting.path].variants + variants))
+            setting = result[setting.path]
+        result[setting.path] = dataclasses.replace(setting, variants=variants)
+    return result
+
+
 def _walk(section: Spec, prefix: str) -> Iterator[Setting]:
-    required = section.get("required", ())
+    variants = tuple(kinds_of(section))
     for name, spec in section["properties"].items():
-        if "$ref" in spec:
-            yield from _walk(section_named(spec), f"{prefix}{name}.")
-        else:
-            yield Setting(path=prefix + name, spec=spec, is_required=name in required)
+        if name == KIND:
+            continue
+        for setting in _field(prefix + name, spec, is_required=name in section.get("required", ())):
+            is_direct = "." not in setting.path.removeprefix(prefix)
+            yield dataclasses.replace(setting, variants=variants) if is_direct else setting
+
+
+def _field(path: str, spec: Spec, *, is_required: bool) -> Iterator[Setting]:
+    members = _members(spec)
+    kinds = [kind for member in members for kind in kinds_of(member)]
+    if not members:
+        yield Setting(path=path, spec=spec, is_required=is_required)
+    elif kinds:
+        described = {"enum": kinds, "description": spec.get("description", "")}
+        yield Setting(path=path, spec=described, is_required=is_required, is_choice=True)
+    for member in members:
+        yield from _walk(member, f"{path}.")
 
 
 def nearest(path: str, *, among: Iterable[str]) -> str | None:
@@ -171,10 +219,21 @@ def unknown(path: str, value: str) -> str:
         return f"{start}; there are {', '.join(leaf.rpartition('.')[2] for leaf in inner)}"
     if best is None:
         return f"{start}; --dry-run shows all that exist"
-    if best in sections():
+    setting = find(best)
+    if setting is None:
         inside = [p for p in settings() if p.startswith(best + ".")]
         return f"{start}; the nearest is the section {best} with {', '.join(inside[:6])}"
-    return f"{start}; did you mean {best} ({(inner or settings())[best].description})?"
+    return f"{start}; did you mean {best} ({setting.description})?"
+
+
+def of_another_variant(setting: Setting, value: Any, chosen: str) -> str:
+    """The problem of a parameter that the chosen variant does not have."""
+    choice, _, name = setting.path.rpartition(".")
+    owners = ", ".join(setting.variants)
+    return (
+        f"{setting.path}={show(value)}: {choice}={chosen} has no {name}, which belongs to {owners};"
+        f" leave it out, or set {choice}={setting.variants[0]}"
+    )
 
 
 def show(value: Any) -> str:
@@ -189,10 +248,16 @@ def show(value: Any) -> str:
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Leaves of a nested mapping by dotted path; a mapping that is a setting is a leaf."""
+    """Leaves of a nested mapping by dotted path; a mapping that is a setting is a leaf, and a
+    choice has the name of its variant.
+    """
     for key, value in tree.items():
         path = f"{prefix}{key}"
-        if isinstance(value, Mapping) and path not in settings() and (value or path in sections()):
+        if key == KIND:
+            yield prefix.removesuffix("."), value
+        elif (
+            isinstance(value, Mapping) and path not in mappings() and (value or path in sections())
+        ):
             yield from flatten(value, path + ".")
         else:
             yield path, value
@@ -217,50 +282,80 @@ def span(spec: Spec) -> str:
     return " ".join(words)
 
 
-def problems(tree: Mapping[str, Any]) -> list[str]:
-    """All wrong keys, types and ranges of a composed configuration; empty if it fits."""
+def problems(tree: Mapping[str, Any]) -> dict[str, str]:
+    """All wrong keys, types and ranges of a composed configuration, by path; empty if it fits."""
     try:
         RunConfig.model_validate(tree)
     except ValidationError as error:
-        found = [problem for e in error.errors() for problem in _problems_of(dict(e), tree)]
-        return list(dict.fromkeys(found))
-    return []
+        found: dict[str, str] = {}
+        for one in error.errors():
+            for path, text in _problems_of(dict(one), tree):
+                found.setdefault(path, text)
+        return found
+    return {}
 
 
-def _problems_of(error: Mapping[str, Any], tree: Mapping[str, Any]) -> Iterator[str]:
+def _problems_of(error: Mapping[str, Any], tree: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     path, value = _setting_path(error["loc"]), error["input"]
-    setting = find(path)
-    if error["type"] == "extra_forbidden":
+    setting, choice = find(path), path.rpartition(".")[0]
+    if error["type"] == "extra_forbidden" and setting is not None:
+        chosen = _value_at(tree, choice)[KIND]
+        if chosen not in setting.variants:  # else the choice itself is wrong, and reported
+            yield path, of_another_variant(setting, value, chosen)
+    elif error["type"] == "extra_forbidden":
         # A section of an unknown name may have many values; each is reported in its own line.
         is_section = isinstance(value, Mapping) and bool(value)
         leaves = flatten(value, f"{path}.") if is_section else [(path, value)]
-        yield from (unknown(leaf, show(inner)) for leaf, inner in leaves)
-    elif error["type"] == "missing" and len(error["loc"]) == path.count(".") + 1:
+        yield from ((leaf, unknown(leaf, show(inner))) for leaf, inner in leaves)
+    elif error["type"] == "missing" and _value_at(tree, path) is None:
         inside = [s for leaf, s in settings().items() if leaf.startswith(f"{path}.")]
         for absent in [setting] if setting is not None else inside:
-            yield f"{absent.path} is missing: {absent.description}; set {absent.path}=<value>"
+            remedy = f"set {absent.path}=<value>"
+            yield absent.path, f"{absent.path} is missing: {absent.description}; {remedy}"
+    elif setting is not None and setting.is_choice:
+        allowed = error.get("ctx", {}).get("expected", "").replace("'", "")
+        yield path, _wrong_choice(setting, _value_at(tree, path), allowed)
     elif setting is not None:
-        yield wrong_value(setting, _value_at(tree, path))
+        yield path, wrong_value(setting, _value_at(tree, path))
     else:
-        yield (
-            f"{path}={show(value)}: {path} is a section; set one of its settings,"
-            f" {path}.<name>=<value>"
-        )
+        remedy = f"set one of its settings, {path}.<name>=<value>"
+        yield path, f"{path}={show(value)}: {path} is a section; {remedy}"
+
+
+def _wrong_choice(setting: Setting, value: Any, allowed: str) -> str:
+    """allowed: the variants, if only some are possible with the choice around this one."""
+    if isinstance(value, Mapping) and KIND not in value:
+        given = ", ".join(value)
+        remedy = f"set {setting.path}=<one of {', '.join(setting.choices)}>"
+        return f"{setting.path}: {given} is given without a variant; {remedy}"
+    kind = value[KIND] if isinstance(value, Mapping) else value
+    if kind in setting.choices:
+        outer = setting.path.rpartition(".")[0]
+        return f"{setting.path}={kind}: must be {allowed} with the chosen {outer}"
+    return wrong_value(setting, kind)
 
 
 def _setting_path(location: tuple[int | str, ...]) -> str:
-    """The path of a setting or section, without what follows it: the index in a list."""
+    """The path of a setting or section: without the index in a list that follows it, and without
+    the names of variants, which pydantic adds after a choice.
+    """
     path = ""
     for part in location:
-        if find(path) is not None and path not in mappings():
+        setting = find(path)
+        if setting is not None and setting.is_choice:
+            if part in (*setting.choices, KIND):
+                continue
+        elif setting is not None and path not in mappings():
             break
         path = f"{path}.{part}".lstrip(".")
     return path
 
 
 def _value_at(tree: Any, path: str) -> Any:
-    """The value of a setting. Raises KeyError where it is missing."""
-    return functools.reduce(lambda node, name: node[name], path.split("."), tree)
+    """The value of a setting or section; None where it is missing."""
+    for name in path.split("."):
+        tree = tree.get(name) if isinstance(tree, Mapping) else None
+    return tree
 
 
 def wrong_value(setting: Setting, value: Any) -> str:

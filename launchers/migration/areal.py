@@ -46,7 +46,18 @@ def _advantage_norm(given: Given) -> Fate:
 
 def _value_norm(given: Given) -> Fate:
     kind = given.sibling("value_norm_type", "exp") if given.value else "none"
-    return Fate("translated", settings={"algorithm.value_norm": kind})
+    return Fate("translated", settings={"algorithm.advantage.critic.value_norm": kind})
+
+
+def _kl_in_reward(given: Given) -> Fate:
+    if not given.value:
+        return Fate("translated", "no KL term", {"algorithm.kl": "none"})
+    settings = {
+        "algorithm.kl": "reward",
+        "algorithm.kl.coef": given.value,
+        "algorithm.kl.estimator": "k1",
+    }
+    return Fate("translated", settings=settings)
 
 
 def _dense(given: Given) -> Fate:
@@ -79,6 +90,7 @@ FUNCTIONS: Mapping[str, Function] = {
     "top_k": _top_k,
     "advantage_norm": _advantage_norm,
     "value_norm": _value_norm,
+    "kl_in_reward": _kl_in_reward,
     "dense": _dense,
     "prompt_filter": _prompt_filter,
     "wandb": _wandb,

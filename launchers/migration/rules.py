@@ -17,6 +17,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from async_rl.launchers.configuration.choices import choices_first, drop_if_foreign, expand, put
+from async_rl.launchers.configuration.compose import as_written
+
 Settings = dict[str, Any]
 Source = Mapping[str, Any]
 _STEPS = ("exp_ctrl.benchmark_steps", "trainer.total_training_steps")
@@ -205,11 +208,27 @@ def migrate(source: Source, table: Table, functions: Mapping[str, Function]) -> 
     ]
     for key, value in absent.items():
         lines.append(Line(f"{key} (absent)", value, _fate(key, value, complete, table, code)))
+    base = "ppo_code" if table.conditions["critic"].is_met(source) else "grpo_code"
     settings: Settings = {}
     for line in lines:
         settings.update(line.fate.settings)
-    has_critic = table.conditions["critic"].is_met(source)
-    return Migration("ppo_code" if has_critic else "grpo_code", settings, lines)
+    tree = as_written(base)
+    for path, value in choices_first(settings.items()):
+        put(tree, path, value)
+    expand(tree)
+    foreign = {path: drop_if_foreign(tree, path) for path in settings}
+    lines = [msgspec.structs.replace(line, fate=_effective(line.fate, foreign)) for line in lines]
+    kept = [(path, value) for path, value in settings.items() if foreign[path] is None]
+    return Migration(base, dict(choices_first(kept)), lines)
+
+
+def _effective(fate: Fate, foreign: Mapping[str, str | None]) -> Fate:
+    """The fate without parameters that the chosen variant does not have."""
+    kept = {path: value for path, value in fate.settings.items() if foreign[path] is None}
+    if kept or not fate.settings:
+        return msgspec.structs.replace(fate, settings=kept)
+    causes = ", ".join(sorted({str(foreign[path]) for path in fate.settings}))
+    return Fate("defaulted", f"without effect: {causes}")
 
 
 def _fate(key: str, value: Any, source: Source, table: Table, code: Mapping[str, Function]) -> Fate:

@@ -93,8 +93,8 @@ def _shuffle(given: Given) -> Fate:
 
 def _clip_ratio(given: Given) -> Fate:
     settings = {
-        "algorithm.clip_low": given.sibling("clip_ratio_low", given.value),
-        "algorithm.clip_high": given.sibling("clip_ratio_high", given.value),
+        "algorithm.policy_loss.clip_low": given.sibling("clip_ratio_low", given.value),
+        "algorithm.policy_loss.clip_high": given.sibling("clip_ratio_high", given.value),
     }
     return Fate("translated", settings=settings)
 
@@ -113,22 +113,32 @@ def _offload(given: Given) -> Fate:
     return Fate("translated", settings={"learner.offload": offload})
 
 
+def _kl_in_reward(given: Given) -> Fate:
+    coef = given.source.get("algorithm.kl_ctrl.kl_coef", 0.001)
+    if not given.source.get("algorithm.use_kl_in_reward", True):
+        return Fate("defaulted", "actor.use_kl_loss decides")
+    if coef:
+        return Fate("translated", settings={"algorithm.kl": "reward", "algorithm.kl.coef": coef})
+    return Fate("translated", "no KL term", {"algorithm.kl": "none"})
+
+
 def _kl_loss(given: Given) -> Fate:
     in_reward = given.source.get("algorithm.use_kl_in_reward", True)
     if given.value and in_reward:
         return Fate(
             "refused", "KL both in the reward and in the loss; the one in the reward is kept"
         )
-    if given.value:
+    coef = given.sibling("kl_loss_coef", 0.001)
+    if given.value and coef:
         settings = {
-            "algorithm.kl_placement": "loss",
-            "algorithm.kl_coef": given.sibling("kl_loss_coef", 0.001),
-            "algorithm.kl_estimator": _KL.get(given.sibling("kl_loss_type", "low_var_kl"), "k3"),
+            "algorithm.kl": "loss",
+            "algorithm.kl.coef": coef,
+            "algorithm.kl.estimator": _KL.get(given.sibling("kl_loss_type", "low_var_kl"), "k3"),
         }
         return Fate("translated", settings=settings)
     if in_reward:
         return Fate("defaulted", "the KL is in the reward")
-    return Fate("translated", "no KL term", {"algorithm.kl_coef": 0.0})
+    return Fate("translated", "no KL term", {"algorithm.kl": "none"})
 
 
 def _evaluation_samples(given: Given) -> Fate:
@@ -147,6 +157,7 @@ FUNCTIONS: Mapping[str, Function] = {
     "clip_ratio": _clip_ratio,
     "warmup_steps": _warmup_steps,
     "offload": _offload,
+    "kl_in_reward": _kl_in_reward,
     "kl_loss": _kl_loss,
     "evaluation_samples": _evaluation_samples,
 }

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from async_rl.core.errors import ConfigError
-from async_rl.launchers.configuration.compose import CONF_DIR, compose
-from async_rl.launchers.configuration.overrides import as_tree, as_words, readable
+from async_rl.launchers.configuration.choices import CONF_DIR
+from async_rl.launchers.configuration.compose import compose
+from async_rl.launchers.configuration.overrides import as_words, read_overrides
 
 
 def test_nested_and_dotted_mappings_and_words_are_the_same() -> None:
@@ -35,11 +36,9 @@ def test_nested_and_dotted_mappings_and_words_are_the_same() -> None:
     ],
 )
 def test_a_value_arrives_as_it_was_given(path: str, value: object) -> None:
-    checked, wrong = readable(as_words({path: value}), [CONF_DIR])
-    assert wrong == []
-    tree = as_tree(checked)
-    for part in path.split("."):
-        tree = tree[part]
+    given = read_overrides(as_words({path: value}), [CONF_DIR])
+    assert given.problems == []
+    tree = dict(given.values)[path]
     expected = str(value) if isinstance(value, Path) else value
     assert tree == expected
     assert type(tree) is type(expected) or isinstance(expected, list)
@@ -48,16 +47,14 @@ def test_a_value_arrives_as_it_was_given(path: str, value: object) -> None:
 @settings(deadline=None)  # the first example pays for the import of hydra's grammar
 @given(st.text(st.characters(codec="ascii", exclude_characters="$"), min_size=1))
 def test_any_text_arrives_as_it_was_given(text: str) -> None:
-    checked, wrong = readable(as_words({"run_name": text}), [CONF_DIR])
-    assert wrong == []
-    assert as_tree(checked)["run_name"] == text
+    found = read_overrides(as_words({"run_name": text}), [CONF_DIR])
+    assert (found.problems, found.values) == ([], [("run_name", text)])
 
 
 @pytest.mark.parametrize("text", ["a\\b", "back\\", 'a\\"b c', "=\\d+"])
 def test_backslashes_of_the_command_line_are_kept(text: str) -> None:
-    checked, wrong = readable([f"run_name={text}"], [CONF_DIR])
-    assert wrong == []
-    assert as_tree(checked)["run_name"] == text
+    found = read_overrides([f"run_name={text}"], [CONF_DIR])
+    assert (found.problems, found.values) == ([], [("run_name", text)])
 
 
 def test_a_file_of_a_group_can_be_chosen() -> None:

@@ -58,5 +58,5 @@ def test_other_estimators_may_follow_each_other(tmp_path: Path) -> None:
         tmp_path / "config.yaml",
     )
     config, changed = resumed_config(tmp_path, ["algorithm.advantage=rloo"])
-    assert config.algorithm.advantage == "rloo"
+    assert config.algorithm.advantage.kind == "rloo"
     assert changed == ["algorithm.advantage=rloo (was grpo)"]

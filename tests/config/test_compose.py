@@ -8,18 +8,19 @@ from typing import Any
 import msgspec
 import pytest
 
+from async_rl.config.algorithm import CispoLoss, ClippedLoss
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.configuration import compose as composing
+from async_rl.launchers.configuration.choices import CONF_DIR, variants
 from async_rl.launchers.configuration.compose import (
-    CONF_DIR,
     compose,
     names,
     recompose,
     to_yaml,
     write_config,
 )
-from async_rl.launchers.configuration.schema import settings
+from async_rl.launchers.configuration.schema import Setting, find, flatten, settings
 
 
 def problem(*overrides: str, conf: str = "ppo_code") -> str:
@@ -33,18 +34,11 @@ def test_every_name_in_conf_composes_without_overrides(conf: str) -> None:
     assert isinstance(compose(conf), RunConfig)
 
 
+@pytest.mark.covers("disable_value")
 def test_ppo_has_a_critic_and_grpo_has_none() -> None:
-    ppo, grpo = compose("ppo_code"), compose("grpo_code")
-    assert (ppo.algorithm.advantage, ppo.learner.critic.enabled, ppo.algorithm.kl_coef > 0) == (
-        "gae",
-        True,
-        True,
-    )
-    assert (grpo.algorithm.advantage, grpo.learner.critic.enabled, grpo.algorithm.kl_coef) == (
-        "grpo",
-        False,
-        0,
-    )
+    ppo, grpo = compose("ppo_code").algorithm, compose("grpo_code").algorithm
+    assert (ppo.advantage.kind, ppo.critic is None, ppo.kl.kind) == ("gae", False, "reward")
+    assert (grpo.advantage.kind, grpo.critic is None, grpo.kl.kind) == ("grpo", True, "none")
 
 
 def test_choosing_the_algorithm_group_turns_one_name_into_the_other() -> None:
@@ -57,14 +51,16 @@ def test_overrides_reach_nested_settings_with_their_types() -> None:
         [
             "buffer.groups_per_step=8",
             "learner.optimizer.lr=1e-3",
-            "algorithm.clip_dual=3",
+            "algorithm.policy_loss.clip_dual=3",
             "run_name=x",
         ],
     )
+    policy_loss = config.algorithm.policy_loss
+    assert isinstance(policy_loss, ClippedLoss)
     assert (
         config.buffer.groups_per_step,
         config.learner.optimizer.lr,
-        config.algorithm.clip_dual,
+        policy_loss.clip_dual,
         config.run_name,
     ) == (8, 1e-3, 3.0, "x")
 
@@ -149,8 +145,14 @@ def test_a_wrong_key_is_told_with_the_nearest_right_one(override: str, expected:
         ("num_steps=many", "num_steps=many: must be a whole number >= 1"),
         ("num_steps=1.5", "num_steps=1.5: must be a whole number"),
         ("seed=null", "seed=null: must be a whole number >= 0"),
-        ("algorithm.clip_low=1", "algorithm.clip_low=1: must be a number > 0 < 1"),
-        ("algorithm.clip_dual=0.5", "algorithm.clip_dual=0.5: must be a number > 1 or null"),
+        (
+            "algorithm.policy_loss.clip_low=1",
+            "algorithm.policy_loss.clip_low=1: must be a number > 0 < 1",
+        ),
+        (
+            "algorithm.policy_loss.clip_dual=0.5",
+            "algorithm.policy_loss.clip_dual=0.5: must be a number > 1 or null",
+        ),
         (
             "generation.engine=vlm",
             "generation.engine=vlm: must be one of vllm, hf; did you mean vllm?",
@@ -214,7 +216,7 @@ def test_a_users_file_builds_on_ours_and_overrides_win_over_it(tmp_path: Path) -
         config.num_steps,
         config.seed,
         config.learner.optimizer.lr,
-        config.algorithm.advantage,
+        config.algorithm.advantage.kind,
     ) == (7, 4, 1e-3, "grpo")
 
 
@@ -301,7 +303,83 @@ def test_every_setting_has_a_description_and_one_default() -> None:
             seen.setdefault(path, []).append(file.name)
     assert {path: where for path, where in seen.items() if len(where) != 1} == {}
     chosen = set(_leaves(CONF_DIR / "algorithm" / "ppo.yaml"))
-    assert set(seen) | chosen == set(settings())
+    of_variants = {
+        f"{place}.{name}"
+        for place, by_kind in variants().items()
+        for parameters in by_kind.values()
+        for name, _ in flatten(parameters)
+    }
+    assert set(seen) | chosen | of_variants == set(settings())
+
+
+def test_every_variant_has_a_value_for_each_of_its_parameters() -> None:
+    for place, by_kind in variants().items():
+        owners: dict[str, set[str]] = {kind: set() for kind in find_choice(place).choices}
+        for path, setting in settings().items():
+            if path.rpartition(".")[0] == place:
+                for kind in setting.variants:
+                    owners[kind].add(path.rpartition(".")[2])
+        # A section inside a variant has its values as a mapping.
+        given = {
+            kind: {name for name, value in parameters.items() if not isinstance(value, dict)}
+            for kind, parameters in by_kind.items()
+        }
+        assert given == owners, place
+
+
+def find_choice(path: str) -> Setting:
+    setting = find(path)
+    assert setting is not None
+    assert setting.is_choice
+    return setting
+
+
+CLIP = "algorithm.policy_loss.clip_low"
+
+
+def test_choosing_a_variant_takes_its_own_values_in_any_order() -> None:
+    knobs = [f"{CLIP}=0.1", "algorithm.policy_loss=cispo"]
+    for overrides in (knobs, knobs[::-1]):
+        loss = compose("grpo_code", overrides).algorithm.policy_loss
+        assert isinstance(loss, CispoLoss)
+        assert (loss.clip_low, loss.clip_high, loss.correction.kind) == (0.1, 2.0, "token_tis")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (
+            ["algorithm.policy_loss=cispo", "algorithm.policy_loss.clip_dual=3"],
+            "clip_dual=3: algorithm.policy_loss=cispo has no clip_dual, which belongs to ppo, gspo,"
+            " ppo_vanilla; leave it out, or set algorithm.policy_loss=ppo",
+        ),
+        (["algorithm.kl.coef=0.1"], "algorithm.kl=none has no coef, which belongs to reward, loss"),
+        (["algorithm.advantage.critic.warmup_steps=3"], "advantage=grpo has no critic"),
+        (["algorithm.aggregation.tokens=64"], "which belongs to sequence_sum"),
+        (["algorithm.policy_loss.correction.min=0.5"], "belongs to token_mis, sequence_mis"),
+        (
+            ["algorithm.policy_loss=ppo_vanilla", "algorithm.policy_loss.correction=token_mis"],
+            "algorithm.policy_loss.correction=token_mis: must be none",
+        ),
+        (["algorithm.policy_loss=pppo"], "must be one of ppo, gspo, ppo_vanilla, cispo, reinforce"),
+        (["algorithm.kl=5"], "algorithm.kl=5: must be one of none, reward, loss"),
+    ],
+)
+def test_a_parameter_of_another_variant_is_refused_with_the_variant_that_has_it(
+    overrides: list[str], expected: str
+) -> None:
+    message = problem(*overrides, conf="grpo_code")
+    assert expected in message
+    assert len(message.splitlines()) == 1
+
+
+def test_problems_in_a_users_file_name_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "defaults: [ppo_code]\nbufer: {groups_per_step: 4}\nlearner: {ranks: two}\nseed: x\n"
+    )
+    lines = problem("seed=y", conf=str(file)).splitlines()
+    assert [line.startswith(f"{file}: ") for line in sorted(lines)] == [True, True, False]
 
 
 @pytest.mark.parametrize(
@@ -320,8 +398,6 @@ def test_an_algorithm_says_only_what_differs_from_the_base(file: Path) -> None:
 
 
 def _leaves(file: Path) -> dict[str, Any]:
-    from async_rl.launchers.configuration.schema import flatten
-
     package = next(
         (
             line.split()[-1]

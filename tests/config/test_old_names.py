@@ -11,8 +11,8 @@ import pytest
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.commands.runs import config_of
 from async_rl.launchers.configuration.compose import compose, recompose, to_yaml
-from async_rl.launchers.configuration.old_names import REMOVED, RENAMED
-from async_rl.launchers.configuration.schema import settings
+from async_rl.launchers.configuration.old_names import table
+from async_rl.launchers.configuration.schema import sections, settings
 
 OLD_RUN = Path(__file__).parent / "config_of_0_1.yaml"
 """The config.yaml that the previous release wrote, with generation.timeout_s=90 and
@@ -27,8 +27,12 @@ def old_run(tmp_path: Path) -> Path:
 
 
 def test_every_new_name_is_a_setting_and_no_old_name_is() -> None:
-    assert [new for new in RENAMED.values() if new not in settings()] == []
-    assert [old for old in (*RENAMED, *REMOVED) if old in settings()] == []
+    names = table()
+    by_value = [new for values in names.values.values() for news in values.values() for new in news]
+    new_names = [*names.renamed.values(), *by_value]
+    known = {*settings(), *sections()}
+    assert [new for new in new_names if new not in known] == []
+    assert [old for old in (*names.renamed, *names.values, *names.removed) if old in known] == []
 
 
 def test_an_old_name_on_the_command_line_works_and_names_the_new_one(

@@ -9,7 +9,8 @@ from async_rl.config.checks.run import machine_problems
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine
 from async_rl.launchers import cli
-from async_rl.launchers.configuration.compose import CONF_DIR, compose_for
+from async_rl.launchers.configuration.choices import CONF_DIR
+from async_rl.launchers.configuration.compose import compose_for
 from async_rl.launchers.configuration.hardware import (
     generating,
     learning,

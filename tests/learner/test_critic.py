@@ -23,11 +23,11 @@ from async_rl.learner.trainer import Trainer
 
 GAMMA, LAMBDA, VALUE_COEF, ENTROPY_COEF = 0.97, 0.9, 0.7, 0.02
 KNOBS = (
-    f"algorithm.gamma={GAMMA}",
-    f"algorithm.gae_lambda={LAMBDA}",
-    f"algorithm.value_coef={VALUE_COEF}",
+    f"algorithm.advantage.gamma={GAMMA}",
+    f"algorithm.advantage.gae_lambda={LAMBDA}",
+    f"algorithm.advantage.critic.value_coef={VALUE_COEF}",
     f"algorithm.entropy_coef={ENTROPY_COEF}",
-    "algorithm.kl_coef=0",
+    "algorithm.kl=none",
     "learner.minibatches=1",
 )
 
@@ -114,7 +114,7 @@ def test_the_gradients_of_a_ppo_step_equal_the_oracle(
     groups = make_groups(ages=(0, 1), version=1)
     collected = spy_on_gradients(monkeypatch)
     trainer = make_trainer(
-        model_path, "ppo_code", *KNOBS, f"learner.critic.backbone={backbone}", *knobs
+        model_path, "ppo_code", *KNOBS, f"algorithm.advantage.critic={backbone}", *knobs
     )
     head = value_head_of(trainer)
     policy, critic = oracle(model_path, groups, head, is_shared=backbone == "shared")
@@ -123,14 +123,14 @@ def test_the_gradients_of_a_ppo_step_equal_the_oracle(
     assert relative_difference(collected["critic"][0], critic) < 1e-5
 
 
-@pytest.mark.proves("learner.critic.backbone", "learner.critic.enabled")
+@pytest.mark.proves("algorithm.advantage.critic", "algorithm.advantage")
 def test_a_shared_backbone_gets_the_gradient_of_the_values_too(
     model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     collected = spy_on_gradients(monkeypatch, is_stepping=False)
     for backbone in ("own", "shared"):
         trainer = make_trainer(
-            model_path, "ppo_code", *KNOBS, f"learner.critic.backbone={backbone}"
+            model_path, "ppo_code", *KNOBS, f"algorithm.advantage.critic={backbone}"
         )
         value_head_of(trainer)
         trainer.step(make_groups(), 0)
@@ -147,14 +147,14 @@ def policy_of(trainer: Trainer) -> list[Tensor]:
 
 
 WARMING = (
-    "learner.critic.backbone=shared",
-    "learner.critic.warmup_steps=30",
-    "learner.critic.optimizer.lr=1e-1",
-    "learner.critic.optimizer.warmup_steps=0",
+    "algorithm.advantage.critic=shared",
+    "algorithm.advantage.critic.warmup_steps=30",
+    "algorithm.advantage.critic.optimizer.lr=1e-1",
+    "algorithm.advantage.critic.optimizer.warmup_steps=0",
 )
 
 
-@pytest.mark.proves("learner.critic.warmup_steps")
+@pytest.mark.proves("algorithm.advantage.critic.warmup_steps")
 def test_during_the_warm_up_only_the_head_on_a_shared_backbone_learns(model_path: Path) -> None:
     trainer = make_trainer(model_path, "ppo_code", *WARMING)
     before, groups = policy_of(trainer), make_groups()
@@ -170,7 +170,11 @@ def test_during_the_warm_up_only_the_head_on_a_shared_backbone_learns(model_path
 def test_a_shared_critic_comes_back_with_the_checkpoint_and_stays_out_of_the_export(
     model_path: Path, tmp_path: Path
 ) -> None:
-    knobs = ("learner.critic.backbone=shared", "algorithm.ref_ema_eta=0.1", "algorithm.kl_coef=0.1")
+    knobs = (
+        "algorithm.advantage.critic=shared",
+        "algorithm.kl.ref_ema_eta=0.1",
+        "algorithm.kl.coef=0.1",
+    )
     trainer = make_trainer(model_path, "ppo_code", *knobs)
     trainer.step(make_groups(), 0)
     trainer.save(tmp_path / "checkpoint", 1).result()
@@ -201,7 +205,7 @@ def test_a_shared_critic_comes_back_with_the_checkpoint_and_stays_out_of_the_exp
 def test_a_rank_without_sequences_takes_part_in_the_gradient_of_a_shared_head(
     model_path: Path,
 ) -> None:
-    policy = make_trainer(model_path, "ppo_code", "learner.critic.backbone=shared")._policy
+    policy = make_trainer(model_path, "ppo_code", "algorithm.advantage.critic=shared")._policy
     idle = pack(collate(make_groups(), device=torch.device("cpu")), [], device=torch.device("cpu"))
     output = policy(idle, temperature=1.0, chunk_tokens=16)
     (output.logprobs.sum() + output.values.at_tokens.sum()).backward()

@@ -49,7 +49,7 @@ def test_transformers_and_vllm_load_the_export_and_agree_with_the_learner(
     tmp_path: Path, conf: str
 ) -> None:
     start = make_model(tmp_path / "start", hidden=128, scale=2.0)
-    knobs = ("learner.critic.backbone=shared",) if conf == "ppo_code" else ()
+    knobs = ("algorithm.advantage.critic=shared",) if conf == "ppo_code" else ()
     trainer = make_trainer(start, conf, "learner.optimizer.lr=1e-2", *knobs)
     trainer.step(make_groups(), 0)
     trainer.export_hf(tmp_path / "hf")

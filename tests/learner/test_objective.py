@@ -65,7 +65,7 @@ def targets_of(
     config: RunConfig, batch: Batch, units: ValueUnits | None = None, **fields: torch.Tensor
 ) -> Targets:
     mask = trained_mask(batch, version=0, algorithm=config.algorithm, buffer=config.buffer)
-    before = outputs_of(batch, **fields)
+    before, reference = outputs_of(batch, **fields), config.algorithm.reference
     return compute_targets(
         batch,
         mask,
@@ -74,9 +74,9 @@ def targets_of(
         rules=RewardRules(
             reward=config.reward,
             max_response_tokens=config.data.max_response_tokens,
-            zero_truncated=config.algorithm.zero_truncated_reward,
+            zero_truncated=config.algorithm.truncated == "zero_reward",
         ),
-        kl_coef=config.algorithm.kl_coef,
+        kl_coef=0.0 if reference is None else reference.coef,
         units=units or ValueUnits(),
     )
 
@@ -91,13 +91,11 @@ RETURNS = ("algorithm.advantage=reinforce_plus_plus",)
 """The advantage of a token is then the sum of the rewards from it on."""
 
 
-@pytest.mark.proves("algorithm.mask_truncated")
+@pytest.mark.proves("algorithm.truncated")
 @pytest.mark.covers("mask_too_long")
 def test_truncated_samples_are_left_out_of_loss_and_statistics_when_masked() -> None:
     group = group_of([1.0, 0.0, 0.0], truncated=[False, False, True])
-    config = make_config(
-        "grpo_code", "algorithm.mask_truncated=true", "algorithm.advantage=dr_grpo"
-    )
+    config = make_config("grpo_code", "algorithm.truncated=mask", "algorithm.advantage=dr_grpo")
     assert by_token(config, group) == [[0.5] * 3, [-0.5] * 3, [0.0] * 3]
     third = 1 / 3
     np.testing.assert_allclose(
@@ -107,7 +105,7 @@ def test_truncated_samples_are_left_out_of_loss_and_statistics_when_masked() -> 
     )
 
 
-@pytest.mark.proves("algorithm.zero_truncated_reward")
+@pytest.mark.proves("algorithm.truncated")
 @pytest.mark.covers("mask_no_eos_with_zero")
 def test_the_reward_of_a_truncated_sample_is_0_after_scaling_and_its_kl_stays() -> None:
     group = group_of([1.0, 1.0], truncated=[False, True])
@@ -115,23 +113,23 @@ def test_the_reward_of_a_truncated_sample_is_0_after_scaling_and_its_kl_stays() 
         *RETURNS,
         "reward.bias=0.5",
         "reward.scale=2",
-        "algorithm.kl_coef=0.5",
-        "algorithm.kl_placement=reward",
-        "algorithm.kl_estimator=k1",
+        "algorithm.kl.coef=0.5",
+        "algorithm.kl=reward",
+        "algorithm.kl.estimator=k1",
     )
     ref = torch.tensor([0.0, 0.0, -2.0] * 2)
     assert by_token(make_config("grpo_code", *knobs), group, ref_logprobs=ref) == [
         [0.0] * 3,
         [0.0] * 3,
     ]
-    zeroed = make_config("grpo_code", *knobs, "algorithm.zero_truncated_reward=true")
+    zeroed = make_config("grpo_code", *knobs, "algorithm.truncated=zero_reward")
     assert by_token(zeroed, group, ref_logprobs=ref) == [[0.0] * 3, [-1.0] * 3]
 
 
-@pytest.mark.proves("algorithm.kl_placement")
+@pytest.mark.proves("algorithm.kl")
 @pytest.mark.covers("kl_coef in the reward")
 def test_kl_in_the_reward_lowers_the_advantage_of_tokens_that_left_the_reference() -> None:
-    config = make_config("ppo_code", "algorithm.normalize_advantages=none", "algorithm.kl_coef=0.5")
+    config = make_config("ppo_code", "algorithm.normalize_advantages=none", "algorithm.kl.coef=0.5")
     group = group_of([1.0])
     found = by_token(
         config,
@@ -146,9 +144,9 @@ def test_kl_in_the_reward_lowers_the_advantage_of_tokens_that_left_the_reference
 def test_the_exact_kl_in_the_reward_is_the_one_that_was_evaluated() -> None:
     knobs = (
         *RETURNS,
-        "algorithm.kl_coef=0.5",
-        "algorithm.kl_placement=reward",
-        "algorithm.kl_estimator=full",
+        "algorithm.kl.coef=0.5",
+        "algorithm.kl=reward",
+        "algorithm.kl.estimator=full",
     )
     ref_kl, ref_logprobs = torch.tensor([0.0, 4.0, 0.0]), torch.full((3,), -9.0)
     assert by_token(
@@ -203,7 +201,7 @@ def test_the_sum_of_step_deltas_is_the_final_score_above_a_fail_for_group_estima
 
 def test_a_truncated_sample_loses_the_rewards_of_its_steps_too() -> None:
     config = make_config(
-        "grpo_code", *DENSE, "reward.placement=steps", "algorithm.zero_truncated_reward=true"
+        "grpo_code", *DENSE, "reward.placement=steps", "algorithm.truncated=zero_reward"
     )
     assert by_token(config, group_of([1.0], truncated=[True], steps=[STEPS])) == [[0.0] * 3]
 
@@ -215,9 +213,9 @@ def test_reinforce_plus_plus_compares_with_its_group_only_where_told() -> None:
     assert by_token(config, group) == [[0.5] * 3, [-0.5] * 3]
 
 
-@pytest.mark.proves("algorithm.gamma")
+@pytest.mark.proves("algorithm.advantage.gamma")
 def test_gamma_discounts_the_reward_of_later_tokens() -> None:
-    config = make_config("grpo_code", *RETURNS, "algorithm.gamma=0.5")
+    config = make_config("grpo_code", *RETURNS, "algorithm.advantage.gamma=0.5")
     assert by_token(config, group_of([1.0])) == [[0.25, 0.5, 1.0]]
 
 
@@ -227,7 +225,7 @@ def test_remax_compares_with_the_greedy_answer_shaped_like_any_other() -> None:
     config = make_config("grpo_code", "algorithm=remax", "reward.scale=2")
     assert by_token(config, group) == [[0.0] * 3, [-2.0] * 3]
     zeroed = make_config(
-        "grpo_code", "algorithm=remax", "reward.scale=2", "algorithm.zero_truncated_reward=true"
+        "grpo_code", "algorithm=remax", "reward.scale=2", "algorithm.truncated=zero_reward"
     )
     assert by_token(zeroed, group) == [[2.0] * 3, [0.0] * 3]
     with pytest.raises(ValueError, match="greedy answer"):
@@ -250,15 +248,13 @@ def test_advantages_are_normalized_over_the_batch_or_over_each_group() -> None:
     assert sequences("batch") == pytest.approx((rewards - rewards.mean()) / rewards.std(), abs=1e-4)
 
 
-@pytest.mark.proves("algorithm.vtrace_rho_max", "algorithm.vtrace_c_max")
+@pytest.mark.proves("algorithm.advantage.rho_max", "algorithm.advantage.c_max")
 def test_vtrace_weighs_differences_by_the_proximal_policy_over_the_behavior_policy() -> None:
     values, bootstrap = torch.tensor([0.5, 0.5, 0.5]), torch.zeros(1)
     proximal = torch.tensor([0.25, 1.0, 1.0]).log()
 
     def returns(*knobs: str) -> list[float]:
-        config = make_config(
-            "ppo_code", "algorithm.advantage=vtrace", "algorithm.kl_coef=0", *knobs
-        )
+        config = make_config("ppo_code", "algorithm.advantage=vtrace", "algorithm.kl=none", *knobs)
         batch = collate([group_of([1.0])], device=CPU)
         found = targets_of(
             config, batch, values=values, bootstrap=bootstrap, proximal_logprobs=proximal
@@ -269,12 +265,12 @@ def test_vtrace_weighs_differences_by_the_proximal_policy_over_the_behavior_poli
     # last: 0.5 + 1 * (1 - 0.5); middle: 0.5 + 0 + (1 - 0.5); first: 0.5 + 0.25 * 0 + 0.25 * (1 -
     # 0.5)
     assert returns() == [0.625, 1.0, 1.0]
-    assert returns("algorithm.vtrace_rho_max=0.5") == [0.5625, 0.75, 0.75]
-    assert returns("algorithm.vtrace_c_max=0.125") == [0.5078125, 0.5625, 1.0]
+    assert returns("algorithm.advantage.rho_max=0.5") == [0.5625, 0.75, 0.75]
+    assert returns("algorithm.advantage.c_max=0.125") == [0.5078125, 0.5625, 1.0]
 
 
 def test_gae_sees_values_in_units_of_the_reward() -> None:
-    config = make_config("ppo_code", "algorithm.normalize_advantages=none", "algorithm.kl_coef=0")
+    config = make_config("ppo_code", "algorithm.normalize_advantages=none", "algorithm.kl=none")
     batch = collate([group_of([1.0], truncated=[True])], device=CPU)
     found = targets_of(
         config,
@@ -288,7 +284,11 @@ def test_gae_sees_values_in_units_of_the_reward() -> None:
     assert found.returns.tolist() == [4.0, 4.0, 4.0]
 
 
-@pytest.mark.proves("algorithm.value_norm", "algorithm.value_norm_beta", "algorithm.value_norm_eps")
+@pytest.mark.proves(
+    "algorithm.advantage.critic.value_norm",
+    "algorithm.advantage.critic.value_norm.beta",
+    "algorithm.advantage.critic.value_norm.eps",
+)
 def test_the_critic_learns_returns_in_units_of_those_seen_so_far() -> None:
     returns, mask = torch.tensor([1.0, 3.0, 99.0]), torch.tensor([True, True, False])
 
@@ -300,37 +300,43 @@ def test_the_critic_learns_returns_in_units_of_those_seen_so_far() -> None:
         )
 
     assert observed() == [1.0, 3.0, 99.0]
-    assert observed("algorithm.value_norm=ma") == pytest.approx([-1.0, 1.0, 5.0])
-    assert observed("algorithm.value_norm=exp") == pytest.approx([-1.0, 1.0, 5.0], rel=1e-5)
+    assert observed("algorithm.advantage.critic.value_norm=ma") == pytest.approx([-1.0, 1.0, 5.0])
+    assert observed("algorithm.advantage.critic.value_norm=exp") == pytest.approx(
+        [-1.0, 1.0, 5.0], rel=1e-5
+    )
     # weight 0.5 counts as 1: mean 2 * 0.5 = 1, variance 5 * 0.5 - 1^2 = 1.5
     damped = observed(
-        "algorithm.value_norm=exp", "algorithm.value_norm_beta=0.5", "algorithm.value_norm_eps=1.0"
+        "algorithm.advantage.critic.value_norm=exp",
+        "algorithm.advantage.critic.value_norm.beta=0.5",
+        "algorithm.advantage.critic.value_norm.eps=1.0",
     )
     assert damped == pytest.approx([0.0, 2 / 1.5**0.5, 5.0])
 
 
-@pytest.mark.proves("algorithm.kl_controller", "algorithm.kl_target", "algorithm.kl_horizon")
+@pytest.mark.proves(
+    "algorithm.kl.controller", "algorithm.kl.controller.target", "algorithm.kl.controller.horizon"
+)
 @pytest.mark.covers("use_adaptive_kl_ctl")
 def test_the_adaptive_coefficient_follows_the_kl_of_a_sequence() -> None:
     def after(kl: float, *knobs: str) -> float:
-        state = ObjectiveState(make_config("grpo_code", "algorithm.kl_coef=0.1", *knobs).algorithm)
+        state = ObjectiveState(make_config("ppo_code", "algorithm.kl.coef=0.1", *knobs).algorithm)
         state.end_step(state.moments, kl=kl, num_sequences=1000)
         return state.kl_coef
 
-    adaptive = "algorithm.kl_controller=adaptive"
+    adaptive = "algorithm.kl.controller=adaptive"
     assert after(60.0) == 0.1, "a fixed one stays"
     assert after(60.0, adaptive) == pytest.approx(0.1 * (1 + 0.2 * 1000 / 10_000))
-    assert after(60.0, adaptive, "algorithm.kl_horizon=1000") == pytest.approx(0.1 * 1.2)
-    assert after(60.0, adaptive, "algorithm.kl_target=50") == pytest.approx(0.1 * 1.02)
-    assert after(60.0, adaptive, "algorithm.kl_target=100") == pytest.approx(0.1 * 0.98)
+    assert after(60.0, adaptive, "algorithm.kl.controller.horizon=1000") == pytest.approx(0.1 * 1.2)
+    assert after(60.0, adaptive, "algorithm.kl.controller.target=50") == pytest.approx(0.1 * 1.02)
+    assert after(60.0, adaptive, "algorithm.kl.controller.target=100") == pytest.approx(0.1 * 0.98)
 
 
 @pytest.mark.covers("value_norm in the checkpoint")
 def test_what_the_objective_remembers_comes_back() -> None:
-    knobs = ("algorithm.kl_controller=adaptive", "algorithm.value_norm=ma")
+    knobs = ("algorithm.kl.controller=adaptive", "algorithm.advantage.critic.value_norm=ma")
     state, again = (ObjectiveState(make_config("ppo_code", *knobs).algorithm) for _ in range(2))
     moments, _ = state.observe(torch.tensor([1.0, 3.0]), torch.tensor([True, True]))
     state.end_step(moments, kl=60.0, num_sequences=1000)
     again.load_state_dict(state.state_dict())
-    assert again.kl_coef == state.kl_coef != make_config("ppo_code").algorithm.kl_coef
+    assert again.kl_coef == state.kl_coef != 0.001
     assert again.units == ValueUnits(mean=2.0, std=1.0) == state.units

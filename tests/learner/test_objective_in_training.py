@@ -14,22 +14,26 @@ from learner_support import make_groups, make_trainer, relative_difference, spy_
 from async_rl.observability.catalogue import describe
 
 OBJECTIVES = {
-    "gspo": ["algorithm=gspo", "algorithm.max_mean_ratio=1.2"],
+    "gspo": ["algorithm=gspo", "algorithm.policy_loss.max_mean_ratio=1.2"],
     "sequence_mis": [
-        "algorithm.behavior_correction=sequence_mis",
-        "algorithm.behavior_weight_min=0.1",
-        "algorithm.behavior_weight_max=30",
+        "algorithm.policy_loss.correction=sequence_mis",
+        "algorithm.policy_loss.correction.min=0.1",
+        "algorithm.policy_loss.correction.max=30",
     ],
-    "geometric": ["algorithm.geometric_max=1.5", "algorithm.geometric_min=0.2"],
+    "geometric": [
+        "algorithm.policy_loss.correction.geometric_max=1.5",
+        "algorithm.policy_loss.correction.geometric_min=0.2",
+    ],
     "full_kl": [
-        "algorithm.kl_coef=0.2",
-        "algorithm.kl_estimator=full",
+        "algorithm.kl=loss",
+        "algorithm.kl.coef=0.2",
+        "algorithm.kl.estimator=full",
         "algorithm.entropy_coef=0.01",
     ],
     "full_kl_in_reward": [
-        "algorithm.kl_coef=0.2",
-        "algorithm.kl_estimator=full",
-        "algorithm.kl_placement=reward",
+        "algorithm.kl.coef=0.2",
+        "algorithm.kl.estimator=full",
+        "algorithm.kl=reward",
     ],
     "reinforce_plus_plus": ["algorithm=reinforce_plus_plus", "algorithm.aggregation=sequence_mean"],
     "cispo": ["algorithm=cispo"],
@@ -65,14 +69,14 @@ def test_a_remax_step_reports_its_baseline_and_never_trains_it(model_path: Path)
     assert all(map(describe, result.scalars)), "every number is declared"
 
 
-@pytest.mark.proves("algorithm.value_norm")
+@pytest.mark.proves("algorithm.advantage.critic.value_norm")
 @pytest.mark.parametrize("kind", ["exp", "ma"])
 def test_the_critic_learns_faster_in_units_of_large_returns(model_path: Path, kind: str) -> None:
     def explained(*knobs: str) -> float:
         trainer = make_trainer(
             model_path,
             "ppo_code",
-            "learner.critic.warmup_steps=20",
+            "algorithm.advantage.critic.warmup_steps=20",
             "reward.scale=50",
             "reward.bias=-2",
             "reward.clip=1000",
@@ -82,16 +86,16 @@ def test_the_critic_learns_faster_in_units_of_large_returns(model_path: Path, ki
             result = trainer.step(make_groups(), 0)
         return result.scalars["value/explained_variance"]
 
-    assert explained(f"algorithm.value_norm={kind}") > explained() + 0.05
+    assert explained(f"algorithm.advantage.critic.value_norm={kind}") > explained() + 0.05
 
 
 def test_a_restored_run_goes_on_with_its_coefficient_and_its_units(
     model_path: Path, tmp_path: Path
 ) -> None:
     knobs = (
-        "algorithm.kl_controller=adaptive",
-        "algorithm.kl_horizon=16",
-        "algorithm.value_norm=exp",
+        "algorithm.kl.controller=adaptive",
+        "algorithm.kl.controller.horizon=16",
+        "algorithm.advantage.critic.value_norm=exp",
     )
     trainer = make_trainer(model_path, "ppo_code", *knobs)
     coefficients = [
@@ -109,29 +113,36 @@ def test_a_restored_run_goes_on_with_its_coefficient_and_its_units(
         assert again.scalars[name] == onward.scalars[name]
 
 
-@pytest.mark.proves("algorithm.value_clip")
+@pytest.mark.proves("algorithm.advantage.critic.value_clip")
 def test_a_clipped_value_update_costs_what_lies_beyond_the_clip(model_path: Path) -> None:
     def loss(*knobs: str) -> float:
         trainer = make_trainer(
-            model_path, "ppo_code", "learner.epochs=3", "learner.critic.optimizer.lr=3e-2", *knobs
+            model_path,
+            "ppo_code",
+            "learner.epochs=3",
+            "algorithm.advantage.critic.optimizer.lr=3e-2",
+            *knobs,
         )
         return trainer.step(make_groups(), 0).scalars["value/loss"]
 
-    assert loss("algorithm.value_clip=0.01") > loss() + 0.01
+    assert loss("algorithm.advantage.critic.value_clip=0.01") > loss() + 0.01
 
 
-@pytest.mark.proves("algorithm.value_coef")
+@pytest.mark.proves("algorithm.advantage.critic.value_coef")
 def test_the_weight_of_the_value_loss_scales_the_critics_gradient(model_path: Path) -> None:
     def norm(coefficient: float) -> float:
         trainer = make_trainer(
-            model_path, "ppo_code", f"algorithm.value_coef={coefficient}", "learner.minibatches=1"
+            model_path,
+            "ppo_code",
+            f"algorithm.advantage.critic.value_coef={coefficient}",
+            "learner.minibatches=1",
         )
         return trainer.step(make_groups(), 0).scalars["value/grad_norm"]
 
     assert norm(1.5) == pytest.approx(3 * norm(0.5), rel=1e-5)
 
 
-@pytest.mark.proves("algorithm.clip_dual")
+@pytest.mark.proves("algorithm.policy_loss.clip_dual")
 def test_a_dual_clip_bounds_what_unwanted_tokens_cost(model_path: Path) -> None:
     """All behavior log-probs are far below the policy's, so ratios to the behavior policy are
     large.
@@ -141,11 +152,13 @@ def test_a_dual_clip_bounds_what_unwanted_tokens_cost(model_path: Path) -> None:
         t.behavior_logprobs[t.loss_mask] = -20.0
     knobs = (
         "algorithm.policy_loss=ppo_vanilla",
-        "algorithm.behavior_correction=none",
+        "algorithm.policy_loss.correction=none",
         "algorithm.advantage=dr_grpo",
     )
     bounded, free = (
-        make_trainer(model_path, "grpo_code", *knobs, f"algorithm.clip_dual={c}").step(groups, 0)
+        make_trainer(model_path, "grpo_code", *knobs, f"algorithm.policy_loss.clip_dual={c}").step(
+            groups, 0
+        )
         for c in ("3", "null")
     )
     assert 0 < bounded.scalars["loss/policy"] <= 3.0 < free.scalars["loss/policy"]

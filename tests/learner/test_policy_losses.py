@@ -90,9 +90,9 @@ KNOBS = ("algorithm.advantage=dr_grpo", "buffer.max_staleness_versions=0")
 
 
 @pytest.mark.proves(
-    "algorithm.behavior_correction",
-    "algorithm.behavior_weight_max",
-    "algorithm.behavior_weight_min",
+    "algorithm.policy_loss.correction",
+    "algorithm.policy_loss.correction.max",
+    "algorithm.policy_loss.correction.min",
 )
 @pytest.mark.parametrize("kind", ["none", "token_tis", "token_mis", "sequence_tis", "sequence_mis"])
 @pytest.mark.parametrize("loss", ["ppo", "gspo", "cispo", "reinforce"])
@@ -104,12 +104,13 @@ def test_on_the_first_update_every_loss_is_the_weighted_policy_gradient(
     """
     groups = close_groups(model_path)
     collected = spy_on_gradients(monkeypatch, is_stepping=False)
-    minimum = "0.5" if kind.endswith("mis") else "0"
+    bounds = {"min": 0.5, "max": 1.5} if kind.endswith("mis") else {"max": 1.5}
+    if kind == "none":
+        bounds = {}
     knobs = (
         f"algorithm.policy_loss={loss}",
-        f"algorithm.behavior_correction={kind}",
-        f"algorithm.behavior_weight_min={minimum}",
-        "algorithm.behavior_weight_max=1.5",
+        f"algorithm.policy_loss.correction={kind}",
+        *(f"algorithm.policy_loss.correction.{name}={value}" for name, value in bounds.items()),
     )
     result = make_trainer(model_path, "grpo_code", *KNOBS, *knobs).step(groups, 0)
     oracle = Oracle(model_path, groups)
@@ -150,7 +151,10 @@ def second_update_oracle(oracle: Oracle, first: Oracle, loss: str) -> Tensor:
 
 
 @pytest.mark.proves(
-    "algorithm.policy_loss", "algorithm.clip_low", "algorithm.clip_high", "learner.epochs"
+    "algorithm.policy_loss",
+    "algorithm.policy_loss.clip_low",
+    "algorithm.policy_loss.clip_high",
+    "learner.epochs",
 )
 @pytest.mark.covers("decoupled objective", "ppo_epochs")
 @pytest.mark.parametrize("loss", ["ppo", "ppo_vanilla", "gspo", "cispo"])
@@ -163,10 +167,10 @@ def test_the_second_update_of_a_batch_equals_the_formula(
     knobs = (
         *KNOBS,
         "learner.optimizer.lr=3e-3",
-        "algorithm.clip_low=0.02",
-        "algorithm.clip_high=0.03",
+        "algorithm.policy_loss.clip_low=0.02",
+        "algorithm.policy_loss.clip_high=0.03",
         f"algorithm.policy_loss={loss}",
-        f"algorithm.behavior_correction={correction}",
+        f"algorithm.policy_loss.correction={correction}",
     )
     trainer = make_trainer(model_path, "grpo_code", *knobs, "learner.epochs=2")
     result = trainer.step(groups, 0)
@@ -183,7 +187,7 @@ def test_the_second_update_of_a_batch_equals_the_formula(
     )
 
 
-@pytest.mark.proves("algorithm.aggregation", "algorithm.aggregation_tokens")
+@pytest.mark.proves("algorithm.aggregation", "algorithm.aggregation.tokens")
 @pytest.mark.parametrize(
     ("aggregation", "share"), [("token_mean", None), ("sequence_mean", None), ("sequence_sum", 12)]
 )
@@ -192,12 +196,11 @@ def test_aggregations_weigh_tokens_as_their_formulas_say(
 ) -> None:
     groups = close_groups(model_path)
     collected = spy_on_gradients(monkeypatch, is_stepping=False)
-    knobs = (
-        f"algorithm.aggregation={aggregation}",
-        f"algorithm.aggregation_tokens={share or 'null'}",
-    )
+    knobs = [f"algorithm.aggregation={aggregation}"]
+    if share is not None:
+        knobs.append(f"algorithm.aggregation.tokens={share}")
     make_trainer(
-        model_path, "grpo_code", *KNOBS, "algorithm.behavior_correction=none", *knobs
+        model_path, "grpo_code", *KNOBS, "algorithm.policy_loss.correction=none", *knobs
     ).step(groups, 0)
     oracle = Oracle(model_path, groups)
     total = torch.zeros((), dtype=torch.float64)
@@ -211,7 +214,7 @@ def test_aggregations_weigh_tokens_as_their_formulas_say(
     assert relative_difference(collected["policy"][0], oracle.gradients(total)) < 1e-5
 
 
-@pytest.mark.proves("algorithm.kl_estimator", "algorithm.kl_coef")
+@pytest.mark.proves("algorithm.kl.estimator", "algorithm.kl.coef")
 @pytest.mark.parametrize("estimator", ["k1", "abs", "k2", "k3", "full"])
 @pytest.mark.parametrize("budget", [8192, 40])
 def test_the_kl_in_the_loss_pulls_back_to_the_reference(
@@ -224,14 +227,15 @@ def test_the_kl_in_the_loss_pulls_back_to_the_reference(
     knobs = (
         *KNOBS,
         "learner.optimizer.lr=1e-2",
-        "algorithm.kl_coef=0.5",
-        f"algorithm.kl_estimator={estimator}",
+        "algorithm.kl=loss",
+        "algorithm.kl.coef=0.5",
+        f"algorithm.kl.estimator={estimator}",
     )
     trainer = make_trainer(
         model_path,
         "grpo_code",
         *knobs,
-        "algorithm.behavior_correction=none",
+        "algorithm.policy_loss.correction=none",
         f"learner.budget_tokens={budget}",
     )
     trainer.step(groups, 0)
@@ -266,17 +270,17 @@ def make_equal(group: Group) -> Group:
     return msgspec.structs.replace(group, trajectories=[worth_1(t) for t in group.trajectories])
 
 
-@pytest.mark.proves("algorithm.max_mean_ratio")
+@pytest.mark.proves("algorithm.policy_loss.max_mean_ratio")
 @pytest.mark.covers("early_stop_imp_ratio")
 def test_sequences_whose_mean_ratio_is_too_high_are_left_out_and_counted(
     model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     groups = close_groups(model_path)
-    knobs = (*KNOBS, "algorithm.policy_loss=ppo_vanilla", "algorithm.behavior_correction=none")
+    knobs = (*KNOBS, "algorithm.policy_loss=ppo_vanilla", "algorithm.policy_loss.correction=none")
     collected = spy_on_gradients(monkeypatch, is_stepping=False)
-    result = make_trainer(model_path, "grpo_code", *knobs, "algorithm.max_mean_ratio=1.1").step(
-        groups, 0
-    )
+    result = make_trainer(
+        model_path, "grpo_code", *knobs, "algorithm.policy_loss.max_mean_ratio=1.1"
+    ).step(groups, 0)
     oracle = Oracle(model_path, groups)
     total, left_out = torch.zeros((), dtype=torch.float64), 0
     for t in oracle.trajectories:
@@ -300,7 +304,10 @@ def test_sequences_whose_mean_ratio_is_too_high_are_left_out_and_counted(
     )
 
 
-@pytest.mark.proves("algorithm.geometric_max", "algorithm.geometric_min")
+@pytest.mark.proves(
+    "algorithm.policy_loss.correction.geometric_max",
+    "algorithm.policy_loss.correction.geometric_min",
+)
 def test_the_geometric_mask_takes_whole_sequences_out(model_path: Path) -> None:
     groups = close_groups(model_path)
     oracle = Oracle(model_path, groups)
@@ -312,29 +319,32 @@ def test_the_geometric_mask_takes_whole_sequences_out(model_path: Path) -> None:
 
     def masked(*knobs: str) -> float:
         trainer = make_trainer(
-            model_path, "grpo_code", *KNOBS, "algorithm.behavior_correction=none", *knobs
+            model_path, "grpo_code", *KNOBS, "algorithm.policy_loss.correction=none", *knobs
         )
         return trainer.step(groups, 0).scalars["policy/behavior_weight_clipped_share"]
 
     high = sum(n for m, n in zip(means, lengths, strict=True) if m > 1.1) / sum(lengths)
     low = sum(n for m, n in zip(means, lengths, strict=True) if m < 0.9) / sum(lengths)
     assert masked() == 0.0
-    assert masked("algorithm.geometric_max=1.1") == pytest.approx(high)
-    assert masked("algorithm.geometric_min=0.9") == pytest.approx(low)
-    assert masked("algorithm.geometric_max=1.1", "algorithm.geometric_min=0.9") == pytest.approx(
-        high + low
-    )
+    assert masked("algorithm.policy_loss.correction.geometric_max=1.1") == pytest.approx(high)
+    assert masked("algorithm.policy_loss.correction.geometric_min=0.9") == pytest.approx(low)
+    assert masked(
+        "algorithm.policy_loss.correction.geometric_max=1.1",
+        "algorithm.policy_loss.correction.geometric_min=0.9",
+    ) == pytest.approx(high + low)
 
 
 PPO = (
     "learner.minibatches=1",
-    "algorithm.kl_coef=0.3",
-    "algorithm.gamma=0.9",
-    "algorithm.gae_lambda=0.8",
+    "algorithm.kl.coef=0.3",
+    "algorithm.advantage.gamma=0.9",
+    "algorithm.advantage.gae_lambda=0.8",
 )
 
 
-@pytest.mark.proves("algorithm.advantage", "algorithm.gamma", "algorithm.gae_lambda")
+@pytest.mark.proves(
+    "algorithm.advantage", "algorithm.advantage.gamma", "algorithm.advantage.gae_lambda"
+)
 @pytest.mark.parametrize("advantage", ["gae", "vtrace"])
 def test_a_ppo_step_with_critic_reference_and_kl_in_the_reward_equals_the_oracle(
     model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, advantage: str
@@ -348,7 +358,7 @@ def test_a_ppo_step_with_critic_reference_and_kl_in_the_reward_equals_the_oracle
         *PPO,
         f"algorithm.advantage={advantage}",
         "learner.optimizer.lr=1e-2",
-        "learner.critic.optimizer.lr=1e-2",
+        "algorithm.advantage.critic.optimizer.lr=1e-2",
     )
     trainer = make_trainer(reference_path, "ppo_code", *knobs)
     trainer.step(groups, 0)

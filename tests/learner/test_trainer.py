@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from learner_support import make_config, make_groups, make_model, make_trainer, spy_on_gradients
+from learner_support import make_groups, make_model, make_trainer, spy_on_gradients
 from transformers import AutoModelForCausalLM
 
 from async_rl.core.codec import decode
@@ -140,7 +140,10 @@ def test_training_makes_rewarded_responses_likelier(model_path: Path) -> None:
 @pytest.mark.covers("critic_warmup")
 def test_the_critic_learns_the_returns(model_path: Path) -> None:
     trainer = make_trainer(
-        model_path, "ppo_code", "learner.critic.optimizer.lr=1e-2", "learner.critic.warmup_steps=30"
+        model_path,
+        "ppo_code",
+        "algorithm.advantage.critic.optimizer.lr=1e-2",
+        "algorithm.advantage.critic.warmup_steps=30",
     )
     groups = make_groups()
     policy = weights_of(trainer)
@@ -436,11 +439,11 @@ def test_bfloat16_compute_keeps_float32_masters_and_follows_float32(
             dist.destroy_process_group()
 
 
-@pytest.mark.proves("algorithm.ref_ema_eta")
+@pytest.mark.proves("algorithm.kl.ref_ema_eta")
 def test_a_moving_reference_takes_on_a_share_of_the_policy_after_each_step_and_is_restored(
     model_path: Path, tmp_path: Path
 ) -> None:
-    knobs = ("algorithm.ref_ema_eta=0.25", "algorithm.kl_coef=0.1", "learner.optimizer.lr=1e-2")
+    knobs = ("algorithm.kl.ref_ema_eta=0.25", "algorithm.kl.coef=0.1", "learner.optimizer.lr=1e-2")
     trainer = make_trainer(model_path, "ppo_code", *knobs)
     reference = trainer._moving_reference
     assert reference is not None
@@ -465,10 +468,10 @@ def test_a_moving_reference_takes_on_a_share_of_the_policy_after_each_step_and_i
 
 @pytest.mark.covers("ref_ema_eta off")
 def test_a_reference_without_a_share_stays_where_it_was(model_path: Path) -> None:
-    knobs = ("algorithm.kl_coef=0.1", "learner.optimizer.lr=1e-2")
+    knobs = ("algorithm.kl.coef=0.1", "learner.optimizer.lr=1e-2")
     fixed, moving = (
         make_trainer(model_path, "ppo_code", *knobs, *more)
-        for more in ([], ["algorithm.ref_ema_eta=0.9"])
+        for more in ([], ["algorithm.kl.ref_ema_eta=0.9"])
     )
     for trainer in (fixed, moving):
         trainer.step(make_groups(), 0)
@@ -476,8 +479,3 @@ def test_a_reference_without_a_share_stays_where_it_was(model_path: Path) -> Non
         t.step(make_groups(1, version=1), 1).scalars["policy/kl_reference"] for t in (fixed, moving)
     ]
     assert kl[0] > 10 * kl[1] > 0
-
-
-def test_a_moving_reference_without_a_kl_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"algorithm\.ref_ema_eta=0\.5 with algorithm\.kl_coef=0"):
-        make_config("grpo_code", "algorithm.ref_ema_eta=0.5")

@@ -24,16 +24,16 @@ STEPS = 3
 OVERRIDES = (
     "learner.minibatches=2",
     "learner.optimizer.eps=1e-4",
-    "learner.critic.optimizer.eps=1e-4",
+    "algorithm.advantage.critic.optimizer.eps=1e-4",
 )
-EXACT_KL = ("algorithm.entropy_coef=0.01", "algorithm.kl_coef=0.1", "algorithm.kl_estimator=full")
+EXACT_KL = ("algorithm.entropy_coef=0.01", "algorithm.kl.coef=0.1", "algorithm.kl.estimator=full")
 OBJECTIVES = {
     "ppo": ("ppo_code", EXACT_KL),
     "ppo on one backbone": (
         "ppo_code",
-        ("learner.critic.backbone=shared", "learner.critic.warmup_steps=1"),
+        ("algorithm.advantage.critic=shared", "algorithm.advantage.critic.warmup_steps=1"),
     ),
-    "grpo": ("grpo_code", EXACT_KL),
+    "grpo": ("grpo_code", ("algorithm.kl=loss", *EXACT_KL)),
     "grpo with silent groups": ("grpo_code", ()),
 }
 MEMORY_KNOBS = {

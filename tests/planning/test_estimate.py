@@ -32,8 +32,8 @@ def test_a_critic_on_the_policys_backbone_costs_no_second_model() -> None:
     own, shared, none = (
         memory_mb(compose(conf, overrides), "learner", shape_from_hf(QWEN3_06B))
         for conf, overrides in (
-            ("ppo_code", ["algorithm.kl_coef=0"]),
-            ("ppo_code", ["algorithm.kl_coef=0", "learner.critic.backbone=shared"]),
+            ("ppo_code", ["algorithm.kl=none"]),
+            ("ppo_code", ["algorithm.kl=none", "algorithm.advantage.critic=shared"]),
             ("grpo_code", []),
         )
     )
@@ -118,7 +118,7 @@ def test_more_of_anything_needs_more_memory() -> None:
     for override in (
         "algorithm=grpo",
         "learner.gradient_checkpointing=true",
-        "algorithm.kl_coef=0",
+        "algorithm.kl=none",
     ):
         assert memory_mb(compose("ppo_code", [override]), "learner", shape) < memory_mb(
             base, "learner", shape

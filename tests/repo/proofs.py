@@ -1,6 +1,6 @@
 """The markers `proves` and `covers` of all tests, read from their source without importing them.
 
-`@pytest.mark.proves("algorithm.gamma")` says that the test fails if the product ignores the
+`@pytest.mark.proves("algorithm.entropy_coef")` says that the test fails if the product ignores the
 setting; `make mutants` checks the claim. `@pytest.mark.covers("clip_ratio, eps_clip")` says that
 the test shows a knob of a source system, by its name in `source_knobs.py`.
 """
@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from repository import ROOT, files
 
-SAME_CLASS = (("learner.critic.optimizer.", "learner.optimizer."),)
+SAME_CLASS = (("algorithm.advantage.critic.optimizer.", "learner.optimizer."),)
 """Sections of one class: a test of the second proves the settings of the first."""
 
 

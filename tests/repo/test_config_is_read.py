@@ -49,9 +49,10 @@ def read_attributes(text: str) -> frozenset[str]:
     return frozenset(node.attr for node in reads)
 
 
-def section_class(path: str) -> str:
-    """Name of the schema's class that holds the setting."""
-    return str(section_specs()[path.rpartition(".")[0]]["title"])
+def section_classes(path: str) -> list[str]:
+    """Names of the schema's classes that may hold the setting."""
+    place, _, leaf = path.rpartition(".")
+    return [str(spec["title"]) for spec in section_specs()[place] if leaf in spec["properties"]]
 
 
 def is_read(path: str) -> bool:
@@ -60,7 +61,7 @@ def is_read(path: str) -> bool:
     """
     parents, _, leaf = path.rpartition(".")
     section = parents.rpartition(".")[2]
-    mention = rf"\b{section_class(path)}\b" + (
+    mention = rf"\b({'|'.join(section_classes(path))})\b" + (
         rf"|\.{section}\b" if section else r"|\bconfig\." + leaf
     )
     return any(leaf in reads and re.search(mention, text) for text, reads in product_files())

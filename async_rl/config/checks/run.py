@@ -15,7 +15,6 @@ from async_rl.config.checks.placement import placement_problems
 from async_rl.config.checks.pools import pool_problems
 from async_rl.config.checks.reward import reward_problems
 from async_rl.config.checks.weights import weights_problems
-from async_rl.config.learner import OptimizerConfig
 from async_rl.config.pools import config_of, generator_pools, in_words_of, pool_counts
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
@@ -130,16 +129,12 @@ def _data(config: RunConfig) -> Iterator[str]:
 
 def _sampling(config: RunConfig) -> Iterator[str]:
     generation = config.generation
-    for name, is_set in (
-        ("mask_truncated", config.algorithm.mask_truncated),
-        ("zero_truncated_reward", config.algorithm.zero_truncated_reward),
-    ):
-        if generation.ignore_eos and is_set:
-            yield (
-                f"generation.ignore_eos=true with algorithm.{name}=true: every sample reaches the"
-                " length limit and counts as truncated, so nothing would be learned; set"
-                f" algorithm.{name}=false"
-            )
+    if generation.ignore_eos and config.algorithm.truncated != "train":
+        yield (
+            f"generation.ignore_eos=true with algorithm.truncated={config.algorithm.truncated}:"
+            " every sample reaches the length limit and counts as truncated, so nothing would be"
+            " learned; set algorithm.truncated=train"
+        )
     if config.evaluation.num_samples > 1 and config.evaluation.temperature == 0:
         yield (
             f"evaluation.num_samples={config.evaluation.num_samples} with evaluation.temperature=0:"
@@ -242,11 +237,10 @@ def _shards(config: RunConfig) -> Iterator[str]:
 
 
 def _optimizers(config: RunConfig) -> Iterator[str]:
-    pairs: tuple[tuple[str, OptimizerConfig], ...] = (
-        ("learner.optimizer", config.learner.optimizer),
-        ("learner.critic.optimizer", config.learner.critic.optimizer),
-    )
-    for path, optimizer in pairs:
+    sections = {"learner.optimizer": config.learner.optimizer}
+    if config.algorithm.critic is not None:
+        sections["algorithm.advantage.critic.optimizer"] = config.algorithm.critic.optimizer
+    for path, optimizer in sections.items():
         if not all(0 <= beta < 1 for beta in optimizer.betas):
             yield (
                 f"{path}.betas={list(optimizer.betas)}: decay rates of AdamW lie in [0, 1); set"

@@ -1,0 +1,144 @@
+"""The choices of a configuration as a tree of dicts: their variants, and the values of parameters
+that are not given.
+
+conf/variants.yaml has the parameters of every variant.  In a tree a choice is the name of a
+variant, or a mapping with the name as `kind` and some of its parameters.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from omegaconf import OmegaConf
+
+import async_rl.conf
+
+CONF_DIR = Path(async_rl.conf.__file__).resolve().parent
+KIND = "kind"
+"""Field of a section that names the variant of a choice."""
+Tree = dict[str, Any]
+ABSENT = object()
+"""The result of taking a value that is not there; null is a value."""
+
+
+@functools.cache
+def variants() -> dict[str, dict[str, Tree]]:
+    """The parameters of each variant by the path of its choice; `*` stands for any name."""
+    # OmegaConf's reader, as for all of conf/: others take 1e-3 for text.
+    tree = OmegaConf.to_container(OmegaConf.load(CONF_DIR / "variants.yaml"))
+    return msgspec.convert(tree, dict[str, dict[str, Tree]])
+
+
+@functools.cache
+def variants_of(path: str) -> Mapping[str, Tree] | None:
+    """Return the variants of the choice at this path; None if it is no choice."""
+    names = path.split(".")
+    for place, by_kind in variants().items():
+        expected = place.split(".")
+        if len(names) == len(expected) and all(
+            want in (name, "*") for name, want in zip(names, expected, strict=True)
+        ):
+            return by_kind
+    return None
+
+
+def choices_first(values: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Sort settings for `put`: outer choices first, since each resets its parameters."""
+
+    def rank(setting: tuple[str, Any]) -> tuple[bool, int]:
+        path, value = setting
+        is_choice = isinstance(value, str) and variants_of(path) is not None
+        return (False, path.count(".")) if is_choice else (True, 0)
+
+    return sorted(values, key=rank)
+
+
+def expand(tree: Tree) -> None:
+    """In place: write every choice as a mapping, with the parameters that are not given."""
+    for place, by_kind in variants().items():
+        *parents, leaf = place.split(".")
+        for parent in _nodes(tree, parents):
+            for name in list(parent) if leaf == "*" else [leaf]:
+                node = _as_mapping(parent.get(name))
+                if isinstance(node, dict) and node.get(KIND) in by_kind:
+                    given = {KIND: node[KIND], **copy.deepcopy(by_kind[node[KIND]])}
+                    parent[name] = merged(given, node)
+
+
+def merged(base: Tree, over: Mapping[str, Any]) -> Tree:
+    """Return `base` with the values of `over`; a mapping for a choice keeps the chosen variant."""
+    result = dict(base)
+    for name, value in over.items():
+        before = _as_mapping(result.get(name))
+        if isinstance(value, Mapping) and isinstance(before, dict):
+            result[name] = merged(before, value)
+        else:
+            result[name] = value
+    return result
+
+
+def put(tree: Tree, path: str, value: Any) -> None:
+    """In place: set one value; the name of a variant replaces the choice with its parameters."""
+    *parents, leaf = path.removesuffix(f".{KIND}").split(".")
+    node = tree
+    for name in parents:
+        child = _as_mapping(node.get(name))
+        node[name] = child if isinstance(child, dict) else {}
+        node = node[name]
+    before = _as_mapping(node.get(leaf))
+    is_change = isinstance(value, dict) and isinstance(before, dict) and KIND not in value
+    node[leaf] = merged(before, value) if is_change else value
+
+
+def pop(tree: Tree, path: str) -> Any:
+    """Take the value at a path out of the tree, with sections that are empty then; ABSENT if there
+    is none.
+    """
+    name, _, rest = path.partition(".")
+    if not rest:
+        return tree.pop(name, ABSENT)
+    inside = tree.get(name)
+    if not isinstance(inside, dict):
+        return ABSENT
+    value = pop(inside, rest)
+    if value is not ABSENT and not inside:
+        del tree[name]
+    return value
+
+
+def drop_if_foreign(tree: Tree, path: str) -> str | None:
+    """In place: remove the value at a path if a choice above it has chosen a variant without it.
+
+    Returns that choice as `path=variant`; None if the value belongs there.
+    """
+    names = path.split(".")
+    for depth in range(1, len(names)):
+        place = ".".join(names[:depth])
+        node = next(_nodes(tree, names[:depth]), None)
+        by_kind = variants_of(place)
+        if by_kind is None or node is None or node.get(KIND) not in by_kind:
+            continue
+        if names[depth] != KIND and names[depth] not in by_kind[node[KIND]]:
+            node.pop(names[depth], None)
+            return f"{place}={node[KIND]}"
+    return None
+
+
+def _as_mapping(value: Any) -> Any:
+    return {KIND: value} if isinstance(value, str) else value
+
+
+def _nodes(tree: Any, names: list[str]) -> Iterator[Tree]:
+    """The mappings at a path, in which `*` stands for any name."""
+    if not isinstance(tree, dict):
+        return
+    if not names:
+        yield tree
+        return
+    for name in list(tree) if names[0] == "*" else names[:1]:
+        yield from _nodes(tree.get(name), names[1:])
