@@ -43,22 +43,26 @@ PRESETS = {
 TWICE = "learner.minibatches=2 learner.epochs=2"
 VARIANTS = {
     f"grpo_code {TWICE} algorithm=gspo": (SEQUENCES, 4),
-    f"grpo_code {TWICE} algorithm.mask_truncated=true": (Objective(masks_truncated=True), 4),
-    f"ppo_code {TWICE} algorithm.mask_truncated=true": (
+    f"grpo_code {TWICE} algorithm.truncated=mask": (Objective(masks_truncated=True), 4),
+    f"ppo_code {TWICE} algorithm.truncated=mask": (
         Objective(advantage="gae", normalize="batch", kl_in_reward=0.001, masks_truncated=True),
         4,
     ),
-    f"grpo_code {TWICE} algorithm.kl_coef=0.3": (Objective(kl_in_loss=0.3), 4),
-    f"grpo_code {TWICE} algorithm=rloo algorithm.kl_coef=0.3 algorithm.kl_placement=reward"
-    " algorithm.kl_estimator=k1": (Objective(advantage="rloo", kl_in_reward=0.3), 4),
+    f"grpo_code {TWICE} algorithm.kl=loss algorithm.kl.coef=0.3": (Objective(kl_in_loss=0.3), 4),
+    f"grpo_code {TWICE} algorithm=rloo algorithm.kl.coef=0.3 algorithm.kl=reward"
+    " algorithm.kl.estimator=k1": (Objective(advantage="rloo", kl_in_reward=0.3), 4),
     f"grpo_code {TWICE} algorithm.entropy_coef=0.1": (Objective(entropy_coef=0.1), 4),
-    f"grpo_code {TWICE} algorithm.behavior_correction=sequence_mis"
-    " algorithm.behavior_weight_min=0.5": (
+    f"grpo_code {TWICE} algorithm.policy_loss.correction=sequence_mis"
+    " algorithm.policy_loss.correction.min=0.5": (
         Objective(correction="sequence_mis", weight_min=0.5),
         4,
     ),
-    f"grpo_code {TWICE} algorithm.geometric_max=1.1": (Objective(geometric_max=1.1), 4),
-    f"ppo_code {TWICE} algorithm.kl_coef=0.3 algorithm.gamma=0.9 algorithm.gae_lambda=0.8": (
+    f"grpo_code {TWICE} algorithm.policy_loss.correction.geometric_max=1.1": (
+        Objective(geometric_max=1.1),
+        4,
+    ),
+    f"ppo_code {TWICE} algorithm.kl.coef=0.3 algorithm.advantage.gamma=0.9"
+    " algorithm.advantage.gae_lambda=0.8": (
         Objective(advantage="gae", normalize="batch", kl_in_reward=0.3, gamma=0.9, lam=0.8),
         4,
     ),
@@ -71,7 +75,9 @@ def test_every_update_of_a_step_has_the_gradient_of_the_oracle(
 ) -> None:
     objective, num_updates = (PRESETS | VARIANTS)[case]
     conf, *overrides = case.split()
-    rates = ("learner.optimizer.lr=3e-3", "learner.critic.optimizer.lr=3e-3")
+    rates = ["learner.optimizer.lr=3e-3"]
+    if conf == "ppo_code":
+        rates.append("algorithm.advantage.critic.optimizer.lr=3e-3")
     trainer = make_trainer(model_path, conf, *overrides, *rates)
     # After one step the policy differs from its reference, and values from 0.
     trainer.step(conversations(make_groups(), trainer), 0)
@@ -103,15 +109,15 @@ def test_the_minibatches_of_an_epoch_contain_every_sequence_once(
     assert orders[0] != orders[1]
 
 
-@pytest.mark.proves("algorithm.kl_controller")
+@pytest.mark.proves("algorithm.kl.controller")
 def test_the_adaptive_coefficient_follows_the_kl_of_tokens_that_the_policy_wrote(
     model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The log-probs of tokens that an environment wrote say nothing about the policy."""
     knobs = (
-        "algorithm.kl_controller=adaptive",
-        "algorithm.kl_coef=0.1",
-        "algorithm.kl_horizon=16",
+        "algorithm.kl.controller=adaptive",
+        "algorithm.kl.coef=0.1",
+        "algorithm.kl.controller.horizon=16",
         "learner.optimizer.lr=3e-3",
     )
     trainer = make_trainer(model_path, "ppo_code", *knobs)
@@ -122,7 +128,9 @@ def test_the_adaptive_coefficient_follows_the_kl_of_tokens_that_the_policy_wrote
     kl = StepOracle(model_path, groups, updates[0], PPO).kl_per_sequence()
     found = []
     for target in (kl / 3, kl / 1.1, 3 * kl):
-        again = make_trainer(model_path, "ppo_code", *knobs, f"algorithm.kl_target={target}")
+        again = make_trainer(
+            model_path, "ppo_code", *knobs, f"algorithm.kl.controller.target={target}"
+        )
         again.step(conversations(make_groups(), again), 0)
         before = again.step(groups, 1).scalars["policy/kl_coef"]
         found.append(again.step(groups, 1).scalars["policy/kl_coef"] / before)

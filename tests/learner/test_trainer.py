@@ -162,12 +162,12 @@ def test_the_schedule_of_the_policy_begins_after_the_warm_up_of_the_critic(
     """Otherwise the policy would begin in the middle of its own warm-up or decay."""
     knobs = (
         "num_steps=8",
-        "learner.critic.warmup_steps=3",
+        "algorithm.advantage.critic.warmup_steps=3",
         "learner.optimizer.lr=1e-3",
         "learner.optimizer.warmup_steps=4",
-        "learner.critic.optimizer.lr=1e-2",
-        "learner.critic.optimizer.warmup_steps=2",
-        "learner.critic.optimizer.schedule=constant",
+        "algorithm.advantage.critic.optimizer.lr=1e-2",
+        "algorithm.advantage.critic.optimizer.warmup_steps=2",
+        "algorithm.advantage.critic.optimizer.schedule=constant",
     )
     trainer = make_trainer(model_path, "ppo_code", *knobs)
     found = [trainer.step(make_groups(version=v), v).scalars for v in range(8)]
