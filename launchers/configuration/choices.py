@@ -47,10 +47,14 @@ def variants_of(path: str) -> Mapping[str, Tree] | None:
     return None
 
 
-def choices_first(values: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+def choices_first(
+    values: Iterable[tuple[str, Any]],
+) -> list[tuple[str, Any]]:
     """Sort settings for `put`: outer choices first, since each resets its parameters."""
 
-    def rank(setting: tuple[str, Any]) -> tuple[bool, int]:
+    def rank(
+        setting: tuple[str, Any],
+    ) -> tuple[bool, int]:
         path, value = setting
         is_choice = isinstance(value, str) and variants_of(path) is not None
         return (False, path.count(".")) if is_choice else (True, 0)
@@ -70,7 +74,10 @@ def expand(tree: Tree) -> None:
                     parent[name] = merged(given, node)
 
 
-def merged(base: Tree, over: Mapping[str, Any]) -> Tree:
+def merged(
+    base: Tree,
+    over: Mapping[str, Any],
+) -> Tree:
     """Return `base` with the values of `over`; a mapping for a choice keeps the chosen variant."""
     result = dict(base)
     for name, value in over.items():
@@ -82,7 +89,11 @@ def merged(base: Tree, over: Mapping[str, Any]) -> Tree:
     return result
 
 
-def put(tree: Tree, path: str, value: Any) -> None:
+def put(
+    tree: Tree,
+    path: str,
+    value: Any,
+) -> None:
     """In place: set one value; the name of a variant replaces the choice with its parameters."""
     *parents, leaf = path.removesuffix(f".{KIND}").split(".")
     node = tree
@@ -95,7 +106,10 @@ def put(tree: Tree, path: str, value: Any) -> None:
     node[leaf] = merged(before, value) if is_change else value
 
 
-def pop(tree: Tree, path: str) -> Any:
+def pop(
+    tree: Tree,
+    path: str,
+) -> Any:
     """Take the value at a path out of the tree, with sections that are empty then; ABSENT if there
     is none.
     """
@@ -111,7 +125,10 @@ def pop(tree: Tree, path: str) -> Any:
     return value
 
 
-def drop_if_foreign(tree: Tree, path: str) -> str | None:
+def drop_if_foreign(
+    tree: Tree,
+    path: str,
+) -> str | None:
     """In place: remove the value at a path if a choice above it has chosen a variant without it.
 
     Returns that choice as `path=variant`; None if the value belongs there.
@@ -133,7 +150,10 @@ def _as_mapping(value: Any) -> Any:
     return {KIND: value} if isinstance(value, str) else value
 
 
-def _nodes(tree: Any, names: list[str]) -> Iterator[Tree]:
+def _nodes(
+    tree: Any,
+    names: list[str],
+) -> Iterator[Tree]:
     """The mappings at a path, in which `*` stands for any name."""
     if not isinstance(tree, dict):
         return

@@ -65,7 +65,10 @@ def compose_unchecked(conf: str, overrides: Sequence[str] = ()) -> RunConfig:
     return _composed(conf, overrides, this_machine())[0]
 
 
-def recompose(path: Path, overrides: Sequence[str]) -> RunConfig:
+def recompose(
+    path: Path,
+    overrides: Sequence[str],
+) -> RunConfig:
     """A resolved configuration that `write_config` wrote, with `key=value` overrides, validated and
     checked as `compose` does.
     """
@@ -93,7 +96,10 @@ def as_written(conf: str) -> Tree:
     return tree
 
 
-def write_config(config: RunConfig, path: Path) -> None:
+def write_config(
+    config: RunConfig,
+    path: Path,
+) -> None:
     """Write the resolved configuration; it must not exist yet, since it is written once."""
     with path.open("x") as file:
         file.write(to_yaml(config))
@@ -104,7 +110,11 @@ def to_yaml(config: RunConfig) -> str:
     return msgspec.yaml.encode(as_builtins(config)).decode()
 
 
-def _composed(conf: str, overrides: Sequence[str], machine: Machine) -> tuple[RunConfig, str]:
+def _composed(
+    conf: str,
+    overrides: Sequence[str],
+    machine: Machine,
+) -> tuple[RunConfig, str]:
     path = Path(conf).expanduser()
     own = _read_user_file(conf, path) if path.suffix in (".yaml", ".yml") else {}
     if not own and conf not in names():
@@ -125,7 +135,12 @@ def _composed(conf: str, overrides: Sequence[str], machine: Machine) -> tuple[Ru
     return _finished(with_new_names(tree), given, conf, own), preset
 
 
-def _finished(tree: Tree, given: Overrides, conf: str, own: Tree) -> RunConfig:
+def _finished(
+    tree: Tree,
+    given: Overrides,
+    conf: str,
+    own: Tree,
+) -> RunConfig:
     """The configuration from the files' tree and the overrides. own: the user's file, if any."""
     for path, value in given.values:
         put(tree, path, value)
@@ -153,7 +168,12 @@ def _finished(tree: Tree, given: Overrides, conf: str, own: Tree) -> RunConfig:
     return replace(config, num_steps=steps_of_epochs(config))
 
 
-def _files(conf: str, groups: Sequence[str], launcher: str, machine: Machine) -> tuple[Tree, str]:
+def _files(
+    conf: str,
+    groups: Sequence[str],
+    launcher: str,
+    machine: Machine,
+) -> tuple[Tree, str]:
     """The tree that hydra composes from files, with `${...}` as written, and the preset of
     conf/hardware.
     """
@@ -165,7 +185,11 @@ def _files(conf: str, groups: Sequence[str], launcher: str, machine: Machine) ->
     return copy.deepcopy(tree), preset
 
 
-def _hydra(conf: str, groups: tuple[str, ...], fitting: str) -> tuple[Tree, str]:
+def _hydra(
+    conf: str,
+    groups: tuple[str, ...],
+    fitting: str,
+) -> tuple[Tree, str]:
     """As `_files`. fitting: the preset that fits the machine, which hydra asks a resolver for."""
     try:
         with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
@@ -189,7 +213,10 @@ def _base() -> Mapping[str, Any]:
     return msgspec.yaml.decode((CONF_DIR / "base.yaml").read_bytes(), type=dict[str, Any])
 
 
-def _read_user_file(conf: str, path: Path) -> Tree:
+def _read_user_file(
+    conf: str,
+    path: Path,
+) -> Tree:
     """Return the content of a user's yaml file, which is made known to hydra.
 
     It goes through hydra's store because hydra takes a primary file from one directory only, and
@@ -229,7 +256,12 @@ PATH_SETTINGS = (
 )
 
 
-def _amend(tree: dict[str, Any], path: str, *, is_list_of_strings: bool) -> None:
+def _amend(
+    tree: dict[str, Any],
+    path: str,
+    *,
+    is_list_of_strings: bool,
+) -> None:
     """In place: one string becomes a list of one where a list is wanted; paths become absolute."""
     *parents, leaf = path.split(".")
     node: Any = tree
@@ -262,7 +294,12 @@ def _absolute(value: Any) -> Any:
     )
 
 
-def with_files(with_them: Any, without: Any, *, _root_: DictConfig) -> Any:
+def with_files(
+    with_them: Any,
+    without: Any,
+    *,
+    _root_: DictConfig,
+) -> Any:
     """The first value where the run trains or is evaluated on files of the user's, the second on
     the embedded task.
     """

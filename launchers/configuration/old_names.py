@@ -48,7 +48,9 @@ def removal(path: str) -> str | None:
     return next((removed[prefix] for prefix in prefixes if prefix in removed), None)
 
 
-def with_new_names(tree: Mapping[str, Any]) -> Tree:
+def with_new_names(
+    tree: Mapping[str, Any],
+) -> Tree:
     """Return a copy of a configuration in which renamed settings have their new names.
 
     A parameter that the chosen variant does not have is left out, since it had no effect.  Removed
@@ -64,7 +66,9 @@ def with_new_names(tree: Mapping[str, Any]) -> Tree:
     return present
 
 
-def modernized(tree: Mapping[str, Any]) -> Tree:
+def modernized(
+    tree: Mapping[str, Any],
+) -> Tree:
     """Return a copy of the configuration of an older run in the form of this release.
 
     Its file names every setting, most of them with their defaults, so removed ones are dropped.
@@ -77,7 +81,9 @@ def modernized(tree: Mapping[str, Any]) -> Tree:
     return present
 
 
-def _renamed(tree: Mapping[str, Any]) -> tuple[Tree, list[tuple[str, str]]]:
+def _renamed(
+    tree: Mapping[str, Any],
+) -> tuple[Tree, list[tuple[str, str]]]:
     """Return the tree with new names, and the old and the new name of each setting found."""
     present, names = copy.deepcopy(dict(tree)), table()
     every = dict.fromkeys((*names.renamed, *names.values))

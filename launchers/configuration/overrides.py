@@ -26,7 +26,9 @@ _PLAIN = re.compile(r"(?!(null|true|false|nan|inf)$)[a-z_][\w./-]*", re.IGNORECA
 """Text that means itself without quotes: names of files and choices among them need that."""
 
 
-def as_words(overrides: Mapping[str, object] | Sequence[str]) -> list[str]:
+def as_words(
+    overrides: Mapping[str, object] | Sequence[str],
+) -> list[str]:
     """Return overrides as `key=value` words. A mapping may be nested, and its keys may be dotted.
 
     Raises ConfigError for values that no setting can have.
@@ -38,7 +40,10 @@ def as_words(overrides: Mapping[str, object] | Sequence[str]) -> list[str]:
     return [f"{path}={_written(path, value)}" for path, value in schema.flatten(overrides)]
 
 
-def _written(path: str, value: object) -> str:
+def _written(
+    path: str,
+    value: object,
+) -> str:
     match value:
         case str() if _PLAIN.fullmatch(value):
             return value
@@ -75,13 +80,19 @@ class Overrides:
     values: list[tuple[str, Any]]
     problems: list[str]
 
-    def last(self, path: str) -> str | None:
+    def last(
+        self,
+        path: str,
+    ) -> str | None:
         """Return the last text that is given for a setting."""
         texts = [str(value) for key, value in self.values if key == path]
         return texts[-1] if texts else None
 
 
-def read_overrides(overrides: Sequence[str], directories: Sequence[Path]) -> Overrides:
+def read_overrides(
+    overrides: Sequence[str],
+    directories: Sequence[Path],
+) -> Overrides:
     """Read the overrides.
 
     directories: folders with the groups of files to choose from (task, model, algorithm, hardware).
@@ -128,7 +139,11 @@ def _quoted_if_text(given: str) -> str:
     return f"{key}={_quoted(value)}"
 
 
-def _problems(override: Override, given: str, groups: dict[str, list[str]]) -> list[str]:
+def _problems(
+    override: Override,
+    given: str,
+    groups: dict[str, list[str]],
+) -> list[str]:
     key, value = override.key_or_group, given.partition("=")[2]
     if override.is_delete() or override.is_add():
         return [

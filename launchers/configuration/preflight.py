@@ -42,7 +42,12 @@ from async_rl.training.mirror import Mirror
 from async_rl.wire.addresses import host_for_people
 
 
-def preflight(config: RunConfig, machine: Machine, *, is_new: bool = True) -> None:
+def preflight(
+    config: RunConfig,
+    machine: Machine,
+    *,
+    is_new: bool = True,
+) -> None:
     """Raise ConfigError with one line per problem that would stop the run on this machine.
 
     is_new: the run's directory must not exist yet.
@@ -66,7 +71,12 @@ def model_shape(config: RunConfig) -> ModelShape | None:
         return None
 
 
-def _problems(config: RunConfig, machine: Machine, *, is_new: bool) -> Iterator[str]:
+def _problems(
+    config: RunConfig,
+    machine: Machine,
+    *,
+    is_new: bool,
+) -> Iterator[str]:
     mixed = package_problem()
     if mixed:
         yield mixed
@@ -97,7 +107,10 @@ def _package_problems(config: RunConfig) -> Iterator[str]:
     yield from filter(None, problems)
 
 
-def _verifier_problems(sandbox: SandboxConfig, reward: RewardConfig) -> Iterator[str]:
+def _verifier_problems(
+    sandbox: SandboxConfig,
+    reward: RewardConfig,
+) -> Iterator[str]:
     for package in sandbox.packages:
         try:
             package_paths(package)
@@ -157,7 +170,11 @@ def _file_problems(config: RunConfig) -> Iterator[str]:
             )
 
 
-def _directory_problems(config: RunConfig, *, is_new: bool) -> Iterator[str]:
+def _directory_problems(
+    config: RunConfig,
+    *,
+    is_new: bool,
+) -> Iterator[str]:
     if (
         is_new
         and config.run_name is not None
@@ -226,7 +243,10 @@ def _network_problems(config: RunConfig) -> Iterator[str]:
             )
 
 
-def _bind(host: str, port: int) -> str | None:
+def _bind(
+    host: str,
+    port: int,
+) -> str | None:
     """Why the address cannot be bound; None if it can."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(

@@ -104,7 +104,10 @@ def unit(setting: Setting) -> str:
     return next((unit for ending, unit in _UNITS.items() if setting.path.endswith(ending)), "")
 
 
-def _values(setting: Setting, written: dict[str, dict[str, Any]]) -> str:
+def _values(
+    setting: Setting,
+    written: dict[str, dict[str, Any]],
+) -> str:
     """The values in conf/, each with the configurations or the variants that have it."""
     of_variants = values_of_variants().get(setting.path)
     found = of_variants or {conf: leaves[setting.path] for conf, leaves in written.items()}
@@ -127,7 +130,10 @@ def values_of_variants() -> dict[str, dict[str, Any]]:
     return found
 
 
-def _settings_in(name: str, group: str) -> list[str]:
+def _settings_in(
+    name: str,
+    group: str,
+) -> list[str]:
     file = CONF_DIR / group / f"{name}.yaml"
     tree = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
     assert isinstance(tree, dict)
@@ -158,7 +164,10 @@ def _first_line(section: Spec) -> str:
     return str(section.get("description", "")).partition("\n")[0]
 
 
-def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+def table(
+    head: tuple[str, ...],
+    rows: Sequence[tuple[str, ...]],
+) -> str:
     """A table in Markdown."""
     lines = [head, ("---",) * len(head), *rows]
     return "\n".join(

@@ -63,7 +63,10 @@ class Condition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     default: Any
     reason: str
 
-    def is_met(self, source: Source) -> bool:
+    def is_met(
+        self,
+        source: Source,
+    ) -> bool:
         """Return whether the source has the value."""
         return bool(source.get(self.key, self.default) == self.value)
 
@@ -112,7 +115,11 @@ class Given(msgspec.Struct, frozen=True, kw_only=True):
     source: Source
     rule: Rule
 
-    def sibling(self, name: str, default: Any) -> Any:
+    def sibling(
+        self,
+        name: str,
+        default: Any,
+    ) -> Any:
         """Return the value of another key of the same section."""
         section = self.key.rpartition(".")[0]
         return self.source.get(f"{section}.{name}" if section else name, default)
@@ -152,7 +159,11 @@ def warmup_share(given: Given) -> Fate:
     if not isinstance(steps, int) or steps <= 0:
         problem = "a share of a number of steps that the file does not name"
         return Fate("refused", f"{problem}; set {path}={value:g} x num_steps")
-    return Fate("translated", f"{value:g} x {steps}", {path: round(value * steps)})
+    return Fate(
+        "translated",
+        f"{value:g} x {steps}",
+        {path: round(value * steps)},
+    )
 
 
 def epochs(given: Given) -> Fate:
@@ -160,7 +171,10 @@ def epochs(given: Given) -> Fate:
     for key in _STEPS:
         if isinstance(given.source.get(key), int):
             return Fate("defaulted", f"{key} is given")
-    return Fate("translated", settings={"num_steps": None, "data.epochs": given.value})
+    return Fate(
+        "translated",
+        settings={"num_steps": None, "data.epochs": given.value},
+    )
 
 
 def several_machines(given: Given) -> Fate:
@@ -169,7 +183,11 @@ def several_machines(given: Given) -> Fate:
         return Fate("defaulted", "one machine")
     gpus = given.sibling("n_gpus_per_node", 8)
     settings = {"launcher": "ray", "cluster.nodes": given.value, "cluster.gpus_per_node": gpus}
-    return Fate("translated", f"ray start on {given.value} machines", settings)
+    return Fate(
+        "translated",
+        f"ray start on {given.value} machines",
+        settings,
+    )
 
 
 def to_wandb(project: Any) -> Fate:
@@ -188,7 +206,10 @@ SHARED: Mapping[str, Function] = {
 """Functions of rules that both systems use."""
 
 
-def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+def flat(
+    tree: Any,
+    prefix: str = "",
+) -> dict[str, Any]:
     """Return the leaves by dotted key. An empty mapping is a leaf, so that it is mentioned too."""
     if not isinstance(tree, dict) or not tree:
         return {prefix: tree}
@@ -198,7 +219,11 @@ def flat(tree: Any, prefix: str = "") -> dict[str, Any]:
     return leaves
 
 
-def migrate(source: Source, table: Table, functions: Mapping[str, Function]) -> Migration:
+def migrate(
+    source: Source,
+    table: Table,
+    functions: Mapping[str, Function],
+) -> Migration:
     """Apply the table to every key of the source and to the implied keys that it omits."""
     absent = {key: value for key, value in table.implied.items() if key not in source}
     complete = {**absent, **source}
@@ -222,7 +247,10 @@ def migrate(source: Source, table: Table, functions: Mapping[str, Function]) -> 
     return Migration(base, dict(choices_first(kept)), lines)
 
 
-def _effective(fate: Fate, foreign: Mapping[str, str | None]) -> Fate:
+def _effective(
+    fate: Fate,
+    foreign: Mapping[str, str | None],
+) -> Fate:
     """The fate without parameters that the chosen variant does not have."""
     kept = {path: value for path, value in fate.settings.items() if foreign[path] is None}
     if kept or not fate.settings:
@@ -231,7 +259,13 @@ def _effective(fate: Fate, foreign: Mapping[str, str | None]) -> Fate:
     return Fate("defaulted", f"without effect: {causes}")
 
 
-def _fate(key: str, value: Any, source: Source, table: Table, code: Mapping[str, Function]) -> Fate:
+def _fate(
+    key: str,
+    value: Any,
+    source: Source,
+    table: Table,
+    code: Mapping[str, Function],
+) -> Fate:
     rule = _rule(key, table.rules)
     condition = table.conditions[rule.if_] if rule.if_ else None
     if condition is not None and not condition.is_met(source):
@@ -244,20 +278,39 @@ def _fate(key: str, value: Any, source: Source, table: Table, code: Mapping[str,
         return _compared(rule, value, source)
     is_listed = isinstance(value, Hashable) and value in (rule.cases or rule.choices)
     if rule.cases and is_listed:
-        return Fate("translated", rule.note, rule.cases[value])
+        return Fate(
+            "translated",
+            rule.note,
+            rule.cases[value],
+        )
     if rule.choices:
         if not is_listed:
             return Fate("refused", f"{value} has no counterpart; {rule.refused}")
-        return Fate("translated", rule.note, dict.fromkeys(rule.targets, rule.choices[value]))
+        return Fate(
+            "translated",
+            rule.note,
+            dict.fromkeys(rule.targets, rule.choices[value]),
+        )
     if rule.to:
         converted = _CONVERTERS[rule.by](value) if rule.by else value
         return Fate(
             "translated", rule.note, {**dict.fromkeys(rule.targets, converted), **rule.also}
         )
-    return Fate("defaulted", rule.same) if rule.same else Fate("refused", rule.refused)
+    return (
+        Fate("defaulted", rule.same)
+        if rule.same
+        else Fate(
+            "refused",
+            rule.refused,
+        )
+    )
 
 
-def _compared(rule: Rule, value: Any, source: Source) -> Fate:
+def _compared(
+    rule: Rule,
+    value: Any,
+    source: Source,
+) -> Fate:
     if value in rule.only or (rule.as_ and value == source.get(rule.as_, value)):
         return Fate("defaulted", rule.same or f"as {rule.as_}: actor and critic share it")
     if rule.as_ and not rule.refused:
@@ -265,7 +318,10 @@ def _compared(rule: Rule, value: Any, source: Source) -> Fate:
     return Fate("refused", rule.refused or rule.same)
 
 
-def _rule(key: str, rules: Mapping[str, Rule]) -> Rule:
+def _rule(
+    key: str,
+    rules: Mapping[str, Rule],
+) -> Rule:
     if key in rules:
         return rules[key]
     section = key

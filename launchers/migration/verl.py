@@ -25,7 +25,10 @@ def _gpus(given: Given) -> Fate:
     width = given.source.get("actor_rollout_ref.rollout.tensor_model_parallel_size", 1)
     gpus = given.value * given.source.get("trainer.nnodes", 1)
     if gpus < 2:
-        return Fate("refused", f"generation and training use separate GPUs: 2 or more, not {gpus}")
+        return Fate(
+            "refused",
+            f"generation and training use separate GPUs: 2 or more, not {gpus}",
+        )
     ranks = max(1, gpus // 2)
     settings: Settings = {
         "generators.count": max(1, (gpus - ranks) // width),
@@ -33,7 +36,11 @@ def _gpus(given: Given) -> Fate:
         "learner.ranks": ranks,
         "learner.gpus_each": 1,
     }
-    return Fate("translated", "half for generation, half for training", settings)
+    return Fate(
+        "translated",
+        "half for generation, half for training",
+        settings,
+    )
 
 
 def _logger(given: Given) -> Fate:
@@ -51,15 +58,27 @@ def _logger(given: Given) -> Fate:
         reasons.append(f"{', '.join(others)}: TensorBoard replaces it")
     settings["monitoring.tensorboard"] = "tensorboard" in names or bool(reasons)
     if reasons:
-        return Fate("refused", "; ".join(reasons), settings)
-    return Fate("translated", "the terminal always shows progress", settings)
+        return Fate(
+            "refused",
+            "; ".join(reasons),
+            settings,
+        )
+    return Fate(
+        "translated",
+        "the terminal always shows progress",
+        settings,
+    )
 
 
 def _advantage(given: Given) -> Fate:
     by_std = given.source.get("algorithm.norm_adv_by_std_in_grpo", True)
     if given.value == "grpo" and not by_std:
         note = "norm_adv_by_std_in_grpo=false"
-        return Fate("translated", note, {"algorithm.advantage": "dr_grpo"})
+        return Fate(
+            "translated",
+            note,
+            {"algorithm.advantage": "dr_grpo"},
+        )
     if given.value in _ADVANTAGES:
         return Fate("translated", settings={"algorithm.advantage": given.value})
     return Fate("refused", f"{given.value} has no counterpart; see algorithm.advantage")
@@ -81,13 +100,20 @@ def _minibatches(given: Given) -> Fate:
         problem = f"does not divide data.train_batch_size={batch}"
         return Fate("refused", f"{problem}; minibatches must have equal sizes")
     count = batch // given.value
-    return Fate("translated", f"{batch} / {given.value}", {"learner.minibatches": count})
+    return Fate(
+        "translated",
+        f"{batch} / {given.value}",
+        {"learner.minibatches": count},
+    )
 
 
 def _shuffle(given: Given) -> Fate:
     batch = given.source.get("data.train_batch_size", 1024)
     if given.source.get(f"{_ACTOR}.ppo_mini_batch_size") == batch:
-        return Fate("defaulted", "one minibatch contains everything, so the order has no effect")
+        return Fate(
+            "defaulted",
+            "one minibatch contains everything, so the order has no effect",
+        )
     return Fate("translated", settings={"learner.shuffle": given.value})
 
 
@@ -108,7 +134,11 @@ def _warmup_steps(given: Given) -> Fate:
 def _offload(given: Given) -> Fate:
     if given.sibling("param_offload", False) or given.sibling("grad_offload", False):
         note = "parameters and gradients leave the GPU together"
-        return Fate("translated", note, {"learner.offload": "parameters"})
+        return Fate(
+            "translated",
+            note,
+            {"learner.offload": "parameters"},
+        )
     offload = "optimizer" if given.sibling("optimizer_offload", False) else "none"
     return Fate("translated", settings={"learner.offload": offload})
 
@@ -118,8 +148,15 @@ def _kl_in_reward(given: Given) -> Fate:
     if not given.source.get("algorithm.use_kl_in_reward", True):
         return Fate("defaulted", "actor.use_kl_loss decides")
     if coef:
-        return Fate("translated", settings={"algorithm.kl": "reward", "algorithm.kl.coef": coef})
-    return Fate("translated", "no KL term", {"algorithm.kl": "none"})
+        return Fate(
+            "translated",
+            settings={"algorithm.kl": "reward", "algorithm.kl.coef": coef},
+        )
+    return Fate(
+        "translated",
+        "no KL term",
+        {"algorithm.kl": "none"},
+    )
 
 
 def _kl_loss(given: Given) -> Fate:
@@ -138,7 +175,11 @@ def _kl_loss(given: Given) -> Fate:
         return Fate("translated", settings=settings)
     if in_reward:
         return Fate("defaulted", "the KL is in the reward")
-    return Fate("translated", "no KL term", {"algorithm.kl": "none"})
+    return Fate(
+        "translated",
+        "no KL term",
+        {"algorithm.kl": "none"},
+    )
 
 
 def _evaluation_samples(given: Given) -> Fate:
