@@ -45,7 +45,7 @@ from async_rl.wire.rpc import RpcClient, RpcServer
 from benchmarks.figures import figure
 
 SECONDS = 15.0
-START_S = 20.0
+START_S = 20.0  # and longer for many members, whose handshakes take milliseconds each
 CHANGES_PER_S = 0.5
 NUM_WATCHERS = 4  # of which the bytes are counted
 
@@ -150,6 +150,7 @@ class Members:
         self._address = (directory / "address").read_text()
         self._keys = load_keys(directory)
         self._num_members = num_members
+        self._start_s = max(START_S, num_members / 20)
         self._context = zmq.asyncio.Context()
         self._context.set(zmq.MAX_SOCKETS, num_members + 64)
         self.beats_s: list[float] = []
@@ -158,7 +159,7 @@ class Members:
     async def run(self, process: psutil.Process) -> dict[str, float]:
         """Return the figures of a quiet time and of one with changes."""
         tasks = [asyncio.create_task(self._live(index)) for index in range(self._num_members)]
-        await asyncio.sleep(START_S)
+        await asyncio.sleep(self._start_s)
         quiet = await self._measured(process, changes=0)
         changing = await self._measured(process, changes=round(CHANGES_PER_S * SECONDS))
         for task in tasks:
@@ -196,7 +197,7 @@ class Members:
         )
 
     async def _live(self, index: int) -> None:
-        await asyncio.sleep(START_S / 2 * index / self._num_members)
+        await asyncio.sleep(self._start_s / 2 * index / self._num_members)
         async with RpcClient(self._address, self._keys, context=self._context) as client:
             await client.call(registration(index), timeout_s=60)
             async with asyncio.TaskGroup() as group:

@@ -24,6 +24,7 @@ from rich.text import Text
 
 from async_rl.config.run import RunConfig
 from async_rl.monitoring.status import ROLE_ORDER, wait_of
+from async_rl.monitoring.terminal import VisibleConsole
 from async_rl.protocol.membership import Member
 
 _PLAIN_EVERY_S = 5.0  # a log of an hour then has at most 720 lines
@@ -32,7 +33,7 @@ _LEAST_REPORTED_S = 1.0  # shorter waits change faster than a person can read
 _BAR_WIDTH = 30
 
 
-class Terminal(RichConsole):
+class Terminal(VisibleConsole):
     """A terminal whose closed pipe is an error like any other."""
 
     def on_broken_pipe(self) -> None:

@@ -15,6 +15,8 @@ import logging.handlers
 import time
 from pathlib import Path
 
+from async_rl.core.visible import visible
+
 _CHATTY = ("httpx", "httpcore", "uvicorn.access", "urllib3", "asyncio", "filelock", "fsspec")
 
 
@@ -28,7 +30,7 @@ class _Lines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
         source = "" if record.name.split(".")[0] in ("async_rl", "root") else f"[{record.name}] "
-        text = record.getMessage()
+        text = visible(record.getMessage())
         if record.exc_info:
             text += "\n" + self.formatException(record.exc_info)
         text = text.replace("\n", "\n    ")

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from async_rl.core.errors import ConfigError
+from async_rl.core.visible import visible
 from async_rl.launchers.commands import runs
 from async_rl.launchers.commands.control import living_pid
 from async_rl.launchers.commands.options import OutputDir, Run, default_output_dir
@@ -114,4 +115,5 @@ def _time_of(entry: str) -> str:
 def _print(entry: str) -> None:
     head = entry.partition("\n")[0][:_HEAD]
     color = next((color for level, color in _LEVELS.items() if level in head), None)
-    typer.secho(entry, fg=color)
+    # Libraries print what they like; the log itself has no control characters.
+    typer.secho(visible(entry), fg=color)

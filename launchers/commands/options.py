@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from async_rl.core.errors import ConfigError
+from async_rl.monitoring.terminal import VisibleConsole
 
 WIDTH_IF_NO_TERMINAL = 140
 
@@ -63,12 +63,12 @@ def split_conf(settings: Sequence[str]) -> tuple[str | None, list[str]]:
     return (confs[0] if confs else None), overrides
 
 
-def console() -> Console:
+def console() -> VisibleConsole:
     """Return standard output, wide enough for tables if it is not a terminal."""
-    terminal = Console(highlight=False)
+    terminal = VisibleConsole(highlight=False)
     if terminal.is_terminal:
         return terminal
-    return Console(highlight=False, width=WIDTH_IF_NO_TERMINAL)
+    return VisibleConsole(highlight=False, width=WIDTH_IF_NO_TERMINAL)
 
 
 def open_table(*titles: str) -> Table:

@@ -1,0 +1,24 @@
+"""A terminal that shows text of a model or a data set without acting on its control characters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from async_rl.core.visible import visible
+
+
+class VisibleConsole(Console):
+    """A rich console that sends no control character of the text itself to the terminal."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """Yield the segments; rich's own control codes are kept."""
+        for segment in super().render(renderable, options):
+            if segment.is_control or segment.text.isprintable():
+                yield segment
+            else:
+                yield Segment(visible(segment.text), segment.style)

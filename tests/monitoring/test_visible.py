@@ -1,0 +1,52 @@
+"""Text of models and data cannot control the terminal that shows it."""
+
+from __future__ import annotations
+
+import io
+import logging
+from pathlib import Path
+
+import pytest
+from rich.table import Table
+from rich.text import Text
+
+from async_rl.core.visible import visible
+from async_rl.launchers.commands import logs
+from async_rl.monitoring.console import Terminal
+from async_rl.observability.logs import configure_logging, log_path
+
+CLIPBOARD = "\x1b]52;c;ZXZpbA==\x07"
+TITLE = "\x9d0;title\x9c\x7f\r"
+
+
+def test_control_characters_have_pictures_and_lines_stay() -> None:
+    assert visible(f"a{CLIPBOARD}\tb\n") == "a␛]52;c;ZXZpbA==␇\tb\n"
+    assert visible(TITLE) == "�0;title�␡␍"
+
+
+@pytest.mark.parametrize("as_table", [False, True])
+def test_a_terminal_shows_them_in_every_form(as_table: bool) -> None:
+    out = io.StringIO()
+    terminal = Terminal(file=out, force_terminal=True, color_system="standard", width=120)
+    text = Text(f"{CLIPBOARD}{TITLE}", style="red")
+    if as_table:
+        table = Table("response")
+        table.add_row(text)
+        terminal.print(table)
+    else:
+        terminal.print(text)
+        terminal.print(f"{CLIPBOARD}{TITLE}", markup=False)
+    shown = out.getvalue()
+    assert "␛]52;c;" in shown
+    assert not {"\x07", "\x7f", "\x9d", "\r"} & set(shown)
+    assert "\x1b]" not in shown
+    assert "\x1b[31m" in shown, "rich's own colours are kept"
+
+
+def test_logs_show_them_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = configure_logging(tmp_path, "verifier-0")
+    log.warning("the model wrote %s", CLIPBOARD)
+    logging.getLogger().handlers[0].flush()
+    assert "wrote ␛]52;c;ZXZpbA==␇" in log_path(tmp_path, "verifier-0").read_text()
+    logs._print(f"output of a library {CLIPBOARD}")
+    assert capsys.readouterr().out == "output of a library ␛]52;c;ZXZpbA==␇\n"
