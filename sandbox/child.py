@@ -12,6 +12,7 @@ import math
 import os
 import resource
 from collections.abc import Callable, Sequence
+from resource import setrlimit as set_limit
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .judge import Solver, Test
@@ -104,7 +105,7 @@ def _lock_down(spec: JobSpec, part: Part, jail: Jail) -> None:
         (resource.RLIMIT_AS, jail.base_address_space + spec.memory_bytes),
     ):
         limit = min(value, jail.hard_limits[which])
-        resource.setrlimit(which, (limit, limit))
+        set_limit(which, (limit, limit))
     for give_up in jail.seal:
         give_up()
     jail.ready[part.number] = 1

@@ -14,6 +14,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from . import habits
+
 _MODULES = (
     "abc", "bisect", "collections", "collections.abc", "contextlib", "copy", "dataclasses",
     "datetime", "decimal", "enum", "fractions", "functools", "heapq", "io", "itertools", "json",
@@ -58,6 +60,7 @@ def load() -> None:
         ]
         CALL_BUILTINS.update({name: getattr(module, name) for name in public})
     CALL_BUILTINS.update({name: modules[name] for name in _NAMED})
+    habits.install()
     CALL_BUILTINS.update(vars(builtins))
 
 

@@ -63,7 +63,8 @@ class Runner:
         """The program's code object; None after a COMPILE_ERROR frame."""
         started = self.now()
         try:
-            return compile(code, "solution.py", "exec", dont_inherit=True)
+            # Editors of some systems begin a file with a byte order mark.
+            return compile(code.removeprefix("\ufeff"), "solution.py", "exec", dont_inherit=True)
         except MemoryError:
             self.frame(-1, Kind.COMPILE_ERROR, started, b'"MemoryError: the parser gave up"')
         except (SyntaxError, ValueError, RecursionError, OverflowError) as error:

@@ -16,6 +16,7 @@ import select
 import sys
 import time
 from collections.abc import Callable, Mapping
+from resource import setrlimit as set_limit
 from typing import NamedTuple
 
 from . import child, landlock, linux, namespaces, preload, programs, seccomp, watch
@@ -107,7 +108,7 @@ def _prepare(level: int, readable: list[str], proc: int) -> Jail:
     for which, value in _LIMITED.items():
         if value != sys.maxsize:
             limit = min(value, hard[which])
-            resource.setrlimit(which, (limit, limit))
+            set_limit(which, (limit, limit))
     uid = -1
     if level == LANDLOCK and os.geteuid() == 0 and all(map(_is_open_to_others, readable)):
         uid = _UNPRIVILEGED_UID
@@ -164,13 +165,13 @@ def _address_space() -> int:
 
 def _fits(limit: int) -> bool:
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    set_limit(resource.RLIMIT_AS, (limit, hard))
     try:
         mmap.mmap(-1, mmap.PAGESIZE).close()
     except (OSError, MemoryError):
         return False
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        set_limit(resource.RLIMIT_AS, (soft, hard))
     return True
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from async_rl.core.errors import ConfigError, InfrastructureError
+from async_rl.core.errors import ConfigError, DataError, InfrastructureError
 from async_rl.core.types import AnswerTest, CodeTest, Verdict
 from async_rl.data.problems import read_problem
 from async_rl.rewards.extractor import Extractor
@@ -48,8 +48,8 @@ class Grader:
     ) -> list[float]:
         """The share of passed tests of each response.
 
-        Raises DataError if a row has no usable tests, InfrastructureError if a response could not
-        be judged within timeout_s.
+        Raises DataError if a row has no usable tests or a broken one, InfrastructureError if a
+        response could not be judged within timeout_s.
         """
         async with asyncio.TaskGroup() as group:
             tasks = [
@@ -75,7 +75,7 @@ class Grader:
     async def results(
         self, code: str, tests: Sequence[CodeTest], setup: str = "", *, stop: bool = False
     ) -> list[TestResult]:
-        """One result per test that ran. Raises InfrastructureError, ConfigError."""
+        """One result per test that ran. Raises InfrastructureError, ConfigError, DataError."""
         request = VerifyRequest(
             code=code,
             tests=list(tests),
@@ -91,6 +91,9 @@ class Grader:
                     reply = await http.post(f"{self._url}/verify", content=body)
                     if reply.status_code == 200:
                         answer = msgspec.json.decode(reply.content, type=VerifyResponse)
+                        for test in answer.tests:
+                            if test.verdict is Verdict.TEST_ERROR:
+                                raise DataError(f"a test is broken: {test.message}")
                         if answer.verdict is not Verdict.INFRASTRUCTURE_ERROR:
                             return answer.tests
                         problem = answer.tests[0].message

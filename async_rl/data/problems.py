@@ -11,6 +11,7 @@
 - `answer` that ends with `#### number`, as in GSM8K.
 - `input_output`: a JSON string or an object {inputs, outputs, fn_name?}, as in AReaL; with
   `fn_name` each line of an input is one argument.
+A column `compare` names how printed text is compared (core/output_rules.py).
 Invariant: a row without usable tests is a DataError that names its place.
 """
 
@@ -26,7 +27,8 @@ from async_rl.config.reward_terms import functions_of, needs_tests
 from async_rl.config.rewards import RewardConfig
 from async_rl.core.errors import DataError
 from async_rl.core.io_pairs import read_input_output, read_json, read_strings
-from async_rl.core.types import AnswerTest, AssertTest, CodeProblem, CodeTest
+from async_rl.core.output_rules import read_rules
+from async_rl.core.types import AnswerTest, AssertTest, CodeProblem, CodeTest, StdinTest
 from async_rl.data.files import Row
 
 _GSM8K_ANSWER = re.compile(r"####\s*-?[\d$.]")
@@ -73,7 +75,14 @@ def read_problem(place: str, row: Row) -> tuple[CodeProblem, tuple[str, ...]]:
         setup = "\n".join(imports)
     elif row.get("tests") is not None:
         setup = _text(place, "setup", row.get("setup") or "")
-    problem = CodeProblem(tests=_tests(place, row, shown), setup=setup)
+    tests = _tests(place, row, shown)
+    if row.get("compare") is not None:
+        rules = read_rules(place, _text(place, "compare", row["compare"]))
+        tests = [
+            msgspec.structs.replace(test, rules=rules) if isinstance(test, StdinTest) else test
+            for test in tests
+        ]
+    problem = CodeProblem(tests=tests, setup=setup)
     try:
         msgspec.msgpack.encode(problem)
     except OverflowError as error:

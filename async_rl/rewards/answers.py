@@ -71,16 +71,22 @@ def _number(text: str) -> Decimal | None:
 
 
 def _is_equal_expression(expected: str, response: str) -> bool:
-    from math_verify import parse, verify
-
     given = boxed(response)
     if given is None:
         return False
     content = boxed(expected)
     if content is None:
         content = expected
+    # Data sets write 50 or 50\\% for the same answer.
+    plain = [text.replace("\\%", "").replace("%", "") for text in (content, given)]
+    return _is_same(content, given) or (plain != [content, given] and _is_same(*plain))
+
+
+def _is_same(expected: str, given: str) -> bool:
+    from math_verify import parse, verify
+
     # The library's own time limits need signals, and the process has its limit already.
-    wanted, answer = (parse(f"{_BOX}{text}}}", parsing_timeout=None) for text in (content, given))
+    wanted, answer = (parse(f"{_BOX}{text}}}", parsing_timeout=None) for text in (expected, given))
     return bool(verify(wanted, answer, timeout_seconds=None))
 
 

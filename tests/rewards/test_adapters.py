@@ -91,6 +91,14 @@ def test_a_program_that_cannot_be_judged_is_never_scored(monkeypatch: pytest.Mon
         Grader()
 
 
+def test_a_row_with_a_broken_test_is_an_error_and_never_a_score(url: str) -> None:
+    broken = ["assert add(1, 2) = 3"]
+    with pytest.raises(ExceptionGroup) as raised:
+        Grader().scores([RIGHT], [{"test_list": broken}])
+    assert isinstance(root_cause(raised.value), DataError)
+    assert _instruct(url, "test_program", "def add(a, b):\n    return 3", broken)[0] == 400
+
+
 def test_every_adapter_is_shorter_than_sixty_lines() -> None:
     files = [file for file in Path(str(adapters.__file__)).parent.glob("*.py")]
     lengths = {file.stem: len(file.read_text().splitlines()) for file in files}

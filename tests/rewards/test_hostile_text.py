@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from async_rl.core.types import AnswerTest, CallTest, CodeProblem
+from async_rl.core.types import AnswerTest, CallTest, CodeProblem, OutputRules
 from async_rl.rewards import extraction
 from async_rl.rewards.answers import answer_of, boxed, is_right
 from async_rl.rewards.extraction import complete_blocks, extract_code
 from async_rl.rewards.extractor import Extractor
 from async_rl.rewards.formats import is_well_formed
+from async_rl.rewards.verifier.comparison import Comparison
 from async_rl.rewards.votes import vote_of
 
 ROOT = Path(extraction.__file__).parents[1]
@@ -28,6 +29,9 @@ MATH = AnswerTest(rule="math", expected="7")
 EXACT = AnswerTest(rule="exact", expected="7")
 CODE = CodeProblem(tests=[CallTest(function="f", args=[1], expected=1)])
 BLOCK = "```python\ndef f(x):\n    return x + 1\n```\n"
+
+COMPARISON = Comparison(relative_tolerance=0, checker=None)
+LOOSE = OutputRules(layout="tokens", absolute_tolerance=float("inf"))
 
 LINEAR: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
     "fences": (
@@ -45,6 +49,16 @@ LINEAR: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
         ("</think><answer>", "<think>", "</think> ", " ", "</answer>", "<think></think><answer>"),
     ),
     "words": (re.compile(r"\b(?:numpy|torch)\b").search, ("n", "nump", "numpy_", "_numpy ")),
+    "output": (
+        lambda text: COMPARISON.outputs_equal(
+            text, text + " 1.5", OutputRules(relative_tolerance=0.1)
+        ),
+        ("1", "1 ", "1.", ".1e5 ", "9" * 399 + " ", "1e9999 ", "\n", "0"),
+    ),
+    "output, all wrong": (
+        lambda text: COMPARISON.outputs_equal(text, "2.5 " * (len(text) // 2), LOOSE),
+        ("1 ", "1.5 ", "1e9999 ", "1e-9999 "),
+    ),
     "vote by program": (lambda text: vote_of(CODE, text, "auto"), ("x = 1\n", "{x}", "(", BLOCK)),
 }
 """Reader -> function, and pieces whose repetition it must read in linear time."""
@@ -56,6 +70,8 @@ READERS = {
     "rewards/extraction.py:_WORD": "fences",
     "rewards/formats.py:_FORM": "form",
     "rewards/scoring.py:_SPECIAL": "none: the name of a part, which is the user's",
+    "rewards/verifier/comparison.py:_INTEGER": "output",
+    "rewards/verifier/comparison.py:_NUMBER": "output",
     "rewards/verifier/packaged_cells.py:self._word": "words",
 }
 """Regular expressions that read what a policy wrote, and their reader in LINEAR."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from async_rl.sandbox.values import hashable
 
-_MAX_SIZE = 10_000
+_MAX_SIZE = 200_000
 """Largest product or power, in bits of an integer or items of a sequence."""
 _SEQUENCES = (str, list, tuple, bytes)
 _NUMBERS = (int, float, bool)

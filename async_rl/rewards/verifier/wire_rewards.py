@@ -19,7 +19,7 @@ from async_rl.core.errors import DataError
 from async_rl.core.io_pairs import read_input_output, read_json, read_strings
 from async_rl.core.types import AssertTest, CodeTest, StdinTest, Verdict
 from async_rl.rewards.extractor import Extractor
-from async_rl.rewards.verifier.protocol import VerifyRequest
+from async_rl.rewards.verifier.protocol import VerifyRequest, VerifyResponse
 from async_rl.rewards.verifier.service import Refused, VerifierService
 from async_rl.rewards.verifier.wire_forms import Body, Form, Timeout, program_request
 
@@ -77,8 +77,7 @@ def _program_tests(
 
         async def work() -> ProgramResults:
             response = await service.verify(request)
-            if response.verdict is Verdict.INFRASTRUCTURE_ERROR:
-                raise Refused(503, f"this program could not be judged: {response.tests[0].message}")
+            _require_score(response)
             passed = [test.verdict is Verdict.PASS for test in response.tests]
             passed += [False] * (len(request.tests) - len(passed))
             times = [test.cpu_s for test in response.tests]
@@ -91,6 +90,14 @@ def _program_tests(
         return work
 
     return answer
+
+
+def _require_score(response: VerifyResponse) -> None:
+    """Raise Refused if a verdict is about the tests or the machine, not about the program."""
+    for test in response.tests:
+        if not test.verdict.is_score:
+            status = 503 if test.verdict is Verdict.INFRASTRUCTURE_ERROR else 400
+            raise Refused(status, f"the program could not be judged: {test.message}")
 
 
 class RewardQuery(Body):
@@ -147,8 +154,7 @@ def _get_reward(service: VerifierService, body: RewardQuery) -> Callable[[], Awa
         if code is None:
             return 0.0
         answer = await service.verify(msgspec.structs.replace(request, code=code))
-        if answer.verdict is Verdict.INFRASTRUCTURE_ERROR:
-            raise Refused(503, f"a program could not be judged: {answer.tests[0].message}")
+        _require_score(answer)
         num_passed = sum(test.verdict is Verdict.PASS for test in answer.tests)
         return num_passed / max(len(answer.tests), len(request.tests))
 
