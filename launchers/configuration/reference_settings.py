@@ -33,7 +33,34 @@ and from `conf/`; edit those. A run is composed of `conf/base.yaml`, one file of
 and `key=value` on the command line, which has precedence. `async-rl launch conf=ppo_code --dry-run`
 shows the result; the error of an unknown key names the most similar key, that of a wrong value its
 range. The column *value* has the values of {confs}; where they differ, each is named. Text in
-`${{...}}` is computed for the machine."""
+`${{...}}` is computed for the machine.
+
+A choice is one setting, whose value names a variant: `algorithm.policy_loss=gspo` takes the values
+of that variant (`conf/variants.yaml`), and `algorithm.policy_loss.clip_low=0.1` sets a parameter of
+the chosen one. A parameter of another variant is an error that names the variants that have it.
+
+## The fifteen settings that matter
+
+Most runs change these only.
+"""
+_THAT_MATTER = {
+    "model.path": "the model to train; null = the embedded tiny model",
+    "data.train_files": "your prompts; data.md describes the columns",
+    "data.val_files": "held-out prompts; without them nothing measures progress",
+    "data.max_response_tokens": "long enough that `length/truncated_share` stays low",
+    "num_steps": "null with `data.epochs` set computes it from the number of rows",
+    "reward.fn": "your own scoring function; null = the row's tests or answer decide",
+    "algorithm.advantage": "`algorithm=grpo`, `algorithm=ppo`, ... set it with what goes with it",
+    "algorithm.kl": "`loss` or `reward` keeps the policy close to its start; one more model",
+    "learner.optimizer.lr": "lower it if `policy/entropy` falls to 0 or the reward collapses",
+    "buffer.groups_per_step": "prompts per step; more make steps slower and less noisy",
+    "generation.group_size": "raise it if most groups have equal rewards",
+    "buffer.max_staleness_versions": "0 is synchronous; a high bound needs a lower learning rate",
+    "learner.budget_tokens": "as many as fit into memory; the gradient stays the same",
+    "generators.count": "raise it if the learner waits; `async-rl status` shows who waits",
+    "learner.ranks": "raise it if the generators wait, or if memory is short",
+}
+"""Advice on the settings that most runs change."""
 _UNITS = {
     "_s": "s",
     "_minutes": "min",
@@ -56,6 +83,11 @@ def settings_page() -> str:
     """The whole page."""
     written = {conf: dict(flatten(as_written(conf))) for conf in names()}
     parts = [_HEAD.format(confs=" and ".join(f"`conf={conf}`" for conf in written))]
+    advised = [
+        (str(number), f"`{path}`", advice)
+        for number, (path, advice) in enumerate(_THAT_MATTER.items(), start=1)
+    ]
+    parts.append(table(("", "setting", "advice"), advised))
     by_section: dict[str, list[Setting]] = {}
     for setting in settings().values():
         by_section.setdefault(setting.path.rpartition(".")[0], []).append(setting)

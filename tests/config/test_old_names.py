@@ -44,6 +44,61 @@ def test_an_old_name_on_the_command_line_works_and_names_the_new_one(
     assert "generation.timeout_s is now called timeouts.group_s" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("conf", "old", "new"),
+    [
+        ("grpo_code", ["algorithm.clip_low=0.1"], ["algorithm.policy_loss.clip_low=0.1"]),
+        (
+            "grpo_code",
+            ["algorithm.kl_coef=0.1", "algorithm.kl_target=3", "algorithm.kl_controller=adaptive"],
+            [
+                "algorithm.kl=loss",
+                "algorithm.kl.coef=0.1",
+                "algorithm.kl.controller=adaptive",
+                "algorithm.kl.controller.target=3",
+            ],
+        ),
+        ("ppo_code", ["algorithm.kl_coef=0"], ["algorithm.kl=none"]),
+        ("ppo_code", ["algorithm.kl_placement=loss"], ["algorithm.kl=loss"]),
+        (
+            "ppo_code",
+            ["learner.critic.backbone=shared", "learner.critic.optimizer.lr=3e-3"],
+            [
+                "algorithm.advantage.critic=shared",
+                "algorithm.advantage.critic.optimizer.lr=3e-3",
+            ],
+        ),
+        ("grpo_code", ["algorithm.mask_truncated=true"], ["algorithm.truncated=mask"]),
+        ("grpo_code", ["algorithm.value_clip=0.2", "learner.critic.enabled=false"], []),
+        (
+            "grpo_code",
+            ["algorithm.policy_loss=ppo_vanilla", "algorithm.behavior_correction=none"],
+            ["algorithm.policy_loss=ppo_vanilla"],
+        ),
+        (
+            "grpo_code",
+            ["algorithm.aggregation=sequence_sum", "algorithm.aggregation_tokens=12"],
+            ["algorithm.aggregation=sequence_sum", "algorithm.aggregation.tokens=12"],
+        ),
+    ],
+)
+def test_old_names_of_the_objective_mean_the_same(
+    conf: str, old: list[str], new: list[str]
+) -> None:
+    assert compose(conf, old) == compose(conf, new)
+
+
+def test_an_older_run_has_the_objective_that_its_flat_settings_described(old_run: Path) -> None:
+    assert config_of(old_run).algorithm == compose("grpo_code").algorithm
+    path = old_run / "config.yaml"
+    text = path.read_text().replace("kl_coef: 0.0", "kl_coef: 0.3")
+    path.write_text(text.replace("mask_truncated: false", "mask_truncated: true"))
+    algorithm = config_of(old_run).algorithm
+    assert (algorithm.kl.kind, algorithm.truncated) == ("loss", "mask")
+    assert algorithm.reference is not None
+    assert algorithm.reference.coef == 0.3
+
+
 def test_an_old_name_in_a_users_file_works(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("defaults: [grpo_code, _self_]\nsupervisor:\n  stall_timeout_s: 900\n")

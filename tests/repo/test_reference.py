@@ -65,3 +65,10 @@ def test_where_configurations_differ_each_value_is_named() -> None:
     )
     assert "grpo_code and grpo_code_retry: `grpo`" in row
     assert "ppo_code and ppo_math: `gae`" in row
+
+
+def test_the_page_opens_with_fifteen_settings_that_exist() -> None:
+    opening = settings_page().partition("\n## The run")[0]
+    rows = [line for line in opening.splitlines() if line[2:3].isdigit()]
+    assert len(rows) == 15
+    assert [row for row in rows if row.split("`")[1] not in settings()] == []
