@@ -27,7 +27,7 @@ from async_rl.launchers.commands.rollouts import show_rollouts
 from async_rl.launchers.commands.scale import scale
 from async_rl.launchers.commands.status import status
 from async_rl.launchers.commands.stop import stop
-from async_rl.launchers.commands.verifier import verifier
+from async_rl.launchers.commands.verifier import verifier_commands
 from async_rl.launchers.commands.verify import verify
 
 EXIT_WRONG_SETTINGS = 2
@@ -54,7 +54,7 @@ app.command()(export)
 app.command()(doctor)
 app.command()(init)
 app.command()(verify)
-app.command()(verifier)
+app.add_typer(verifier_commands, name="verifier")
 app.command()(migrate)
 app.add_typer(data, name="data")
 

@@ -6,6 +6,7 @@ import pytest
 from rewards_support import Jail
 
 from async_rl.core.types import AssertTest, CallTest, StdinTest
+from async_rl.rewards.verifier.asserts import take_apart
 from async_rl.rewards.verifier.protocol import VerifyRequest, VerifyResponse
 
 
@@ -26,6 +27,10 @@ def f(x):
         except OSError: pass
     {then}
 """
+
+
+def test_tests_of_this_file_are_judged() -> None:
+    assert take_apart(JUDGED, "") is None
 
 
 @pytest.mark.parametrize("kind", [b"d", b"p", b"t", b"w", b"l", b"v", b"z"])
@@ -133,6 +138,12 @@ def test_names_of_a_test_resolve_in_its_own_world(jail: Jail, test: str, right: 
     assert lying.verdict in ("wrong_answer", "runtime_error"), lying
     honest = _verify(jail, right, test, setup=HELPER)
     assert honest.verdict == "pass", honest
+
+
+def test_helper_of_the_test_is_not_the_programs(jail: Jail) -> None:
+    assert _verify(jail, "def f(x): return x * x", JUDGED).verdict == "pass"
+    lying = "def h(x): return 9\ndef f(x): return 16 if x == 4 else 0"
+    assert _verify(jail, lying, JUDGED).verdict == "wrong_answer"
 
 
 def test_counter_is_known_without_an_import(jail: Jail) -> None:

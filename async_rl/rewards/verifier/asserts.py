@@ -77,8 +77,9 @@ def take_apart(code: str, setup: str) -> tuple[Assertion, ...] | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            body, known = ast.parse(code).body, _KNOWN | _bound(ast.parse(setup))
-        assertions = tuple(_assertion(*found, known) for found in _asserts(body))
+            module = ast.parse(code)
+            known = _KNOWN | _bound(module) | _bound(ast.parse(setup))
+        assertions = tuple(_assertion(*found, known) for found in _asserts(module.body))
         return assertions or None
     except (SyntaxError, ValueError, RecursionError, MemoryError, NotPure):
         return None
@@ -87,10 +88,10 @@ def take_apart(code: str, setup: str) -> tuple[Assertion, ...] | None:
         return None
 
 
-def _bound(setup: ast.Module) -> set[str]:
-    """Names that the setup may define. Raises NotPure if only running it would show them."""
+def _bound(module: ast.Module) -> set[str]:
+    """Names that the code may define. Raises NotPure if only running it would show them."""
     names = set()
-    for node in ast.walk(setup):
+    for node in ast.walk(module):
         match node:
             case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
                 names.add(name)

@@ -14,9 +14,9 @@ from __future__ import annotations
 import asyncio
 import hmac
 import struct
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -36,6 +36,7 @@ _JSON = "application/json"
 _NDJSON = "application/x-ndjson"
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 _MAX_BODY_BYTES = 64 << 20
+_BODY_S = 60.0
 _RETRY_AFTER_S = "1"
 _LINGER_S = 0.003
 """A finished result waits this long for others of its batch: sending and receiving single results
@@ -44,8 +45,13 @@ costs both sides as much as judging the programs.
 _TOKEN_PATH = "/token/"
 
 
-def build_app(service: VerifierService, token: str) -> ASGIApp:
-    """The ASGI application of one verifier."""
+def build_app(
+    service: VerifierService, token: str, known: Callable[[Any], None] = lambda client: None
+) -> ASGIApp:
+    """The ASGI application of one verifier.
+
+    known: called with the address of each client that has the token.
+    """
 
     async def admitted(request: Request, work: Awaitable[T]) -> T:
         try:
@@ -92,17 +98,18 @@ def build_app(service: VerifierService, token: str) -> ASGIApp:
         ],
         exception_handlers={Refused: _refuse, ClientDisconnect: _disconnected},
     )
-    return _Guard(app, token)
+    return _Guard(app, token, known)
 
 
 class _Guard:
     """Lets a request pass if it has the token in its header or at the beginning of its path.
 
-    The token is removed from the path.
+    The token is removed from the path. A request without it is refused before its body is read, and
+    its connection is closed.
     """
 
-    def __init__(self, app: ASGIApp, token: str) -> None:
-        self._app, self._token = app, token.encode()
+    def __init__(self, app: ASGIApp, token: str, known: Callable[[Any], None]) -> None:
+        self._app, self._token, self._known = app, token.encode(), known
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -115,8 +122,11 @@ class _Guard:
                 refused = Refused(
                     401, "the token is missing or wrong: send Authorization: Bearer <token>"
                 )
-                await _error(refused)(scope, receive, send)
+                response = _error(refused)
+                response.headers["Connection"] = "close"
+                await response(scope, receive, send)
                 return
+            self._known(scope["client"])
         await self._app(scope, receive, send)
 
 
@@ -218,14 +228,18 @@ async def _while_connected(request: Request, work: Awaitable[T]) -> T:
 
 async def _read(request: Request, expected: type[T]) -> T:
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > _MAX_BODY_BYTES:
-            raise Refused(
-                413,
-                f"the body is larger than {_MAX_BODY_BYTES >> 20} MB; send fewer programs at a"
-                " time",
-            )
+    try:
+        async with asyncio.timeout(_BODY_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > _MAX_BODY_BYTES:
+                    raise Refused(
+                        413,
+                        f"the body is larger than {_MAX_BODY_BYTES >> 20} MB; send fewer programs"
+                        " at a time",
+                    )
+    except TimeoutError as error:
+        raise Refused(408, f"the body took longer than {_BODY_S:g} s; send it at once") from error
     try:
         if _is_packed(request):
             return msgspec.msgpack.decode(body, type=expected)

@@ -14,6 +14,7 @@ import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import cast
 
 import uvicorn
 
@@ -21,6 +22,7 @@ from async_rl.config.rewards import RewardConfig, SandboxConfig, VerifiersConfig
 from async_rl.config.timeouts import TimeoutsConfig
 from async_rl.core.errors import ConfigError, Unavailable
 from async_rl.observability.activity import Activity
+from async_rl.rewards.verifier.intake import ACCEPTED_AT_ONCE, Intake, SparseLog
 from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.packaged_cells import PackagedCells
 from async_rl.rewards.verifier.reward_process import RewardProcess
@@ -100,8 +102,11 @@ async def serve(
     ready: called with the URL once requests are accepted.
     """
     host, port = listener.getsockname()[:2]
+    intake = Intake.for_cells(service.num_cells)
     config = uvicorn.Config(
-        build_app(service, token),
+        build_app(service, token, intake.known),
+        http=cast(type[asyncio.Protocol], intake.protocol),
+        backlog=ACCEPTED_AT_ONCE,
         lifespan="off",
         ws="none",
         access_log=False,
@@ -109,6 +114,10 @@ async def serve(
         timeout_graceful_shutdown=_CLOSE_S,
     )
     server = _Server(config)
+    sparse = SparseLog()
+    loggers = [logging.getLogger(name) for name in ("asyncio", "uvicorn.error")]
+    for logger in loggers:
+        logger.addFilter(sparse)
     serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
     try:
         await ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
@@ -122,10 +131,18 @@ async def serve(
     finally:
         server.should_exit = True
         await serving
+        for logger in loggers:
+            logger.removeFilter(sparse)
 
 
 class _Server(uvicorn.Server):
     """uvicorn without its signal handlers, because the process has handlers already."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start, and let as many connections wait as before: uvicorn sets that number too."""
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(_BACKLOG)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
