@@ -121,7 +121,11 @@ def attack(
         raise ConfigError(f"--form {form} is unknown; use one of {', '.join(FORMS)}")
     trials = list(run(url, form, token))
     if all(trial.outcome is Outcome.CRASHED for trial in trials):
-        raise InfrastructureError(f"{url} gave no verdict ({trials[0].reason}); is it a grader?")
+        reason = trials[0].reason if trials else "it refuses every form of test"
+        raise InfrastructureError(
+            f"{url} gave no verdict: {reason}; give the address of a grader that speaks --form"
+            f" {form}"
+        )
     typer.echo("family               programs    held  forged  crashed")
     for family in dict.fromkeys(trial.attack.family for trial in trials):
         outcomes = [trial.outcome for trial in trials if trial.attack.family == family]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import typer
 from repository import ROOT, files, name
+from typer.core import TyperGroup
 
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.cli import app
@@ -94,9 +95,10 @@ def test_commands_of_async_rl_exist_with_their_options(path: Path) -> None:
         if not words or words[0].startswith("-"):
             continue
         assert words[0] in COMMANDS, words
-        known = {option for parameter in COMMANDS[words[0]].params for option in parameter.opts} | {
-            "--help"
-        }
+        command = COMMANDS[words[0]]
+        parts = [command, *(command.commands.values() if isinstance(command, TyperGroup) else ())]
+        known = {o for part in parts for parameter in part.params for o in parameter.opts}
+        known |= {"--help"}
         assert {w for w in words if w.startswith("--")} <= known, words
 
 
