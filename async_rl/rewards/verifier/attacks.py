@@ -153,7 +153,7 @@ def _try(http: httpx.Client, url: str, form: str, attack: Attack, kind: str) -> 
         is_right = _verdict(form, reply.json())
         if is_right is not None:
             outcome = Outcome.HELD if is_right == (attack.family == _HONEST) else Outcome.FORGED
-    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+    except (httpx.HTTPError, ValueError, KeyError) as error:
         reason = f"{type(error).__name__}: {error}"[:200]
     seconds = time.monotonic() - started
     return Trial(attack=attack, kind=kind, outcome=outcome, reason=reason, seconds=seconds)
