@@ -227,17 +227,29 @@ class NoKl(Section):
 class KlConfig(Section):
     """The KL to a reference model."""
 
-    kind: Literal["reward", "loss"]
     coef: Annotated[float, Field(gt=0)]
     """weight of the KL to the reference"""
-    estimator: Literal["k1", "abs", "k2", "k3", "full"]
-    """lp-ref, |lp-ref|, (lp-ref)^2/2, exp(ref-lp)-(ref-lp)-1, or the exact KL over the
-    vocabulary"""
     controller: Annotated[FixedKl | AdaptiveKl, Tag]
     """adaptive changes the coefficient so that the KL approaches a target"""
     ref_ema_eta: Annotated[float, Field(ge=0, lt=1)]
     """after each step the reference becomes eta x policy + (1 - eta) x reference; 0 = fixed
     reference"""
+
+
+class RewardKl(KlConfig):
+    """The reward of each token pays lp - ref (k1), the only estimate whose policy gradient is that
+    of the KL.
+    """
+
+    kind: Literal["reward"]
+
+
+class LossKl(KlConfig):
+    """The loss of each token has an estimate of the KL, or the exact KL."""
+
+    kind: Literal["loss"]
+    estimator: Literal["abs", "k2", "k3", "full"]
+    """|lp-ref|, (lp-ref)^2/2, exp(ref-lp)-(ref-lp)-1, or the exact KL over the vocabulary"""
 
 
 class MeanAggregation(Section):
@@ -266,15 +278,16 @@ class AlgorithmConfig(Section):
     policy"""
     entropy_coef: Annotated[float, Field(ge=0)]
     """weight of the full-vocabulary entropy bonus"""
-    kl: Annotated[NoKl | KlConfig, Tag]
+    kl: Annotated[NoKl | RewardKl | LossKl, Tag]
     """subtract the KL to a reference from the reward per token, or add it to the loss; none = no
     reference model is loaded"""
     aggregation: Annotated[MeanAggregation | SumAggregation, Tag]
     """mean over trained tokens, over sequences of their token means, or over sequences of sums
     divided by a constant"""
-    truncated: Literal["train", "mask", "zero_reward"]
+    truncated: Literal["train", "mask", "zero_reward", "bootstrap"]
     """truncated samples: train as others; mask = exclude them from training and from advantage
-    statistics; zero_reward = their task reward is 0, a KL term in the reward remains"""
+    statistics; zero_reward = their task reward is 0, a KL term in the reward remains; bootstrap =
+    the critic's value after their end replaces their task reward"""
 
     @property
     def critic(self) -> CriticConfig | None:
@@ -282,6 +295,6 @@ class AlgorithmConfig(Section):
         return self.advantage.critic if isinstance(self.advantage, CriticAdvantage) else None
 
     @property
-    def reference(self) -> KlConfig | None:
+    def reference(self) -> RewardKl | LossKl | None:
         """The KL to the reference; None if no reference model is loaded."""
-        return self.kl if isinstance(self.kl, KlConfig) else None
+        return None if isinstance(self.kl, NoKl) else self.kl

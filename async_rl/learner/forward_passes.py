@@ -193,14 +193,13 @@ class ForwardPasses:
             proximal_logprobs=torch.zeros(num_tokens, device=device),
             entropies=torch.zeros(num_tokens, device=device),
             ref_logprobs=zeros(num_tokens, is_computed=self._models.reference is not None),
-            ref_kl=zeros(num_tokens, is_computed=self._needs_exact_kl),
             values=zeros(num_tokens, is_computed=has_values),
             bootstrap=zeros(batch.num_sequences, is_computed=has_values),
         )
 
     def sum_policy_outputs(self, outputs: BatchOutputs) -> None:
         """Complete the outputs of the policy on every rank (collective)."""
-        self._sum_over_ranks(outputs.proximal_logprobs, outputs.entropies, outputs.ref_kl)
+        self._sum_over_ranks(outputs.proximal_logprobs, outputs.entropies)
 
     def _sum_over_ranks(self, *tensors: Tensor | None) -> None:
         """Each rank wrote its own passes and left 0 elsewhere, so the sum is the whole batch."""
@@ -213,8 +212,6 @@ def record_policy(outputs: BatchOutputs, row: Pass, output: PolicyOutput) -> Non
     """Write the policy's output of a pass into the outputs of the batch."""
     outputs.proximal_logprobs[row.token_index] = output.logprobs.detach()
     outputs.entropies[row.token_index] = output.entropies.detach()
-    if outputs.ref_kl is not None and output.kl is not None:
-        outputs.ref_kl[row.token_index] = output.kl.detach()
     if output.values is not None:
         _record_values(outputs, row, output.values)
 

@@ -19,7 +19,6 @@ from async_rl.algorithms.advantages import (
     returns_to_go,
     vtrace,
 )
-from async_rl.algorithms.kl import kl_estimate
 from async_rl.algorithms.parts import Parts
 from async_rl.algorithms.value_norm import ValueUnits
 from async_rl.batching.batch import Batch
@@ -40,14 +39,13 @@ class BatchOutputs:
     """The outputs of the models for the whole batch, before the update.
 
     Each is float32 [R], except bootstrap: float32 [B], the value after the last token.  A field is
-    None if there is no such model.  ref_kl: the exact KL to the reference, if it is the estimator.
+    None if there is no such model.
     values, bootstrap: in the critic's unit.  Passes fill the tensors in place.
     """
 
     proximal_logprobs: Tensor
     entropies: Tensor
     ref_logprobs: Tensor | None
-    ref_kl: Tensor | None
     values: Tensor | None
     bootstrap: Tensor | None
 
@@ -117,7 +115,10 @@ def compute_targets(
     returns = None
     match algorithm.advantage:
         case GaeAdvantage() | VtraceAdvantage() as advantage:
-            raw, returns = _critic_targets(batch, per_token - penalty, outputs, advantage, units)
+            has_more = batch.is_truncated & (algorithm.truncated == "bootstrap")
+            raw, returns = _critic_targets(
+                batch, per_token - penalty, has_more, outputs, advantage, units
+            )
         case ReturnAdvantage(kind=kind, gamma=gamma):
             raw = _returns_to_go(batch, per_token - penalty, gamma)
             if kind == "reinforce_plus_plus_baseline":
@@ -144,20 +145,13 @@ def _groups(batch: Batch, algorithm: AlgorithmConfig) -> Parts:
 def _reward_kl(batch: Batch, outputs: BatchOutputs, algorithm: AlgorithmConfig) -> Tensor:
     """The KL at each token of the policy that the reward subtracts: float32 [R], 0 if the KL is not
     part of the reward.
+
+    It is k1. The policy gradient of any other estimate lacks the term that pulls the policy back
+    (tests/algorithms/test_kl_holds_the_policy.py).
     """
-    reference = algorithm.reference
-    if reference is None or reference.kind == "loss" or outputs.ref_logprobs is None:
+    if algorithm.kl.kind != "reward" or outputs.ref_logprobs is None:
         return torch.zeros_like(outputs.proximal_logprobs)
-    if reference.estimator != "full":
-        kl = kl_estimate(
-            outputs.proximal_logprobs,
-            ref_logprobs=outputs.ref_logprobs,
-            estimator=reference.estimator,
-        )
-    elif outputs.ref_kl is not None:
-        kl = outputs.ref_kl
-    else:
-        raise ValueError("the exact KL to the reference was not computed")
+    kl = outputs.proximal_logprobs - outputs.ref_logprobs
     return kl.masked_fill(~batch.loss_mask, 0.0)
 
 
@@ -189,17 +183,20 @@ def _normalized(batch: Batch, raw: Tensor, mask: Tensor, algorithm: AlgorithmCon
 def _critic_targets(
     batch: Batch,
     rewards: Tensor,
+    has_more: Tensor,
     outputs: BatchOutputs,
     advantage: GaeAdvantage | VtraceAdvantage,
     units: ValueUnits,
 ) -> tuple[Tensor, Tensor]:
     """Advantages and returns of the tokens that the policy wrote: float32 [R], float32 [R].
 
-    Only a truncated response has a value after its end; a finished one earns nothing more.
+    has_more: bool [B], the responses whose return includes the value after their end.  A
+    response that was scored is none of them, even if it was truncated: no target trains that
+    value, so it would be paid twice and grow with every step.
     """
     if outputs.values is None or outputs.bootstrap is None:
         raise ValueError(f"algorithm.advantage={advantage.kind} needs the critic's values")
-    bootstrap = units.to_returns(outputs.bootstrap).masked_fill(~batch.is_truncated, 0.0)
+    bootstrap = units.to_returns(outputs.bootstrap).masked_fill(~has_more, 0.0)
     rows = batch.rows(rewards)
     values = batch.rows(units.to_returns(outputs.values))
     written = batch.rows(batch.loss_mask)

@@ -121,27 +121,34 @@ def model_optimizers(config: RunConfig, models: LearnerModels) -> Trained:
     learner, critic_config = config.learner, config.algorithm.critic
 
     def optimizer(
-        name: str, root: nn.Module, module: nn.Module, settings: OptimizerConfig
+        name: str,
+        root: nn.Module,
+        module: nn.Module,
+        settings: OptimizerConfig,
+        num_steps: int,
     ) -> ModelOptimizer:
         return ModelOptimizer(
             name,
             root,
             settings,
             parameters=module.parameters(),
-            num_steps=config.num_steps,
+            num_steps=num_steps,
             is_offloaded=learner.offload == "optimizer",
         )
 
-    policy, critic = models.policy, models.critic
+    policy, critic, total = models.policy, models.critic, config.num_steps
+    # The policy's schedule begins after the critic's warm-up, and ends with the run all the same.
+    num_trained = total if critic_config is None else total - critic_config.warmup_steps
     trained: Trained = {
-        "policy": (policy, optimizer("policy", policy, policy.lm, learner.optimizer))
+        "policy": (policy, optimizer("policy", policy, policy.lm, learner.optimizer, num_trained))
     }
     if critic_config is None:
         return trained
+    settings = critic_config.optimizer
     if critic is not None:
-        trained["critic"] = (critic, optimizer("critic", critic, critic, critic_config.optimizer))
+        trained["critic"] = (critic, optimizer("critic", critic, critic, settings, total))
     elif policy.value_head is not None:
         # The policy's optimizer trains the shared backbone, so the critic's trains the head alone.
         head = policy.value_head
-        trained["critic"] = (head, optimizer("critic", policy, head, critic_config.optimizer))
+        trained["critic"] = (head, optimizer("critic", policy, head, settings, total))
     return trained

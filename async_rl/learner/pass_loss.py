@@ -28,7 +28,7 @@ from async_rl.config.algorithm import (
     AlgorithmConfig,
     CispoLoss,
     ClippedLoss,
-    KlConfig,
+    LossKl,
     MaskCorrection,
     NoCorrection,
     ReinforceLoss,
@@ -117,7 +117,7 @@ def policy_pass_loss(
         sequences,
     )
     losses = policy.loss
-    if reference is not None and reference.kind == "loss" and before.ref_logprobs is not None:
+    if isinstance(reference, LossKl) and before.ref_logprobs is not None:
         kl = _loss_kl(reference, output, before.ref_logprobs[index], behavior_weight)
         losses = losses + kl_coef * kl
     if algorithm.entropy_coef:
@@ -166,7 +166,7 @@ def _policy_loss(
 
 
 def _loss_kl(
-    settings: KlConfig, output: PolicyOutput, ref_logprobs: Tensor, behavior_weight: Tensor
+    settings: LossKl, output: PolicyOutput, ref_logprobs: Tensor, behavior_weight: Tensor
 ) -> Tensor:
     """The KL at each token: float32 [R'].
 

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from async_rl.batching.batch import Batch, collate
 from async_rl.batching.packing import pack
 from async_rl.batching.partition import passes
-from async_rl.config.algorithm import KlConfig
+from async_rl.config.algorithm import KlConfig, LossKl
 from async_rl.config.plugins import import_external
 from async_rl.config.run import RunConfig
 from async_rl.core.codec import encode
@@ -286,7 +286,7 @@ def _forward_passes(config: RunConfig, models: LearnerModels, ranks: Ranks) -> F
         learner=config.learner,
         seed=config.seed,
         temperature=config.generation.temperature,
-        needs_exact_kl=reference is not None and reference.estimator == "full",
+        needs_exact_kl=isinstance(reference, LossKl) and reference.estimator == "full",
     )
 
 
@@ -298,7 +298,7 @@ def _update_settings(config: RunConfig) -> UpdateSettings:
         rules=RewardRules(
             reward=config.reward,
             max_response_tokens=config.data.max_response_tokens,
-            zero_truncated=config.algorithm.truncated == "zero_reward",
+            zero_truncated=config.algorithm.truncated in ("zero_reward", "bootstrap"),
         ),
     )
 

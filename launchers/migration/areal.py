@@ -55,16 +55,8 @@ def _value_norm(given: Given) -> Fate:
 
 def _kl_in_reward(given: Given) -> Fate:
     if not given.value:
-        return Fate(
-            "translated",
-            "no KL term",
-            {"algorithm.kl": "none"},
-        )
-    settings = {
-        "algorithm.kl": "reward",
-        "algorithm.kl.coef": given.value,
-        "algorithm.kl.estimator": "k1",
-    }
+        return Fate("translated", "no KL term", {"algorithm.kl": "none"})
+    settings = {"algorithm.kl": "reward", "algorithm.kl.coef": given.value}
     return Fate("translated", settings=settings)
 
 

@@ -10,7 +10,7 @@ from async_rl.launchers.migration.rules import Fate, Function, Given, Settings, 
 
 _ACTOR = "actor_rollout_ref.actor"
 _OVERRIDES = "actor_rollout_ref.model.override_config."
-_KL = {"kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "full": "full"}
+_KL = {"abs": "abs", "mse": "k2", "k2": "k2", "full": "full"}
 _ADVANTAGES = (
     "gae",
     "grpo",
@@ -166,11 +166,15 @@ def _kl_loss(given: Given) -> Fate:
             "refused", "KL both in the reward and in the loss; the one in the reward is kept"
         )
     coef = given.sibling("kl_loss_coef", 0.001)
+    estimate = given.sibling("kl_loss_type", "low_var_kl")
+    if given.value and coef and estimate in ("kl", "k1"):
+        reason = "in the loss this estimate has no expected gradient; set it to low_var_kl"
+        return Fate("refused", f"kl_loss_type={estimate}: {reason}")
     if given.value and coef:
         settings = {
             "algorithm.kl": "loss",
             "algorithm.kl.coef": coef,
-            "algorithm.kl.estimator": _KL.get(given.sibling("kl_loss_type", "low_var_kl"), "k3"),
+            "algorithm.kl.estimator": _KL.get(estimate, "k3"),
         }
         return Fate("translated", settings=settings)
     if in_reward:

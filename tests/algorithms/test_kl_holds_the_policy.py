@@ -105,5 +105,7 @@ def test_expected_gradients_in_the_loss_are_those_of_the_kl_in_either_direction(
     reverse = gradient((logq.exp() * (logq - logp)).sum())
     torch.testing.assert_close(expected("k2"), forward)
     torch.testing.assert_close(expected("k3"), reverse)
+    difference = (logp.exp() - logq.exp()).abs().sum()
+    torch.testing.assert_close(expected("abs"), gradient(difference))
     assert float(expected("k1").abs().max()) < 1e-7
     assert float((forward - reverse).abs().max()) > 1e-3

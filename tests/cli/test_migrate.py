@@ -226,8 +226,9 @@ VERL_KEYS: list[tuple[str, Any, Any]] = [
     ("algorithm.lam", 0.8, {"algorithm.advantage.gae_lambda": 0.8}),
     ("algorithm.adv_estimator", "grpo", {"algorithm.advantage": "grpo"}),
     ("algorithm.adv_estimator", "opo", "refused"),
-    ("algorithm.kl_penalty", "mse", {"algorithm.kl.estimator": "k2"}),
-    ("algorithm.kl_penalty", "full", {"algorithm.kl.estimator": "full"}),
+    ("algorithm.kl_penalty", "kl", "defaulted"),
+    ("algorithm.kl_penalty", "mse", "refused"),
+    ("algorithm.kl_penalty", "full", "refused"),
     ("algorithm.kl_ctrl.type", "adaptive", {"algorithm.kl.controller": "adaptive"}),
     (
         "algorithm.kl_ctrl.kl_coef",

@@ -16,6 +16,18 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
     ("overrides", "expected"),
     [
         (["algorithm.advantage.critic.warmup_steps=3", "num_steps=3"], "is not below num_steps=3"),
+        (
+            ["algorithm.advantage=vtrace", "algorithm.policy_loss.correction=sequence_tis"],
+            "would count again; set algorithm.policy_loss.correction=token_tis",
+        ),
+        (
+            ["algorithm.advantage=vtrace", "algorithm.policy_loss=gspo"],
+            "algorithm.policy_loss.correction=sequence_tis with algorithm.advantage=vtrace",
+        ),
+        (
+            ["algorithm=grpo", "algorithm.truncated=bootstrap"],
+            "no critic predicts the value after a truncated sample; set algorithm.truncated=train",
+        ),
         (["algorithm=grpo", "generation.group_size=1"], "set generation.group_size to at least 2"),
         (["generation.vllm.max_num_seqs=4"], "is below generation.group_size=8"),
         (["generation.vllm.max_num_batched_tokens=64"], "is below max_num_seqs=256"),
@@ -319,3 +331,17 @@ def test_one_device_in_turns_needs_nothing_but_the_word() -> None:
         compose("ppo_code", [*shared, "buffer.max_staleness_versions=4"]).weights.push_every_steps
         == 2
     )
+
+
+@pytest.mark.parametrize("estimator", ["abs", "k2", "k3", "full"])
+def test_another_estimate_than_k1_cannot_be_chosen_for_the_reward(estimator: str) -> None:
+    for controller in ("fixed", "adaptive"):
+        knobs = [f"algorithm.kl.estimator={estimator}", f"algorithm.kl.controller={controller}"]
+        with pytest.raises(ConfigError, match=r"algorithm\.kl=reward has no estimator.*kl=loss"):
+            compose("ppo_code", ["algorithm.kl=reward", *knobs])
+        compose("ppo_code", ["algorithm.kl=loss", *knobs])
+
+
+def test_k1_cannot_be_chosen_for_the_loss() -> None:
+    with pytest.raises(ConfigError, match=r"algorithm\.kl\.estimator.*abs.*k2.*k3.*full"):
+        compose("ppo_code", ["algorithm.kl=loss", "algorithm.kl.estimator=k1"])

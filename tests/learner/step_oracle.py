@@ -50,7 +50,7 @@ class Objective:
     kl_in_loss: float = 0.0
     entropy_coef: float = 0.0
     masks_truncated: bool = False
-    bootstraps_truncated: bool = True
+    bootstraps_truncated: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,7 +286,8 @@ class StepOracle:
         kl = self._objective.kl_in_reward * (sample.proximal - sample.reference)
         written = np.flatnonzero(_written(sample.t)).tolist()
         rewards = {i: -float(kl[i]) for i in written}
-        rewards[written[-1]] += sample.t.score.reward
+        if not (self._objective.bootstraps_truncated and sample.t.is_truncated):
+            rewards[written[-1]] += sample.t.score.reward
         return rewards
 
     def _compared(self, sample: Sample) -> float:

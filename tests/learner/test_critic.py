@@ -78,9 +78,7 @@ def oracle(
         values = head(backbone(ids, use_cache=False).last_hidden_state[0, start - 1 :])[:, 0]
         known = values.detach()
         rewards = [0.0] * (t.response_length - 1) + [t.score.reward]
-        advantages, returns = gae_oracle(
-            rewards, known[:-1].tolist(), known[-1].item() if t.is_truncated else 0.0
-        )
+        advantages, returns = gae_oracle(rewards, known[:-1].tolist(), bootstrap=0.0)
         samples.append(
             (t, logp, logp.gather(1, ids[0, start:, None])[:, 0], values[:-1], advantages, returns)
         )

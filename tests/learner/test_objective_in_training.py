@@ -30,11 +30,7 @@ OBJECTIVES = {
         "algorithm.kl.estimator=full",
         "algorithm.entropy_coef=0.01",
     ],
-    "full_kl_in_reward": [
-        "algorithm.kl.coef=0.2",
-        "algorithm.kl.estimator=full",
-        "algorithm.kl=reward",
-    ],
+    "kl_in_reward": ["algorithm.kl=reward", "algorithm.kl.coef=0.2"],
     "reinforce_plus_plus": ["algorithm=reinforce_plus_plus", "algorithm.aggregation=sequence_mean"],
     "cispo": ["algorithm=cispo"],
     "dr_grpo": ["algorithm=dr_grpo"],

@@ -49,12 +49,20 @@ VARIANTS = {
         4,
     ),
     f"grpo_code {TWICE} algorithm.kl=loss algorithm.kl.coef=0.3": (Objective(kl_in_loss=0.3), 4),
-    f"grpo_code {TWICE} algorithm=rloo algorithm.kl.coef=0.3 algorithm.kl=reward"
-    " algorithm.kl.estimator=k1": (Objective(advantage="rloo", kl_in_reward=0.3), 4),
+    f"grpo_code {TWICE} algorithm=rloo algorithm.kl=reward algorithm.kl.coef=0.3": (
+        Objective(advantage="rloo", kl_in_reward=0.3),
+        4,
+    ),
     f"grpo_code {TWICE} algorithm.entropy_coef=0.1": (Objective(entropy_coef=0.1), 4),
     f"grpo_code {TWICE} algorithm.policy_loss.correction=sequence_mis"
     " algorithm.policy_loss.correction.min=0.5": (
         Objective(correction="sequence_mis", weight_min=0.5),
+        4,
+    ),
+    f"ppo_code {TWICE} algorithm.truncated=bootstrap": (
+        Objective(
+            advantage="gae", normalize="batch", kl_in_reward=0.001, bootstraps_truncated=True
+        ),
         4,
     ),
     f"grpo_code {TWICE} algorithm.policy_loss.correction.geometric_max=1.1": (

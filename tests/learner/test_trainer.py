@@ -177,6 +177,23 @@ def test_the_schedule_of_the_policy_begins_after_the_warm_up_of_the_critic(
     assert [step["value/lr"] for step in found] == pytest.approx([0.5e-2, *[1e-2] * 7])
 
 
+def test_the_cosine_of_the_policy_reaches_its_floor_whatever_the_critics_warm_up(
+    model_path: Path,
+) -> None:
+    def last_rate(warmup_steps: int) -> float:
+        trainer = make_trainer(
+            model_path,
+            "ppo_code",
+            "num_steps=40",
+            "learner.optimizer.lr=1",
+            f"algorithm.advantage.critic.warmup_steps={warmup_steps}",
+        )
+        return trainer._updater._set_learning_rates(39)[0]
+
+    assert last_rate(0) == pytest.approx(0.1, abs=0.01)
+    assert last_rate(16) == pytest.approx(0.1, abs=0.01)
+
+
 def test_warm_up_starts_at_a_fraction_of_lr(model_path: Path) -> None:
     trainer = make_trainer(
         model_path, "grpo_code", "learner.optimizer.warmup_steps=4", "learner.optimizer.lr=1e-3"

@@ -36,6 +36,12 @@ def _objective(config: RunConfig) -> Iterator[str]:
             f" num_steps={config.num_steps}: the policy would never be trained; lower it or raise"
             " num_steps"
         )
+    if algorithm.truncated == "bootstrap" and critic is None:
+        yield (
+            f"algorithm.truncated=bootstrap with algorithm.advantage={estimator}: no critic"
+            " predicts the value after a truncated sample; set algorithm.truncated=train, or"
+            " algorithm.advantage=gae"
+        )
     if config.reward.overlong_tokens > limit:
         yield (
             f"reward.overlong_tokens={config.reward.overlong_tokens} is above"
@@ -47,6 +53,14 @@ def _objective(config: RunConfig) -> Iterator[str]:
 def _policy_loss(config: RunConfig) -> Iterator[str]:
     loss, learner = config.algorithm.policy_loss, config.learner
     num_updates, bound = learner.minibatches * learner.epochs, config.buffer.max_staleness_versions
+    correction = loss.correction.kind
+    if config.algorithm.advantage.kind == "vtrace" and correction.startswith("sequence"):
+        yield (
+            f"algorithm.policy_loss.correction={correction} with algorithm.advantage=vtrace: the"
+            " targets of V-trace have the weights of later tokens, which the weight of the sequence"
+            " would count again; set algorithm.policy_loss.correction=token_tis, or"
+            " algorithm.advantage=gae"
+        )
     if loss.kind == "reinforce" and num_updates > 1:
         yield (
             f"algorithm.policy_loss=reinforce with learner.minibatches={learner.minibatches} and"
