@@ -41,4 +41,4 @@ def test_a_snippet_that_does_not_occur_is_refused_by_name() -> None:
 def test_mutants_have_names_of_their_own_and_few_may_survive() -> None:
     assert [name for name, count in Counter(row.name for row in rows()).items() if count > 1] == []
     assert len([row for row in rows() if row.survives]) <= MAX_SURVIVORS
-    assert len(rows()) >= 80
+    assert len(rows()) >= 100
