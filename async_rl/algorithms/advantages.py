@@ -77,8 +77,8 @@ def returns_to_go(rewards: Tensor, *, mask: Tensor, gamma: float) -> Tensor:
     """
     # With values of 0 and lambda 1 the advantage of GAE is the return.
     zeros = torch.zeros_like(rewards)
-    bootstrap = zeros.new_zeros(len(rewards))
-    returns, _ = gae(rewards, values=zeros, bootstrap=bootstrap, mask=mask, gamma=gamma, lam=1.0)
+    nothing = zeros.sum(1)
+    returns, _ = gae(rewards, values=zeros, bootstrap=nothing, mask=mask, gamma=gamma, lam=1.0)
     return returns
 
 

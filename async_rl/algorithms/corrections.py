@@ -66,19 +66,14 @@ def behavior_weights(
 
 
 def geometric_outliers(
-    log_ratio: Tensor, *, sequences: Parts, maximum: float | None, minimum: float | None
+    log_ratio: Tensor, *, sequences: Parts, maximum: float, minimum: float
 ) -> Tensor:
     """Return the tokens of sequences whose geometric mean weight is out of bounds.
 
     log_ratio: float32 [R], proximal - behavior log-probs -> bool [R].  The geometric mean weight is
-    exp(mean of log_ratio over the trained tokens); maximum, minimum: its bounds, None = no bound.
-    Unlike the product of the weights it does not grow with the length of the sequence (the
+    exp(mean of log_ratio over the trained tokens); maximum, minimum: its bounds, infinity and 0 for
+    none.  Unlike the product of the weights it does not grow with the length of the sequence (the
     sequence ratio of GSPO, arXiv 2507.18071 eq. 7, between proximal and behavior policy).
     """
     mean = sequences.mean(log_ratio.detach()).exp()
-    is_outlier = torch.zeros_like(mean, dtype=torch.bool)
-    if maximum is not None:
-        is_outlier |= mean > maximum
-    if minimum is not None:
-        is_outlier |= mean < minimum
-    return is_outlier
+    return (mean > maximum) | (mean < minimum)

@@ -34,8 +34,7 @@ def chunk_logprobs(hidden: Tensor, head: Tensor, temperature: float) -> Tensor:
     hidden: float32 or bfloat16 [C, H]; head: the same dtype [V, H] -> float32 [C, V].  All logits
     of the rows are in memory twice, so C should be small.
     """
-    chunk = _Chunk(hidden, head, len(hidden), temperature)
-    return chunk.fill(hidden)
+    return _Chunk(hidden, head, len(hidden), temperature).fill(hidden)
 
 
 class _Chunk:

@@ -56,17 +56,13 @@ class Moments:
             return self
         values = returns.double()
         total, total_square = float(values.sum()), float(values.square().sum())
-        if kind == "ma":
-            return Moments(
-                total=self.total + total,
-                total_square=self.total_square + total_square,
-                weight=self.weight + n,
-            )
-        share = 1 - beta
+        decay, share = 1.0, 1.0
+        if kind == "exp":
+            decay, share = beta, (1 - beta) / n
         return Moments(
-            total=beta * self.total + share * total / n,
-            total_square=beta * self.total_square + share * total_square / n,
-            weight=beta * self.weight + share,
+            total=decay * self.total + share * total,
+            total_square=decay * self.total_square + share * total_square,
+            weight=decay * self.weight + share * n,
         )
 
     def units(self, *, eps: float) -> ValueUnits:

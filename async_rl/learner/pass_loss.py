@@ -73,13 +73,11 @@ def correction(algorithm: AlgorithmConfig, log_ratio: Tensor, sequences: Parts) 
         maximum=maximum,
         minimum=minimum,
     )
-    if settings.geometric_max is None and settings.geometric_min is None:
-        return corrected
     is_outlier = geometric_outliers(
         log_ratio,
         sequences=sequences,
-        maximum=settings.geometric_max,
-        minimum=settings.geometric_min,
+        maximum=settings.geometric_max or math.inf,
+        minimum=settings.geometric_min or 0.0,
     )
     weights = corrected.weights.masked_fill(is_outlier, 0.0)
     return BehaviorWeights(weights, corrected.raw, corrected.is_bounded | is_outlier)

@@ -118,10 +118,10 @@ def test_the_geometric_mask_looks_at_the_mean_and_not_at_the_length() -> None:
     sequences = Parts(index=index, count=2, mask=mask)
     assert not geometric_outliers(log_ratio, sequences=sequences, maximum=1.3, minimum=0.8).any()
     assert (
-        geometric_outliers(log_ratio, sequences=sequences, maximum=1.1, minimum=None).tolist()
+        geometric_outliers(log_ratio, sequences=sequences, maximum=1.1, minimum=0.0).tolist()
         == [False] * 2 + [True] * 4
     )
     assert (
-        geometric_outliers(-log_ratio, sequences=sequences, maximum=None, minimum=0.9).tolist()
+        geometric_outliers(-log_ratio, sequences=sequences, maximum=math.inf, minimum=0.9).tolist()
         == [False] * 2 + [True] * 4
     )
