@@ -193,3 +193,26 @@ def test_a_message_about_a_missing_package_names_an_extra_that_has_it() -> None:
     assert wrong == {}
     named = {distribution(package) for package in EXTRA_OF}
     assert declared(*EXTRAS) - declared() - named - {"vllm"} == set()
+
+
+def test_every_table_that_the_product_reads_is_installed() -> None:
+    data = PROJECT["tool"]["setuptools"]["package-data"]
+    installed = {
+        path
+        for package, patterns in data.items()
+        for pattern in patterns
+        for path in (ROOT / folder_of(package)).glob(pattern)
+    }
+    tables = {
+        path
+        for folder in ("async_rl", "launchers", "conf", "sandbox")
+        for ending in ("yaml", "toml")
+        for path in (ROOT / folder).rglob(f"*.{ending}")
+    }
+    assert sorted(str(path) for path in tables - installed) == []
+
+
+def folder_of(package: str) -> str:
+    """The folder of a package; some lie beside async_rl and are installed inside it."""
+    inside = package.removeprefix("async_rl.").replace(".", "/")
+    return inside if (ROOT / inside).is_dir() else package.replace(".", "/")
