@@ -140,6 +140,15 @@ def test_names_of_a_test_resolve_in_its_own_world(jail: Jail, test: str, right: 
     assert honest.verdict == "pass", honest
 
 
+def test_names_resolve_without_a_judge_too(jail: Jail) -> None:
+    """A setup with `import *` is always judged; these tests have none."""
+    right = "def f(x): return list(range(x))"
+    for test in ("assert f(5) == list(range(5))", "assert f(5) == helper(5)"):
+        setup = "def helper(x): return list(range(x))"
+        assert _verify(jail, right, test, setup=setup).verdict == "pass"
+        assert _verify(jail, BUILTINS_LIE, test, setup=setup).verdict == "wrong_answer"
+
+
 def test_helper_of_the_test_is_not_the_programs(jail: Jail) -> None:
     assert _verify(jail, "def f(x): return x * x", JUDGED).verdict == "pass"
     lying = "def h(x): return 9\ndef f(x): return 16 if x == 4 else 0"
