@@ -28,11 +28,11 @@ from typing import Any
 import psutil
 import zmq
 import zmq.asyncio
-from rich.console import Console as Terminal
 
 from async_rl.core.codec import encode
 from async_rl.launchers.configuration.compose import compose
 from async_rl.monitoring.console import Console
+from async_rl.monitoring.terminal import Terminal
 from async_rl.observability.activity import Activity
 from async_rl.protocol.membership import Heartbeat, Member, Register, WatchMembers
 from async_rl.runtime.directory import Directory

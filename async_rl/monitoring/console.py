@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from rich.console import Console as RichConsole
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -24,21 +23,13 @@ from rich.text import Text
 
 from async_rl.config.run import RunConfig
 from async_rl.monitoring.status import ROLE_ORDER, wait_of
-from async_rl.monitoring.terminal import VisibleConsole
+from async_rl.monitoring.terminal import Terminal
 from async_rl.protocol.membership import Member
 
 _PLAIN_EVERY_S = 5.0  # a log of an hour then has at most 720 lines
 _REDRAW_EVERY_S = 0.1  # heartbeats come more often than a terminal should be redrawn
 _LEAST_REPORTED_S = 1.0  # shorter waits change faster than a person can read
 _BAR_WIDTH = 30
-
-
-class Terminal(VisibleConsole):
-    """A terminal whose closed pipe is an error like any other."""
-
-    def on_broken_pipe(self) -> None:
-        """Raise an ordinary error. The default ends the process, and with it the run."""
-        raise BrokenPipeError
 
 
 class Console:
@@ -49,7 +40,7 @@ class Console:
         config: RunConfig,
         run_dir: Path,
         *,
-        terminal: RichConsole | None = None,
+        terminal: Terminal | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -146,10 +137,7 @@ class Console:
         try:
             yield
         except OSError:
-            self._terminal.quiet = True
-            # Python flushes stdout at its end, which would fail again and change the exit code.
-            with contextlib.suppress(OSError), open(os.devnull, "wb") as nothing:
-                os.dup2(nothing.fileno(), self._terminal.file.fileno())
+            self._terminal.drop()
 
     def _say(self, line: str, *, is_due: bool) -> None:
         now_s = self._clock()

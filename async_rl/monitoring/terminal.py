@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterable
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -22,3 +24,18 @@ class VisibleConsole(Console):
                 yield segment
             else:
                 yield Segment(visible(segment.text), segment.style)
+
+
+class Terminal(VisibleConsole):
+    """A console that nobody needs to read: what cannot be written is dropped."""
+
+    def on_broken_pipe(self) -> None:
+        """Continue without output. The default ends the process, and with it a run."""
+        self.drop()
+
+    def drop(self) -> None:
+        """Write nothing from now on."""
+        self.quiet = True
+        # Python flushes stdout at its end, which would fail again and change the exit code.
+        with contextlib.suppress(OSError), open(os.devnull, "wb") as nothing:
+            os.dup2(nothing.fileno(), self.file.fileno())

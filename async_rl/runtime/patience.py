@@ -23,7 +23,8 @@ class SupervisorCalls:
 
     async def call(self, request: Message, *, timeout_s: float) -> Any:
         """As RpcClient.call, with `timeout_s` for each attempt."""
-        deadline_s = time.monotonic() + self._patience_s
+        # On top of the first attempt: a request for news may rightly wait longer than that.
+        deadline_s = time.monotonic() + timeout_s + self._patience_s
         while True:
             try:
                 return await self._client.call(request, timeout_s=timeout_s)

@@ -25,6 +25,7 @@ from async_rl.launchers.commands.options import (
     default_output_dir,
     split_conf,
 )
+from async_rl.monitoring.terminal import Terminal
 from async_rl.planning.topology import processes
 
 
@@ -71,7 +72,7 @@ def launch(
     machine = this_machine() if other_machine is None else pretended_machine(other_machine)
     config, preset = starting.checked_config(conf, overrides, machine)
     specs = processes(config, machine)
-    terminal = console()
+    terminal = console(Terminal)
     if dry_run:
         show_config(terminal, config)
     show_plan(terminal, config, specs, machine, model_shape(config), preset=preset)
@@ -120,7 +121,7 @@ def resume(
         machine = this_machine()
         preflight(config, machine, is_new=False)
         specs = processes(config, machine, resuming.counts_after_resume(run_dir, config))
-        terminal = console()
+        terminal = console(Terminal)
         show_plan(terminal, config, specs, machine, model_shape(config))
         for line in changed:
             terminal.print(f"resuming with {line}", markup=False, soft_wrap=True)

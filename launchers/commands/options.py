@@ -63,12 +63,15 @@ def split_conf(settings: Sequence[str]) -> tuple[str | None, list[str]]:
     return (confs[0] if confs else None), overrides
 
 
-def console() -> VisibleConsole:
-    """Return standard output, wide enough for tables if it is not a terminal."""
-    terminal = VisibleConsole(highlight=False)
+def console(kind: type[VisibleConsole] = VisibleConsole) -> VisibleConsole:
+    """Return standard output, wide enough for tables if it is not a terminal.
+
+    kind: Terminal for a command whose work must not end with its output.
+    """
+    terminal = kind(highlight=False)
     if terminal.is_terminal:
         return terminal
-    return VisibleConsole(highlight=False, width=WIDTH_IF_NO_TERMINAL)
+    return kind(highlight=False, width=WIDTH_IF_NO_TERMINAL)
 
 
 def open_table(*titles: str) -> Table:

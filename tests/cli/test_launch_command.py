@@ -177,6 +177,27 @@ assert not loaded, loaded
     assert time.monotonic() - started_s < 10
 
 
+def test_a_plan_that_nobody_reads_does_not_keep_the_run_from_starting(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "from async_rl.launchers.commands import launch\n"
+        "launch._supervise = lambda config, run_dir: 7\n"
+        "sys.stdin.readline()\n"
+        f"launch.launch(['conf=grpo_code', 'output_dir={tmp_path}', 'run_name=mine'])\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        _, errors = process.communicate(b"go on\n", timeout=60)
+    assert b"Exit: 7" in errors or process.returncode == 7, errors
+    assert (tmp_path / "mine" / "config.yaml").is_file()
+
+
 def test_only_its_owner_reads_a_run(tmp_path: Path) -> None:
     config = compose("grpo_code", [f"output_dir={tmp_path}", "run_name=mine"])
     run_dir = starting.make_run_dir(config)

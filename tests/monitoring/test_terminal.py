@@ -15,8 +15,9 @@ from rich.console import Console as RichConsole
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.core.types import Role
-from async_rl.monitoring.console import Console, Terminal, progress_line, who_waits
+from async_rl.monitoring.console import Console, progress_line, who_waits
 from async_rl.monitoring.status import duration, render
+from async_rl.monitoring.terminal import Terminal
 from async_rl.protocol.control import StatusReply
 from async_rl.protocol.membership import Member
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from async_rl.core.visible import visible
 from async_rl.launchers.commands import logs
-from async_rl.monitoring.console import Terminal
+from async_rl.monitoring.terminal import Terminal
 from async_rl.observability.logs import configure_logging, log_path
 
 CLIPBOARD = "\x1b]52;c;ZXZpbA==\x07"
