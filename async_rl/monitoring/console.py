@@ -22,6 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from async_rl.config.run import RunConfig
+from async_rl.monitoring.rates import commonest_failure
 from async_rl.monitoring.status import ROLE_ORDER, wait_of
 from async_rl.monitoring.terminal import Terminal
 from async_rl.protocol.membership import Member
@@ -168,6 +169,7 @@ def progress_line(
         rate = metrics["throughput/generated_tokens_per_s"]
         shown = f"{rate / 1000:.1f}k" if rate >= 1000 else f"{rate:.0f}"
         parts.append(f"{shown} tokens/s")
+    parts.append(commonest_failure([metrics]))
     # Until the first step every wait is news, however short.
     least_s = _LEAST_REPORTED_S if step > 0 else 0.0
     parts.append(who_waits(members, now_s=now_s, least_s=least_s))

@@ -44,6 +44,24 @@ _PER_SECOND = {
 _FAILURES = "failures/"
 
 
+def commonest_failure(numbers: Iterable[Mapping[str, float]]) -> str:
+    """Return how often which failure ended an attempt or a group, the commonest only; empty if
+    none did.
+
+    numbers: metrics of a run, or the counters of its processes.
+    """
+    failures: collections.Counter[str] = collections.Counter()
+    for some in numbers:
+        for name, count in some.items():
+            if name.startswith(_FAILURES):
+                failures[name.removeprefix(_FAILURES)] += round(count)
+    total = failures.total()
+    if not total:
+        return ""
+    reason, count = failures.most_common(1)[0]
+    return f"{total} failed, {count} of them: {reason}"
+
+
 def per_second(now: Member, before: Member | None) -> dict[str, float]:
     """Return the growth of each counter per second of the process's own time; empty if unknown."""
     past: Mapping[str, float] = {}

@@ -29,7 +29,7 @@ import msgspec
 
 from async_rl.config.base import as_builtins
 from async_rl.config.run import RunConfig
-from async_rl.core.errors import InfrastructureError
+from async_rl.core.errors import DataError, InfrastructureError
 from async_rl.core.os import replace_file
 from async_rl.monitoring.event_file import EventFile
 from async_rl.observability.catalogue import FIRST_SCREEN, MetricKind, describe
@@ -96,9 +96,10 @@ class Recorder:
             self._started_s -= newest.time_s
             self._newest = newest.step
             self._next_step = newest.step + 1
+        # Everything is read before anything is opened: a damaged file leaves nothing behind.
+        self._recall()
         self._events = EventFile(run_dir / "tensorboard")
         self._jsonl = self._keep(before)
-        self._recall()
         self._describe_run()
 
     def record(
@@ -201,13 +202,29 @@ class Recorder:
         if not self._path.exists():
             return []
         lines = self._path.read_bytes().split(b"\n")[:-1]
-        return [(msgspec.json.decode(line, type=_RowHead), line) for line in lines]
+        rows = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                rows.append((msgspec.json.decode(line, type=_RowHead), line))
+            except msgspec.DecodeError as error:
+                # Not skipped: later rows would hide that numbers of a step are missing.
+                raise DataError(
+                    f"line {number} of {self._path} is damaged ({error}); remove this line, then"
+                    " async-rl resume the run"
+                ) from error
+        return rows
 
     def _recall(self) -> None:
         """Continue with the rows that were incomplete when the supervisor was killed."""
         if not self._held_path.exists():
             return
-        saved = msgspec.json.decode(self._held_path.read_bytes(), type=dict[int, _Row])
+        try:
+            saved = msgspec.json.decode(self._held_path.read_bytes(), type=dict[int, _Row])
+        except msgspec.DecodeError as error:
+            raise DataError(
+                f"{self._held_path} is damaged ({error}); remove it, then async-rl resume the run:"
+                " only numbers of steps that were not complete are lost"
+            ) from error
         for step, row in saved.items():
             if step >= self._next_step:
                 row.last_s = self._clock() - self._started_s

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from async_rl.monitoring.rates import commonest_failure
 from async_rl.monitoring.status import duration, wait_of
 from async_rl.protocol.membership import Member
 
@@ -52,6 +53,9 @@ def sentence(
         problem = f"no learner step after version {version}"
     serving = {m.role for m in members if m.state not in _AWAY}
     parts = [f"no {role} serves" for role in _NEEDED if role not in serving]
+    # An outage of what scores looks like a wait for a batch; its reason must not be lost.
+    failure = commonest_failure(member.counters for member in members)
+    parts += [failure] if failure else []
     parts += [
         f"{name} has sent no heartbeat for {duration(silent_s)}"
         for name, silent_s in sorted(unheard_s.items())

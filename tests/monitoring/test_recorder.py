@@ -16,6 +16,7 @@ from tensorboard.util import tensor_util
 
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
+from async_rl.core.errors import DataError
 from async_rl.monitoring.recorder import Recorder, is_evaluated
 from async_rl.observability.catalogue import METRICS, MetricKind
 
@@ -308,3 +309,22 @@ def test_two_hours_of_the_quickest_run_add_less_than_200_mb_of_events_and_every_
         {e.step for e in events(tmp_path) for v in e.summary.value if v.tag == "reward/mean"}
     )
     assert steps == list(range(1, 401, 4))
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        (
+            "metrics.jsonl",
+            b'{"step":1,"time_s":1}\n{"step":2,"ti\x00me_s":2}\n',
+            r"line 2 of .*metrics\.jsonl is damaged .*remove this line, then async-rl resume",
+        ),
+        ("metrics.held.json", b"{", r"metrics\.held\.json is damaged .*remove it, then async-rl"),
+    ],
+)
+def test_a_damaged_file_is_named_with_the_remedy(
+    config: RunConfig, tmp_path: Path, name: str, data: bytes, said: str
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(DataError, match=said):
+        Recorder(tmp_path, config)

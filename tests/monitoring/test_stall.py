@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from async_rl.monitoring.stall import Stall, sentence
 from async_rl.protocol.membership import Member
 
@@ -86,3 +88,16 @@ def test_only_a_new_version_or_a_new_learner_is_progress() -> None:
     assert stall.since_s == 11.0
     stall.observe([member("learner-0", version=0, pid=2)], 14.0)
     assert stall.since_s == 14.0
+
+
+def test_the_sentence_names_the_commonest_failure_before_the_waits() -> None:
+    failing = msgspec.structs.replace(
+        member("generator-0", state="generating", since_s=100.0),
+        counters={"failures/scoring": 44.0, "failures/timeout": 2.0, "tokens_generated": 9.0},
+    )
+    members = [failing, member("verifier-0"), member("learner-0", waits_for="a batch", version=7)]
+    assert (
+        sentence(members, stalled_s=61, now_s=100, unheard_s={})
+        == "no learner step after version 7 for 1 min 1 s: 46 failed, 44 of them: scoring;"
+        " learner-0 waits for a batch (1 min 0 s); verifier-0: busy (1 min 0 s)"
+    )
