@@ -147,3 +147,20 @@ def test_gradients_that_are_not_finite_change_nothing_even_if_the_loss_is_finite
         assert all(torch.equal(a, b) for a, b in zip(before, parameters, strict=True))
         assert not optimizer.torch_optimizer.state, "no moment was made"
         assert all(parameter.grad is None for parameter in parameters)
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_changes_nothing_even_if_its_gradients_are_finite(
+    loss: float,
+) -> None:
+    model = nn.Linear(4, 3)
+    parameters = list(model.parameters())
+    optimizer = ModelOptimizer(
+        "m", model, settings(), parameters=parameters, num_steps=NUM_STEPS, is_offloaded=False
+    )
+    before = [p.detach().clone() for p in parameters]
+    for parameter, grad in zip(parameters, gradients()[0], strict=True):
+        parameter.grad = grad.clone()
+    with pytest.raises(NonFiniteError, match=r"m: loss (nan|inf), gradient norm \d"):
+        optimizer.apply(loss)
+    assert all(torch.equal(a, b) for a, b in zip(before, parameters, strict=True))

@@ -31,6 +31,7 @@ from async_rl.generation.engine import Completion
 from async_rl.launchers.configuration.compose import compose, compose_unchecked
 from async_rl.monitoring.rollout_page import page
 from async_rl.observability.activity import Activity
+from async_rl.rollouts.conversation import Conversation
 from async_rl.rollouts.rollout import Rollouts
 
 WRITES = """
@@ -267,3 +268,36 @@ def test_people_see_what_the_policy_did_not_write(
     shown = out.getvalue().replace("[3]", "").replace("[4]", "")
     assert "t\u27e8bcd\u27e9u" in shown
     assert "[-1]" not in shown
+
+
+@pytest.mark.parametrize(("asked", "limit"), [(None, 8), (3, 3), (20, 8)])
+def test_the_limit_of_a_turn_is_within_the_room_of_the_sample(
+    asked: int | None, limit: int
+) -> None:
+    limits: list[int] = []
+
+    async def write(token_ids: list[int], turn: int, sampling: Sampling) -> Completion:
+        limits.append(sampling.max_new_tokens)
+        return Completion(
+            index=0,
+            token_ids=np.array([1], np.int32),
+            logprobs=np.zeros(1, np.float32),
+            versions=np.zeros(1, np.int32),
+            is_truncated=False,
+        )
+
+    class Words:
+        def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+            return "a"
+
+    prompt = Prompt(
+        prompt_id="p", text="", token_ids=np.ones(1, np.int32), data_source="",
+        problem=CodeProblem(tests=[]),
+    )  # fmt: skip
+    sampling = Sampling(temperature=1.0, max_new_tokens=8)
+    client: Any = None
+    sample = Conversation(
+        prompt, sampling, max_turns=2, write=write, tokenizer=Words(), client=client
+    )
+    asyncio.run(sample.write(max_tokens=asked))
+    assert limits == [limit]
