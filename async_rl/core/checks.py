@@ -54,7 +54,8 @@ def _problems(sample: Trajectory, prompt: IntArray, newest_version: int) -> Iter
         yield f"its first {sample.prompt_length} tokens are not the {start} of the prompt"
     if sample.token_ids.min() < 0:
         yield f"token id {sample.token_ids.min()} is below 0"
-    versions, logprobs = sample.versions, sample.behavior_logprobs
+    versions = sample.versions
+    logprobs = sample.behavior_logprobs
     is_sampled = versions != NO_VERSION
     if is_sampled[:start].any() or sample.loss_mask[:start].any():
         yield "a token of the prompt is marked as written or trained"

@@ -71,7 +71,9 @@ def read_gpus() -> Gpus:
 
 
 def _gpu(handle: object) -> Gpu:
-    is_mig, numa_node, num_nvlinks = False, None, 0
+    is_mig = False
+    numa_node = None
+    num_nvlinks = 0
     # Each of these three is absent on some devices, and the device is usable all the same.
     with contextlib.suppress(pynvml.NVMLError):
         is_mig = pynvml.nvmlDeviceGetMigMode(handle)[0] == pynvml.NVML_DEVICE_MIG_ENABLE

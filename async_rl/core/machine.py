@@ -107,6 +107,7 @@ def free_memory_mb() -> int:
         used = int((cgroup / "memory.current").read_text())
         stat = (cgroup / "memory.stat").read_text()
         cached = re.search(r"^inactive_file (\d+)$", stat, re.MULTILINE)
+        # The kernel drops cached files when a process needs their memory.
         if cached is not None:
             used -= int(cached[1])
         free = min(free, limit - used)
@@ -115,6 +116,7 @@ def free_memory_mb() -> int:
 
 def _memory_mb() -> int:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    # cgroup version 2, then version 1.
     for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         limit = _limit_bytes(Path(name))
         if limit is not None:

@@ -39,4 +39,5 @@ def replace_file(path: Path, data: bytes) -> None:
     """
     partial = path.with_name(f"{path.name}.partial")
     partial.write_bytes(data)
+    # rename is atomic within a directory.
     partial.replace(path)

@@ -41,6 +41,7 @@ def part_means(samples: Iterable[Trajectory]) -> dict[str, float]:
     values: dict[str, list[float]] = {}
     for sample in samples:
         for name, value in sample.score.parts.items():
+            # A sample without the part does not count as 0: another data source has other parts.
             values.setdefault(name, []).append(value)
     return {name: statistics.fmean(values[name]) for name in sorted(values)}
 
@@ -60,7 +61,8 @@ def summarize(group: Group) -> Summary:
     versions = np.concatenate([s.versions for s in samples])[is_trained]
     oldest = newest = NO_VERSION
     if versions.size:
-        oldest, newest = int(versions.min()), int(versions.max())
+        oldest = int(versions.min())
+        newest = int(versions.max())
     return Summary(
         oldest_version=oldest,
         newest_version=newest,

@@ -7,17 +7,53 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+_SCRATCH_SUFFIX = ".build"
 
 
 def cache_root(cache_dir: str | None) -> Path:
     """The directory that cache_dir names."""
-    return (
-        Path(cache_dir).expanduser().absolute()
-        if cache_dir
-        else Path.home() / ".cache" / "async_rl"
-    )
+    if cache_dir:
+        return Path(cache_dir).expanduser().absolute()
+    return Path.home() / ".cache" / "async_rl"
+
+
+def build_once(
+    target: Path,
+    build: Callable[[Path], None],
+    *,
+    on_wait: Callable[[Path], None],
+    is_complete: Callable[[Path], bool] = Path.exists,
+) -> Path:
+    """Return a file or directory of the cache; `build` makes it if it is not complete.
+
+    It is made beside its place and renamed, so no process ever sees a part of it. on_wait: called
+    with the path of the lock if another process builds it.
+    """
+    if is_complete(target):
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    lock = target.with_name(f"{target.name}.lock")
+    with locked(lock, lambda: on_wait(lock)):
+        # Another process may have built it while this one waited.
+        if not is_complete(target):
+            # With the lock, these can only be the rest of a killed build.
+            for leftover in target.parent.glob(f"{target.name}.*{_SCRATCH_SUFFIX}"):
+                shutil.rmtree(leftover)
+            with tempfile.TemporaryDirectory(
+                prefix=f"{target.name}.", suffix=_SCRATCH_SUFFIX, dir=target.parent
+            ) as scratch:
+                built = Path(scratch) / "built"
+                build(built)
+                # A directory can only replace an empty one.
+                if target.is_dir():
+                    shutil.rmtree(target)
+                built.rename(target)
+    return target
 
 
 @contextlib.contextmanager
@@ -25,6 +61,7 @@ def locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
     """Hold an exclusive lock on `path`; on_wait is called once if another process has it."""
     with path.open("w") as file:
         try:
+            # flock, because the kernel releases it when the process ends, however it ends.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             on_wait()

@@ -23,6 +23,7 @@ from async_rl.data.files import Placed, Rejected, Row, read_rows
 from async_rl.data.fitting import filled, fitted
 from async_rl.data.problems import read_hidden
 
+# Names of the column in our own files, in AReaL (query_id) and in MBPP and HumanEval (task_id).
 _ID_COLUMNS = ("prompt_id", "id", "query_id", "task_id")
 _QUESTION = "question"
 
@@ -130,14 +131,18 @@ class Drafter:
         name = self._id(row)
         self._check_id(place, name, row)
         if name is not None:
+            # A column of the row wins over one of the metadata: the row is the more specific
+            # source.
             row = {**self._metadata.get(name, {}), **row}
         prompt_key = self._config.data.prompt_key
+        # GSM8K and its relatives call the prompt "question".
         if row.get(prompt_key) is None and row.get(_QUESTION) is not None:
             prompt_key = _QUESTION
         has_rollout = self._config.rollout.fn is not None
         problem, shown = read_hidden(place, row, self._config.reward, has_rollout=has_rollout)
         messages = _messages(place, row, prompt_key, shown)
         source = row.get("data_source")
+        # Rewards can be set per data_source, so every prompt needs one.
         if not isinstance(source, str):
             first = next(iter(problem.tests), None)
             source = first.rule if isinstance(first, AnswerTest) else "code"
@@ -161,6 +166,7 @@ class Drafter:
             return Rejected(reason, is_over_long=True)
         if data.fill_to_max_tokens:
             kept = filled(kept, data.max_prompt_tokens)
+        # A prompt that was cut must be shown as the model reads it.
         is_changed = len(kept) != len(ids)
         return Prompt(
             prompt_id=draft.prompt_id,
@@ -179,6 +185,7 @@ def _names(files: Sequence[str]) -> dict[str, str]:
     stems = Counter(path.stem for path in paths.values())
     names = {}
     for file, path in paths.items():
+        # Two files named train.jsonl in different folders would otherwise produce equal ids.
         is_unique = stems[path.stem] == 1
         names[file] = path.stem if is_unique else f"{path.parent.name}/{path.stem}"
     return names

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from glob import glob, has_magic
@@ -21,7 +20,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from async_rl.core.errors import DataError
-from async_rl.data.cache import cache_root, locked
+from async_rl.data.cache import build_once, cache_root
 
 Row = dict[str, Any]
 Placed = tuple[str, Row | DataError]
@@ -60,11 +59,9 @@ def read_placed(file: str, *, cache_dir: str | None) -> Iterator[Placed]:
 
 def local_copy(file: str, cache_dir: str | None) -> Path:
     """Return the path of the file itself, or of the local copy of an fsspec URL."""
-    return (
-        _fetched(file, PurePosixPath(file).suffix.lower(), cache_root(cache_dir) / "data")
-        if "://" in file
-        else Path(file)
-    )
+    if "://" not in file:
+        return Path(file)
+    return _fetched(file, PurePosixPath(file).suffix.lower(), cache_root(cache_dir) / "data")
 
 
 def matching_files(patterns: Sequence[str]) -> list[str]:
@@ -73,12 +70,13 @@ def matching_files(patterns: Sequence[str]) -> list[str]:
     """
     files: list[str] = []
     for pattern in patterns:
-        found = _matches(pattern) if has_magic(pattern) else [pattern]
-        if not found:
+        matches = _matches(pattern) if has_magic(pattern) else [pattern]
+        if not matches:
             raise DataError(
                 f"{pattern}: no file is named like that; correct data.train_files or data.val_files"
             )
-        files += [file for file in found if file not in files]
+        # Overlapping patterns name a file twice; its rows would then have equal ids.
+        files += [file for file in matches if file not in files]
     return files
 
 
@@ -102,6 +100,8 @@ def readable(file: str) -> Iterator[None]:
         raise DataError(
             f"{file}: no such file; correct data.train_files or data.val_files"
         ) from error
+    # ImportError: fsspec needs a package per protocol. ValueError: an unknown protocol, or a file
+    # that is not Parquet.
     except (OSError, ImportError, ValueError) as error:
         raise DataError(f"{file}: cannot be read ({type(error).__name__}: {error})") from error
 
@@ -111,25 +111,21 @@ def _fetched(url: str, suffix: str, directory: Path) -> Path:
     import fsspec
 
     system, path = fsspec.core.url_to_fs(url)
-    state = f"{url} {system.ukey(path)}"
-    target = directory / f"{hashlib.sha256(state.encode()).hexdigest()[:24]}{suffix}"
-    if target.exists():
-        return target
-    directory.mkdir(parents=True, exist_ok=True)
-    lock = target.with_suffix(".lock")
-    with locked(
-        lock, lambda: _log.info("waiting for another process that copies %s (lock %s)", url, lock)
-    ):
-        if not target.exists():
-            with tempfile.TemporaryDirectory(dir=directory) as scratch:
-                copy = Path(scratch) / "copy"
-                system.get_file(path, str(copy))
-                copy.rename(target)
-    return target
+    # A changed file has another state, hence another name: its old copy is not read.
+    name = hashlib.sha256(f"{url} {system.ukey(path)}".encode()).hexdigest()[:24]
+    return build_once(
+        directory / f"{name}{suffix}",
+        lambda copy: system.get_file(path, str(copy)),
+        on_wait=lambda lock: _log.info(
+            "waiting for another process that copies %s (lock %s)", url, lock
+        ),
+    )
 
 
 def _jsonl(file: str, handle: BinaryIO) -> Iterator[Placed]:
     for number, line in enumerate(handle, start=1):
+        # Editors and shells add empty lines at the end; they are not rows, but they count for the
+        # row number that a person sees in an editor.
         if line.strip():
             place = f"{file}, row {number}"
             yield place, line_row(place, line)
@@ -159,6 +155,7 @@ def _parquet(file: str, handle: BinaryIO) -> Iterator[Placed]:
     import pyarrow.parquet as parquet
 
     number = 0
+    # In batches: the rows of a whole file as Python objects take several times its size.
     for batch in parquet.ParquetFile(handle).iter_batches(batch_size=1024):
         for row in batch.to_pylist():
             number += 1

@@ -22,6 +22,7 @@ def fitted(ids: Sequence[int], limit: int, mode: Truncation) -> list[int] | None
     if mode == "right":
         return list(ids[:limit])
     if mode == "middle":
+        # The end has the question and the generation prompt, so it gets the odd token.
         first = limit // 2
         return [*ids[:first], *ids[len(ids) - (limit - first) :]]
     return None

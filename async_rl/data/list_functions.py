@@ -26,6 +26,8 @@ from async_rl.data.tokenizer import END
 DATA_SOURCE = "list_functions"
 FUNCTION = "f"
 NUM_WORDINGS = 2
+# Enough that two specs rarely draw the same tests; the lists of all specs are still computed in a
+# moment.
 _NUM_INPUTS = 64
 _SLOTS: tuple[tuple[Concept, ...], ...] = (FILTERS, MAPS, REDUCTIONS)
 
@@ -69,11 +71,15 @@ def wording(spec: Spec, which: int) -> str:
     The other wording has the other phrase of every concept and another word order; which is which
     differs between specs.
     """
+    # From the name, not from a running generator: the wording of a spec must not depend on which
+    # other specs were made before.
     mix = random.Random(spec.name).getrandbits(8)
     filter_, map_, reduction = (
         concept.phrases[(mix >> slot & 1) ^ which] for slot, concept in enumerate(spec.concepts)
     )
-    template = TEMPLATES[((mix >> 3) + which * (1 + (mix >> 5) % 3)) % len(TEMPLATES)]
+    # 1 to 3 templates further, so the second wording always has another one.
+    distance = which * (1 + (mix >> 5) % 3)
+    template = TEMPLATES[((mix >> 3) + distance) % len(TEMPLATES)]
     return template.format(filter=filter_, map=map_, reduction=reduction) + "\n"
 
 
@@ -88,6 +94,7 @@ def split(config: ListFunctions) -> tuple[list[Spec], list[Spec]]:
         for r in range(len(REDUCTIONS))
     ]
     random.Random(f"split-{config.seed}").shuffle(specs)
+    # At least one on each side, whatever the fraction is.
     num_held_out = min(max(round(len(specs) * config.held_out_fraction), 1), len(specs) - 1)
     return specs[num_held_out:], specs[:num_held_out]
 
@@ -120,6 +127,7 @@ class HiddenTests:
         drawn = random.Random(f"tests-{self._seed}-{spec.name}").sample(
             range(len(self._inputs)), self._num_tests - 1
         )
+        # The empty list first: it is where most wrong reductions fail.
         tests = [CallTest(function=FUNCTION, args=[[]], expected=reduce([]))]
         tests += [
             CallTest(function=FUNCTION, args=[self._inputs[i]], expected=reduce(mapped[i]))
@@ -139,6 +147,7 @@ def flaw_rates(flaw_probability: float, flaw_spread: float) -> tuple[tuple[float
     rates = []
     for slot, table in enumerate(_SLOTS):
         places = list(range(len(table)))
+        # Shuffled: neighbours in the tables are similar, and their rates should differ.
         random.Random(f"flaw-rates-{slot}").shuffle(places)
         offsets = [2 * place / (len(table) - 1) - 1 for place in places]
         rates.append(
@@ -172,10 +181,10 @@ def corpus(
     rng = random.Random(f"corpus-{seed}")
     while True:
         spec = specs[rng.randrange(len(specs))]
-        prompt, answer = (
-            wording(spec, rng.randrange(NUM_WORDINGS)),
-            flawed_program(spec, rates, rng),
-        )
+        prompt = wording(spec, rng.randrange(NUM_WORDINGS))
+        answer = flawed_program(spec, rates, rng)
+        # No draw without retries: the corpus of the plain model must stay as it was, or its key
+        # would be wrong.
         if retry_share and rng.random() < retry_share:
             first = flawed_program(spec, rates, rng)
             prompt += f"{first}{END}{second_prompt(_outcome(spec, specs, rng), prompt)}"

@@ -23,6 +23,8 @@ class PromptOrder:
             raise ValueError(f"n={n}: an order needs at least one prompt")
         self._seed = seed
         self._shuffle = shuffle
+        # The largest integer stands for "never left", so that a comparison with an epoch needs no
+        # special case.
         self._left_epoch = np.full(n, np.iinfo(np.int64).max)
         self._eras: list[tuple[int, int, int]] = [(0, 0, n)]
         """(first position, first epoch, prompts per epoch) of each stretch without leavers."""
@@ -40,22 +42,21 @@ class PromptOrder:
         """
         if k < 0:
             raise ValueError(f"k={k} is negative")
-        epoch, place = self._place(k)
+        epoch, offset = self._locate(k)
         if epoch != self._epoch:
-            n = len(self._left_epoch)
-            order = (
-                np.random.default_rng([self._seed, epoch]).permutation(n)
-                if self._shuffle
-                else np.arange(n)
-            )
-            self._members, self._epoch = order[self._left_epoch[order] > epoch], epoch
-        return int(self._members[place])
+            order = np.arange(len(self._left_epoch))
+            if self._shuffle:
+                # Shuffle those that left too: a leaver must not change an earlier order.
+                order = np.random.default_rng([self._seed, epoch]).permutation(order)
+            self._members = order[self._left_epoch[order] > epoch]
+            self._epoch = epoch
+        return int(self._members[offset])
 
     def may_lose_at(self, k: int) -> bool:
         """Return whether prompts may be removed at position k: an epoch other than the first begins
         there, and the order after it is not fixed yet.
         """
-        return k > self._eras[-1][0] and self._place(k)[1] == 0
+        return k > self._eras[-1][0] and self._locate(k)[1] == 0
 
     def remove(self, indices: Sequence[int], k: int) -> None:
         """These prompts are left out from position k on. Raises ValueError where that cannot be, or
@@ -66,15 +67,14 @@ class PromptOrder:
             raise ValueError(
                 f"{len(indices)} of {len(self.active)} prompts cannot leave at position {k}"
             )
-        epoch, _ = self._place(k)
+        epoch, _ = self._locate(k)
         self._left_epoch[list(indices)] = epoch
         self._eras.append((k, epoch, left))
         self._epoch = -1
 
-    def _place(self, k: int) -> tuple[int, int]:
-        """Epoch of position k, and the place in it."""
-        start, epoch, size = self._eras[
-            bisect.bisect_right(self._eras, k, key=lambda era: era[0]) - 1
-        ]
-        ahead, place = divmod(k - start, size)
-        return epoch + ahead, place
+    def _locate(self, k: int) -> tuple[int, int]:
+        """Epoch of position k, and the offset in it."""
+        era = bisect.bisect_right(self._eras, k, key=lambda era: era[0]) - 1
+        start, epoch, size = self._eras[era]
+        ahead, offset = divmod(k - start, size)
+        return epoch + ahead, offset

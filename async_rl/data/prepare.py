@@ -17,7 +17,6 @@ import hashlib
 import importlib
 import re
 import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,7 +25,7 @@ import msgspec
 from async_rl.config.plugins import import_external
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
-from async_rl.data.cache import cache_root, locked
+from async_rl.data.cache import build_once, cache_root
 from async_rl.data.embedded import LIST_FUNCTIONS, ListFunctions, TinyCoder, tiny_coder_of
 from async_rl.data.list_functions import fingerprint
 
@@ -36,8 +35,9 @@ FORMAT_VERSION = 1
 Progress = Callable[[float, str], None]
 
 _NEEDED_FREE_BYTES = 64 << 20
-_SCRATCH_SUFFIX = ".build"
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+# Other files of a repository (GGUF, ONNX, pytorch_model.bin) can be many times the size of the
+# weights that are loaded.
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.py"]
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
 
@@ -52,6 +52,7 @@ def prepare_model(
     """
     if config.model.path is not None:
         return _overridden(_resolve(config.model.path, on_progress), config)
+    # The embedded model has read nothing but the embedded task.
     if config.data.train_files:
         raise ConfigError(
             f"data.train_files={config.data.train_files} is set while model.path=null: the embedded"
@@ -72,12 +73,10 @@ def _overridden(directory: Path, config: RunConfig) -> Path:
     import_external(config.model)
     text = (directory / "config.json").read_bytes()
     fields = msgspec.json.decode(text, type=dict)
-    known = (
-        fields.keys()
-        | AutoConfig.from_pretrained(
-            directory, trust_remote_code=config.model.trust_remote_code
-        ).to_dict()
+    defaults = AutoConfig.from_pretrained(
+        directory, trust_remote_code=config.model.trust_remote_code
     )
+    known = fields.keys() | defaults.to_dict()
     for field, _, value in (override.partition("=") for override in config.model.override_config):
         if field not in known:
             raise ConfigError(
@@ -90,22 +89,21 @@ def _overridden(directory: Path, config: RunConfig) -> Path:
             raise ConfigError(
                 f'model.override_config={field}={value}: no JSON ({error}); quote text: {field}="x"'
             ) from error
+    # The configuration of the model is part of the key: an updated model must not keep an old copy.
     key = hashlib.sha256(
         b"\n".join([bytes(directory), text, msgspec.json.encode(config.model.override_config)])
     ).hexdigest()[:16]
+
+    def build(target: Path) -> None:
+        target.mkdir()
+        # Links: the weights may be hundreds of gigabytes.
+        for file in directory.iterdir():
+            if file.name != "config.json":
+                (target / file.name).symlink_to(file)
+        (target / "config.json").write_bytes(msgspec.json.encode(fields))
+
     target = cache_root(config.cache_dir) / f"overridden-{key}"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if not target.is_dir():
-        with tempfile.TemporaryDirectory(suffix=_SCRATCH_SUFFIX, dir=target.parent) as scratch:
-            made = Path(scratch) / "model"
-            made.mkdir()
-            for file in directory.iterdir():
-                if file.name != "config.json":
-                    (made / file.name).symlink_to(file)
-            (made / "config.json").write_bytes(msgspec.json.encode(fields))
-            with contextlib.suppress(FileExistsError):  # another run was faster
-                made.rename(target)
-    return target
+    return build_once(target, build, on_wait=lambda _: None)
 
 
 def cached_model_path(
@@ -122,49 +120,34 @@ def cached_model_path(
 
 def _embedded(config: RunConfig, embedded: TinyCoder, on_progress: Progress) -> Path:
     target = cached_model_path(config, embedded)
-    if not _missing_parts(target):
-        return target
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        lock = target.with_name(target.name + ".lock")
-        with locked(
-            lock,
-            lambda: on_progress(0.0, f"waiting for another run that makes the model (lock {lock})"),
-        ):
-            if _missing_parts(target):
-                _build(target, embedded, on_progress)
+        return build_once(
+            target,
+            lambda directory: _build(directory, embedded, on_progress),
+            on_wait=lambda lock: on_progress(
+                0.0, f"waiting for another run that makes the model (lock {lock})"
+            ),
+            is_complete=lambda directory: not _missing_parts(directory),
+        )
     except OSError as error:
         raise ConfigError(
             f"the embedded model cannot be kept in cache_dir={config.cache_dir} ({target.parent}):"
             f" {error}; set cache_dir to a writable directory with space"
         ) from error
-    return target
 
 
 def _build(target: Path, embedded: TinyCoder, on_progress: Progress) -> None:
-    """Make the model beside `target` and rename it there.
-
-    An interrupted build leaves nothing, and the rest of a killed one is removed: with the lock, no
-    other process builds it.
-    """
-    free_bytes = shutil.disk_usage(target.parent).free
+    cache = target.parents[1]  # target is in a scratch directory of the cache
+    free_bytes = shutil.disk_usage(cache).free
     if free_bytes < _NEEDED_FREE_BYTES:
         raise ConfigError(
-            f"{target.parent} has {free_bytes >> 20} MB free, the embedded model needs"
+            f"{cache} has {free_bytes >> 20} MB free, the embedded model needs"
             f" {_NEEDED_FREE_BYTES >> 20}; free some space or set cache_dir to another disk"
         )
+    # Not at the top: it imports torch, which a run with another model does not need here.
     tiny_coder = importlib.import_module("async_rl.data.tiny_coder")
-    for left in target.parent.glob(f"{target.name}.*{_SCRATCH_SUFFIX}"):
-        shutil.rmtree(left)
-    with tempfile.TemporaryDirectory(
-        prefix=f"{target.name}.", suffix=_SCRATCH_SUFFIX, dir=target.parent
-    ) as scratch:
-        made = Path(scratch) / "model"
-        made.mkdir()
-        tiny_coder.make_tiny_coder(made, embedded, LIST_FUNCTIONS, on_progress)
-        if target.exists():
-            shutil.rmtree(target)
-        made.rename(target)
+    target.mkdir()
+    tiny_coder.make_tiny_coder(target, embedded, LIST_FUNCTIONS, on_progress)
 
 
 def _resolve(path: str, on_progress: Progress) -> Path:
@@ -175,6 +158,7 @@ def _resolve(path: str, on_progress: Progress) -> Path:
                 f"model.path={path} is a file; give the directory that holds config.json, tokenizer"
                 " and safetensors"
             )
+        # A misspelled directory must not be looked up at the hub under that name.
         if not _HUB_NAME.fullmatch(path) or path.startswith("."):
             raise ConfigError(
                 f"model.path={path} does not exist; give the directory of a Hugging Face model, a"
@@ -193,13 +177,9 @@ def _from_hub(name: str, on_progress: Progress) -> Path:
     """The snapshot in the local hub cache; only what is not there is downloaded."""
     import httpx
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
-    )
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
+    # First without the network: a cluster node often has none, and asking the hub takes seconds.
     with contextlib.suppress(LocalEntryNotFoundError, HFValidationError):
         snapshot = Path(snapshot_download(name, local_files_only=True, allow_patterns=_HUB_FILES))
         if not _missing_parts(snapshot):
@@ -207,15 +187,11 @@ def _from_hub(name: str, on_progress: Progress) -> Path:
     on_progress(0.0, f"downloading {name}")
     try:
         return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
-    except (
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
-        httpx.HTTPError,
-        OSError,
-    ) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    # The hub's own errors are OSErrors, except for a malformed name and for those of its client.
+    except (HFValidationError, httpx.HTTPError, OSError) as error:
+        # Some errors of the hub continue with a page of advice, others have no text.
+        lines = str(error).strip().splitlines()
+        reason = lines[0] if lines else "no reason given"
         raise ConfigError(
             f"model.path={name} is not a directory, not in the local hub cache, and cannot be"
             f" downloaded ({type(error).__name__}: {reason}); give the directory of a model, or"

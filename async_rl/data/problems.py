@@ -40,6 +40,7 @@ _RULES: dict[Any, Literal["gsm8k", "math"]] = {
     "HuggingFaceH4/MATH-500": "math",
     "math": "math",
 }
+# The names that verl uses for its data sets of code.
 _CODE_SOURCES = ("code", "codecontests", "apps", "codeforces", "taco")
 _REMEDY = (
     "give a column `tests` (list of {kind: stdin|call|assert|answer, ...}), `test_list` (assert"
@@ -69,6 +70,7 @@ def read_problem(place: str, row: Row) -> tuple[CodeProblem, tuple[str, ...]]:
     """(hidden side, assert statements that the prompt must show) of one row. Raises DataError."""
     shown: tuple[str, ...] = ()
     setup = ""
+    # Our own layout wins where a file has several: it was written for this project.
     if row.get("test_list") is not None and row.get("tests") is None:
         shown = tuple(read_strings(f"{place}: test_list", row["test_list"]))
         imports = read_strings(f"{place}: test_imports", row.get("test_imports") or [])
@@ -84,12 +86,14 @@ def read_problem(place: str, row: Row) -> tuple[CodeProblem, tuple[str, ...]]:
         ]
     problem = CodeProblem(tests=tests, setup=setup)
     try:
+        # Found here rather than when the first ticket is sent, which would fail.
         msgspec.msgpack.encode(problem)
     except OverflowError as error:
         raise DataError(
             f"{place}: a test contains an integer of more than 64 bits, which cannot be encoded;"
             " write it as an assert statement"
         ) from error
+    # An empty list is usually a mistake of the conversion of a data set.
     if not problem.tests:
         raise DataError(
             f"{place}: the list of tests is empty, so every program would pass; {_REMEDY}"
@@ -108,7 +112,8 @@ def _tests(place: str, row: Row, shown: Sequence[str]) -> list[CodeTest]:
         return [AssertTest(code=f"{check}\ncheck({function})")]
     if row.get("input_output") is not None:
         return read_input_output(place, row["input_output"])
-    reward_model, answer = row.get("reward_model"), row.get("answer")
+    reward_model = row.get("reward_model")
+    answer = row.get("answer")
     if isinstance(reward_model, dict) and reward_model.get("ground_truth") is not None:
         return _ground_truth(place, row.get("data_source"), reward_model["ground_truth"])
     if isinstance(answer, str) and _GSM8K_ANSWER.search(answer):

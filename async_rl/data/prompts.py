@@ -40,7 +40,7 @@ class Examined:
 
 
 class PromptList(Protocol):
-    """Prompts by number."""
+    """Prompts by number: a list, or rows that are read when they are requested."""
 
     def __len__(self) -> int:
         """Return their number."""
@@ -64,6 +64,7 @@ def load_train_prompts(
         return _embedded(specs, config, tokenizer)
     files = matching_files(config.data.train_files)
     tables = [open_table(file, config.cache_dir) for file in files]
+    # Counting rows is cheap in both formats: line offsets, or the footer of Parquet.
     if sum(map(len, tables)) > config.data.max_rows_in_memory:
         return _streamed(files, tables, config, tokenizer, refused)
     return _checked(examine(config.data.train_files, config, tokenizer), config)
@@ -156,6 +157,7 @@ def examine(patterns: Sequence[str], config: RunConfig, tokenizer: Any) -> Exami
         rows = read_placed(file, cache_dir=config.cache_dir)
         for number, placed in enumerate(rows, start=1):
             draft = drafter.draft(file, number, placed)
+            # The ledger identifies prompts by id: two with the same one would share a history.
             if isinstance(draft, Draft) and draft.prompt_id in drafts:
                 other = drafts[draft.prompt_id].place
                 reason = (
@@ -170,6 +172,7 @@ def examine(patterns: Sequence[str], config: RunConfig, tokenizer: Any) -> Exami
     if not drafts and not examined.rejected:
         raise DataError(f"{', '.join(patterns)}: no rows; give files with at least one prompt")
     if drafts:
+        # Together: the tokenizer encodes a batch on several cores.
         _encode(drafter, list(drafts.values()), config, examined)
     return examined
 
@@ -199,6 +202,7 @@ def _checked(examined: Examined, config: RunConfig) -> list[Prompt]:
     """
     limit = config.data.max_prompt_tokens
     refused = [rejected for rejected in examined.rejected if _is_refused(rejected, config)]
+    # One line of error: the command lists them all, with their reasons.
     if len(refused) > 1:
         more = f" (and {len(refused) - 1} more rows; async-rl data check lists them)"
         raise DataError(refused[0].reason + more)

@@ -46,6 +46,7 @@ def load_prompts(
             " the rows that were left out"
         )
     held_out = load_eval_prompts(config, tokenizer)
+    # The first ones in every evaluation, so that its numbers can be compared over the run.
     limit = config.evaluation.num_prompts or len(held_out)
     return RunPrompts(
         train=train,

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from async_rl.config.run import RunConfig
 from async_rl.core.types import Purpose
 from async_rl.data.run_prompts import RunPrompts
@@ -56,13 +58,14 @@ class ScoreFilter:
         """The group at this position of the order came back with these rewards."""
         if not self._is_on:
             return
-        reward, index = self._reward, self._order.index(position)
-        scaled = [
-            min(max((r - reward.bias) * reward.scale, -reward.clip), reward.clip) for r in rewards
-        ]
+        reward = self._reward
+        index = self._order.index(position)
+        scaled = (np.array(rewards) - reward.bias) * reward.scale
+        clipped = scaled.clip(-reward.clip, reward.clip)
         newest, _ = self._scores.get(index, (-1, 0.0))
+        # Groups come back in any order; an older one must not replace a newer score.
         if position > newest:
-            self._scores[index] = position, sum(scaled) / len(scaled)
+            self._scores[index] = position, float(clipped.mean())
 
     def leavers_at(self, position: int) -> list[Leaver]:
         """The prompts that leave before this position is issued; they are out of the order when
@@ -71,14 +74,15 @@ class ScoreFilter:
         if not self._is_on or not self._order.may_lose_at(position):
             return []
         active = self._order.active
-        judged = [
-            (self._excess(self._scores[i][1]), i) for i in active.tolist() if i in self._scores
-        ]
-        worst = sorted(
-            ((excess, i) for excess, i in judged if excess > 0),
-            key=lambda pair: (-pair[0], pair[1]),
-        )
-        chosen = [i for _, i in worst[: int(len(active) * self._filter.max_share)]]
+        excess = {}
+        for index in active.tolist():
+            if index in self._scores:
+                _, score = self._scores[index]
+                excess[index] = self._excess(score)
+        beyond = [index for index, value in excess.items() if value > 0]
+        # Equals are ordered by index, so that a resumed run decides the same.
+        worst = sorted(beyond, key=lambda index: (-excess[index], index))
+        chosen = worst[: int(len(active) * self._filter.max_share)]
         if chosen:
             self._order.remove(chosen, position)
         leavers = []
@@ -90,7 +94,11 @@ class ScoreFilter:
 
     def _excess(self, score: float) -> float:
         """How far the score is beyond the bound it breaks; not above 0 if it breaks none."""
-        above, below = self._filter.above, self._filter.below
-        return max(
-            score - above if above is not None else 0.0, below - score if below is not None else 0.0
-        )
+        above = self._filter.above
+        below = self._filter.below
+        excess = 0.0
+        if above is not None:
+            excess = score - above
+        if below is not None:
+            excess = max(excess, below - score)
+        return excess

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import bisect
 import functools
+import itertools
 import logging
 from collections.abc import Callable, Sequence
 
@@ -37,8 +38,10 @@ class StreamedPrompts:
         refused: Callable[[DataError], None],
     ) -> None:
         self._tables = tables
-        self._ends = [sum(len(table) for table in tables[: i + 1]) for i in range(len(tables))]
-        self._read, self._is_refused, self._refused = read, is_refused, refused
+        self._ends = list(itertools.accumulate(map(len, tables)))
+        self._read = read
+        self._is_refused = is_refused
+        self._refused = refused
         self._num_dropped = 0
         self._usable = functools.lru_cache(maxsize=_NUM_KEPT)(self._usable_from)
 
@@ -46,6 +49,8 @@ class StreamedPrompts:
         return self._ends[-1]
 
     def __getitem__(self, index: int) -> Prompt:
+        # Iteration over a sequence ends with IndexError; a negative index would silently mean
+        # another row.
         if not 0 <= index < len(self):
             raise IndexError(index)
         return self._usable(index)
@@ -57,12 +62,13 @@ class StreamedPrompts:
         return self._read(table, number + 1, self._tables[table].row(number))
 
     def _usable_from(self, index: int) -> Prompt:
+        # At most once around: a file without a usable row has nothing to return.
         for step in range(len(self)):
-            found = self.read((index + step) % len(self))
-            if isinstance(found, Prompt):
-                return found
-            if self._is_refused(found):
-                self._refused(DataError(found.reason))
+            row_prompt = self.read((index + step) % len(self))
+            if isinstance(row_prompt, Prompt):
+                return row_prompt
+            if self._is_refused(row_prompt):
+                self._refused(DataError(row_prompt.reason))
             else:
                 self._num_dropped += 1
                 if self._num_dropped.bit_count() == 1:  # the 1st, 2nd, 4th, 8th, ...
@@ -70,6 +76,6 @@ class StreamedPrompts:
                         "%d rows so far cannot be used, the next ones take their places; the"
                         " last: %s",
                         self._num_dropped,
-                        found.reason,
+                        row_prompt.reason,
                     )
         raise DataError(f"none of {len(self)} rows can be used; see the log for why")

@@ -21,16 +21,18 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from async_rl.data import list_functions
 from async_rl.data.embedded import ListFunctions, TinyCoder
 from async_rl.data.tokenizer import build_tokenizer
 
 MAX_LENGTH = 512
+_IGNORED = -100  # the label that torch's cross-entropy leaves out by default
 _MLP_FACTOR = 3
 _WARMUP_STEPS = 20
 _BUCKET_BATCHES = 8
-_NUM_WORKERS = 2
+_NUM_WORKERS = 2  # a constant: another number would sum gradients in another order
 
 Progress = Callable[[float, str], None]
 Batch = tuple[Tensor, Tensor]
@@ -59,6 +61,7 @@ def build_model(config: TinyCoder, tokenizer: Any) -> Any:
         pad_token_id=tokenizer.pad_token_id,
         dtype="float32",
     )
+    # The process may be seeded for something else; the weights depend on config.seed only.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         return Qwen3ForCausalLM(qwen)
@@ -72,25 +75,27 @@ def batches(pairs: Iterator[tuple[str, str]], tokenizer: Any, batch_size: int) -
     The order of those batches is then spread by a fixed stride, so that lengths do not rise in a
     saw tooth.
     """
-    pad, end = tokenizer.pad_token_id, tokenizer.eos_token_id
+    pad = tokenizer.pad_token_id
+    end = tokenizer.eos_token_id
     while True:
         drawn = list(itertools.islice(pairs, batch_size * _BUCKET_BATCHES))
         prompts = tokenizer([prompt for prompt, _ in drawn])["input_ids"]
         answers = tokenizer([answer for _, answer in drawn])["input_ids"]
+        # Sorted by length, a batch has little padding, which would cost as much as tokens.
         rows = sorted(
             ((p, [*a, end]) for p, a in zip(prompts, answers, strict=True)),
             key=lambda row: len(row[0]) + len(row[1]),
         )
         for bucket in range(_BUCKET_BATCHES):
+            # 3 and 8 have no common factor, so every bucket is used once.
             start = (bucket * 3 % _BUCKET_BATCHES) * batch_size
             chosen = rows[start : start + batch_size]
-            length = max(len(p) + len(a) for p, a in chosen)
-            ids = torch.full((batch_size, length), pad, dtype=torch.long)
-            labels = torch.full((batch_size, length), -100, dtype=torch.long)
-            for row, (p, a) in enumerate(chosen):
-                ids[row, : len(p) + len(a)] = torch.tensor(p + a)
-                labels[row, len(p) : len(p) + len(a)] = torch.tensor(a)
-            yield ids, labels
+            ids = [torch.tensor(p + a) for p, a in chosen]
+            labels = [torch.tensor([_IGNORED] * len(p) + a) for p, a in chosen]
+            yield (
+                pad_sequence(ids, batch_first=True, padding_value=pad),
+                pad_sequence(labels, batch_first=True, padding_value=_IGNORED),
+            )
 
 
 def supervised_loss(model: Any, batch: Batch) -> Tensor:
@@ -99,10 +104,10 @@ def supervised_loss(model: Any, batch: Batch) -> Tensor:
     """
     ids, labels = batch
     hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
-    wanted = labels[:, 1:] != -100
-    return F.cross_entropy(
-        model.lm_head(hidden[:, :-1][wanted]), labels[:, 1:][wanted], reduction="sum"
-    )
+    # Prompts are most of the tokens, and the head is most of a small model's work.
+    has_loss = labels[:, 1:] != _IGNORED
+    logits = model.lm_head(hidden[:, :-1][has_loss])
+    return F.cross_entropy(logits, labels[:, 1:][has_loss], reduction="sum")
 
 
 def accumulate_gradients(model: nn.Module, batch: Batch, pool: Executor) -> float:
@@ -113,15 +118,14 @@ def accumulate_gradients(model: nn.Module, batch: Batch, pool: Executor) -> floa
     machine, and the result does not depend on the number of cores.
     """
     parameters = list(model.parameters())
-    num_tokens = int((batch[1][:, 1:] != -100).sum())
+    num_tokens = int((batch[1][:, 1:] != _IGNORED).sum())
 
     def share(rows: slice) -> tuple[float, tuple[Tensor, ...]]:
         loss = supervised_loss(model, (batch[0][rows], batch[1][rows])) / num_tokens
         return float(loss.detach()), torch.autograd.grad(loss, parameters)
 
-    shares = list(
-        pool.map(share, [slice(part, None, _NUM_WORKERS) for part in range(_NUM_WORKERS)])
-    )
+    parts = [slice(part, None, _NUM_WORKERS) for part in range(_NUM_WORKERS)]
+    shares = list(pool.map(share, parts))
     for index, parameter in enumerate(parameters):
         parameter.grad = torch.stack([gradients[index] for _, gradients in shares]).sum(0)
     return sum(loss for loss, _ in shares)
@@ -142,13 +146,15 @@ def build_optimizers(model: nn.Module, lr: float) -> list[torch.optim.Optimizer]
     Against AdamW alone, Muon (arXiv 2502.16982, its scaling) needs about half the steps and leaves
     a third of the malformed programs.
     """
+    # Muon is for matrices that multiply activations; embeddings are tables.
     inner = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     outer = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
     muons = [
         torch.optim.Muon(share, lr=lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
         for share in _shares(inner)
     ]
-    return [*muons, torch.optim.AdamW(outer, lr=lr, betas=(0.9, 0.98), weight_decay=0.0)]
+    adam = torch.optim.AdamW(outer, lr=lr, betas=(0.9, 0.98), weight_decay=0.0)
+    return [*muons, adam]
 
 
 def _shares(parameters: list[nn.Parameter]) -> list[list[nn.Parameter]]:

@@ -36,6 +36,7 @@ def build_tokenizer(texts: Iterable[str], max_length: int) -> PreTrainedTokenize
     core: Any = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [
+            # One digit per token: numbers of the tests then share tokens, and sums can be learned.
             pre_tokenizers.Split(Regex(_PIECES), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
@@ -44,6 +45,7 @@ def build_tokenizer(texts: Iterable[str], max_length: int) -> PreTrainedTokenize
     trainer = trainers.BpeTrainer(
         vocab_size=_MAX_VOCABULARY,
         special_tokens=[PAD, END],
+        # All 256 bytes, so that any text can be encoded, also one that the corpus lacks.
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
@@ -52,6 +54,7 @@ def build_tokenizer(texts: Iterable[str], max_length: int) -> PreTrainedTokenize
         tokenizer_object=core,
         eos_token=END,
         pad_token=PAD,
+        # The cleaning would change spaces of programs.
         clean_up_tokenization_spaces=False,
         model_max_length=max_length,
     )

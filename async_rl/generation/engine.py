@@ -116,12 +116,15 @@ def read_model_facts(model_path: Path) -> ModelFacts:
     generation: dict[str, Any] = (
         json.loads(generation_path.read_text()) if generation_path.exists() else {}
     )
+    # generation_config.json wins, as in transformers: chat models end with another token than their
+    # base.
     ends = generation.get("eos_token_id", config.get("eos_token_id"))
     if ends is None:
         raise ConfigError(
             f"neither config.json nor generation_config.json in {model_path} names eos_token_id, so"
             " no sample could end; add it"
         )
+    # Models for images and text nest the configuration of the language model.
     text_config = config.get("text_config", config)
     return ModelFacts(
         max_positions=int(text_config.get("max_position_embeddings", 1 << 30)),

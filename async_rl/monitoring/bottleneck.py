@@ -105,7 +105,9 @@ def bottleneck(members: Sequence[Member], before: Sequence[Member] = (), *, last
     if shares is None:
         return ""
     previous = last.partition(":")[0]
-    at_work, waits = shares.at_work, shares.waits
+    at_work = shares.at_work
+    waits = shares.waits
+    # The previous answer gets a bonus, so that it changes only for a clear reason.
     if previous == "the learner":
         at_work += _MARGIN
     elif previous in _UPSTREAM:
@@ -120,6 +122,7 @@ def bottleneck(members: Sequence[Member], before: Sequence[Member] = (), *, last
         "admission": shares.held_back,
         "scoring": shares.unscored,
     }
+    # A copy: the sentence shows the measured share, without the bonus.
     weights = dict(upstream)
     if previous in weights:
         weights[previous] += _MARGIN
@@ -139,7 +142,8 @@ def advice(
     # While the number of processes changes, the shares are those of another number.
     if shares is None or any(m.state in ("starting", "draining") for m in members):
         return ""
-    waits, held_back = shares.waits, shares.held_back
+    waits = shares.waits
+    held_back = shares.held_back
     count = sum(m.role == "generator" and m.state != "ended" for m in members)
     missing = balanced(count, learner_waits=waits, held_back=held_back) - count
     if max(waits, held_back) < _TOLERATED or abs(missing) < _LEAST_REPORTED:

@@ -85,6 +85,7 @@ class Console:
         evaluated_step: int | None = None,
     ) -> None:
         """Show the newest metrics and states, after a heartbeat or a step."""
+        # Messages and the end are still printed: they report events, not progress.
         if not self._config.monitoring.live_line:
             return
         line = progress_line(
@@ -129,6 +130,7 @@ class Console:
         self._drawn_s = now_s
         with self._best_effort():
             if self._live is None:
+                # Without rich's thread: heartbeats redraw often enough.
                 self._live = Live(console=self._terminal, auto_refresh=False, transient=True)
                 self._live.start()
             self._live.update(line, refresh=True)
@@ -142,8 +144,10 @@ class Console:
 
     def _say(self, line: str, *, is_due: bool) -> None:
         now_s = self._clock()
+        # A repeated line would only lengthen the log.
         if line != self._plain and (is_due or now_s - self._drawn_s >= _PLAIN_EVERY_S):
-            self._drawn_s, self._plain = now_s, line
+            self._drawn_s = now_s
+            self._plain = line
             self.note(line)
 
 
@@ -183,10 +187,12 @@ def who_waits(members: Iterable[Member], *, now_s: float, least_s: float) -> str
     ordered = sorted(
         members, key=lambda m: (m.state != "starting", ROLE_ORDER.index(m.role), m.name)
     )
+    # One that waits for resources of a cluster is reported below, with what it waits for.
     starting = [m.name for m in ordered if m.state == "starting" and not m.waits_for]
     if starting:
         return f"{', '.join(starting)} start{'s' if len(starting) == 1 else ''}"
     for member in ordered:
+        # The buffer and the verifiers wait most of the time in a healthy run.
         is_news = member.role in ("learner", "generator") or member.state == "starting"
         if is_news and member.waits_for and now_s - member.since_s >= least_s:
             return wait_of(member, now_s)
@@ -195,5 +201,6 @@ def who_waits(members: Iterable[Member], *, now_s: float, least_s: float) -> str
 
 def _short(path: Path) -> str:
     """Return the path relative to the working directory, if it is below it."""
+    # A path that a person can copy, as short as possible.
     relative = os.path.relpath(path)
     return str(path) if relative.startswith("..") else relative

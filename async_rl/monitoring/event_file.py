@@ -48,6 +48,7 @@ class EventFile:
 
     def histogram(self, name: str, values: Sequence[float], step: int) -> None:
         """A distribution at one step; values may be empty."""
+        # float64 holds every counter and version exactly.
         data = np.asarray(values, dtype=np.float64)
         description = self._first_description(name)
         self._add(histogram_pb(name, data, buckets=_BUCKETS, description=description), step)
@@ -76,6 +77,7 @@ class EventFile:
         layout = layout_pb2.Layout()
         category = layout.category.add(title=title)
         for name, tags in charts:
+            # Anchored: eval/pass_at_1 would also match eval/pass_at_1_error.
             patterns = [f"^{re.escape(tag)}$" for tag in tags]
             category.chart.add(title=name, multiline={"tag": patterns})
         summary = summary_pb2.Summary()
@@ -88,6 +90,7 @@ class EventFile:
 
     def restart(self, step: int) -> None:
         """Continue the run from here: TensorBoard discards `step` and later ones."""
+        # TensorBoard drops later steps only at a START event.
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._writer.add_event(event_pb2.Event(wall_time=time.time(), step=step, session_log=start))
         self._writer.flush()

@@ -53,11 +53,13 @@ class _Newest(Collector):
         self._newest = newest
 
     def describe(self) -> Iterator[Metric]:
+        # Without this the registry would call `collect` at registration, before there are numbers.
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
         step, metrics = self._newest()
         yield GaugeMetricFamily(STEP, "learner steps done", value=step)
+        # One family per name: the format forbids a second one with other labels.
         families: dict[str, GaugeMetricFamily] = {}
         for name, value in sorted(metrics.items()):
             spec = describe(name)

@@ -134,7 +134,8 @@ class Rates:
         """Return the metrics of a learner step that was just reported, given the learner's own
         `scalars` of it.
         """
-        interval_s, self._step_s = now_s - self._step_s, now_s
+        interval_s = now_s - self._step_s
+        self._step_s = now_s
         numbers: dict[str, float] = {}
         # Two steps in one tick of the clock have no rate.
         if interval_s > 0:

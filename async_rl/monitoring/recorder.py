@@ -39,7 +39,6 @@ _EVALUATION_PART = "eval/pass_at_1"
 _HOLD_S = 600.0
 _DRAW_EVERY_S = 0.5
 """A step takes about 10 KB of an event file; so two hours of the quickest run stay below 200 MB.
-metrics.jsonl has every step.
 """
 _LOG = logging.getLogger("async_rl.metrics")
 
@@ -113,7 +112,9 @@ class Recorder:
         """Record one part of a step. source: the reporting process, for messages."""
         now_s = self._clock() - self._started_s
         self._newest = max(self._newest, step)
-        scalars, histograms, texts = scalars or {}, histograms or {}, texts or {}
+        scalars = scalars or {}
+        histograms = histograms or {}
+        texts = texts or {}
         for kind, names in (
             (MetricKind.SCALAR, scalars),
             (MetricKind.HISTOGRAM, histograms),
@@ -164,6 +165,7 @@ class Recorder:
             step = min(self._rows)
             row = self._rows[step]
             is_late = self._clock() - self._started_s - row.last_s >= self._hold_s
+            # Rows are written in order, so an incomplete one holds back those after it.
             if (row.awaited or step != self._next_step) and not is_late:
                 return
             if row.awaited:
@@ -173,6 +175,7 @@ class Recorder:
 
     def start_from(self, version: int) -> None:
         """Remove the rows after `version`, at which the learner starts, also from TensorBoard."""
+        # Nothing was written after it, so there is nothing to remove.
         if self._newest <= version and not self._is_resumed:
             return
         self._is_resumed = False
@@ -182,10 +185,11 @@ class Recorder:
         self._rows = {step: row for step, row in self._rows.items() if step <= version}
         is_written = bool(kept) and kept[-1][0].step == version
         if is_evaluated(self._config, version) and not is_written:
-            # Its evaluation is repeated; the learner's part is not, so nobody waits for it.
+            # Its evaluation is repeated; the learner's part is not, so it is not awaited.
             now_s = self._clock() - self._started_s
             row = _Row(now_s, {}, last_s=now_s, awaited={_EVALUATION_PART})
             self._rows.setdefault(version, row)
+        # A held row of an earlier step is still to be written.
         self._next_step = min([*self._rows, version + 1])
         self._newest = version
         self._events.restart(version + 1)
@@ -237,6 +241,7 @@ class Recorder:
         try:
             for step in sorted(self._rows):
                 self._write(step)
+        # The run ends; a full disk must not hide the outcome.
         except InfrastructureError as error:
             _LOG.error("%s", error)
         self._jsonl.close()

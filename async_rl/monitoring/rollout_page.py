@@ -38,6 +38,7 @@ LEGEND = {
     ),
 }
 NOT_SAMPLED = "\u27e8text that the policy did not sample\u27e9"
+# 13 % of normally distributed values are beyond it.
 _MUCH = 1.5  # root mean squares of the group's advantages
 _ZERO = 1e-6
 _VERSION_STYLES = ("cyan", "magenta", "yellow", "green", "blue")
@@ -74,6 +75,7 @@ def page(
 def is_passed(sample: Trajectory) -> bool:
     """Return whether there are tests and every one passed."""
     verdicts = sample.score.verdicts
+    # A sample without tests has not passed any.
     return bool(verdicts) and all(verdict is Verdict.PASS for verdict in verdicts)
 
 
@@ -90,7 +92,8 @@ def _response(
         sample.loss_mask[start:].tolist(),
         strict=True,
     )
-    version_before, was_sampled = None, True
+    version_before = None
+    was_sampled = True
     for piece, version, logprob, advantage, is_sampled in tokens:
         if is_sampled != was_sampled:
             text.append("\u27e9" if is_sampled else "\u27e8", style="dim")
@@ -129,6 +132,7 @@ def _advantages(group: Group, index: int, advantages: FloatArray | None) -> list
         spread = float(np.std(rewards)) or 1.0
         return [(rewards[index] - _mean(group)) / spread] * lengths[index]
     start = sum(lengths[:index])
+    # Equal advantages of 0 have no scale.
     scale = float(np.sqrt(np.mean(advantages**2))) or 1.0
     values: list[float] = (advantages[start : start + lengths[index]] / scale).tolist()
     return values

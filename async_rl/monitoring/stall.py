@@ -35,7 +35,8 @@ class Stall:
             default=(-1, -1),
         )
         if progress != self._progress:
-            self._progress, self.since_s = progress, now_s
+            self._progress = progress
+            self.since_s = now_s
 
 
 def sentence(
@@ -51,6 +52,7 @@ def sentence(
     problem = "the learner has not started"
     if version >= 0:
         problem = f"no learner step after version {version}"
+    # A missing role explains the stall, so it comes first.
     serving = {m.role for m in members if m.state not in _AWAY}
     parts = [f"no {role} serves" for role in _NEEDED if role not in serving]
     # An outage of what scores looks like a wait for a batch; its reason must not be lost.

@@ -82,12 +82,14 @@ def render(
         head.append("\n" + "  ".join(numbers))
     if rewards:
         head.append(f"\nreward {sparkline(rewards)} {min(rewards):.2f} to {max(rewards):.2f}")
+    # Before the first heartbeat of the buffer the flow is unknown.
     if any(f"queue/{state}" in reply.metrics for state in _FLOW):
         head.append(f"\n{_flow(reply)}")
     if reply.pools:
         head.append(f"\n{'; '.join(_pool(pool, reply.pools) for pool in reply.pools)}")
     if reply.metrics.get("reward/failed_share") == 1:
         head.append(f"\nlast step: {NOTHING_REWARDED}", style="bold red")
+    # The stall already says who waits for whom; a bottleneck would only repeat a part of it.
     if reply.stalled:
         head.append(f"\n{reply.stalled}", style="bold red")
     else:
@@ -136,7 +138,9 @@ def _restarts(reply: StatusReply, name: str) -> str:
 
 def sparkline(values: Sequence[float]) -> str:
     """The newest values as bars between the lowest and the highest of all."""
-    low, high = min(values), max(values)
+    low = min(values)
+    high = max(values)
+    # A constant curve has no range.
     scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
     return "".join(_BARS[round((value - low) * scale)] for value in values[-_MOST_BARS:])
 

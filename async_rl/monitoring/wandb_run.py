@@ -28,7 +28,9 @@ class WandbRun:
             self._run = wandb.init(
                 project=project,
                 name=run_dir.name,
+                # The id makes a resumed run continue the same curves.
                 id=run_dir.name,
+                # A new id starts a run, a known one continues it.
                 resume="allow",
                 dir=str(run_dir),
                 config=as_builtins(config),

@@ -208,6 +208,8 @@ class Activity:
     @contextlib.contextmanager
     def _inside(self, kind: _Kind, label: str) -> Iterator[None]:
         outer = self._frame.get()
+        # A task that outlives the block in which it was started still has that block as its
+        # context.
         while outer is not None and not outer.is_open:
             outer = outer.parent
         frame = _Frame(kind, label, _owner(outer), outer)
@@ -247,6 +249,7 @@ class Activity:
         frame.count_as(*((_Kind.BLOCKED, by) if by else frame.entered))
         frame.since = now
         self._frames[frame.kind][frame] = None
+        # A union: only the first of several frames starts the clock.
         seconds = self._seconds.setdefault(frame.key, _Seconds())
         if seconds.num_active == 0:
             seconds.since = now
@@ -276,7 +279,8 @@ class Activity:
         kind = self._shown_kind()
         if kind is not self._kind:
             self._kind_seconds[self._kind] += now - self._kind_since
-            self._kind, self._kind_since = kind, now
+            self._kind = kind
+            self._kind_since = now
             if kind is _Kind.IDLE:
                 self._rest_since = now
 

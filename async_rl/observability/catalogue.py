@@ -80,6 +80,7 @@ FIRST_SCREEN = tuple(_read("first_screen.toml", dict[str, tuple[str, ...]]).item
 def describe(name: str) -> MetricSpec | None:
     """Return the declaration of `name`, or None. An exact one wins over one with placeholders."""
     exact = METRICS.get(name)
+    # A placeholder itself is not a name that a process may write.
     if exact is not None:
         return exact if "<" not in name else None
     for pattern, spec in _patterns():

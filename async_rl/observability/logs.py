@@ -33,6 +33,7 @@ class _Lines(logging.Formatter):
         text = visible(record.getMessage())
         if record.exc_info:
             text += "\n" + self.formatException(record.exc_info)
+        # `async-rl logs` recognises a new entry by a line that is not indented.
         text = text.replace("\n", "\n    ")
         return (
             f"{when}.{int(record.msecs):03d} {record.levelname:<7} {self._process}  {source}{text}"
@@ -55,6 +56,7 @@ def configure_logging(run_dir: Path, process: str, *, level: int = logging.INFO)
     handler = logging.handlers.WatchedFileHandler(path, mode="a", encoding="utf-8")
     handler.setFormatter(_Lines(process))
     root = logging.getLogger()
+    # A second call, and libraries that configured logging at import, would write lines twice.
     for old in root.handlers[:]:
         root.removeHandler(old)
         old.close()

@@ -23,7 +23,8 @@ Rows = list[tuple[str, str]]
 
 def derived_numbers(config: RunConfig, shape: ModelShape | None) -> Rows:
     """Return the rows of the plan. shape: None if the model is not on this machine yet."""
-    groups, size = config.buffer.groups_per_step, config.generation.group_size
+    groups = config.buffer.groups_per_step
+    size = config.generation.group_size
     sequences = groups * size
     tokens = sequences * longest_sequence(config)
     generated = sequences * config.data.max_response_tokens
@@ -90,6 +91,7 @@ def _evaluations(config: RunConfig) -> str:
     if every == 0:
         return "none"
     prompts = config.evaluation.num_prompts or "all"
+    # The last step is evaluated too, also if `every` does not divide it.
     times = 1 + math.ceil(config.num_steps / every)
     return f"{times} of {prompts} held-out prompts: at step 0, every {every} steps, at the end"
 

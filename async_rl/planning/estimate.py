@@ -67,11 +67,15 @@ def shape_from_hf(hf_config: Mapping[str, Any]) -> ModelShape:
 
     Raises KeyError if a size is missing.
     """
-    vocab, hidden = hf_config["vocab_size"], hf_config["hidden_size"]
-    layers, heads = hf_config["num_hidden_layers"], hf_config["num_attention_heads"]
+    vocab = hf_config["vocab_size"]
+    hidden = hf_config["hidden_size"]
+    layers = hf_config["num_hidden_layers"]
+    heads = hf_config["num_attention_heads"]
     head_dim = hf_config.get("head_dim") or hidden // heads
+    # Older models have as many key and value heads as query heads, and do not name them.
     kv_width = (hf_config.get("num_key_value_heads") or heads) * head_dim
     attention = 2 * hidden * heads * head_dim + 2 * hidden * kv_width
+    # Gate, up and down projection; two norms.
     per_layer = attention + 3 * hidden * hf_config["intermediate_size"] + 2 * hidden
     num_embeddings = 1 if hf_config.get("tie_word_embeddings") else 2
     return ModelShape(
@@ -96,6 +100,7 @@ def max_groups_in_flight(config: RunConfig) -> int:
 
 def kv_cache_tokens(config: RunConfig, shape: ModelShape) -> int:
     """Return the number of tokens whose keys and values fit into kv_cache_mb."""
+    # 2: keys and values.
     token_bytes = 2 * shape.num_layers * shape.kv_width * _dtype_bytes(config)
     return config.generation.vllm.kv_cache_mb * 2**20 // token_bytes
 
@@ -180,7 +185,8 @@ def fit_problems(config: RunConfig, shape: ModelShape, *, memory_mb_available: i
     A sequence can be too long for the model or for the KV cache, and the run too large for memory.
     """
     problems = []
-    data, longest = config.data, longest_sequence(config)
+    data = config.data
+    longest = longest_sequence(config)
     if longest > shape.max_positions:
         problems.append(
             f"data.max_prompt_tokens={data.max_prompt_tokens} +"
@@ -202,8 +208,10 @@ def fit_problems(config: RunConfig, shape: ModelShape, *, memory_mb_available: i
 
 def _kv_problem(config: RunConfig, pool: str, shape: ModelShape) -> str:
     """Why the KV cache of a pool is too small for one sequence, or an empty string."""
-    own, longest = config_of(config, pool), longest_sequence(config)
-    size_mb, num_tokens = own.generation.vllm.kv_cache_mb, kv_cache_tokens(own, shape)
+    own = config_of(config, pool)
+    longest = longest_sequence(config)
+    size_mb = own.generation.vllm.kv_cache_mb
+    num_tokens = kv_cache_tokens(own, shape)
     if size_mb == 0 or num_tokens >= longest:
         return ""
     problem = (

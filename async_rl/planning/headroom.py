@@ -31,9 +31,12 @@ class Headroom:
         grown = {pool.pool: counts[pool.pool] for pool in pools if counts[pool.pool] > pool.wanted}
         if not grown or self._config.launcher != "local":
             return []
-        free_mb, needed_mb, parts = self._free_mb(), 0, []
+        free_mb = self._free_mb()
+        needed_mb = 0
+        parts = []
         for pool in pools:
-            missing, each_mb = counts[pool.pool] - pool.live, self._each_mb(pool.pool)
+            missing = counts[pool.pool] - pool.live
+            each_mb = self._each_mb(pool.pool)
             if missing > 0:
                 needed_mb += missing * each_mb
                 parts.append(f"{missing} of {pool.pool} at {each_mb} MB")

@@ -95,7 +95,8 @@ class Steering:
         self, count: int, *, learner_waits: float, held_back: float, rate: float, others: int = 0
     ) -> Decision:
         """Decide as the function `decide`. rate: tokens per second of all generators."""
-        config, trial = self._config, self._trial
+        config = self._config
+        trial = self._trial
         decision = decide(
             count, learner_waits=learner_waits, held_back=held_back, config=config, others=others
         )

@@ -54,7 +54,8 @@ def processes(
     learner = config.learner
     specs = [_spec("buffer", "buffer", 0, machine, [])]
     for rank in range(learner.ranks):
-        name, cores = f"learner-{rank}", learner_cores(config, rank)
+        name = f"learner-{rank}"
+        cores = learner_cores(config, rank)
         specs.append(
             _spec(name, "learner", rank, machine, specs, cores=cores, gpus=learner.gpus_each)
         )
@@ -103,7 +104,8 @@ def _generator_cores(
     """The cores of one more generator: all of the pool's if generators.cores_each=0, otherwise the
     `cores_each` successive ones that the generators in use, of any pool, use least.
     """
-    pool, each = config.generators.cores, config.generators.cores_each
+    pool = config.generators.cores
+    each = config.generators.cores_each
     if each == 0:
         return tuple(pool)
     pool = pool or list(machine.cores)
@@ -122,7 +124,8 @@ def learner_cores(config: RunConfig, rank: int) -> tuple[int, ...]:
 
     With fewer cores than ranks, ranks share cores.
     """
-    pool, ranks = config.learner.cores, config.learner.ranks
+    pool = config.learner.cores
+    ranks = config.learner.ranks
     if not pool:
         return ()
     return tuple(pool[rank::ranks]) or (pool[rank % len(pool)],)

@@ -113,6 +113,7 @@ class Conversation:
                 f" are {self._sampling.max_new_tokens} tokens (data.max_response_tokens) and"
                 f" {self._max_turns} turns (rollout.max_turns)"
             )
+        # A turn may ask for less than what is left, never for more.
         limit = room if max_tokens is None else min(room, max_tokens)
         sampling = msgspec.structs.replace(self._sampling, max_new_tokens=limit)
         token_ids = self.prompt.token_ids.tolist()

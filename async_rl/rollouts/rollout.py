@@ -117,6 +117,7 @@ class Rollouts:
         greedy = samples.scoring.pop(_GREEDY, None)
         trajectories = [samples.scoring[index].result() for index in sorted(samples.scoring)]
         if ticket.purpose is Purpose.TRAIN:
+            # Only training keeps the best: an evaluation must measure all that were drawn.
             trajectories = best_of(trajectories, count=self._config.generation.group_size)
         return Group(
             group_id=ticket.group_id,
@@ -151,6 +152,7 @@ class Rollouts:
         It is ReMax's baseline, and the greedy part of an evaluation.
         """
         ticket = samples.ticket
+        # Greedy: the baseline of ReMax is the reward of the likeliest answer.
         sampling = msgspec.structs.replace(ticket.sampling, temperature=0.0)
         if self._lead is not None:
             await self._converse(samples, _GREEDY, sampling)
@@ -262,7 +264,8 @@ class Rollouts:
 
 def _reward_sample(ticket: Ticket, done: Written) -> RewardSample:
     """Return the argument of a reward function."""
-    prompt, problem = ticket.prompt, ticket.prompt.problem
+    prompt = ticket.prompt
+    problem = ticket.prompt.problem
     return RewardSample(
         prompt_id=prompt.prompt_id,
         prompt=prompt.text,

@@ -73,6 +73,7 @@ class Sleeping:
         """
         async with self._one_at_a_time:
             self._orders.accept(handover)
+            # The first push wakes a process that waits to start its engine.
             self._is_called.set()
             # A cancelled push must not cancel the engine that others wait for.
             yield await asyncio.shield(self._engine)
@@ -110,6 +111,7 @@ class Sleeping:
             when_s = timeout.when()
             if when_s is not None and not timeout.expired() and when_s > now_s:
                 self._limits[timeout] = when_s - now_s
+                # A group that waits for the learner is not late.
                 timeout.reschedule(None)
 
     def _resume_limits(self) -> None:

@@ -62,6 +62,7 @@ async def evaluate(
     decode = functools.partial(tokenizer.decode, skip_special_tokens=True)
     async with AsyncExitStack() as stack:
         rollouts, engine = await _open_rollouts(config, model_path, tokenizer, version, stack)
+        # More groups in flight would only wait inside the engine, and their time limits would run.
         slots = asyncio.Semaphore(config.generation.max_concurrent_groups)
         num_done = 0
 
@@ -86,6 +87,7 @@ async def _open_rollouts(
 ) -> tuple[Rollouts, Engine]:
     """Start a verifier and an engine with the model's weights; the stack closes them."""
     activity = Activity()
+    # The verifier serves on loopback, where any user of the machine can connect.
     token = secrets.token_urlsafe()
     stopping = asyncio.Event()
     url: asyncio.Future[str] = asyncio.get_running_loop().create_future()

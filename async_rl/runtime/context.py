@@ -185,6 +185,7 @@ class ProcessContext:
         while True:
             self.activity.gauge("memory_mb", process.memory_info().rss / 2**20)
             times = process.cpu_times()
+            # Cumulative, but a gauge: a counter would appear among the stages of the process.
             self.activity.gauge("cpu_s", times.user + times.system)
             snapshot = self.activity.snapshot()
             beat = Heartbeat(

@@ -21,6 +21,7 @@ from async_rl.runtime.patience import SupervisorCalls
 from async_rl.wire.keys import Keys
 from async_rl.wire.rpc import RpcClient
 
+# Many processes call a restarted one; the random pause spreads their calls.
 _JITTER_S = 0.1
 _WATCH_S = 20.0  # a supervisor without news answers after this time
 
@@ -207,5 +208,6 @@ class Connections:
 
     async def close(self) -> None:
         """Close all clients."""
-        await asyncio.gather(*self._closing, *(client.close() for client in self._clients.values()))
+        closing = [client.close() for client in self._clients.values()]
+        await asyncio.gather(*self._closing, *closing)
         self._clients.clear()

@@ -24,6 +24,7 @@ from async_rl.observability.logs import configure_logging
 from async_rl.protocol.membership import ReportFatal
 from async_rl.runtime.context import connect_control, open_context
 
+# The supervisor answers immediately if it lives; without it the process should end soon.
 _REPORT_S = 5.0
 
 

@@ -92,7 +92,9 @@ def prune(run_dir: Path, *, keep: int, keep_best: int, scores: Mapping[int, floa
     Returns the oldest of the newest `keep`, the oldest version that the learner may resume from.
     """
     saved = versions(run_dir)
-    recent, older = saved[-keep:], saved[:-keep]
+    recent = saved[-keep:]
+    older = saved[:-keep]
+    # A version without an evaluation cannot be one of the best.
     scored = [version for version in older if version in scores]
     best = sorted(scored, key=lambda version: (scores[version], version), reverse=True)[:keep_best]
     for version in set(older) - set(best):

@@ -176,6 +176,7 @@ class _Shares:
 
     def since_last(self) -> dict[str, float]:
         self.begin(self._phase)
+        # Two calls in the same instant have no shares.
         total_s = sum(self._seconds.values()) or 1.0
         shares = {name: self._seconds[phase] / total_s for phase, name in _SHARES.items()}
         self._seconds = dict.fromkeys(Phase, 0.0)

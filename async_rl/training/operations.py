@@ -12,45 +12,49 @@ from async_rl.core.types import Group, IntArray, Value
 from async_rl.protocol.base import Message, Ok
 
 
-class Step(Value, tag_field="type", tag=True):
+class _Operation(Value, tag_field="type", tag=True):
+    """Base of the operations, which carry their class name on the wire."""
+
+
+class Step(_Operation):
     """Train one batch: `version` becomes version + 1."""
 
     version: int
     groups: list[Group]
 
 
-class Gather(Value, tag_field="type", tag=True):
+class Gather(_Operation):
     """Gather the full weights on rank 0."""
 
 
-class Score(Value, tag_field="type", tag=True):
+class Score(_Operation):
     """Compute the log-probs of rows of token ids."""
 
     rows: list[IntArray]
 
 
-class Save(Value, tag_field="type", tag=True):
+class Save(_Operation):
     """Begin a checkpoint."""
 
     version: int
     directory: str
 
 
-class Restore(Value, tag_field="type", tag=True):
+class Restore(_Operation):
     """Restore a checkpoint."""
 
     directory: str
 
 
-class EnterDevice(Value, tag_field="type", tag=True):
+class EnterDevice(_Operation):
     """Move models and moments to the device."""
 
 
-class LeaveDevice(Value, tag_field="type", tag=True):
+class LeaveDevice(_Operation):
     """Move models and moments to host memory."""
 
 
-class Stop(Value, tag_field="type", tag=True):
+class Stop(_Operation):
     """Let the other ranks return."""
 
 

@@ -45,7 +45,8 @@ class Prober:
     """Decides when a probe is due and compares the answers."""
 
     def __init__(self, config: WeightsConfig, *, push_s: float) -> None:
-        self._config, self._push_s = config, push_s
+        self._config = config
+        self._push_s = push_s
         self._num_pushes = 0
         self._probed: set[Life] = set()
         self.expected = Expected(version=NO_VERSION, is_due=False, rows=[], logprobs=[])

@@ -84,6 +84,7 @@ class Pusher:
         await self._prober.expect(self._pool, self._manifest)
         for sender in self._senders:
             await sender.offer(self._manifest)
+        # After `offer`: a medium may read the weights from the device.
         if self._device.is_learners:
             await self._device.give_back(self._pool.leave_device)
         self._membership.publish(version)
@@ -133,6 +134,7 @@ class Pusher:
                     self._begin_loads(tasks)
                     async with self._changed:
                         self._changed.notify_all()
+                    # A change during the calls above would otherwise be waited for in vain.
                     if directory.revision == seen:
                         await directory.changed_or(self._wake)
         finally:
@@ -144,6 +146,7 @@ class Pusher:
         routes = {}
         for member in self._context.directory.of_role("generator"):
             life = life_of(member)
+            # The old route knows which media do not reach this life.
             routes[life] = self._routes.get(life) or Route(member, self._senders)
         self._routes = routes
         return self._membership.follow(routes)
@@ -231,6 +234,7 @@ class Pusher:
 
     def _note(self, report: LoadReport, push_s: float) -> None:
         """Keep the times of the slowest generator for the newest version."""
+        # A late joiner of an older version says nothing about the newest push.
         if report.version < self._timed:
             return
         if report.version > self._timed:

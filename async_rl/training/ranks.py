@@ -64,6 +64,7 @@ def learner_device(gpus: float) -> torch.device:
 def build_trainer(context: ProcessContext, device: torch.device) -> Trainer:
     """Join the other ranks and build this rank's trainer; blocks."""
     config = context.config
+    # Ranks on one machine would otherwise each use all of its cores.
     torch.set_num_threads(max(1, len(context.cores)))
     world_size = config.learner.ranks
     if world_size > 1:

@@ -60,6 +60,7 @@ class Saver:
         """Begin the checkpoint of this version, after the one before is complete."""
         await self.finish()
         directory = checkpoints.directory_of(self._context.run_dir, version)
+        # A resumed run comes to the step of the checkpoint that it loaded.
         if directory.is_dir():
             return
         self._saved_s = self._clock()
@@ -90,6 +91,7 @@ class Saver:
             keep_best=self._config.keep_best,
             scores=scores.pass_rates,
         )
+        # Before the buffer forgets: the copy of the ledger must have what this checkpoint needs.
         if self._mirror is not None:
             await asyncio.to_thread(self._mirror.update)
         forget = ForgetBefore(life=self._life, version=oldest)

@@ -63,6 +63,7 @@ class Handovers:
         """Return the generators to order to sleep, each once per handover."""
         if self.phase is not Phase.SWITCHING:
             return set()
+        # A generator that joins during the handover is ordered too.
         new = self._present - self._ordered
         self._ordered |= new
         return new
@@ -105,6 +106,7 @@ class Orders:
 
     def accept(self, handover: int) -> None:
         """Raise WeightsError for an order of an earlier handover: its learner has ended."""
+        # Equal is allowed: a push may be repeated within one handover.
         if handover < self._newest:
             raise WeightsError(
                 f"an order of handover {handover} came after one of handover {self._newest}; it is"

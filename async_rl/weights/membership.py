@@ -119,6 +119,7 @@ class Membership:
         present = set(present)
         self._cut_off &= present
         self._alone &= present
+        # The supervisor needs a moment to end those that were cut off.
         self._present = present - self._cut_off
         self._loaded = {
             life: version for life, version in self._loaded.items() if life in self._present
@@ -149,6 +150,7 @@ class Membership:
             return set()
         members = self.behind() & together
         alone = members & self._alone
+        # One at a time: if two retried together, the next failure would not show whose fault it is.
         return {min(alone)} if alone else members
 
     def begin(self, members: Collection[Life]) -> Load:
@@ -181,6 +183,7 @@ class Membership:
     def answer(self, number: int, life: Life, answer: Answer) -> set[Life]:
         """Record the result of one member. Returns lives to cut off."""
         load = self._open.get(number)
+        # A late answer: the load has ended, or the process has been replaced.
         if load is None or life not in load.missing:
             return set()
         load.missing.discard(life)
@@ -220,6 +223,7 @@ class Membership:
         if load.has_lost:
             return set()
         gave_up = load.gave_up & self._present
+        # Alone it waited only for the learner, so the fault is its own.
         if len(load.members) == 1:
             return self._cut(gave_up)
         self._alone |= gave_up

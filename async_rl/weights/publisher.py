@@ -55,7 +55,9 @@ class WeightPublisher:
 
 def tensor_bytes(tensor: torch.Tensor) -> Bytes:
     """The bytes of a tensor of any dtype: a view if it is contiguous and in main memory."""
-    flat = tensor.detach().to("cpu").contiguous().view(-1).view(torch.uint8)
+    # As bytes: numpy has no bfloat16.
+    on_cpu = tensor.detach().to("cpu").contiguous()
+    flat = on_cpu.view(-1).view(torch.uint8)
     array: Bytes = flat.numpy()
     return array
 

@@ -63,6 +63,7 @@ class Route:
         try:
             report: LoadReport = await caller.call(request, timeout_s=timeout_s)
         except BlockUnreachable:
+            # Unreachable memory does not become reachable in the same life; each try costs a call.
             self._senders.remove(sender)
             if not any(other.reaches(self.member) for other in self._senders):
                 raise

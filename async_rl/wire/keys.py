@@ -31,6 +31,8 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 def create_keys(directory: Path) -> Keys:
     """Create new keys and write them to `directory`/keys.json with mode 600."""
     server_public, server_secret = zmq.curve_keypair()
+    # One pair for all clients of the run: keys of single processes would have to be distributed
+    # while it runs.
     client_public, client_secret = zmq.curve_keypair()
     keys = Keys(
         server_public=server_public.decode(),

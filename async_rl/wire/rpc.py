@@ -88,6 +88,8 @@ class RpcServer:
         )
         self._socket = self._context.socket(zmq.ROUTER)
         _configure(self._socket)
+        # A client that reconnects takes over its identity; otherwise it would be refused until the
+        # old connection times out.
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self._socket.curve_server = True
         self._socket.curve_publickey = keys.server_public.encode()
@@ -193,6 +195,7 @@ class RpcClient:
     async def _receive(self) -> None:
         while True:
             frames = await self._socket.recv_multipart()
+            # Not a reply of ours; a client must survive whatever a socket receives.
             if len(frames) != 2:
                 continue
             # The call may have passed its deadline.

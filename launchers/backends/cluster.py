@@ -43,6 +43,7 @@ def on_cluster(config: RunConfig, spec: ProcessSpec) -> ProcessSpec:
     if spec.gpus == 0:
         # Neither Ray nor Slurm hides the node's GPUs from a process that asked for none.
         env["CUDA_VISIBLE_DEVICES"] = ""
+    # Buffer and verifier do no tensor work; more threads would only compete.
     is_heavy = spec.role in ("generator", "learner")
     env["OMP_NUM_THREADS"] = str(cluster_cpus(config, spec)) if is_heavy else "1"
     return dataclasses.replace(spec, cores=(), env=env)

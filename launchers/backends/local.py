@@ -60,6 +60,7 @@ class LocalProcess:
 
     async def wait(self) -> int:
         """Return the exit code, after killing everything left in the child's session."""
+        # Engines and verifiers start further processes, which outlive a crash of their parent.
         code = await self._process.wait()
         self._signal_group(signal.SIGKILL)
         return code
@@ -76,6 +77,7 @@ class LocalProcess:
             self._signal_group(signal.SIGKILL)
 
     def _signal_group(self, number: signal.Signals) -> None:
+        # The group may be gone, or its number belong to another user by now.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
@@ -102,6 +104,7 @@ class LocalLauncher:
         output = self.output_of(spec.name)
         try:
             output.parent.mkdir(parents=True, exist_ok=True)
+            # Appended: the output of earlier lives of the process stays.
             with output.open("ab") as sink:
                 process = await asyncio.create_subprocess_exec(
                     *child_command(spec, self._run_dir, parent_pid=os.getpid()),

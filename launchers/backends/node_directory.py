@@ -27,6 +27,7 @@ class NodeDirectory:
     """A directory at `path` below the node's temporary one, made and filled by one process."""
 
     def __init__(self, label: str) -> None:
+        # Only this removes the directories of makers whose node crashed.
         sweep(Path(tempfile.gettempdir()))
         self.path = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{label}-"))
         # Locked under another name first: `sweep` of another process never sees it unlocked.
@@ -47,6 +48,7 @@ class NodeDirectory:
         """Write a file that only the owner can read."""
         path = self.path / name
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Before the content: keys must never be readable by others, not even for a moment.
         path.touch(mode=0o600)
         path.write_bytes(data)
 

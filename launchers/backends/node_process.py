@@ -53,6 +53,7 @@ class NodeProcess:
         """Yield (file name, bytes) of what the process adds to its logs, until its end."""
         name = self._spec.name
         offsets = {output_path(self._run_dir, name): 0, log_path(self._run_dir, name): 0}
+        # One more reading after the end, so that the last lines are not lost.
         end = asyncio.create_task(self.wait(), name="end of the process")
         is_over = False
         while not is_over:
@@ -89,6 +90,7 @@ class NodeProcess:
         for name, data in self._model.items():
             directory.write(f"model/{name}", data)
         control = load_control(self._run_dir)
+        # The path in the file is one of the supervisor's machine.
         moved = msgspec.structs.replace(control, model_path=str(self._model_path(control)))
         (self._run_dir / "control.json").write_bytes(msgspec.json.encode(moved))
 

@@ -42,6 +42,7 @@ from async_rl.planning.topology import ProcessSpec
 from async_rl.runtime.context import load_control
 from async_rl.wire.addresses import LOOPBACK
 
+# All that a process reads from the run's directory at its start.
 _SHIPPED = ("config.yaml", "control.json", "keys/keys.json")
 _KILL_S = 3.0
 """A node that does not answer for this time is treated as lost."""
@@ -85,6 +86,7 @@ class RayProcess:
 
     async def wait(self) -> int:
         """Return the exit code; -9 if the actor is lost."""
+        # Several waiters share the future: cancelling one must not cancel it for the others.
         return await asyncio.shield(self._code)
 
     def terminate(self) -> None:
@@ -181,8 +183,10 @@ class RayLauncher:
             if not is_shared:
                 files = {name: (self._run_dir / name).read_bytes() for name in _SHIPPED}
                 model = self._shipped_model()
+            # Numbered: the actor before may not have ended yet.
             name = f"{spec.name} {self._num_started}"
             options = self._options(spec)
+            # No restarts by Ray: the supervisor decides about them, and counts them.
             make = ray.remote(_Actor).options(name=name, max_restarts=0, **options)
             actor = make.remote(on_cluster(self._config, spec), str(self._run_dir), files, model)
         except (RayError, OSError, ValueError) as error:
@@ -213,6 +217,7 @@ class RayLauncher:
         try:
             self._init(address)
         except ConnectionError:
+            # A given address is meant; only "auto" may fall back to a cluster of the run's own.
             if address != "auto":
                 raise
             return False
@@ -221,6 +226,7 @@ class RayLauncher:
     def _init(self, address: str, **options: Any) -> None:
         ray.init(
             address=address,
+            # Two runs in one cluster have actors of the same names.
             namespace=f"async_rl-{self._run_dir.name}",
             log_to_driver=False,
             logging_level=logging.ERROR,

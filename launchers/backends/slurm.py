@@ -36,7 +36,9 @@ from async_rl.planning.topology import ProcessSpec
 from async_rl.wire.addresses import AUTO
 
 SCRIPT_FILE = "job.sh"
+# srun needs a moment to signal its task and to report the end.
 _KILL_S = 5.0
+# A busy controller may take tens of seconds to answer.
 _SUBMIT_S = 60.0
 
 
@@ -72,6 +74,7 @@ def submit(config: RunConfig, run_dir: Path) -> str:
             f"launcher=slurm: sbatch refuses {script}: {done.stderr.strip()}; correct slurm.* and"
             " cluster.*"
         )
+    # With several clusters --parsable prints JOB;CLUSTER.
     return done.stdout.strip().partition(";")[0]
 
 
@@ -97,11 +100,14 @@ def _sbatch(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]
 
 
 def _options(config: RunConfig, run_dir: Path) -> Iterator[str]:
-    slurm, cluster = config.slurm, config.cluster
+    slurm = config.slurm
+    cluster = config.cluster
     yield f"--job-name={run_dir.name}"
     yield f"--output={run_dir}/logs/slurm.out"
+    # A requeued job continues the file.
     yield "--open-mode=append"
     yield f"--nodes={cluster.nodes}"
+    # One place per node for the batch step; the processes are further steps.
     yield "--ntasks-per-node=1"
     yield f"--cpus-per-task={slurm.cpus_per_node}" if slurm.cpus_per_node else "--exclusive"
     if cluster.gpus_per_node:
@@ -137,10 +143,12 @@ class SlurmProcess:
         """Return the task's exit code; -N if signal N ended it."""
         code = await self._srun.wait()
         await asyncio.shield(self._reading)
+        # srun reports signal N as 128 + N, Python as -N.
         return 128 - code if code > 128 else code
 
     def terminate(self) -> None:
         """Ask the task to end, through srun."""
+        # Without a process there is no task that could receive a signal.
         self._signal(signal.SIGUSR1 if self.pid else signal.SIGTERM)
 
     def kill(self) -> None:
@@ -164,6 +172,7 @@ class SlurmProcess:
         """Read the process id, then append everything else to the process's file."""
         assert self._srun.stdout is not None
         try:
+            # --announce: srun does not know the id of its task.
             first = await self._srun.stdout.readline()
             self.pid = int(first) if first.strip().isdigit() else 0
             self._is_placed.set()
@@ -195,6 +204,7 @@ class SlurmLauncher:
         address = await asyncio.to_thread(_address_of, self._node)
         network = self._config.network
         is_chosen = network.host != AUTO or network.interface is not None
+        # Debian writes the name of a machine as 127.0.1.1 into /etc/hosts.
         if address.startswith("127.") and self._config.cluster.nodes > 1 and not is_chosen:
             raise ConfigError(
                 f"launcher=slurm: {self._node} has the address {address} here, which other nodes"
@@ -226,6 +236,7 @@ class SlurmLauncher:
                     "--announce",
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=asyncio.subprocess.PIPE,
+                    # srun's own messages, such as why a step cannot start.
                     stderr=errors,
                     start_new_session=True,
                     env={**os.environ, **placed.env},

@@ -30,6 +30,7 @@ from async_rl.protocol.base import Message
 from async_rl.protocol.control import GetStatus, Pools, Scale, StatusReply, StopRun
 
 MARK = "launched.json"
+# The supervisor answers from memory; longer means that it is gone or hangs.
 _CALL_S = 10.0
 _POLL_S = 1.0
 _LOCK = "lock"

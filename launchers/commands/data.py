@@ -12,17 +12,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from async_rl.config.checks.reward import reward_problems
+from async_rl.config.checks.run import raise_if_any
 from async_rl.config.reward_terms import TESTS, functions_of, terms_of
+from async_rl.config.rewards import RewardConfig
+from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.types import AnswerTest, CodeTest
 from async_rl.launchers.commands.options import split_conf
 
 if TYPE_CHECKING:
-    from async_rl.config.rewards import RewardConfig
-    from async_rl.config.run import RunConfig
     from async_rl.data.files import Rejected
     from async_rl.data.prompts import Examined
 
+# Rows are usually wrong for one reason, which the first ones show.
 _NUM_SHOWN = 10
 data = typer.Typer(help="Inspect data files before a run.", no_args_is_help=True)
 
@@ -48,8 +51,6 @@ def check(
     Examples: async-rl data check problems.jsonl model.path=/models/mine; async-rl data check
     my_task/train.jsonl conf=my_task/conf.yaml
     """
-    from async_rl.config.checks.reward import reward_problems
-    from async_rl.config.checks.run import raise_if_any
     from async_rl.data.prepare import prepare_model
     from async_rl.data.prompts import examine
     from async_rl.data.tokenizer import load_tokenizer
@@ -88,7 +89,8 @@ def _report(examined: Examined, config: RunConfig) -> bool:
     )
     if examined.lengths:
         ordered = sorted(examined.lengths)
-        median, late = ordered[len(ordered) // 2], ordered[int(0.95 * len(ordered))]
+        median = ordered[len(ordered) // 2]
+        late = ordered[int(0.95 * len(ordered))]
         spread = f"shortest {ordered[0]}, median {median}, 95% {late}, longest {ordered[-1]}"
         typer.echo(f"prompt tokens: {spread} (limit {settings.max_prompt_tokens})")
     scorers = Counter(_scorers(examined, config.reward))

@@ -26,12 +26,13 @@ from rich.text import Text
 
 from async_rl.core.gpus import read_gpus
 from async_rl.core.machine import Machine, chosen_gpus, this_machine
-from async_rl.launchers.commands import findings
+from async_rl.launchers.commands import findings, runs
 from async_rl.launchers.commands.findings import ENGINES, PACKAGES, Finding
-from async_rl.launchers.commands.options import console, default_output_dir, open_table
+from async_rl.launchers.commands.options import console, open_table
 
 _BLOCK = b"\0" * 2**20
 _BLOCKS = 64
+# The median of a few: single ones may wait for other processes.
 _SYNCS = 8
 _RAY_CLUSTER_FILE = Path("/tmp/ray/ray_current_cluster")
 """`ray start` writes the address of the machine's cluster here."""
@@ -50,7 +51,7 @@ def doctor(
     """
     table = open_table("", "subject", "result", "remedy")
     is_usable = True
-    for finding in examine(this_machine(), directory or default_output_dir()):
+    for finding in examine(this_machine(), directory or runs.default_output_dir()):
         style = _STYLES[finding.state]
         table.add_row(
             Text(finding.state, style=style),
@@ -95,6 +96,7 @@ def _version(package: str) -> str | None:
 def _nccl() -> str | None:
     """Return the version of NCCL, whose package name contains that of CUDA."""
     for distribution in metadata.distributions():
+        # nvidia-nccl-cu12, -cu13 and so on.
         if str(distribution.metadata["Name"]).startswith("nvidia-nccl"):
             return distribution.version
     return None
@@ -133,6 +135,7 @@ def _ports() -> Finding:
 def _disk(directory: Path) -> Finding:
     """Measure a temporary file in the nearest existing directory."""
     directory = directory.absolute()
+    # The directory of runs may not exist before the first run.
     nearest = next(path for path in (directory, *directory.parents) if path.is_dir())
     try:
         with tempfile.TemporaryFile(dir=nearest, buffering=0) as file:

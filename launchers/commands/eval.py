@@ -18,22 +18,22 @@ import msgspec
 import typer
 
 from async_rl.config.checks.run import problems, raise_if_any
+from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.commands import runs
 from async_rl.launchers.commands.export import saved_version
 from async_rl.launchers.commands.options import (
     OutputDir,
     complete_setting,
-    default_output_dir,
     split_conf,
 )
 
 if TYPE_CHECKING:
-    from async_rl.config.run import RunConfig
     from async_rl.rollouts.standalone import Standalone
 
 _ONLY_FOR_TRAINING = "data.val_files is set but"
 """Beginning of the one problem of a configuration that does not matter without training."""
+# A line every few seconds at the usual speed.
 _PROGRESS_EVERY = 64
 
 
@@ -60,16 +60,23 @@ def evaluate(
     Examples: async-rl eval my-run evaluation.num_samples=4; async-rl eval MODEL conf=ppo_math
     data.val_files=test.jsonl
     """
+    from async_rl.launchers.configuration.compose import recompose
+
     conf, overrides = split_conf(settings or [])
-    run_dir, step = _run_of(checkpoint, output_dir or default_output_dir())
+    run_dir, step = _run_of(checkpoint, output_dir or runs.default_output_dir())
+    # The exported policy is needed for this command only.
     with tempfile.TemporaryDirectory(prefix="async_rl_eval") as scratch:
         if run_dir is None:
             from async_rl.data.prepare import prepare_model
 
-            config, version = _composed(conf, [f"model.path={checkpoint}", *overrides]), 0
+            config = _composed(conf, [f"model.path={checkpoint}", *overrides])
+            version = 0
             model_path = prepare_model(config, lambda _, text: typer.echo(text, err=True))
         else:
-            config = _of_run(run_dir, overrides) if conf is None else _composed(conf, overrides)
+            if conf is None:
+                config = recompose(run_dir / "config.yaml", overrides)
+            else:
+                config = _composed(conf, overrides)
             model_path = Path(scratch) / "model"
             version = _export(run_dir, step, model_path)
         evaluated = _evaluate(config, model_path, version)
@@ -111,12 +118,6 @@ def _composed(conf: str | None, overrides: list[str]) -> RunConfig:
     relevant = [text for text in problems(config) if not text.startswith(_ONLY_FOR_TRAINING)]
     raise_if_any(relevant)
     return config
-
-
-def _of_run(run_dir: Path, overrides: list[str]) -> RunConfig:
-    from async_rl.launchers.configuration.compose import recompose
-
-    return recompose(run_dir / "config.yaml", overrides)
 
 
 def _export(run_dir: Path, step: int | None, target: Path) -> int:

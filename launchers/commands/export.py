@@ -14,7 +14,7 @@ import typer
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.commands import runs
-from async_rl.launchers.commands.options import OutputDir, complete_run, default_output_dir
+from async_rl.launchers.commands.options import OutputDir, complete_run
 
 
 def export(
@@ -36,8 +36,9 @@ def export(
 
     Examples: async-rl export my-run model/; async-rl export my-run model/ --step 40
     """
-    run_dir = runs.find(run, output_dir or default_output_dir())
+    run_dir = runs.find(run, output_dir)
     version = saved_version(run_dir, step)
+    # Files of another model would mix with this one.
     if directory.exists() and any(directory.iterdir()):
         raise ConfigError(f"{directory} is not empty; name an empty or a new directory")
     _write_model(run_dir, runs.config_of(run_dir), directory, version)
@@ -77,6 +78,7 @@ def _write_model(run_dir: Path, config: RunConfig, target: Path, version: int) -
     )
     trainer.load(checkpoints.verified(run_dir, version))
     trainer.export_hf(target)
+    # Tokenizer, chat template and code of the model, which training does not change.
     for path in start_model.iterdir():
         if path.is_file() and path.suffix != ".safetensors" and not (target / path.name).exists():
             shutil.copy(path, target)

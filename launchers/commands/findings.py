@@ -83,7 +83,8 @@ def of_gpus(machine: Machine, gpus: Gpus, chosen: list[str] | None, nccl: str | 
     """Judge the GPUs, the driver and the library that connects GPUs. chosen: the names in
     CUDA_VISIBLE_DEVICES.
     """
-    subject, num = "GPUs", len(gpus.devices)
+    subject = "GPUs"
+    num = len(gpus.devices)
     visible = machine.num_gpus + machine.unusable_gpus
     if num == 0 and not chosen:
         return Finding(subject, "ok", f"none, runs use the CPU ({gpus.problem or 'driver idle'})")

@@ -14,6 +14,7 @@ import typer
 
 from async_rl.core.errors import ConfigError
 
+# Enough to see learning, small enough to check in seconds.
 _TRAIN, _HELD_OUT = 512, 128
 _CONF = """# GRPO on the problems beside this file. Other settings keep their values from conf/; any
 # of them can be changed here.
@@ -109,4 +110,6 @@ def _rows() -> tuple[list[dict[str, object]], list[dict[str, object]]]:
             "solution": spec.solution(),
         }
 
-    return [row(spec) for spec in train[:_TRAIN]], [row(spec) for spec in held_out[:_HELD_OUT]]
+    rows = [row(spec) for spec in train[:_TRAIN]]
+    held_out_rows = [row(spec) for spec in held_out[:_HELD_OUT]]
+    return rows, held_out_rows

@@ -22,7 +22,6 @@ from async_rl.launchers.commands.options import (
     complete_run,
     complete_setting,
     console,
-    default_output_dir,
     split_conf,
 )
 from async_rl.monitoring.terminal import Terminal
@@ -112,9 +111,10 @@ def resume(
     from async_rl.launchers.configuration.plan import show_plan
     from async_rl.launchers.configuration.preflight import model_shape, preflight
 
-    directory = output_dir or default_output_dir()
-    is_copy = resuming.is_copy(run)
-    run_dir = resuming.fetch(run, directory) if is_copy else runs.find(run, directory)
+    if resuming.is_copy(run):
+        run_dir = resuming.fetch(run, output_dir or runs.default_output_dir())
+    else:
+        run_dir = runs.find(run, output_dir)
     # Before anything is read: of two that resume at the same time, one must see what the other did.
     with owning(run_dir):
         config, changed = resuming.resumed_config(run_dir, settings or [])

@@ -16,14 +16,7 @@ from rich.table import Table
 
 from async_rl.buffer.store.audit import Audit, Promise
 from async_rl.buffer.store.audit import audit as check_history
-from async_rl.buffer.store.ledger import (
-    Ledger,
-    LedgerGroup,
-    LedgerSummary,
-    LeftPrompt,
-    Transition,
-    reading,
-)
+from async_rl.buffer.store.ledger import Ledger, LedgerGroup, LedgerSummary, LeftPrompt, reading
 from async_rl.buffer.store.schema import STORE_FILE
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
@@ -33,7 +26,6 @@ from async_rl.launchers.commands.options import (
     OutputDir,
     Run,
     console,
-    default_output_dir,
     open_table,
 )
 
@@ -74,7 +66,7 @@ def ledger(
         )
     if state is not None and state not in tuple(GroupState):
         raise ConfigError(f"--state {state}: a group is one of {', '.join(GroupState)}")
-    run_dir = runs.find(run, output_dir or default_output_dir())
+    run_dir = runs.find(run, output_dir)
     config = runs.config_of(run_dir)
     answer: Answer
     with reading(run_dir / STORE_FILE) as connection:
@@ -94,7 +86,16 @@ def ledger(
     if as_json:
         typer.echo(msgspec.json.encode(answer))
     else:
-        _show(console(), answer)
+        terminal = console()
+        match answer:
+            case Audit():
+                _show_audit(terminal, answer)
+            case LedgerSummary():
+                _show_summary(terminal, answer)
+            case tuple():
+                _show_left(terminal, answer)
+            case _:
+                _show_groups(terminal, answer)
     if isinstance(answer, Audit) and answer.problems:
         raise typer.Exit(1)
 
@@ -107,17 +108,6 @@ def promise_of(config: RunConfig) -> Promise:
         max_staleness_versions=buffer.max_staleness_versions,
         over_age=buffer.over_age,
     )
-
-
-def _show(terminal: Console, answer: Answer) -> None:
-    if isinstance(answer, Audit):
-        _show_audit(terminal, answer)
-    elif isinstance(answer, LedgerSummary):
-        _show_summary(terminal, answer)
-    elif isinstance(answer, tuple):
-        _show_left(terminal, answer)
-    else:
-        _show_groups(terminal, answer)
 
 
 def _show_audit(terminal: Console, audited: Audit) -> None:
@@ -148,7 +138,7 @@ def _show_summary(terminal: Console, summary: LedgerSummary) -> None:
         "trained by generator": _listed(summary.generators),
         "stored": f"{summary.num_stored} groups, {megabytes:.1f} MB of trajectories",
     }
-    table = Table(box=None, show_header=False, pad_edge=False)
+    table = Table.grid(padding=(0, 1))
     for title, value in rows.items():
         if value:
             table.add_row(title, value)
@@ -172,6 +162,7 @@ def _show_groups(terminal: Console, groups: Sequence[LedgerGroup]) -> None:
         return
     titles = "group,prompt,state,attempt,generator,versions,trained on,step,rewards,parts,history"
     table = open_table(*titles.split(","))
+    # The newest: a person asks about what has just happened.
     for group in groups[-_MOST_SHOWN:]:
         versions = ""
         if group.oldest_version is not None:
@@ -188,18 +179,19 @@ def _show_groups(terminal: Console, groups: Sequence[LedgerGroup]) -> None:
             "" if group.step is None else str(group.step),
             " ".join(f"{reward:g}" for reward in group.rewards),
             ", ".join(f"{name} {mean:.3g}" for name, mean in group.parts.items()),
-            _history(group.history),
+            _history(group),
         )
     terminal.print(table)
     if len(groups) > _MOST_SHOWN:
         terminal.print(f"the newest {_MOST_SHOWN} of {len(groups)} groups; --json shows all")
 
 
-def _history(history: Sequence[Transition]) -> str:
+def _history(group: LedgerGroup) -> str:
     """Return the first state with its time of day, and each later one with the seconds since."""
-    started_s = history[0].at_s
+    first, *changes = group.history
+    started_s = first.at_s
     clock = time.strftime("%H:%M:%S", time.localtime(started_s))
-    parts = [f"{clock} {history[0].state}"]
-    for change in history[1:]:
+    parts = [f"{clock} {first.state}"]
+    for change in changes:
         parts.append(f"+{change.at_s - started_s:.2f} s {change.state}")
     return ", ".join(parts)

@@ -17,7 +17,7 @@ from async_rl.core.errors import ConfigError
 from async_rl.core.visible import visible
 from async_rl.launchers.commands import runs
 from async_rl.launchers.commands.control import living_pid
-from async_rl.launchers.commands.options import OutputDir, Run, default_output_dir
+from async_rl.launchers.commands.options import OutputDir, Run
 from async_rl.launchers.configuration import schema
 
 _POLL_S = 0.3  # files change without an event that every filesystem delivers
@@ -48,8 +48,9 @@ def logs(
     Examples: async-rl logs; async-rl logs --follow; async-rl logs my-run learner-0; async-rl logs
     my-run generator-0 --output
     """
-    run_dir = runs.find(run, output_dir or default_output_dir())
+    run_dir = runs.find(run, output_dir)
     files = _Files(_paths(run_dir, process, ".out" if output else ".log"))
+    # All files are read once to sort by time; a log has a few megabytes at most.
     entries = files.new()
     for entry in entries[max(0, len(entries) - num) :]:
         _print(entry)
@@ -80,6 +81,7 @@ class _Files:
         with path.open("rb") as file:
             file.seek(self._offsets[path])
             data = file.read()
+        # A line that is being written is read with the next call.
         whole = data[: data.rfind(b"\n") + 1]
         self._offsets[path] += len(whole)
         entry = ""
@@ -114,6 +116,7 @@ def _time_of(entry: str) -> str:
 
 def _print(entry: str) -> None:
     head = entry.partition("\n")[0][:_HEAD]
+    # Only the head: a level inside a message is text.
     color = next((color for level, color in _LEVELS.items() if level in head), None)
     # Libraries print what they like; the log itself has no control characters.
     typer.secho(visible(entry), fg=color)

@@ -40,6 +40,7 @@ def migrate(
     migration = read(file)
     target = output or file.with_suffix(".async_rl.yaml")
     try:
+        # "x" fails if the file exists: it may have been edited since.
         with target.open("x") as out:
             out.write(to_yaml(migration))
     except OSError as error:

@@ -10,6 +10,7 @@ import typer
 from rich.table import Table
 
 from async_rl.core.errors import ConfigError
+from async_rl.launchers.commands import runs
 from async_rl.monitoring.terminal import VisibleConsole
 
 WIDTH_IF_NO_TERMINAL = 140
@@ -17,11 +18,8 @@ WIDTH_IF_NO_TERMINAL = 140
 
 def complete_run(incomplete: str) -> list[str]:
     """Return the runs whose name begins like this, the newest first."""
-    from async_rl.launchers.commands.runs import all_runs
-
-    return [
-        path.name for path in all_runs(default_output_dir()) if path.name.startswith(incomplete)
-    ]
+    names = (path.name for path in runs.all_runs(runs.default_output_dir()))
+    return [name for name in names if name.startswith(incomplete)]
 
 
 def complete_setting(incomplete: str) -> list[str]:
@@ -45,13 +43,6 @@ OutputDir = Annotated[
     Path | None,
     typer.Option("--output-dir", help="directory of the runs; default: output_dir of conf/"),
 ]
-
-
-def default_output_dir() -> Path:
-    """Return the output_dir of conf/."""
-    from async_rl.launchers.configuration.compose import compose, names
-
-    return Path(compose(names()[0]).output_dir)
 
 
 def split_conf(settings: Sequence[str]) -> tuple[str | None, list[str]]:

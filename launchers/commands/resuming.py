@@ -144,6 +144,7 @@ def reopen(config: RunConfig, run_dir: Path) -> None:
     path = run_dir / "config.yaml"
     before = runs.config_of(run_dir)
     try:
+        # A count that is set now wins over the last scaling.
         if pool_counts(config) != pool_counts(before):
             (run_dir / SCALE_FILE).unlink(missing_ok=True)
         if config != before:
@@ -152,6 +153,7 @@ def reopen(config: RunConfig, run_dir: Path) -> None:
             partial = run_dir / "config.partial"
             partial.write_text(to_yaml(config))
             partial.replace(path)
+        # They describe the life that has ended; a reader must not take them for the new one.
         for name in ("state.json", "control.json"):
             (run_dir / name).unlink(missing_ok=True)
         leave_mark(run_dir)

@@ -16,7 +16,7 @@ from async_rl.buffer.store.schema import STORE_FILE
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.api.samples import decoder, pieces, stored_rollouts
 from async_rl.launchers.commands import runs
-from async_rl.launchers.commands.options import OutputDir, Run, console, default_output_dir
+from async_rl.launchers.commands.options import OutputDir, Run, console
 from async_rl.monitoring.rollout_page import LEGEND, NOT_SAMPLED, Colour, page
 
 
@@ -41,7 +41,7 @@ def show_rollouts(
     """
     if best and worst:
         raise ConfigError("--best and --worst exclude each other; give one")
-    run_dir = runs.find(run, output_dir or default_output_dir())
+    run_dir = runs.find(run, output_dir)
     stored = stored_rollouts(run_dir, step=step)
     chosen = choose(stored, is_best=best, is_worst=worst, is_failed=failed)[:num]
     terminal = console()

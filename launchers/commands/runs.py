@@ -37,15 +37,23 @@ class Remains(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float]
 
 
+def default_output_dir() -> Path:
+    """Return the output_dir of conf/."""
+    from async_rl.launchers.configuration.compose import compose, names
+
+    return Path(compose(names()[0]).output_dir)
+
+
 class _State(msgspec.Struct, frozen=True):
     outcome: str
     cause: str = ""
 
 
-def find(run: str | None, output_dir: Path) -> Path:
+def find(run: str | None, output_dir: Path | None) -> Path:
     """Return the directory of a run, given its name, its directory, or None for the newest. Raises
-    ConfigError if there is none.
+    ConfigError if there is none. output_dir: None for that of conf/.
     """
+    output_dir = output_dir or default_output_dir()
     runs = all_runs(output_dir)
     if run is None:
         if runs:
@@ -70,7 +78,10 @@ def find(run: str | None, output_dir: Path) -> Path:
 def all_runs(output_dir: Path) -> list[Path]:
     """Return the directories of all runs, newest first."""
     configs = sorted(
-        output_dir.glob("*/config.yaml"), key=lambda path: path.stat().st_mtime_ns, reverse=True
+        # By the configuration, which is written at launch and at a resume.
+        output_dir.glob("*/config.yaml"),
+        key=lambda path: path.stat().st_mtime_ns,
+        reverse=True,
     )
     return [path.parent.absolute() for path in configs]
 

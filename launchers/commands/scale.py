@@ -13,7 +13,7 @@ import typer
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.api.run import open_run
 from async_rl.launchers.commands import runs
-from async_rl.launchers.commands.options import OutputDir, complete_run, default_output_dir
+from async_rl.launchers.commands.options import OutputDir, complete_run
 
 
 def scale(
@@ -40,7 +40,7 @@ def scale(
     """
     run = None if "=" in words[0] else words[0]
     wanted = counts(words[1:] if run else words)
-    found = open_run(runs.find(run, output_dir or default_output_dir()))
+    found = open_run(runs.find(run, output_dir))
     for pool in found.scale(is_forced=is_forced, **wanted):
         state = f"live {pool.live}, starting {pool.starting}, draining {pool.draining}"
         typer.echo(f"{pool.pool}: wanted {pool.wanted}; now {state}")

@@ -21,7 +21,7 @@ from async_rl.launchers.api.run import ended
 from async_rl.launchers.api.status import status_of
 from async_rl.launchers.commands import runs
 from async_rl.launchers.commands.control import ask_status, living_pid
-from async_rl.launchers.commands.options import OutputDir, Run, console, default_output_dir
+from async_rl.launchers.commands.options import OutputDir, Run, console
 from async_rl.protocol.control import StatusReply
 
 _REDRAW_S = 1.0
@@ -42,7 +42,7 @@ def status(
 
     Examples: async-rl status; async-rl status --watch; async-rl status my-run --json
     """
-    run_dir = runs.find(run, output_dir or default_output_dir())
+    run_dir = runs.find(run, output_dir)
     if as_json:
         status = status_of(run_dir)
         answer = {"is_running": status.is_running, **msgspec.to_builtins(status)}
@@ -101,7 +101,8 @@ def _picture(reply: StatusReply, before: StatusReply | None, last: str = "") -> 
 
 def _without_answer(run_dir: Path) -> str:
     """Describe a run that does not answer: it is starting, or it has ended."""
-    status, pid = status_of(run_dir), living_pid(run_dir)
+    status = status_of(run_dir)
+    pid = living_pid(run_dir)
     if pid is None:
         return ended(status)
     return (

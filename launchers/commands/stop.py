@@ -9,7 +9,7 @@ import typer
 from async_rl.launchers.api.run import ended, open_run
 from async_rl.launchers.commands import runs
 from async_rl.launchers.commands.control import living_pid
-from async_rl.launchers.commands.options import OutputDir, Run, default_output_dir
+from async_rl.launchers.commands.options import OutputDir, Run
 
 
 def stop(
@@ -23,7 +23,7 @@ def stop(
 
     Examples: async-rl stop; async-rl stop my-run --now
     """
-    found = open_run(runs.find(run, output_dir or default_output_dir()))
+    found = open_run(runs.find(run, output_dir))
     if living_pid(found.directory) is not None:
         how = "ending" if now else "stopping: it finishes its step and saves"
         typer.echo(f"run {found.name} is {how}")

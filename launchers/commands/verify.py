@@ -17,18 +17,23 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple
 
 import msgspec
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from async_rl.config.base import replace
+from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, DataError, InfrastructureError
+from async_rl.core.machine import this_machine
 from async_rl.core.types import CodeProblem, Verdict
 from async_rl.launchers.commands.verifier import VerifierSettings, verifier_config
 
 if TYPE_CHECKING:
-    from async_rl.config.run import RunConfig
     from async_rl.rewards.verifier.judging import Judge
     from async_rl.rewards.verifier.protocol import VerifyResponse
 
-_TRIES = 3
+_TRIES = 3  # an infrastructure error is about the machine, not the program, and rarely repeats
+_UNUSABLE = "unusable row"
+_UNSCORED = {_UNUSABLE, *(verdict for verdict in Verdict if not verdict.is_score)}
 _TASKS_PER_CELL = 2  # the next program is ready when a cell becomes free
 _COMPLETIONS = ("completions", "completion", "responses", "response")
 _REFERENCES = ("canonical_solution", "solutions", "solution", "code")
@@ -46,15 +51,11 @@ class _Item(NamedTuple):
 
 
 class _Result(NamedTuple):
-    """The verdict of an item; None for an unusable row."""
+    """The verdict of an item, or _UNUSABLE."""
 
-    item: _Item
-    verdict: Verdict | None
+    name: str
+    verdict: str
     message: str
-
-    @property
-    def label(self) -> str:
-        return "unusable row" if self.verdict is None else self.verdict.value
 
 
 def verify(
@@ -87,22 +88,20 @@ def verify(
     Examples: async-rl verify completions.jsonl --output results.jsonl; async-rl verify
     problems.jsonl --references
     """
-    from async_rl.core.machine import this_machine
-
     config = verifier_config(settings or [])
     num_workers = workers or len(this_machine().cores)
-    columns = _REFERENCES if references else _COMPLETIONS
-    num_programs = sum(len(programs) for _, _, programs in _rows(file, columns))
-    if not num_programs:
+    # Read before any program runs: a file without a usable column ends the command immediately.
+    items = list(_items(file, _REFERENCES if references else _COMPLETIONS, config))
+    if not items:
         raise DataError(f"{file}: has no rows; nothing was scored")
     started_s = time.monotonic()
     with _opened(output) as lines:
-        items = _items(file, columns, config)
-        results = asyncio.run(_score(items, num_programs, config, num_workers, lines))
+        results = asyncio.run(_score(items, config, num_workers, lines))
     _report(results, time.monotonic() - started_s, references=references)
+    # A wrong reference solution is an error of the data, a wrong completion is a result.
     failed = {result.verdict for result in results} - {Verdict.PASS}
     if not references:
-        failed = {verdict for verdict in failed if verdict is None or not verdict.is_score}
+        failed &= _UNSCORED
     if failed:
         raise typer.Exit(1)
 
@@ -154,6 +153,7 @@ def _items(file: str, columns: tuple[str, ...], config: RunConfig) -> Iterator[_
 
 
 def _programs(position: str, column: str, value: Any) -> list[str]:
+    # APPS stores its solutions as the text of a JSON list.
     if isinstance(value, str) and column == "solutions":
         try:
             value = msgspec.json.decode(value)
@@ -169,54 +169,43 @@ def _programs(position: str, column: str, value: Any) -> list[str]:
 
 def _complete(row: dict[str, Any], code: str) -> str:
     """Put the prompt before a completion of HumanEval, which continues the prompt's function."""
-    entry, prompt = row.get("entry_point"), row.get("prompt")
+    entry = row.get("entry_point")
+    prompt = row.get("prompt")
+    # A chat model repeats the whole function, a base model only continues it.
     if entry and isinstance(prompt, str) and f"def {entry}(" not in code:
         return f"{prompt}{code}"
     return code
 
 
 async def _score(
-    items: Iterator[_Item],
-    num_programs: int,
-    config: RunConfig,
-    workers: int,
-    lines: BinaryIO | None,
+    items: list[_Item], config: RunConfig, workers: int, lines: BinaryIO | None
 ) -> list[_Result]:
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
     from async_rl.observability.activity import Activity
     from async_rl.rewards.verifier.serving import open_service
 
     results: list[_Result] = []
     columns = (
-        TextColumn("verifying"),
+        "verifying",
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[passed]} pass"),
+        "{task.fields[passed]} pass",
         TimeRemainingColumn(),
     )
+    remaining = iter(items)
     verifiers = replace(config.verifiers, cells=workers)
     async with open_service(verifiers, config.sandbox, Activity(), config.timeouts) as service:
         level = service.cells.level
-        typer.echo(f"{num_programs} programs, {workers} at a time, jail level {level}", err=True)
+        typer.echo(f"{len(items)} programs, {workers} at a time, jail level {level}", err=True)
         with Progress(*columns, console=Console(stderr=True)) as progress:
-            bar = progress.add_task("", total=num_programs, passed=0)
+            bar = progress.add_task("", total=len(items), passed=0)
             num_passed = 0
 
             async def work() -> None:
                 nonlocal num_passed
-                for item in items:
+                for item in remaining:
                     result = await _judge(service.judge, item, lines)
                     results.append(result)
-                    if result.verdict is Verdict.PASS:
-                        num_passed += 1
+                    num_passed += result.verdict == Verdict.PASS
                     progress.update(bar, advance=1, passed=num_passed)
 
             async with asyncio.TaskGroup() as group:
@@ -227,13 +216,13 @@ async def _score(
 
 async def _judge(judge: Judge, item: _Item, lines: BinaryIO | None) -> _Result:
     if item.problem is None:
-        return _Result(item, None, item.program)
+        return _Result(item.name, _UNUSABLE, item.program)
     response = await _response(judge, item.program, item.problem)
     if lines is not None:
         line = {"name": item.name, **msgspec.to_builtins(response)}
         lines.write(msgspec.json.encode(line) + b"\n")
     failed = (test.message for test in response.tests if test.verdict is not Verdict.PASS)
-    return _Result(item, response.verdict, next(failed, ""))
+    return _Result(item.name, response.verdict, next(failed, ""))
 
 
 async def _response(judge: Judge, program: str, problem: CodeProblem) -> VerifyResponse:
@@ -251,15 +240,15 @@ async def _response(judge: Judge, program: str, problem: CodeProblem) -> VerifyR
 
 def _report(results: list[_Result], seconds: float, *, references: bool) -> None:
     for result in results:
-        is_unscored = result.verdict is None or not result.verdict.is_score
-        if is_unscored or (references and result.verdict is not Verdict.PASS):
-            typer.echo(f"{result.item.name}: {result.label}: {result.message}")
-    for label, count in Counter(result.label for result in results).most_common():
-        typer.echo(f"{label:22}{count:8}{count / len(results):8.1%}")
+        is_unscored = result.verdict in _UNSCORED
+        if is_unscored or (references and result.verdict != Verdict.PASS):
+            typer.echo(f"{result.name}: {result.verdict}: {result.message}")
+    for verdict, count in Counter(result.verdict for result in results).most_common():
+        typer.echo(f"{verdict:22}{count:8}{count / len(results):8.1%}")
     by_name: dict[str, list[bool]] = {}
     for result in results:
-        if result.verdict is not None and result.verdict.is_score:
-            by_name.setdefault(result.item.name, []).append(result.verdict is Verdict.PASS)
+        if result.verdict not in _UNSCORED:
+            by_name.setdefault(result.name, []).append(result.verdict == Verdict.PASS)
     if by_name and not references:
         share = sum(sum(passed) / len(passed) for passed in by_name.values()) / len(by_name)
         typer.echo(f"pass@1 {share:.4f} over {len(by_name)} problems")

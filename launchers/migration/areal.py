@@ -6,13 +6,16 @@ from collections.abc import Mapping
 
 from async_rl.launchers.migration.rules import Fate, Function, Given, to_wandb
 
+# AReaL writes "all tokens" as a number above any vocabulary.
 _FULL_TOP_K = 1_000_000
+# AReaL's default, which means no limit.
 _NO_BUDGET = 1e9
 
 
 def _sequence(given: Given) -> Fate:
     prompt = given.source.get("dataset.max_prompt_len", 256)
     needed = prompt + given.source.get("ppo.gen.max_new_tokens", 256)
+    # The engine would cut responses that data.max_response_tokens allows.
     if given.value < needed:
         problem = f"{given.value} is below prompt and response of {needed} tokens"
         return Fate("refused", f"{problem}; the engine receives what they need")

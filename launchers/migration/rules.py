@@ -152,9 +152,11 @@ def read_table(system: str) -> Table:
 
 def warmup_share(given: Given) -> Fate:
     """Turn a share of all steps into a number of steps, if the source says how many there are."""
-    path, value = given.rule.targets[0], given.value
+    path = given.rule.targets[0]
+    value = given.value
     if not value or value < 0:
         return Fate("translated", settings={path: 0})
+    # verl computes a share from its own number of steps, which may follow from the data.
     steps = given.source.get("trainer.total_training_steps")
     if not isinstance(steps, int) or steps <= 0:
         problem = "a share of a number of steps that the file does not name"
@@ -179,6 +181,7 @@ def epochs(given: Given) -> Fate:
 
 def several_machines(given: Given) -> Fate:
     """Translate the number of machines: more than one form a Ray cluster of machines with GPUs."""
+    # One machine needs no cluster.
     if given.value == 1:
         return Fate("defaulted", "one machine")
     gpus = given.sibling("n_gpus_per_node", 8)
@@ -192,6 +195,7 @@ def several_machines(given: Given) -> Fate:
 
 def to_wandb(project: Any) -> Fate:
     """Send the metrics to Weights & Biases too, if it is installed."""
+    # A setting that the launch then refuses would not help.
     if find_spec("wandb") is None:
         remedy = f"pip install 'async-rl[wandb]' and set monitoring.wandb={project}"
         return Fate("refused", f"wandb is not installed here; {remedy}")
@@ -225,6 +229,7 @@ def migrate(
     functions: Mapping[str, Function],
 ) -> Migration:
     """Apply the table to every key of the source and to the implied keys that it omits."""
+    # A key that the file omits has the default of its system, which may differ from ours.
     absent = {key: value for key, value in table.implied.items() if key not in source}
     complete = {**absent, **source}
     code = {**SHARED, **functions}
@@ -270,12 +275,14 @@ def _fate(
     condition = table.conditions[rule.if_] if rule.if_ else None
     if condition is not None and not condition.is_met(source):
         return Fate("defaulted", condition.reason)
+    # null means "the default" in both systems.
     if rule.if_null and value is None:
         return Fate("defaulted", rule.if_null)
     if rule.code:
         return code[rule.code](Given(key=key, value=value, source=source, rule=rule))
     if rule.only or rule.as_:
         return _compared(rule, value, source)
+    # Lists and sections cannot be keys of a mapping.
     is_listed = isinstance(value, Hashable) and value in (rule.cases or rule.choices)
     if rule.cases and is_listed:
         return Fate(
@@ -325,6 +332,7 @@ def _rule(
     if key in rules:
         return rules[key]
     section = key
+    # The longest section first, so that a rule for a part wins over one for the whole.
     while section:
         rule = rules.get(f"{section}.*")
         if rule is not None:

@@ -56,6 +56,7 @@ def _logger(given: Given) -> Fate:
             reasons.append(wandb.reason)
     if others:
         reasons.append(f"{', '.join(others)}: TensorBoard replaces it")
+    # Metrics of a logger without counterpart should stay visible somewhere.
     settings["monitoring.tensorboard"] = "tensorboard" in names or bool(reasons)
     if reasons:
         return Fate(
@@ -96,6 +97,7 @@ def _override_config(given: Given) -> Fate:
 
 def _minibatches(given: Given) -> Fate:
     batch = given.source.get("data.train_batch_size", 1024)
+    # Our minibatches are a number, so their sizes are equal.
     if batch % given.value:
         problem = f"does not divide data.train_batch_size={batch}"
         return Fate("refused", f"{problem}; minibatches must have equal sizes")

@@ -35,7 +35,6 @@ _USER = "runs code of the user, whose errors become an error of configuration or
 _YAML = "reads a YAML file: errors of the file, its encoding and its form"
 FOREIGN_CODE: dict[str, tuple[int, str]] = {
     "async_rl/config/plugins.py": (2, _USER),
-    "async_rl/data/prepare.py": (1, "huggingface_hub has no common base class of its errors"),
     "async_rl/rewards/extraction.py": (1, _PARSE),
     "async_rl/rewards/verifier/answer_child.py": (1, "math_verify evaluates what a model wrote"),
     "async_rl/rewards/verifier/asserts.py": (4, "evaluates expressions of a task's tests"),

@@ -96,6 +96,7 @@ class DecodeBatch:
 
     def padded(self, pad: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
         """Return token ids and attention mask, int64 [B, L], padded on the left."""
+        # Padded on the left: the next token must follow the last one of every row.
         texts = [row.request.prompt + row.token_ids for row in self.rows]
         longest = max(map(len, texts))
         input_ids = [[pad] * (longest - len(text)) + text for text in texts]
@@ -107,7 +108,8 @@ class DecodeBatch:
 
         So a resumed run repeats itself. A continued batch gets other random numbers than its start.
         """
-        groups = list(dict.fromkeys(row.request.request_id.partition(".")[0] for row in self.rows))
+        names = (row.request.request_id.partition(".")[0] for row in self.rows)
+        groups = list(dict.fromkeys(names))
         num_written = [len(row.token_ids) for row in self.rows]
         return zlib.crc32(f"{seed} {groups}{num_written if any(num_written) else ''}".encode())
 
@@ -147,10 +149,12 @@ class Recorder(StoppingCriteria):  # type: ignore[misc]
         """
         drawn = input_ids[:, -1]
         token_ids = drawn.tolist()
-        logprobs = self.processor.table.gather(-1, drawn[:, None])[:, 0].tolist()
+        picked = self.processor.table.gather(-1, drawn[:, None])
+        logprobs = picked[:, 0].tolist()
         for row, token_id, logprob in zip(self._rows, token_ids, logprobs, strict=True):
             if not row.is_done:
                 self._append(row, token_id, logprob)
+        # The version of the next token: new weights can only come in this call.
         self._version = self._writer.give_way()
         ends = self._writer.is_asleep
         return torch.tensor([ends or not row.is_open for row in self._rows], device=drawn.device)
@@ -161,6 +165,7 @@ class Recorder(StoppingCriteria):  # type: ignore[misc]
         row.versions.append(self._version)
         has_ended = token_id in self._writer.end_token_ids
         row.is_done = has_ended or len(row.token_ids) == row.request.sampling.max_new_tokens
+        # The thread of a cancelled batch may outlive the event loop.
         if row.is_done and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(
                 row.request.finished.put_nowait, row.completion(is_truncated=not has_ended)

@@ -76,6 +76,7 @@ class HfEngine:
         self._model = model
         self._seed = seed
         self._max_samples = config.generation.vllm.max_num_seqs
+        # Any id will do: padding is masked, and not every model names a padding token.
         self._pad_token_id = facts.end_token_ids[0]
         self.end_token_ids = () if config.generation.ignore_eos else facts.end_token_ids
         """The tokens that end a sample."""
@@ -139,6 +140,7 @@ class HfEngine:
         try:
             for _ in range(num_samples):
                 done = await request.finished.get()
+                # Errors come through the queue, so that they cannot overtake finished samples.
                 if isinstance(done, Unavailable):
                     raise done
                 yield done
@@ -169,6 +171,7 @@ class HfEngine:
         chosen: list[Request] = []
         room = self._max_samples
         for request in waiting:
+            # The first request always fits, also one with more samples than max_num_seqs.
             has_room = not chosen or request.num_samples <= room
             if has_room and request.sampling == waiting[0].sampling:
                 chosen.append(request)
@@ -191,6 +194,7 @@ class HfEngine:
         with self._lock, torch.no_grad():
             if self.is_asleep:
                 return
+            # `generate` draws from the global generator; no other thread draws under the lock.
             torch.manual_seed(batch.seed(self._seed))
             recorder = Recorder(batch, self, loop)
             self._model.generate(
@@ -217,6 +221,7 @@ class HfEngine:
     def _leave_device(self) -> None:
         with self._lock:
             self._model.to("cpu")
+            # torch keeps freed memory for itself, where the learner cannot use it.
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
 
@@ -257,6 +262,7 @@ class HfEngine:
                 )
         with self._lock:
             started_s = time.perf_counter()
+            # It sleeps in main memory; awake this does nothing.
             self._model.to(self._device)
             for name, parameter in parameters.items():
                 parameter.data = tensors[name].to(self._device, parameter.dtype)
@@ -276,7 +282,9 @@ class HfEngine:
                 ids = torch.tensor(row, dtype=torch.int64, device=self._device)[None]
                 table = self._model(ids).logits[0, :-1].float().log_softmax(-1)
                 picked = table.gather(-1, ids[0, 1:, None])[:, 0]
-                scores.append(np.concatenate([np.zeros(1, np.float32), picked.cpu().numpy()]))
+                score = np.zeros(len(row), np.float32)
+                score[1:] = picked.cpu().numpy()
+                scores.append(score)
         return scores
 
 

@@ -39,6 +39,7 @@ from vllm.v1.executor import Executor
 
 from async_rl.generation.vllm.written import Unsent
 
+# A step takes milliseconds; a thread that hangs for longer is left to die with the process.
 _STOP_TIMEOUT_S = 10.0
 
 
@@ -163,6 +164,7 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped h
         answer = self._loop.create_future()
 
         def run() -> None:
+            # A future belongs to its event loop; other threads must not set it.
             self._post(_settle, answer, function(*args))
 
         self._require_alive()
@@ -246,6 +248,7 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped h
     def _change_weights(self, method: str, args: tuple[object, ...], label: str) -> float:
         started_s = time.perf_counter()
         self._core.collective_rpc(method, None, args)
+        # Tokens of the old weights get their label before it changes.
         self._send_all(self._core.get_weight_version())
         self._core.set_weight_version(label)
         self._core.resume_scheduler()

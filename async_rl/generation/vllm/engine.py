@@ -102,6 +102,7 @@ class VllmEngine:
             logprobs=0,
             flat_logprobs=True,
             detokenize=False,
+            # With DELTA, vLLM would send each sample in parts, which are not read before its end.
             output_kind=RequestOutputKind.CUMULATIVE,
             stream_interval=_ONLY_WHEN_FINISHED,
         )
@@ -152,10 +153,12 @@ class VllmEngine:
             ) from error
 
     def _completion(self, sample: CompletionOutput) -> Completion:
+        # An aborted sample has too few tokens, and would be trained as if the policy had ended it.
         if sample.finish_reason not in ("stop", "length") or sample.weight_versions is None:
             raise Unavailable(f"vLLM ended sample {sample.index} with {sample.finish_reason}")
         token_ids = np.array(sample.token_ids, np.int32)
         versions = np.full(len(token_ids), NO_VERSION, np.int32)
+        # vLLM reports spans, because the weights change between steps and not between tokens.
         for span in sample.weight_versions:
             versions[span.start : span.end] = int(span.version)
         return Completion(

@@ -33,7 +33,8 @@ def engine_args(
     config: RunConfig, model_path: Path, facts: ModelFacts, seed: int
 ) -> AsyncEngineArgs:
     """Raises ConfigError if prompt and response exceed the model's positions."""
-    data, vllm = config.data, config.generation.vllm
+    data = config.data
+    vllm = config.generation.vllm
     longest = data.max_prompt_tokens + data.max_response_tokens
     if longest > facts.max_positions:
         raise ConfigError(
@@ -45,7 +46,6 @@ def engine_args(
     if vllm.kv_cache_mb:
         settings["kv_cache_memory_bytes"] = vllm.kv_cache_mb << 20
     if vllm.enforce_eager:
-        # Mode 0 also switches off the compilation that eager mode leaves on.
         settings["compilation_config"] = {"mode": 0}
     if not uses_gpu(config):
         settings["block_size"] = _CPU_BLOCK_TOKENS

@@ -168,11 +168,13 @@ class SpareModel:
             for name, parameter in unpacked.items():
                 if ours._parameters[name] is parameter:
                     unpacked[name] = theirs._parameters[name]
+        # Released now: a second set of packed weights would take as much memory as the model.
         self._packed = []
 
 
 def _second_model(config: VllmConfig) -> torch.nn.Module:
     """Build the same model again. Its attention layers stay out of the engine's list of layers."""
+    # A shallow copy: only the table of attention layers must differ.
     config = copy.copy(config)
     config.compilation_config = copy.copy(config.compilation_config)
     config.compilation_config.static_forward_context = {}
@@ -185,6 +187,7 @@ def _second_model(config: VllmConfig) -> torch.nn.Module:
 
 
 def _load_all(model: torch.nn.Module, tensors: Tensors) -> None:
+    # A tensor that no push names would keep its random values without an error.
     expected = {name for name, _ in model.named_parameters()}
     loaded: set[str] = model.load_weights(tensors)  # type: ignore[operator]
     if missing := expected - loaded:

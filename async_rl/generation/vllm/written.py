@@ -28,6 +28,7 @@ class Unsent:
         """The log-probs of all tokens as one entry."""
         if not self.logprobs:
             return None
+        # Column 0 is the sampled token.
         values = np.concatenate([lists.logprobs[:, 0] for lists in self.logprobs])
         entry = np.empty((1, 1), object)
         entry[0, 0] = WrittenLogprobs(values)

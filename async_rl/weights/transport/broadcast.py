@@ -42,6 +42,7 @@ from async_rl.weights.transport.communicator import (
 from async_rl.weights.transport.shared_memory import SharedTensorsReader
 
 _CPU = "cpu"
+# Below 1, so that healthy members answer before the deadline, which would cut them off too.
 _PATIENCE = 0.5
 """Share of timeouts.push_s after which a rank stops waiting."""
 
@@ -107,6 +108,7 @@ class Broadcaster(Sender):
         if self._store is None:
             self._store = open_store(self._learner.host)
         members = sorted(members, key=life_of)
+        # Rank 0 is the learner.
         devices = [self._device_name, *(name for member in members for name in member.devices)]
         self._seats = {}
         first_rank = 1
@@ -161,6 +163,7 @@ class Broadcaster(Sender):
                 for bucket in buckets(manifest, seat.bucket_bytes):
                     flat = block[bucket.begin : bucket.end]
                     if communicator.device.type != _CPU:
+                        # NCCL sends from memory of the GPU only.
                         flat = self._member.buffer(flat.numel(), communicator.device).copy_(flat)
                     broadcast(communicator, flat, timeout_s=deadline_s - time.monotonic())
         except BroadcastBroken:

@@ -66,6 +66,7 @@ def buckets(manifest: Manifest, bucket_bytes: int) -> list[Bucket]:
     first = 0
     for index in range(1, len(entries) + 1):
         begin = entries[first].offset
+        # A tensor is never divided: the receiver passes whole tensors to the engine.
         if index == len(entries) or ends[index] - begin > bucket_bytes:
             result.append(Bucket(begin=begin, end=ends[index - 1], entries=entries[first:index]))
             first = index

@@ -49,6 +49,7 @@ def device_name(device: torch.device) -> str:
 
 def open_store(host: str) -> dist.TCPStore:  # type: ignore[name-defined]
     """Open a store at a free port of this address only."""
+    # torch would listen on all addresses of the machine.
     listener = socket.create_server((host, 0))
     port = listener.getsockname()[1]
     return dist.TCPStore(  # type: ignore[attr-defined]
@@ -112,7 +113,8 @@ def private_gloo(store: Any, rank: int, size: int, *, host: str, timeout: timede
 
     def connect(device: Any) -> Any:
         options = gloo._Options()
-        options._devices, options._timeout = [device], timeout
+        options._devices = [device]
+        options._timeout = timeout
         return gloo(store, rank, size, options)
 
     def listen() -> Any:
@@ -147,7 +149,8 @@ class GlooCommunicator:
 
 def _from_rank_0(timeout_s: float) -> dist.BroadcastOptions:
     options = dist.BroadcastOptions()
-    options.rootRank, options.rootTensor = 0, 0
+    options.rootRank = 0
+    options.rootTensor = 0
     options.timeout = timedelta(seconds=timeout_s)
     return options
 

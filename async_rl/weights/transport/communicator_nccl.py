@@ -14,7 +14,9 @@ import psutil
 import torch
 import torch.distributed as dist
 
+# Short against a broadcast, which takes milliseconds and more.
 _POLL_S = 0.0005
+# Our own deadlines are below: when one of torch passes, it ends the process.
 _NEVER = timedelta(days=1)
 
 
@@ -41,7 +43,8 @@ class NcclCommunicator:
     def broadcast(self, flat: torch.Tensor, *, timeout_s: float) -> None:
         """Return once the tensor may be used, or overwritten on rank 0."""
         options = dist.BroadcastOptions()
-        options.rootRank, options.rootTensor = 0, 0
+        options.rootRank = 0
+        options.rootTensor = 0
         deadline_s = time.monotonic() + timeout_s
         work = self._group.broadcast([flat], options)
         # Polling: NCCL signals no completion, and waiting for the stream has no deadline.

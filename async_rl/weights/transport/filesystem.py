@@ -68,6 +68,7 @@ class FileSender(Sender):
             fs, folder = fsspec.core.url_to_fs(self._folder)
             path = f"{folder}/version_{manifest.version}{_SUFFIX}"
             fs.makedirs(folder, exist_ok=True)
+            # Files of versions that a generator still reads stay.
             kept = tuple(f"/version_{version}{_SUFFIX}" for version in keep)
             for old in fs.glob(f"{folder}/*{_SUFFIX}"):
                 if not old.endswith(kept):
@@ -76,6 +77,7 @@ class FileSender(Sender):
                 file.write(_header(manifest))
                 for _, data in reader.tensors():
                     file.write(data.data)
+                # A new version in the block would have mixed two versions in the file.
                 reader.verify_unchanged()
         except (OSError, ValueError, ImportError) as error:
             raise ConfigError(
@@ -173,7 +175,8 @@ def _header(manifest: Manifest) -> bytes:
     }
     end = 0
     for entry in manifest.tensors:
-        begin, end = end, end + entry.size_bytes
+        begin = end
+        end = end + entry.size_bytes
         dtype = _DTYPES.get(entry.dtype)
         if dtype is None:
             raise WeightsError(
@@ -181,5 +184,6 @@ def _header(manifest: Manifest) -> bytes:
             )
         entries[entry.name] = {"dtype": dtype, "shape": entry.shape, "data_offsets": [begin, end]}
     text = json.dumps(entries).encode()
+    # The format aligns the data to 8 bytes, and readers map it into memory.
     text += b" " * (-len(text) % _ALIGN)
     return len(text).to_bytes(8, "little") + text

@@ -20,6 +20,7 @@ SENDERS: Mapping[str, tuple[type[Sender], ...]] = {
     "shared_memory": (SharedMemorySender,),
     "filesystem": (FileSender,),
     "collective": (Broadcaster,),
+    # A generator that joins after the buffer was freed reads the shared block.
     "ipc": (DeviceSender, SharedMemorySender),
     "auto": (Broadcaster, SharedMemorySender, FileSender),
 }
