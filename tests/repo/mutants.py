@@ -17,7 +17,7 @@ import types
 from collections.abc import Iterator
 from typing import Annotated, Any, Union, get_args, get_origin
 
-import msgspec
+import pydantic
 from mutation import Change, Mutant, try_all
 from proofs import proofs_of
 
@@ -32,19 +32,18 @@ MUTATION = """
 def _ignore_setting() -> None:
     import sys
 
-    import msgspec
+    import pydantic
 
-    section = {section}
-    real = section.__dict__[{leaf!r}]
-    kind = next(f.type for f in msgspec.structs.fields(section) if f.name == {leaf!r})
+    field = {section}.model_fields[{leaf!r}]
+    replacement = pydantic.TypeAdapter(field.annotation).validate_json({value!r})
 
     def read(self):
         reader = sys._getframe(1).f_code.co_filename
         if any(part in reader for part in ("/tests/", "/config/checks/", "/configuration/")):
-            return real.__get__(self)
-        return msgspec.json.decode({value!r}, type=kind)
+            return self.__dict__[{leaf!r}]
+        return replacement
 
-    setattr(section, {leaf!r}, property(read))
+    setattr({section}, {leaf!r}, property(read))
 
 
 _ignore_setting()
@@ -70,15 +69,15 @@ def owners(setting: str) -> list[tuple[type[Section], str]]:
         level = [
             section
             for kind in level
-            for field in msgspec.structs.fields(kind)
-            if field.encode_name == parent
-            for section in sections_of(field.type)
+            for name, field in kind.model_fields.items()
+            if (field.alias or name) == parent
+            for section in sections_of(field.annotation)
         ]
     return [
-        (kind, field.name)
+        (kind, name)
         for kind in level
-        for field in msgspec.structs.fields(kind)
-        if field.encode_name == leaf
+        for name, field in kind.model_fields.items()
+        if (field.alias or name) == leaf
     ]
 
 
@@ -97,7 +96,7 @@ def default_of(setting: str) -> Any:
 
 def ignoring(setting: str) -> Mutant:
     """The change of the tree that ignores a setting, and the tests that must notice."""
-    value = msgspec.json.encode(default_of(setting))
+    value = pydantic.TypeAdapter(Any).dump_json(default_of(setting), by_alias=True)
     appended: dict[str, str] = {}
     for section, leaf in owners(setting):
         path = section.__module__.replace(".", "/") + ".py"
