@@ -50,8 +50,9 @@ class VllmConfig(Section):
 class GenerationConfig(Section):
     """Sampling of the responses, and the engine."""
 
-    engine: Literal["vllm", "hf"]
-    """vllm, or hf (transformers) for debugging"""
+    engine: Annotated[str, Field(min_length=1)]
+    """vllm, hf (transformers) for debugging, or a plug-in: package.module:function,
+    file.py:function, or an entry point of async_rl.engines"""
     group_size: Annotated[int, Field(ge=1)]
     """samples per prompt that are trained"""
     generation_size: Annotated[int, Field(ge=1)] | None

@@ -1,4 +1,5 @@
-"""Functions that a configuration names: `package.module:function`, or `/path/to/file.py:function`.
+"""Plug-ins: functions that a configuration names as `package.module:function`, as
+`/path/to/file.py:function`, or by the name of an entry point of an installed package.
 
 Invariants: names come from the configuration, never from the wire; a name that cannot be imported
 is a ConfigError that names the setting.  Preflight loads the functions before anything expensive
@@ -10,8 +11,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -36,13 +40,42 @@ _FAILURES = (
 )
 
 
-def load_function(setting: str, name: str, *takes: str) -> Callable[..., Any]:
-    """Return the function `name`, the value of `setting`; it is called with the arguments `takes`.
-
-    Raises ConfigError if the module or the function does not exist, or if its parameters do not
-    accept these arguments.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A kind of plug-in. group: of its entry points; takes: the arguments that it is called with,
+    by position, and named: those by keyword. async_rl/plugins.py has their types.
     """
-    place, _, function = name.rpartition(":")
+
+    group: str
+    takes: tuple[str, ...] = ()
+    named: tuple[str, ...] = ()
+
+
+REWARD = Kind(group="async_rl.rewards", takes=("sample",))
+ROLLOUT = Kind(group="async_rl.rollouts", takes=("talk",))
+CHECKER = Kind(group="async_rl.checkers", takes=("input", "got", "expected"))
+ENGINE = Kind(group="async_rl.engines", takes=("config", "model_path"), named=("seed",))
+PROVIDED_ENGINES = ("vllm", "hf")
+DATA_SOURCE = Kind(group="async_rl.data_sources")
+
+
+def is_function(name: str) -> bool:
+    """Return whether this names a function of a module or of a file."""
+    return re.match(NAME, name) is not None
+
+
+def is_plugin(name: str, kind: Kind) -> bool:
+    """Return whether this names a function, or an entry point of this kind."""
+    return is_function(name) or bool(metadata.entry_points(group=kind.group, name=name))
+
+
+def load_function(setting: str, name: str, kind: Kind) -> Callable[..., Any]:
+    """Return the plug-in `name`, the value of `setting`.
+
+    Raises ConfigError if the entry point, the module or the function does not exist, or if its
+    parameters do not accept the arguments of its kind.
+    """
+    place, _, function = _target(setting, name, kind).rpartition(":")
     try:
         found = vars(_module(place))[function]
     except KeyError as error:
@@ -58,9 +91,10 @@ def load_function(setting: str, name: str, *takes: str) -> Callable[..., Any]:
     if not callable(found):
         raise ConfigError(f"{setting}={name}: is a {type(found).__name__}; name a function")
     try:
-        inspect.signature(found).bind(*takes)
+        inspect.signature(found).bind(*kind.takes, **dict.fromkeys(kind.named))
     except TypeError as error:
-        call = f"{function}({', '.join(takes)})"
+        words = [*kind.takes, *(f"{name}=..." for name in kind.named)]
+        call = f"{function}({', '.join(words)})"
         raise ConfigError(
             f"{setting}={name}: is called as {call}, which its parameters do not accept ({error});"
             " change its parameters"
@@ -70,11 +104,26 @@ def load_function(setting: str, name: str, *takes: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
+def _target(setting: str, name: str, kind: Kind) -> str:
+    """Return `module:function` of a name, which may be that of an entry point."""
+    if is_function(name):
+        return name
+    found = metadata.entry_points(group=kind.group, name=name)
+    if not found:
+        known = ", ".join(sorted(metadata.entry_points(group=kind.group).names)) or "none"
+        raise ConfigError(
+            f"{setting}={name}: no installed package has an entry point of this name in the group"
+            f" {kind.group} (there are: {known}); install the package, or name a function as"
+            " package.module:function"
+        )
+    return next(iter(found)).value
+
+
 def load_rollout(rollout: RolloutConfig) -> Callable[..., Awaitable[str | None]] | None:
     """Return the function of `rollout.fn`, if it is set. Raises ConfigError."""
     if rollout.fn is None:
         return None
-    function = load_function("rollout.fn", rollout.fn, "talk")
+    function = load_function("rollout.fn", rollout.fn, ROLLOUT)
     if not inspect.iscoroutinefunction(function):
         raise ConfigError(
             f"rollout.fn={rollout.fn}: is not an async function; define it with async def, so that"

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from async_rl.config.plugins import DATA_SOURCE, is_plugin, load_function
 from async_rl.core.errors import DataError
 from async_rl.data.cache import build_once, cache_root
 
@@ -49,12 +50,26 @@ def read_placed(file: str, *, cache_dir: str | None) -> Iterator[Placed]:
     """
     suffix = PurePosixPath(file).suffix.lower()
     reader = _READERS.get(suffix)
+    if reader is None and is_plugin(file, DATA_SOURCE):
+        yield from _rows_of_plugin(file)
+        return
     if reader is None:
         raise DataError(
             f"{file}: unknown kind of file {suffix!r}; give one of {', '.join(_READERS)}"
         )
     with readable(file), local_copy(file, cache_dir).open("rb") as handle:
         yield from reader(file, handle)
+
+
+def _rows_of_plugin(name: str) -> Iterator[Placed]:
+    """Yield the rows of a data source, with their numbers as places."""
+    source = load_function("data.train_files or data.val_files", name, DATA_SOURCE)
+    for number, row in enumerate(source(), start=1):
+        place = f"{name}, row {number}"
+        if isinstance(row, dict):
+            yield place, row
+        else:
+            yield place, DataError(f"{place}: is a {type(row).__name__}; a row must be a dict")
 
 
 def local_copy(file: str, cache_dir: str | None) -> Path:

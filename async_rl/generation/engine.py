@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from async_rl.config.plugins import import_external
+from async_rl.config.plugins import ENGINE, PROVIDED_ENGINES, import_external, load_function
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, WeightsError
 from async_rl.core.types import NO_VERSION, FloatArray, IntArray, Sampling
@@ -153,6 +153,10 @@ def engine_opener(config: RunConfig, model_path: Path, *, rank: int = 0) -> Open
         from async_rl.generation.vllm.engine import vllm_opener
 
         return vllm_opener(config, model_path, seed)
+    if config.generation.engine not in PROVIDED_ENGINES:
+        opener = load_function("generation.engine", config.generation.engine, ENGINE)
+        opened: OpenEngine = opener(config, model_path, seed=seed)
+        return opened
     from async_rl.generation.hf.engine import hf_opener
 
     return hf_opener(config, model_path, seed)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from async_rl.config.plugins import load_function
+from async_rl.config.plugins import REWARD, load_function
 from async_rl.config.reward_terms import READY, setting_of
 from async_rl.config.rewards import RewardConfig
 from async_rl.core.errors import ConfigError, RewardError
@@ -38,7 +38,7 @@ def find_function(name: str, reward: RewardConfig) -> RewardFunction:
             return formats.xml_format
         case "length":
             return formats.length
-    return load_function(setting_of(reward, name), name, "sample")
+    return load_function(setting_of(reward, name), name, REWARD)
 
 
 def check_functions(names: tuple[str, ...], reward: RewardConfig) -> list[str]:
@@ -47,7 +47,7 @@ def check_functions(names: tuple[str, ...], reward: RewardConfig) -> list[str]:
     for name in names:
         try:
             if name not in READY:
-                load_function(setting_of(reward, name), name, "sample")
+                load_function(setting_of(reward, name), name, REWARD)
         except ConfigError as error:
             problems.append(str(error))
     return problems

@@ -26,6 +26,7 @@ from yaml import YAMLError
 
 from async_rl.config.base import as_builtins, replace
 from async_rl.config.checks.run import check
+from async_rl.config.plugins import DATA_SOURCE, is_function, is_plugin
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine, this_machine
@@ -273,12 +274,19 @@ def _amend(
         node[leaf] = [node[leaf]]
     if path in PATH_SETTINGS:
         node[leaf] = (
-            [_absolute(v) for v in node[leaf]]
+            [_path_or_source(v) for v in node[leaf]]
             if isinstance(node[leaf], list)
             else _absolute(node[leaf])
         )
     elif path == "model.path" and isinstance(node[leaf], str) and is_local_model(node[leaf]):
         node[leaf] = _absolute(node[leaf])
+
+
+def _path_or_source(value: Any) -> Any:
+    """A file of prompts as an absolute path; a data source keeps its name."""
+    if isinstance(value, str) and not Path(value).suffix and is_plugin(value, DATA_SOURCE):
+        return value
+    return value if isinstance(value, str) and is_function(value) else _absolute(value)
 
 
 def is_local_model(model: str) -> bool:

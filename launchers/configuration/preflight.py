@@ -16,7 +16,15 @@ from pathlib import Path
 import msgspec
 
 from async_rl.config.checks.run import machine_problems, raise_if_any
-from async_rl.config.plugins import load_rollout
+from async_rl.config.plugins import (
+    DATA_SOURCE,
+    ENGINE,
+    PROVIDED_ENGINES,
+    Kind,
+    is_plugin,
+    load_function,
+    load_rollout,
+)
 from async_rl.config.reward_terms import functions_of
 from async_rl.config.rewards import RewardConfig, SandboxConfig
 from async_rl.config.rollout import RolloutConfig
@@ -90,6 +98,8 @@ def _problems(
     yield from _package_problems(config)
     yield from _verifier_problems(config.sandbox, config.reward)
     yield from _rollout_problems(config.rollout)
+    if config.generation.engine not in PROVIDED_ENGINES:
+        yield from _plugin_problems("generation.engine", config.generation.engine, ENGINE)
     shape = model_shape(config)
     if shape is not None and config.launcher == "local":
         yield from fit_problems(config, shape, memory_mb_available=machine.memory_mb)
@@ -123,6 +133,13 @@ def _verifier_problems(
     yield from check_functions(functions_of(reward), reward)
 
 
+def _plugin_problems(setting: str, name: str, kind: Kind) -> Iterator[str]:
+    try:
+        load_function(setting, name, kind)
+    except ConfigError as error:
+        yield str(error)
+
+
 def _rollout_problems(rollout: RolloutConfig) -> Iterator[str]:
     try:
         load_rollout(rollout)
@@ -138,6 +155,9 @@ def _file_problems(config: RunConfig) -> Iterator[str]:
         for file in files:
             path = Path(file)
             if "://" in file:
+                continue
+            if not path.exists() and is_plugin(file, DATA_SOURCE):
+                yield from _plugin_problems(f"data.{name}", file, DATA_SOURCE)
                 continue
             if has_magic(file):
                 if not glob(file, recursive=True):

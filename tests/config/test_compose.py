@@ -153,11 +153,8 @@ def test_a_wrong_key_is_told_with_the_nearest_right_one(override: str, expected:
             "algorithm.policy_loss.clip_dual=0.5",
             "algorithm.policy_loss.clip_dual=0.5: must be a number > 1 or null",
         ),
-        (
-            "generation.engine=vlm",
-            "generation.engine=vlm: must be one of vllm, hf; did you mean vllm?",
-        ),
         ("launcher=lsf", "launcher=lsf: must be one of local"),
+        ("launcher=slum", "launcher=slum: must be one of local, ray, slurm; did you mean slurm?"),
         (
             "monitoring.tensorboard=1",
             "monitoring.tensorboard=1: must be true or false",

@@ -174,9 +174,9 @@ def test_a_row_without_tests_is_used_where_functions_score_it_and_comes_along() 
 def test_a_function_of_a_file_is_found_wherever_the_command_was_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from async_rl.config.plugins import load_function
+    from async_rl.config.plugins import REWARD, load_function
 
     (tmp_path / "my_task.py").write_text("def score(sample):\n    return 3\n")
-    assert load_function("reward.fn", f"{tmp_path}/my_task.py:score", "sample")(None) == 3
+    assert load_function("reward.fn", f"{tmp_path}/my_task.py:score", REWARD)(None) == 3
     monkeypatch.chdir(tmp_path)
-    assert load_function("reward.fn", "my_task:score", "sample")(None) == 3
+    assert load_function("reward.fn", "my_task:score", REWARD)(None) == 3

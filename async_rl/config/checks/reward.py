@@ -6,10 +6,9 @@ Part of `checks/run.py`, whose invariants hold here.  Named functions are not im
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
-from async_rl.config.plugins import NAME
+from async_rl.config.plugins import REWARD, ROLLOUT, is_plugin
 from async_rl.config.reward_terms import READY, TESTS, functions_of, same_names, setting_of
 from async_rl.config.run import RunConfig
 
@@ -26,7 +25,7 @@ def _rollout(config: RunConfig) -> Iterator[str]:
     rollout = config.rollout
     if rollout.fn is None:
         return
-    if not re.match(NAME, rollout.fn):
+    if not is_plugin(rollout.fn, ROLLOUT):
         yield (
             f"rollout.fn={rollout.fn}: is neither package.module:function nor file.py:function;"
             " correct it"
@@ -52,7 +51,7 @@ def _functions(config: RunConfig) -> Iterator[str]:
             " order"
         )
     for name in functions:
-        if name not in READY and not re.match(NAME, name):
+        if name not in READY and not is_plugin(name, REWARD):
             yield (
                 f"{setting_of(reward, name)}={name}: is neither package.module:function nor"
                 f" file.py:function, nor a provided function ({', '.join((TESTS, *READY))});"

@@ -15,6 +15,7 @@ from async_rl.config.checks.placement import placement_problems
 from async_rl.config.checks.pools import pool_problems
 from async_rl.config.checks.reward import reward_problems
 from async_rl.config.checks.weights import weights_problems
+from async_rl.config.plugins import DATA_SOURCE, ENGINE, PROVIDED_ENGINES, is_plugin
 from async_rl.config.pools import config_of, generator_pools, in_words_of, pool_counts
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
@@ -98,7 +99,8 @@ def _data(config: RunConfig) -> Iterator[str]:
         )
     for name, files in (("train_files", data.train_files), ("val_files", data.val_files)):
         for file in dict.fromkeys(files):
-            if not file.endswith((".jsonl", ".json", ".parquet")):
+            is_file = file.endswith((".jsonl", ".json", ".parquet"))
+            if not is_file and not is_plugin(file, DATA_SOURCE):
                 yield (
                     f"data.{name}={file}: the file's ending must show its format; name a .jsonl,"
                     " .json or .parquet file"
@@ -162,6 +164,11 @@ def _generators(config: RunConfig) -> Iterator[str]:
 def _engine(config: RunConfig) -> Iterator[str]:
     vllm, generation = config.generation.vllm, config.generation
     group_size = generation.generation_size or generation.group_size
+    if generation.engine not in PROVIDED_ENGINES and not is_plugin(generation.engine, ENGINE):
+        yield (
+            f"generation.engine={generation.engine}: must be one of {', '.join(PROVIDED_ENGINES)},"
+            " package.module:function, file.py:function, or an entry point of async_rl.engines"
+        )
     if config.generation.engine != "vllm":
         return
     if vllm.max_num_seqs < group_size:

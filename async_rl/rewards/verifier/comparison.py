@@ -27,7 +27,7 @@ from decimal import Context, Decimal
 from itertools import repeat, zip_longest
 from typing import Any
 
-from async_rl.config.plugins import load_function
+from async_rl.config.plugins import CHECKER, load_function
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.types import CallTest, OutputRules, StdinTest
 from async_rl.sandbox.values import unwrapped
@@ -170,7 +170,7 @@ def load_checker(name: str | None) -> Checker | None:
     """The function that `sandbox.checker` names, as module:function. Raises ConfigError."""
     if name is None:
         return None
-    return load_function("sandbox.checker", name, "input", "got", "expected")
+    return load_function("sandbox.checker", name, CHECKER)
 
 
 def _ask(checker: Checker, given: Any, value: Any, expected: Any) -> bool:

@@ -1,0 +1,144 @@
+"""A package of plug-ins is installed beside the product, checked, and used by a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from async_rl.config.plugins import DATA_SOURCE, ENGINE, REWARD, load_function
+from async_rl.core.errors import ConfigError
+from async_rl.launchers.configuration.compose import compose
+
+EXAMPLE = Path(__file__).resolve().parents[1] / "plugin_example"
+TEMPLATE = (
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}{% if"
+    " add_generation_prompt %}<assistant>{% endif %}"
+)
+USED = {
+    "reward.fn": "short_answers",
+    "rollout.fn": "one_turn",
+    "generation.engine": "counted",
+    "data.train_files": ["sums"],
+}
+SMALL = {
+    "num_steps": 2,
+    "buffer.groups_per_step": 2,
+    "generation.group_size": 2,
+    "data": {"max_prompt_tokens": 64, "max_response_tokens": 8},
+    "evaluation.every_steps": 0,
+    "monitoring.tensorboard": False,
+}
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder in which pip has installed the example package."""
+    folder = tmp_path_factory.mktemp("plugins")
+    shutil.copytree(EXAMPLE, folder / "source")
+    install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]
+    install += ["--target", str(folder / "installed"), str(folder / "source")]
+    subprocess.run(install, check=True, timeout=120)
+    return folder / "installed"
+
+
+@pytest.fixture
+def found(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(installed))
+
+
+@pytest.mark.usefixtures("found")
+def test_a_plugin_is_found_by_its_function_and_by_its_entry_point() -> None:
+    by_name = load_function("reward.fn", "my_plugins.task:short_answers", REWARD)
+    assert load_function("reward.fn", "short_answers", REWARD) is by_name
+    assert len(list(load_function("data.train_files", "sums", DATA_SOURCE)())) == 8
+
+
+@pytest.mark.usefixtures("found")
+@pytest.mark.parametrize(
+    ("name", "kind", "message"),
+    [
+        ("long_answers", REWARD, r"no installed package has an entry point .*there are: short_ans"),
+        ("my_plugins.nothing:rows", DATA_SOURCE, "my_plugins.nothing cannot be imported"),
+        ("my_plugins.task:nothing", DATA_SOURCE, "my_plugins.task has no nothing"),
+        ("my_plugins.task:rows", REWARD, r"is called as rows\(sample\), which its parameters do"),
+        ("my_plugins.task:rows", ENGINE, r"is called as rows\(config, model_path, seed=...\)"),
+    ],
+)
+def test_a_wrong_plugin_is_one_clear_error(name: str, kind: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_function("a.setting", name, kind)
+
+
+@pytest.mark.usefixtures("found")
+def test_a_data_source_keeps_its_name_and_files_become_absolute(tmp_path: Path) -> None:
+    words = [f"model.path={tmp_path}", "evaluation.every_steps=0"]
+    for name in ("sums", "my_plugins.task:rows"):
+        assert compose("grpo_code", [*words, f"data.train_files=[{name}]"]).data.train_files == [
+            name
+        ]
+    with pytest.raises(ConfigError, match=r"data.train_files=.*/other: the file's ending must"):
+        compose("grpo_code", [*words, "data.train_files=[other]"])
+
+
+def test_an_engine_that_is_neither_provided_nor_a_plugin_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"generation.engine=vlm: must be one of vllm, hf, pack"):
+        compose("grpo_code", ["generation.engine=vlm"])
+
+
+@pytest.mark.slow
+def test_a_run_uses_each_kind_of_plugin(installed: Path, tmp_path: Path) -> None:
+    settings = {
+        **SMALL,
+        **USED,
+        "model.path": str(make_model(tmp_path / "model")),
+        "output_dir": str(tmp_path),
+        "run_name": "mine",
+    }
+    code = f"import async_rl\nasync_rl.launch('grpo_code', {settings!r}).wait()\n"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(installed)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    run_dir = tmp_path / "mine"
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2]
+    assert all(0 < row["reward/mean"] <= 1 for row in rows)
+    assert (run_dir / "counted").is_file()
+
+
+def make_model(path: Path) -> Path:
+    """A random model of a few thousand parameters that knows the words of the task."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    from async_rl.data.tokenizer import build_tokenizer
+
+    tokenizer: Any = build_tokenizer(["Add 0 to every number. <user> <assistant>"], 64)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(path)
+    torch.manual_seed(0)
+    shape = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=256,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    Qwen3ForCausalLM(shape).save_pretrained(path)
+    return path

@@ -1,0 +1,1 @@
+"""Plug-ins for async_rl: a reward, a rollout, an engine and a data source."""
