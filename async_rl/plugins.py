@@ -10,6 +10,9 @@ be installed on every machine.
 | RewardFunction | reward.fn, reward.fns, reward.by_source | async_rl.rewards |
 | RolloutFunction | rollout.fn | async_rl.rollouts |
 | EngineOpener | generation.engine | async_rl.engines |
+| PolicyLossFunction | algorithm.policy_loss.fn | async_rl.policy_losses |
+| AdvantageFunction | algorithm.advantage.fn | async_rl.advantages |
+| CorrectionFunction | algorithm.policy_loss.correction.fn | async_rl.corrections |
 | DataSource | data.train_files, data.val_files | async_rl.data_sources |
 """
 
@@ -20,6 +23,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from async_rl.algorithms.corrections import BehaviorWeights
+    from async_rl.algorithms.losses import PolicyLoss
+    from async_rl.algorithms.parts import Parts
     from async_rl.config.run import RunConfig
     from async_rl.generation.engine import OpenEngine
     from async_rl.rewards.verifier.protocol import RewardSample
@@ -61,4 +69,41 @@ class DataSource(Protocol):
 
         Every call must return the same rows in the same order: a resumed run finds its prompts by
         their number.
+        """
+
+
+class PolicyLossFunction(Protocol):
+    """The loss of each token; runs in the learner, in every pass of every update."""
+
+    def __call__(
+        self, log_ratio: Tensor, /, *, advantages: Tensor, behavior_weight: Tensor, sequences: Parts
+    ) -> PolicyLoss:
+        """Return the loss of R tokens as it is minimised, float32 [R], and the bounded tokens.
+
+        log_ratio: float32 [R], log-probs of the policy (with gradient) minus those of the proximal
+        policy, in nats. advantages, behavior_weight: float32 [R], without gradient. sequences: the
+        sequence of each token; its mask is the trained tokens. A loss must not depend on other
+        sequences, or it would depend on the packing.
+        """
+
+
+class AdvantageFunction(Protocol):
+    """The advantages of a batch; runs in every rank of the learner, on the same whole batch."""
+
+    def __call__(self, rewards: Tensor, /, *, groups: Parts) -> Tensor:
+        """Return the advantage of each of B responses: float32 [B] -> float32 [B].
+
+        rewards: after scaling and with the KL subtracted if the reward has one. groups: the group
+        of each response; its mask excludes truncated responses that are not trained.
+        """
+
+
+class CorrectionFunction(Protocol):
+    """The behavior weights of a pass; runs in the learner."""
+
+    def __call__(self, log_ratio: Tensor, /, *, sequences: Parts) -> BehaviorWeights:
+        """Return the weights of R tokens, without gradient.
+
+        log_ratio: float32 [R], log-probs of the proximal minus those of the behavior policy, in
+        nats. sequences: as for a policy loss.
         """

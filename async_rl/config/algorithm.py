@@ -103,7 +103,16 @@ class VtraceAdvantage(CriticAdvantage):
     """cap of the behavior weight that propagates later differences back"""
 
 
-Advantage = GroupAdvantage | ReturnAdvantage | GaeAdvantage | VtraceAdvantage
+class PluginAdvantage(Section):
+    """Advantages of responses by a plug-in."""
+
+    kind: Literal["plugin"]
+    fn: Annotated[str, Field(min_length=1)]
+    """function of the advantages: package.module:function, file.py:function, or an entry point of
+    async_rl.advantages"""
+
+
+Advantage = PluginAdvantage | GroupAdvantage | ReturnAdvantage | GaeAdvantage | VtraceAdvantage
 
 
 class Correction(Section):
@@ -139,7 +148,16 @@ class MaskCorrection(Correction):
     """lower bound of exp(proximal - behavior)"""
 
 
-BehaviorCorrection = NoCorrection | CapCorrection | MaskCorrection
+class PluginCorrection(Correction):
+    """Behavior weights by a plug-in."""
+
+    kind: Literal["plugin"]
+    fn: Annotated[str, Field(min_length=1)]
+    """function of the weights: package.module:function, file.py:function, or an entry point of
+    async_rl.corrections"""
+
+
+BehaviorCorrection = PluginCorrection | NoCorrection | CapCorrection | MaskCorrection
 
 
 class PolicyLossConfig(Section):
@@ -199,7 +217,16 @@ class ReinforceLoss(CorrectedLoss):
     kind: Literal["reinforce"]
 
 
-PolicyLoss = ClippedLoss | VanillaLoss | CispoLoss | ReinforceLoss
+class PluginLoss(CorrectedLoss):
+    """A policy loss by a plug-in."""
+
+    kind: Literal["plugin"]
+    fn: Annotated[str, Field(min_length=1)]
+    """function of the loss: package.module:function, file.py:function, or an entry point of
+    async_rl.policy_losses"""
+
+
+PolicyLoss = PluginLoss | ClippedLoss | VanillaLoss | CispoLoss | ReinforceLoss
 
 
 class FixedKl(Section):

@@ -8,6 +8,7 @@ starts.  Modules in the working directory can be imported too.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -55,6 +56,13 @@ REWARD = Kind(group="async_rl.rewards", takes=("sample",))
 ROLLOUT = Kind(group="async_rl.rollouts", takes=("talk",))
 CHECKER = Kind(group="async_rl.checkers", takes=("input", "got", "expected"))
 ENGINE = Kind(group="async_rl.engines", takes=("config", "model_path"), named=("seed",))
+POLICY_LOSS = Kind(
+    group="async_rl.policy_losses",
+    takes=("log_ratio",),
+    named=("advantages", "behavior_weight", "sequences"),
+)
+ADVANTAGE = Kind(group="async_rl.advantages", takes=("rewards",), named=("groups",))
+CORRECTION = Kind(group="async_rl.corrections", takes=("log_ratio",), named=("sequences",))
 PROVIDED_ENGINES = ("vllm", "hf")
 DATA_SOURCE = Kind(group="async_rl.data_sources")
 
@@ -102,6 +110,10 @@ def load_function(setting: str, name: str, kind: Kind) -> Callable[..., Any]:
     except ValueError:  # a function written in C has no signature to check
         pass
     return found  # type: ignore[no-any-return]
+
+
+load_once = functools.cache(load_function)
+"""As load_function, for a plug-in that is used many times: a file is executed once."""
 
 
 def _target(setting: str, name: str, kind: Kind) -> str:

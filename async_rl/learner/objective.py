@@ -26,9 +26,11 @@ from async_rl.config.algorithm import (
     AlgorithmConfig,
     GaeAdvantage,
     GroupAdvantage,
+    PluginAdvantage,
     ReturnAdvantage,
     VtraceAdvantage,
 )
+from async_rl.config.plugins import ADVANTAGE, load_once
 from async_rl.config.running import BufferConfig
 from async_rl.core.errors import StalenessError
 from async_rl.learner.token_rewards import RewardRules
@@ -129,6 +131,10 @@ def compute_targets(
             paid = torch.zeros_like(totals).index_add_(0, batch.sequence_index, penalty)
             advantages = group_advantages(totals - paid, groups=groups, estimator=estimator)
             raw = advantages[batch.sequence_index]
+        case PluginAdvantage() as plugin:
+            estimate = load_once("algorithm.advantage.fn", plugin.fn, ADVANTAGE)
+            paid = torch.zeros_like(totals).index_add_(0, batch.sequence_index, penalty)
+            raw = estimate(totals - paid, groups=groups)[batch.sequence_index]
     raw = raw.masked_fill(~mask, 0.0)
     advantages = _normalized(batch, raw, mask, algorithm)
     return Targets(raw_advantages=raw, advantages=advantages, returns=returns)

@@ -28,15 +28,19 @@ from async_rl.config.algorithm import (
     AlgorithmConfig,
     CispoLoss,
     ClippedLoss,
+    Correction,
     LossKl,
     MaskCorrection,
     NoCorrection,
+    PluginCorrection,
+    PluginLoss,
     ReinforceLoss,
     VanillaLoss,
 )
 from async_rl.config.algorithm import (
     PolicyLoss as PolicyLossSettings,
 )
+from async_rl.config.plugins import CORRECTION, POLICY_LOSS, load_once
 from async_rl.learner.models import PolicyOutput
 from async_rl.learner.objective import BatchOutputs, Targets
 
@@ -64,6 +68,10 @@ def correction(algorithm: AlgorithmConfig, log_ratio: Tensor, sequences: Parts) 
     whose mask is the trained tokens -> float32 [R], float32 [R], bool [R].
     """
     settings = algorithm.policy_loss.correction
+    if isinstance(settings, PluginCorrection):
+        weigh = load_once("algorithm.policy_loss.correction.fn", settings.fn, CORRECTION)
+        corrected: BehaviorWeights = weigh(log_ratio, sequences=sequences)
+        return _without_outliers(settings, corrected, log_ratio, sequences)
     maximum = math.inf if isinstance(settings, NoCorrection) else settings.max
     minimum = settings.min if isinstance(settings, MaskCorrection) else 0.0
     corrected = behavior_weights(
@@ -73,6 +81,12 @@ def correction(algorithm: AlgorithmConfig, log_ratio: Tensor, sequences: Parts) 
         maximum=maximum,
         minimum=minimum,
     )
+    return _without_outliers(settings, corrected, log_ratio, sequences)
+
+
+def _without_outliers(
+    settings: Correction, corrected: BehaviorWeights, log_ratio: Tensor, sequences: Parts
+) -> BehaviorWeights:
     is_outlier = geometric_outliers(
         log_ratio,
         sequences=sequences,
@@ -139,6 +153,14 @@ def _policy_loss(
     sequences: Parts,
 ) -> PolicyLoss:
     match settings:
+        case PluginLoss():
+            loss: PolicyLoss = load_once("algorithm.policy_loss.fn", settings.fn, POLICY_LOSS)(
+                log_ratio,
+                advantages=advantages,
+                behavior_weight=behavior_weight,
+                sequences=sequences,
+            )
+            return loss
         case ReinforceLoss():
             return reinforce_loss(logprobs, advantages=advantages, behavior_weight=behavior_weight)
         case CispoLoss():

@@ -15,10 +15,14 @@ from pathlib import Path
 
 import msgspec
 
+from async_rl.config.algorithm import PluginAdvantage, PluginCorrection, PluginLoss
 from async_rl.config.checks.run import machine_problems, raise_if_any
 from async_rl.config.plugins import (
+    ADVANTAGE,
+    CORRECTION,
     DATA_SOURCE,
     ENGINE,
+    POLICY_LOSS,
     PROVIDED_ENGINES,
     Kind,
     is_plugin,
@@ -98,6 +102,14 @@ def _problems(
     yield from _package_problems(config)
     yield from _verifier_problems(config.sandbox, config.reward)
     yield from _rollout_problems(config.rollout)
+    loss, advantage = config.algorithm.policy_loss, config.algorithm.advantage
+    if isinstance(loss, PluginLoss):
+        yield from _plugin_problems("algorithm.policy_loss.fn", loss.fn, POLICY_LOSS)
+    if isinstance(loss.correction, PluginCorrection):
+        setting = "algorithm.policy_loss.correction.fn"
+        yield from _plugin_problems(setting, loss.correction.fn, CORRECTION)
+    if isinstance(advantage, PluginAdvantage):
+        yield from _plugin_problems("algorithm.advantage.fn", advantage.fn, ADVANTAGE)
     if config.generation.engine not in PROVIDED_ENGINES:
         yield from _plugin_problems("generation.engine", config.generation.engine, ENGINE)
     shape = model_shape(config)

@@ -14,7 +14,9 @@ import pytest
 
 from async_rl.config.plugins import DATA_SOURCE, ENGINE, REWARD, load_function
 from async_rl.core.errors import ConfigError
+from async_rl.core.machine import this_machine
 from async_rl.launchers.configuration.compose import compose
+from async_rl.launchers.configuration.preflight import preflight
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "plugin_example"
 TEMPLATE = (
@@ -25,6 +27,12 @@ USED = {
     "reward.fn": "short_answers",
     "rollout.fn": "one_turn",
     "generation.engine": "counted",
+    "algorithm.policy_loss": "plugin",
+    "algorithm.policy_loss.fn": "plain_ratio",
+    "algorithm.policy_loss.correction": "plugin",
+    "algorithm.policy_loss.correction.fn": "half",
+    "algorithm.advantage": "plugin",
+    "algorithm.advantage.fn": "above_mean",
     "data.train_files": ["sums"],
 }
 SMALL = {
@@ -90,6 +98,47 @@ def test_a_data_source_keeps_its_name_and_files_become_absolute(tmp_path: Path) 
 def test_an_engine_that_is_neither_provided_nor_a_plugin_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"generation.engine=vlm: must be one of vllm, hf, pack"):
         compose("grpo_code", ["generation.engine=vlm"])
+
+
+OBJECTIVE = [f"{path}={value}" for path, value in USED.items() if path.startswith("algorithm.")]
+
+
+@pytest.mark.usefixtures("found")
+@pytest.mark.proves(
+    "algorithm.policy_loss.fn", "algorithm.policy_loss.correction.fn", "algorithm.advantage.fn"
+)
+def test_loss_weights_and_advantages_are_those_of_the_plugins() -> None:
+    import torch
+
+    from async_rl.algorithms.parts import Parts
+    from async_rl.learner import pass_loss
+
+    algorithm = compose("grpo_code", OBJECTIVE).algorithm
+    mask = torch.ones(3, dtype=torch.bool)
+    sequences = Parts(index=torch.tensor([0, 0, 1]), count=2, mask=mask)
+    weights = pass_loss.correction(algorithm, torch.tensor([0.0, 1.0, 2.0]), sequences).weights
+    assert weights.tolist() == [0.5, 0.5, 0.5]
+    loss = pass_loss._policy_loss(
+        algorithm.policy_loss,
+        torch.zeros(3),
+        torch.log(torch.tensor([1.0, 2.0, 3.0])),
+        torch.tensor([1.0, -1.0, 2.0]),
+        weights,
+        sequences,
+    ).loss
+    torch.testing.assert_close(loss, torch.tensor([-0.5, 1.0, -3.0]))
+
+
+@pytest.mark.usefixtures("found")
+@pytest.mark.parametrize(
+    "path", ["algorithm.policy_loss", "algorithm.policy_loss.correction", "algorithm.advantage"]
+)
+def test_a_wrong_part_of_the_objective_is_refused_before_a_run(path: str) -> None:
+    words = [f"{path}=plugin", f"{path}.fn=my_plugins.task:rows"]
+    with pytest.raises(ConfigError, match=rf"{path}.fn=my_plugins.task:rows: is called as rows\("):
+        preflight(compose("grpo_code", words), this_machine())
+    with pytest.raises(ConfigError, match=rf"{path}.fn=null: must be text"):
+        compose("grpo_code", [f"{path}=plugin"])
 
 
 @pytest.mark.slow

@@ -32,10 +32,11 @@ FOLDERS = (
     "docs/",
     "benchmarks/",
     "requirements/",
+    "containers/",
     ".ci/",
 )
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
 SETTINGS = settings()
 SECTIONS = {setting.split(".")[0] for setting in SETTINGS if "." in setting}
 GROUPS = {metric.split("/")[0] for metric in METRICS}

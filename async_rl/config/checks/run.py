@@ -11,11 +11,12 @@ import re
 from collections.abc import Iterable, Iterator
 
 from async_rl.config.checks.algorithm import algorithm_problems
+from async_rl.config.checks.data import file_problems
 from async_rl.config.checks.placement import placement_problems
 from async_rl.config.checks.pools import pool_problems
 from async_rl.config.checks.reward import reward_problems
 from async_rl.config.checks.weights import weights_problems
-from async_rl.config.plugins import DATA_SOURCE, ENGINE, PROVIDED_ENGINES, is_plugin
+from async_rl.config.plugins import ENGINE, PROVIDED_ENGINES, is_plugin
 from async_rl.config.pools import config_of, generator_pools, in_words_of, pool_counts
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
@@ -97,21 +98,7 @@ def _data(config: RunConfig) -> Iterator[str]:
             f"evaluation.every_steps={config.evaluation.every_steps} but data.val_files is empty:"
             " nothing is held out; set data.val_files=<file>, or evaluation.every_steps=0"
         )
-    for name, files in (("train_files", data.train_files), ("val_files", data.val_files)):
-        for file in dict.fromkeys(files):
-            is_file = file.endswith((".jsonl", ".json", ".parquet"))
-            if not is_file and not is_plugin(file, DATA_SOURCE):
-                yield (
-                    f"data.{name}={file}: the file's ending must show its format; name a .jsonl,"
-                    " .json or .parquet file"
-                )
-            if files.count(file) > 1:
-                yield f"data.{name}={file}: is named twice; name each file once"
-    for file in sorted(set(data.train_files) & set(data.val_files)):
-        yield (
-            f"data.val_files={file}: is also in data.train_files, so nothing is held out; name a"
-            " file that is not used for training"
-        )
+    yield from file_problems(data)
     above, below, clip = data.filter.above, data.filter.below, config.reward.clip
     if above is not None and below is not None and above <= below:
         yield (
