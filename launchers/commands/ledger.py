@@ -1,12 +1,15 @@
 """`async-rl ledger`: the history of every prompt of a run, as tables or JSON, also while it runs.
 
-Reads the store of the run through async_rl/buffer/store/ledger.py and audit.py.
+Reads the store of the run through async_rl/buffer/store/ledger.py and audit.py. Only --drop writes,
+and only while no buffer does.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -14,13 +17,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from async_rl.buffer.changes import Dropped
 from async_rl.buffer.store.audit import Audit, Promise
 from async_rl.buffer.store.audit import audit as check_history
 from async_rl.buffer.store.ledger import Ledger, LedgerGroup, LedgerSummary, LeftPrompt, reading
 from async_rl.buffer.store.schema import STORE_FILE
+from async_rl.buffer.store.store import Store
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
-from async_rl.core.types import GroupState
+from async_rl.core.types import DropReason, GroupState, Purpose
 from async_rl.launchers.commands import runs
 from async_rl.launchers.commands.options import (
     OutputDir,
@@ -52,6 +57,7 @@ def ledger(
         bool,
         typer.Option("--audit", help="check the whole history; exit code 0 only if it is clean"),
     ] = False,
+    drop: Annotated[int | None, typer.Option(help="drop this group of a stopped run")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
     output_dir: OutputDir = None,
 ) -> None:
@@ -59,15 +65,19 @@ def ledger(
 
     Examples: async-rl ledger; async-rl ledger my-run --step 12; async-rl ledger my-run --audit
     """
-    given = [prompt is not None, step is not None, state is not None, left, summary, audit]
-    if sum(given) > 1:
+    named = [value is not None for value in (prompt, step, state, drop)]
+    if sum([*named, left, summary, audit]) > 1:
         raise ConfigError(
-            "--prompt, --step, --state, --left, --summary and --audit exclude each other; give one"
+            "give only one of --prompt, --step, --state, --left, --summary, --audit and --drop"
         )
     if state is not None and state not in tuple(GroupState):
         raise ConfigError(f"--state {state}: a group is one of {', '.join(GroupState)}")
     run_dir = runs.find(run, output_dir)
     config = runs.config_of(run_dir)
+    if drop is not None:
+        asyncio.run(drop_group(run_dir / STORE_FILE, drop))
+        typer.echo(f"group {drop} is dropped; async-rl resume {run_dir.name} trains others")
+        return
     answer: Answer
     with reading(run_dir / STORE_FILE) as connection:
         history = Ledger(connection)
@@ -86,18 +96,40 @@ def ledger(
     if as_json:
         typer.echo(msgspec.json.encode(answer))
     else:
-        terminal = console()
-        match answer:
-            case Audit():
-                _show_audit(terminal, answer)
-            case LedgerSummary():
-                _show_summary(terminal, answer)
-            case tuple():
-                _show_left(terminal, answer)
-            case _:
-                _show_groups(terminal, answer)
+        _show(console(), answer)
     if isinstance(answer, Audit) and answer.problems:
         raise typer.Exit(1)
+
+
+def _show(terminal: Console, answer: Answer) -> None:
+    match answer:
+        case Audit():
+            _show_audit(terminal, answer)
+        case LedgerSummary():
+            _show_summary(terminal, answer)
+        case tuple():
+            _show_left(terminal, answer)
+        case _:
+            _show_groups(terminal, answer)
+
+
+async def drop_group(path: Path, group_id: int) -> None:
+    """Drop a group that has not been trained. Raises ConfigError if it is none, Unavailable while
+    the run's buffer writes the store.
+    """
+    with reading(path) as connection:
+        group = Ledger(connection).of_group(group_id)
+    if group is None or group.purpose != Purpose.TRAIN or group.state in ("trained", "dropped"):
+        actual = "not in the store" if group is None else f"{group.state} ({group.purpose})"
+        raise ConfigError(
+            f"--drop {group_id}: the group is {actual}; only a training group can be dropped,"
+            " before it is trained"
+        )
+    async with Store(path, durability="full", clock=time.time) as store:
+        store.write(
+            Dropped(group_id=group_id, reason=DropReason.UNTRAINABLE, message="by async-rl ledger")
+        )
+        await store.flush()
 
 
 def promise_of(config: RunConfig) -> Promise:

@@ -9,16 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from buffer_support import make_config, make_group, opened, take, tickets, within
+from buffer_support import make_config, make_group, opened, run, take, tickets, within
 
 from async_rl.buffer.store.audit import audit
 from async_rl.buffer.store.ledger import Ledger, reading
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
-from async_rl.core.errors import Unavailable
+from async_rl.core.errors import ConfigError, Unavailable
 from async_rl.core.types import GroupState
 from async_rl.launchers import cli
-from async_rl.launchers.commands.ledger import promise_of
+from async_rl.launchers.commands.ledger import drop_group, promise_of
 from async_rl.launchers.configuration.compose import write_config
 from async_rl.protocol.buffer import FailGroup, PutGroup
 from async_rl.protocol.learner import CommitStep, SyncVersion
@@ -217,3 +217,39 @@ def test_the_command_answers_people_and_programs_and_its_audit_decides_the_exit_
     connection.close()
     code, out, _ = ledger(monkeypatch, capsys, run_dir, "--audit")
     assert (code, "wrong: the trajectories of group 5 are lost" in out) == (1, True)
+
+
+@pytest.mark.parametrize("state", ["ready", "leased", "issued"])
+def test_a_person_can_drop_a_group_of_a_stopped_run_that_has_not_been_trained(
+    tmp_path: Path, state: str
+) -> None:
+    async def scenario() -> None:
+        async with opened(tmp_path, make_config()) as service:
+            given = await tickets(service, 0)
+            for ticket in given[: 3 if state == "issued" else 4]:
+                await service.put_group(PutGroup(group=make_group(ticket)))
+            if state == "leased":
+                await take(service, 0)
+            path, group_id = (
+                tmp_path / "store.sqlite",
+                given[3 if state == "issued" else 1].group_id,
+            )
+            with pytest.raises(Unavailable, match="is written by another process"):
+                await drop_group(path, group_id)
+        await drop_group(path, group_id)
+        for again in (group_id, 99):
+            with pytest.raises(ConfigError, match=rf"--drop {again}: the group is .*before it is"):
+                await drop_group(path, again)
+        async with opened(tmp_path, make_config()) as service:
+            await service.sync_version(SyncVersion(version=0, incarnation="a"))
+            assert service.state.drops == {"untrainable": 1}
+            for ticket in await tickets(service, 0, generator="generator-1"):
+                group = make_group(ticket, generator="generator-1")
+                await service.put_group(PutGroup(group=group))
+            batch = [group.group_id for group in (await take(service, 0)).groups]
+            assert group_id not in batch
+            await service.commit_step(CommitStep(version=1, group_ids=batch))
+        with reading(path) as connection:
+            assert audit(connection, promise_of(make_config())).problems == []
+
+    run(scenario())

@@ -3,7 +3,8 @@ crashes of every party.
 
 The generators and the learner here are honest but unreliable: replies get lost, results come twice
 or late, everyone may be killed between any two steps, and the buffer also in the middle of a
-request, with any part of what it queued for the store unwritten.
+request, with any prefix of what it queued for the store written. The learner saves and lets delete
+as the product does: the store keeps what the oldest of its newest two checkpoints needs.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import asyncio
 import shutil
 import sqlite3
 import tempfile
+import time
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +36,9 @@ from async_rl.protocol.base import Message
 from async_rl.protocol.buffer import FailGroup, PutGroup, ReleaseGenerator, Work
 from async_rl.protocol.learner import (
     CommitStep,
+    DropBatch,
     ForgetBefore,
+    SetAside,
     StartEvaluation,
     SyncVersion,
     TakeBatch,
@@ -45,6 +49,9 @@ T = TypeVar("T")
 NAMES = ("generator-0", "generator-1")
 SHARED_MEMORY = Path("/dev/shm")
 GENERATORS = st.sampled_from(NAMES)
+Crash = tuple[int, int]
+"""Turns of the loop into a request before the buffer is killed, and the changes written then."""
+CRASHES = st.one_of(st.none(), st.tuples(st.integers(0, 3), st.integers(0, 8)))
 CHOICES = st.integers(min_value=0, max_value=99)
 
 
@@ -65,7 +72,7 @@ class FakeGenerator:
 @dataclass
 class FakeLearner:
     version: int = 0
-    checkpoint: int = 0
+    kept: list[int] = field(default_factory=lambda: [0])
     batches: dict[int, list[int]] = field(default_factory=dict)
 
 
@@ -111,33 +118,46 @@ class BufferMachine(RuleBasedStateMachine):
             self.config, FakePrompts(num_train=4, num_held_out=2), self.store, clock=self.clock
         )
 
-    def kill_buffer(self) -> None:
-        """Lose what is queued and not yet written, as with kill -9."""
-        waiting = self.store._writer._queue
+    def kill_buffer(self, num_written: int = 0, holder: sqlite3.Connection | None = None) -> None:
+        """Lose what is queued and not yet written, as with kill -9, except the first changes."""
+        waiting, lost = self.store._writer._queue, []
         while not waiting.empty():
-            waiting.get()
+            lost.append(waiting.get())
+        for item in [item for item in lost if isinstance(item, list)][:num_written]:
+            waiting.put(item)
+        if holder is not None:
+            holder.close()
         self.run(self.store.close())
+
+    def held_writer(self) -> sqlite3.Connection:
+        """Keep the writer from taking more from its queue until this connection is closed."""
+        holder = sqlite3.connect(self.directory / "store.sqlite", isolation_level=None)
+        holder.execute("BEGIN IMMEDIATE")
+        self.store._writer.put()
+        while not self.store._writer._queue.empty():
+            time.sleep(0)
+        return holder
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self.loop.run_until_complete(coroutine)
 
     def call(
-        self, coroutine: Coroutine[Any, Any, Message], crash_after: int | None = None
+        self, coroutine: Coroutine[Any, Any, Message], crash: Crash | None = None
     ) -> Message | None:
-        """The reply, or None if the buffer was killed `crash_after` turns of the loop into the
-        request, and came back.
-        """
-        if crash_after is None:
+        """The reply, or None if the buffer was killed in the request, and came back."""
+        if crash is None:
             return self.run(coroutine)
+        num_turns, num_written = crash
 
         async def begin() -> asyncio.Task[Message]:
             task = asyncio.create_task(coroutine)
-            for _ in range(crash_after):
+            for _ in range(num_turns):
                 await asyncio.sleep(0)
             return task
 
+        holder = self.held_writer()
         task = self.run(begin())
-        self.kill_buffer()
+        self.kill_buffer(num_written, holder)
         task.cancel()
         self.run(_end(task))
         self.open_buffer()
@@ -154,9 +174,9 @@ class BufferMachine(RuleBasedStateMachine):
         name=GENERATORS,
         credit=st.integers(0, 4),
         is_lost=st.booleans(),
-        crash=st.one_of(st.none(), st.integers(0, 3)),
+        crash=CRASHES,
     )
-    def ask_for_work(self, name: str, credit: int, is_lost: bool, crash: int | None) -> None:
+    def ask_for_work(self, name: str, credit: int, is_lost: bool, crash: Crash | None) -> None:
         generator = self.generators[name]
         held = [ticket.group_id for ticket, _ in generator.held]
         request = ask(
@@ -189,10 +209,10 @@ class BufferMachine(RuleBasedStateMachine):
         name=GENERATORS,
         which=CHOICES,
         twice=st.booleans(),
-        crash=st.one_of(st.none(), st.integers(0, 3)),
+        crash=CRASHES,
         spread=st.integers(0, 3),
     )
-    def put(self, name: str, which: int, twice: bool, crash: int | None, spread: int) -> None:
+    def put(self, name: str, which: int, twice: bool, crash: Crash | None, spread: int) -> None:
         generator = self.generators[name]
         if not generator.held:
             return
@@ -225,8 +245,8 @@ class BufferMachine(RuleBasedStateMachine):
                 )
             )
 
-    @rule(name=GENERATORS, which=CHOICES, crash=st.one_of(st.none(), st.integers(0, 3)))
-    def fail(self, name: str, which: int, crash: int | None) -> None:
+    @rule(name=GENERATORS, which=CHOICES, crash=CRASHES)
+    def fail(self, name: str, which: int, crash: Crash | None) -> None:
         generator = self.generators[name]
         if not generator.held:
             return
@@ -267,8 +287,8 @@ class BufferMachine(RuleBasedStateMachine):
 
     # ---- the learner
 
-    @rule(crash=st.one_of(st.none(), st.integers(0, 3)))
-    def take(self, crash: int | None) -> None:
+    @rule(crash=CRASHES)
+    def take(self, crash: Crash | None) -> None:
         """One batch ahead of training, or the one to be trained now again."""
         learner = self.learner
         wanted = learner.version if learner.version not in learner.batches else learner.version + 1
@@ -283,8 +303,8 @@ class BufferMachine(RuleBasedStateMachine):
             assert len(group_ids) == self.config.buffer.groups_per_step
             learner.batches[wanted] = group_ids
 
-    @rule(twice=st.booleans(), crash=st.one_of(st.none(), st.integers(0, 3)))
-    def commit(self, twice: bool, crash: int | None) -> None:
+    @rule(twice=st.booleans(), crash=CRASHES)
+    def commit(self, twice: bool, crash: Crash | None) -> None:
         learner = self.learner
         if learner.version not in learner.batches:
             return
@@ -297,22 +317,47 @@ class BufferMachine(RuleBasedStateMachine):
         self.history = [*self.history[: learner.version], learner.batches.pop(learner.version)]
         learner.version += 1
 
+    @rule(twice=st.booleans(), crash=CRASHES)
+    def drop_batch(self, twice: bool, crash: Crash | None) -> None:
+        """It cannot be trained."""
+        learner = self.learner
+        if learner.version not in learner.batches:
+            return
+        request = DropBatch(
+            train_version=learner.version,
+            group_ids=learner.batches[learner.version],
+            message="loss nan",
+        )
+        reply = self.call(self.service.drop_batch(request), crash)
+        if reply is None or twice:
+            reply = self.run(self.service.drop_batch(request))
+        assert isinstance(reply, SetAside)
+        assert reply.num_batches >= 1
+        learner.batches = {}
+
     @rule(forgets=st.booleans())
     def save(self, forgets: bool) -> None:
-        self.learner.checkpoint = self.learner.version
+        learner = self.learner
+        if learner.version not in learner.kept:
+            learner.kept = [*learner.kept, learner.version][-2:]
         if forgets:
-            self.run(self.service.forget_before(ForgetBefore(version=self.learner.checkpoint)))
+            self.run(self.service.forget_before(ForgetBefore(version=learner.kept[0])))
 
-    @rule(saved_first=st.booleans(), crash=st.one_of(st.none(), st.integers(0, 3)))
-    def kill_learner(self, saved_first: bool, crash: int | None) -> None:
-        """Return to its checkpoint, which may hold one step that it had no time to commit."""
+    @rule(saved_first=st.booleans(), is_damaged=st.booleans(), crash=CRASHES)
+    def kill_learner(self, saved_first: bool, is_damaged: bool, crash: Crash | None) -> None:
+        """Return to its checkpoint, which may hold one step that it had no time to commit, or to
+        the one before if it is damaged.
+        """
         learner = self.learner
         if saved_first and learner.version in learner.batches:
             self.history = [*self.history[: learner.version], learner.batches[learner.version]]
-            learner.version = learner.checkpoint = learner.version + 1
-        if learner.checkpoint < learner.version:
+            learner.version += 1
+            learner.kept = [*learner.kept, learner.version][-2:]
+        if is_damaged:
+            learner.kept = learner.kept[:1]
+        if learner.kept[-1] < learner.version:
             self.has_gone_back = True
-        learner.version, learner.batches = learner.checkpoint, {}
+        learner.version, learner.batches = learner.kept[-1], {}
         self.history = self.history[: learner.version]
         if (
             self.call(self.service.sync_version(SyncVersion(version=learner.version)), crash)

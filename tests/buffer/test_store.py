@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from buffer_support import Clock, FakePrompts, make_group, within
@@ -220,3 +220,13 @@ def test_nothing_acknowledged_is_lost_when_the_writer_is_killed(
             assert store._reader.execute("PRAGMA integrity_check").fetchone() == ("ok",)
 
     run(scenario())
+
+
+@pytest.mark.parametrize(("durability", "level"), [("normal", 1), ("full", 2)])
+def test_each_commit_is_synced_as_the_durability_says(
+    tmp_path: Path, durability: Literal["normal", "full"], level: int
+) -> None:
+    store = Store(tmp_path / "store.sqlite", durability=durability, clock=Clock())
+    pragma = store._writer._connection.execute("PRAGMA synchronous").fetchone()
+    assert pragma == (level,)
+    store._files.close()

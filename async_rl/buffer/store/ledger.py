@@ -158,6 +158,10 @@ class Ledger:
             step,
         )
 
+    def of_group(self, group_id: int) -> LedgerGroup | None:
+        """The group with this id, or None."""
+        return next(iter(self._groups("group_id=?", group_id)), None)
+
     def of_state(self, state: GroupState) -> list[LedgerGroup]:
         """Every group in this state."""
         return self._groups("state=?", state.value)
