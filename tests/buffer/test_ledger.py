@@ -211,7 +211,7 @@ def test_the_command_answers_people_and_programs_and_its_audit_decides_the_exit_
     assert "trained 4" in ledger(monkeypatch, capsys, run_dir)[1]
     assert ledger(monkeypatch, capsys, run_dir, "--audit")[0] == 0
     assert ledger(monkeypatch, capsys, run_dir, "--state", "lost")[0] == 2
-    assert "give one" in ledger(monkeypatch, capsys, run_dir, "--audit", "--step", "1")[2]
+    assert "give only one of" in ledger(monkeypatch, capsys, run_dir, "--audit", "--step", "1")[2]
     connection = sqlite3.connect(store, isolation_level=None)
     connection.execute("DELETE FROM blobs WHERE group_id=5")
     connection.close()
