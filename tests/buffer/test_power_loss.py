@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from buffer_support import make_config, opened, put_all, run, take
 
 from async_rl.buffer.service import BufferService
+from async_rl.buffer.store.schema import STORE_FILE
 from async_rl.core.errors import InfrastructureError, ProtocolError
 from async_rl.protocol.base import Message
 from async_rl.protocol.learner import (
@@ -44,6 +46,8 @@ class Disk:
                 self._names = {inner.name for inner in path.iterdir()}
             elif path.parent == run_dir:
                 self._content[path.name] = path.read_bytes()
+                # SQLite syncs it without Python, whenever it moves the log into it.
+                self._content[STORE_FILE] = (run_dir / STORE_FILE).read_bytes()
 
         monkeypatch.setattr(os, "fsync", fsync)
 
@@ -121,6 +125,27 @@ def test_with_a_cut_log_the_history_says_what_the_store_still_covers(
     log = tmp_path / "after" / "store.sqlite-wal"
     os.truncate(log, int(log.stat().st_size * kept))
     run(after())
+
+
+def test_a_reader_that_ends_does_not_delete_the_log_of_a_store_that_was_synced(
+    tmp_path: Path,
+) -> None:
+    """The locks of SQLite end with any descriptor of its file that their process closes."""
+
+    async def scenario() -> None:
+        async with opened(tmp_path, make_config()) as service:
+            await step(service, 0)
+            await service.secure_store(SecureStore())
+            script = (
+                f"import sqlite3; c = sqlite3.connect({str(tmp_path / STORE_FILE)!r});"
+                " print(c.execute('SELECT count(*) FROM steps').fetchone()); c.close()"
+            )
+            reader = await asyncio.create_subprocess_exec(sys.executable, "-c", script)
+            assert await reader.wait() == 0
+            assert (tmp_path / f"{STORE_FILE}-wal").exists()
+            await service.secure_store(SecureStore())
+
+    run(scenario())
 
 
 def test_the_history_begins_where_trajectories_are_deleted_and_ends_with_the_last_lease(

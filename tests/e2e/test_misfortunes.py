@@ -22,6 +22,8 @@ import torch
 from e2e_support import SMALL, LiveRun
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save, torch_save_to_dcp
 
+from async_rl.core.checksums import write_sums
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 Launch = Callable[..., LiveRun]

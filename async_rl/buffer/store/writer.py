@@ -143,10 +143,12 @@ class Writer:
         """Return once all commits so far are on the disk, whatever the durability. Raises
         InfrastructureError.
         """
-        # The log too: with durability=normal SQLite syncs it only before it moves it into the file.
+        # With durability=normal SQLite syncs the log only before it moves it into the file. SQLite
+        # syncs the file, which must not be opened here: closing it would release SQLite's locks,
+        # and the next reader that ends would delete the log.
         log = self._path.with_name(self._path.name + "-wal")
         try:
-            for path in (self._path, log, self._path.parent):
+            for path in (log, self._path.parent):
                 sync(path)
         except OSError as error:
             raise _unwritable(self._path, error) from error
