@@ -114,9 +114,13 @@ class Scenario:
 
     async def push(self, version: int) -> LoadReport:
         """Even versions by the shared block, odd ones by broadcast."""
-        manifest = self.manifest(version)
         if version % 2 == 0:
-            return await self.engine.load_weights(manifest)
+            return await self.engine.load_weights(self.manifest(version))
+        return await self.broadcast(version)
+
+    async def broadcast(self, version: int) -> LoadReport:
+        """Send a version as a learner does to generators on other machines."""
+        manifest = self.manifest(version)
         seat = await self.seat(version)
         sending = asyncio.create_task(self.broadcaster.send(manifest))
         report = await self.engine.load_weights(manifest, seat)
@@ -148,6 +152,8 @@ class Scenario:
         said["version_at_start"] = engine.version
         await engine.load_weights(self.manifest(0))
         said["at_version_0"] = await group(engine, "zero", prompt(1), 4, sampling(temperature=0.7))
+        # The ranks of a broadcast take a second to connect, which the groups below would not live.
+        await self.broadcast(0)
         said["spanning"] = await self.spanning()
         said["after_pushes"] = [
             await group(engine, f"after-{i}", prompt(10), 3, sampling()) for i in range(2)
