@@ -243,7 +243,8 @@ def documented_commands(values: dict[str, str]) -> list[list[str]]:
                 len(words) > 1
                 and "..." not in line
                 and words[1] not in ELSEWHERE
-                and not {"--watch", "--follow"} & set(words)
+                # The first two do not end; the last changes the run, and has tests of its own.
+                and not {"--watch", "--follow", "--drop"} & set(words)
             ):
                 found[tuple(values.get(word, word) for word in words[1:])] = None
             if (
