@@ -358,7 +358,10 @@ def test_choosing_a_variant_takes_its_own_values_in_any_order() -> None:
             ["algorithm.policy_loss=ppo_vanilla", "algorithm.policy_loss.correction=token_mis"],
             "algorithm.policy_loss.correction=token_mis: must be none",
         ),
-        (["algorithm.policy_loss=pppo"], "must be one of ppo, gspo, ppo_vanilla, cispo, reinforce"),
+        (
+            ["algorithm.policy_loss=pppo"],
+            "must be one of plugin, ppo, gspo, ppo_vanilla, cispo, reinforce",
+        ),
         (["algorithm.kl=5"], "algorithm.kl=5: must be one of none, reward, loss"),
     ],
 )
