@@ -21,19 +21,25 @@ from async_rl.learner import process_group
 
 ROW = np.array([3, 1, 4, 1, 5, 9], dtype=np.int32)
 STEPS = 3
-OVERRIDES = (
-    "learner.minibatches=2",
-    "learner.optimizer.eps=1e-4",
-    "algorithm.advantage.critic.optimizer.eps=1e-4",
+OVERRIDES = ("learner.minibatches=2", "learner.optimizer.eps=1e-4")
+CRITIC = ("algorithm.advantage.critic.optimizer.eps=1e-4",)
+EXACT_KL = (
+    "algorithm.entropy_coef=0.01",
+    "algorithm.kl=loss",
+    "algorithm.kl.coef=0.1",
+    "algorithm.kl.estimator=full",
 )
-EXACT_KL = ("algorithm.entropy_coef=0.01", "algorithm.kl.coef=0.1", "algorithm.kl.estimator=full")
 OBJECTIVES = {
-    "ppo": ("ppo_code", EXACT_KL),
+    "ppo": ("ppo_code", (*CRITIC, *EXACT_KL)),
     "ppo on one backbone": (
         "ppo_code",
-        ("algorithm.advantage.critic=shared", "algorithm.advantage.critic.warmup_steps=1"),
+        (
+            *CRITIC,
+            "algorithm.advantage.critic=shared",
+            "algorithm.advantage.critic.warmup_steps=1",
+        ),
     ),
-    "grpo": ("grpo_code", ("algorithm.kl=loss", *EXACT_KL)),
+    "grpo": ("grpo_code", EXACT_KL),
     "grpo with silent groups": ("grpo_code", ()),
 }
 MEMORY_KNOBS = {
