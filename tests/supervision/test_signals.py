@@ -33,7 +33,12 @@ async def _received(*numbers: signal.Signals) -> tuple[bool, bool]:
 def test_a_closed_terminal_stops_a_run_in_order(
     numbers: list[signal.Signals], expected: tuple[bool, bool]
 ) -> None:
-    assert asyncio.run(_received(*numbers)) == expected
+    # The tests themselves may run under nohup, where a process inherits that SIGHUP is ignored.
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        assert asyncio.run(_received(*numbers)) == expected
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_run_under_nohup_continues_without_its_terminal() -> None:
