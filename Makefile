@@ -8,10 +8,10 @@ SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
-# The stamps' names carry the content that they were made from: a checkout that only changes file times makes nothing again.
 # An environment for GPUs stays one; `make env GPU=` goes back to the CPU.
 GPU ?= $(if $(wildcard $(VENV)/.gpu),1)
 LOCK := requirements/$(if $(GPU),gpu,cpu).lock
+# The stamps' names carry the content that they were made from: a checkout that only changes file times makes nothing again.
 PACKAGES := $(VENV)/.packages-$(shell sha256sum $(LOCK) | cut -c1-16)
 PROJECT := $(VENV)/.project-$(shell cat $(LOCK) pyproject.toml | sha256sum | cut -c1-16)
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install --no-input
@@ -55,14 +55,14 @@ check: env ## style and types; layers, documents and the other rules of tests/re
 
 # Without torch and vLLM: tests of what needs them are skipped (tests/conftest.py), and so are those that start whole runs.
 test-python: ## the tests that need no torch on another interpreter: make test-python PYTHON=python3.12
-	@version=$$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])'); venv=build/python-$$version; \
+	@mkdir -p build; version=$$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])'); venv=build/python-$$version; \
 	[ -d $$venv ] || $(PYTHON) -m venv $$venv; \
 	grep -v '^#' $(LOCK) > build/constraints.txt; \
 	$$venv/bin/python -m pip --disable-pip-version-check -qq install -c build/constraints.txt --editable '.[verifier,dev]'; \
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $$venv/bin/python -m pytest -n 2 --dist loadscope -m "not slow" --ignore=tests/repo --ignore=tests/packaging
 
 resolve: env ## has every package of the lock a build for the other interpreters? (needs the network, minutes)
-	@grep -v '^#' requirements/cpu.lock | sed 's/+cpu$$//' > build/resolve.txt
+	@mkdir -p build; grep -v '^#' requirements/cpu.lock | sed 's/+cpu$$//' > build/resolve.txt
 	@for version in 3.12 3.13; do \
 		$(BIN)/python -m pip --disable-pip-version-check -qq install --dry-run --no-deps --only-binary=:all: --no-binary=antlr4-python3-runtime \
 			--python-version $$version --target build/resolved --report build/resolved-$$version.json -r build/resolve.txt && echo "Python $$version: every package of the lock resolves"; \

@@ -32,7 +32,11 @@ from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine, this_machine
 from async_rl.launchers.configuration import hardware, schema
 from async_rl.launchers.configuration.choices import CONF_DIR, Tree, expand, put
-from async_rl.launchers.configuration.old_names import modernized, with_new_names
+from async_rl.launchers.configuration.old_names import (
+    modernized,
+    require_same_objective,
+    with_new_names,
+)
 from async_rl.launchers.configuration.overrides import Overrides, read_overrides
 
 USER_CONFIG = "user_file"
@@ -78,6 +82,7 @@ def recompose(
     except (msgspec.DecodeError, OSError) as error:
         raise ConfigError(f"{path}: {error}") from error
     given = read_overrides(overrides, [])
+    require_same_objective(written)
     config = _finished(modernized(written), given, f"{path}", {})
     check(config)
     return config

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from async_rl.core.errors import ConfigError
 from async_rl.launchers.configuration.choices import ABSENT, Tree, drop_if_foreign, expand, pop, put
 
 log = logging.getLogger("async_rl")
@@ -79,6 +80,21 @@ def modernized(
     for _, new in placed:
         drop_if_foreign(present, new)
     return present
+
+
+def require_same_objective(tree: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an older run with an objective that this release no longer has. It can
+    be read, but to continue it with another estimator would change its objective half-way.
+    """
+    algorithm = tree.get("algorithm") or {}
+    estimator = algorithm.get("kl_estimator", "k1")
+    is_in_reward = algorithm.get("kl_placement") == "reward" and algorithm.get("kl_coef", 0) > 0
+    if is_in_reward and estimator != "k1":
+        raise ConfigError(
+            f"algorithm.kl_estimator={estimator} with algorithm.kl_placement=reward does not hold"
+            " the policy to the reference, and this release has only k1 there; resume the run with"
+            " the version that began it, or start a new one with algorithm.kl=loss"
+        )
 
 
 def _renamed(

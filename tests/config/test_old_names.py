@@ -138,3 +138,16 @@ def test_a_run_of_an_unknown_version_names_what_is_in_the_way(old_run: Path) -> 
     path.write_text(path.read_text() + "engine_of_the_future: 1\n")
     with pytest.raises(ConfigError, match=r"of another version.*engine_of_the_future"):
         config_of(old_run)
+
+
+def test_an_older_run_whose_kl_this_release_lacks_can_be_read_and_is_not_resumed(
+    old_run: Path,
+) -> None:
+    path = old_run / "config.yaml"
+    text = path.read_text().replace("kl_coef: 0.0", "kl_coef: 0.1")
+    path.write_text(text.replace("kl_placement: loss", "kl_placement: reward"))
+    assert config_of(old_run).num_steps > 0
+    with pytest.raises(ConfigError, match=r"kl_estimator=k3.*resume the run with the version"):
+        recompose(path, [])
+    path.write_text(path.read_text().replace("kl_estimator: k3", "kl_estimator: k1"))
+    assert recompose(path, []).num_steps > 0
