@@ -1,6 +1,6 @@
-"""Listeners of gloo that accept nobody but the ranks of their group.
+"""Listeners of gloo that accept only the ranks of their group.
 
-gloo authenticates nobody: it accepts every connection, keeps it open, and aborts its process once
+gloo has no authentication: it accepts every connection, keeps it open, and aborts its process once
 no descriptor is left. TLS is not part of torch's builds. So the kernel decides here: a filter on
 the listening socket drops every packet, except those of connections that a rank has announced in
 the group's store, to which only the run's own processes have access. An address and port that a
@@ -88,12 +88,12 @@ class _Gate:
         _admit(self._fd, ())
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="gate", daemon=True)
-        # One rank has nobody to admit.
+        # A group of one rank has no other to admit.
         if self._others:
             self._thread.start()
 
     def close(self) -> None:
-        """Admit nobody from now on."""
+        """Drop every further connection."""
         self._is_over.set()
         if self._others:
             self._thread.join()

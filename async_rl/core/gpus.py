@@ -38,7 +38,7 @@ class Gpus:
 
     driver: its version.  devices: in the driver's order, which is that of CUDA_DEVICE_ORDER=
     PCI_BUS_ID.  without_p2p: pairs of positions whose devices cannot read each other's memory.
-    problem: why there is no answer, empty if there is one.
+    problem: the reason if the driver did not answer, else empty.
     """
 
     driver: str = ""
@@ -48,7 +48,7 @@ class Gpus:
 
 
 def read_gpus() -> Gpus:
-    """Ask the driver. A machine without a driver has no GPUs, and `problem` gives the reason."""
+    """Ask the driver. Without a driver there are no GPUs, and `problem` is the reason."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:

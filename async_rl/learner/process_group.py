@@ -4,7 +4,7 @@ Invariants
 - Only ranks of the pool reach the listeners of gloo (core/gate.py), which are at the address that
   the process has in the run.
 - One rank that is not sharded has no process group, and so no listener. One that is sharded has
-  a listener on loopback that accepts nobody.
+  a listener on loopback that accepts no connection.
 """
 
 from __future__ import annotations

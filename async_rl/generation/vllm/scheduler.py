@@ -41,7 +41,7 @@ class _Salting(Scheduler):  # type: ignore[misc]  # vLLM is untyped here
         super().add_request(request)
 
     def set_pause_state(self, pause_state: PauseState) -> None:
-        """Pause, or go on with other weights."""
+        """Pause, or continue with other weights."""
         super().set_pause_state(pause_state)
         if pause_state is PauseState.UNPAUSED:
             self._num_changes += 1
