@@ -11,11 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from async_rl.config.base import Section
+from async_rl.config.base import Section, Tag
 from async_rl.config.learner import OptimizerConfig
-
-Tag = Field(discriminator="kind")
-"""Marks a choice: a union of sections, distinguished by their field `kind`."""
 
 
 class NoValueNorm(Section):

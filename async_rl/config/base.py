@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 AnySection = TypeVar("AnySection", bound="Section")
+
+
+Tag = Field(discriminator="kind")
+"""Marks a choice: a union of sections, distinguished by their field `kind`."""
 
 
 class Section(BaseModel):

@@ -109,10 +109,9 @@ class PoolConfig(Section):
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
     """instead of generation.vllm.gpu_memory_utilization"""
     cpus_each: Annotated[int, Field(ge=1)] | None = None
-    """instead of cluster.generator_cpus"""
+    """instead of launcher.generator_cpus"""
     node_kind: Annotated[str, Field(min_length=1)] | None = None
-    """nodes of this pool: with launcher=ray a custom resource of which each generator takes 1, with
-    launcher=slurm a feature of the node (srun --constraint)"""
+    """instead of launcher.node_kind"""
 
 
 class GeneratorsConfig(Section):

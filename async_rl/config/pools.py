@@ -34,8 +34,8 @@ PLACES = {
     "max_num_batched_tokens": "generation.vllm.max_num_batched_tokens",
     "kv_cache_mb": "generation.vllm.kv_cache_mb",
     "gpu_memory_utilization": "generation.vllm.gpu_memory_utilization",
-    "cpus_each": "cluster.generator_cpus",
-    "node_kind": "ray.generator_resource",
+    "cpus_each": "launcher.generator_cpus",
+    "node_kind": "launcher.node_kind",
 }
 """Settings of a pool, and the setting of the run that each of them replaces."""
 Work = Literal["train", "evaluation", "both"]
@@ -122,7 +122,13 @@ def own_settings(config: RunConfig, pool: str) -> dict[str, Any]:
     settings = settings_of(config, pool)
     if settings is None:
         return {}
-    given = {name: value for name, value in as_builtins(settings).items() if name in PLACES}
+    # On this machine a pool has no settings of a cluster; checks/pools.py refuses them by name.
+    given = {
+        name: value
+        for name, value in as_builtins(settings).items()
+        if name in PLACES
+        and (config.launcher.kind != "local" or not PLACES[name].startswith("launcher."))
+    }
     if settings.tensor_parallel_size is not None:
         given.setdefault(
             "gpus_each",

@@ -16,10 +16,10 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from async_rl.config.algorithm import AlgorithmConfig
-from async_rl.config.base import Section
-from async_rl.config.cluster import ClusterConfig, RayConfig, SlurmConfig
+from async_rl.config.base import Section, Tag
 from async_rl.config.data import DataConfig
 from async_rl.config.generation import GenerationConfig, GeneratorsConfig, ModelConfig
+from async_rl.config.launchers import Launch
 from async_rl.config.learner import LearnerConfig
 from async_rl.config.rewards import RewardConfig, SandboxConfig, VerifiersConfig
 from async_rl.config.rollout import RolloutConfig
@@ -48,7 +48,7 @@ class RunConfig(Section):
     """learner steps; null at launch = computed from data.epochs"""
     seed: Annotated[int, Field(ge=0)]
     """seed of data order, sampling and initialization"""
-    launcher: Literal["local", "ray", "slurm"]
+    launcher: Annotated[Launch, Tag]
     """processes run on this machine, in a Ray cluster, or in a Slurm job"""
     placement: Literal["disaggregated", "colocated"]
     """generators and learner use separate devices, or share one in turns"""
@@ -68,8 +68,5 @@ class RunConfig(Section):
     checkpoint: CheckpointConfig
     monitoring: MonitoringConfig
     network: NetworkConfig
-    cluster: ClusterConfig
-    ray: RayConfig
-    slurm: SlurmConfig
     supervisor: SupervisorConfig
     timeouts: TimeoutsConfig

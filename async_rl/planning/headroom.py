@@ -29,7 +29,7 @@ class Headroom:
         """Return why the wanted processes do not fit, as one line, or nothing if they fit."""
         counts = {pool.pool: wanted.get(pool.pool, pool.wanted) for pool in pools}
         grown = {pool.pool: counts[pool.pool] for pool in pools if counts[pool.pool] > pool.wanted}
-        if not grown or self._config.launcher != "local":
+        if not grown or self._config.launcher.kind != "local":
             return []
         free_mb = self._free_mb()
         needed_mb = 0

@@ -63,7 +63,7 @@ def make_run_dir(config: RunConfig) -> Path:
 
 def needs_submission(config: RunConfig) -> bool:
     """Return whether a job must be submitted, which then supervises the run."""
-    return config.launcher == "slurm" and not is_inside_job()
+    return config.launcher.kind == "slurm" and not is_inside_job()
 
 
 def supervise(config: RunConfig, run_dir: Path) -> int:

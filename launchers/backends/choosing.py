@@ -10,6 +10,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+from async_rl.config.launchers import LocalLaunch, RayLaunch, SlurmLaunch
 from async_rl.config.run import RunConfig
 from async_rl.core.extras import missing
 from async_rl.launchers.backends.local import LocalLauncher
@@ -23,37 +24,38 @@ _CONNECT_S = 5.0
 def make_launcher(config: RunConfig, run_dir: Path) -> Launcher:
     """Return the launcher that the configuration names."""
     match config.launcher:
-        case "ray":
+        case RayLaunch():
             from async_rl.launchers.backends.ray import RayLauncher
 
             return RayLauncher(run_dir, config)
-        case "slurm":
+        case SlurmLaunch():
             return SlurmLauncher(run_dir, config)
-        case "local":
+        case LocalLaunch():
             return LocalLauncher(run_dir)
 
 
 def launcher_problems(config: RunConfig) -> Iterator[str]:
     """Yield the reasons why this machine cannot launch with `launcher=`, one line each."""
-    if config.launcher == "ray":
-        yield from _ray_problems(config)
-    if config.launcher == "slurm":
-        yield from _slurm_problems(config)
+    match config.launcher:
+        case RayLaunch(address=address):
+            yield from _ray_problems(address)
+        case SlurmLaunch():
+            yield from _slurm_problems(config)
 
 
-def _ray_problems(config: RunConfig) -> Iterator[str]:
+def _ray_problems(address: str) -> Iterator[str]:
     problem = missing("ray", "launcher=ray")
     if problem is not None:
         yield f"{problem}, on every node"
-    host, _, port = config.ray.address.rpartition(":")
+    host, _, port = address.rpartition(":")
     # "auto" and "local" name no address to try.
     if not port.isdigit():
         return
     problem = cannot_reach(host, int(port))
     if problem is not None:
         yield (
-            f"ray.address={config.ray.address}: no answer ({problem}); give HOST:PORT of the"
-            " cluster's head"
+            f"launcher.address={address}: no answer ({problem}); give HOST:PORT of the cluster's"
+            " head"
         )
 
 
@@ -66,8 +68,7 @@ def _slurm_problems(config: RunConfig) -> Iterator[str]:
         problem = refusal(config)
         if problem:
             yield (
-                f"launcher=slurm: sbatch --test-only refuses the job: {problem}; correct slurm.*"
-                " and cluster.*"
+                f"launcher=slurm: sbatch --test-only refuses the job: {problem}; correct launcher.*"
             )
 
 

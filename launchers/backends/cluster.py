@@ -7,22 +7,33 @@ from __future__ import annotations
 
 import dataclasses
 
+from async_rl.config.launchers import ClusterLaunch
 from async_rl.config.pools import config_of, pool_of
 from async_rl.config.run import RunConfig
 from async_rl.planning.topology import ProcessSpec
 
+BUFFER_CPUS = 1
+"""The buffer is one event loop and one writer of SQLite, which wait for each other."""
+
+
+def launch_of(config: RunConfig, spec: ProcessSpec) -> ClusterLaunch:
+    """Return the settings of the cluster for this process; those of a pool replace the run's."""
+    launch = config_of(config, pool_of(spec.name)).launcher
+    assert isinstance(launch, ClusterLaunch)
+    return launch
+
 
 def cluster_cpus(config: RunConfig, spec: ProcessSpec) -> int:
-    """Return the number of CPUs that the process uses on its node."""
+    """Return the number of CPUs that the process uses on its node; a verifier one per program."""
     match spec.role:
         case "buffer":
-            return config.cluster.buffer_cpus
+            return BUFFER_CPUS
         case "verifier":
-            return config.cluster.verifier_cpus
+            return config.verifiers.cells
         case "generator":
-            return config_of(config, pool_of(spec.name)).cluster.generator_cpus
+            return launch_of(config, spec).generator_cpus
         case _:
-            return config.cluster.learner_cpus
+            return launch_of(config, spec).learner_cpus
 
 
 def needs(config: RunConfig, spec: ProcessSpec) -> str:
@@ -30,10 +41,9 @@ def needs(config: RunConfig, spec: ProcessSpec) -> str:
     text = f"room on the cluster: {cluster_cpus(config, spec)} CPU"
     if spec.gpus:
         text += f", {spec.gpus:g} GPU"
-    if spec.role == "generator" and config.launcher == "ray":
-        resource = config_of(config, pool_of(spec.name)).ray.generator_resource
-        if resource is not None:
-            text += f", {resource} 1"
+    resource = launch_of(config, spec).node_kind
+    if spec.role == "generator" and resource is not None:
+        text += f", {resource} 1"
     return text
 
 

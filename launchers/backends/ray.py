@@ -5,7 +5,7 @@ Invariants
 - An actor starts its process as a child on its node and lives as long as that; it dies with the
   supervisor, its child dies with it.
 - Buffer and learner run on the supervisor's node, where store and checkpoints are, unless
-  cluster.shared_run_dir declares that every node has the run's directory. Any other process
+  launcher.shared_run_dir declares that every node has the run's directory. Any other process
   receives what it needs (configuration, keys, the supervisor's address, the embedded model) with
   its actor, in a directory that is removed with the actor (node_directory.py), and its logs are
   sent back as they are written.
@@ -32,12 +32,13 @@ from ray.util.scheduling_strategies import (
     PlacementGroupSchedulingStrategy,
 )
 
+from async_rl.config.launchers import RayLaunch
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.launchers.backends.cluster import needs, on_cluster
 from async_rl.launchers.backends.local import output_path
 from async_rl.launchers.backends.node_process import NodeProcess
-from async_rl.launchers.backends.ray_places import actor_options, bundles_of
+from async_rl.launchers.backends.ray_places import actor_options, bundles_of, group_strategy
 from async_rl.planning.topology import ProcessSpec
 from async_rl.runtime.context import load_control
 from async_rl.wire.addresses import LOOPBACK
@@ -147,19 +148,21 @@ class RayProcess:
 
 
 class RayLauncher:
-    """Starts actors in the cluster of `ray.address`."""
+    """Starts actors in the cluster of `launcher.address`."""
 
     def __init__(self, run_dir: Path, config: RunConfig) -> None:
         self._run_dir = run_dir.absolute()
+        assert isinstance(config.launcher, RayLaunch)
         self._config = config
-        self._is_own = config.ray.address == "local"
+        self._launch = config.launcher
+        self._is_own = self._launch.address == "local"
         self._started: list[RayProcess] = []
         self._num_started = 0
         self._groups: dict[str, Any] = {}
         self._models: list[Any] = []
 
     async def open(self) -> str:
-        """Connect to the cluster. Raises ConfigError if there is none at `ray.address`."""
+        """Connect to the cluster. Raises ConfigError if there is none at its address."""
         # Not in the main thread: there Ray would handle SIGTERM, which must end the run in order.
         await asyncio.to_thread(self._connect)
         return LOOPBACK if self._is_own else _this_address()
@@ -176,7 +179,7 @@ class RayLauncher:
 
     async def start(self, spec: ProcessSpec) -> RayProcess:
         """Ask the cluster for an actor. Raises InfrastructureError if the cluster is lost."""
-        is_shared = self._config.cluster.shared_run_dir or spec.role in _WITH_SUPERVISOR
+        is_shared = self._launch.shared_run_dir or spec.role in _WITH_SUPERVISOR
         files: dict[str, bytes] = {}
         model: Any = {}
         try:
@@ -200,7 +203,7 @@ class RayLauncher:
         return process
 
     def _connect(self) -> None:
-        address = self._config.ray.address
+        address = self._launch.address
         try:
             if not self._is_own and self._has_joined(address):
                 return
@@ -208,9 +211,9 @@ class RayLauncher:
             self._init("local", include_dashboard=False, object_store_memory=_OWN_STORE_BYTES)
         except (RayError, OSError, ValueError, RuntimeError) as error:
             raise ConfigError(
-                f"ray.address={address}: no Ray cluster to connect to ({_first_line(error)}); start"
-                " one with ray start --head and give its HOST:PORT from a machine that belongs to"
-                " it, or set ray.address=local to start one for this run"
+                f"launcher.address={address}: no Ray cluster to connect to ({_first_line(error)});"
+                " start one with ray start --head and give its HOST:PORT from a machine that"
+                " belongs to it, or set launcher.address=local to start one for this run"
             ) from error
 
     def _has_joined(self, address: str) -> bool:
@@ -243,7 +246,7 @@ class RayLauncher:
         if bundles:
             # The group outlives restarts, so that no other actor takes its resources in between.
             if owner not in self._groups:
-                strategy = self._config.ray.learner.upper()
+                strategy = group_strategy(self._config)
                 self._groups[owner] = placement_group(bundles, strategy=strategy)
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
                 self._groups[owner], spec.rank if owner == spec.role else 0

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from async_rl.config.pools import config_of, pool_of
+from async_rl.config.launchers import ClusterLaunch
 from async_rl.config.run import RunConfig
-from async_rl.launchers.backends.cluster import cluster_cpus
+from async_rl.launchers.backends.cluster import BUFFER_CPUS, cluster_cpus, launch_of
 from async_rl.planning.topology import ProcessSpec
 
 Bundle = dict[str, float]
@@ -24,14 +24,15 @@ def actor_options(config: RunConfig, spec: ProcessSpec, *, is_own_cluster: bool)
     """
     resources: dict[str, float] = {}
     if spec.role == "generator":
-        resource = config_of(config, pool_of(spec.name)).ray.generator_resource
+        resource = launch_of(config, spec).node_kind
         if resource is not None:
             resources[resource] = 1
     return {
         "num_cpus": 0 if is_own_cluster else cluster_cpus(config, spec),
         "num_gpus": spec.gpus,
         "resources": resources,
-        "scheduling_strategy": "SPREAD" if config.ray.generators == "spread" else "DEFAULT",
+        # One node lost takes few generators with it.
+        "scheduling_strategy": "SPREAD",
     }
 
 
@@ -53,6 +54,15 @@ def bundles_of(
     return spec.role, []
 
 
+def group_strategy(config: RunConfig) -> str:
+    """Return how Ray places the learner's ranks: on one node if they fit there, since they exchange
+    gradients; else on as few as possible.
+    """
+    assert isinstance(config.launcher, ClusterLaunch)
+    gpus = config.learner.ranks * config.learner.gpus_each
+    return "STRICT_PACK" if 0 < gpus <= config.launcher.gpus_per_node else "PACK"
+
+
 def learner_bundles(
     config: RunConfig, *, supervisor_host: str, is_own_cluster: bool
 ) -> list[Bundle]:
@@ -62,7 +72,8 @@ def learner_bundles(
     With placement=colocated the first bundle has room for the generators too: shares of a GPU in
     one bundle are of the same GPU.
     """
-    cluster = config.cluster
+    cluster = config.launcher
+    assert isinstance(cluster, ClusterLaunch)
     bundle: Bundle = {"CPU": float(cluster.learner_cpus), "GPU": config.learner.gpus_each}
     generator_cpus = cluster.generator_cpus
     if is_own_cluster:
@@ -86,4 +97,4 @@ def buffer_bundles(
     """
     if is_own_cluster:
         return []
-    return [{"CPU": float(config.cluster.buffer_cpus), f"node:{supervisor_host}": _NODE_SHARE}]
+    return [{"CPU": float(BUFFER_CPUS), f"node:{supervisor_host}": _NODE_SHARE}]

@@ -27,10 +27,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from async_rl.config.pools import pool_of, settings_of
+from async_rl.config.launchers import SlurmLaunch
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
-from async_rl.launchers.backends.cluster import cluster_cpus, needs, on_cluster
+from async_rl.launchers.backends.cluster import cluster_cpus, launch_of, needs, on_cluster
 from async_rl.launchers.backends.local import child_command, output_path
 from async_rl.planning.topology import ProcessSpec
 from async_rl.wire.addresses import AUTO
@@ -71,8 +71,7 @@ def submit(config: RunConfig, run_dir: Path) -> str:
         ) from error
     if done.returncode:
         raise ConfigError(
-            f"launcher=slurm: sbatch refuses {script}: {done.stderr.strip()}; correct slurm.* and"
-            " cluster.*"
+            f"launcher=slurm: sbatch refuses {script}: {done.stderr.strip()}; correct launcher.*"
         )
     # With several clusters --parsable prints JOB;CLUSTER.
     return done.stdout.strip().partition(";")[0]
@@ -100,18 +99,18 @@ def _sbatch(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]
 
 
 def _options(config: RunConfig, run_dir: Path) -> Iterator[str]:
-    slurm = config.slurm
-    cluster = config.cluster
+    slurm = config.launcher
+    assert isinstance(slurm, SlurmLaunch)
     yield f"--job-name={run_dir.name}"
     yield f"--output={run_dir}/logs/slurm.out"
     # A requeued job continues the file.
     yield "--open-mode=append"
-    yield f"--nodes={cluster.nodes}"
+    yield f"--nodes={slurm.nodes}"
     # One place per node for the batch step; the processes are further steps.
     yield "--ntasks-per-node=1"
     yield f"--cpus-per-task={slurm.cpus_per_node}" if slurm.cpus_per_node else "--exclusive"
-    if cluster.gpus_per_node:
-        yield f"--gpus-per-node={cluster.gpus_per_node}"
+    if slurm.gpus_per_node:
+        yield f"--gpus-per-node={slurm.gpus_per_node}"
     yield f"--time={slurm.time}"
     if slurm.partition is not None:
         yield f"--partition={slurm.partition}"
@@ -187,8 +186,10 @@ class SlurmLauncher:
     """Starts steps in the job that this process runs in."""
 
     def __init__(self, run_dir: Path, config: RunConfig) -> None:
+        assert isinstance(config.launcher, SlurmLaunch)
         self._run_dir = run_dir.absolute()
         self._config = config
+        self._num_nodes = config.launcher.nodes
         self._node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
         self._started: list[SlurmProcess] = []
 
@@ -205,7 +206,7 @@ class SlurmLauncher:
         network = self._config.network
         is_chosen = network.host != AUTO or network.interface is not None
         # Debian writes the name of a machine as 127.0.1.1 into /etc/hosts.
-        if address.startswith("127.") and self._config.cluster.nodes > 1 and not is_chosen:
+        if address.startswith("127.") and self._num_nodes > 1 and not is_chosen:
             raise ConfigError(
                 f"launcher=slurm: {self._node} has the address {address} here, which other nodes"
                 " cannot reach; set network.interface"
@@ -253,9 +254,9 @@ class SlurmLauncher:
         options.append(f"--job-name={spec.name}")
         options.append(f"--cpus-per-task={cluster_cpus(self._config, spec)}")
         options.append(f"--gpus-per-node={math.ceil(spec.gpus)}" if spec.gpus else "--gres=none")
-        pool = settings_of(self._config, pool_of(spec.name))
-        if pool is not None and pool.node_kind is not None:
-            options.append(f"--constraint={pool.node_kind}")
+        kind = launch_of(self._config, spec).node_kind
+        if spec.role == "generator" and kind is not None:
+            options.append(f"--constraint={kind}")
         if spec.role == "buffer":
             options.append(f"--nodelist={self._node}")
         return options

@@ -79,7 +79,7 @@ def launch(
         run_dir = starting.make_run_dir(config)
         with owning(run_dir):
             raise typer.Exit(_supervise(config, run_dir))
-    if config.launcher == "slurm":
+    if config.launcher.kind == "slurm":
         script = job_script(config, Path(config.output_dir) / str(config.run_name))
         terminal.out(script, highlight=False)
 

@@ -56,10 +56,14 @@ def choices_first(
         setting: tuple[str, Any],
     ) -> tuple[bool, int]:
         path, value = setting
-        is_choice = isinstance(value, str) and variants_of(path) is not None
-        return (False, path.count(".")) if is_choice else (True, 0)
+        return (False, path.count(".")) if is_choice(path, value) else (True, 0)
 
     return sorted(values, key=rank)
+
+
+def is_choice(path: str, value: Any) -> bool:
+    """Return whether setting this value at this path chooses a variant."""
+    return isinstance(value, str) and variants_of(path.removesuffix(f".{KIND}")) is not None
 
 
 def expand(tree: Tree) -> None:
@@ -94,16 +98,28 @@ def put(
     path: str,
     value: Any,
 ) -> None:
-    """In place: set one value; the name of a variant replaces the choice with its parameters."""
-    *parents, leaf = path.removesuffix(f".{KIND}").split(".")
+    """In place: set one value; the name of another variant replaces the choice with its
+    parameters.
+    """
+    place = path.removesuffix(f".{KIND}")
+    *parents, leaf = place.split(".")
     node = tree
     for name in parents:
         child = _as_mapping(node.get(name))
         node[name] = child if isinstance(child, dict) else {}
         node = node[name]
     before = _as_mapping(node.get(leaf))
+    if is_choice(place, value) and isinstance(before, dict) and before.get(KIND) == value:
+        return  # a file may have set parameters of the variant that the command line names again
     is_change = isinstance(value, dict) and isinstance(before, dict) and KIND not in value
     node[leaf] = merged(before, value) if is_change else value
+
+
+def value_at(tree: Any, path: str) -> Any:
+    """The value of a setting or section; None where it is missing."""
+    for name in path.split("."):
+        tree = tree.get(name) if isinstance(tree, Mapping) else None
+    return tree
 
 
 def pop(

@@ -31,10 +31,19 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine, this_machine
 from async_rl.launchers.configuration import hardware, schema
-from async_rl.launchers.configuration.choices import CONF_DIR, Tree, expand, put
+from async_rl.launchers.configuration.choices import (
+    CONF_DIR,
+    KIND,
+    Tree,
+    expand,
+    is_choice,
+    put,
+    variants,
+)
 from async_rl.launchers.configuration.old_names import (
     modernized,
     require_same_objective,
+    translated,
     with_new_names,
 )
 from async_rl.launchers.configuration.overrides import Overrides, read_overrides
@@ -131,14 +140,35 @@ def _composed(
         )
     directories = [path.resolve().parent] if own else []
     given = read_overrides(overrides, [*directories, CONF_DIR])
-    launcher = given.last("launcher") or str(own.get("launcher", _base()["launcher"]))
+    launcher = _launcher_of(own, given)
     groups = [*given.groups, *(f"hydra.searchpath=['file://{found}']" for found in directories)]
     try:
         tree, preset = _files(USER_CONFIG if own else conf, groups, launcher, machine)
     except ConfigError as error:
         message = str(error).replace(USER_CONFIG, conf)
         raise ConfigError("\n".join([*given.problems, message])) from error
+    if preset == "cluster" and launcher == "local":
+        raise ConfigError(
+            "hardware=cluster with launcher=local: the preset divides the nodes of a cluster; set"
+            " launcher=ray or launcher=slurm, or leave hardware out"
+        )
+    # Old names belong to the variant that the run has, not to the one that a file chose.
+    for place, value in given.values:
+        if is_choice(place, value):
+            put(tree, place, value)
     return _finished(with_new_names(tree), given, conf, own), preset
+
+
+def _launcher_of(own: Tree, given: Overrides) -> str:
+    """Return the name of the launcher, on which the preset of conf/hardware depends."""
+    tree = {"launcher": own.get("launcher", _base()["launcher"])}
+    for path, value in given.values:
+        if path.partition(".")[0] == "launcher":
+            put(tree, path, value)
+    chosen = tree["launcher"]
+    name = chosen.get(KIND) if isinstance(chosen, dict) else chosen
+    # The schema reports an unknown name; until then no preset may ask for its nodes.
+    return name if name in variants()["launcher"] else "local"
 
 
 def _finished(
@@ -162,7 +192,7 @@ def _finished(
         _amend(tree, path, is_list_of_strings=setting.is_list_of_strings)
     by_epochs = tree.get("num_steps", 0) is None
     found = schema.problems({**tree, "num_steps": 1} if by_epochs else tree)
-    of_file = dict(schema.flatten(with_new_names(own))).keys() - dict(given.values).keys()
+    of_file = dict(schema.flatten(translated(own)[0])).keys() - dict(given.values).keys()
     located = [f"{conf}: {text}" if path in of_file else text for path, text in found.items()]
     if problems := [*given.problems, *located]:
         raise ConfigError("\n".join(problems))

@@ -1,7 +1,7 @@
 """Names of settings before the present release: still accepted, with a warning that names the new.
 
-old_names.yaml has the names.  A removed setting is an error on the command line and in a file, with
-the reason; in the config.yaml of an older run it is left out.
+old_names.yaml has the names.  A removed setting is left out with a warning that says what decides
+now, or refused if it changed results; in the config.yaml of an older run it is left out.
 """
 
 from __future__ import annotations
@@ -16,16 +16,32 @@ from typing import Any
 import msgspec
 
 from async_rl.core.errors import ConfigError
-from async_rl.launchers.configuration.choices import ABSENT, Tree, drop_if_foreign, expand, pop, put
+from async_rl.launchers.configuration.choices import (
+    ABSENT,
+    KIND,
+    Tree,
+    drop_if_foreign,
+    expand,
+    pop,
+    put,
+    value_at,
+)
 
 log = logging.getLogger("async_rl")
+
+
+class _Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    reason: str
+    harmless: list[Any] = []
 
 
 class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     renamed: dict[str, str]
     values: dict[str, dict[Any, Tree]]
     chooses: dict[str, Tree]
+    needs: dict[str, str]
     removed: dict[str, str]
+    refused: dict[str, _Refusal]
 
 
 @functools.cache
@@ -36,8 +52,8 @@ def table() -> _Table:
 
 
 def is_old(path: str) -> bool:
-    """Return whether this setting, or a setting in this section, has another name now."""
-    names = (*table().renamed, *table().values)
+    """Return whether this setting, or the section it is in, has another name now or is removed."""
+    names = (*table().renamed, *table().values, *table().removed, *table().refused)
     return any(path == name or path.startswith(f"{name}.") for name in names)
 
 
@@ -45,26 +61,44 @@ def removal(path: str) -> str | None:
     """Why a setting of an earlier release is gone; None for other paths."""
     parts = path.split(".")
     prefixes = [".".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
-    removed = table().removed
-    return next((removed[prefix] for prefix in prefixes if prefix in removed), None)
+    refused = table().refused
+    return next((refused[prefix].reason for prefix in prefixes if prefix in refused), None)
 
 
 def with_new_names(
     tree: Mapping[str, Any],
 ) -> Tree:
-    """Return a copy of a configuration in which renamed settings have their new names.
+    """Return a copy of a configuration in the form of this release, and log what changed.
 
     A parameter that the chosen variant does not have is left out, since it had no effect.  Removed
-    settings stay, so that the schema refuses them with the reason.
+    settings that changed results stay, so that the schema refuses them with the reason.
+    """
+    present, warnings = translated(tree)
+    for warning in warnings:
+        log.warning("%s", warning)
+    return present
+
+
+def translated(tree: Mapping[str, Any]) -> tuple[Tree, list[str]]:
+    """As `with_new_names`, with the warnings. Raises ConfigError for a setting that had no effect
+    and would have one now.
     """
     present, placed = _renamed(tree)
+    warnings = []
     for old, new in placed:
         choice = drop_if_foreign(present, new)
-        if choice is None:
-            log.warning("%s is now called %s; the old name works in this release only", old, new)
-        else:
-            log.warning("%s is now called %s, and %s has no such parameter", old, new, choice)
-    return present
+        remark = f", and {choice} has no such parameter" if choice else ""
+        warnings.append(
+            f"{old} is now called {new}{remark}; the old name works in this release only"
+        )
+    for old, refusal in table().refused.items():
+        value = pop(present, old)
+        if value is not ABSENT and value not in refusal.harmless:
+            put(present, old, value)
+    for old, reason in table().removed.items():
+        if pop(present, old) is not ABSENT:
+            warnings.append(f"{old} is no longer a setting and is left out: {reason}")
+    return present, warnings
 
 
 def modernized(
@@ -75,7 +109,7 @@ def modernized(
     Its file names every setting, most of them with their defaults, so removed ones are dropped.
     """
     present, placed = _renamed(tree)
-    for path in table().removed:
+    for path in (*table().removed, *table().refused):
         pop(present, path)
     for _, new in placed:
         drop_if_foreign(present, new)
@@ -104,6 +138,7 @@ def _renamed(
     present, names = copy.deepcopy(dict(tree)), table()
     every = dict.fromkeys((*names.renamed, *names.values))
     given = {old: value for old in every if (value := pop(present, old)) is not ABSENT}
+    _require_effect(present, given)
     placed: list[tuple[str, str]] = []
     special = [old for old in names.values if old in given and given[old] in names.values[old]]
     for old, new in names.renamed.items():
@@ -122,3 +157,17 @@ def _renamed(
     if placed:
         expand(present)
     return present, placed
+
+
+def _require_effect(tree: Tree, given: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an old choice without the setting that gave it an effect, where the
+    present one would have an effect of its own.
+    """
+    for old, needed in table().needs.items():
+        new = table().renamed[old]
+        off = {KIND: "none"}
+        if old in given and needed not in given and value_at(tree, new) in (off, off[KIND]):
+            raise ConfigError(
+                f"{old}={given[old]}: had no effect without {needed}, and {new}={given[old]} has"
+                f" one; leave {old} out, or set {new}={given[old]} and {table().renamed[needed]}"
+            )

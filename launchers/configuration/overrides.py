@@ -80,14 +80,6 @@ class Overrides:
     values: list[tuple[str, Any]]
     problems: list[str]
 
-    def last(
-        self,
-        path: str,
-    ) -> str | None:
-        """Return the last text that is given for a setting."""
-        texts = [str(value) for key, value in self.values if key == path]
-        return texts[-1] if texts else None
-
 
 def read_overrides(
     overrides: Sequence[str],

@@ -62,7 +62,7 @@ def show_plan(
     for name, role, placement in rows:
         size = f"{memory_mb(config_of(config, pool_of(name)), role, shape)} MB"
         table.add_row(
-            name, role, f"{config.launcher}, {host}", placement, _address(config, role), size
+            name, role, f"{config.launcher.kind}, {host}", placement, _address(config, role), size
         )
     console.print(table)
     numbers = Table(
@@ -81,7 +81,7 @@ def show_plan(
 
 
 def _placement(config: RunConfig, spec: ProcessSpec, everywhere: str) -> str:
-    if config.launcher != "local":
+    if config.launcher.kind != "local":
         cpus = cluster_cpus(config, spec)
         gpus = f", {spec.gpus:g} GPU{'' if spec.gpus == 1 else 's'}" if spec.gpus else ""
         return f"{cpus} CPU{'' if cpus == 1 else 's'}{gpus} of a node"
@@ -111,7 +111,7 @@ def _numbers(cores: Sequence[int]) -> str:
 def _host(config: RunConfig) -> str:
     if config.network.host != AUTO:
         return config.network.host
-    return LOOPBACK if config.launcher == "local" else "(its node)"
+    return LOOPBACK if config.launcher.kind == "local" else "(its node)"
 
 
 def _address(config: RunConfig, role: Role) -> str:

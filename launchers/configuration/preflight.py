@@ -113,7 +113,7 @@ def _problems(
     if config.generation.engine not in PROVIDED_ENGINES:
         yield from _plugin_problems("generation.engine", config.generation.engine, ENGINE)
     shape = model_shape(config)
-    if shape is not None and config.launcher == "local":
+    if shape is not None and config.launcher.kind == "local":
         yield from fit_problems(config, shape, memory_mb_available=machine.memory_mb)
 
 
@@ -254,7 +254,7 @@ def _nearest_existing(path: Path) -> Path:
 
 def _network_problems(config: RunConfig) -> Iterator[str]:
     host = host_for_people(config.network)
-    if config.launcher == "slurm":
+    if config.launcher.kind == "slurm":
         return  # the job may start on any node, where these are looked at when they are bound
     if problem := _bind(host, 0):
         yield (

@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from async_rl.config.run import RunConfig
-from async_rl.launchers.configuration.choices import KIND
+from async_rl.launchers.configuration.choices import KIND, value_at
 from async_rl.launchers.configuration.old_names import removal
 
 Spec = Mapping[str, Any]
@@ -299,7 +299,7 @@ def _problems_of(error: Mapping[str, Any], tree: Mapping[str, Any]) -> Iterator[
     path, value = _setting_path(error["loc"]), error["input"]
     setting, choice = find(path), path.rpartition(".")[0]
     if error["type"] == "extra_forbidden" and setting is not None:
-        chosen = _value_at(tree, choice)[KIND]
+        chosen = value_at(tree, choice)[KIND]
         if chosen not in setting.variants:  # else the choice itself is wrong, and reported
             yield path, of_another_variant(setting, value, chosen)
     elif error["type"] == "extra_forbidden":
@@ -307,16 +307,16 @@ def _problems_of(error: Mapping[str, Any], tree: Mapping[str, Any]) -> Iterator[
         is_section = isinstance(value, Mapping) and bool(value)
         leaves = flatten(value, f"{path}.") if is_section else [(path, value)]
         yield from ((leaf, unknown(leaf, show(inner))) for leaf, inner in leaves)
-    elif error["type"] == "missing" and _value_at(tree, path) is None:
+    elif error["type"] == "missing" and value_at(tree, path) is None:
         inside = [s for leaf, s in settings().items() if leaf.startswith(f"{path}.")]
         for absent in [setting] if setting is not None else inside:
             remedy = f"set {absent.path}=<value>"
             yield absent.path, f"{absent.path} is missing: {absent.description}; {remedy}"
     elif setting is not None and setting.is_choice:
         allowed = error.get("ctx", {}).get("expected", "").replace("'", "")
-        yield path, _wrong_choice(setting, _value_at(tree, path), allowed)
+        yield path, _wrong_choice(setting, value_at(tree, path), allowed)
     elif setting is not None:
-        yield path, wrong_value(setting, _value_at(tree, path))
+        yield path, wrong_value(setting, value_at(tree, path))
     else:
         remedy = f"set one of its settings, {path}.<name>=<value>"
         yield path, f"{path}={show(value)}: {path} is a section; {remedy}"
@@ -349,13 +349,6 @@ def _setting_path(location: tuple[int | str, ...]) -> str:
             break
         path = f"{path}.{part}".lstrip(".")
     return path
-
-
-def _value_at(tree: Any, path: str) -> Any:
-    """The value of a setting or section; None where it is missing."""
-    for name in path.split("."):
-        tree = tree.get(name) if isinstance(tree, Mapping) else None
-    return tree
 
 
 def wrong_value(setting: Setting, value: Any) -> str:

@@ -185,7 +185,7 @@ def several_machines(given: Given) -> Fate:
     if given.value == 1:
         return Fate("defaulted", "one machine")
     gpus = given.sibling("n_gpus_per_node", 8)
-    settings = {"launcher": "ray", "cluster.nodes": given.value, "cluster.gpus_per_node": gpus}
+    settings = {"launcher": "ray", "launcher.nodes": given.value, "launcher.gpus_per_node": gpus}
     return Fate(
         "translated",
         f"ray start on {given.value} machines",

@@ -241,7 +241,7 @@ VERL_KEYS: list[tuple[str, Any, Any]] = [
     ("trainer.logger", ["console", "tensorboard"], {"monitoring.tensorboard": True}),
     ("trainer.logger", ["console", "wandb"], {"monitoring.tensorboard": True}),
     ("trainer.logger", ["console"], {"monitoring.tensorboard": False}),
-    ("trainer.nnodes", 2, {"launcher": "ray", "cluster.nodes": 2, "cluster.gpus_per_node": 8}),
+    ("trainer.nnodes", 2, {"launcher": "ray", "launcher.nodes": 2, "launcher.gpus_per_node": 8}),
     (
         "trainer.n_gpus_per_node",
         4,
@@ -327,7 +327,7 @@ AREAL_KEYS: list[tuple[str, Any, Any]] = [
     ("reward_delta", False, "defaulted"),
     ("check_verifier_status", True, {"reward.stop_if_all_fail": True}),
     ("check_verifier_status", False, {"reward.stop_if_all_fail": False}),
-    ("n_nodes", 2, {"launcher": "ray", "cluster.nodes": 2, "cluster.gpus_per_node": 8}),
+    ("n_nodes", 2, {"launcher": "ray", "launcher.nodes": 2, "launcher.gpus_per_node": 8}),
     ("wandb.mode", "disabled", "defaulted"),
     ("dataset_filter_threshold", 0.9, {"data.filter.above": None}),
     ("dataset_max_filter_percentage", 0.5, "defaulted"),

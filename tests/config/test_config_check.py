@@ -160,7 +160,7 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
         ),
         (["model.dtype=bfloat16"], "set weights.probe_tolerance=0.3"),
         (
-            ["weights.transfer=filesystem", "launcher=ray", "cluster.shared_run_dir=false"],
+            ["weights.transfer=filesystem", "launcher=ray", "launcher.shared_run_dir=false"],
             "set weights.path to a URL that all nodes can read",
         ),
         (["weights.transfer=shared_memory", "weights.path=/elsewhere"], "set weights.path=null"),
@@ -180,11 +180,16 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
         (["network.host=0.0.0.0"], "is not an address to connect to"),
         (["launcher=ray", "network.host=127.0.0.1"], "other machines cannot reach it"),
         (
-            ["launcher=slurm", "cluster.nodes=2", "network.host=127.0.0.1"],
+            ["launcher=slurm", "launcher.nodes=2", "network.host=127.0.0.1"],
             "other machines cannot reach it",
         ),
         (
-            ["launcher=ray", "learner.ranks=2", "ray.learner=spread"],
+            [
+                "launcher=ray",
+                "launcher.gpus_per_node=2",
+                "learner.ranks=4",
+                "learner.gpus_each=1",
+            ],
             "the learner's ranks run on the supervisor's node",
         ),
         (
@@ -192,8 +197,8 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
             "Slurm assigns whole GPUs to a step; set it to 1",
         ),
         (
-            ["launcher=slurm", "slurm.cpus_per_node=2", "cluster.learner_cpus=4"],
-            "a process needs 4 (cluster.*_cpus)",
+            ["launcher=slurm", "launcher.cpus_per_node=2", "launcher.learner_cpus=4"],
+            "a process needs 4 (verifiers.cells, launcher.generator_cpus, launcher.learner_cpus)",
         ),
         (
             ["network.control_port=6006", "monitoring.tensorboard_port=6006"],
@@ -269,7 +274,7 @@ def test_a_combination_that_cannot_work_is_refused_with_its_remedy(
         [
             "weights.transfer=filesystem",
             "launcher=ray",
-            "cluster.shared_run_dir=false",
+            "launcher.shared_run_dir=false",
             "weights.path=s3://bucket/weights",
         ],
         ["learner.ranks=2"],
@@ -277,9 +282,15 @@ def test_a_combination_that_cannot_work_is_refused_with_its_remedy(
         [*SHARED_GPU, "weights.transfer=ipc"],
         ["data.filter.above=0.9", "data.filter.below=-0.9"],
         ["num_steps=1"],
-        ["launcher=ray", "ray.address=local", "network.host=127.0.0.1"],
-        ["launcher=ray", "learner.ranks=2", "ray.learner=spread", "cluster.shared_run_dir=true"],
-        ["launcher=slurm", "network.host=127.0.0.1", "slurm.cpus_per_node=2"],
+        ["launcher=ray", "launcher.address=local", "network.host=127.0.0.1"],
+        [
+            "launcher=ray",
+            "launcher.gpus_per_node=2",
+            "learner.ranks=4",
+            "learner.gpus_each=1",
+            "launcher.shared_run_dir=true",
+        ],
+        ["launcher=slurm", "network.host=127.0.0.1", "launcher.cpus_per_node=2"],
         [*FILES, "data.val_files=/d/b.parquet"],
         [*FILES, "evaluation.every_steps=0"],
     ],

@@ -32,7 +32,8 @@ def test_every_new_name_is_a_setting_and_no_old_name_is() -> None:
     new_names = [*names.renamed.values(), *by_value]
     known = {*settings(), *sections()}
     assert [new for new in new_names if new not in known] == []
-    assert [old for old in (*names.renamed, *names.values, *names.removed) if old in known] == []
+    old_names = (*names.renamed, *names.values, *names.removed, *names.refused)
+    assert [old for old in old_names if old in known] == []
 
 
 def test_an_old_name_on_the_command_line_works_and_names_the_new_one(
@@ -105,19 +106,67 @@ def test_an_old_name_in_a_users_file_works(tmp_path: Path) -> None:
     assert compose(str(path)).timeouts.stall_s == 900
 
 
-@pytest.mark.parametrize("section", ["weights:\n  deadline_s: 5\n", "generation:\n  top_p: 0.9\n"])
-def test_a_removed_setting_in_a_users_file_is_refused_with_the_reason(
-    tmp_path: Path, section: str
-) -> None:
+def written(tmp_path: Path, text: str, conf: str = "grpo_code") -> str:
     path = tmp_path / "mine.yaml"
-    path.write_text(f"defaults: [grpo_code, _self_]\n{section}")
-    with pytest.raises(ConfigError, match=r"timeouts.start_s / 3|full vocabulary"):
-        compose(str(path))
+    path.write_text(f"defaults: [{conf}, _self_]\n{text}")
+    return str(path)
 
 
-def test_a_removed_setting_on_the_command_line_is_refused_with_the_reason() -> None:
-    with pytest.raises(ConfigError, match=r"timeouts\.start_s / 3"):
-        compose("grpo_code", ["weights.deadline_s=5"])
+def test_a_removed_setting_is_left_out_and_says_what_decides_now(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        of_file = compose(written(tmp_path, "weights:\n  deadline_s: 5\n"))
+    assert caplog.messages == [
+        "weights.deadline_s is no longer a setting and is left out: it is timeouts.start_s / 3"
+    ]
+    assert of_file == compose("grpo_code", ["weights.deadline_s=5"]) == compose("grpo_code")
+
+
+def test_a_removed_setting_that_changed_results_is_refused_unless_it_had_no_effect(
+    tmp_path: Path,
+) -> None:
+    own = written(tmp_path, "generation:\n  top_p: 0.9\n")
+    for conf, overrides in ((own, []), ("grpo_code", ["generation.top_p=0.9"])):
+        with pytest.raises(ConfigError, match=r"generation.top_p=0.9.*full vocabulary"):
+            compose(conf, overrides)
+    assert compose("grpo_code", ["generation.top_p=1.0"]) == compose("grpo_code")
+
+
+def test_an_old_kl_placement_without_a_coefficient_does_not_turn_a_kl_on(tmp_path: Path) -> None:
+    text = "algorithm:\n  kl_placement: reward\n"
+    with pytest.raises(ConfigError, match=r"kl_placement=reward: had no effect without .*kl_coef"):
+        compose(written(tmp_path, text))
+    with pytest.raises(ConfigError, match=r"kl_placement=reward: had no effect"):
+        compose("grpo_code", ["algorithm.kl_placement=reward"])
+    assert compose(written(tmp_path, f"{text}  kl_coef: 0.0\n")).algorithm.kl.kind == "none"
+    assert compose(written(tmp_path, f"{text}  kl_coef: 0.1\n")).algorithm.kl.kind == "reward"
+    assert compose(written(tmp_path, text, "ppo_code")) == compose("ppo_code")
+
+
+def test_the_old_sections_of_clusters_belong_to_the_launcher_that_is_chosen(
+    tmp_path: Path,
+) -> None:
+    own = written(
+        tmp_path,
+        "cluster: {nodes: 3, gpus_per_node: 8, verifier_cpus: 4}\nray: {address: 'head:6379'}\n"
+        "slurm: {partition: big}\n",
+    )
+    size = ["launcher.nodes=3", "launcher.gpus_per_node=8"]
+    for new in (
+        ["launcher=slurm", "launcher.partition=big", *size],
+        ["launcher=ray", "launcher.address=head:6379", *size],
+        ["launcher=local"],
+    ):
+        assert compose(own, new[:1]) == compose("grpo_code", new)
+
+
+def test_a_choice_that_is_made_again_keeps_what_the_file_says_of_it(tmp_path: Path) -> None:
+    own = written(tmp_path, "launcher: {kind: slurm, nodes: 3}\n")
+    for overrides in ([], ["launcher=slurm"]):
+        assert compose(own, overrides) == compose(
+            "grpo_code", ["launcher=slurm", "launcher.nodes=3"]
+        )
 
 
 def test_the_configuration_of_an_older_run_is_read_with_its_values(old_run: Path) -> None:

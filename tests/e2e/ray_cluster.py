@@ -67,7 +67,7 @@ class RayCluster:
 
     @property
     def head(self) -> str:
-        """The value of ray.address."""
+        """The value of launcher.address."""
         return f"{self.address_of(1)}:{_PORT}"
 
     def address_of(self, node: int) -> str:

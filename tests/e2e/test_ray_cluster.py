@@ -21,8 +21,8 @@ SETTINGS = (
     *(
         "conf=ppo_code",
         "launcher=ray",
-        "ray.generator_resource=generator",
-        "cluster.verifier_cpus=1",
+        "launcher.node_kind=generator",
+        "verifiers.cells=1",
         "generators.count=2",
     ),
     *(
@@ -59,7 +59,11 @@ def test_a_run_survives_the_loss_of_a_node_and_uses_one_that_is_added(
             "timeouts.start_s=60",
         )  # nothing is shared between machines
         run = LiveRun(
-            tmp_path, *SETTINGS, *weights, f"ray.address={cluster.head}", prefix=cluster.inside(1)
+            tmp_path,
+            *SETTINGS,
+            *weights,
+            f"launcher.address={cluster.head}",
+            prefix=cluster.inside(1),
         )
         try:
             follow(run, cluster)
@@ -175,8 +179,8 @@ def test_a_cluster_of_its_own_ends_with_the_run_even_by_kill_9_and_leaves_nothin
     run = LiveRun(
         tmp_path,
         *SETTINGS,
-        "ray.address=local",
-        "ray.generator_resource=null",
+        "launcher.address=local",
+        "launcher.node_kind=null",
         "generators.count=1",
     )
     try:

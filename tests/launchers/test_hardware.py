@@ -44,6 +44,13 @@ def test_a_machine_gets_the_preset_that_fits_it(
     assert list(machine_problems(config, machine)) == []
 
 
+def test_the_preset_of_clusters_needs_a_cluster() -> None:
+    with pytest.raises(
+        ConfigError, match=r"hardware=cluster with launcher=local.*set launcher=ray"
+    ):
+        compose_for(CPU, "ppo_code", ["hardware=cluster"])
+
+
 def test_a_preset_that_is_given_wins() -> None:
     assert compose_for(EIGHT, "ppo_code", ["hardware=cpu"])[1] == "cpu"
     assert compose_for(EIGHT, "ppo_code", ["hardware=cpu"])[0].learner.gpus_each == 0
@@ -118,7 +125,7 @@ def test_a_cluster_learns_on_one_node_and_generates_on_what_is_left(
     config, _ = compose_for(
         CPU,
         "ppo_code",
-        ["launcher=ray", f"cluster.nodes={nodes}", f"cluster.gpus_per_node={gpus_per_node}"],
+        ["launcher=ray", f"launcher.nodes={nodes}", f"launcher.gpus_per_node={gpus_per_node}"],
     )
     assert (config.learner.ranks, config.generators.count) == (learners, generators)
     assert (config.learner.gpus_each, config.generators.gpus_each) == (

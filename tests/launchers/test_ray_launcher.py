@@ -7,7 +7,12 @@ import pytest
 from async_rl.config.run import RunConfig
 from async_rl.core.machine import Machine
 from async_rl.launchers.backends.cluster import needs
-from async_rl.launchers.backends.ray_places import actor_options, buffer_bundles, learner_bundles
+from async_rl.launchers.backends.ray_places import (
+    actor_options,
+    buffer_bundles,
+    group_strategy,
+    learner_bundles,
+)
 from async_rl.launchers.configuration.compose import compose
 from async_rl.planning.topology import ProcessSpec, processes
 
@@ -31,21 +36,21 @@ def spec(config: RunConfig, name: str) -> ProcessSpec:
             {"num_cpus": 1, "num_gpus": 0, "resources": {}, "scheduling_strategy": "SPREAD"},
         ),
         (
-            ["ray.generators=pack", "cluster.generator_cpus=4"],
+            ["launcher.generator_cpus=4"],
             "generator-0",
-            {"num_cpus": 4, "scheduling_strategy": "DEFAULT"},
+            {"num_cpus": 4},
         ),
         (
-            ["ray.generator_resource=a100", "generators.gpus_each=0.5"],
+            ["launcher.node_kind=a100", "generators.gpus_each=0.5"],
             "generator-0",
             {"num_gpus": 0.5, "resources": {"a100": 1}},
         ),
         (
-            ["ray.generator_resource=a100", "cluster.verifier_cpus=3"],
+            ["launcher.node_kind=a100", "verifiers.cells=3"],
             "verifier-0",
             {"num_cpus": 3, "resources": {}},
         ),
-        (["cluster.buffer_cpus=2"], "buffer", {"num_cpus": 2}),
+        ([], "buffer", {"num_cpus": 1}),
     ],
 )
 def test_an_actor_takes_what_its_role_takes(
@@ -63,11 +68,11 @@ def test_an_actor_takes_what_its_role_takes(
     [
         (["learner.ranks=2"], False, [{"CPU": 1.0, "node:10.0.0.1": 0.001}] * 2),
         (
-            ["cluster.learner_cpus=8", "learner.gpus_each=1"],
+            ["launcher.learner_cpus=8", "learner.gpus_each=1"],
             False,
             [{"CPU": 8.0, "GPU": 1.0, "node:10.0.0.1": 0.001}],
         ),
-        (["cluster.shared_run_dir=true"], False, [{"CPU": 1.0}]),
+        (["launcher.shared_run_dir=true"], False, [{"CPU": 1.0}]),
         (["learner.gpus_each=1"], True, [{"GPU": 1.0}]),
         ([], True, []),
         (
@@ -75,7 +80,7 @@ def test_an_actor_takes_what_its_role_takes(
                 "placement=colocated",
                 "learner.gpus_each=0.5",
                 "generators.gpus_each=0.5",
-                "cluster.generator_cpus=3",
+                "launcher.generator_cpus=3",
             ],
             False,
             [{"CPU": 4.0, "GPU": 1.0, "node:10.0.0.1": 0.001}],
@@ -96,16 +101,32 @@ def test_the_learner_stays_beside_the_supervisor_unless_files_are_shared(
 
 
 @pytest.mark.parametrize(
+    ("ranks", "gpus_per_node", "expected"),
+    [(4, 8, "STRICT_PACK"), (8, 8, "STRICT_PACK"), (8, 4, "PACK"), (2, 0, "PACK")],
+)
+def test_the_learner_is_on_one_node_if_it_fits_there(
+    ranks: int, gpus_per_node: int, expected: str
+) -> None:
+    config = settings(
+        "launcher.shared_run_dir=true",
+        "launcher.nodes=2",
+        f"launcher.gpus_per_node={gpus_per_node}",
+        f"learner.ranks={ranks}",
+    )
+    assert group_strategy(config) == expected
+
+
+@pytest.mark.parametrize(
     ("overrides", "name", "expected"),
     [
         ([], "generator-0", "room on the cluster: 1 CPU"),
         (
-            ["ray.generator_resource=a100", "generators.gpus_each=0.5"],
+            ["launcher.node_kind=a100", "generators.gpus_each=0.5"],
             "generator-0",
             "room on the cluster: 1 CPU, 0.5 GPU, a100 1",
         ),
         (
-            ["ray.generator_resource=a100", "cluster.verifier_cpus=3"],
+            ["launcher.node_kind=a100", "verifiers.cells=3"],
             "verifier-0",
             "room on the cluster: 3 CPU",
         ),
@@ -125,9 +146,9 @@ def test_those_with_the_fewest_places_on_a_cluster_are_placed_first() -> None:
 
 
 def test_the_buffer_s_place_is_kept_for_its_next_life() -> None:
-    for overrides in ([], ["cluster.shared_run_dir=true"]):
-        config = settings("cluster.buffer_cpus=2", *overrides)
+    for overrides in ([], ["launcher.shared_run_dir=true"]):
+        config = settings(*overrides)
         assert buffer_bundles(config, supervisor_host="10.0.0.1", is_own_cluster=False) == [
-            {"CPU": 2.0, "node:10.0.0.1": 0.001}
+            {"CPU": 1.0, "node:10.0.0.1": 0.001}
         ]
         assert buffer_bundles(config, supervisor_host="10.0.0.1", is_own_cluster=True) == []

@@ -49,16 +49,16 @@ def spec(config: RunConfig, name: str) -> ProcessSpec:
 def test_the_script_asks_for_what_the_settings_say_and_becomes_the_supervisor() -> None:
     said = [
         *(
-            "cluster.nodes=3",
-            "cluster.gpus_per_node=8",
-            "slurm.partition=big",
-            "slurm.account=us",
-            "slurm.time=02:00:00",
+            "launcher.nodes=3",
+            "launcher.gpus_per_node=8",
+            "launcher.partition=big",
+            "launcher.account=us",
+            "launcher.time=02:00:00",
         ),
         *(
-            "slurm.cpus_per_node=16",
+            "launcher.cpus_per_node=16",
             "timeouts.stop_s=150",
-            'slurm.extra=["--constraint=fast","--qos=high"]',
+            'launcher.extra=["--constraint=fast","--qos=high"]',
         ),
     ]
     script = job_script(settings(*said), Path("/runs/mine"))
@@ -185,14 +185,13 @@ def test_a_step_is_asked_to_end_by_the_signal_that_srun_passes_on(
     ("overrides", "name", "asks"),
     [
         ([], "buffer", {"--cpus-per-task=1", "--gres=none", "--nodelist=localhost"}),
-        (["cluster.buffer_cpus=3"], "buffer", {"--cpus-per-task=3"}),
-        (["cluster.verifier_cpus=5"], "verifier-0", {"--cpus-per-task=5"}),
+        (["verifiers.cells=5"], "verifier-0", {"--cpus-per-task=5"}),
         (
-            ["cluster.generator_cpus=4", "generators.gpus_each=2"],
+            ["launcher.generator_cpus=4", "generators.gpus_each=2"],
             "generator-0",
             {"--cpus-per-task=4", "--gpus-per-node=2"},
         ),
-        (["cluster.learner_cpus=6"], "learner-0", {"--cpus-per-task=6", "--gres=none"}),
+        (["launcher.learner_cpus=6"], "learner-0", {"--cpus-per-task=6", "--gres=none"}),
         (
             [POOL],
             "generator-big-0",
@@ -230,10 +229,10 @@ def test_several_nodes_need_an_address_that_the_others_reach(
     with pytest.raises(
         ConfigError, match=r"localhost has the address 127.0.0.1.*set network.interface"
     ):
-        asyncio.run(launcher_of(tmp_path, settings("cluster.nodes=2")).open())
+        asyncio.run(launcher_of(tmp_path, settings("launcher.nodes=2")).open())
     assert (
         asyncio.run(
-            launcher_of(tmp_path, settings("cluster.nodes=2", "network.host=10.0.0.1")).open()
+            launcher_of(tmp_path, settings("launcher.nodes=2", "network.host=10.0.0.1")).open()
         )
         == "127.0.0.1"
     )

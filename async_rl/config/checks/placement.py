@@ -65,7 +65,7 @@ def _handovers(config: RunConfig) -> Iterator[str]:
 
 
 def _devices(config: RunConfig) -> Iterator[str]:
-    if config.launcher == "slurm":
+    if config.launcher.kind == "slurm":
         yield (
             "placement=colocated with launcher=slurm: Slurm assigns a GPU to one step only; set"
             " launcher=local inside a job of one node"

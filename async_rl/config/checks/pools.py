@@ -15,7 +15,7 @@ from async_rl.config.run import RunConfig
 
 _TAKEN = (GENERATORS, VERIFIERS, "generator", "verifier", "learner", "buffer", "supervisor")
 _OF_VLLM = tuple(name for name, place in PLACES.items() if place.startswith("generation.vllm."))
-_OF_CLUSTERS = ("cpus_each", "node_kind")
+_OF_CLUSTERS = tuple(name for name, place in PLACES.items() if place.startswith("launcher."))
 
 
 def pool_problems(config: RunConfig) -> Iterator[str]:
@@ -69,13 +69,13 @@ def _problems_of(config: RunConfig, name: str, pool: PoolConfig) -> Iterator[str
                 f" generation.engine={config.generation.engine}; remove it"
             )
     for key in _OF_CLUSTERS:
-        if key in given and config.launcher == "local":
+        if key in given and config.launcher.kind == "local":
             yield (
                 f"{path}.{key}={given[key]} has no effect with launcher=local, which uses one"
                 " machine; remove it"
             )
-    if pool.cores and config.launcher != "local":
+    if pool.cores and config.launcher.kind != "local":
         yield (
-            f"{path}.cores={pool.cores} has no effect with launcher={config.launcher}, which"
+            f"{path}.cores={pool.cores} has no effect with launcher={config.launcher.kind}, which"
             " assigns the cores; remove it"
         )

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from async_rl.config.checks.algorithm import algorithm_problems
 from async_rl.config.checks.data import file_problems
+from async_rl.config.checks.launcher import launcher_problems, step_problems
 from async_rl.config.checks.placement import placement_problems
 from async_rl.config.checks.pools import pool_problems
 from async_rl.config.checks.reward import reward_problems
@@ -49,7 +50,7 @@ def problems(config: RunConfig) -> Iterator[str]:
     yield from _optimizers(config)
     yield from weights_problems(config)
     yield from _timeouts(config)
-    yield from _cluster(config)
+    yield from launcher_problems(config)
     yield from placement_problems(config)
 
 
@@ -143,7 +144,7 @@ def _generators(config: RunConfig) -> Iterator[str]:
         own = config_of(config, pool)
         for problem in (
             *_engine(own),
-            *_step_of_slurm(own, "generators.gpus_each", own.generators.gpus_each),
+            *step_problems(own, "generators.gpus_each", own.generators.gpus_each),
         ):
             yield in_words_of(pool, config, problem)
 
@@ -262,66 +263,12 @@ def _timeouts(config: RunConfig) -> Iterator[str]:
         )
 
 
-def _cluster(config: RunConfig) -> Iterator[str]:
-    """Yield the problems of launcher=ray and launcher=slurm."""
-    if config.launcher == "local":
-        return
-    is_one_machine = (
-        config.ray.address == "local" if config.launcher == "ray" else config.cluster.nodes == 1
-    )
-    if config.network.host.startswith("127.") and not is_one_machine:
-        yield (
-            f"network.host={config.network.host}: other machines cannot reach it; set"
-            " network.host=auto for the node's address"
-        )
-    if (
-        config.launcher == "ray"
-        and config.learner.ranks > 1
-        and not config.cluster.shared_run_dir
-        and "spread" in config.ray.learner
-    ):
-        yield (
-            f"ray.learner={config.ray.learner}: with cluster.shared_run_dir=false the learner's"
-            " ranks run on the supervisor's node, which has the checkpoints; set"
-            " cluster.shared_run_dir=true, or ray.learner=strict_pack"
-        )
-    if config.launcher == "slurm":
-        yield from _step_of_slurm(config, "learner.gpus_each", config.learner.gpus_each)
-        largest = max(
-            config.cluster.buffer_cpus, config.cluster.verifier_cpus, config.cluster.learner_cpus
-        )
-        largest = max(
-            largest,
-            *(config_of(config, pool).cluster.generator_cpus for pool in generator_pools(config)),
-        )
-        if 0 < config.slurm.cpus_per_node < largest:
-            yield (
-                f"slurm.cpus_per_node={config.slurm.cpus_per_node}: a process needs {largest}"
-                " (cluster.*_cpus); raise it, or set it to 0 for exclusive nodes"
-            )
-
-
-def _step_of_slurm(config: RunConfig, path: str, gpus: float) -> Iterator[str]:
-    if config.launcher != "slurm":
-        return
-    if gpus != int(gpus):
-        yield (
-            f"{path}={gpus:g}: Slurm assigns whole GPUs to a step; set it to"
-            f" {max(1, round(gpus))}, or use launcher=ray"
-        )
-    if gpus > config.cluster.gpus_per_node > 0:
-        yield (
-            f"{path}={gpus:g}: a process runs on one node, which has"
-            f" cluster.gpus_per_node={config.cluster.gpus_per_node}; lower it"
-        )
-
-
 def machine_problems(config: RunConfig, machine: Machine) -> Iterator[str]:
     """Yield the cores and GPUs that are configured but that the machine does not have.
 
     Runs on a cluster are not checked: their nodes differ from this machine.
     """
-    if config.launcher != "local":
+    if config.launcher.kind != "local":
         return
     of_pools = [(pool, config_of(config, pool)) for pool in generator_pools(config)]
     places = {

@@ -22,14 +22,13 @@ def weights_problems(config: RunConfig) -> Iterator[str]:
             f" raise buffer.max_staleness_versions to at least {weights.push_every_steps - 1}, or"
             " lower weights.push_every_steps"
         )
-    is_local_folder = (
-        weights.path is None and config.launcher == "ray" and not config.cluster.shared_run_dir
-    )
+    launch = config.launcher
+    is_local_folder = weights.path is None and launch.kind == "ray" and not launch.shared_run_dir
     if weights.transfer == "filesystem" and is_local_folder:
         yield (
-            "weights.transfer=filesystem with launcher=ray and cluster.shared_run_dir=false: other"
+            "weights.transfer=filesystem with launcher=ray and launcher.shared_run_dir=false: other"
             " nodes cannot read the run's directory; set weights.path to a URL that all nodes can"
-            " read, or cluster.shared_run_dir=true"
+            " read, or launcher.shared_run_dir=true"
         )
     if weights.transfer in ("shared_memory", "ipc") and weights.path is not None:
         yield (

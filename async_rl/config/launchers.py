@@ -1,5 +1,4 @@
-"""Settings of runs on more than one machine: the CPUs of each kind of process, and the options of
-Ray and Slurm.
+"""Settings of the launcher: where the processes run, and the options of Ray and Slurm.
 
 Part of the schema in `run.py`, whose invariants hold here.
 """
@@ -13,19 +12,21 @@ from pydantic import Field
 from async_rl.config.base import Section
 
 
-class ClusterConfig(Section):
-    """Settings shared by launcher=ray and launcher=slurm; GPUs per process are set by
-    generators.gpus_each and learner.gpus_each.
+class LocalLaunch(Section):
+    """Processes of this machine."""
+
+    kind: Literal["local"]
+
+
+class ClusterLaunch(Section):
+    """Processes on several machines; GPUs per process are set by generators.gpus_each and
+    learner.gpus_each.
     """
 
     nodes: Annotated[int, Field(ge=1)]
     """number of machines; determines hardware=cluster and the job of launcher=slurm"""
     gpus_per_node: Annotated[int, Field(ge=0)]
     """GPUs of one machine; determines hardware=cluster and the job of launcher=slurm"""
-    buffer_cpus: Annotated[int, Field(ge=1)]
-    """CPUs reserved for the buffer"""
-    verifier_cpus: Annotated[int, Field(ge=1)]
-    """CPUs reserved for each verifier"""
     generator_cpus: Annotated[int, Field(ge=1)]
     """CPUs reserved for each generator, and its number of threads"""
     learner_cpus: Annotated[int, Field(ge=1)]
@@ -33,25 +34,24 @@ class ClusterConfig(Section):
     shared_run_dir: bool
     """output_dir is on a filesystem that all nodes share; false: buffer and learner run on the
     supervisor's node"""
+    node_kind: str | None
+    """nodes of the generators: with ray a custom resource of which each generator takes 1 (ray
+    start --resources), with slurm a feature of the node (srun --constraint); null = any node"""
 
 
-class RayConfig(Section):
-    """Settings of launcher=ray."""
+class RayLaunch(ClusterLaunch):
+    """Actors of a Ray cluster."""
 
+    kind: Literal["ray"]
     address: Annotated[str, Field(min_length=1)]
     """HOST:PORT of a cluster's head; auto = the cluster this machine belongs to; local = start a
     new one on this machine"""
-    generators: Literal["spread", "pack"]
-    """spread = over all nodes; pack = on as few nodes as possible"""
-    learner: Literal["strict_pack", "pack", "spread", "strict_spread"]
-    """strategy of the placement group of the learner's ranks"""
-    generator_resource: str | None
-    """custom resource of which each generator takes 1 (ray start --resources); null = any node"""
 
 
-class SlurmConfig(Section):
-    """Settings of launcher=slurm."""
+class SlurmLaunch(ClusterLaunch):
+    """Steps of one Slurm job."""
 
+    kind: Literal["slurm"]
     partition: str | None
     """sbatch --partition; null = the cluster's default"""
     account: str | None
@@ -62,3 +62,6 @@ class SlurmConfig(Section):
     """CPUs of each node; 0 = exclusive nodes"""
     extra: list[str]
     """further options of sbatch, such as --constraint=a100"""
+
+
+Launch = LocalLaunch | RayLaunch | SlurmLaunch
