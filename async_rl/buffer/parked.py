@@ -89,7 +89,7 @@ class ParkedRequests:
     def serve(self, now_s: float) -> None:
         """Hand out the tickets that admission allows."""
         for purpose in (Purpose.EVAL, Purpose.TRAIN):
-            if self._state.num_free(purpose) > 0:
+            if self._state.num_free(purpose, now_s) > 0:
                 self._serve(purpose, now_s)
 
     def _serve(self, purpose: Purpose, now_s: float) -> None:
@@ -101,7 +101,7 @@ class ParkedRequests:
         # A generator that is refused a training ticket because of its old weights loads newer ones
         # soon. Without a reserve, the others would take its share in the meantime.
         num_reserved = collections.Counter[str]()
-        while loads and num_reserved.total() < self._state.num_free(purpose):
+        while loads and num_reserved.total() < self._state.num_free(purpose, now_s):
             load, order, name = loads[0]
             parked = self._parked[name]
             ticket = self._state.hand_out(

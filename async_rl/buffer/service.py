@@ -149,6 +149,11 @@ class BufferService:
         if request.reason in tuple(DropReason):
             reason = DropReason(request.reason)
         self.state.fail(request.group_id, request.attempt, reason, request.message)
+        if reason is DropReason.SCORING_OUTAGE:
+            self.state.outage.failed(request.message, self._clock())
+            pause_s = self.state.outage.pause_left_s(self._clock())
+            # Parked requests have no other reason to be looked at when the pause ends.
+            asyncio.get_running_loop().call_later(pause_s, self._settle)
         return await self._confirm()
 
     async def release_generator(self, request: ReleaseGenerator) -> Message:
@@ -196,7 +201,8 @@ class BufferService:
         finally:
             self._learner_waits_for = ""
         await self._stored()
-        return TakenGroups(groups=await self._load(group_ids), waits_for=waits_for)
+        reasons = filter(None, [waits_for, self.state.outage.refusal])
+        return TakenGroups(groups=await self._load(group_ids), waits_for="; ".join(reasons))
 
     async def commit_step(self, request: CommitStep) -> Message:
         """The groups of the step are trained, and admission may continue."""

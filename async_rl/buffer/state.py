@@ -21,6 +21,7 @@ from async_rl.buffer.admission import Admission, Gate
 from async_rl.buffer.groups import OpenGroup, Recovered, StoredGroup
 from async_rl.buffer.leases import Leases
 from async_rl.buffer.lives import Lives
+from async_rl.buffer.outage import Outage
 from async_rl.buffer.progress import EvaluationProgress
 from async_rl.buffer.replay import Replay, Take
 from async_rl.buffer.tickets import Tickets
@@ -69,6 +70,7 @@ class BufferState:
         self._evaluations = EvaluationProgress(recovered)
         self.finished_evaluations = self._evaluations.finished
         self.lives = Lives(recovered.lives)
+        self.outage = Outage()
         self._num_set_aside = Counter(recovered.set_aside)
         self._groups_per_step = buffer.groups_per_step
         self._newest_version = recovered.newest_version
@@ -132,6 +134,7 @@ class BufferState:
             return
         self._tickets.check(group, known, newest_version=self._newest_version)
         summary = summarize(group)
+        self.outage.end()
         self._admission.close(group.group_id)
         self._changes.append(changes.Completed(group=group, summary=summary))
         if known.purpose is Purpose.EVAL:
@@ -154,11 +157,14 @@ class BufferState:
         self.fail(group.group_id, group.attempt, DropReason.INVALID, message)
 
     def fail(self, group_id: int, attempt: int, reason: DropReason, message: str) -> None:
-        """End the attempt; the group is dropped after generation.max_attempts of them."""
+        """End the attempt; the group is dropped after generation.max_attempts of them, not counting
+        those of an outage.
+        """
         group = self._admission.open.get(group_id)
         if group is None or group.attempt != attempt or group.state is not GroupState.GENERATING:
             return
-        self._return_tickets([group], reason, message)
+        is_spared = reason is DropReason.SCORING_OUTAGE
+        self._return_tickets([group], reason, message, is_spared=is_spared)
 
     def lose(
         self, generator: str, message: str, *, incarnation: str = "", is_spared: bool = False
@@ -268,9 +274,13 @@ class BufferState:
         """The admitted, unfinished groups."""
         return self._admission.open.values()
 
-    def num_free(self, purpose: Purpose) -> int:
+    def num_free(self, purpose: Purpose, now_s: float) -> int:
         """Tickets of this purpose that could be handed out now, at most."""
-        return self._admission.num_free(purpose)
+        return self.outage.num_allowed(
+            self._admission.num_free(purpose),
+            is_generating=bool(self._admission.generators()),
+            now_s=now_s,
+        )
 
     def num_of_generator(self, generator: str) -> int:
         """The number of groups that this generator works on."""
@@ -278,7 +288,7 @@ class BufferState:
 
     def refusal(self, version: int, purposes: Collection[Purpose]) -> str:
         """Return why a generator at this version gets no ticket, or an empty string."""
-        return self._admission.refusal(version, purposes)
+        return self.outage.refusal or self._admission.refusal(version, purposes)
 
     def waiting_evaluation(self) -> int | None:
         """The version of the first evaluation group that waits for a generator."""

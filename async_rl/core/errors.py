@@ -7,6 +7,7 @@
     |  |- DeadlineExceeded   a remote call or a wait exceeded its deadline
     |  |- Unavailable        the peer is gone, or not there yet
     |- RewardError           a user's reward function failed; see reward.on_failure
+    |  |- BrokenTest         a row's own test is broken; its prompt cannot be scored
     |- ProtocolError         a peer sent what the schema does not allow
     |- WeightsError          a push failed, or the engine has weights that it should not have
     |  |- BlockUnreachable   the generator does not share the learner's memory; nothing was changed
@@ -51,6 +52,10 @@ class Unavailable(InfrastructureError):
 
 class RewardError(AsyncRLError):
     """A reward function raised, hung, ended its process or gave no score; never a score."""
+
+
+class BrokenTest(RewardError):
+    """A row's own test is broken, so its prompt cannot be scored."""
 
 
 class ProtocolError(AsyncRLError):

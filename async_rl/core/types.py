@@ -67,6 +67,7 @@ class DropReason(enum.StrEnum):
     OVER_AGE = "over_age"
     GENERATION_FAILED = "generation_failed"
     SCORING_FAILED = "scoring_failed"
+    SCORING_OUTAGE = "scoring_outage"
     REWARD_FAILED = "reward_failed"
     GENERATOR_LOST = "generator_lost"
     UNTRAINABLE = "untrainable"

@@ -16,7 +16,7 @@ from rich.text import Text
 from async_rl.config.pools import pool_of
 from async_rl.core.types import PoolCount
 from async_rl.monitoring.bottleneck import advice, bottleneck
-from async_rl.monitoring.rates import per_second
+from async_rl.monitoring.rates import commonest_failure, per_second
 from async_rl.protocol.control import StatusReply
 from async_rl.protocol.membership import Member
 
@@ -146,11 +146,10 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def _flow(reply: StatusReply) -> str:
-    """Groups in each state on their way from prompt to training, and how many attempts failed."""
+    """Groups in each state on their way from prompt to training, and the commonest failure."""
     states = " → ".join(f"{state} {reply.metrics.get(f'queue/{state}', 0):.0f}" for state in _FLOW)
-    failed = sum(number for name, number in reply.metrics.items() if name.startswith("failures/"))
-    shown = f"   failed {failed:.0f}" if failed else ""
-    return f"groups: prompt → {states} → trained in step {reply.step}{shown}"
+    flow = f"groups: prompt → {states} → trained in step {reply.step}"
+    return "   ".join(filter(None, [flow, commonest_failure([reply.metrics])]))
 
 
 def _processes(reply: StatusReply, past: Sequence[Member], now_s: float) -> Table:

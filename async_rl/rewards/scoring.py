@@ -19,7 +19,7 @@ import msgspec
 from async_rl.config.plugins import short_name
 from async_rl.config.reward_terms import TESTS, Term, terms_of
 from async_rl.config.run import RunConfig
-from async_rl.core.errors import InfrastructureError, RewardError
+from async_rl.core.errors import BrokenTest, InfrastructureError
 from async_rl.core.types import AnswerTest, CodeTest, Prompt, Score, StepScore, Verdict
 from async_rl.rewards.extractor import Extractor
 from async_rl.rewards.formats import is_well_formed
@@ -131,7 +131,7 @@ class Scorer:
                 f"the verifier could not judge a response to prompt {prompt.prompt_id}"
             )
         if Verdict.TEST_ERROR in verdicts:
-            raise RewardError(
+            raise BrokenTest(
                 f"a test of prompt {prompt.prompt_id} is broken, so no program can be scored by it;"
                 " correct or remove the row (async-rl data check names the reason)"
             )

@@ -43,6 +43,7 @@ class Groups:
         self._call_timeout_s = context.config.timeouts.start_s
         self._in_flight: dict[asyncio.Task[None], Ticket] = {}
         self._num_writing: dict[int, int] = {}
+        self._outage = ""
         self._has_weights = asyncio.Event()
         self._has_room = asyncio.Event()
         self._draining = asyncio.Event()
@@ -105,6 +106,8 @@ class Groups:
         activity = self._context.activity
         if evaluates_only(self._config, self._context.name):
             wait = activity.waiting("the next evaluation")
+        elif self._outage:
+            wait = activity.blocked(f"scoring: {self._outage}")
         else:
             wait = activity.blocked("admission: the learner is behind")
         # The buffer issues tickets again that an earlier reply lost.
@@ -154,8 +157,12 @@ class Groups:
                 reason = DropReason.REWARD_FAILED
             elif isinstance(cause, InfrastructureError):
                 reason = DropReason.SCORING_FAILED
+            if await self._rollouts.is_outage(cause):
+                reason = DropReason.SCORING_OUTAGE
+                self._outage = str(cause)
             await self._fail(ticket, reason, f"{type(cause).__name__}: {cause}")
         else:
+            self._outage = ""
             await self._put(group)
 
     async def _put(self, group: Group) -> None:

@@ -22,16 +22,25 @@ import numpy as np
 from async_rl.config.plugins import load_rollout
 from async_rl.config.run import RunConfig
 from async_rl.config.sampling import best_of
-from async_rl.core.errors import EngineDead, Unavailable, WeightsError
+from async_rl.core.errors import (
+    BrokenTest,
+    EngineDead,
+    InfrastructureError,
+    RewardError,
+    Unavailable,
+    WeightsError,
+)
 from async_rl.core.types import NO_VERSION, Group, IntArray, Purpose, Sampling, Ticket, Trajectory
 from async_rl.generation.engine import Completion, Engine
 from async_rl.observability.activity import Activity
+from async_rl.rewards.control import Control
 from async_rl.rewards.memo import VerdictMemo
 from async_rl.rewards.scoring import Scorer
 from async_rl.rewards.verifier.client import VerifierClient
 from async_rl.rewards.verifier.protocol import RewardSample
 from async_rl.rollouts.conversation import Conversation, RolloutEnded, Written, one_answer
 
+_SCORING_FAILURES = (RewardError, InfrastructureError)
 _GREEDY = -1
 """Index of the greedy answer, which is not a member of the group."""
 
@@ -81,6 +90,8 @@ class Rollouts:
         self._client = VerifierClient(config, token, activity)
         self._memo = VerdictMemo(self._client, size=config.verifiers.memo_programs)
         self._scorer = Scorer(config, self._memo, self._client.ask_functions)
+        without_memo = Scorer(config, self._client, self._client.ask_functions)
+        self._control = Control(without_memo, limit_s=config.timeouts.call_s)
 
     def update_verifiers(self, urls: Sequence[str]) -> None:
         """Use these verifiers from now on."""
@@ -88,9 +99,16 @@ class Rollouts:
 
     async def close(self) -> None:
         """Cancel running requests and close the connections to the verifiers."""
+        await self._control.close()
         await self._scorer.close()
         await self._memo.close()
         await self._client.close()
+
+    async def is_outage(self, failure: BaseException) -> bool:
+        """Return whether scoring failed for a reason that has nothing to do with the sample."""
+        if isinstance(failure, BrokenTest) or not isinstance(failure, _SCORING_FAILURES):
+            return False
+        return await self._control.is_outage()
 
     async def group(self, ticket: Ticket, engine: Engine, *, written: Callable[[], None]) -> Group:
         """Return the complete group of a ticket. Raises the exceptions of its parts.
@@ -225,9 +243,9 @@ class Rollouts:
         )
 
     async def _score(self, ticket: Ticket, done: Written) -> Trajectory:
+        reward_sample = functools.partial(_reward_sample, ticket, done)
         with self._activity.waiting("verdicts"):
             if self._config.reward.placement == "end":
-                reward_sample = functools.partial(_reward_sample, ticket, done)
                 score = await self._scorer.score(ticket.prompt, done.answer, reward_sample)
             else:
                 score = await self._scorer.score_steps(
@@ -236,6 +254,7 @@ class Rollouts:
                     num_tokens=len(done.token_ids),
                     tokens_until=functools.partial(self._tokens_until, done.token_ids),
                 )
+        self._control.remember(ticket.prompt, done.answer, reward_sample)
         self._activity.count("samples_scored", 1)
         prompt_ids = ticket.prompt.token_ids
         num_prompt = len(prompt_ids)

@@ -172,7 +172,7 @@ def test_the_flow_counts_groups_in_each_state_and_failures() -> None:
     )
     assert (
         "groups: prompt → issued 1 → generating 12 → ready 3 → leased 16 → trained in step 3  "
-        " failed 3" in text
+        " 3 failed, 2 of them: over_age" in text
     )
 
 

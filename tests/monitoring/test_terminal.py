@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console as RichConsole
 
@@ -16,6 +17,7 @@ from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
 from async_rl.core.types import Role
 from async_rl.monitoring.console import Console, progress_line, who_waits
+from async_rl.monitoring.rates import Rates
 from async_rl.monitoring.status import duration, render
 from async_rl.monitoring.terminal import Terminal
 from async_rl.protocol.control import StatusReply
@@ -84,6 +86,24 @@ def test_the_live_line_shows_the_numbers_to_watch_and_who_waits() -> None:
         line
         == "step 12/60  reward 0.41  held-out 0.56 @10  staleness 2  9.8k tokens/s  learner-0 waits"
         " for a batch (3 s)"
+    )
+
+
+def test_the_live_line_names_the_commonest_failure_before_the_first_step() -> None:
+    counters = {"failures/reward_failed": 41.0, "failures/generator_lost": 2.0}
+    held = member(
+        "generator-0",
+        "generator",
+        state="blocked",
+        waits_for="scoring: judge:80 answers 500",
+        since_s=NOW - 9,
+    )
+    failing = msgspec.structs.replace(held, counters=counters)
+    rates = Rates(start_s=0.0)
+    rates.observe([failing])
+    assert progress_line(0, 60, rates.now(), [failing], now_s=NOW) == (
+        "step 0/60  43 failed, 41 of them: reward_failed  generator-0 is held back by scoring:"
+        " judge:80 answers 500 (9 s)"
     )
 
 

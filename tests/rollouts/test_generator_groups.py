@@ -261,6 +261,9 @@ def test_a_reward_function_that_fails_gives_the_group_back_or_ends_the_generator
     async def call(request: FailGroup, *, timeout_s: float) -> None:
         told.append(request)
 
+    async def not_an_outage(failure: BaseException) -> bool:
+        return False
+
     async def failing(ticket: Ticket, engine: Engine, *, written: Callable[[], None]) -> Group:
         raise ExceptionGroup("scoring", [RewardError("mine raised ValueError")])
 
@@ -275,6 +278,7 @@ def test_a_reward_function_that_fails_gives_the_group_back_or_ends_the_generator
         groups, rollouts = scripted_groups(context)
         await groups._sleeping.start()
         rollouts.group = failing  # type: ignore[method-assign]
+        rollouts.is_outage = not_an_outage  # type: ignore[method-assign]
         try:
             await groups._roll_out(SimpleNamespace(group_id=7, attempt=2))  # type: ignore[arg-type]
         finally:

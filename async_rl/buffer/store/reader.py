@@ -14,7 +14,7 @@ from async_rl.buffer.groups import OpenGroup, Recovered, StoredGroup
 from async_rl.buffer.store.writer import connect
 from async_rl.core import codec
 from async_rl.core.errors import InfrastructureError
-from async_rl.core.types import NO_VERSION, Group, GroupState, Purpose
+from async_rl.core.types import NO_VERSION, DropReason, Group, GroupState, Purpose
 
 _LEARNER_VERSION = "SELECT coalesce(max(version), 0) FROM steps WHERE undone_s IS NULL"
 _NEWEST_VERSION = "SELECT coalesce(max(version), 0) FROM steps"
@@ -27,8 +27,9 @@ _FORGOTTEN = "SELECT coalesce(max(value), 0) FROM meta WHERE key='forgotten_befo
 # Without INDEXED BY, SQLite may scan the table, which takes seconds in a long run.
 _OPEN = (
     "SELECT group_id, purpose, position, state, attempt, generator, incarnation, version,"
-    f" coalesce(evaluation, {NO_VERSION}), prompt_id FROM groups INDEXED BY groups_open WHERE state"
-    " IN ('issued', 'generating') ORDER BY group_id"
+    f" coalesce(evaluation, {NO_VERSION}), (SELECT count(*) FROM transitions WHERE group_id="
+    f"groups.group_id AND reason='{DropReason.SCORING_OUTAGE}'), prompt_id FROM groups INDEXED BY"
+    " groups_open WHERE state IN ('issued', 'generating') ORDER BY group_id"
 )
 _STORED = (
     f"SELECT group_id, oldest_version, newest_version, coalesce(train_version, {NO_VERSION}) FROM"
@@ -153,7 +154,8 @@ class StoreReader:
 
 
 def _open_group(row: Sequence[Any]) -> OpenGroup:
-    group_id, purpose, index, state, attempt, generator, incarnation, version, evaluation, _ = row
+    group_id, purpose, index, state, attempt, generator, incarnation, version, *rest = row
+    evaluation, num_spared, _ = rest
     if state == GroupState.ISSUED:
         generator = incarnation = ""
     return OpenGroup(
@@ -166,4 +168,5 @@ def _open_group(row: Sequence[Any]) -> OpenGroup:
         incarnation=incarnation,
         version=version,
         evaluation=evaluation,
+        num_spared=num_spared,
     )

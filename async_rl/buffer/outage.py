@@ -1,0 +1,54 @@
+"""The pauses between tickets while nothing can be scored.
+
+Generators report that scoring fails for every sample (rewards/control.py). Their attempts do not
+count, and tickets are held back, since a prompt that is handed out would only be generated for
+nothing. Pure: no clock; now_s are monotonic seconds of the caller.
+Invariants
+- A failure outside a pause begins the next one, twice as long; the others of the same time do not.
+- After a pause one group at a time is handed out. The first complete group ends the outage.
+"""
+
+from __future__ import annotations
+
+_FIRST_PAUSE_S = 1.0
+_LONGEST_PAUSE_S = 30.0
+"""Several attempts fit into the learner's wait for a batch (timeouts.stall_s / 3)."""
+
+
+class Outage:
+    """The current outage, if there is one."""
+
+    def __init__(self) -> None:
+        self._pause_s = 0.0
+        self._until_s = 0.0
+        self._message = ""
+
+    def failed(self, message: str, now_s: float) -> None:
+        """An attempt failed because nothing can be scored."""
+        self._message = message
+        if self._pause_s == 0 or now_s >= self._until_s:
+            self._pause_s = min(max(2 * self._pause_s, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
+            self._until_s = now_s + self._pause_s
+
+    def end(self) -> None:
+        """A group was scored."""
+        self._pause_s = 0.0
+
+    def pause_left_s(self, now_s: float) -> float:
+        """Return the seconds until a group may be tried; 0 without an outage."""
+        return max(self._until_s - now_s, 0.0) if self._pause_s else 0.0
+
+    def num_allowed(self, num_free: int, *, is_generating: bool, now_s: float) -> int:
+        """Return how many of the free tickets may be handed out."""
+        if self._pause_s == 0:
+            return num_free
+        if is_generating or self.pause_left_s(now_s) > 0:
+            return 0
+        return min(num_free, 1)
+
+    @property
+    def refusal(self) -> str:
+        """Return why generators get no tickets, or an empty string."""
+        if self._pause_s == 0:
+            return ""
+        return f"scoring fails ({self._message}); one group is tried every {self._pause_s:g} s"
