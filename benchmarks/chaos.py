@@ -46,7 +46,7 @@ SETTINGS = (
     "checkpoint.every_steps=3",
     "supervisor.max_restarts=1000",
     "timeouts.call_s=4",
-    "monitoring.tensorboard=false",
+    "monitoring.tensorboard_port=null",
 )
 NO_PROGRESS_S = 300.0
 PAUSE_S = 20.0

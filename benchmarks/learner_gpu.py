@@ -101,7 +101,7 @@ def step_s(
         "data.max_response_tokens=1",
         f"learner.budget_tokens={budget_tokens}",
         f"learner.gradient_checkpointing={checkpointing}",
-        "learner.logits_chunk_mb=512",
+        "learner.gpus_each=1",
     ]
     torch.cuda.reset_peak_memory_stats()
     device = torch.device("cuda", 0)

@@ -34,7 +34,12 @@ def learn(conf: str, seed: int, extra: list[str]) -> list[dict[str, Any]]:
             f"seed={seed}",
             f"num_steps={NUM_STEPS[conf]}",
         ]
-        command += [f"output_dir={scratch}", "run_name=run", "monitoring.tensorboard=false", *extra]
+        command += [
+            f"output_dir={scratch}",
+            "run_name=run",
+            "monitoring.tensorboard_port=null",
+            *extra,
+        ]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
         path = Path(scratch) / "run" / "metrics.jsonl"
         try:

@@ -19,7 +19,7 @@ START_S = 240
 _ALWAYS = (
     "evaluation.every_steps=0",
     "checkpoint.every_steps=0",
-    "monitoring.tensorboard=false",
+    "monitoring.tensorboard_port=null",
     "timeouts.call_s=2",
 )
 

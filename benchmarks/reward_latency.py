@@ -28,7 +28,6 @@ SETTINGS = [
     "reward.fns=[tests,{function}]",
     "reward.weights=[1,0]",
     "reward.concurrency=1024",
-    "verifiers.queue_size=4096",
 ]
 FUNCTION = """
 import asyncio

@@ -49,7 +49,7 @@ START_S = 20.0  # and longer for many members, whose handshakes take millisecond
 CHANGES_PER_S = 0.5
 NUM_WATCHERS = 4  # of which the bytes are counted
 
-_CONFIG = compose("grpo_code", ["monitoring.tensorboard=false"])
+_CONFIG = compose("grpo_code", ["monitoring.tensorboard_port=null"])
 _LOG = logging.getLogger("supervisor")
 
 

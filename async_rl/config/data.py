@@ -46,10 +46,6 @@ class DataConfig(Section):
     id_key: Annotated[str, Field(min_length=1)] | None
     """column with a row's id; null = the first existing one of prompt_id, id, query_id, task_id,
     else the row's number"""
-    max_id_length: Annotated[int, Field(ge=1)]
-    """characters; a row with a longer id is a bad row"""
-    max_rows_in_memory: Annotated[int, Field(ge=1000)]
-    """rows; training files with more are read and checked row by row when a prompt is needed"""
     max_prompt_tokens: Annotated[int, Field(ge=1)]
     """tokens of a prompt, chat template included"""
     max_response_tokens: Annotated[int, Field(ge=1)]

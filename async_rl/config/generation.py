@@ -79,8 +79,6 @@ class AutoscaleConfig(Section):
     """most generators"""
     pool: Annotated[str, Field(min_length=1)]
     """pool whose size changes: generators, or generators.NAME of a pool that trains"""
-    tolerance: Annotated[float, Field(gt=0, lt=1)]
-    """share of time that learner or generators may wait before the number changes"""
 
 
 class PoolConfig(Section):

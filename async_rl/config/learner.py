@@ -33,6 +33,10 @@ class OptimizerConfig(Section):
     """largest global norm of the gradient"""
 
 
+_CPU_LOGITS_MB = 16.0
+_GPU_LOGITS_MB = 512.0
+
+
 class LearnerConfig(Section):
     """The learner pool."""
 
@@ -52,8 +56,6 @@ class LearnerConfig(Section):
     budget_tokens: Annotated[int, Field(ge=1)]
     """packed tokens of one forward and backward pass; affects memory, not the gradient; responses
     that share a prompt use 4 bytes x responses x tokens of the longest sequence more"""
-    logits_chunk_mb: Annotated[float, Field(gt=0)]
-    """MB of float32 logits in memory at one time; the logits of a pass are tokens x vocabulary"""
     gradient_checkpointing: bool
     """recompute activations in the backward pass, to save memory"""
     min_shard_params: Annotated[int, Field(ge=0)]
@@ -63,3 +65,11 @@ class LearnerConfig(Section):
     """keep in host memory while not in use: optimizer = AdamW's moments, parameters = parameters,
     gradients and moments"""
     optimizer: OptimizerConfig
+
+    @property
+    def logits_chunk_mb(self) -> float:
+        """MB of float32 logits in memory at one time; the logits of a pass are tokens x vocabulary.
+
+        On a CPU a chunk fits into the cache; on a GPU it must be large enough to keep it busy.
+        """
+        return _GPU_LOGITS_MB if self.gpus_each > 0 else _CPU_LOGITS_MB

@@ -21,8 +21,6 @@ class SandboxConfig(Section):
     """MB of address space beyond what the interpreter uses"""
     output_kb: Annotated[int, Field(ge=1)]
     """KB of output per test, or twice the expected output if that is more"""
-    stop_at_first_failure: bool
-    """skip the tests after the first failed one"""
     allow_unsafe: bool
     """run even if neither namespaces nor seccomp are available"""
     packages: list[str]
@@ -44,10 +42,6 @@ class VerifiersConfig(Section):
     """programs run in parallel per process"""
     cores: list[int]
     """numbers of the CPU cores for verifiers; empty = all"""
-    queue_size: Annotated[int, Field(ge=1)]
-    """programs that may wait per process; with more it answers 429"""
-    max_attempts: Annotated[int, Field(ge=1)]
-    """calls per program before the sample fails"""
     memo_programs: Annotated[int, Field(ge=0)]
     """programs whose verdicts a generator caches; 0 = judge every sample"""
 
@@ -80,7 +74,7 @@ class RemoteConfig(Section):
     """plain = send the sample as JSON, receive a score; verifier = another async-rl verifier judges
     the row's tests"""
     attempts: Annotated[int, Field(ge=1)]
-    """requests to a server that fails, within reward.timeout_s"""
+    """requests to a server that fails, within timeouts.group_s / 12"""
     token_env: Annotated[str, Field(pattern="^\\w+$")] | None
     """environment variable that contains the bearer token; null = send none"""
 
@@ -105,8 +99,6 @@ class RewardConfig(Section):
     stop_if_all_fail: bool
     """stop the run before a step in which no sample has more than fail_reward, since scoring may be
     broken"""
-    timeout_s: Annotated[float, Field(gt=0)]
-    """longest time of one call of a function"""
     concurrency: Annotated[int, Field(ge=1)]
     """concurrent calls in each verifier; set 1 for functions that are not thread-safe"""
     model: RewardModelConfig

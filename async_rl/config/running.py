@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from async_rl.config.base import Section
+from async_rl.config.base import Section, Tag
 
 
 class BufferConfig(Section):
@@ -29,20 +29,49 @@ class BufferConfig(Section):
     needs them"""
 
 
+class MemoryTransfer(Section):
+    """Memory that the generators map."""
+
+    kind: Literal["shared_memory", "ipc"]
+
+
+class FileTransfer(Section):
+    """Files of weights."""
+
+    kind: Literal["filesystem"]
+    path: str | None
+    """fsspec URL of the directory of weight files; null = in the run's directory"""
+
+
+class CollectiveTransfer(Section):
+    """A broadcast: over NCCL if every rank has a whole GPU, else over gloo."""
+
+    kind: Literal["collective"]
+    bucket_mb: Annotated[int, Field(ge=1)]
+    """MB of the buffer of a broadcast; it grows to the size of the largest tensor"""
+
+
+class AutoTransfer(Section):
+    """The first medium that reaches a generator."""
+
+    kind: Literal["auto"]
+    path: str | None
+    """fsspec URL of the directory of weight files; null = in the run's directory"""
+    bucket_mb: Annotated[int, Field(ge=1)]
+    """MB of the buffer of a broadcast; it grows to the size of the largest tensor"""
+
+
+Transfer = AutoTransfer | MemoryTransfer | FileTransfer | CollectiveTransfer
+
+
 class WeightsConfig(Section):
     """Transfer of new weights to the generators."""
 
-    transfer: Literal["auto", "shared_memory", "filesystem", "collective", "ipc"]
+    transfer: Annotated[Transfer, Tag]
     """shared_memory reaches generators on the learner's machine, filesystem and collective (a
     broadcast) also other machines, ipc a vLLM generator on the learner's GPU (placement=colocated);
     auto = collective if every rank has a whole GPU, else shared_memory, or filesystem if that
     fails"""
-    backend: Literal["auto", "gloo", "nccl"]
-    """backend of a collective; auto = nccl if every rank has a whole GPU, else gloo"""
-    bucket_mb: Annotated[int, Field(ge=1)]
-    """MB of the buffer of a collective; it grows to the size of the largest tensor"""
-    path: str | None
-    """fsspec URL of the directory of weight files; null = in the run's directory"""
     push_every_steps: Annotated[int, Field(ge=1)]
     """learner steps between pushes"""
     probe_every_pushes: Annotated[int, Field(ge=0)]
@@ -59,11 +88,10 @@ class EvaluationConfig(Section):
     num_prompts: Annotated[int, Field(ge=0)]
     """held-out prompts per evaluation, taken from the beginning; 0 = all"""
     num_samples: Annotated[int, Field(ge=1)]
-    """samples per held-out prompt; more than one adds pass@k and maj@k and needs temperature > 0"""
+    """samples per held-out prompt; more than one adds pass@k, maj@k and one greedy answer, and
+    needs temperature > 0"""
     temperature: Annotated[float, Field(ge=0)]
     """sampling temperature; 0 = greedy"""
-    greedy: bool
-    """also sample one greedy answer per held-out prompt: eval/greedy_pass"""
 
 
 class CheckpointConfig(Section):
@@ -86,10 +114,8 @@ class CheckpointConfig(Section):
 class MonitoringConfig(Section):
     """Displays and exports of the run's metrics."""
 
-    tensorboard: bool
-    """start TensorBoard with the run"""
-    tensorboard_port: Annotated[int, Field(ge=0, le=65535)]
-    """port of TensorBoard; 0 = a free one"""
+    tensorboard_port: Annotated[int, Field(ge=0, le=65535)] | None
+    """port of the TensorBoard that starts with the run; 0 = a free one, null = none"""
     prometheus_port: Annotated[int, Field(ge=0, le=65535)] | None
     """port of the endpoint for Prometheus; 0 = a free one, null = none"""
     wandb: Annotated[str, Field(min_length=1)] | None

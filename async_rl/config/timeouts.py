@@ -104,6 +104,13 @@ class TimeoutsConfig(Section):
         return self.group_s / 4
 
     @property
+    def function_s(self) -> float:
+        """group_s / 12: one call of a reward function, so that it ends within its scoring call even
+        if it waits for another that is as slow.
+        """
+        return self.group_s / 12
+
+    @property
     def take_s(self) -> float:
         """stall_s / 3: the learner's longest wait for a batch; the error names the cause."""
         return self.stall_s / 3

@@ -26,6 +26,8 @@ from async_rl.data.problems import read_hidden
 # Names of the column in our own files, in AReaL (query_id) and in MBPP and HumanEval (task_id).
 _ID_COLUMNS = ("prompt_id", "id", "query_id", "task_id")
 _QUESTION = "question"
+MAX_ID_LENGTH = 256
+"""Characters. Ids are stored with every group and shown in tables, so a longer one is a bad row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,10 +118,10 @@ class Drafter:
                 f"{place}: no column {data.id_key!r}, only {sorted(row)}; set data.id_key to the"
                 " column with the id"
             )
-        if name is not None and len(name) > data.max_id_length:
+        if name is not None and len(name) > MAX_ID_LENGTH:
             raise DataError(
                 f"{place}: the id {name[:40]!r}... has {len(name)} characters, over"
-                f" data.max_id_length={data.max_id_length}; raise it"
+                f" {MAX_ID_LENGTH}; shorten it, or set data.id_key to another column"
             )
         if data.metadata_file is not None and name not in self._metadata:
             raise DataError(

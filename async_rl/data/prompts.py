@@ -3,7 +3,7 @@
 Invariants
 - Ids are unique among the loaded prompts; the same configuration loads the same prompts in the same
   order.
-- Files of more than data.max_rows_in_memory rows are not kept in memory: streamed.py reads a row
+- Files of more than MAX_ROWS_IN_MEMORY rows are not kept in memory: streamed.py reads a row
   when it is requested.
 """
 
@@ -26,6 +26,10 @@ from async_rl.data.tables import Table, open_table
 
 _CHECKED_ROWS = 1000
 """Rows of large files that are checked before the run begins."""
+MAX_ROWS_IN_MEMORY = 50_000
+"""Training files with more rows are read row by row. The usual sets of problems have fewer, so that
+every row of them is checked before the run begins.
+"""
 _log = logging.getLogger(__name__)
 
 
@@ -65,7 +69,7 @@ def load_train_prompts(
     files = matching_files(config.data.train_files)
     tables = [open_table(file, config.cache_dir) for file in files]
     # Counting rows is cheap in both formats: line offsets, or the footer of Parquet.
-    if sum(map(len, tables)) > config.data.max_rows_in_memory:
+    if sum(map(len, tables)) > MAX_ROWS_IN_MEMORY:
         return _streamed(files, tables, config, tokenizer, refused)
     return _checked(examine(config.data.train_files, config, tokenizer), config)
 

@@ -83,8 +83,7 @@ def _claim(host: str, port: int) -> int:
         except OSError as error:
             raise InfrastructureError(
                 f"TensorBoard cannot listen on {host}:{port} (monitoring.tensorboard_port):"
-                f" {error.strerror}; set another port, or 0 for a free one, or"
-                " monitoring.tensorboard=false"
+                f" {error.strerror}; set another port, 0 for a free one, or null for none"
             ) from error
         return int(probe.getsockname()[1])
 

@@ -113,7 +113,7 @@ def memory_mb(config: RunConfig, role: Role, shape: ModelShape | None) -> int:
     added = 0
     match role:
         case "supervisor":
-            added = TENSORBOARD_MB if config.monitoring.tensorboard else 0
+            added = TENSORBOARD_MB if config.monitoring.tensorboard_port is not None else 0
         case "buffer":
             sequences = max_groups_in_flight(config) * config.generation.group_size
             added = _mb(_stored_bytes(config, sequences))

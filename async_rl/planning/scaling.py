@@ -27,6 +27,11 @@ _MOST_GROWTH = 2.0
 _LEAST_GAIN = 0.25
 
 
+# The share of time that learner or generators may wait. A tenth of a window of 30 s is 3 s: one
+# long response or one save must not change the number.
+TOLERANCE = 0.1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """The number of generators from now on, and the reason."""
@@ -63,10 +68,10 @@ def decide(
     )
     balance -= others
     wanted = count
-    if learner_waits > max(config.tolerance, held_back):
+    if learner_waits > max(TOLERANCE, held_back):
         target = min(balance, count * _MOST_GROWTH)
         wanted = max(count, math.floor(target + 0.5 - _DEAD_BAND))
-    elif held_back > max(config.tolerance, learner_waits):
+    elif held_back > max(TOLERANCE, learner_waits):
         wanted = min(count, math.ceil(balance - 0.5 + _DEAD_BAND))
     return Decision(wanted=min(max(wanted, config.min), config.max), reason=reason)
 
@@ -101,7 +106,7 @@ class Steering:
             count, learner_waits=learner_waits, held_back=held_back, config=config, others=others
         )
         self._trial = None
-        is_starved = learner_waits > max(config.tolerance, held_back)
+        is_starved = learner_waits > max(TOLERANCE, held_back)
         if trial is not None and count > trial.count and is_starved:
             growth = (count - trial.count) / (trial.count + others)
             if rate < trial.rate * (1.0 + _LEAST_GAIN * growth):

@@ -23,8 +23,11 @@ RewardFunction = Callable[[RewardSample], Any]
 SCORE = "score"
 
 
-def find_function(name: str, reward: RewardConfig) -> RewardFunction:
-    """The function; loads its model if it has one. Raises ConfigError."""
+def find_function(name: str, reward: RewardConfig, *, limit_s: float) -> RewardFunction:
+    """The function; loads its model if it has one. Raises ConfigError.
+
+    limit_s: the longest call, for a function that retries within it.
+    """
     match name:
         case "reward_model":
             from async_rl.rewards.models import RewardModel
@@ -33,7 +36,7 @@ def find_function(name: str, reward: RewardConfig) -> RewardFunction:
         case "remote":
             from async_rl.rewards.remote import RemoteScorer
 
-            return RemoteScorer(reward)
+            return RemoteScorer(reward, limit_s=limit_s)
         case "xml_format":
             return formats.xml_format
         case "length":

@@ -4,7 +4,7 @@ plain: POST url with the RewardSample as JSON; the answer is a number, or an obj
 numbers, which is read like the result of a function.
 verifier: POST url/verify of another async-rl verifier with the program and the row's tests; the
 score is the share of passed tests.
-Invariants: all attempts together end within reward.timeout_s; a refusal (4xx except 429) is not
+Invariants: all attempts together end within `limit_s`; a refusal (4xx except 429) is not
 retried; a call without an answer raises and is not scored.
 """
 
@@ -29,7 +29,7 @@ _PAUSE_S = 0.1
 class RemoteScorer:
     """An asynchronous reward function. Raises ConfigError if its URL or its token is missing."""
 
-    def __init__(self, reward: RewardConfig) -> None:
+    def __init__(self, reward: RewardConfig, *, limit_s: float) -> None:
         remote = reward.remote
         token = os.environ.get(remote.token_env or "", "")
         if remote.url is None or (remote.token_env and not token):
@@ -43,7 +43,7 @@ class RemoteScorer:
         if token:
             headers["authorization"] = f"Bearer {token}"
         self._http = httpx.AsyncClient(
-            headers=headers, timeout=reward.timeout_s / remote.attempts, trust_env=False
+            headers=headers, timeout=limit_s / remote.attempts, trust_env=False
         )
 
     async def __call__(self, sample: RewardSample) -> Any:

@@ -48,12 +48,13 @@ _GREEDY = -1
 def num_written(config: RunConfig, purpose: Purpose, num_samples: int) -> int:
     """Return the samples that the engine writes for a ticket of `num_samples`.
 
-    ReMax adds a greedy answer in training; evaluation.greedy adds one in evaluation.
+    ReMax adds a greedy answer in training. In evaluation several samples have one beside them,
+    which costs little then and shows how much sampling loses.
     """
     if purpose is Purpose.TRAIN:
         has_greedy = config.algorithm.advantage.kind == "remax"
     else:
-        has_greedy = config.evaluation.greedy
+        has_greedy = config.evaluation.num_samples > 1
     return num_samples + has_greedy
 
 

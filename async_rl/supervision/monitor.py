@@ -179,11 +179,12 @@ def _open_recorder(config: RunConfig, run_dir: Path, outputs: contextlib.ExitSta
 def _open_tensorboard(
     config: RunConfig, run_dir: Path, outputs: contextlib.ExitStack, log: logging.Logger
 ) -> str:
-    """Return the URL; empty if monitoring.tensorboard is off."""
-    if not config.monitoring.tensorboard:
+    """Return the URL; empty if monitoring.tensorboard_port is null."""
+    port = config.monitoring.tensorboard_port
+    if port is None:
         return ""
     host = host_for_people(config.network)  # it has no password
-    board = TensorBoard(run_dir, host=host, port=config.monitoring.tensorboard_port)
+    board = TensorBoard(run_dir, host=host, port=port)
     outputs.callback(board.close)
     log.info("TensorBoard at %s", board.url)
     return board.url

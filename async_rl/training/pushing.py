@@ -18,6 +18,7 @@ import time
 import torch
 from msgspec.structs import replace
 
+from async_rl.config.running import AutoTransfer, FileTransfer
 from async_rl.core.errors import (
     AsyncRLError,
     BroadcastBroken,
@@ -249,7 +250,8 @@ class Pusher:
 
 
 def _folder(context: ProcessContext) -> str:
-    path = context.config.weights.path
+    transfer = context.config.weights.transfer
+    path = transfer.path if isinstance(transfer, AutoTransfer | FileTransfer) else None
     if path is None:
         return str(context.run_dir / "weights")
     return f"{path}/{context.run_dir.name}"

@@ -152,8 +152,10 @@ def _renamed(
         placed.append((old, new))
     for old in special:
         for new, value in names.values[old][given[old]].items():
-            put(present, new, value)
-            placed.append((old, new))
+            name = new.removesuffix("?")
+            if name == new or value_at(present, name) is None:
+                put(present, name, value)
+            placed.append((old, name))
     if placed:
         expand(present)
     return present, placed

@@ -262,12 +262,12 @@ def _network_problems(config: RunConfig) -> Iterator[str]:
             " one, 127.0.0.1 for this machine alone"
         )
         return
-    ports = [("network.control_port", config.network.control_port)]
-    if config.monitoring.tensorboard:
-        ports.append(("monitoring.tensorboard_port", config.monitoring.tensorboard_port))
-    if config.monitoring.prometheus_port is not None:
-        ports.append(("monitoring.prometheus_port", config.monitoring.prometheus_port))
-    for path, port in ports:
+    ports = {
+        "network.control_port": config.network.control_port,
+        "monitoring.tensorboard_port": config.monitoring.tensorboard_port,
+        "monitoring.prometheus_port": config.monitoring.prometheus_port,
+    }
+    for path, port in ports.items():
         if port and (problem := _bind(host, port)):
             yield (
                 f"{path}={port}: cannot be used on {host} ({problem}); choose another port, or 0"

@@ -57,7 +57,8 @@ def _logger(given: Given) -> Fate:
     if others:
         reasons.append(f"{', '.join(others)}: TensorBoard replaces it")
     # Metrics of a logger without counterpart should stay visible somewhere.
-    settings["monitoring.tensorboard"] = "tensorboard" in names or bool(reasons)
+    has_board = "tensorboard" in names or bool(reasons)
+    settings["monitoring.tensorboard_port"] = 0 if has_board else None
     if reasons:
         return Fate(
             "refused",

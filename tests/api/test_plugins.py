@@ -41,7 +41,7 @@ SMALL = {
     "generation.group_size": 2,
     "data": {"max_prompt_tokens": 64, "max_response_tokens": 8},
     "evaluation.every_steps": 0,
-    "monitoring.tensorboard": False,
+    "monitoring.tensorboard_port": None,
 }
 
 

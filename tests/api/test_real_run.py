@@ -18,7 +18,7 @@ SMALL = {
     "generation": {"engine": "hf", "group_size": 4},
     "buffer.groups_per_step": 4,
     "evaluation.every_steps": 0,
-    "monitoring.tensorboard": False,
+    "monitoring.tensorboard_port": None,
 }
 
 

@@ -160,14 +160,13 @@ def test_programs_vote_by_their_text_without_layout_and_comments() -> None:
     assert vote_of(problem, "no block", "fenced") is None
 
 
-def test_greedy_evaluation_of_several_samples_is_refused_and_a_second_greedy_answer_too() -> None:
+def test_greedy_evaluation_of_several_samples_is_refused() -> None:
     def found(*overrides: str) -> list[str]:
         config = compose_unchecked("grpo_code", overrides)
         return [problem for problem in problems(config) if problem.startswith("evaluation.")]
 
     assert found("evaluation.num_samples=4", "evaluation.temperature=0")
-    assert found("evaluation.greedy=true", "evaluation.temperature=0")
-    assert not found("evaluation.num_samples=4", "evaluation.greedy=true")
+    assert not found("evaluation.num_samples=4")
     assert not found("evaluation.temperature=0")
 
 

@@ -238,9 +238,9 @@ VERL_KEYS: list[tuple[str, Any, Any]] = [
     ("trainer.total_epochs", 2, {"num_steps": None, "data.epochs": 2}),
     ("trainer.project_name", "p", "defaulted"),
     ("trainer.experiment_name", "e", {"run_name": "e"}),
-    ("trainer.logger", ["console", "tensorboard"], {"monitoring.tensorboard": True}),
-    ("trainer.logger", ["console", "wandb"], {"monitoring.tensorboard": True}),
-    ("trainer.logger", ["console"], {"monitoring.tensorboard": False}),
+    ("trainer.logger", ["console", "tensorboard"], {"monitoring.tensorboard_port": 0}),
+    ("trainer.logger", ["console", "wandb"], {"monitoring.tensorboard_port": 0}),
+    ("trainer.logger", ["console"], {"monitoring.tensorboard_port": None}),
     ("trainer.nnodes", 2, {"launcher": "ray", "launcher.nodes": 2, "launcher.gpus_per_node": 8}),
     (
         "trainer.n_gpus_per_node",
@@ -424,7 +424,7 @@ def test_numbers_go_to_wandb_where_it_is_installed(
     assert found == (
         ("translated", "verl_examples", "mine") if is_installed else ("refused", None, None)
     )
-    assert of_verl.settings["monitoring.tensorboard"] is not is_installed
+    assert (of_verl.settings["monitoring.tensorboard_port"] is None) is is_installed
 
 
 def test_settings_of_a_critic_have_no_effect_where_the_advantage_needs_none(tmp_path: Path) -> None:

@@ -31,7 +31,6 @@ from async_rl.launchers.configuration.compose import compose, write_config
             [
                 "reward.placement=steps",
                 "reward.mode=fraction",
-                "sandbox.stop_at_first_failure=false",
             ],
             (
                 "reward.placement=steps: was end, and the stored groups have scores of their"

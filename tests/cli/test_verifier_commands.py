@@ -91,7 +91,7 @@ def test_taken_port_is_an_error_of_one_line(tmp_path: Path) -> None:
 def test_settings_that_mean_nothing_without_a_run_are_refused() -> None:
     with pytest.raises(ConfigError, match="num_steps=3: without a run"):
         verifier_config(["num_steps=3"])
-    assert verifier_config(["sandbox.timeout_s=7", "verifiers.queue_size=5"]).sandbox.timeout_s == 7
+    assert verifier_config(["sandbox.timeout_s=7", "sandbox.memory_mb=64"]).sandbox.timeout_s == 7
 
 
 def verify(tmp_path: Path, rows: list[dict[str, Any]], *arguments: str) -> Result:

@@ -156,8 +156,8 @@ def test_a_wrong_key_is_told_with_the_nearest_right_one(override: str, expected:
         ("launcher=lsf", "launcher=lsf: must be one of local"),
         ("launcher=slum", "launcher=slum: must be one of local, ray, slurm; did you mean slurm?"),
         (
-            "monitoring.tensorboard=1",
-            "monitoring.tensorboard=1: must be true or false",
+            "data.shuffle=1",
+            "data.shuffle=1: must be true or false",
         ),
         ("generators.cores=3", "generators.cores=3: must be a list of whole number"),
         ("generators.cores=[a]", "generators.cores=[a]: must be a list of whole number"),

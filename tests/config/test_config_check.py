@@ -66,14 +66,6 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
             [*SHARED_GPU, "generation.engine=hf", "weights.transfer=ipc"],
             "a vLLM generator and a learner of one rank share",
         ),
-        (
-            [*SHARED_GPU, "weights.transfer=ipc", "weights.path=/elsewhere"],
-            "no file is written; set weights.path=null",
-        ),
-        (
-            [*SHARED_GPU, "weights.transfer=ipc", "weights.backend=gloo"],
-            "nothing is broadcast; set weights.backend=auto",
-        ),
         (["placement=colocated", "launcher=slurm"], "set launcher=local inside a job of one node"),
         (
             [
@@ -141,13 +133,11 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
             [
                 "reward.placement=steps",
                 "reward.mode=fraction",
-                "sandbox.stop_at_first_failure=false",
                 "reward.extraction=whole",
             ],
             "a response without blocks is one step",
         ),
         (["reward.fail_reward=2"], "the policy would learn to fail"),
-        (["reward.mode=fraction"], "set sandbox.stop_at_first_failure=false"),
         (["reward.scale=-1"], "turn a pass into -1 and a fail into 0"),
         (["reward.bias=-5", "reward.clip=1"], "turn a pass into 1 and a fail into 1"),
         (
@@ -161,20 +151,9 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
         (["model.dtype=bfloat16"], "set weights.probe_tolerance=0.3"),
         (
             ["weights.transfer=filesystem", "launcher=ray", "launcher.shared_run_dir=false"],
-            "set weights.path to a URL that all nodes can read",
+            "set weights.transfer.path to a URL that all nodes can read",
         ),
-        (["weights.transfer=shared_memory", "weights.path=/elsewhere"], "set weights.path=null"),
-        (["weights.transfer=collective", "weights.path=/elsewhere"], "set weights.path=null"),
-        (
-            ["weights.transfer=filesystem", "weights.backend=gloo"],
-            "nothing is broadcast; set weights.backend=auto",
-        ),
-        (
-            ["weights.transfer=collective", "weights.backend=nccl"],
-            "NCCL needs a whole GPU per rank",
-        ),
-        (["timeouts.group_s=24", "reward.timeout_s=1"], "not above sandbox.timeout_s=6"),
-        (["timeouts.group_s=40"], "not above reward.timeout_s=10"),
+        (["timeouts.group_s=24"], "not above sandbox.timeout_s=6"),
         (["timeouts.stall_s=540"], "is not above 3 timeouts.start_s = 540"),
         (["run_name=a/b"], "becomes a directory's name"),
         (["network.host=0.0.0.0"], "is not an address to connect to"),
@@ -265,7 +244,6 @@ def test_a_combination_that_cannot_work_is_refused_with_its_remedy(
         [
             "reward.placement=step_deltas",
             "reward.mode=fraction",
-            "sandbox.stop_at_first_failure=false",
         ],
         ["buffer.max_staleness_versions=0"],
         ["weights.push_every_steps=3", "buffer.max_staleness_versions=2"],
@@ -275,10 +253,10 @@ def test_a_combination_that_cannot_work_is_refused_with_its_remedy(
             "weights.transfer=filesystem",
             "launcher=ray",
             "launcher.shared_run_dir=false",
-            "weights.path=s3://bucket/weights",
+            "weights.transfer.path=s3://bucket/weights",
         ],
         ["learner.ranks=2"],
-        ["weights.transfer=collective", "weights.backend=gloo"],
+        ["weights.transfer=collective", "weights.transfer.bucket_mb=8"],
         [*SHARED_GPU, "weights.transfer=ipc"],
         ["data.filter.above=0.9", "data.filter.below=-0.9"],
         ["num_steps=1"],
@@ -342,6 +320,24 @@ def test_one_device_in_turns_needs_nothing_but_the_word() -> None:
         compose("ppo_code", [*shared, "buffer.max_staleness_versions=4"]).weights.push_every_steps
         == 2
     )
+
+
+@pytest.mark.parametrize(
+    ("transfer", "parameter", "owners"),
+    [
+        ("ipc", "path=/elsewhere", "auto, filesystem"),
+        ("shared_memory", "path=/elsewhere", "auto, filesystem"),
+        ("collective", "path=/elsewhere", "auto, filesystem"),
+        ("filesystem", "bucket_mb=8", "auto, collective"),
+    ],
+)
+def test_a_transfer_takes_no_parameter_of_another(
+    transfer: str, parameter: str, owners: str
+) -> None:
+    name = parameter.partition("=")[0]
+    expected = f"weights.transfer={transfer} has no {name}, which belongs to {owners}"
+    with pytest.raises(ConfigError, match=expected):
+        compose("ppo_code", [f"weights.transfer={transfer}", f"weights.transfer.{parameter}"])
 
 
 @pytest.mark.parametrize("estimator", ["abs", "k2", "k3", "full"])

@@ -124,7 +124,7 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
         (board,) = problems(tmp_path, f"monitoring.tensorboard_port={port}")
         assert (
             problems(
-                tmp_path, f"monitoring.tensorboard_port={port}", "monitoring.tensorboard=false"
+                tmp_path, f"monitoring.tensorboard_port={port}", "monitoring.tensorboard_port=null"
             )
             == []
         )

@@ -12,7 +12,7 @@ from data_support import make_config
 
 from async_rl.core.errors import DataError
 from async_rl.core.types import AnswerTest, Prompt, StdinTest
-from async_rl.data import list_functions
+from async_rl.data import drafts, list_functions
 from async_rl.data.files import matching_files, read_rows
 from async_rl.data.fitting import filled, fitted
 from async_rl.data.prompts import examine, load_train_prompts
@@ -197,15 +197,14 @@ def test_bad_rows_and_over_long_prompts_are_told_apart(tokenizer: Any, tmp_path:
 
 @pytest.mark.covers("prompt_id_key, max_prompt_id_length")
 def test_the_id_column_can_be_chosen_and_over_long_ids_are_refused(
-    tokenizer: Any, tmp_path: Path
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(tmp_path / "x.jsonl", {"prompt": "p", "id": 1, "name": "n" * 30, "tests": TESTS})
     assert [p.prompt_id for p in load(path, tokenizer)] == ["x/1"]
     assert [p.prompt_id for p in load(path, tokenizer, "data.id_key=name")] == ["x/" + "n" * 30]
-    with pytest.raises(
-        DataError, match=r"row 1: the id 'nnn.* has 30 characters, over data.max_id_length=29"
-    ):
-        load(path, tokenizer, "data.id_key=name", "data.max_id_length=29")
+    monkeypatch.setattr(drafts, "MAX_ID_LENGTH", 29)
+    with pytest.raises(DataError, match=r"row 1: the id 'nnn.* has 30 characters, over 29"):
+        load(path, tokenizer, "data.id_key=name")
     with pytest.raises(DataError, match=r"row 1: no column 'other'.*set data.id_key"):
         load(path, tokenizer, "data.id_key=other")
 

@@ -20,6 +20,7 @@ from data_support import make_config
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import DataError
 from async_rl.data import list_functions
+from async_rl.data import prompts as prompts_of_files
 from async_rl.data.files import local_copy
 from async_rl.data.prompts import load_train_prompts
 from async_rl.data.streamed import StreamedPrompts
@@ -46,24 +47,30 @@ def write_jsonl(path: Path, lines: list[Any]) -> Path:
     return path
 
 
-def config_of(tmp_path: Path, *files: Path, held: bool = False, **data: object) -> RunConfig:
+def config_of(tmp_path: Path, *files: Path, **data: object) -> RunConfig:
     listed = ",".join(f"'{file}'" for file in files)
-    limit = 100000 if held else 1000
     more = [f"data.{name}={value}" for name, value in data.items()]
     return make_config(
         f"data.train_files=[{listed}]",
-        f"data.max_rows_in_memory={limit}",
         f"cache_dir={tmp_path / 'cache'}",
         *more,
     )
 
 
-def test_streamed_prompts_are_those_that_would_be_held(tokenizer: Any, tmp_path: Path) -> None:
+@pytest.fixture(autouse=True)
+def few_rows_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts_of_files, "MAX_ROWS_IN_MEMORY", 1000)
+
+
+def test_streamed_prompts_are_those_that_would_be_held(
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines = write_jsonl(tmp_path / "a.jsonl", list(rows(300)))
     table = tmp_path / "b.parquet"
     parquet.write_table(pa.Table.from_pylist(rows(2500)), table, row_group_size=700)
-    held = load_train_prompts(config_of(tmp_path, lines, table, held=True), tokenizer)
     streamed = load_train_prompts(config_of(tmp_path, lines, table), tokenizer)
+    monkeypatch.setattr(prompts_of_files, "MAX_ROWS_IN_MEMORY", 100_000)
+    held = load_train_prompts(config_of(tmp_path, lines, table), tokenizer)
     assert isinstance(streamed, StreamedPrompts)
     assert not isinstance(held, StreamedPrompts)
     assert len(held) == len(streamed) == 2800

@@ -65,8 +65,8 @@ class LiveRun:
                 *settings,
                 *(["--output-dir", str(output_dir)] if copy else []),
             ]
-        elif not any(setting.startswith("monitoring.tensorboard=") for setting in settings):
-            arguments.append("monitoring.tensorboard=false")
+        elif not any(setting.startswith("monitoring.tensorboard_port=") for setting in settings):
+            arguments.append("monitoring.tensorboard_port=null")
         with self._output.open("wb") as sink:
             self.process = subprocess.Popen(
                 [*prefix, *_COMMAND, *arguments],

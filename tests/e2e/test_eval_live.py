@@ -27,7 +27,6 @@ def test_the_last_checkpoint_has_the_figures_of_the_last_evaluation(
         "evaluation.every_steps=1",
         "evaluation.num_prompts=48",
         "evaluation.num_samples=2",
-        "evaluation.greedy=true",
     ]
     run = launch("conf=grpo_code", *settings)
     assert run.process.wait(300) == 0, run.terminal

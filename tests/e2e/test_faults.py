@@ -64,7 +64,7 @@ def test_every_role_that_is_killed_comes_back_and_the_run_reaches_its_last_step(
 
 def test_nothing_is_left_running_after_the_supervisor_was_killed(launch: Launch) -> None:
     before = shared_memory()
-    run = launch(*QUICK, "num_steps=1000", "monitoring.tensorboard=true")
+    run = launch(*QUICK, "num_steps=1000", "monitoring.tensorboard_port=0")
     run.until(lambda: run.step >= 2, "step 2")
     commands = [" ".join(process.info["cmdline"]) for process in run.processes()]
     assert sum("--name" in command for command in commands) == 4

@@ -87,7 +87,7 @@ def test_every_port_that_is_taken_is_named_when_a_run_goes_on(
     settings = ("network.control_port", "monitoring.prometheus_port", "monitoring.tensorboard_port")
     with taken_ports(3) as ports:
         given = [f"{setting}={port}" for setting, port in zip(settings, ports, strict=True)]
-        run = launch("num_steps=6", "monitoring.tensorboard=true", *given, resumes=True)
+        run = launch("num_steps=6", "monitoring.tensorboard_port=0", *given, resumes=True)
         ends_with(
             run,
             2,

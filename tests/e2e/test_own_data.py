@@ -198,7 +198,7 @@ def test_a_reward_function_that_fails_in_every_way_costs_only_the_groups_it_fail
     said = {
         "raises": "fails raised ZeroDivisionError: my mistake",
         "exits": "fails ended its process with exit code 7",
-        "hangs": "fails gave no score within 3 s (reward.timeout_s)",
+        "hangs": "fails gave no score within 3 s (timeouts.group_s / 12)",
         "nan": "fails returned nan",
         "text": "fails returned '0.5'",
     }
@@ -213,7 +213,9 @@ def test_a_reward_function_that_fails_in_every_way_costs_only_the_groups_it_fail
         "evaluation.every_steps=0",
         "generation.max_attempts=2",
     )
-    run = launch("conf=grpo_code", *SMALL, *files, f"reward.fn={leads}:fails", "reward.timeout_s=3")
+    run = launch(
+        "conf=grpo_code", *SMALL, *files, f"reward.fn={leads}:fails", "timeouts.group_s=36"
+    )
     assert run.wait() == 0, run.terminal
     found = groups_of(run, "train")
     dropped = {

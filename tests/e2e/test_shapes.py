@@ -49,7 +49,6 @@ def test_scores_of_steps_travel_from_the_verifier_to_the_update(
 ) -> None:
     dense = (
         "reward.mode=fraction",
-        "sandbox.stop_at_first_failure=false",
         "reward.fail_reward=-1",
         f"reward.placement={placement}",
     )

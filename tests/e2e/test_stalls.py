@@ -21,7 +21,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 Launch = Callable[..., LiveRun]
 PATIENT = (
     *SMALL,
-    "verifiers.queue_size=1",
     "verifiers.memo_programs=0",
     "timeouts.start_s=60",
     "timeouts.call_s=200",

@@ -23,7 +23,7 @@ QUICK = (
     *SMALL,
     "num_steps=100000",
     "supervisor.max_restarts=9",
-    "monitoring.tensorboard=true",
+    "monitoring.tensorboard_port=0",
 )
 VISIBLE_S = 5.0
 LATEST_S = 20.0

@@ -38,7 +38,7 @@ from async_rl.weights.transport.broadcast import Broadcaster
 LAST = 6
 LIFE = ("generator", 1)
 NO_TENSORS = Manifest(version=0, path="", tensors=[], total_bytes=0, checksum=0)
-CONFIG = compose("grpo_code", ["weights.transfer=collective", "weights.bucket_mb=1"])
+CONFIG = compose("grpo_code", ["weights.transfer=collective", "weights.transfer.bucket_mb=1"])
 
 
 def sampling(*, temperature: float = 1.0, max_new_tokens: int = 100) -> Sampling:

@@ -16,7 +16,7 @@ _SHORT = [
     "generation.engine=hf",
     "buffer.groups_per_step=2",
     "evaluation.every_steps=0",
-    "monitoring.tensorboard=false",
+    "monitoring.tensorboard_port=null",
 ]
 
 

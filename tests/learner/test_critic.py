@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from async_rl.batching.batch import collate
 from async_rl.batching.packing import pack
+from async_rl.config import learner
 from async_rl.core.types import Group
 from async_rl.learner.sharding import full_tensor
 from async_rl.learner.trainer import Trainer
@@ -104,11 +105,16 @@ def oracle(
 
 @pytest.mark.parametrize("backbone", ["own", "shared"])
 @pytest.mark.parametrize(
-    "knobs", [(), ("learner.budget_tokens=30", "learner.logits_chunk_mb=0.001")]
+    ("knobs", "chunk_mb"), [((), 16.0), (("learner.budget_tokens=30",), 0.001)]
 )
 def test_the_gradients_of_a_ppo_step_equal_the_oracle(
-    model_path: Path, monkeypatch: pytest.MonkeyPatch, backbone: str, knobs: tuple[str, ...]
+    model_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    backbone: str,
+    knobs: tuple[str, ...],
+    chunk_mb: float,
 ) -> None:
+    monkeypatch.setattr(learner, "_CPU_LOGITS_MB", chunk_mb)
     groups = make_groups(ages=(0, 1), version=1)
     collected = spy_on_gradients(monkeypatch)
     trainer = make_trainer(

@@ -20,6 +20,7 @@ from learner_support import (
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from async_rl.config import learner
 from async_rl.core.types import Group
 from async_rl.learner.update import Updater
 
@@ -104,7 +105,7 @@ BASE = (
     [
         ["learner.budget_tokens=24"],
         ["learner.budget_tokens=70"],
-        ["learner.logits_chunk_mb=0.0006"],
+        ["small chunks of logits"],
         ["learner.gradient_checkpointing=true"],
     ],
 )
@@ -114,6 +115,9 @@ def test_memory_knobs_do_not_change_gradients(
 ) -> None:
     collected = spy_on_gradients(monkeypatch, is_stepping=False)
     for overrides in ([], knobs):
+        if overrides == ["small chunks of logits"]:
+            monkeypatch.setattr(learner, "_CPU_LOGITS_MB", 0.0006)
+            overrides = []
         make_trainer(model_path, conf, *BASE, *overrides).step(
             make_groups(ages=(0, 1), version=1), 1
         )

@@ -17,6 +17,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig
 
+from async_rl.config import learner
 from async_rl.config.base import replace
 from async_rl.learner import sharding
 from async_rl.learner.trainer import Trainer
@@ -88,19 +89,22 @@ class LargestLogits(TorchDispatchMode):
         return result
 
 
-@pytest.mark.proves("learner.logits_chunk_mb")
-def test_a_smaller_chunk_bounds_the_logits_that_exist_together(model_path: Path) -> None:
+def test_a_smaller_chunk_bounds_the_logits_that_exist_together(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     vocab_size = AutoConfig.from_pretrained(model_path).vocab_size
 
-    def largest(*knobs: str) -> int:
-        trainer = make_trainer(model_path, "grpo_code", *knobs)
+    def largest() -> int:
+        trainer = make_trainer(model_path, "grpo_code")
         token_ids = [t.token_ids for g in make_groups() for t in g.trajectories]
         with LargestLogits(vocab_size) as logits:
             trainer.logprobs(token_ids)
         return logits.num_elements
 
-    small = largest("learner.logits_chunk_mb=0.0006")
-    assert 0 < small < largest()
+    large = largest()
+    monkeypatch.setattr(learner, "_CPU_LOGITS_MB", 0.0006)
+    small = largest()
+    assert 0 < small < large
     assert 4 * small <= 0.0006 * 2**20, "bytes of float32"
 
 

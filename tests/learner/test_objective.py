@@ -154,7 +154,7 @@ def test_answers_near_the_limit_pay_the_penalty_after_scaling() -> None:
 
 
 STEPS = (StepScore(end_tokens=1, reward=0.25), StepScore(end_tokens=3, reward=1.0))
-DENSE = (*RETURNS, "reward.mode=fraction", "sandbox.stop_at_first_failure=false")
+DENSE = (*RETURNS, "reward.mode=fraction")
 
 
 @pytest.mark.covers("use_dense_reward, reward_delta", "rw_type, use_dense_reward")

@@ -46,7 +46,7 @@ MEMORY_KNOBS = {
     "ppo": ("learner.gradient_checkpointing=true", "learner.min_shard_params=1000"),
     "ppo on one backbone": ("learner.budget_tokens=30",),
     "grpo": (),
-    "grpo with silent groups": ("learner.budget_tokens=30", "learner.logits_chunk_mb=0.001"),
+    "grpo with silent groups": ("learner.budget_tokens=30",),
 }
 """What two ranks do otherwise than one, besides being two: it must not matter."""
 

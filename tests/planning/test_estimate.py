@@ -109,7 +109,6 @@ def test_more_of_anything_needs_more_memory() -> None:
     for role, override in [
         ("generator", "generation.vllm.kv_cache_mb=128"),
         ("learner", "learner.budget_tokens=16384"),
-        ("learner", "learner.logits_chunk_mb=512"),
         ("verifier", "sandbox.memory_mb=512"),
         ("buffer", "buffer.groups_per_step=64"),
     ]:
@@ -185,13 +184,10 @@ def test_a_shared_device_says_how_long_its_turns_are_and_what_the_learner_brings
     )
     assert "GPU memory" not in rows
     gpus = ["learner.gpus_each=0.5", "generators.gpus_each=0.5"]
-    learner_mb = memory_mb(compose("grpo_code"), "learner", shape) - memory_mb(
-        compose("grpo_code"), "learner", None
-    )
+    shared = compose("grpo_code", ["placement=colocated", *gpus])
+    learner_mb = memory_mb(shared, "learner", shape) - memory_mb(shared, "learner", None)
     assert (
-        dict(derived_numbers(compose("grpo_code", ["placement=colocated", *gpus]), shape))[
-            "GPU memory"
-        ]
+        dict(derived_numbers(shared, shape))["GPU memory"]
         == f"{learner_mb / 1024:.1f} GB while the learner steps, otherwise in main memory"
     )
     assert "placement" not in dict(derived_numbers(compose("grpo_code", gpus), shape))

@@ -10,7 +10,7 @@ import simpy
 from async_rl.config.generation import AutoscaleConfig
 from async_rl.planning.scaling import Steering, balanced, decide
 
-AUTO = AutoscaleConfig(enabled=True, min=1, max=8, pool="generators", tolerance=0.1)
+AUTO = AutoscaleConfig(enabled=True, min=1, max=8, pool="generators")
 
 
 def test_two_generators_that_leave_the_learner_waiting_half_the_time_need_two_more() -> None:
@@ -159,14 +159,13 @@ def test_what_was_taken_back_says_why_and_what_memory_did_not_allow_is_not_judge
 
 
 def test_the_bounds_are_kept_and_a_run_outside_them_is_brought_inside() -> None:
-    narrow = AutoscaleConfig(enabled=True, min=2, max=3, pool="generators", tolerance=0.1)
+    narrow = AutoscaleConfig(enabled=True, min=2, max=3, pool="generators")
     assert set(steered(2, make_s=4.0, step_s=1.0, auto=narrow)[1:]) <= {2, 3}
     assert set(steered(3, make_s=0.1, step_s=1.0, auto=narrow)[1:]) <= {2, 3}
     assert decide(9, learner_waits=0.0, held_back=0.0, config=narrow).wanted == 3
     assert decide(1, learner_waits=0.0, held_back=0.0, config=narrow).wanted == 2
 
 
-def test_a_wider_tolerance_leaves_alone_what_a_narrow_one_changes() -> None:
-    wide = AutoscaleConfig(enabled=True, min=1, max=8, pool="generators", tolerance=0.5)
-    assert decide(2, learner_waits=0.4, held_back=0.0, config=AUTO).wanted == 3
-    assert decide(2, learner_waits=0.4, held_back=0.0, config=wide).wanted == 2
+def test_a_share_within_the_tolerance_changes_nothing() -> None:
+    assert decide(8, learner_waits=0.0, held_back=0.0999, config=AUTO).wanted == 8
+    assert decide(8, learner_waits=0.0, held_back=0.15, config=AUTO).wanted == 7

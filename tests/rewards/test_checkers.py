@@ -30,10 +30,14 @@ ANYTHING = [CallTest(function="f", args=[[1, 2]], expected=None), StdinTest(inpu
 def verdicts(checker: str | None, tests: list[CallTest | StdinTest]) -> list[str]:
     async def run() -> list[str]:
         async with await WarmCells.start(1) as cells:
-            judge = Judge(cells, replace(LIMITS, checker=checker, stop_at_first_failure=False))
+            judge = Judge(cells, replace(LIMITS, checker=checker))
             return [
                 str(test.verdict)
-                for test in (await judge.verify(VerifyRequest(code=CODE, tests=list(tests)))).tests
+                for test in (
+                    await judge.verify(
+                        VerifyRequest(code=CODE, tests=list(tests), stop_at_first_failure=False)
+                    )
+                ).tests
             ]
 
     return asyncio.run(run())

@@ -37,11 +37,12 @@ def name(function: str) -> str:
     return f"{HERE}:{function}"
 
 
-def run_config(*functions: str, **settings: object) -> RunConfig:
+def run_config(*functions: str, function_s: float = 10, **settings: object) -> RunConfig:
     config = compose("grpo_code", ["verifiers.cells=1", "sandbox.packages=[]"])
     fns = [name(f) if ":" not in f and f not in ("xml_format", "length") else f for f in functions]
     reward = replace(config.reward, fns=fns, weights=[1.0] * len(fns), **settings)
-    return replace(config, reward=reward)
+    timeouts = replace(config.timeouts, group_s=12 * function_s)
+    return replace(config, reward=reward, timeouts=timeouts)
 
 
 def with_verifier(
@@ -124,11 +125,11 @@ def test_a_function_that_hangs_is_ended_at_its_deadline_and_concurrent_calls_are
                 name("slow"): {"score": 1.0}
             }
         with pytest.raises(
-            RewardError, match=r"by_response gave no score within 0\.8 s \(reward\.timeout_s\)"
+            RewardError, match=r"by_response gave no score within 0\.8 s \(timeouts\.group_s / 12\)"
         ):
             await hanging
 
-    with_verifier(run_config("by_response", "slow", timeout_s=0.8), test)
+    with_verifier(run_config("by_response", "slow", function_s=0.8), test)
 
 
 def test_a_function_that_blocks_the_event_loop_is_blamed_and_not_the_calls_it_delays() -> None:
@@ -148,7 +149,7 @@ def test_a_function_that_blocks_the_event_loop_is_blamed_and_not_the_calls_it_de
             name("blocks"): {"score": 1.0}
         }
 
-    with_verifier(run_config("blocks", "slow", timeout_s=0.8), test)
+    with_verifier(run_config("blocks", "slow", function_s=0.8), test)
 
 
 @pytest.mark.parametrize("function", ["slow", "slow_too"])
@@ -270,4 +271,3 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
     )
     assert "is not used" in found("reward.remote.url=http://127.0.0.1:1")[0]
     assert "reward.format_reward=2 is not from" in found("reward.format_reward=2")[0]
-    assert "the call would time out first" in found("reward.timeout_s=30")[0]

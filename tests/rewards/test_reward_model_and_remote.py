@@ -171,8 +171,8 @@ def remote(url: str, **fields: Any) -> RewardConfig:
 
 
 @asynccontextmanager
-async def scoring(reward: RewardConfig) -> AsyncIterator[RemoteScorer]:
-    scorer = RemoteScorer(reward)
+async def scoring(reward: RewardConfig, *, limit_s: float = 10) -> AsyncIterator[RemoteScorer]:
+    scorer = RemoteScorer(reward, limit_s=limit_s)
     try:
         yield scorer
     finally:
@@ -230,7 +230,7 @@ def test_a_server_that_fails_is_asked_again_up_to_its_attempts() -> None:
     assert (asked, "DecodeError" in said) == (2, True)
 
 
-def test_a_server_that_does_not_answer_is_given_up_within_reward_timeout_s() -> None:
+def test_a_server_that_does_not_answer_is_given_up_within_the_limit_of_one_call() -> None:
     async def run() -> str:
         async def silent(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
@@ -242,7 +242,7 @@ def test_a_server_that_does_not_answer_is_given_up_within_reward_timeout_s() -> 
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         try:
             async with asyncio.timeout(20):
-                async with scoring(remote(url, timeout_s=0.6, attempts=2)) as scorer:
+                async with scoring(remote(url, attempts=2), limit_s=0.6) as scorer:
                     with pytest.raises(RewardError) as failed:
                         await scorer(sample("yes"))
         finally:
@@ -266,7 +266,7 @@ def test_the_token_is_sent_from_the_environment_and_missed_where_it_is_not_set(
         ConfigError,
         match=r"reward\.remote\.token_env=NOT_SET: there is no such environment variable",
     ):
-        RemoteScorer(remote("http://127.0.0.1:1", token_env="NOT_SET"))
+        RemoteScorer(remote("http://127.0.0.1:1", token_env="NOT_SET"), limit_s=10)
 
 
 def test_another_verifier_judges_the_rows_tests(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -292,7 +292,7 @@ def test_client_retries_elsewhere_and_gives_up_with_a_typed_error() -> None:
             serve(_refusing(500)) as broken,
             serve(_refusing(503)) as full,
         ):
-            client = VerifierClient(run_config(timeout_s=30, max_attempts=2), TOKEN)
+            client = VerifierClient(run_config(timeout_s=30), TOKEN)
             dead = "http://127.0.0.1:9"
             client.update_servers([dead, full, good])
             verdicts = await asyncio.gather(*(client.verify(PROBLEM, GOOD) for _ in range(30)))
@@ -370,10 +370,10 @@ def test_infrastructure_error_is_retried_and_then_raised_never_scored() -> None:
     async def run() -> None:
         async with verifier() as (url, service), verifier() as (other, _):
             await service.cells.close()
-            config = run_config(max_attempts=2)
+            config = run_config()
             client = VerifierClient(config, TOKEN)
             client.update_servers([url])
-            with pytest.raises(InfrastructureError, match="in 2 attempts"):
+            with pytest.raises(InfrastructureError, match="in 4 attempts"):
                 await Scorer(config, client).score(_prompt(), GOOD)
             client.update_servers([url, other])
             assert await client.verify(PROBLEM, GOOD) == [Verdict.PASS] * 3

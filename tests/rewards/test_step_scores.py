@@ -20,7 +20,7 @@ PROMPT = Prompt(
 )
 CONFIG: RunConfig = compose(
     "grpo_code",
-    ["reward.mode=fraction", "sandbox.stop_at_first_failure=false", "reward.placement=steps"],
+    ["reward.mode=fraction", "reward.placement=steps"],
 )
 
 

@@ -30,9 +30,7 @@ from async_rl.sandbox.warm_cells import WarmCells
 TOKEN = "secret"
 
 
-def run_config(
-    *, timeout_s: float = 20.0, max_attempts: int = 3, mode: str = "all_or_nothing"
-) -> RunConfig:
+def run_config(*, timeout_s: float = 20.0, mode: str = "all_or_nothing") -> RunConfig:
     """The sections that client and scorer read."""
     base = compose_unchecked("ppo_code", [f"timeouts.group_s={4 * timeout_s}"])
     reward, timeouts = base.reward, base.timeouts
@@ -44,8 +42,6 @@ def run_config(
         count=1,
         cells=1,
         cores=[],
-        queue_size=64,
-        max_attempts=max_attempts,
     )
     return cast(
         RunConfig,

@@ -251,7 +251,6 @@ def test_a_function_that_cannot_lead_is_refused_at_the_start(tmp_path: Path) -> 
         "rollout.fn=a:b",
         "reward.placement=steps",
         "reward.mode=fraction",
-        "sandbox.stop_at_first_failure=false",
     ]
     assert "the last turn is scored" in "".join(problems(compose_unchecked("grpo_code", scored)))
 

@@ -179,17 +179,17 @@ def test_an_evaluation_keeps_every_sample(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.covers("greedy and sampled evaluation")
-def test_an_evaluation_adds_one_greedy_answer_to_its_samples_where_that_is_asked_for(
+def test_an_evaluation_adds_one_greedy_answer_to_several_samples(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with_one, without = (
-        roll_out(monkeypatch, f"evaluation.greedy={on}", purpose=Purpose.EVAL)
-        for on in ("true", "false")
+        roll_out(monkeypatch, f"evaluation.num_samples={count}", purpose=Purpose.EVAL)
+        for count in (2, 1)
     )
     assert with_one.baseline is not None
     assert with_one.baseline.token_ids.tolist() == [0, 0, 9]
     assert without.baseline is None
-    assert len(with_one.trajectories) == len(without.trajectories) == 1
+    assert (len(with_one.trajectories), len(without.trajectories)) == (2, 1)
 
 
 def test_remax_adds_one_scored_greedy_answer_that_is_no_member_of_the_group(
@@ -209,7 +209,6 @@ def test_a_step_ends_with_the_token_that_completes_its_text(
     knobs = (
         "reward.placement=steps",
         "reward.mode=fraction",
-        "sandbox.stop_at_first_failure=false",
     )
     group = roll_out(monkeypatch, *knobs)
     # two letters per token: characters 1 and 2 are token 1, character 3 is token 2; beyond the end

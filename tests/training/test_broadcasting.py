@@ -29,7 +29,7 @@ def fleet(tmp_path: Path) -> Iterator[Callable[..., Learner]]:
         settings = (
             "weights.transfer=collective",
             "timeouts.start_s=120",
-            "weights.bucket_mb=1",
+            "weights.transfer.bucket_mb=1",
             *overrides,
         )
         learner = Learner(
@@ -179,7 +179,6 @@ def test_nccl_brings_each_version_bit_for_bit(fleet: Callable[..., Learner]) -> 
     generators = {"a": Generator(devices=("cuda:1",)), "b": Generator(devices=("cuda:2",))}
     learner = fleet(
         generators,
-        "weights.backend=nccl",
         "generators.gpus_each=1",
         "learner.gpus_each=1",
         device="cuda:0",

@@ -131,7 +131,9 @@ def test_a_version_is_published_while_a_far_generator_still_reads_the_file_of_th
     assert far.versions == [0, 1]
 
 
-@pytest.mark.parametrize("override", ["weights.path=null", "weights.path=memory://elsewhere"])
+@pytest.mark.parametrize(
+    "override", ["weights.transfer.path=null", "weights.transfer.path=memory://elsewhere"]
+)
 def test_files_go_where_the_setting_says(override: str, tmp_path: Path) -> None:
     generators = {"a": Generator()}
     learner = Learner(tmp_path / "my_run", generators, "weights.transfer=filesystem", override)
@@ -163,5 +165,5 @@ def test_a_file_that_cannot_be_written_ends_the_run_and_no_generator_is_blamed(
 
     with pytest.raises(ExceptionGroup) as caught:
         learner.run(story)
-    assert caught.group_contains(ConfigError, match="weights.path")
+    assert caught.group_contains(ConfigError, match="weights.transfer.path")
     assert learner.cut_off == []

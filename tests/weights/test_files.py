@@ -126,7 +126,9 @@ def test_a_place_that_cannot_be_written_is_named_with_its_setting(tmp_path: Path
     (tmp_path / "file").write_text("")
     with (
         publisher() as weights,
-        pytest.raises(ConfigError, match=r"cannot be written to .*file/weights.*weights\.path"),
+        pytest.raises(
+            ConfigError, match=r"cannot be written to .*file/weights.*weights\.transfer\.path"
+        ),
     ):
         sender(str(tmp_path / "file" / "weights")).write(weights.write(1, TENSORS.values()))
 
@@ -135,7 +137,7 @@ def test_a_missing_file_names_the_setting(tmp_path: Path) -> None:
     with (
         publisher() as weights,
         FileReader() as reader,
-        pytest.raises(WeightsError, match=r"cannot be read from .*\(weights.path\)"),
+        pytest.raises(WeightsError, match=r"cannot be read from .*\(weights.transfer.path\)"),
     ):
         reader.fetch(str(tmp_path / "none"), weights.write(1, TENSORS.values()))
 

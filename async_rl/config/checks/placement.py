@@ -12,7 +12,7 @@ from async_rl.config.run import RunConfig
 
 def placement_problems(config: RunConfig) -> Iterator[str]:
     """Yield the contradictions of a device that generators and learner share in turns."""
-    if config.weights.transfer == "ipc" and not has_shared_gpu(config):
+    if config.weights.transfer.kind == "ipc" and not has_shared_gpu(config):
         yield (
             "weights.transfer=ipc: the weights remain in the memory of a GPU that a vLLM generator"
             " and a learner of one rank share; set placement=colocated, generation.engine=vllm,"
@@ -57,10 +57,10 @@ def _handovers(config: RunConfig) -> Iterator[str]:
             " always wait for each other, so there is nothing to balance; set"
             " generators.autoscale.enabled=false"
         )
-    if config.weights.transfer in ("filesystem", "collective"):
+    if config.weights.transfer.kind in ("filesystem", "collective"):
         yield (
-            f"weights.transfer={config.weights.transfer} with placement=colocated: generators run"
-            " beside the learner and read its memory; set weights.transfer=auto"
+            f"weights.transfer={config.weights.transfer.kind} with placement=colocated: generators"
+            " run beside the learner and read its memory; set weights.transfer=auto"
         )
 
 

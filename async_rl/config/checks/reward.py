@@ -106,12 +106,6 @@ def _scale(config: RunConfig) -> Iterator[str]:
             f" reward.fail_reward={reward.fail_reward:g}: the policy would learn to fail; raise"
             " reward.pass_reward"
         )
-    elif reward.mode == "fraction" and config.sandbox.stop_at_first_failure:
-        yield (
-            "reward.mode=fraction with sandbox.stop_at_first_failure=true: tests after the first"
-            " failed one are not run and would count as failed; set"
-            " sandbox.stop_at_first_failure=false"
-        )
     elif scaled(reward.pass_reward) <= scaled(reward.fail_reward):
         yield (
             f"reward.scale={reward.scale:g}, reward.bias={reward.bias:g} and"

@@ -68,10 +68,10 @@ def _run(config: RunConfig) -> Iterator[str]:
             f"generators.autoscale.max={auto.max} is below generators.autoscale.min={auto.min};"
             " raise max or lower min"
         )
-    ports = config.network.control_port, config.monitoring.tensorboard_port
-    if config.monitoring.tensorboard and ports[0] == ports[1] != 0:
+    control, board = config.network.control_port, config.monitoring.tensorboard_port
+    if control == board != 0:
         yield (
-            f"network.control_port={ports[0]} is also monitoring.tensorboard_port; set different"
+            f"network.control_port={control} is also monitoring.tensorboard_port; set different"
             " ports, or 0 for free ones"
         )
     if config.network.host in ("0.0.0.0", "::", "*"):
@@ -130,11 +130,6 @@ def _sampling(config: RunConfig) -> Iterator[str]:
             f"evaluation.num_samples={config.evaluation.num_samples} with evaluation.temperature=0:"
             " the greedy samples of a prompt are identical; set evaluation.num_samples=1, or"
             " evaluation.temperature=1"
-        )
-    if config.evaluation.greedy and config.evaluation.temperature == 0:
-        yield (
-            "evaluation.greedy=true with evaluation.temperature=0: every sample is already the"
-            " greedy answer; set evaluation.greedy=false, or evaluation.temperature=1"
         )
 
 
@@ -245,16 +240,13 @@ def _optimizers(config: RunConfig) -> Iterator[str]:
 
 def _timeouts(config: RunConfig) -> Iterator[str]:
     timeouts = config.timeouts
-    for path, limit_s in (
-        ("sandbox.timeout_s", config.sandbox.timeout_s),
-        ("reward.timeout_s", config.reward.timeout_s),
-    ):
-        if timeouts.score_s <= limit_s:
-            yield (
-                f"timeouts.group_s={timeouts.group_s:g} allows {timeouts.score_s:g} s for one"
-                f" scoring call, not above {path}={limit_s:g}: the call would time out first; raise"
-                f" timeouts.group_s above {4 * limit_s:g}, or lower {path}"
-            )
+    limit_s = config.sandbox.timeout_s
+    if timeouts.score_s <= limit_s:
+        yield (
+            f"timeouts.group_s={timeouts.group_s:g} allows {timeouts.score_s:g} s for one"
+            f" scoring call, not above sandbox.timeout_s={limit_s:g}: the call would time out"
+            f" first; raise timeouts.group_s above {4 * limit_s:g}, or lower sandbox.timeout_s"
+        )
     if timeouts.take_s <= timeouts.start_s:
         yield (
             f"timeouts.stall_s={timeouts.stall_s:g} is not above 3 timeouts.start_s"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from async_rl.config.run import RunConfig
+from async_rl.config.running import FileTransfer
 
 
 def weights_problems(config: RunConfig) -> Iterator[str]:
@@ -22,34 +23,13 @@ def weights_problems(config: RunConfig) -> Iterator[str]:
             f" raise buffer.max_staleness_versions to at least {weights.push_every_steps - 1}, or"
             " lower weights.push_every_steps"
         )
-    launch = config.launcher
-    is_local_folder = weights.path is None and launch.kind == "ray" and not launch.shared_run_dir
-    if weights.transfer == "filesystem" and is_local_folder:
+    launch, transfer = config.launcher, weights.transfer
+    is_local_folder = launch.kind == "ray" and not launch.shared_run_dir
+    if isinstance(transfer, FileTransfer) and transfer.path is None and is_local_folder:
         yield (
             "weights.transfer=filesystem with launcher=ray and launcher.shared_run_dir=false: other"
-            " nodes cannot read the run's directory; set weights.path to a URL that all nodes can"
-            " read, or launcher.shared_run_dir=true"
-        )
-    if weights.transfer in ("shared_memory", "ipc") and weights.path is not None:
-        yield (
-            f"weights.path={weights.path} with weights.transfer={weights.transfer}: no file is"
-            " written; set weights.path=null, or weights.transfer=auto"
-        )
-    if weights.transfer in ("shared_memory", "filesystem", "ipc") and weights.backend != "auto":
-        yield (
-            f"weights.backend={weights.backend} with weights.transfer={weights.transfer}: nothing"
-            " is broadcast; set weights.backend=auto, or weights.transfer=collective"
-        )
-    if weights.backend == "nccl" and min(config.generators.gpus_each, config.learner.gpus_each) < 1:
-        yield (
-            f"weights.backend=nccl with generators.gpus_each={config.generators.gpus_each:g} and"
-            f" learner.gpus_each={config.learner.gpus_each:g}: NCCL needs a whole GPU per rank; set"
-            " both to at least 1, or weights.backend=auto"
-        )
-    if weights.transfer == "collective" and weights.path is not None:
-        yield (
-            f"weights.path={weights.path} with weights.transfer=collective: no file is written; set"
-            " weights.path=null"
+            " nodes cannot read the run's directory; set weights.transfer.path to a URL that all"
+            " nodes can read, or launcher.shared_run_dir=true"
         )
     if config.model.dtype == "bfloat16" and weights.probe_tolerance < 0.1:
         yield (

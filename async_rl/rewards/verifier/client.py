@@ -2,7 +2,7 @@
 elsewhere.
 
 Takes programs from rollouts, waits for a server and its answer, and returns verdicts. Raises
-InfrastructureError after `verifiers.max_attempts` attempts without a verdict, or DeadlineExceeded
+InfrastructureError after MAX_ATTEMPTS attempts without a verdict, or DeadlineExceeded
 after `timeouts.score_s`. A server that cannot be reached or is full costs no attempt: the
 program waits, with jitter, for another server or for its return. Woken by: answers, a change of the
 set of servers, back-off timers. Invariants: a program gets one answer; nothing here blocks the
@@ -33,6 +33,10 @@ from async_rl.rewards.verifier.protocol import (
     VerifyResponse,
 )
 
+MAX_ATTEMPTS = 4
+"""Calls for one program before the sample's attempt fails: each goes to another verifier if there
+is one, and a program that breaks four is more likely at fault than the verifiers.
+"""
 _LATENCIES_KEPT = 2048
 _MAX_IDLE_CONNECTIONS = 64
 
@@ -45,7 +49,9 @@ class VerifierClient:
 
     def __init__(self, config: RunConfig, token: str, activity: Activity | None = None) -> None:
         self._activity = activity or Activity()
-        self._verifiers, self._sandbox = config.verifiers, config.sandbox
+        self._sandbox = config.sandbox
+        # A reward that needs every test to pass is decided by the first that fails.
+        self._stops = config.reward.mode == "all_or_nothing"
         self._score_s = config.timeouts.score_s
         self._max_calls = config.reward.concurrency
         self._http = httpx.AsyncClient(
@@ -81,7 +87,7 @@ class VerifierClient:
             code,
             problem.tests,
             problem.setup,
-            stop_at_first_failure=self._sandbox.stop_at_first_failure,
+            stop_at_first_failure=self._stops,
         )
         return [result.verdict for result in results]
 
@@ -173,7 +179,7 @@ class VerifierClient:
             except InfrastructureError as error:
                 problem = str(error)
                 attempts += 1
-            if attempts >= self._verifiers.max_attempts:
+            if attempts >= MAX_ATTEMPTS:
                 raise InfrastructureError(
                     f"no verifier could judge a program in {attempts} attempts; the last reason:"
                     f" {problem}"

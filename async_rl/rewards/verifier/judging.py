@@ -158,7 +158,7 @@ class Judge:
             cpu_s=request.timeout_s or config.timeout_s,
             memory_bytes=(request.memory_mb or config.memory_mb) * _MIB,
             output_bytes=(request.output_kb or config.output_kb) * 1024,
-            stop=config.stop_at_first_failure if stop is None else stop,
+            stop=True if stop is None else stop,
         )
 
     @property

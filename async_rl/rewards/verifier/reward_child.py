@@ -30,9 +30,10 @@ NO_CALL, UNKNOWN_CALL = -3, -4
 
 
 class LoadFunctions(Value):
-    """The first message: the section `reward` of the configuration."""
+    """The first message: the section `reward` of the configuration, and the longest call."""
 
     reward: dict[str, Any]
+    limit_s: float
 
 
 class RewardCall(Value):
@@ -95,11 +96,12 @@ async def _serve(parent: ParentPipes) -> None:
     await loop.connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(parent.incoming, "rb")
     )
-    reward = RewardConfig.model_validate(
-        msgspec.json.decode(await reader.readline(), type=LoadFunctions).reward
-    )
+    load = msgspec.json.decode(await reader.readline(), type=LoadFunctions)
+    reward = RewardConfig.model_validate(load.reward)
     try:
-        loaded = {name: find_function(name, reward) for name in functions_of(reward)}
+        loaded = {
+            name: find_function(name, reward, limit_s=load.limit_s) for name in functions_of(reward)
+        }
     except ConfigError as error:
         parent.send(Result(number=LOADED, error=str(error)))
         return

@@ -1,7 +1,7 @@
 """The owner of the child process in which reward functions run (`reward_child.py`).
 
 Takes calls, waits for the child, and returns scores or raises RewardError; a failure is never a
-score. Invariants: a call ends after `reward.timeout_s`, because its process is killed. The other
+score. Invariants: a call ends after `timeouts.function_s`, because its process is killed. The other
 calls of a killed process are repeated in a new one. A call that may be at fault is repeated in a
 process without other calls: when the process was not killed by us, when the blocking call is
 unknown, or when the call is the one that blocks the event loop.
@@ -19,6 +19,7 @@ import msgspec
 from async_rl.config.base import as_builtins
 from async_rl.config.reward_terms import functions_of
 from async_rl.config.rewards import RewardConfig
+from async_rl.config.timeouts import TimeoutsConfig
 from async_rl.core.errors import ConfigError, RewardError
 from async_rl.rewards.verifier import reward_child
 from async_rl.rewards.verifier.child_process import ChildProcess
@@ -53,8 +54,8 @@ class _ChildEnded(Exception):
 class RewardProcess:
     """The functions of a configuration, in a child that is replaced when it ended."""
 
-    def __init__(self, reward: RewardConfig, *, load_s: float) -> None:
-        self._reward, self._load_s = reward, load_s
+    def __init__(self, reward: RewardConfig, *, timeouts: TimeoutsConfig) -> None:
+        self._reward, self._timeouts = reward, timeouts
         self.names = functions_of(reward)
         self._shared: _Child | None = None
         self._starting = asyncio.Lock()
@@ -94,7 +95,7 @@ class RewardProcess:
     async def _score_alone(self, name: str, sample: RewardSample) -> dict[str, float]:
         """Call the function in a process without other calls, so that its end is this call's."""
         async with self._alone:
-            child = await _Child.start(self._reward, self._load_s)
+            child = await _Child.start(self._reward, self._timeouts)
             try:
                 return await child.score(name, sample)
             except _ChildEnded as ended:
@@ -107,7 +108,7 @@ class RewardProcess:
     async def _child(self) -> _Child:
         async with self._starting:
             if self._shared is None or self._shared.has_ended:
-                self._shared = await _Child.start(self._reward, self._load_s)
+                self._shared = await _Child.start(self._reward, self._timeouts)
             return self._shared
 
     async def close(self) -> None:
@@ -128,13 +129,15 @@ class _Child:
         self._culprit = NO_CALL
 
     @classmethod
-    async def start(cls, reward: RewardConfig, load_s: float) -> _Child:
+    async def start(cls, reward: RewardConfig, timeouts: TimeoutsConfig) -> _Child:
         """Start a process and load the functions. Raises ConfigError."""
         process = await ChildProcess.start(reward_child.__name__, Result)
-        child = cls(process, reward.timeout_s)
+        child = cls(process, timeouts.function_s)
+        load_s = timeouts.load_functions_s
+        load = LoadFunctions(reward=as_builtins(reward), limit_s=timeouts.function_s)
         try:
             async with asyncio.timeout(load_s):
-                loaded = await child._exchange(LOADED, LoadFunctions(reward=as_builtins(reward)))
+                loaded = await child._exchange(LOADED, load)
         except _ChildEnded as ended:
             raise ConfigError(
                 f"loading {', '.join(functions_of(reward))} ended the process with exit code"
@@ -195,8 +198,8 @@ class _Child:
             raise _ChildEnded(0, is_suspect=culprit == UNKNOWN_CALL)
         advice = "" if blocking == NO_CALL else _BLOCKED_LOOP
         raise RewardError(
-            f"{name} gave no score within {self._timeout_s:g} s (reward.timeout_s){advice}; its"
-            " process was ended"
+            f"{name} gave no score within {self._timeout_s:g} s (timeouts.group_s / 12){advice};"
+            " its process was ended"
         )
 
     async def _blocking_call(self) -> int:

@@ -30,6 +30,10 @@ from async_rl.rewards.verifier.server import build_app
 from async_rl.rewards.verifier.service import VerifierService
 from async_rl.sandbox.warm_cells import Unsafe, WarmCells
 
+QUEUE_SIZE = 4096
+"""Programs that wait at most; the next is refused with 429. As many as eight generators with 64
+groups of 8 have at once, because some trainers take a refusal for a wrong answer.
+"""
 _BACKLOG = 2048
 _CLOSE_S = 5
 """Seconds for connections to end after the last verdict."""
@@ -61,14 +65,14 @@ async def open_service(
         stack.push_async_callback(judge.close)
         functions = None
         if reward is not None:
-            functions = RewardProcess(reward, load_s=timeouts.load_functions_s)
+            functions = RewardProcess(reward, timeouts=timeouts)
             stack.push_async_callback(functions.close)
             await functions.start()
         yield VerifierService(
             functions=functions,
             cells=cells,
             judge=judge,
-            queue_size=verifiers.queue_size,
+            queue_size=QUEUE_SIZE,
             num_cells=num_cells,
             queue_timeout_s=timeouts.score_s,
             activity=activity,

@@ -25,6 +25,7 @@ import msgspec
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from async_rl.config.running import AutoTransfer, CollectiveTransfer
 from async_rl.core.errors import BroadcastBroken, WeightsError
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import Manifest, Seat
@@ -82,7 +83,9 @@ class Broadcaster(Sender):
 
     def __init__(self, learner: LearnerSide) -> None:
         super().__init__(learner)
-        self._config = learner.config
+        self._transfer = learner.config.transfer
+        assert isinstance(self._transfer, AutoTransfer | CollectiveTransfer)
+        self._bucket_mb = self._transfer.bucket_mb
         self._device_name = device_name(learner.device)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
         self._member = _Seated(learner.device)
@@ -94,7 +97,7 @@ class Broadcaster(Sender):
 
     def reaches(self, member: Member) -> bool:
         """With transfer=auto only generators on other GPUs than the learner; else all."""
-        if self._config.transfer != "auto":
+        if not isinstance(self._transfer, AutoTransfer):
             return True
         is_apart = not {_CPU, self._device_name} & set(member.devices)
         return bool(member.devices) and self._device_name != _CPU and is_apart
@@ -120,7 +123,7 @@ class Broadcaster(Sender):
                 host=member.address.removeprefix("tcp://").rpartition(":")[0],
                 world_size=len(devices),
                 first_rank=first_rank,
-                bucket_bytes=self._config.bucket_mb << 20,
+                bucket_bytes=self._bucket_mb << 20,
                 timeout_s=_PATIENCE * self._learner.push_s,
             )
             first_rank += len(member.devices)
@@ -133,8 +136,6 @@ class Broadcaster(Sender):
 
     def _backend(self, devices: list[str]) -> Literal["gloo", "nccl"]:
         """NCCL requires a different GPU for each rank."""
-        if self._config.backend != "auto":
-            return self._config.backend
         return "nccl" if _CPU not in devices and len(set(devices)) == len(devices) else "gloo"
 
     async def send(self, manifest: Manifest) -> None:

@@ -82,7 +82,7 @@ class FileSender(Sender):
         except (OSError, ValueError, ImportError) as error:
             raise ConfigError(
                 f"version {manifest.version} cannot be written to {self._folder} ({error}); set"
-                " weights.path to a directory with enough space"
+                " weights.transfer.path to a directory with enough space"
             ) from error
         self._has_written = True
         return str(fs.unstrip_protocol(path))
@@ -132,7 +132,8 @@ class FileReader:
                     local = block.write(manifest.version, _tensors(file, manifest))
             except (OSError, ValueError, ImportError) as error:
                 raise WeightsError(
-                    f"version {manifest.version} cannot be read from {url} (weights.path): {error}"
+                    f"version {manifest.version} cannot be read from {url}"
+                    f" (weights.transfer.path): {error}"
                 ) from error
         if local.checksum != manifest.checksum:
             raise WeightsError(

@@ -36,7 +36,7 @@ RECEIVERS: Mapping[type[Source], type[Receiver[Any]]] = {
 
 def open_senders(learner: LearnerSide) -> list[Sender]:
     """Return the senders of the configured transfer, preferred first."""
-    return [sender(learner) for sender in SENDERS[learner.config.transfer]]
+    return [sender(learner) for sender in SENDERS[learner.config.transfer.kind]]
 
 
 class Receivers:
