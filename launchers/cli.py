@@ -21,6 +21,7 @@ from async_rl.launchers.commands.export import export
 from async_rl.launchers.commands.init import init
 from async_rl.launchers.commands.launch import launch, resume
 from async_rl.launchers.commands.ledger import ledger
+from async_rl.launchers.commands.list_runs import list_runs
 from async_rl.launchers.commands.logs import logs
 from async_rl.launchers.commands.migrate import migrate
 from async_rl.launchers.commands.rollouts import show_rollouts
@@ -29,6 +30,7 @@ from async_rl.launchers.commands.status import status
 from async_rl.launchers.commands.stop import stop
 from async_rl.launchers.commands.verifier import verifier_commands
 from async_rl.launchers.commands.verify import verify
+from async_rl.launchers.commands.view import view
 
 EXIT_WRONG_SETTINGS = 2
 
@@ -43,6 +45,8 @@ app = typer.Typer(
 )
 app.command()(launch)
 app.command()(status)
+app.command("runs")(list_runs)
+app.command()(view)
 app.command()(logs)
 app.command()(stop)
 app.command()(resume)

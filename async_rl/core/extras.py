@@ -12,6 +12,7 @@ from async_rl.core.errors import ConfigError
 
 EXTRA_OF = {
     "huggingface_hub": "train",
+    "jinja2": "view",
     "math_verify": "verifier",
     "ray": "ray",
     "starlette": "verifier",

@@ -66,7 +66,7 @@ def page(
     return Lines(
         Text(f"{title}  {group.generator}  {span}", style="bold"),
         Text(prompt.strip(), style="dim"),
-        _response(sample, pieces, colour, _advantages(group, index, advantages)),
+        _response(sample, pieces, colour, token_advantages(group, index, advantages)),
         _verdict(group, sample),
         Text(),
     )
@@ -122,12 +122,12 @@ def _advantage_style(advantage: float) -> str:
     return f"bold {style}" if abs(advantage) > _MUCH else style
 
 
-def _advantages(group: Group, index: int, advantages: FloatArray | None) -> list[float]:
+def token_advantages(group: Group, index: int, advantages: FloatArray | None) -> list[float]:
     """Return the advantage of each response token of the sample, in units of the group's root mean
     square; without stored advantages from the sample's reward.
     """
     lengths = [sample.response_length for sample in group.trajectories]
-    if advantages is None:
+    if advantages is None or len(advantages) != sum(lengths):
         rewards = [sample.score.reward for sample in group.trajectories]
         spread = float(np.std(rewards)) or 1.0
         return [(rewards[index] - _mean(group)) / spread] * lengths[index]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from async_rl.core.errors import ConfigError
 from async_rl.core.types import Score, Trajectory
 
 MOST_GROUPS = 256
+_INCOMPLETE = "\ufffd"  # of the bytes of a character, some are in tokens that follow
 
 Decode = Callable[[list[int]], str]
 
@@ -67,10 +67,24 @@ def samples(run_dir: Path, *, step: int | None, failed: bool, most: int) -> list
 
 
 def pieces(sample: Trajectory, decode: Decode) -> list[str]:
-    """Return the text that each response token adds; joined, the pieces are the response."""
+    """Return the text that each response token adds; joined, the pieces are the response.
+
+    A character that several tokens write together is with the last of them.
+    """
     ids = _response_ids(sample)
-    texts = [decode(ids[:end]) for end in range(len(ids) + 1)]
-    return [text[len(before) :] for before, text in itertools.pairwise(texts)]
+    texts = []
+    # Decoding from the last two boundaries between characters, not from the start, keeps the time
+    # linear: 16,000 tokens would otherwise be decoded 8,000 times over.
+    before, start = 0, 0
+    for end in range(1, len(ids) + 1):
+        known = decode(ids[before:start])
+        text = decode(ids[before:end])
+        if text.endswith(_INCOMPLETE) and end < len(ids):
+            texts.append("")
+            continue
+        texts.append(text[len(known) :])
+        before, start = start, end
+    return texts
 
 
 def decoder(run_dir: Path) -> Decode:

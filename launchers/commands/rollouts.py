@@ -5,7 +5,9 @@ Reads the run's store and the tokenizer of its start model; loads neither torch 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,6 +19,7 @@ from async_rl.core.errors import ConfigError
 from async_rl.launchers.api.samples import decoder, pieces, stored_rollouts
 from async_rl.launchers.commands import runs
 from async_rl.launchers.commands.options import OutputDir, Run, console
+from async_rl.launchers.view.queries import Filter
 from async_rl.monitoring.rollout_page import LEGEND, NOT_SAMPLED, Colour, page
 
 
@@ -32,16 +35,26 @@ def show_rollouts(
         int, typer.Option("--num", "-n", min=1, help="number of samples, one of each group")
     ] = 3,
     colour: Annotated[Colour, typer.Option(help="meaning of a token's colour")] = Colour.LOGPROB,
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            help="write every stored sample of --step and --failed to this .jsonl or .parquet file"
+        ),
+    ] = None,
     output_dir: OutputDir = None,
 ) -> None:
     """Show sampled responses: prompt, response, verdicts, reward; one sample of each group.
 
     Examples: async-rl rollouts; async-rl rollouts --step 12 --failed; async-rl rollouts my-run
-    --best --num 10 --colour version
+    --best --num 10 --colour version; async-rl rollouts my-run --export samples.parquet
     """
     if best and worst:
         raise ConfigError("--best and --worst exclude each other; give one")
     run_dir = runs.find(run, output_dir)
+    if export is not None:
+        number = write(run_dir, export, Filter(step=step, failed=failed))
+        console().print(f"{number} samples are in {export}", soft_wrap=True)
+        return
     stored = stored_rollouts(run_dir, step=step)
     chosen = choose(stored, is_best=best, is_worst=worst, is_failed=failed)[:num]
     terminal = console()
@@ -70,6 +83,24 @@ def show_rollouts(
             advantages=rollout.advantages,
         )
         terminal.print(shown)
+
+
+def write(run_dir: Path, file: Path, chosen: Filter) -> int:
+    """Write the stored samples of the groups that pass a filter, and return their number. Raises
+    ConfigError for an unknown format or a file that exists.
+    """
+    from async_rl.launchers.view.export import FORMS, rows  # pyarrow takes a while to import
+
+    form = FORMS.get(file.suffix.removeprefix("."))
+    if form is None:
+        raise ConfigError(f"--export {file}: name a file that ends with .jsonl or .parquet")
+    if file.exists():
+        raise ConfigError(f"--export {file}: the file exists; choose another name or delete it")
+    number = itertools.count()
+    samples = (row for row in rows(run_dir, decoder(run_dir), chosen) if next(number) >= 0)
+    with file.open("wb") as target:
+        target.writelines(form.stream(samples))
+    return next(number)
 
 
 def choose(

@@ -112,21 +112,29 @@ def remains(run_dir: Path) -> Remains:
     last: dict[str, Any] = {}
     for row in _rows(run_dir / "metrics.jsonl"):
         last = row
+    ending, cause = outcome(run_dir)
+    return Remains(
+        run_name=run_dir.name,
+        run_dir=str(run_dir),
+        step=int(last.get("step", 0)),
+        num_steps=config.num_steps,
+        outcome=ending,
+        cause=cause,
+        metrics={name: value for name, value in last.items() if isinstance(value, int | float)},
+    )
+
+
+def outcome(run_dir: Path) -> tuple[str, str]:
+    """Return (outcome, cause of a failure) of a run without processes, from its files; `Remains`
+    has the outcomes.
+    """
     try:
         state = msgspec.json.decode((run_dir / "state.json").read_bytes(), type=_State)
     except (OSError, msgspec.DecodeError):
         # The supervisor in the job writes control.json soon after its start.
         is_queued = (run_dir / SCRIPT_FILE).is_file() and not (run_dir / "control.json").is_file()
         state = _State(QUEUED if is_queued else "")
-    return Remains(
-        run_name=run_dir.name,
-        run_dir=str(run_dir),
-        step=int(last.get("step", 0)),
-        num_steps=config.num_steps,
-        outcome=state.outcome,
-        cause=state.cause,
-        metrics={name: value for name, value in last.items() if isinstance(value, int | float)},
-    )
+    return state.outcome, state.cause
 
 
 def history(run_dir: Path, metric: str) -> list[float]:

@@ -1,0 +1,56 @@
+"""`async-rl runs`: the runs of a directory in a table, the newest first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from async_rl.launchers.commands import runs
+from async_rl.launchers.commands.options import console, open_table
+from async_rl.launchers.view.library import Library, Summary
+from async_rl.launchers.view.texts import duration, number, size
+
+
+def list_runs(
+    directory: Annotated[
+        Path | None,
+        typer.Argument(metavar="[DIR]", help="directory of runs; default: output_dir of conf/"),
+    ] = None,
+) -> None:
+    """List the runs of a directory: state, step, held-out result, duration, size.
+
+    Examples: async-rl runs; async-rl runs /data/runs
+    """
+    directory = directory or runs.default_output_dir()
+    summaries = [run.summary() for run in Library(directory).runs()]
+    if not summaries:
+        console().print(f"no run in {directory}; start one with async-rl launch conf=ppo_code")
+        return
+    table = open_table(
+        "run", "state", "step", "held-out pass@1", "best", "reward", "duration", "size", "settings"
+    )
+    for one in summaries:
+        table.add_row(*_cells(one))
+    console().print(table)
+
+
+def _cells(run: Summary) -> list[str]:
+    held_out, best = number(run.pass_at_1), number(run.best_pass_at_1)
+    if run.pass_at_1_error is not None:
+        held_out += f" ± {number(run.pass_at_1_error)}"
+    if run.best_step is not None:
+        best += f" at {run.best_step}"
+    state = f"{run.state}: {run.cause}" if run.cause else str(run.state)
+    return [
+        run.name,
+        state,
+        f"{run.step} of {run.num_steps}",
+        held_out,
+        best,
+        number(run.reward),
+        duration(run.duration_s),
+        size(run.size_bytes),
+        run.settings,
+    ]

@@ -1,0 +1,84 @@
+"""`async-rl view`: serves the web view of runs until it is interrupted.
+
+Invariants: it only reads; it binds loopback unless told otherwise, and then requires a token.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import secrets
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import quote
+
+import typer
+
+from async_rl.core.errors import ConfigError
+from async_rl.launchers.commands import runs
+from async_rl.launchers.commands.options import OutputDir, complete_run
+
+_TOKEN_BYTES = 24
+
+
+def view(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN|DIR]",
+            help="name or directory of a run, or a directory of runs; default: output_dir of conf/",
+            autocompletion=complete_run,
+        ),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="address to bind; any but loopback requires the printed token")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="port to bind; 0 = a free one, which is printed")
+    ] = 0,
+    output_dir: OutputDir = None,
+) -> None:
+    """Show runs in the browser: curves, processes, samples with coloured tokens. Reads only.
+
+    Examples: async-rl view; async-rl view my-run; async-rl view /data/runs --port 8200
+    """
+    directory, page = _where(run, output_dir)
+    from async_rl.core.extras import require
+
+    for package in ("starlette", "uvicorn", "jinja2"):
+        require(package, "async-rl view")
+    from async_rl.launchers.view.serving import serve
+
+    token = "" if _is_loopback(host) else secrets.token_urlsafe(_TOKEN_BYTES)
+
+    def ready(bound_port: int) -> None:
+        name = f"[{host}]" if ":" in host else host
+        secret = f"?token={token}" if token else ""
+        typer.echo(f"runs of {directory} at http://{name}:{bound_port}{page}{secret}")
+        typer.echo("Ctrl-C ends it")
+
+    serve(directory, host=host, port=port, token=token, ready=ready)
+
+
+def _where(run: str | None, output_dir: Path | None) -> tuple[Path, str]:
+    """Return (directory of runs, page to begin with). Raises ConfigError if there is neither."""
+    if run is None:
+        directory = output_dir or runs.default_output_dir()
+    else:
+        directory = Path(run).expanduser()
+        is_run = (directory / "config.yaml").is_file()
+        if is_run or not directory.is_dir():
+            found = runs.find(run, output_dir)
+            return found.parent, f"/runs/{quote(found.name, safe='')}"
+    if not directory.is_dir():
+        raise ConfigError(
+            f"{directory} does not exist: no run has been started there; give a run, a directory"
+            " of runs, or start one with async-rl launch conf=ppo_code"
+        )
+    return directory.absolute(), "/"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,40 @@
+"""Numbers, times and sizes as people read them."""
+
+from __future__ import annotations
+
+import math
+
+_LARGE, _SMALL = 1e4, 1e-3
+
+
+def number(value: float | None) -> str:
+    """Return a number as people read it: three or four digits, no exponent where none is needed."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    size = abs(value)
+    if size >= _LARGE:
+        for unit, scale in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+            if size >= scale:
+                return f"{value / scale:.3g} {unit}"
+    if 0 < size < _SMALL:
+        return f"{value:.1e}"
+    return f"{value:.4g}"
+
+
+def duration(seconds: float | None) -> str:
+    """Return a time in the two largest units that it has."""
+    if seconds is None:
+        return "–"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def size(num_bytes: float) -> str:
+    """Return a number of bytes as people read it."""
+    return f"{number(num_bytes)}B" if num_bytes >= 1e4 else f"{num_bytes:.0f} B"

@@ -1,0 +1,250 @@
+"""The pages of `async-rl view`: what they show, what they refuse, and that they only read."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from starlette.testclient import TestClient
+from view_support import HOSTILE
+
+from async_rl.launchers.view.library import Library
+from async_rl.launchers.view.server import build_app
+
+
+@pytest.fixture(scope="module")
+def client(directory: Path) -> TestClient:
+    return TestClient(build_app(Library(directory), token=""), base_url="http://localhost")
+
+
+def text(client: TestClient, address: str) -> str:
+    reply = client.get(address)
+    assert reply.status_code == 200, reply.text
+    return reply.text
+
+
+PAGES = (
+    "/",
+    "/curves?run=one&run=two&smoothing=0.6&section=eval",
+    "/runs/one",
+    "/runs/one?step=1",
+    "/runs/one/samples",
+    "/runs/one/samples?sort=worst&failed=1&text=text",
+    "/runs/one/groups/1",
+    "/runs/one/prompt?prompt_id=t1",
+    "/pair?run=one&run=two",
+    "/pair?run=one&run=two&prompt_id=t1",
+)
+
+
+@pytest.mark.parametrize("address", PAGES)
+def test_no_text_of_a_run_becomes_markup(client: TestClient, address: str) -> None:
+    page = text(client, address)
+    assert "<script>alert" not in page
+    assert "<img" not in page
+    assert "<b>w2" not in page
+
+
+def test_the_hostile_text_is_shown(client: TestClient) -> None:
+    page = text(client, "/runs/one/groups/1")
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert HOSTILE not in page
+
+
+def test_runs_are_listed_with_their_results(client: TestClient) -> None:
+    page = text(client, "/")
+    assert re.findall(r'href="/runs/(\w+)"', page) == ["two", "one"], "the newest first, no other"
+    assert re.findall(r"\d+ of \d+", page)[0].startswith("30 of ")
+    assert "0.75 <small>± 0.05</small>" in page
+    assert "0.75 <small>at 30</small>" in page
+
+
+def test_curves_of_two_runs_share_their_axes(client: TestClient) -> None:
+    page = text(client, "/curves?run=one&run=two")
+    chart = page[page.index("1 reward") :]
+    low, high = map(float, re.findall(r'data-y="(\S+) (\S+)"', chart)[0])
+    assert low < 0.4 / 30
+    assert high > 0.8
+    lines = re.findall(r'<polyline class="c(\d)" points="([^"]+)" data-label="(\w+)"', chart)[:2]
+    assert [(colour, label) for colour, _, label in lines] == [("0", "one"), ("1", "two")]
+    ends = [float(points.split()[-1].partition(",")[2]) for _, points, _ in lines]
+    assert ends[0] < ends[1], "the larger value is higher"
+
+
+def test_a_smoothed_curve_lags_behind_the_measured_one(client: TestClient) -> None:
+    page = text(client, "/curves?run=one&smoothing=0.9")
+    measured = re.search(r'class="c0 measured" points="([^"]+)"', page)
+    smooth = re.search(r'class="c0" points="([^"]+)"', page)
+    assert measured is not None
+    assert smooth is not None
+    last = [float(m[1].split()[-1].partition(",")[2]) for m in (measured, smooth)]
+    assert last[0] < last[1]
+
+
+def test_one_section_of_metrics_is_shown(client: TestClient) -> None:
+    page = text(client, "/curves?run=one&section=eval")
+    assert re.findall(r"<figcaption>(\S+)", page) == ["eval/pass_at_1", "eval/pass_at_1_error"]
+    assert "<option>wait_s</option>" in page
+
+
+@pytest.mark.parametrize(
+    ("query", "groups"),
+    [
+        ("", [5, 4, 3, 2, 1, 0]),
+        ("step=2", [3, 2]),
+        ("failed=1", [1]),
+        ("truncated=1", [2]),
+        ("sort=worst", [1, 5, 4, 3, 2, 0]),
+        ("prompt_id=t1", [1]),
+        ("text=OF+T2", [2]),
+        ("before=2", [1, 0]),
+        ("purpose=eval", []),
+    ],
+)
+def test_groups_are_filtered(client: TestClient, query: str, groups: list[int]) -> None:
+    page = text(client, f"/runs/one/samples?{query}")
+    assert [int(group) for group in re.findall(r"/groups/(\d+)", page)] == groups
+
+
+def test_a_token_shows_its_values(client: TestClient) -> None:
+    page = text(client, "/runs/one/groups/3")
+    hints = re.findall(r'title="(token 3, [^"]+)"', page)
+    assert hints[0].startswith("token 3, probability 0.607, version 0, advantage -"), hints
+    assert "wrong answer" not in page
+    assert "wrong answer" in text(client, "/runs/one/groups/1")
+
+
+def test_the_stages_of_a_step_and_the_ages_are_drawn(client: TestClient) -> None:
+    page = text(client, "/runs/one?step=2")
+    assert re.findall(r'<rect class="(\w+)" x="[\d.]+" width', page).count("leased") == 2
+    assert "busy: training, 1.5 s" in page
+    ages = re.findall(r"<tr><th>(\d+)</th>.*?>(\d+) <small>", page[page.index("Staleness") :])
+    assert ages == [("0", "2"), ("1", "2")]
+
+
+def test_responses_of_two_runs_are_side_by_side(client: TestClient) -> None:
+    listed = text(client, "/pair?run=one&run=two")
+    assert "prompt_id=t1" in listed
+    page = text(client, "/pair?run=one&run=two&prompt_id=t1")
+    assert page.count("<article") == 4
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("/runs/three", "has no run three"),
+        ("/runs/notes", "has no run notes"),
+        ("/runs/one/groups/99", "has no group 99"),
+        ("/runs/one/prompt?prompt_id=x", "has no prompt x"),
+        ("/runs/one/samples?step=x", "the address of this page is wrong"),
+        ("/curves", "choose runs"),
+        ("/pair?run=one", "1 runs are chosen; choose two"),
+        ("/runs/one/trajectories.csv", "there are jsonl, parquet"),
+        ("/static/server.py", "no such file"),
+    ],
+)
+def test_a_wrong_address_is_explained(client: TestClient, address: str, reason: str) -> None:
+    reply = client.get(address)
+    assert reply.status_code == 404
+    assert reason in reply.text
+
+
+@pytest.mark.parametrize("query", ["", "?failed=1", "?step=2"])
+def test_downloads_agree_and_decode(client: TestClient, query: str) -> None:
+    lines = client.get(f"/runs/one/trajectories.jsonl{query}").text.splitlines()
+    rows = [json.loads(line) for line in lines]
+    table = pq.read_table(
+        io.BytesIO(client.get(f"/runs/one/trajectories.parquet{query}").content)
+    ).to_pylist()
+    assert len(rows) == {"": 12, "?failed=1": 2, "?step=2": 4}[query]
+    for row, other in zip(rows, table, strict=True):
+        assert row == other | {
+            "parts": dict(other["parts"]),
+            "behavior_logprobs": row["behavior_logprobs"],
+            "advantages": row["advantages"],
+        }
+        assert len(row["token_ids"]) == len(row["versions"]) == len(row["loss_mask"])
+        if row["step"] == 2:
+            assert len(row["advantages"]) == len(row["token_ids"]) - row["prompt_length"]
+
+
+def test_nothing_is_written(client: TestClient, directory: Path) -> None:
+    def digest() -> dict[str, str]:
+        files = (path for path in directory.rglob("*") if path.is_file())
+        return {
+            str(path): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in files
+            if not path.name.endswith(("-wal", "-shm"))  # SQLite's own, also of a reader
+        }
+
+    before = digest()
+    for address in PAGES:
+        text(client, address)
+    assert digest() == before
+    assert client.post("/").status_code == 405
+
+
+def test_the_browser_may_load_nothing_from_elsewhere(client: TestClient) -> None:
+    for address in (*PAGES, "/runs/three"):
+        reply = client.get(address)
+        policy = reply.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+        assert not re.findall(r'(?:src|href)="(?:https?:)?//', reply.text)
+        assert " style=" not in reply.text, "the policy would ignore it"
+        assert not re.findall(r" on\w+=", reply.text.replace("onerror=alert(2)", ""))
+
+
+def test_another_site_cannot_read_the_pages(client: TestClient) -> None:
+    """DNS rebinding: the browser connects to loopback, and names the other site as the host."""
+    for host in ("evil.example", "evil.example:8000", "localhost.evil.example", ""):
+        assert client.get("/", headers={"host": host}).status_code == 403, host
+    for host in ("localhost:1", "127.0.0.1:8000", "[::1]:80", "localhost"):
+        assert client.get("/", headers={"host": host}).status_code == 200, host
+
+
+def test_beyond_loopback_every_request_needs_the_token(directory: Path) -> None:
+    app = build_app(Library(directory), token="secret")
+    with TestClient(app, base_url="http://gpu7:80", follow_redirects=False) as client:
+        for address in (*PAGES, "/static/view.js", "/?token=wrong"):
+            assert client.get(address).status_code == 401, address
+        first = client.get("/runs/one?step=2&token=secret")
+        assert first.status_code == 303
+        assert first.headers["location"] == "/runs/one?step=2"
+        cookie = first.headers["set-cookie"].lower()
+        assert "httponly" in cookie
+        assert "samesite=strict" in cookie
+        assert client.get("/runs/one").status_code == 200
+
+
+def test_new_rows_appear_and_repeated_steps_replace_old_ones(tmp_path: Path) -> None:
+    from async_rl.launchers.view.curves import Curves
+
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1, "time_s": 1, "a": 1}\n{"step": 2, "time_s": 2, "a": 2}\n{"st')
+    curves = Curves(tmp_path)
+    curves.refresh()
+    assert [list(values) for values in curves.points("a")] == [[1, 2], [1, 2]]
+    with file.open("a") as more:
+        more.write('ep": 3, "time_s": 3, "b": 5}\n{"step": 2, "time_s": 4, "a": 7, "b": null}\n')
+    curves.refresh()
+    assert [list(values) for values in curves.points("a")] == [[1, 2], [1, 7]]
+    assert [list(values) for values in curves.points("b")] == [[3], [5]]
+    assert [list(values) for values in curves.points("b", x="time_s")] == [[3], [5]]
+
+
+def test_a_run_that_has_just_begun_has_pages(tmp_path: Path, directory: Path) -> None:
+    run = tmp_path / "new"
+    run.mkdir()
+    (run / "config.yaml").write_bytes((directory / "one" / "config.yaml").read_bytes())
+    client = TestClient(build_app(Library(tmp_path), token=""), base_url="http://localhost")
+    assert "killed" in text(client, "/")
+    assert "No group of this step" in text(client, "/runs/new")
+    reply = client.get("/runs/new/samples")
+    assert reply.status_code == 503
+    assert "has stored nothing yet" in reply.text
