@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from async_rl.buffer.store.browse import Filter
 from async_rl.buffer.store.ledger import reading
 from async_rl.buffer.store.rollouts import Rollout, stored_steps
 from async_rl.buffer.store.schema import STORE_FILE
@@ -19,7 +20,6 @@ from async_rl.core.errors import ConfigError
 from async_rl.launchers.api.samples import decoder, pieces, stored_rollouts
 from async_rl.launchers.commands import runs
 from async_rl.launchers.commands.options import OutputDir, Run, console
-from async_rl.launchers.view.queries import Filter
 from async_rl.monitoring.rollout_page import LEGEND, NOT_SAMPLED, Colour, page
 
 

@@ -113,7 +113,8 @@ def smoothed(values: Floats, weight: float) -> Floats:
         values.tolist(), lambda past, value: weight * past + (1 - weight) * value, initial=0.0
     )
     norms = 1 - weight ** np.arange(1, len(values) + 1)
-    return np.array(list(sums)[1:]) / norms
+    result: Floats = np.array(list(sums)[1:]) / norms
+    return result
 
 
 def ticks(low: float, high: float) -> list[float]:

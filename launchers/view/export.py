@@ -16,12 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from async_rl.buffer.store.ledger import reading
+from async_rl.buffer.store import browse
+from async_rl.buffer.store.browse import Filter
 from async_rl.buffer.store.schema import STORE_FILE
 from async_rl.core.types import Group
 from async_rl.launchers.api.samples import Decode
-from async_rl.launchers.view import queries
-from async_rl.launchers.view.queries import Filter
 
 _ROWS_PER_PIECE = 256
 SCHEMA = pa.schema(
@@ -70,19 +69,17 @@ def rows(run_dir: Path, decode: Decode, chosen: Filter) -> Iterator[dict[str, An
     while True:
         page = msgspec.structs.replace(chosen, stored=True, sort="newest", before=before)
         # Read at once: a client that reads slowly must not keep one moment of a live store open.
-        with reading(run_dir / STORE_FILE) as connection:
-            listed = queries.groups(connection, page, most=queries.PAGE)
-            stored = [queries.trajectories(connection, row.group_id) for row in listed]
-            prompts = [
-                queries.prompt_text(connection, row.purpose, row.prompt_id) for row in listed
-            ]
+        with browse.browsing(run_dir / STORE_FILE) as store:
+            listed = store.groups(page, most=browse.PAGE)
+            stored = [store.trajectories(row.group_id) for row in listed]
+            prompts = [store.prompt_text(row.purpose, row.prompt_id) for row in listed]
         for row, group, prompt in zip(listed, stored, prompts, strict=True):
             if group is not None:
                 facts = {"run": run_dir.name, "step": row.step, "state": row.state}
                 for sample in _samples(facts | {"prompt": prompt}, *group, decode=decode):
                     if not (chosen.failed and sample["is_passed"]):
                         yield sample
-        if len(listed) < queries.PAGE:
+        if len(listed) < browse.PAGE:
             return
         before = listed[-1].group_id
 

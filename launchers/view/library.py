@@ -6,19 +6,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotInTime
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from async_rl.buffer.store.ledger import reading
+from async_rl.buffer.store.browse import Browser, browsing
 from async_rl.buffer.store.schema import STORE_FILE
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.api.samples import Decode, decoder
@@ -124,11 +124,9 @@ class RunView:
             size_bytes=self._size(),
         )
 
-    @contextlib.contextmanager
-    def store(self) -> Iterator[sqlite3.Connection]:
+    def store(self) -> AbstractContextManager[Browser]:
         """Open one moment of its store. Raises Unavailable if it has none yet."""
-        with reading(self.path / STORE_FILE) as connection:
-            yield connection
+        return browsing(self.path / STORE_FILE)
 
     @functools.cached_property
     def decode(self) -> Decode:

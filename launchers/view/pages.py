@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from async_rl.buffer.store import browse
+from async_rl.buffer.store.browse import Filter
 from async_rl.core.errors import ConfigError, Unavailable
 from async_rl.core.types import FloatArray, Group
 from async_rl.launchers.api.samples import pieces
-from async_rl.launchers.view import queries
 from async_rl.launchers.view.charts import Chart, Series, line_chart
 from async_rl.launchers.view.library import Library, RunView, differences
-from async_rl.launchers.view.queries import Filter
 from async_rl.launchers.view.samples import Response, response
 from async_rl.observability.catalogue import FIRST_SCREEN, describe
 
@@ -82,12 +82,12 @@ def run_page(run: RunView, step: int | None) -> Content:
     content = curves([run], smoothing=0.0, x="step", section="")
     summary = run.summary()
     chosen = summary.step if step is None else step
-    waterfall: dict[int, list[queries.Span]] = {}
+    waterfall: dict[int, list[browse.Span]] = {}
     ages: list[tuple[int, int]] = []
     try:
-        with run.store() as connection:
-            waterfall = queries.spans(connection, chosen)
-            ages = queries.ages(connection)
+        with run.store() as store:
+            waterfall = store.spans(chosen)
+            ages = store.ages()
     except Unavailable:
         pass  # nothing is stored yet; the page says so
     shown = dict(list(waterfall.items())[:_MOST_WATERFALL])
@@ -108,38 +108,38 @@ def run_page(run: RunView, step: int | None) -> Content:
 
 def sample_list(run: RunView, chosen: Filter) -> Content:
     """Return the groups that pass a filter."""
-    with run.store() as connection:
+    with run.store() as store:
         # One more than a page tells whether there is a next one.
-        rows = queries.groups(connection, chosen, most=queries.PAGE + 1)
-    has_more = len(rows) > queries.PAGE and chosen.sort == "newest"
-    rows = rows[: queries.PAGE]
+        rows = store.groups(chosen, most=browse.PAGE + 1)
+    has_more = len(rows) > browse.PAGE and chosen.sort == "newest"
+    rows = rows[: browse.PAGE]
     return {
         "run": run,
         "chosen": chosen,
         "rows": rows,
         "next_before": rows[-1].group_id if has_more else None,
-        "sorts": queries.SORTS,
-        "window": queries.WINDOW,
+        "sorts": browse.SORTS,
+        "window": browse.WINDOW,
     }
 
 
 def group_page(run: RunView, group_id: int) -> Content:
     """Return one group with all its responses. Raises ConfigError if the run has no such group."""
-    with run.store() as connection:
-        row = queries.one_group(connection, group_id)
+    with run.store() as store:
+        row = store.one_group(group_id)
         if row is None:
             raise ConfigError(f"{run.name} has no group {group_id}")
-        stored = queries.trajectories(connection, group_id)
-        prompt = queries.prompt_text(connection, row.purpose, row.prompt_id)
+        stored = store.trajectories(group_id)
+        prompt = store.prompt_text(row.purpose, row.prompt_id)
     return {"run": run, "row": row, "prompt": prompt, "responses": _responses(run, stored)}
 
 
 def prompt_page(run: RunView, prompt_id: str, purpose: str) -> Content:
     """Return a prompt with its newest groups. Raises ConfigError if it is unknown."""
     chosen = Filter(prompt_id=prompt_id, purpose=purpose)
-    with run.store() as connection:
-        prompt = queries.prompt_text(connection, purpose, prompt_id)
-        rows = queries.groups(connection, chosen, most=queries.PAGE)
+    with run.store() as store:
+        prompt = store.prompt_text(purpose, prompt_id)
+        rows = store.groups(chosen, most=browse.PAGE)
     if not prompt and not rows:
         raise ConfigError(f"{run.name} has no prompt {prompt_id}")
     scored = [row for row in reversed(rows) if row.reward_mean is not None]
@@ -157,20 +157,18 @@ def pair_page(first: RunView, second: RunView, prompt_id: str, purpose: str) -> 
     content: Content = {"first": first, "second": second, "prompt_id": prompt_id}
     with first.store() as one, second.store() as other:
         if not prompt_id:
-            common = queries.common_prompts(one, other)
+            common = one.common_prompts(other)
             return content | {
-                "common": [
-                    (known, kind, queries.prompt_text(one, kind, known)) for known, kind in common
-                ]
+                "common": [(known, kind, one.prompt_text(kind, known)) for known, kind in common]
             }
         sides = []
         chosen = Filter(stored=True, prompt_id=prompt_id, purpose=purpose)
-        for run, connection in ((first, one), (second, other)):
-            rows = queries.groups(connection, chosen, most=1)
-            stored = queries.trajectories(connection, rows[0].group_id) if rows else None
+        for run, store in ((first, one), (second, other)):
+            rows = store.groups(chosen, most=1)
+            stored = store.trajectories(rows[0].group_id) if rows else None
             responses = _responses(run, stored)[:_NUM_PAIRED]
             sides.append((run, rows[0] if rows else None, responses))
-        prompt = queries.prompt_text(one, purpose, prompt_id)
+        prompt = one.prompt_text(purpose, prompt_id)
     return content | {"sides": sides, "prompt": prompt}
 
 

@@ -27,10 +27,10 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response, Stream
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from async_rl.buffer.store.browse import Filter
 from async_rl.core.errors import AsyncRLError, ConfigError, Unavailable
 from async_rl.launchers.view import charts, export, pages
 from async_rl.launchers.view.library import Library, RunView
-from async_rl.launchers.view.queries import Filter
 from async_rl.launchers.view.texts import duration, number, size
 
 _COOKIE = "async-rl-view"
@@ -53,34 +53,32 @@ def build_app(library: Library, *, token: str) -> ASGIApp:
     """Return the ASGI application. token: required of every request; empty on loopback."""
     templates = _environment()
 
-    def page(name: str, build: Callable[[Request], pages.Content]) -> Route:
-        template = templates.get_template(f"{name}.html")
-
-        def endpoint(request: Request) -> Response:  # not async: Starlette runs it in a thread
-            return HTMLResponse(template.render(page=name, request=request, **build(request)))
-
-        return Route(_PATHS[name], endpoint, methods=["GET"])
-
     def run_of(request: Request) -> RunView:
         return library.run(request.path_params["run"])
 
-    def exported(request: Request) -> Response:
-        run, suffix = run_of(request), request.path_params["form"]
-        if suffix not in export.FORMS:
-            raise ConfigError(f"no such format: {suffix}; there are {', '.join(export.FORMS)}")
-        rows = export.rows(run.path, run.decode, _filter(request))
-        return StreamingResponse(
-            export.FORMS[suffix].stream(rows),
-            media_type=export.FORMS[suffix].media_type,
-            headers={"content-disposition": f'attachment; filename="{run.name}.{suffix}"'},
-        )
+    def prompt(request: Request) -> pages.Content:
+        purpose = request.query_params.get("purpose", "train")
+        prompt_id = request.query_params.get("prompt_id", "")
+        return pages.prompt_page(run_of(request), prompt_id, purpose)
 
-    def static(request: Request) -> Response:
-        name = request.path_params["name"]
-        if name not in _STATIC:
-            raise ConfigError(f"no such file: {name}")
-        text = resources.files(__package__).joinpath("static", name).read_bytes()
-        return Response(text, media_type=_STATIC[name])
+    builders: dict[str, Callable[[Request], pages.Content]] = {
+        "overview": lambda request: pages.overview(library),
+        "curves": lambda request: _curves(library, request),
+        "run": lambda request: pages.run_page(run_of(request), _whole(request, "step")),
+        "samples": lambda request: pages.sample_list(run_of(request), _filter(request)),
+        "group": lambda request: pages.group_page(run_of(request), request.path_params["group_id"]),
+        "prompt": prompt,
+        "pair": lambda request: _pair(library, request),
+    }
+
+    def page(name: str) -> Route:
+        template = templates.get_template(f"{name}.html")
+
+        def endpoint(request: Request) -> Response:  # not async: Starlette runs it in a thread
+            content = builders[name](request)
+            return HTMLResponse(template.render(page=name, request=request, **content))
+
+        return Route(_PATHS[name], endpoint, methods=["GET"])
 
     def failed(request: Request, error: Exception) -> Response:
         status = 503 if isinstance(error, Unavailable) else 404
@@ -88,33 +86,39 @@ def build_app(library: Library, *, token: str) -> ASGIApp:
         text = template.render(page="problem", request=request, problem=str(error))
         return HTMLResponse(text, status_code=status)
 
-    routes = [
-        page("overview", lambda request: pages.overview(library)),
-        page("curves", lambda request: _curves(library, request)),
-        page("run", lambda request: pages.run_page(run_of(request), _whole(request, "step"))),
-        page("samples", lambda request: pages.sample_list(run_of(request), _filter(request))),
-        page(
-            "group",
-            lambda request: pages.group_page(run_of(request), request.path_params["group_id"]),
-        ),
-        page(
-            "prompt",
-            lambda request: pages.prompt_page(
-                run_of(request),
-                request.query_params.get("prompt_id", ""),
-                request.query_params.get("purpose", "train"),
+    return Starlette(
+        routes=[
+            *(page(name) for name in _PATHS),
+            Route(
+                "/runs/{run}/trajectories.{form}",
+                lambda request: _download(run_of(request), request),
+                methods=["GET"],
             ),
-        ),
-        page("pair", lambda request: _pair(library, request)),
-        Route("/runs/{run}/trajectories.{form}", exported, methods=["GET"]),
-        Route("/static/{name}", static, methods=["GET"]),
-    ]
-    app = Starlette(
-        routes=routes,
+            Route("/static/{name}", _static, methods=["GET"]),
+        ],
         exception_handlers={AsyncRLError: failed},
         middleware=[Middleware(_Guard, token=token)],
     )
-    return app
+
+
+def _download(run: RunView, request: Request) -> Response:
+    suffix = request.path_params["form"]
+    if suffix not in export.FORMS:
+        raise ConfigError(f"no such format: {suffix}; there are {', '.join(export.FORMS)}")
+    rows = export.rows(run.path, run.decode, _filter(request))
+    return StreamingResponse(
+        export.FORMS[suffix].stream(rows),
+        media_type=export.FORMS[suffix].media_type,
+        headers={"content-disposition": f'attachment; filename="{run.name}.{suffix}"'},
+    )
+
+
+def _static(request: Request) -> Response:
+    name = request.path_params["name"]
+    if name not in _STATIC:
+        raise ConfigError(f"no such file: {name}")
+    text = resources.files(__package__).joinpath("static", name).read_bytes()
+    return Response(text, media_type=_STATIC[name])
 
 
 _PATHS = {

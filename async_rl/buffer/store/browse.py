@@ -1,0 +1,223 @@
+"""Pages of a run's store, for people: lists of groups, a group, its history, ages, prompts.
+
+Invariants: reads only, also while the run writes; every query is bounded, either by an index or by
+the number of newest groups that it looks at, so that a page of a long run takes milliseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import sqlite3
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from async_rl.buffer.store.ledger import reading
+from async_rl.core import codec
+from async_rl.core.types import Group
+
+PAGE = 50
+WINDOW = 20_000
+"""Newest groups that sorting and counting look at: a tenth of a second of one core."""
+_COMPARED = 1000  # newest stored groups of each run in which common prompts are looked for
+_STEP = "CASE state WHEN 'trained' THEN train_version + 1 END"
+_COLUMNS = (
+    f"group_id, purpose, groups.prompt_id, state, {_STEP} AS step, generator, num_samples,"
+    " reward_mean, pass_rate, truncated_share, response_length_mean, oldest_version,"
+    " newest_version, train_version, rewards, parts, reason, message, admitted_s, changed_s,"
+    " EXISTS(SELECT 1 FROM blobs WHERE blobs.group_id=groups.group_id) AS is_stored"
+)
+_SORTS = {
+    "newest": "group_id DESC",
+    "best": "reward_mean DESC, group_id DESC",
+    "worst": "reward_mean, group_id DESC",
+    "longest": "response_length_mean DESC, group_id DESC",
+}
+SORTS = tuple(_SORTS)
+STAGES = ("issued", "generating", "ready", "leased")
+
+
+class Filter(msgspec.Struct, frozen=True, kw_only=True):
+    """Which groups a page lists. text: a part of the prompt, in any case; before: only groups with
+    a smaller number, for the next page.
+    """
+
+    purpose: str = "train"
+    step: int | None = None
+    prompt_id: str = ""
+    text: str = ""
+    failed: bool = False
+    truncated: bool = False
+    stored: bool = False
+    sort: str = "newest"
+    before: int | None = None
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One group in a list. step: the step that trained it, if one did; times are Unix seconds."""
+
+    group_id: int
+    purpose: str
+    prompt_id: str
+    state: str
+    step: int | None
+    generator: str
+    num_samples: int
+    reward_mean: float | None
+    pass_rate: float | None
+    truncated_share: float | None
+    response_length_mean: float | None
+    oldest_version: int | None
+    newest_version: int | None
+    train_version: int | None
+    rewards: list[float]
+    parts: dict[str, float]
+    reason: str
+    message: str
+    admitted_s: float
+    changed_s: float
+    is_stored: bool
+
+    @property
+    def age(self) -> int | None:
+        """Versions between its oldest token and the weights that its batch was trained on."""
+        if self.train_version is None or self.oldest_version is None:
+            return None
+        return self.train_version - self.oldest_version
+
+
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """A group's time in one state. start_s, end_s: seconds after the first group was admitted."""
+
+    state: str
+    start_s: float
+    end_s: float
+
+
+@contextlib.contextmanager
+def browsing(path: Path) -> Iterator[Browser]:
+    """Open one moment of the store. Raises Unavailable if it does not exist, InfrastructureError if
+    it cannot be read.
+    """
+    with reading(path) as connection:
+        yield Browser(connection)
+
+
+class Browser:
+    """The pages of one moment of a store."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def groups(self, chosen: Filter, *, most: int = PAGE) -> list[Row]:
+        """Return the groups that pass the filter, at most `most`."""
+        where = ["purpose=?"]
+        parameters: list[str | int] = [chosen.purpose]
+        if chosen.step is not None:
+            where.append("state='trained' AND train_version=?")
+            parameters.append(chosen.step - 1)
+        if chosen.prompt_id:
+            where.append("groups.prompt_id=?")
+            parameters.append(chosen.prompt_id)
+        if chosen.text:
+            where.append(
+                "groups.prompt_id IN (SELECT prompt_id FROM prompts WHERE purpose=? AND"
+                " instr(lower(text), lower(?)) > 0)"
+            )
+            parameters += [chosen.purpose, chosen.text]
+        if chosen.failed:
+            where.append("pass_rate < 1")
+        if chosen.truncated:
+            where.append("truncated_share > 0")
+        if chosen.stored:
+            where.append("group_id IN (SELECT group_id FROM blobs)")
+        if chosen.before is not None:
+            where.append("group_id < ?")
+            parameters.append(chosen.before)
+        condition = " AND ".join(where)
+        query = f"SELECT {_COLUMNS} FROM groups WHERE {condition} ORDER BY group_id DESC"
+        if chosen.sort != "newest":
+            # There is no index by reward, and a reader may not make one.
+            query = f"SELECT * FROM ({query} LIMIT {WINDOW}) ORDER BY {_SORTS[chosen.sort]}"
+        rows = self._connection.execute(f"{query} LIMIT ?", (*parameters, most))
+        return [_row(row) for row in rows]
+
+    def one_group(self, group_id: int) -> Row | None:
+        """Return one group, or None if the store has no such group."""
+        rows = self._connection.execute(
+            f"SELECT {_COLUMNS} FROM groups WHERE group_id=?", (group_id,)
+        )
+        values = rows.fetchone()
+        return None if values is None else _row(values)
+
+    def trajectories(self, group_id: int) -> tuple[Group, bytes] | None:
+        """Return a group's trajectories and its stored advantages (float16, or empty); None if they
+        are no longer stored.
+        """
+        stored = self._connection.execute(
+            "SELECT blobs.payload, coalesce(advantages.payload, x'') FROM blobs"
+            " LEFT JOIN advantages USING (group_id) WHERE group_id=?",
+            (group_id,),
+        ).fetchone()
+        return None if stored is None else (codec.decode(stored[0], Group), stored[1])
+
+    def prompt_text(self, purpose: str, prompt_id: str) -> str:
+        """Return the text of a prompt, empty if it is unknown."""
+        row = self._connection.execute(
+            "SELECT text FROM prompts WHERE purpose=? AND prompt_id=?", (purpose, prompt_id)
+        ).fetchone()
+        return "" if row is None else str(row[0])
+
+    def ages(self) -> list[tuple[int, int]]:
+        """Return (age in versions, number of groups) of the newest trained groups."""
+        rows = self._connection.execute(
+            "SELECT train_version - oldest_version AS age, count(*) FROM (SELECT train_version,"
+            " oldest_version FROM groups WHERE state='trained' AND purpose='train' ORDER BY"
+            " group_id DESC LIMIT ?) GROUP BY age HAVING age IS NOT NULL ORDER BY age",
+            (WINDOW,),
+        )
+        return [(int(age), int(count)) for age, count in rows]
+
+    def spans(self, step: int) -> dict[int, list[Span]]:
+        """Return, by group, the times in each state of the groups that a step trained."""
+        rows = self._connection.execute(
+            "SELECT group_id, transitions.state, at_s FROM groups JOIN transitions USING (group_id)"
+            " WHERE train_version=? AND groups.state='trained' ORDER BY group_id, transition_id",
+            (step - 1,),
+        ).fetchall()
+        if not rows:
+            return {}
+        start_s = min(at_s for _, _, at_s in rows)
+        history: dict[int, list[tuple[str, float]]] = {}
+        for group_id, state, at_s in rows:
+            history.setdefault(group_id, []).append((state, at_s - start_s))
+        return {
+            group_id: [
+                Span(state=state, start_s=at_s, end_s=next_s)
+                for (state, at_s), (_, next_s) in itertools.pairwise(entries)
+            ]
+            for group_id, entries in history.items()
+        }
+
+    def common_prompts(self, other: Browser) -> list[tuple[str, str]]:
+        """Return (prompt id, purpose) of the prompts of which both stores have responses, those
+        whose responses are the newest in this store before the others.
+        """
+        stored = (
+            "SELECT prompt_id, purpose FROM (SELECT group_id FROM blobs ORDER BY group_id DESC"
+            " LIMIT ?) JOIN groups USING (group_id) GROUP BY prompt_id, purpose"
+            " ORDER BY max(group_id) DESC"
+        )
+        known = set(other._connection.execute(stored, (_COMPARED,)))
+        common = [pair for pair in self._connection.execute(stored, (_COMPARED,)) if pair in known]
+        return common[:PAGE]
+
+
+def _row(values: Sequence[object]) -> Row:
+    fields = dict(zip(Row.__struct_fields__, values, strict=True))
+    fields["rewards"] = msgspec.json.decode(str(fields["rewards"] or "[]"))
+    fields["parts"] = msgspec.json.decode(str(fields["parts"] or "{}"))
+    fields["is_stored"] = bool(fields["is_stored"])
+    return msgspec.convert(fields, Row)
