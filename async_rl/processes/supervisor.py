@@ -28,6 +28,7 @@ from async_rl.planning.topology import processes
 from async_rl.protocol.schema import message_schema
 from async_rl.runtime.context import Control
 from async_rl.runtime.directory import Connections, Peer
+from async_rl.supervision import outcome as outcomes
 from async_rl.supervision.control import ControlService, StopRequest
 from async_rl.supervision.fleet import Fleet, Lost
 from async_rl.supervision.launcher import Launcher
@@ -36,6 +37,7 @@ from async_rl.supervision.monitor import Monitor
 from async_rl.supervision.preparation import prepare
 from async_rl.supervision.registry import Registry
 from async_rl.supervision.scaler import Scaler, wanted_counts
+from async_rl.training import checkpoints
 from async_rl.wire.addresses import supervisor_host
 from async_rl.wire.keys import Keys, create_keys, write_private
 from async_rl.wire.rpc import RpcServer
@@ -69,11 +71,13 @@ class Supervisor:
         """Create keys, open the outputs, supervise until the end; return the exit code."""
         # First: Ctrl-C during the preparation must stop the run as well.
         self._stop.handle_signals()
-        step = 0
+        # A resumed run that fails before its learner starts is where its checkpoint is.
+        step = max(checkpoints.versions(self._run_dir), default=0)
         cause = ""
         try:
+            outcomes.reserve(self._run_dir)
             keys = create_keys(self._run_dir / "keys")
-            with self._open_monitor() as monitor:
+            with self._open_monitor(step) as monitor:
                 self._console.started(monitor.tensorboard_url, monitor.prometheus_url)
                 try:
                     await self._until_over_or_stopped(keys, monitor)
@@ -90,10 +94,11 @@ class Supervisor:
             )
         return self._report_end(cause, step)
 
-    def _open_monitor(self) -> Monitor:
+    def _open_monitor(self, step: int) -> Monitor:
         return Monitor(
             self._config,
             self._run_dir,
+            step=step,
             registry=self._registry,
             liveness=self._liveness,
             console=self._console,
@@ -278,12 +283,10 @@ class Supervisor:
         else:
             outcome = "stopped" if is_stopped else "finished"
             self._log.info("the run has %s", outcome)
-        state = {"outcome": outcome, "step": step, "cause": cause, "ended_s": time.time()}
-        path = self._run_dir / "state.json"
         try:
-            path.write_bytes(msgspec.json.encode(state))
+            outcomes.write(self._run_dir, outcome=outcome, step=step, cause=cause)
         except OSError as error:
-            self._log.error("%s cannot be written: %s", path, error)
+            self._log.error("the outcome cannot be written: %s", error)
         self._console.end(outcome, cause, step)
         return 1 if cause else 0
 

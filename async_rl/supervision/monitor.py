@@ -36,8 +36,8 @@ _LEARNER = "learner-0"
 class Monitor:
     """The numbers of one run, and the outputs that show them.
 
-    step: the newest learner step. newest: the newest value of every scalar. stalled: the reason why
-    no step completes, or empty.
+    step: the newest learner step, at first that of the newest checkpoint. newest: the newest value
+    of every scalar. stalled: the reason why no step completes, or empty.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class Monitor:
         config: RunConfig,
         run_dir: Path,
         *,
+        step: int,
         registry: Registry,
         liveness: Liveness,
         console: Console,
@@ -59,7 +60,7 @@ class Monitor:
         self._evaluated: set[int] = set()
         self._news = asyncio.Event()
         self.newest: dict[str, float] = {}
-        self.step = 0
+        self.step = step
         self.stalled = ""
         self.restarted_because: dict[str, str] = {}
         self.restarts: collections.Counter[str] = collections.Counter()

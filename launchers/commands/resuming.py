@@ -10,6 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from async_rl.buffer.store.schema import STORE_FILE
 from async_rl.config.base import as_builtins, replace
 from async_rl.config.checks.run import raise_if_any
 from async_rl.config.pools import pool_counts
@@ -101,6 +102,8 @@ def _refusals(
             f" answer; keep {estimator}"
         )
     saved = checkpoints.versions(run_dir)
+    if saved:
+        yield from _missing_files(run_dir, saved[-1])
     # One that was ended after its last checkpoint still lacks the last evaluation.
     is_complete = runs.remains(run_dir).outcome == "finished"
     if saved and saved[-1] >= after.num_steps and (is_complete or after.num_steps < saved[-1]):
@@ -108,6 +111,21 @@ def _refusals(
             f"num_steps={after.num_steps}: the run has finished step {saved[-1]}; give a larger"
             " num_steps to continue"
         )
+
+
+def _missing_files(run_dir: Path, version: int) -> Iterator[str]:
+    """Yield a sentence for each record of the steps so far that is gone."""
+    # New ones would be made silently, and would look as if nothing had been before.
+    remedies = {
+        STORE_FILE: "restore it from a copy (checkpoint.mirror), or start a new run",
+        "metrics.jsonl": (
+            "restore it from a copy; with an empty file the run continues without the numbers of"
+            " these steps"
+        ),
+    }
+    for name, remedy in remedies.items():
+        if not (run_dir / name).is_file():
+            yield f"{run_dir / name} of the steps up to {version} is missing: {remedy}"
 
 
 def counts_after_resume(run_dir: Path, config: RunConfig) -> dict[str, int]:

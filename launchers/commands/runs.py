@@ -96,12 +96,15 @@ def config_of(run_dir: Path) -> RunConfig:
         if problems:
             first = next(iter(problems.values()))
             raise ConfigError(
-                f"{run_dir}/config.yaml is of another version of async_rl ({first}); read"
-                " this run with the version that made it"
+                f"{run_dir}/config.yaml is damaged or of another version of async_rl ({first});"
+                " restore it from a copy, or read this run with the version that made it"
             )
         return RunConfig.model_validate(present)
     except (OSError, msgspec.DecodeError) as error:
-        raise ConfigError(f"{run_dir}/config.yaml cannot be read: {error}") from error
+        reason = " ".join(str(error).split())  # a YAML error has several lines
+        raise ConfigError(
+            f"{run_dir}/config.yaml cannot be read: {reason}; restore it from a copy"
+        ) from error
 
 
 def remains(run_dir: Path) -> Remains:

@@ -29,6 +29,8 @@ def run_dir(tmp_path: Path) -> Path:
     directory = tmp_path / "mine"
     directory.mkdir()
     write_config(compose("grpo_code", ["run_name=mine", "num_steps=9"]), directory / "config.yaml")
+    for name in ("store.sqlite", "metrics.jsonl"):
+        (directory / name).touch()
     return directory
 
 
@@ -104,6 +106,27 @@ def test_a_run_that_ended_after_its_last_checkpoint_is_resumed_to_complete_it(
         resumed_config(run_dir, ["num_steps=8"])
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("store.sqlite", "is missing: restore it from a copy (checkpoint.mirror), or start a new"),
+        ("metrics.jsonl", "is missing: restore it from a copy; with an empty file the run"),
+    ],
+)
+def test_a_record_that_is_gone_is_not_silently_made_again(
+    run_dir: Path, name: str, expected: str
+) -> None:
+    (run_dir / name).unlink()
+    assert resumed_config(run_dir, [])[0].num_steps == 9  # nothing had been recorded yet
+    directory_of(run_dir, 6).mkdir(parents=True)
+    with pytest.raises(ConfigError) as caught:
+        resumed_config(run_dir, [])
+    assert str(caught.value).startswith(f"{run_dir / name} of the steps up to 6 is missing: ")
+    assert expected in str(caught.value)
+    (run_dir / name).touch()
+    assert resumed_config(run_dir, [])[0].num_steps == 9
+
+
 def test_a_running_run_is_not_resumed(run_dir: Path) -> None:
     leave_mark(run_dir)
     with pytest.raises(ConfigError, match="run mine is running"):
@@ -147,7 +170,6 @@ def test_a_url_or_a_directory_of_copies_is_no_run_and_is_brought_here(
         is_copy("s3://bucket/mine"),
     ] == [False, False, True, True]
     mark.unlink()
-    (run_dir / "store.sqlite").touch()
     directory_of(run_dir, 5).mkdir(parents=True)
     write_sums(directory_of(run_dir, 5))
     Mirror(str(tmp_path / "copies"), run_dir).update()

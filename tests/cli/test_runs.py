@@ -95,7 +95,17 @@ def test_the_remains_of_a_failed_run_tell_its_cause(tmp_path: Path) -> None:
 def test_a_directory_whose_configuration_is_of_another_form_is_refused(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path, "mine")
     (run_dir / "config.yaml").write_text("seed: 1\n")
-    with pytest.raises(ConfigError, match="is of another version of async_rl"):
+    with pytest.raises(ConfigError, match="is damaged or of another version of async_rl"):
+        remains(run_dir)
+
+
+@pytest.mark.parametrize("text", ["", "seed: [1", "seed: \x00"])
+def test_a_configuration_that_is_no_yaml_is_told_with_the_remedy(tmp_path: Path, text: str) -> None:
+    run_dir = make_run(tmp_path, "mine")
+    (run_dir / "config.yaml").write_text(text)
+    with pytest.raises(
+        ConfigError, match=r"config\.yaml cannot be read: .*; restore it from a copy"
+    ):
         remains(run_dir)
 
 
@@ -106,8 +116,8 @@ def test_a_configuration_of_another_version_is_told_as_such_with_the_key(tmp_pat
     with pytest.raises(
         ConfigError,
         match=(
-            r"config\.yaml is of another version of async_rl \(.*num_.*\); read"
-            r" this run with the version that made it"
+            r"config\.yaml is damaged or of another version of async_rl \(.*num_.*\);"
+            r" restore it from a copy, or read this run with the version that made it"
         ),
     ):
         remains(run_dir)

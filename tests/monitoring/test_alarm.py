@@ -31,6 +31,7 @@ def test_the_first_step_without_a_reward_raises_it_and_again_only_after_one_with
     with Monitor(
         config,
         tmp_path,
+        step=0,
         registry=registry,
         liveness=Liveness(registry, config.timeouts, is_local=True),
         console=Console(config, tmp_path),

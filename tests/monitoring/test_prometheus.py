@@ -81,6 +81,7 @@ def test_the_endpoint_is_there_if_the_run_asks_for_it(
     with Monitor(
         config,
         tmp_path,
+        step=0,
         registry=registry,
         liveness=Liveness(registry, config.timeouts, is_local=True),
         console=Console(config, tmp_path),

@@ -1,0 +1,45 @@
+"""The file that says how a run ended, `state.json`.
+
+Invariant: it can be written although the disk is full. Room for it is reserved while the run
+starts; without it a run that ended because of a full disk would look like one that was killed.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import msgspec
+
+_FILE = "state.json"
+_RESERVED = "state.reserved"
+_RESERVED_BYTES = 4096
+_CAUSE_CHARS = 800
+"""A cause of this length fits into the reserved room, whatever JSON and UTF-8 make of it."""
+
+
+class _Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    outcome: str
+    step: int
+    cause: str
+    ended_s: float
+
+
+def reserve(run_dir: Path) -> None:
+    """Reserve the room. Raises OSError."""
+    (run_dir / _RESERVED).write_bytes(b" " * _RESERVED_BYTES)
+
+
+def write(run_dir: Path, *, outcome: str, step: int, cause: str) -> None:
+    """Write how the run ended. Raises OSError if not even the reserved room can be used."""
+    state = _Outcome(outcome=outcome, step=step, cause=cause, ended_s=time.time())
+    reserved = run_dir / _RESERVED
+    try:
+        (run_dir / _FILE).write_bytes(msgspec.json.encode(state))
+        reserved.unlink(missing_ok=True)
+    except OSError:
+        short = msgspec.structs.replace(state, cause=cause[:_CAUSE_CHARS])
+        # In place: a new file, or a longer one, would need room that is not there.
+        with reserved.open("r+b") as file:
+            file.write(msgspec.json.encode(short).ljust(_RESERVED_BYTES))
+        reserved.replace(run_dir / _FILE)

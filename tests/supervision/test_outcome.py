@@ -1,0 +1,64 @@
+"""How a run ended can be read afterwards, also if the disk was full or nothing had started."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from async_rl.launchers.api.status import RunState, status_of
+from async_rl.launchers.configuration.compose import compose, write_config
+from async_rl.processes.supervisor import run_supervised
+from async_rl.supervision import outcome
+from async_rl.training.checkpoints import directory_of
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    directory = tmp_path / "mine"
+    directory.mkdir()
+    write_config(compose("grpo_code", ["run_name=mine", "num_steps=9"]), directory / "config.yaml")
+    return directory
+
+
+def test_a_run_that_a_full_disk_ended_has_failed_and_was_not_killed(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome.reserve(run_dir)
+    reserved = (run_dir / "state.reserved").stat()
+
+    def no_room(path: Path, data: bytes) -> int:
+        path.touch()  # the name has room, the content has not
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "write_bytes", no_room)
+        outcome.write(run_dir, outcome="failed", step=4, cause="the disk is full; " + "é" * 9000)
+    assert status_of(run_dir).state is RunState.FAILED
+    assert status_of(run_dir).cause.startswith("the disk is full; ")
+    after = (run_dir / "state.json").stat()
+    # Neither a new file nor a longer one: there is no room for them.
+    assert (after.st_ino, after.st_size) == (reserved.st_ino, reserved.st_size)
+
+
+def test_the_reserved_room_is_given_back(run_dir: Path) -> None:
+    outcome.reserve(run_dir)
+    outcome.write(run_dir, outcome="finished", step=9, cause="")
+    assert status_of(run_dir).state is RunState.FINISHED
+    assert not (run_dir / "state.reserved").exists()
+
+
+def test_a_resume_that_fails_before_its_learner_starts_is_at_the_step_of_its_checkpoint(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for version in (3, 6):
+        directory_of(run_dir, version).mkdir(parents=True)
+    (run_dir / "metrics.jsonl").write_text('{"step": 1, "time_s": 2.0}\n{"step": 2, "ti\n')
+    config = compose("grpo_code", ["run_name=mine", "num_steps=9", "monitoring.tensorboard=false"])
+    launcher: Any = None  # nothing is launched
+    assert run_supervised(config=config, run_dir=run_dir, launcher=launcher) == 1
+    said = capsys.readouterr().out
+    assert "the run has failed at step 6 of 9" in said
+    assert "line 2 of" in said
