@@ -6,6 +6,7 @@ changes here, before the first prompt of that pass is read.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -71,6 +72,12 @@ class Tickets:
         newest_version: as in `check_trajectory`.
         """
         prompt = self._prompts.prompt(known.purpose, known.index)
+        check = functools.partial(
+            check_trajectory,
+            prompt=prompt.token_ids,
+            newest_version=newest_version,
+            vocabulary_size=self._prompts.vocabulary_size,
+        )
         expected = (known.purpose, prompt.prompt_id, self._num_samples(known.purpose))
         actual = (group.purpose, group.prompt_id, len(group.trajectories))
         if actual != expected:
@@ -82,11 +89,11 @@ class Tickets:
             raise ProtocolError(f"its generation took {group.generation_s} s")
         for index, sample in enumerate(group.trajectories):
             try:
-                check_trajectory(sample, prompt.token_ids, newest_version=newest_version)
+                check(sample)
             except ProtocolError as error:
                 raise ProtocolError(f"sample {index}: {error}") from error
         if group.baseline is not None:
-            check_trajectory(group.baseline, prompt.token_ids, newest_version=newest_version)
+            check(group.baseline)
 
     def note_rewards(self, index: int, group: Group) -> None:
         """Record the rewards of a training group for data.filter."""

@@ -28,12 +28,15 @@ _ARRAYS = (
 )
 
 
-def check_trajectory(sample: Trajectory, prompt: IntArray, *, newest_version: int) -> None:
+def check_trajectory(
+    sample: Trajectory, prompt: IntArray, *, newest_version: int, vocabulary_size: int
+) -> None:
     """Raise ProtocolError unless the sample answers `prompt` and keeps the promises of its type.
 
-    newest_version: the newest one that any generator can have.
+    newest_version: the newest one that any generator can have.  vocabulary_size: of the model,
+    whose embedding has no row for a larger token id.
     """
-    for problem in _problems(sample, prompt, newest_version):
+    for problem in _problems(sample, prompt, newest_version, vocabulary_size):
         raise ProtocolError(problem)
 
 
@@ -42,7 +45,9 @@ def is_score(value: float) -> bool:
     return abs(value) <= _LARGEST_SCORE  # false for NaN
 
 
-def _problems(sample: Trajectory, prompt: IntArray, newest_version: int) -> Iterator[str]:
+def _problems(
+    sample: Trajectory, prompt: IntArray, newest_version: int, vocabulary_size: int
+) -> Iterator[str]:
     """The broken promises, the ones that later checks rely on first."""
     length = np.size(sample.token_ids)
     for name, dtype in _ARRAYS:
@@ -54,6 +59,8 @@ def _problems(sample: Trajectory, prompt: IntArray, newest_version: int) -> Iter
         yield f"its first {sample.prompt_length} tokens are not the {start} of the prompt"
     if sample.token_ids.min() < 0:
         yield f"token id {sample.token_ids.min()} is below 0"
+    if sample.token_ids.max() >= vocabulary_size:
+        yield f"token id {sample.token_ids.max()} is not below {vocabulary_size}, the vocabulary"
     versions = sample.versions
     logprobs = sample.behavior_logprobs
     is_sampled = versions != NO_VERSION

@@ -17,11 +17,15 @@ from async_rl.data.prompts import PromptList, load_eval_prompts, load_train_prom
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPrompts:
-    """Training prompts with their order, and the prompts of one evaluation."""
+    """Training prompts with their order, and the prompts of one evaluation.
+
+    vocabulary_size: of the model; no token id reaches it.
+    """
 
     train: PromptList
     order: PromptOrder
     held_out: Sequence[Prompt]
+    vocabulary_size: int
 
     @property
     def num_held_out(self) -> int:
@@ -36,7 +40,11 @@ class RunPrompts:
 
 
 def load_prompts(
-    config: RunConfig, tokenizer: Any, refused: Callable[[DataError], None]
+    config: RunConfig,
+    tokenizer: Any,
+    refused: Callable[[DataError], None],
+    *,
+    vocabulary_size: int,
 ) -> RunPrompts:
     """The prompts of the run. refused: as in `load_train_prompts`. Raises DataError."""
     train = load_train_prompts(config, tokenizer, refused)
@@ -52,4 +60,5 @@ def load_prompts(
         train=train,
         order=PromptOrder(config.seed, len(train), shuffle=config.data.shuffle),
         held_out=held_out[:limit],
+        vocabulary_size=vocabulary_size,
     )

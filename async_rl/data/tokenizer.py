@@ -71,6 +71,17 @@ def load_tokenizer(config: RunConfig, model_path: Path) -> PreTrainedTokenizerBa
     )
 
 
+def load_vocabulary_size(config: RunConfig, model_path: Path) -> int:
+    """The number of token ids of the model, some of which its tokenizer may not use."""
+    from transformers import AutoConfig
+
+    import_external(config.model)
+    model = AutoConfig.from_pretrained(
+        model_path, trust_remote_code=config.model.trust_remote_code, local_files_only=True
+    )
+    return int(model.get_text_config().vocab_size)
+
+
 def spare_torch(config: RunConfig) -> None:
     """For a process that needs a tokenizer and no model: `import torch` fails from now on, as if it
     were not installed.

@@ -22,7 +22,7 @@ from async_rl.buffer.store.store import Store
 from async_rl.core.errors import DataError
 from async_rl.core.types import DropReason, Prompt
 from async_rl.data.run_prompts import load_prompts
-from async_rl.data.tokenizer import load_tokenizer, spare_torch
+from async_rl.data.tokenizer import load_tokenizer, load_vocabulary_size, spare_torch
 from async_rl.protocol.membership import DRAINING
 from async_rl.runtime.context import ProcessContext
 
@@ -47,7 +47,9 @@ async def run(context: ProcessContext) -> None:
         with context.activity("loading prompts"):
             spare_torch(config)
             tokenizer = load_tokenizer(config, context.model_path)
-            prompts = await asyncio.to_thread(load_prompts, config, tokenizer, refused)
+            vocabulary_size = load_vocabulary_size(config, context.model_path)
+            load = functools.partial(load_prompts, vocabulary_size=vocabulary_size)
+            prompts = await asyncio.to_thread(load, config, tokenizer, refused)
             decode = functools.partial(tokenizer.decode, skip_special_tokens=True)
         service = BufferService(config, prompts, store, clock=time.monotonic)
         tasks = Tasks(context, service, store)

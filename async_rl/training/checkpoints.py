@@ -7,7 +7,7 @@ name. learner/checkpoint.py knows their content; their checksums show whether it
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,6 +77,17 @@ def verified(run_dir: Path, version: int) -> Path:
             f"{directory} is damaged: {reason}; use another checkpoint of {versions(run_dir)}"
         )
     return directory
+
+
+def damaged(run_dir: Path) -> Iterator[str]:
+    """Yield a sentence for each damaged checkpoint, also while the run writes and deletes some."""
+    for version in versions(run_dir):
+        directory = directory_of(run_dir, version)
+        # One that is being deleted looks damaged at first; by the second reading it is gone.
+        if damage(directory):
+            reason = damage(directory)
+            if reason and directory.is_dir():
+                yield f"checkpoint {directory.name} is damaged: {reason}"
 
 
 def set_aside(directory: Path) -> Path:

@@ -33,10 +33,12 @@ from async_rl.launchers.commands.options import (
     console,
     open_table,
 )
+from async_rl.training import checkpoints
 
 _MOST_SHOWN = 50
 _CLEAN = (
-    "clean: every group is in one state, none is lost, none was trained twice, none was over age"
+    "clean: every group is in one state, none is lost, none was trained twice, none was over age;"
+    " every checkpoint has its checksums"
 )
 Answer = Sequence[LedgerGroup] | tuple[LeftPrompt, ...] | LedgerSummary | Audit
 
@@ -55,7 +57,9 @@ def ledger(
     summary: Annotated[bool, typer.Option("--summary", help="counts; the default")] = False,
     audit: Annotated[
         bool,
-        typer.Option("--audit", help="check the whole history; exit code 0 only if it is clean"),
+        typer.Option(
+            "--audit", help="check the history and the checkpoints; exit code 0 only if all is well"
+        ),
     ] = False,
     drop: Annotated[int | None, typer.Option(help="drop this group of a stopped run")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
@@ -91,6 +95,8 @@ def ledger(
             answer = history.left()
         elif audit:
             answer = check_history(connection, promise_of(config))
+            wrong = [*answer.problems, *checkpoints.damaged(run_dir)]
+            answer = msgspec.structs.replace(answer, problems=wrong)
         else:
             answer = history.summary()
     if as_json:

@@ -87,6 +87,8 @@ class FakePrompts:
         self.num_held_out = num_held_out
         self.order = PromptOrder(0, num_train, shuffle=False)
 
+    vocabulary_size = 1000
+
     def prompt(self, purpose: Purpose, index: int) -> Prompt:
         name = f"t{self.order.index(index)}" if purpose is Purpose.TRAIN else f"e{index}"
         return Prompt(

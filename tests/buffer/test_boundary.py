@@ -66,6 +66,7 @@ INVALID = {
     "log-probs two-dimensional": altered("behavior_logprobs", lambda a: a.reshape(-1, 1)),
     "log-probs without dimension": altered("behavior_logprobs", lambda a: np.array(a[0])),
     "tokens negative": altered("token_ids", with_item(-1, -1)),
+    "token beyond the vocabulary": altered("token_ids", with_item(-1, 1000)),
     "tokens none": altered("token_ids", lambda a: a[:0]),
     "tokens of another prompt": altered("token_ids", with_item(0, 9)),
     "prompt of another length": altered("prompt_length", lambda _: 1),

@@ -15,6 +15,7 @@ from async_rl.buffer.store.audit import audit
 from async_rl.buffer.store.ledger import Ledger, reading
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
+from async_rl.core.checksums import write_sums
 from async_rl.core.errors import ConfigError, Unavailable
 from async_rl.core.types import GroupState
 from async_rl.launchers import cli
@@ -22,6 +23,7 @@ from async_rl.launchers.commands.ledger import drop_group, promise_of
 from async_rl.launchers.configuration.compose import write_config
 from async_rl.protocol.buffer import FailGroup, PutGroup
 from async_rl.protocol.learner import CommitStep, SyncVersion
+from async_rl.training.checkpoints import directory_of
 
 CONFIG = make_config(max_attempts=1)
 
@@ -217,6 +219,23 @@ def test_the_command_answers_people_and_programs_and_its_audit_decides_the_exit_
     connection.close()
     code, out, _ = ledger(monkeypatch, capsys, run_dir, "--audit")
     assert (code, "wrong: the trajectories of group 5 are lost" in out) == (1, True)
+
+
+def test_the_audit_reads_every_checkpoint(
+    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_config(replace(CONFIG, run_name="mine"), store.parent / "config.yaml")
+    for version in (1, 2):
+        directory = directory_of(store.parent, version)
+        directory.mkdir(parents=True)
+        (directory / "__0_0.distcp").write_bytes(b"weights")
+        write_sums(directory)
+    code, out, _ = ledger(monkeypatch, capsys, str(store.parent), "--audit")
+    assert (code, "every checkpoint has its checksums" in out) == (0, True)
+    (directory_of(store.parent, 1) / "__0_0.distcp").write_bytes(b"weightt")
+    code, out, _ = ledger(monkeypatch, capsys, str(store.parent), "--audit")
+    assert (code, out.count("wrong: ")) == (1, 1)
+    assert "wrong: checkpoint step_000001 is damaged: __0_0.distcp does not have the" in out
 
 
 @pytest.mark.parametrize("state", ["ready", "leased", "issued"])

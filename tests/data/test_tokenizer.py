@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,13 @@ from hypothesis import strategies as st
 
 from async_rl.data import list_functions
 from async_rl.data.embedded import LIST_FUNCTIONS
-from async_rl.data.tokenizer import END, build_tokenizer, load_tokenizer, spare_torch
+from async_rl.data.tokenizer import (
+    END,
+    build_tokenizer,
+    load_tokenizer,
+    load_vocabulary_size,
+    spare_torch,
+)
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +66,21 @@ def test_a_saved_tokenizer_loads_with_its_end_token_and_no_chat_template(
     assert loaded.eos_token == END
     assert loaded.chat_template is None
     assert loaded("def f(xs):\n    ys")["input_ids"] == tokenizer("def f(xs):\n    ys")["input_ids"]
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        {"model_type": "llama", "vocab_size": 777},
+        {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", "vocab_size": 777}},
+    ],
+)
+def test_the_vocabulary_is_the_model_s_and_not_the_tokenizer_s(
+    tokenizer: Any, tmp_path: Path, written: dict[str, Any]
+) -> None:
+    tokenizer.save_pretrained(str(tmp_path))
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    assert load_vocabulary_size(make_config(), tmp_path) == 777 != len(tokenizer)
 
 
 @pytest.mark.covers("tokenizer")
