@@ -23,24 +23,33 @@ class Machine:
 
     cores: numbers of the CPU cores that this process may use.  memory_mb: RAM, or the container's
     limit.  num_gpus: GPUs that the installed packages can use.  unusable_gpus: GPUs of the machine
-    that they cannot use, because they are CPU builds.
+    that they cannot use, because they are CPU builds.  gpu_mb: memory of the smallest of its GPUs,
+    0 if unknown.  disk_mb: free space of a described machine; None = look at the disk.
     """
 
     cores: tuple[int, ...]
     num_gpus: int
     memory_mb: int
     unusable_gpus: int = 0
+    gpu_mb: int = 0
+    disk_mb: int | None = None
+
+
+UNKNOWN_DISK = 1 << 62
+"""The free space of a described machine whose disk is not given: no run fails because of it."""
 
 
 def this_machine() -> Machine:
     """The part of this machine that this process may use."""
-    num_gpus = len(visible_gpus(os.environ, read_gpus()))
+    gpus = read_gpus()
+    num_gpus = len(visible_gpus(os.environ, gpus))
     are_usable = num_gpus > 0 and are_packages_for_gpus()
     return Machine(
         cores=tuple(sorted(os.sched_getaffinity(0))),
         num_gpus=num_gpus if are_usable else 0,
         memory_mb=_memory_mb(),
         unusable_gpus=0 if are_usable else num_gpus,
+        gpu_mb=min((gpu.memory_mb for gpu in gpus.devices), default=0),
     )
 
 

@@ -60,9 +60,10 @@ class Ranks:
         are modules of at least that size. The rest of the model is one more unit.
         methods: names of methods that run the model besides `forward`.
         """
-        model.to(self.device)
         if not self.is_sharded:
+            model.to(self.device)
             return
+        # The whole model is never on the device: FSDP moves each unit there as it shards it.
         is_gpu = self.device.type != "cpu"
         ensure_group_of_one(self.device)
         mesh = init_device_mesh(self.device.type, (self.world_size,))

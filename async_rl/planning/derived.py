@@ -7,15 +7,16 @@ import math
 from async_rl.config.pools import config_of, generator_pools, own_settings, pool_counts, work_of
 from async_rl.config.run import RunConfig
 from async_rl.planning.estimate import (
-    ModelShape,
     disk_mb,
     gb,
+    gpu_memory_mb,
     kv_cache_tokens,
-    learner_model_mb,
     longest_sequence,
     max_groups_in_flight,
     total_memory_mb,
 )
+from async_rl.planning.learner_memory import learner_memory
+from async_rl.planning.shape import ModelShape
 
 Rows = list[tuple[str, str]]
 """Name and value."""
@@ -106,7 +107,18 @@ def _sizes(config: RunConfig, shape: ModelShape | None) -> Rows:
     rows = [("model", f"{shape.num_parameters / 1e6:,.2f} M parameters")]
     if config.generation.engine == "vllm" and config.generation.vllm.kv_cache_mb:
         rows.append(("KV cache", f"{kv_cache_tokens(config, shape):,} tokens per generator"))
-    if config.placement == "colocated" and config.learner.gpus_each > 0:
-        model = gb(learner_model_mb(config, shape))
-        rows.append(("GPU memory", f"{model} while the learner steps, otherwise in main memory"))
+    rows += _gpu_memory(config, shape)
     return [*rows, ("memory estimate", memory), ("disk estimate", gb(disk_mb(config, shape)))]
+
+
+def _gpu_memory(config: RunConfig, shape: ModelShape) -> Rows:
+    """The memory of GPUs that the learner needs, and where it is between its turns."""
+    if config.learner.gpus_each == 0:
+        return []
+    needed = gb(gpu_memory_mb(config, "learner", shape))
+    if config.placement != "colocated":
+        return [("GPU memory", f"learner {needed} for each rank")]
+    kept = gb(round(learner_memory(config, shape).kept / 2**20))
+    return [
+        ("GPU memory", f"learner {needed} while it steps, {kept} of it in main memory otherwise")
+    ]

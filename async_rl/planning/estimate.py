@@ -1,20 +1,26 @@
-"""Size estimates of a run before it starts: groups in flight, memory and disk.
+"""Size estimates of a run before it starts: groups in flight, memory of each process, disk.
 
-Invariant: an estimate is an upper bound of what a healthy run uses, within a factor of about two.
-So a run is rejected only if it cannot fit.
+A process has two budgets: main memory (`memory_mb`) and the memory of each of its GPUs
+(`gpu_memory_mb`).
+Invariant: an estimate is an upper bound of what a healthy run uses, within a factor of about two
+for main memory. So a run is rejected only if it cannot fit.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 
-from async_rl.config.algorithm import AlgorithmConfig
-from async_rl.config.pools import config_of, generator_pools, in_words_of
+from async_rl.config.pools import config_of, generator_pools
 from async_rl.config.run import RunConfig
 from async_rl.core.types import Role
+from async_rl.planning.learner_memory import (
+    FLOAT32_BYTES,
+    dtype_bytes,
+    learner_memory,
+    trained_parameters,
+)
+from async_rl.planning.shape import ModelShape
 
 # Resident memory of a process with its libraries and nothing else, measured on Linux x86-64 with
 # the locked environment.
@@ -26,66 +32,17 @@ BASE_MB: Mapping[Role, int] = {
     "learner": 800,
 }
 TENSORBOARD_MB = 300
-FLOAT32_BYTES = 4
-TRAINED_BYTES = 16  # per trained parameter: float32 weight, gradient and AdamW's two moments
+CUDA_BASE_MB = 3000
+"""Main memory of a process that uses CUDA, beyond BASE_MB: the libraries and pinned buffers."""
+CUDA_CONTEXT_MB = 1500
+"""GPU memory of a process beside its tensors: CUDA's context, kernels, buffers of NCCL."""
+CUDA_GRAPHS_MB = 1500
+"""GPU memory of vLLM's captured graphs; it reports 0.5 to 1.5 GB for models of 1 to 70B."""
+GAPS = 1.05
+"""The allocator's reserved memory in relation to the tensors, with expandable segments."""
 SAVED_BYTES = 12  # per trained parameter in a checkpoint: weight and moments
-ACTIVATION_VALUES = 34  # per token, layer and unit of width that the backward pass keeps
-EMBEDDED_VOCABULARY, EMBEDDED_POSITIONS, EMBEDDED_MLP_FACTOR = 1024, 512, 3
 STORED_BYTES_PER_TOKEN = 16  # token id, log-prob, version, mask, and the store's overhead
 LOGS_MB = 100
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelShape:
-    """The sizes of the policy that decide memory. max_positions: its longest sequence."""
-
-    num_parameters: int
-    vocab_size: int
-    hidden_size: int
-    num_layers: int
-    kv_width: int
-    max_positions: int
-
-
-def embedded_shape(*, hidden_size: int, num_layers: int, num_heads: int) -> ModelShape:
-    """Return the shape of the embedded model; its vocabulary is at most EMBEDDED_VOCABULARY."""
-    return shape_from_hf(
-        {
-            "vocab_size": EMBEDDED_VOCABULARY,
-            "hidden_size": hidden_size,
-            "num_hidden_layers": num_layers,
-            "num_attention_heads": num_heads,
-            "intermediate_size": EMBEDDED_MLP_FACTOR * hidden_size,
-            "max_position_embeddings": EMBEDDED_POSITIONS,
-            "tie_word_embeddings": True,
-        }
-    )
-
-
-def shape_from_hf(hf_config: Mapping[str, Any]) -> ModelShape:
-    """Return the shape of a decoder-only model from its Hugging Face config.json.
-
-    Raises KeyError if a size is missing.
-    """
-    vocab = hf_config["vocab_size"]
-    hidden = hf_config["hidden_size"]
-    layers = hf_config["num_hidden_layers"]
-    heads = hf_config["num_attention_heads"]
-    head_dim = hf_config.get("head_dim") or hidden // heads
-    # Older models have as many key and value heads as query heads, and do not name them.
-    kv_width = (hf_config.get("num_key_value_heads") or heads) * head_dim
-    attention = 2 * hidden * heads * head_dim + 2 * hidden * kv_width
-    # Gate, up and down projection; two norms.
-    per_layer = attention + 3 * hidden * hf_config["intermediate_size"] + 2 * hidden
-    num_embeddings = 1 if hf_config.get("tie_word_embeddings") else 2
-    return ModelShape(
-        num_parameters=num_embeddings * vocab * hidden + layers * per_layer + hidden,
-        vocab_size=vocab,
-        hidden_size=hidden,
-        num_layers=layers,
-        kv_width=kv_width,
-        max_positions=hf_config["max_position_embeddings"],
-    )
 
 
 def longest_sequence(config: RunConfig) -> int:
@@ -100,13 +57,17 @@ def max_groups_in_flight(config: RunConfig) -> int:
 
 def kv_cache_tokens(config: RunConfig, shape: ModelShape) -> int:
     """Return the number of tokens whose keys and values fit into kv_cache_mb."""
-    # 2: keys and values.
-    token_bytes = 2 * shape.num_layers * shape.kv_width * _dtype_bytes(config)
-    return config.generation.vllm.kv_cache_mb * 2**20 // token_bytes
+    parts = config.generation.vllm.tensor_parallel_size
+    return config.generation.vllm.kv_cache_mb * 2**20 * parts // kv_token_bytes(config, shape)
+
+
+def kv_token_bytes(config: RunConfig, shape: ModelShape) -> int:
+    """Return the bytes of keys and values of one token in all layers."""
+    return 2 * shape.num_layers * shape.kv_width * dtype_bytes(config)
 
 
 def memory_mb(config: RunConfig, role: Role, shape: ModelShape | None) -> int:
-    """Return the RAM of one process of the role without a GPU.
+    """Return the main memory of one process of the role.
 
     shape: None if the model is unknown; then only its libraries count.
     """
@@ -120,39 +81,73 @@ def memory_mb(config: RunConfig, role: Role, shape: ModelShape | None) -> int:
         case "verifier":
             added = config.verifiers.cells * config.sandbox.memory_mb
         case "generator":
-            added = config.generation.vllm.kv_cache_mb
-            if shape is not None:
-                # A push loads the new weights beside the old ones.
-                added += _mb(2 * shape.num_parameters * _dtype_bytes(config))
+            added = _generator_mb(config, shape)
         case "learner":
-            if shape is not None:
-                added = learner_model_mb(config, shape)
+            added = _learner_mb(config, shape)
     return BASE_MB[role] + added
 
 
-def learner_model_mb(config: RunConfig, shape: ModelShape) -> int:
-    """Return the memory of one rank's models, moments, activations and push."""
-    learner = config.learner
-    per_parameter = TRAINED_BYTES * _num_trained(config.algorithm)
-    if config.algorithm.reference is not None:
-        per_parameter += FLOAT32_BYTES
-    sharded = shape.num_parameters * per_parameter / learner.ranks
-    # A push gathers the float32 weights and writes the published form beside them.
-    pushed = shape.num_parameters * (FLOAT32_BYTES + _dtype_bytes(config))
-    kept_layers = 1 if learner.gradient_checkpointing else shape.num_layers
-    values = shape.hidden_size * (ACTIVATION_VALUES * kept_layers + shape.num_layers)
-    activations = learner.budget_tokens * values * FLOAT32_BYTES
-    logits = 3 * int(learner.logits_chunk_mb * 2**20)
-    masks = 0
-    if config.generation.group_size > 1:
-        # Responses that share a prompt attend through a dense mask, of which bfloat16 makes a copy.
-        mask_bytes = FLOAT32_BYTES + _dtype_bytes(config) % FLOAT32_BYTES
-        masks = learner.budget_tokens * longest_sequence(config) * mask_bytes
-    return _mb(sharded + pushed + activations + logits + masks)
+def gpu_memory_mb(config: RunConfig, role: Role, shape: ModelShape) -> int:
+    """Return the memory that one process of the role needs on each of its GPUs; 0 without one."""
+    if role == "learner" and config.learner.gpus_each > 0:
+        memory = learner_memory(config, shape)
+        return CUDA_CONTEXT_MB + _mb(GAPS * (memory.kept + memory.step))
+    if role == "generator" and config.generators.gpus_each > 0:
+        longest = kv_token_bytes(config, shape) * longest_sequence(config)
+        parts = config.generation.vllm.tensor_parallel_size
+        cache = config.generation.vllm.kv_cache_mb or _mb(longest / parts)
+        return engine_mb(config, shape) + cache
+    return 0
+
+
+def engine_mb(config: RunConfig, shape: ModelShape) -> int:
+    """Return the GPU memory of an engine without its KV cache."""
+    vllm = config.generation.vllm
+    size = dtype_bytes(config)
+    weights = size * shape.num_parameters / vllm.tensor_parallel_size
+    # vLLM profiles a step of this many tokens, and the float32 logits of all sequences: as they
+    # are, scaled, and their log-probs.
+    tokens = vllm.max_num_batched_tokens * size * (4 * shape.hidden_size + 3 * shape.mlp_width)
+    logits = 3 * FLOAT32_BYTES * vllm.max_num_seqs * shape.vocab_size
+    graphs = 0 if vllm.enforce_eager else CUDA_GRAPHS_MB
+    return CUDA_CONTEXT_MB + graphs + _mb(GAPS * (weights + tokens + logits))
+
+
+def _generator_mb(config: RunConfig, shape: ModelShape | None) -> int:
+    vllm = config.generation.vllm
+    if config.generators.gpus_each > 0:
+        # The front, the core's process, and a worker for each part if there are several.
+        others = 1 + vllm.tensor_parallel_size * (vllm.tensor_parallel_size > 1)
+        libraries = CUDA_BASE_MB + others * (BASE_MB["generator"] + CUDA_BASE_MB)
+        return libraries + _pushed_mb(config, shape)
+    # A push loads the new weights beside the old ones.
+    return vllm.kv_cache_mb + 2 * _pushed_mb(config, shape)
+
+
+def _pushed_mb(config: RunConfig, shape: ModelShape | None) -> int:
+    return 0 if shape is None else _mb(shape.num_parameters * dtype_bytes(config))
+
+
+def _learner_mb(config: RunConfig, shape: ModelShape | None) -> int:
+    if shape is None:
+        return 0
+    memory = learner_memory(config, shape)
+    if config.learner.gpus_each == 0:
+        # Without a GPU the tensors are in main memory. Offloading has nothing to move.
+        training = memory.kept + memory.step + memory.offloaded
+        # A push gathers one tensor at a time and writes the published form.
+        return _mb(max(training + memory.published, memory.loaded))
+    waiting = memory.offloaded
+    if config.placement == "colocated":
+        # In the generators' turn the models and moments are in main memory.
+        waiting += memory.kept
+    # The block of published weights, and the checkpoint that is being written.
+    training = waiting + memory.published + memory.saved
+    return CUDA_BASE_MB + _mb(max(training, memory.loaded))
 
 
 def total_memory_mb(config: RunConfig, shape: ModelShape | None) -> int:
-    """Return the RAM of the whole run on one machine."""
+    """Return the main memory of the whole run on one machine."""
     counts: Mapping[Role, int] = {
         "supervisor": 1,
         "buffer": 1,
@@ -174,61 +169,9 @@ def disk_mb(config: RunConfig, shape: ModelShape | None) -> int:
     if shape is not None:
         # One more checkpoint than are kept is being written.
         num_checkpoints = checkpoint.keep + checkpoint.keep_best + 1
-        trained = _num_trained(config.algorithm) * shape.num_parameters
+        trained = trained_parameters(config, shape)
         size_bytes += num_checkpoints * trained * SAVED_BYTES
     return LOGS_MB + _mb(size_bytes)
-
-
-def fit_problems(config: RunConfig, shape: ModelShape, *, memory_mb_available: int) -> list[str]:
-    """Return the reasons why a run cannot fit.
-
-    A sequence can be too long for the model or for the KV cache, and the run too large for memory.
-    """
-    problems = []
-    data = config.data
-    longest = longest_sequence(config)
-    if longest > shape.max_positions:
-        problems.append(
-            f"data.max_prompt_tokens={data.max_prompt_tokens} +"
-            f" data.max_response_tokens={data.max_response_tokens} = {longest} is above the"
-            f" {shape.max_positions} positions of the model; lower one of them"
-        )
-    if config.generation.engine == "vllm":
-        problems += [_kv_problem(config, pool, shape) for pool in generator_pools(config)]
-    total = total_memory_mb(config, shape)
-    if total > memory_mb_available:
-        problems.append(
-            f"the run needs about {gb(total)} of memory, this machine has"
-            f" {gb(memory_mb_available)}; lower generators.count, learner.budget_tokens or"
-            " generation.vllm.kv_cache_mb, or take a smaller model"
-        )
-    # Pools with the same setting have the same problem.
-    return [problem for problem in dict.fromkeys(problems) if problem]
-
-
-def _kv_problem(config: RunConfig, pool: str, shape: ModelShape) -> str:
-    """Why the KV cache of a pool is too small for one sequence, or an empty string."""
-    own = config_of(config, pool)
-    longest = longest_sequence(config)
-    size_mb = own.generation.vllm.kv_cache_mb
-    num_tokens = kv_cache_tokens(own, shape)
-    if size_mb == 0 or num_tokens >= longest:
-        return ""
-    problem = (
-        f"generation.vllm.kv_cache_mb={size_mb} holds {num_tokens} tokens of this model, one"
-        f" sequence may have {longest}; raise it to at least"
-        f" {math.ceil(size_mb * longest / max(num_tokens, 1))}"
-    )
-    return in_words_of(pool, config, problem)
-
-
-def _num_trained(algorithm: AlgorithmConfig) -> int:
-    """The number of trained models of the policy's size."""
-    return 2 if algorithm.critic is not None and algorithm.critic.kind == "own" else 1
-
-
-def _dtype_bytes(config: RunConfig) -> int:
-    return 2 if config.model.dtype == "bfloat16" else 4
 
 
 def _stored_bytes(config: RunConfig, sequences: int) -> int:

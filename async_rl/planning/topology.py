@@ -85,10 +85,11 @@ def joining(
 
 def has_its_gpus(spec: ProcessSpec) -> bool:
     """Return whether the machine had as many free GPUs as the process needs."""
-    return len(_visible(spec)) == _num_gpus(spec.gpus)
+    return len(gpus_of(spec)) == _num_gpus(spec.gpus)
 
 
-def _visible(spec: ProcessSpec) -> list[int]:
+def gpus_of(spec: ProcessSpec) -> list[int]:
+    """Return the numbers of the GPUs that a process sees."""
     indices = spec.env.get("CUDA_VISIBLE_DEVICES", "").split(",")
     return [int(index) for index in indices if index]
 
@@ -135,7 +136,7 @@ def _free_gpus(machine: Machine, gpus: float, in_use: Sequence[ProcessSpec]) -> 
     """The first GPUs with room for the process; fewer than it needs if the machine has no more."""
     free = [1.0] * machine.num_gpus
     for spec in in_use:
-        for index in _visible(spec):
+        for index in gpus_of(spec):
             free[index] -= min(spec.gpus, 1.0)
     # Shares such as 0.3 do not add up to exactly 1.
     needed = min(gpus, 1.0) - 1e-6

@@ -47,7 +47,7 @@ def launch(
         str | None,
         typer.Option(
             "--machine",
-            metavar="cores=N,gpus=N,memory_gb=N",
+            metavar="cores=N,gpus=N,gpu_gb=N,memory_gb=N,disk_gb=N",
             help="with --dry-run: plan for a machine of this size instead of this one",
         ),
     ] = None,

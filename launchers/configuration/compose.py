@@ -214,6 +214,7 @@ def _files(
     conf/hardware.
     """
     OmegaConf.register_new_resolver("with_files", with_files, replace=True)
+    OmegaConf.register_new_resolver("by_dtype", by_dtype, replace=True)
     for name, function in hardware.resolvers(machine, launcher).items():
         OmegaConf.register_new_resolver(name, function, replace=True)
     compose_files = _hydra if conf == USER_CONFIG else _hydra_once
@@ -347,3 +348,8 @@ def with_files(
     the embedded task.
     """
     return with_them if _root_.data.train_files or _root_.data.val_files else without
+
+
+def by_dtype(float32: Any, bfloat16: Any, *, _root_: DictConfig) -> Any:
+    """The value for model.dtype."""
+    return bfloat16 if _root_.model.dtype == "bfloat16" else float32

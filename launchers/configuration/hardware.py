@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 from async_rl.core.errors import ConfigError
-from async_rl.core.machine import Machine
+from async_rl.core.machine import UNKNOWN_DISK, Machine
 
-_MACHINE = re.compile(r"cores=(\d+),gpus=(\d+),memory_gb=(\d+)")
+_FORM = "cores=64,gpus=8,gpu_gb=80,memory_gb=512,disk_gb=2000"
+_NEEDED, _OPTIONAL = {"cores", "gpus", "memory_gb"}, {"gpu_gb", "disk_gb"}
 
 
 def preset_for(machine: Machine, launcher: str) -> str:
@@ -28,17 +29,32 @@ def described(machine: Machine) -> str:
         if machine.unusable_gpus
         else ""
     )
-    gpus = f"{machine.num_gpus or 'no'} GPU{'' if machine.num_gpus == 1 else 's'}{unusable}"
+    gpus = f"{machine.num_gpus or 'no'} GPU{'' if machine.num_gpus == 1 else 's'}"
+    if machine.num_gpus and machine.gpu_mb:
+        gpus += f" of {machine.gpu_mb >> 10} GB"
+    gpus += unusable
     return f"{len(machine.cores)} cores, {gpus}, {machine.memory_mb >> 10} GB"
 
 
 def pretended_machine(text: str) -> Machine:
-    """Parse text such as `cores=64,gpus=8,memory_gb=512`. Raises ConfigError for anything else."""
-    found = _MACHINE.fullmatch(text)
-    if found is None or int(found[1]) == 0:
-        raise ConfigError(f"--machine {text}: write it as cores=64,gpus=8,memory_gb=512")
-    cores, gpus, memory_gb = map(int, found.groups())
-    return Machine(cores=tuple(range(cores)), num_gpus=gpus, memory_mb=memory_gb << 10)
+    """Parse text such as _FORM. Raises ConfigError for anything else.
+
+    Without gpu_gb the memory of its GPUs is not judged, without disk_gb its disk.
+    """
+    pairs = [re.fullmatch(r"(\w+)=(\d+)", part) for part in text.split(",")]
+    values = {pair[1]: int(pair[2]) for pair in pairs if pair is not None}
+    is_complete = len(values) == len(pairs) and _NEEDED <= values.keys() <= _NEEDED | _OPTIONAL
+    if not is_complete or values["cores"] == 0:
+        raise ConfigError(
+            f"--machine {text}: write it as {_FORM}; gpu_gb and disk_gb may be omitted"
+        )
+    return Machine(
+        cores=tuple(range(values["cores"])),
+        num_gpus=values["gpus"],
+        memory_mb=values["memory_gb"] << 10,
+        gpu_mb=values.get("gpu_gb", 0) << 10,
+        disk_mb=values["disk_gb"] << 10 if "disk_gb" in values else UNKNOWN_DISK,
+    )
 
 
 def resolvers(machine: Machine, launcher: str) -> dict[str, Callable[..., Any]]:

@@ -19,7 +19,8 @@ from async_rl.launchers.backends.cluster import cluster_cpus
 from async_rl.launchers.configuration.compose import to_yaml
 from async_rl.launchers.configuration.hardware import described
 from async_rl.planning.derived import derived_numbers
-from async_rl.planning.estimate import ModelShape, memory_mb
+from async_rl.planning.estimate import memory_mb
+from async_rl.planning.shape import ModelShape
 from async_rl.planning.topology import ProcessSpec
 from async_rl.wire.addresses import AUTO, LOOPBACK
 

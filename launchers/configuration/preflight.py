@@ -39,13 +39,9 @@ from async_rl.core.machine import Machine, package_problem
 from async_rl.data.embedded import TINY_CODER
 from async_rl.launchers.backends.choosing import launcher_problems
 from async_rl.launchers.configuration.compose import is_local_model
-from async_rl.planning.estimate import (
-    ModelShape,
-    disk_mb,
-    embedded_shape,
-    fit_problems,
-    shape_from_hf,
-)
+from async_rl.planning.estimate import disk_mb
+from async_rl.planning.fit import fit_problems
+from async_rl.planning.shape import ModelShape, embedded_shape, shape_from_hf
 from async_rl.rewards.functions import check_functions
 from async_rl.rewards.verifier.comparison import load_checker
 from async_rl.sandbox.cell import CellFailed
@@ -94,7 +90,7 @@ def _problems(
         yield mixed
     yield from machine_problems(config, machine)
     yield from _file_problems(config)
-    yield from _directory_problems(config, is_new=is_new)
+    yield from _directory_problems(config, machine, is_new=is_new)
     if is_new:
         yield from _mirror_problems(config)
     yield from _network_problems(config)
@@ -114,7 +110,7 @@ def _problems(
         yield from _plugin_problems("generation.engine", config.generation.engine, ENGINE)
     shape = model_shape(config)
     if shape is not None and config.launcher.kind == "local":
-        yield from fit_problems(config, shape, memory_mb_available=machine.memory_mb)
+        yield from fit_problems(config, shape, machine)
 
 
 def _package_problems(config: RunConfig) -> Iterator[str]:
@@ -204,6 +200,7 @@ def _file_problems(config: RunConfig) -> Iterator[str]:
 
 def _directory_problems(
     config: RunConfig,
+    machine: Machine,
     *,
     is_new: bool,
 ) -> Iterator[str]:
@@ -223,7 +220,9 @@ def _directory_problems(
             " set output_dir to one that is"
         )
         return
-    free_mb = shutil.disk_usage(existing).free // 2**20
+    free_mb = machine.disk_mb
+    if free_mb is None:
+        free_mb = shutil.disk_usage(existing).free // 2**20
     needed_mb = disk_mb(config, model_shape(config))
     if free_mb < needed_mb:
         yield (

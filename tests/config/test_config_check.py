@@ -148,7 +148,10 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
             ["weights.push_every_steps=2", "buffer.max_staleness_versions=0"],
             "raise buffer.max_staleness_versions to at least 1",
         ),
-        (["model.dtype=bfloat16"], "set weights.probe_tolerance=0.3"),
+        (
+            ["model.dtype=bfloat16", "weights.probe_tolerance=1e-3"],
+            "set weights.probe_tolerance=0.3",
+        ),
         (
             ["weights.transfer=filesystem", "launcher=ray", "launcher.shared_run_dir=false"],
             "set weights.transfer.path to a URL that all nodes can read",
@@ -248,7 +251,7 @@ def test_a_combination_that_cannot_work_is_refused_with_its_remedy(
         ["buffer.max_staleness_versions=0"],
         ["weights.push_every_steps=3", "buffer.max_staleness_versions=2"],
         ["generation.engine=hf", "generation.vllm.max_num_seqs=1"],
-        ["model.dtype=bfloat16", "weights.probe_tolerance=0.3"],
+        ["model.dtype=bfloat16"],
         [
             "weights.transfer=filesystem",
             "launcher=ray",

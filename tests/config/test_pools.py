@@ -31,11 +31,9 @@ from async_rl.launchers.backends.cluster import cluster_cpus
 from async_rl.launchers.backends.ray_places import actor_options
 from async_rl.launchers.configuration.compose import compose, recompose, write_config
 from async_rl.planning.derived import derived_numbers
-from async_rl.planning.estimate import (
-    embedded_shape,
-    fit_problems,
-    total_memory_mb,
-)
+from async_rl.planning.estimate import total_memory_mb
+from async_rl.planning.fit import fit_problems
+from async_rl.planning.shape import embedded_shape
 from async_rl.planning.topology import ProcessSpec, processes
 
 TWO_CORES = Machine(cores=(0, 1), num_gpus=0, memory_mb=8000)
@@ -382,6 +380,6 @@ def test_memory_and_the_plan_count_every_pool() -> None:
     (problem,) = fit_problems(
         settings(*BIG, "generators.pools.big.kv_cache_mb=1", "data.max_response_tokens=350"),
         shape,
-        memory_mb_available=99_999,
+        Machine(cores=(0, 1), num_gpus=0, memory_mb=99_999),
     )
     assert problem.startswith("generators.pools.big.kv_cache_mb=1 holds")

@@ -165,7 +165,7 @@ def test_the_plan_of_a_machine_that_one_does_not_sit_at(
 def test_pretending_goes_with_a_dry_run_only(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(ConfigError, match="write it as cores=64,gpus=8,memory_gb=512"):
+    with pytest.raises(ConfigError, match="write it as cores=64,gpus=8,gpu_gb=80,memory_gb=512"):
         pretended_machine("8 GPUs")
     monkeypatch.setattr(
         sys,

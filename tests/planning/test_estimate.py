@@ -2,20 +2,29 @@
 
 import pytest
 
+from async_rl.core.machine import Machine
 from async_rl.launchers.configuration.compose import compose
 from async_rl.planning.derived import derived_numbers
 from async_rl.planning.estimate import (
-    EMBEDDED_POSITIONS,
     disk_mb,
-    embedded_shape,
-    fit_problems,
+    gpu_memory_mb,
     kv_cache_tokens,
     memory_mb,
-    shape_from_hf,
     total_memory_mb,
 )
+from async_rl.planning.fit import fit_problems
+from async_rl.planning.learner_memory import learner_memory
+from async_rl.planning.shape import EMBEDDED_POSITIONS, embedded_shape, shape_from_hf
+
+
+def machine_with(memory_mb: int, *, gpus: int = 0, gpu_mb: int = 0) -> Machine:
+    return Machine(
+        cores=tuple(range(16)), num_gpus=gpus, memory_mb=memory_mb, gpu_mb=gpu_mb, disk_mb=10**9
+    )
+
 
 QWEN3_06B = {
+    "model_type": "qwen3",
     "vocab_size": 151936,
     "hidden_size": 1024,
     "num_hidden_layers": 28,
@@ -29,12 +38,13 @@ QWEN3_06B = {
 
 
 def test_a_critic_on_the_policys_backbone_costs_no_second_model() -> None:
+    small = ["learner.budget_tokens=1280"]
     own, shared, none = (
         memory_mb(compose(conf, overrides), "learner", shape_from_hf(QWEN3_06B))
         for conf, overrides in (
-            ("ppo_code", ["algorithm.kl=none"]),
-            ("ppo_code", ["algorithm.kl=none", "algorithm.advantage.critic=shared"]),
-            ("grpo_code", []),
+            ("ppo_code", [*small, "algorithm.kl=none"]),
+            ("ppo_code", [*small, "algorithm.kl=none", "algorithm.advantage.critic=shared"]),
+            ("grpo_code", small),
         )
     )
     assert abs((own - shared) * 2**20 / (16 * 596_049_920) - 1) < 0.01, (
@@ -45,23 +55,35 @@ def test_a_critic_on_the_policys_backbone_costs_no_second_model() -> None:
 
 def test_the_mask_of_shared_prompts_grows_with_the_budget_times_the_longest_sequence() -> None:
     shape = shape_from_hf(QWEN3_06B)
-    long = [
-        "data.max_prompt_tokens=8000",
-        "data.max_response_tokens=8000",
-        "learner.budget_tokens=32000",
-    ]
-    shared, alone = (
+    long = ["data.max_prompt_tokens=8000", "data.max_response_tokens=1000", "learner.ranks=2"]
+    small, large = (
         memory_mb(
             compose(
                 "grpo_code",
-                [*long, f"generation.group_size={size}", "algorithm.advantage=reinforce_plus_plus"],
+                [*long, f"learner.budget_tokens={tokens}", f"generation.group_size={size}"],
             ),
             "learner",
             shape,
         )
-        for size in (8, 1)
+        - memory_mb(
+            compose(
+                "grpo_code",
+                [
+                    *long,
+                    f"learner.budget_tokens={tokens}",
+                    "generation.group_size=1",
+                    "algorithm.advantage=reinforce_plus_plus",
+                ],
+            ),
+            "learner",
+            shape,
+        )
+        for size, tokens in ((8, 16000), (8, 32000))
     )
-    assert shared - alone == round(32000 * 16000 * 4 / 2**20)
+    # The mask, and the prompt's keys and values, which each response gathers in every layer.
+    mask = 16000 * 9000 * 4
+    gathered = 16000 * 28 * 8 * 2 * 4 * 1024
+    assert abs((large - small) * 2**20 / (mask + gathered) - 1) < 0.01
 
 
 def test_parameters_of_a_known_model_are_counted_to_a_percent() -> None:
@@ -135,10 +157,10 @@ def test_what_cannot_fit_is_refused_with_both_numbers() -> None:
     (positions,) = fit_problems(
         config,
         embedded_shape(hidden_size=192, num_layers=2, num_heads=6),
-        memory_mb_available=10**6,
+        machine_with(10**6),
     )
     assert f"= 600 is above the {EMBEDDED_POSITIONS} positions" in positions
-    (cache,) = fit_problems(config, shape_from_hf(QWEN3_06B), memory_mb_available=10**6)
+    (cache,) = fit_problems(config, shape_from_hf(QWEN3_06B), machine_with(10**6))
     assert (
         "holds 292 tokens of this model, one sequence may have 600; raise it to at least 132"
         in cache
@@ -151,10 +173,10 @@ def test_what_cannot_fit_is_refused_with_both_numbers() -> None:
             "generation.vllm.kv_cache_mb=132",
         ],
     )
-    assert fit_problems(enough, shape_from_hf(QWEN3_06B), memory_mb_available=10**6) == []
+    assert fit_problems(enough, shape_from_hf(QWEN3_06B), machine_with(10**6)) == []
     config = compose("ppo_code")
     (memory,) = fit_problems(
-        config, embedded_shape(hidden_size=192, num_layers=2, num_heads=6), memory_mb_available=1024
+        config, embedded_shape(hidden_size=192, num_layers=2, num_heads=6), machine_with(1024)
     )
     assert "this machine has 1.0 GB" in memory
 
@@ -166,7 +188,7 @@ def test_the_embedded_default_fits_a_small_machine() -> None:
             fit_problems(
                 config,
                 embedded_shape(hidden_size=192, num_layers=2, num_heads=6),
-                memory_mb_available=6 * 1024,
+                machine_with(6 * 1024),
             )
             == []
         )
@@ -184,10 +206,11 @@ def test_a_shared_device_says_how_long_its_turns_are_and_what_the_learner_brings
     )
     assert "GPU memory" not in rows
     gpus = ["learner.gpus_each=0.5", "generators.gpus_each=0.5"]
-    shared = compose("grpo_code", ["placement=colocated", *gpus])
-    learner_mb = memory_mb(shared, "learner", shape) - memory_mb(shared, "learner", None)
-    assert (
-        dict(derived_numbers(shared, shape))["GPU memory"]
-        == f"{learner_mb / 1024:.1f} GB while the learner steps, otherwise in main memory"
+    colocated = compose("grpo_code", ["placement=colocated", *gpus])
+    kept = learner_memory(colocated, shape).kept
+    needed = gpu_memory_mb(colocated, "learner", shape)
+    assert dict(derived_numbers(colocated, shape))["GPU memory"] == (
+        f"learner {needed / 1024:.1f} GB while it steps, {kept / 2**30:.1f} GB of it in main memory"
+        " otherwise"
     )
     assert "placement" not in dict(derived_numbers(compose("grpo_code", gpus), shape))

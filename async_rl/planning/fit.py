@@ -1,0 +1,141 @@
+"""The reasons why a run cannot fit a machine: positions, KV cache, memory of hosts and GPUs."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from async_rl.config.base import replace
+from async_rl.config.pools import config_of, generator_pools, in_words_of, pool_of
+from async_rl.config.run import RunConfig
+from async_rl.core.machine import Machine
+from async_rl.planning.estimate import (
+    gb,
+    gpu_memory_mb,
+    kv_cache_tokens,
+    longest_sequence,
+    total_memory_mb,
+)
+from async_rl.planning.shape import ModelShape
+from async_rl.planning.topology import ProcessSpec, gpus_of, processes
+
+
+def fit_problems(config: RunConfig, shape: ModelShape, machine: Machine) -> list[str]:
+    """Return the reasons why a run cannot fit, each with its numbers and a remedy."""
+    problems = []
+    data = config.data
+    longest = longest_sequence(config)
+    if longest > shape.max_positions:
+        problems.append(
+            f"data.max_prompt_tokens={data.max_prompt_tokens} +"
+            f" data.max_response_tokens={data.max_response_tokens} = {longest} is above the"
+            f" {shape.max_positions} positions of the model; lower one of them"
+        )
+    if config.generation.engine == "vllm":
+        problems += [_kv_problem(config, pool, shape) for pool in generator_pools(config)]
+    total = total_memory_mb(config, shape)
+    if total > machine.memory_mb:
+        problems.append(
+            f"the run needs about {gb(total)} of memory, this machine has"
+            f" {gb(machine.memory_mb)}; lower generators.count, learner.budget_tokens or"
+            " generation.vllm.kv_cache_mb, or take a smaller model"
+        )
+    if machine.gpu_mb:
+        problems += _gpu_problems(config, shape, machine)
+    # Pools with the same setting have the same problem.
+    return [problem for problem in dict.fromkeys(problems) if problem]
+
+
+def _kv_problem(config: RunConfig, pool: str, shape: ModelShape) -> str:
+    """Why the KV cache of a pool is too small for one sequence, or an empty string."""
+    own = config_of(config, pool)
+    longest = longest_sequence(config)
+    size_mb = own.generation.vllm.kv_cache_mb
+    num_tokens = kv_cache_tokens(own, shape)
+    if size_mb == 0 or num_tokens >= longest:
+        return ""
+    problem = (
+        f"generation.vllm.kv_cache_mb={size_mb} holds {num_tokens} tokens of this model, one"
+        f" sequence may have {longest}; raise it to at least"
+        f" {math.ceil(size_mb * longest / max(num_tokens, 1))}"
+    )
+    return in_words_of(pool, config, problem)
+
+
+def gpu_load_mb(config: RunConfig, spec: ProcessSpec, shape: ModelShape, gpu_mb: int) -> int:
+    """Return the memory that a process takes of each of its GPUs of gpu_mb."""
+    own = config_of(config, pool_of(spec.name))
+    needed_mb = gpu_memory_mb(own, spec.role, shape)
+    if spec.role == "generator" and own.generation.vllm.kv_cache_mb == 0:
+        # vLLM fills this share with its KV cache.
+        return max(needed_mb, int(own.generation.vllm.gpu_memory_utilization * gpu_mb))
+    return needed_mb
+
+
+def _gpu_problems(config: RunConfig, shape: ModelShape, machine: Machine) -> Iterator[str]:
+    users: collections.defaultdict[int, list[ProcessSpec]] = collections.defaultdict(list)
+    for spec in processes(config, machine):
+        for index in gpus_of(spec):
+            users[index].append(spec)
+    for specs in users.values():
+        loads = {spec.name: gpu_load_mb(config, spec, shape, machine.gpu_mb) for spec in specs}
+        # Processes that take turns are never on the GPU together.
+        taken_mb = max(loads.values()) if config.placement == "colocated" else sum(loads.values())
+        if taken_mb > machine.gpu_mb:
+            parts = " and ".join(f"{name} {gb(load)}" for name, load in loads.items())
+            remedies = (_remedy(config, spec, shape, machine) for spec in specs)
+            yield (
+                f"the model does not fit its GPU: about {gb(taken_mb)} are needed ({parts}), one"
+                f" GPU has {gb(machine.gpu_mb)}; {' and '.join(dict.fromkeys(remedies))}"
+            )
+            return
+
+
+def _remedy(config: RunConfig, spec: ProcessSpec, shape: ModelShape, machine: Machine) -> str:
+    """The smallest change with which a process fits its share of a GPU."""
+    share_mb = machine.gpu_mb * min(spec.gpus, 1.0)
+    if config.placement == "colocated":
+        share_mb = machine.gpu_mb
+    if spec.role == "generator":
+        return _generator_remedy(config, spec, shape, share_mb)
+    learner = config.learner
+    ranks = [learner.ranks, *(2**n for n in range(8) if 2**n > learner.ranks)]
+    for num_ranks, offload in itertools.product(ranks, ("none", "optimizer", "parameters")):
+        changes: dict[str, Any] = {
+            "gradient_checkpointing": True,
+            "budget_tokens": min(learner.budget_tokens, longest_sequence(config)),
+            "ranks": num_ranks,
+            "offload": offload,
+        }
+        changed = replace(config, learner=replace(learner, **changes))
+        if gpu_memory_mb(changed, "learner", shape) <= share_mb:
+            settings = (
+                f"learner.{name}={str(value).lower()}"
+                for name, value in changes.items()
+                if value != getattr(learner, name)
+            )
+            return f"set {' '.join(settings)} (needs {num_ranks} GPUs for the learner)"
+    return "take a smaller model"
+
+
+def _generator_remedy(
+    config: RunConfig, spec: ProcessSpec, shape: ModelShape, share_mb: float
+) -> str:
+    own = config_of(config, pool_of(spec.name))
+    vllm = own.generation.vllm
+    for parts in (vllm.tensor_parallel_size, 2, 4, 8):
+        changed = replace(vllm, tensor_parallel_size=parts, kv_cache_mb=0)
+        needed_mb = gpu_memory_mb(
+            replace(own, generation=replace(own.generation, vllm=changed)), "generator", shape
+        )
+        if needed_mb <= share_mb * vllm.gpu_memory_utilization:
+            if parts == vllm.tensor_parallel_size:
+                return "lower generation.vllm.kv_cache_mb or generation.vllm.max_num_seqs"
+            return (
+                f"set generation.vllm.tensor_parallel_size={parts} generators.gpus_each={parts}"
+                " and lower generators.count"
+            )
+    return "take a smaller model"

@@ -1,0 +1,194 @@
+"""The memory of one learner rank: the largest sum of tensors that are alive at one moment.
+
+The formulas follow the learner's own code: FSDP2 with the model's blocks as units, AdamW, packed
+rows, log-probs in chunks. `benchmarks/memory_plan.py` runs that code on tensors without storage and
+compares; the estimate is within 10 percent of that account for GPUs.  Memory beside tensors (CUDA's
+context, the buffers of NCCL, gaps of the allocator) is added by estimate.py.  Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from async_rl.config.run import RunConfig
+from async_rl.planning.shape import ModelShape
+
+FLOAT32_BYTES = 4
+MOMENT_BYTES = 8  # AdamW's two moments in float32
+_CACHE_TOKENS = 1280
+"""Tokens of a pass of one rank without FSDP (learner/forward_passes.py)."""
+_SHARED_TOKENS = 1024
+"""The longest response that shares its prompt with others (batching/batch.py)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerMemory:
+    """Bytes of one rank.
+
+    kept: parameters and moments, between steps.  step: added by the largest moment of a step.
+    offloaded: what learner.offload keeps in main memory.  published: one copy of the policy in the
+    dtype of the generators.  saved: the copy of the rank's state that a checkpoint writes.  loaded:
+    whole float32 models while the rank starts.
+    """
+
+    kept: float
+    step: float
+    offloaded: float
+    published: float
+    saved: float
+    loaded: float
+
+
+def dtype_bytes(config: RunConfig) -> int:
+    """Return the bytes of a value of the computation."""
+    return 2 if config.model.dtype == "bfloat16" else FLOAT32_BYTES
+
+
+def has_own_critic(config: RunConfig) -> bool:
+    """Return whether a critic of the policy's size is trained."""
+    critic = config.algorithm.critic
+    return critic is not None and critic.kind == "own"
+
+
+def trained_parameters(config: RunConfig, shape: ModelShape) -> int:
+    """Return the trained parameters of policy and critic."""
+    critic = shape.backbone_parameters if has_own_critic(config) else 0
+    return shape.num_parameters + critic
+
+
+def is_sharded(config: RunConfig) -> bool:
+    """Return whether the models are wrapped by FSDP (learner/sharding.py)."""
+    learner = config.learner
+    return (
+        learner.ranks > 1
+        or learner.gpus_each > 0
+        or config.model.dtype == "bfloat16"
+        or learner.offload == "parameters"
+    )
+
+
+def learner_memory(config: RunConfig, shape: ModelShape) -> LearnerMemory:
+    """Compute the memory of one rank."""
+    trained = trained_parameters(config, shape) / config.learner.ranks
+    frozen = 0.0
+    if config.algorithm.reference is not None:
+        frozen = shape.num_parameters / config.learner.ranks
+    weights = FLOAT32_BYTES * (trained + frozen)
+    moments = MOMENT_BYTES * trained
+    # Policy and critic are updated one after the other.
+    gradients = FLOAT32_BYTES * shape.num_parameters / config.learner.ranks
+    offload = config.learner.offload
+    kept, offloaded = weights + moments, 0.0
+    step = _step_bytes(config, shape)
+    if offload == "optimizer":
+        # The moments of one model are on the device during its optimizer step.
+        kept, offloaded = weights, moments
+        of_policy = MOMENT_BYTES * shape.num_parameters / config.learner.ranks
+        step = gradients + max(step, of_policy)
+    elif offload == "parameters":
+        kept, offloaded = 0.0, weights + moments + gradients
+    else:
+        step += gradients
+    num_models = 1 + has_own_critic(config) + bool(frozen)
+    return LearnerMemory(
+        kept=kept,
+        step=step,
+        offloaded=offloaded,
+        published=shape.num_parameters * dtype_bytes(config),
+        saved=(FLOAT32_BYTES + MOMENT_BYTES) * trained,
+        # Models are copied and sharded one after another; the policy is whole until the last.
+        loaded=FLOAT32_BYTES * shape.num_parameters * min(2, num_models),
+    )
+
+
+def graph_tokens(config: RunConfig) -> int:
+    """Return the tokens whose activations are in memory together."""
+    learner = config.learner
+    if is_sharded(config):
+        return learner.budget_tokens
+    algorithm = config.algorithm
+    # Graphs of passes before the update wait for it (ForwardPasses.run).
+    waits = algorithm.critic is not None or algorithm.kl.kind == "reward"
+    if waits or learner.minibatches * learner.epochs > 1:
+        return learner.budget_tokens
+    longest = config.data.max_prompt_tokens + config.data.max_response_tokens
+    return min(learner.budget_tokens, max(_CACHE_TOKENS, longest))
+
+
+def _step_bytes(config: RunConfig, shape: ModelShape) -> float:
+    """The largest moment of a step beyond parameters, moments and gradients of the shards."""
+    size = dtype_bytes(config)
+    tokens = graph_tokens(config)
+    layer = tokens * _layer_bytes(config, shape)
+    kept = layer * shape.num_layers
+    if config.learner.gradient_checkpointing:
+        # The input of each layer, and one layer that is computed again.
+        kept = 1.0 * tokens * shape.hidden_size * size * shape.num_layers
+    else:
+        layer = 0.0
+    if has_own_critic(config):
+        # A batch of one pass keeps the critic's graph while the policy is updated.
+        kept *= 2
+    # The last norm, and the hidden states of the response tokens and their gradient.
+    last = tokens * shape.hidden_size * (FLOAT32_BYTES + 5 * size)
+    head = shape.vocab_size * shape.hidden_size
+    gathered = 0.0
+    unit = 0.0
+    if is_sharded(config):
+        # The root units of all models stay gathered until their next backward pass.
+        roots = 1 + int(config.algorithm.reference is not None)
+        gathered = size * (roots * shape.root_parameters + int(has_own_critic(config)) * head)
+        # A layer's gathered weights, those of the next one, and its gradients on their way.
+        unit = shape.layer_parameters * (3 * size + FLOAT32_BYTES)
+    in_head = kept + last + _chunk_bytes(config, shape) + head * (FLOAT32_BYTES + size % 4)
+    # In the backward pass of a layer: its gradients of the widest tensors.
+    pulled = tokens * (3 * FLOAT32_BYTES * shape.hidden_size + 2 * size * shape.mlp_width)
+    in_layer = kept + layer + pulled + unit + head * size
+    # The gradients of the embeddings, and their sum over ranks in float32.
+    in_root = shape.root_parameters * (2 * size + FLOAT32_BYTES)
+    return gathered + _mask_bytes(config, shape) + max(in_head, in_layer, in_root)
+
+
+def _layer_bytes(config: RunConfig, shape: ModelShape) -> float:
+    """What the backward pass of one layer keeps, per token."""
+    size = dtype_bytes(config)
+    # A norm keeps a float32 copy of its input, and its output before and after its weight.
+    norm = FLOAT32_BYTES + 2 * size
+    norms = 2 * norm * shape.hidden_size
+    query, key = 3 * size, 2 * size * _key_share(config)
+    if shape.has_qk_norm:
+        query, key = query + FLOAT32_BYTES + size, key + FLOAT32_BYTES + size
+    attention = query * shape.query_width + key * shape.kv_width
+    # Gate, its activation, up, and their product.
+    return norms + attention + 4 * size * shape.mlp_width
+
+
+def _key_share(config: RunConfig) -> float:
+    """Keys that attention gathers per token: a response that shares a prompt gathers it too."""
+    data = config.data
+    if not _is_shared(config):
+        return 1.0
+    response = min(data.max_response_tokens, _SHARED_TOKENS)
+    return (data.max_prompt_tokens + response) / response
+
+
+def _is_shared(config: RunConfig) -> bool:
+    return config.generation.group_size > 1
+
+
+def _mask_bytes(config: RunConfig, shape: ModelShape) -> float:
+    """The dense masks of responses that share a prompt: float32, and one in bfloat16 per layer."""
+    if not _is_shared(config):
+        return 0.0
+    data = config.data
+    columns = data.max_prompt_tokens + min(data.max_response_tokens, _SHARED_TOKENS)
+    size = dtype_bytes(config)
+    copies = 1 if config.learner.gradient_checkpointing else shape.num_layers
+    return graph_tokens(config) * columns * (FLOAT32_BYTES + copies * (size % FLOAT32_BYTES))
+
+
+def _chunk_bytes(config: RunConfig, shape: ModelShape) -> float:
+    """The logits of one chunk: two matrices in float32, and copies in a smaller type."""
+    row = FLOAT32_BYTES * shape.vocab_size
+    chunk = max(int(config.learner.logits_chunk_mb * 2**20), row)
+    return chunk * (2 + (dtype_bytes(config) % FLOAT32_BYTES) / 2)

@@ -1,0 +1,133 @@
+"""The sizes of a model that decide its memory, from its Hugging Face config.json. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+EMBEDDED_VOCABULARY, EMBEDDED_POSITIONS, EMBEDDED_MLP_FACTOR = 1024, 512, 3
+
+# Families name the same numbers differently; the first name that is set counts.
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+_WITH_QK_NORM = ("qwen3", "olmo2", "olmoe", "gemma3")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """The sizes of a decoder-only policy.
+
+    num_parameters: all of them, every expert included.  num_active: those that one token uses.
+    root_parameters: embeddings, output head and last norm, which FSDP gathers together.
+    layer_parameters: those of the largest layer.  mlp_width: hidden units of the feed-forward part
+    that one token uses.  query_width, kv_width: values of a token's queries and of its keys.
+    max_positions: the longest sequence.
+    """
+
+    num_parameters: int
+    num_active: int
+    root_parameters: int
+    layer_parameters: int
+    vocab_size: int
+    hidden_size: int
+    num_layers: int
+    query_width: int
+    kv_width: int
+    mlp_width: int
+    has_qk_norm: bool
+    max_positions: int
+
+    @property
+    def backbone_parameters(self) -> int:
+        """The parameters without an output head of its own, as a critic has them."""
+        embeddings = self.vocab_size * self.hidden_size
+        return self.num_parameters - (self.root_parameters - embeddings - self.hidden_size)
+
+    @property
+    def is_mixture(self) -> bool:
+        """Return whether the model has experts, of which a token uses a few."""
+        return self.num_active < self.num_parameters
+
+
+def embedded_shape(*, hidden_size: int, num_layers: int, num_heads: int) -> ModelShape:
+    """Return the shape of the embedded model; its vocabulary is at most EMBEDDED_VOCABULARY."""
+    return shape_from_hf(
+        {
+            "model_type": "qwen3",
+            "vocab_size": EMBEDDED_VOCABULARY,
+            "hidden_size": hidden_size,
+            "num_hidden_layers": num_layers,
+            "num_attention_heads": num_heads,
+            "intermediate_size": EMBEDDED_MLP_FACTOR * hidden_size,
+            "max_position_embeddings": EMBEDDED_POSITIONS,
+            "tie_word_embeddings": True,
+        }
+    )
+
+
+def shape_from_hf(hf_config: Mapping[str, Any]) -> ModelShape:
+    """Return the shape of a decoder-only model from its Hugging Face config.json.
+
+    Raises KeyError if a size is missing.
+    """
+    # A model of text and images has the sizes of its language model in a section.
+    settings = {**hf_config, **hf_config.get("text_config", {})}
+    vocab = settings["vocab_size"]
+    hidden = settings["hidden_size"]
+    layers = settings["num_hidden_layers"]
+    heads = settings["num_attention_heads"]
+    head_dim = settings.get("head_dim") or hidden // heads
+    # Older models have as many key and value heads as query heads, and do not name them.
+    kv_width = (settings.get("num_key_value_heads") or heads) * head_dim
+    attention = 2 * hidden * heads * head_dim + 2 * hidden * kv_width
+    # Two norms.
+    common = attention + 2 * hidden
+    feed_forward, active, mlp_width = _feed_forward(settings)
+    dense = 3 * hidden * settings["intermediate_size"]
+    num_dense = _num_dense_layers(settings)
+    root = (1 if settings.get("tie_word_embeddings") else 2) * vocab * hidden + hidden
+    outside = root + layers * common + num_dense * dense
+    return ModelShape(
+        num_parameters=outside + (layers - num_dense) * feed_forward,
+        num_active=outside + (layers - num_dense) * active,
+        root_parameters=root,
+        layer_parameters=common + feed_forward,
+        vocab_size=vocab,
+        hidden_size=hidden,
+        num_layers=layers,
+        query_width=heads * head_dim,
+        kv_width=kv_width,
+        mlp_width=mlp_width,
+        has_qk_norm=str(settings.get("model_type", "")).startswith(_WITH_QK_NORM),
+        max_positions=settings["max_position_embeddings"],
+    )
+
+
+def _feed_forward(settings: Mapping[str, Any]) -> tuple[int, int, int]:
+    """The parameters of a layer's feed-forward part, those that a token uses, and their width."""
+    hidden = settings["hidden_size"]
+    num_experts = next((settings[name] for name in _EXPERTS if settings.get(name)), 0)
+    if not num_experts:
+        width = settings["intermediate_size"]
+        # Gate, up and down projection.
+        return 3 * hidden * width, 3 * hidden * width, width
+    width = settings.get("moe_intermediate_size") or settings["intermediate_size"]
+    shared = settings.get("shared_expert_intermediate_size") or 0
+    shared += (settings.get("n_shared_experts") or 0) * width
+    router = hidden * num_experts
+    used = settings["num_experts_per_tok"] * width + shared
+    every = num_experts * width + shared
+    return router + 3 * hidden * every, router + 3 * hidden * used, used
+
+
+def _num_dense_layers(settings: Mapping[str, Any]) -> int:
+    """The layers of a mixture of experts whose feed-forward part is an ordinary one."""
+    if not any(settings.get(name) for name in _EXPERTS):
+        return 0
+    layers = settings["num_hidden_layers"]
+    # Qwen: the listed layers, and all but every n-th. DeepSeek: the first ones.
+    listed = set(settings.get("mlp_only_layers") or ())
+    step = settings.get("decoder_sparse_step") or 1
+    listed |= {layer for layer in range(layers) if (layer + 1) % step}
+    listed |= set(range(settings.get("first_k_dense_replace") or 0))
+    return len(listed)
