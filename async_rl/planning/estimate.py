@@ -118,14 +118,11 @@ def _generator_mb(config: RunConfig, shape: ModelShape | None) -> int:
     if config.generators.gpus_each > 0:
         # The front, the core's process, and a worker for each part if there are several.
         others = 1 + vllm.tensor_parallel_size * (vllm.tensor_parallel_size > 1)
-        libraries = CUDA_BASE_MB + others * (BASE_MB["generator"] + CUDA_BASE_MB)
-        return libraries + _pushed_mb(config, shape)
+        return CUDA_BASE_MB + others * (BASE_MB["generator"] + CUDA_BASE_MB)
+    if shape is None:
+        return vllm.kv_cache_mb
     # A push loads the new weights beside the old ones.
-    return vllm.kv_cache_mb + 2 * _pushed_mb(config, shape)
-
-
-def _pushed_mb(config: RunConfig, shape: ModelShape | None) -> int:
-    return 0 if shape is None else _mb(shape.num_parameters * dtype_bytes(config))
+    return vllm.kv_cache_mb + _mb(2 * shape.num_parameters * dtype_bytes(config))
 
 
 def _learner_mb(config: RunConfig, shape: ModelShape | None) -> int:
@@ -141,8 +138,9 @@ def _learner_mb(config: RunConfig, shape: ModelShape | None) -> int:
     if config.placement == "colocated":
         # In the generators' turn the models and moments are in main memory.
         waiting += memory.kept
-    # The block of published weights, and the checkpoint that is being written.
-    training = waiting + memory.published + memory.saved
+    # The checkpoint that is being written, and the block of published weights, which rank 0 has;
+    # the plan divides it among the ranks.
+    training = waiting + memory.saved + memory.published / config.learner.ranks
     return CUDA_BASE_MB + _mb(max(training, memory.loaded))
 
 

@@ -102,8 +102,11 @@ def _remedy(config: RunConfig, spec: ProcessSpec, shape: ModelShape, machine: Ma
     if spec.role == "generator":
         return _generator_remedy(config, spec, shape, share_mb)
     learner = config.learner
-    ranks = [learner.ranks, *(2**n for n in range(8) if 2**n > learner.ranks)]
-    for num_ranks, offload in itertools.product(ranks, ("none", "optimizer", "parameters")):
+    most = learner.ranks if learner.gpus_each < 1 else max(learner.ranks, machine.num_gpus - 1)
+    # More ranks before host memory, which slows every step.
+    for offload, num_ranks in itertools.product(
+        ("none", "optimizer", "parameters"), range(learner.ranks, most + 1)
+    ):
         changes: dict[str, Any] = {
             "gradient_checkpointing": True,
             "budget_tokens": min(learner.budget_tokens, longest_sequence(config)),
@@ -118,7 +121,7 @@ def _remedy(config: RunConfig, spec: ProcessSpec, shape: ModelShape, machine: Ma
                 if value != getattr(learner, name)
             )
             return f"set {' '.join(settings)} (needs {num_ranks} GPUs for the learner)"
-    return "take a smaller model"
+    return "take a smaller model or more GPUs for the learner"
 
 
 def _generator_remedy(
@@ -138,4 +141,4 @@ def _generator_remedy(
                 f"set generation.vllm.tensor_parallel_size={parts} generators.gpus_each={parts}"
                 " and lower generators.count"
             )
-    return "take a smaller model"
+    return "take a smaller model for the engine"

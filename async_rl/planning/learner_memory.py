@@ -144,8 +144,11 @@ def _step_bytes(config: RunConfig, shape: ModelShape) -> float:
     # In the backward pass of a layer: its gradients of the widest tensors.
     pulled = tokens * (3 * FLOAT32_BYTES * shape.hidden_size + 2 * size * shape.mlp_width)
     in_layer = kept + layer + pulled + unit + head * size
-    # The gradients of the embeddings, and their sum over ranks in float32.
-    in_root = shape.root_parameters * (2 * size + FLOAT32_BYTES)
+    # The gradients of the embeddings, and their sum over ranks in float32. The gathered weights
+    # are released before.
+    in_root = shape.root_parameters * FLOAT32_BYTES
+    if not is_sharded(config):
+        in_root = 0
     return gathered + _mask_bytes(config, shape) + max(in_head, in_layer, in_root)
 
 

@@ -38,7 +38,7 @@ QWEN3_06B = {
 
 
 def test_a_critic_on_the_policys_backbone_costs_no_second_model() -> None:
-    small = ["learner.budget_tokens=1280"]
+    small = ["learner.budget_tokens=1280", "learner.gradient_checkpointing=true"]
     own, shared, none = (
         memory_mb(compose(conf, overrides), "learner", shape_from_hf(QWEN3_06B))
         for conf, overrides in (
@@ -47,8 +47,8 @@ def test_a_critic_on_the_policys_backbone_costs_no_second_model() -> None:
             ("grpo_code", small),
         )
     )
-    assert abs((own - shared) * 2**20 / (16 * 596_049_920) - 1) < 0.01, (
-        "weight, gradient and two moments"
+    assert abs((own - shared) * 2**20 / (12 * 596_049_920) - 1) < 0.03, (
+        "weight and two moments; its gradients come after those of the policy"
     )
     assert shared == none
 

@@ -1,0 +1,144 @@
+"""A run that does not fit a machine's memory is refused with numbers and a remedy that works."""
+
+import re
+
+import pytest
+
+from async_rl.config.run import RunConfig
+from async_rl.core.machine import Machine
+from async_rl.launchers.configuration.compose import compose_for
+from async_rl.planning.estimate import gpu_memory_mb, memory_mb, total_memory_mb
+from async_rl.planning.fit import fit_problems
+from async_rl.planning.shape import ModelShape, shape_from_hf
+
+COMMON = {"vocab_size": 151936, "max_position_embeddings": 40960, "head_dim": 128}
+QWEN3_8B = COMMON | {
+    "model_type": "qwen3",
+    "hidden_size": 4096,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 12288,
+}
+QWEN3_32B = QWEN3_8B | {
+    "hidden_size": 5120,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 64,
+    "intermediate_size": 25600,
+}
+QWEN3_30B_A3B = COMMON | {
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+}
+LONG = ("model.dtype=bfloat16", "data.max_prompt_tokens=512", "data.max_response_tokens=2048")
+FOUR_AND_FOUR = (
+    "learner.ranks=4",
+    "learner.gradient_checkpointing=true",
+    "generators.count=4",
+)
+
+
+def machine(gpus: int, *, gpu_gb: int = 80, memory_gb: int = 256) -> Machine:
+    return Machine(
+        cores=tuple(range(64)), num_gpus=gpus, memory_mb=memory_gb << 10, gpu_mb=gpu_gb << 10
+    )
+
+
+def settled(on: Machine, *overrides: str, conf: str = "grpo_code") -> RunConfig:
+    return compose_for(on, conf, [*LONG, "hardware=gpus", *overrides])[0]
+
+
+@pytest.mark.parametrize(
+    ("hf", "billions", "active"),
+    [(QWEN3_8B, 8.19, 8.19), (QWEN3_32B, 32.76, 32.76), (QWEN3_30B_A3B, 30.53, 3.34)],
+)
+def test_all_experts_of_a_mixture_are_counted(
+    hf: dict[str, object], billions: float, active: float
+) -> None:
+    shape = shape_from_hf(hf)
+    assert abs(shape.num_parameters / 1e9 / billions - 1) < 0.005
+    assert abs(shape.num_active / 1e9 / active - 1) < 0.02
+
+
+def test_dense_layers_of_a_mixture_have_no_experts() -> None:
+    every = shape_from_hf(QWEN3_30B_A3B)
+    first = shape_from_hf(QWEN3_30B_A3B | {"mlp_only_layers": [0]})
+    experts, router, dense = 3 * 2048 * 768 * 128, 2048 * 128, 3 * 2048 * 6144
+    assert every.num_parameters - first.num_parameters == experts + router - dense
+    half = shape_from_hf(QWEN3_30B_A3B | {"decoder_sparse_step": 2})
+    assert every.num_parameters - half.num_parameters == 24 * (experts + router - dense)
+
+
+def test_eight_billion_parameters_on_four_and_four_gpus_fit_256_gb_of_main_memory() -> None:
+    on = machine(8)
+    config = settled(on, *FOUR_AND_FOUR)
+    assert fit_problems(config, shape_from_hf(QWEN3_8B), on) == []
+
+
+def test_a_learner_that_does_not_fit_its_gpus_is_refused_with_a_remedy_that_fits() -> None:
+    on, shape = machine(8), shape_from_hf(QWEN3_8B)
+    config = settled(on, "learner.ranks=1", "learner.budget_tokens=32768", "generators.count=1")
+    (problem,) = fit_problems(config, shape, on)
+    assert re.search(r"learner-0 \d+\.\d GB\), one GPU has 80\.0 GB; set learner\.", problem)
+    remedy = problem.partition("; set ")[2].partition(" (needs")[0].split()
+    changed = settled(on, "learner.ranks=1", *remedy, "generators.count=1")
+    assert fit_problems(changed, shape, on) == []
+
+
+def test_an_engine_that_does_not_fit_its_gpu_is_refused_with_a_remedy_that_fits() -> None:
+    on, shape = machine(8, memory_gb=2048), shape_from_hf(QWEN3_32B)
+    learner = (*FOUR_AND_FOUR[:2], "learner.offload=parameters")
+    config = settled(on, *learner, "generators.count=4", "generation.vllm.kv_cache_mb=40000")
+    (problem,) = fit_problems(config, shape, on)
+    assert "generator-0" in problem
+    assert "generation.vllm.tensor_parallel_size=2 generators.gpus_each=2" in problem
+    changed = settled(
+        on,
+        *learner,
+        "generation.vllm.tensor_parallel_size=2",
+        "generators.gpus_each=2",
+        "generators.count=2",
+    )
+    assert fit_problems(changed, shape, on) == []
+
+
+def test_gpu_memory_is_not_main_memory() -> None:
+    on, shape = machine(8), shape_from_hf(QWEN3_8B)
+    config = settled(on, *FOUR_AND_FOUR)
+    on_gpu = gpu_memory_mb(config, "learner", shape)
+    # 16 bytes of weights, gradients and moments per parameter on four ranks, and activations.
+    assert on_gpu > 16 * shape.num_parameters / 4 / 2**20
+    # Each rank reads the whole float32 model into main memory before it is sharded.
+    whole = 4 * shape.num_parameters / 2**20
+    assert whole < memory_mb(config, "learner", shape) < 1.25 * whole
+    assert gpu_memory_mb(config, "buffer", shape) == 0
+    assert total_memory_mb(config, shape) < 256 << 10
+
+
+def test_halves_of_one_gpu_are_added_and_turns_are_not() -> None:
+    plain = ("learner.gradient_checkpointing=false", "learner.budget_tokens=8192")
+    plain += ("generation.vllm.kv_cache_mb=0",)
+
+    def problems(placement: str, shape: ModelShape) -> list[str]:
+        on = machine(1, gpu_gb=40)
+        config, _ = compose_for(
+            on, "grpo_code", [*LONG, *plain, f"placement={placement}", "hardware=gpu"]
+        )
+        return fit_problems(config, shape, on)
+
+    small = shape_from_hf(
+        QWEN3_8B
+        | {"hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16}
+        | {"intermediate_size": 3072, "tie_word_embeddings": True}
+    )
+    assert problems("colocated", small) == []
+    (problem,) = problems("disaggregated", small)
+    assert "learner-0" in problem
+    assert "generator-0" in problem

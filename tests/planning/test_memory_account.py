@@ -1,0 +1,42 @@
+"""The planned GPU memory of a learner rank is that of the real learner, to 10 percent.
+
+`benchmarks/memory_plan.py` runs the learner's code on tensors without storage. Models here have the
+widths of real ones and few layers, which keeps the test fast; the benchmark has all layers.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.memory_plan import QWEN3, accounted_bytes, planned_bytes, settings_of
+
+SIZES = {
+    "0.6B": {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 3072},
+    "1.7B": {"hidden_size": 2048, "num_attention_heads": 16, "intermediate_size": 6144},
+    "8B": {"hidden_size": 4096, "num_attention_heads": 32, "intermediate_size": 12288},
+}
+
+
+@pytest.mark.parametrize("conf", ["grpo_code", "ppo_code"])
+@pytest.mark.parametrize(
+    ("size", "ranks", "checkpointing"),
+    [("0.6B", 8, "false"), ("1.7B", 2, "true"), ("8B", 4, "false")],
+)
+def test_the_plan_is_within_a_tenth_of_the_account(
+    conf: str, size: str, ranks: int, checkpointing: str
+) -> None:
+    hf = QWEN3 | SIZES[size] | {"num_hidden_layers": 2, "num_key_value_heads": 8}
+    hf["tie_word_embeddings"] = size != "8B"
+    config = settings_of(
+        conf, ranks=ranks, overrides=[f"learner.gradient_checkpointing={checkpointing}"]
+    )
+    accounted = accounted_bytes(hf, config)["Total"]
+    assert abs(planned_bytes(hf, config) / accounted - 1) < 0.1
+
+
+def test_the_account_sees_the_masks_of_shared_prompts() -> None:
+    hf = QWEN3 | SIZES["0.6B"] | {"num_hidden_layers": 2, "num_key_value_heads": 8}
+    short = ["data.max_response_tokens=512"]
+    config = settings_of("grpo_code", ranks=2, overrides=short)
+    accounted = accounted_bytes(hf, config)["Total"]
+    assert -0.1 < planned_bytes(hf, config) / accounted - 1 < 0.2
