@@ -107,10 +107,12 @@ def engine_mb(config: RunConfig, shape: ModelShape) -> int:
     weights = size * shape.num_parameters / vllm.tensor_parallel_size
     # vLLM profiles a step of this many tokens, and the float32 logits of all sequences: as they
     # are, scaled, and their log-probs.
-    tokens = vllm.max_num_batched_tokens * size * (4 * shape.hidden_size + 3 * shape.mlp_width)
+    widths = 4 * shape.hidden_size + 3 * shape.mlp_width
+    tokens = vllm.max_num_batched_tokens * size * widths
     logits = 3 * FLOAT32_BYTES * vllm.max_num_seqs * shape.vocab_size
     graphs = 0 if vllm.enforce_eager else CUDA_GRAPHS_MB
-    return CUDA_CONTEXT_MB + graphs + _mb(GAPS * (weights + tokens + logits))
+    tensors = _mb(GAPS * (weights + tokens + logits))
+    return CUDA_CONTEXT_MB + graphs + tensors
 
 
 def _generator_mb(config: RunConfig, shape: ModelShape | None) -> int:

@@ -132,24 +132,31 @@ def _step_bytes(config: RunConfig, shape: ModelShape) -> float:
     # The last norm, and the hidden states of the response tokens and their gradient.
     last = tokens * shape.hidden_size * (FLOAT32_BYTES + 5 * size)
     head = shape.vocab_size * shape.hidden_size
-    gathered = 0.0
-    unit = 0.0
+    gathered = 0
+    unit = 0
     if is_sharded(config):
         # The root units of all models stay gathered until their next backward pass.
-        roots = 1 + int(config.algorithm.reference is not None)
-        gathered = size * (roots * shape.root_parameters + int(has_own_critic(config)) * head)
+        gathered = size * shape.root_parameters
+        if config.algorithm.reference is not None:
+            gathered += size * shape.root_parameters
+        if has_own_critic(config):
+            gathered += size * head
         # A layer's gathered weights, those of the next one, and its gradients on their way.
         unit = shape.layer_parameters * (3 * size + FLOAT32_BYTES)
-    in_head = kept + last + _chunk_bytes(config, shape) + head * (FLOAT32_BYTES + size % 4)
+    chunk = _chunk_bytes(config, shape)
+    head_gradient = head * (FLOAT32_BYTES + size % FLOAT32_BYTES)
+    in_head = kept + last + chunk + head_gradient
     # In the backward pass of a layer: its gradients of the widest tensors.
-    pulled = tokens * (3 * FLOAT32_BYTES * shape.hidden_size + 2 * size * shape.mlp_width)
+    widest = 3 * FLOAT32_BYTES * shape.hidden_size + 2 * size * shape.mlp_width
+    pulled = tokens * widest
     in_layer = kept + layer + pulled + unit + head * size
     # The gradients of the embeddings, and their sum over ranks in float32. The gathered weights
     # are released before.
     in_root = shape.root_parameters * FLOAT32_BYTES
     if not is_sharded(config):
         in_root = 0
-    return gathered + _mask_bytes(config, shape) + max(in_head, in_layer, in_root)
+    masks = _mask_bytes(config, shape)
+    return gathered + masks + max(in_head, in_layer, in_root)
 
 
 def _layer_bytes(config: RunConfig, shape: ModelShape) -> float:
@@ -187,7 +194,8 @@ def _mask_bytes(config: RunConfig, shape: ModelShape) -> float:
     columns = data.max_prompt_tokens + min(data.max_response_tokens, _SHARED_TOKENS)
     size = dtype_bytes(config)
     copies = 1 if config.learner.gradient_checkpointing else shape.num_layers
-    return graph_tokens(config) * columns * (FLOAT32_BYTES + copies * (size % FLOAT32_BYTES))
+    cell = FLOAT32_BYTES + copies * (size % FLOAT32_BYTES)
+    return graph_tokens(config) * columns * cell
 
 
 def _chunk_bytes(config: RunConfig, shape: ModelShape) -> float:
