@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from async_rl.config.run import RunConfig
+from async_rl.core.assert_tests import require_importable
 from async_rl.core.errors import DataError
 from async_rl.core.types import AnswerTest, CodeProblem, Prompt
 from async_rl.data.files import Placed, Rejected, Row, read_rows
@@ -142,6 +143,7 @@ class Drafter:
             prompt_key = _QUESTION
         has_rollout = self._config.rollout.fn is not None
         problem, shown = read_hidden(place, row, self._config.reward, has_rollout=has_rollout)
+        require_importable(place, problem, self._config.sandbox.packages)
         messages = _messages(place, row, prompt_key, shown)
         source = row.get("data_source")
         # Rewards can be set per data_source, so every prompt needs one.

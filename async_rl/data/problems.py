@@ -5,7 +5,8 @@
 - `test_list` (with optional `test_imports`): assert statements, as in MBPP.  They name the
   function, so the prompt has to show them.
 - `test` and `entry_point`: a function check(candidate) and the name of its argument, as in
-  HumanEval.
+  HumanEval. Helpers that the prompt defines belong to the test: a program that answered for them
+  could let any answer pass.
 - `reward_model` {style, ground_truth}, as in verl: by `data_source` an answer in words, or for code
   the content of `input_output`.
 - `answer` that ends with `#### number`, as in GSM8K.
@@ -17,6 +18,7 @@ Invariant: a row without usable tests is a DataError that names its place.
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -25,6 +27,7 @@ import msgspec
 
 from async_rl.config.reward_terms import functions_of, needs_tests
 from async_rl.config.rewards import RewardConfig
+from async_rl.core.assert_tests import require_usable
 from async_rl.core.errors import DataError
 from async_rl.core.io_pairs import read_input_output, read_json, read_strings
 from async_rl.core.output_rules import read_rules
@@ -77,6 +80,8 @@ def read_problem(place: str, row: Row) -> tuple[CodeProblem, tuple[str, ...]]:
         setup = "\n".join(imports)
     elif row.get("tests") is not None:
         setup = _text(place, "setup", row.get("setup") or "")
+    elif row.get("test") is not None:
+        setup = _helpers(row.get("prompt"), row.get("entry_point"))
     tests = _tests(place, row, shown)
     if row.get("compare") is not None:
         rules = read_rules(place, _text(place, "compare", row["compare"]))
@@ -98,7 +103,22 @@ def read_problem(place: str, row: Row) -> tuple[CodeProblem, tuple[str, ...]]:
         raise DataError(
             f"{place}: the list of tests is empty, so every program would pass; {_REMEDY}"
         )
+    require_usable(place, problem)
     return problem, shown
+
+
+def _helpers(prompt: Any, entry_point: Any) -> str:
+    """The prompt's code without the function to write, if it defines any other one."""
+    try:
+        module = ast.parse(prompt if isinstance(prompt, str) else "")
+    except SyntaxError:  # a prompt in words
+        return ""
+    functions = [node for node in module.body if isinstance(node, ast.FunctionDef)]
+    if all(node.name == entry_point for node in functions):
+        return ""
+    written = [node for node in functions if node.name == entry_point]
+    module.body = [node for node in module.body if node not in written]
+    return ast.unparse(module)
 
 
 def _tests(place: str, row: Row, shown: Sequence[str]) -> list[CodeTest]:

@@ -1,24 +1,27 @@
 """`async-rl data check`: what data files contain: prompts, lengths, rewards, rows left out.
 
 Invariants: the code that reads the files is that of a run; every row is counted once; exit code 1
-if the settings refuse a row.
+if the settings refuse a row, or if the tests of one are useless (rewards/verifier/hollow.py).
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from async_rl.config.base import replace
 from async_rl.config.checks.reward import reward_problems
 from async_rl.config.checks.run import raise_if_any
 from async_rl.config.reward_terms import TESTS, functions_of, terms_of
 from async_rl.config.rewards import RewardConfig
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
-from async_rl.core.types import AnswerTest, CodeTest
+from async_rl.core.types import AnswerTest, CodeTest, Prompt
 from async_rl.launchers.commands.options import split_conf
 
 if TYPE_CHECKING:
@@ -45,8 +48,8 @@ def check(
         ),
     ],
 ) -> None:
-    """Show what data files contain, how long the prompts are, which reward each row has, and which
-    rows are left out and why.
+    """Show what data files contain, how long the prompts are, which reward each row has, which rows
+    are left out and why, and which tests any program passes or none can.
 
     Examples: async-rl data check problems.jsonl model.path=/models/mine; async-rl data check
     my_task/train.jsonl conf=my_task/conf.yaml
@@ -72,8 +75,41 @@ def check(
     raise_if_any(check_functions(functions_of(config.reward), config.reward))
     path = prepare_model(config, lambda _, text: typer.echo(text, err=True))
     tokenizer = load_tokenizer(config, path)
-    if _report(examine(config.data.train_files, config, tokenizer), config):
+    examined = examine(config.data.train_files, config, tokenizer)
+    is_refused = _report(examined, config)
+    try:
+        useless = asyncio.run(_useless(examined.prompts, config))
+    except ConfigError as error:
+        useless = []
+        typer.echo(f"the tests were not tried: {error}")
+    _show(useless, "rows have useless tests")
+    if is_refused or useless:
         raise typer.Exit(1)
+
+
+async def _useless(prompts: Sequence[Prompt], config: RunConfig) -> list[str]:
+    """Return the prompts whose tests judge nothing, with reasons: programs run in the jail."""
+    from async_rl.observability.activity import Activity
+    from async_rl.rewards.verifier.hollow import problem_with_tests
+    from async_rl.rewards.verifier.serving import open_service
+
+    programs = [prompt for prompt in prompts if not prompt.problem.wants_words]
+    if not programs:
+        return []
+    # Some rows may take their whole time limit, so more than one runs at a time.
+    verifiers = replace(config.verifiers, cells=len(os.sched_getaffinity(0)))
+    found: dict[str, str] = {}
+    waiting = iter(programs)
+    async with open_service(verifiers, config.sandbox, Activity(), config.timeouts) as service:
+
+        async def work() -> None:
+            for prompt in waiting:
+                found[prompt.prompt_id] = await problem_with_tests(service.judge, prompt.problem)
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(2 * verifiers.cells):
+                group.create_task(work(), name=f"worker {number}")
+    return [f"{name}: {reason}" for name, reason in sorted(found.items()) if reason]
 
 
 def _listed(files: list[str]) -> str:
@@ -113,14 +149,18 @@ def _show_rejected(rejected: Sequence[Rejected], setting: str, value: str) -> bo
     if not rejected:
         return False
     is_refused = value == "error"
-    typer.echo(
-        f"{len(rejected)} rows are {'refused' if is_refused else 'left out'} ({setting}={value}):"
-    )
-    for row in rejected[:_NUM_SHOWN]:
-        typer.echo(f"  {row.reason}")
-    if len(rejected) > _NUM_SHOWN:
-        typer.echo(f"  and {len(rejected) - _NUM_SHOWN} more")
+    fate = "refused" if is_refused else "left out"
+    _show([row.reason for row in rejected], f"rows are {fate} ({setting}={value})")
     return is_refused
+
+
+def _show(reasons: Sequence[str], title: str) -> None:
+    if reasons:
+        typer.echo(f"{len(reasons)} {title}:")
+    for reason in reasons[:_NUM_SHOWN]:
+        typer.echo(f"  {reason}")
+    if len(reasons) > _NUM_SHOWN:
+        typer.echo(f"  and {len(reasons) - _NUM_SHOWN} more")
 
 
 def _scorers(examined: Examined, reward: RewardConfig) -> list[tuple[str, str]]:

@@ -61,6 +61,30 @@ def test_what_a_run_would_use_and_leave_out_is_said_with_reasons(
     assert "1 rows are left out (data.bad_rows=drop):" in lenient.output
 
 
+def test_rows_whose_tests_judge_nothing_are_listed(model: Path, tmp_path: Path) -> None:
+    broken = "r = f(3)\nfrom math import no_such_name\nassert r == 9"
+    late = "x = f(3)\nassert y == 9"
+    file = write(
+        tmp_path / "x.jsonl",
+        {"prompt": "a", "id": "good", "test_list": ["assert f(3) == 9"]},
+        {"prompt": "b", "id": "silent", "tests": [{"kind": "stdin", "input": "1", "output": ""}]},
+        {"prompt": "c", "id": "none", "test_list": ["assert f(3) is None", "assert not f(4)"]},
+        {"prompt": "d", "id": "broken", "test_list": [broken]},
+        {"prompt": "e", "id": "words", "answer": "#### 7"},
+        {"prompt": "f", "id": "asks nothing", "test_list": ["assert 1 == 1"]},
+        {"prompt": "g", "id": "fine", "test_list": [late]},
+    )
+    settings = [f"model.path={model}", "data.bad_rows=drop", "data.id_key=id"]
+    result = CliRunner().invoke(app, ["data", "check", file, *settings])
+    assert result.exit_code == 1
+    nothing = "a program that prints nothing and returns None passes every test"
+    assert f"  x/silent: {nothing}\n" in result.output
+    assert f"  x/none: {nothing}\n" in result.output
+    assert "  x/broken: the test itself is broken: ImportError" in result.output
+    assert "row 6: a test is broken: it asks nothing of the program" in result.output
+    assert "3 rows have useless tests:" in result.output
+
+
 def test_the_functions_that_score_each_row_are_told_with_their_weights(
     model: Path, tmp_path: Path
 ) -> None:

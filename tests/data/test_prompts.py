@@ -14,6 +14,7 @@ from data_support import make_config
 from async_rl.core.errors import DataError
 from async_rl.core.types import AssertTest, CallTest, Prompt, StdinTest
 from async_rl.data import list_functions
+from async_rl.data.problems import read_problem
 from async_rl.data.prompts import load_eval_prompts, load_train_prompts
 from async_rl.data.tokenizer import build_tokenizer
 
@@ -149,6 +150,23 @@ def test_input_output_with_a_function_has_one_json_argument_per_line(
     assert prompt.problem.tests == [expected]
 
 
+HELPED = (
+    "import math\ndef poly(xs: list, x: float):\n    return sum(c * x**i for i, c in"
+    ' enumerate(xs))\ndef find_zero(xs: list):\n    """ A root of poly. """\n'
+)
+
+
+def test_helpers_in_a_prompt_of_human_eval_belong_to_the_test() -> None:
+    test = "def check(candidate):\n    assert abs(poly([1, 2], candidate([1, 2]))) < 1e-4"
+    row = {"prompt": HELPED, "test": test, "entry_point": "find_zero"}
+    problem, _ = read_problem("row 1", row)
+    assert "def poly" in problem.setup
+    assert "import math" in problem.setup
+    assert "find_zero" not in problem.setup
+    for prompt in (HELPED.replace("poly(xs", "find_zero(xs"), "Write find_zero.", None):
+        assert read_problem("row 1", {**row, "prompt": prompt})[0].setup == ""
+
+
 def test_check_function_of_human_eval_is_an_assert_test_on_its_entry_point(
     tokenizer: Any, tmp_path: Path
 ) -> None:
@@ -175,7 +193,7 @@ def test_parquet_rows_give_the_same_prompts_as_jsonl(tokenizer: Any, tmp_path: P
 def test_parquet_structs_with_absent_fields_are_read(tokenizer: Any, tmp_path: Path) -> None:
     tests = [
         {"kind": "stdin", "input": "1", "output": "2"},
-        {"kind": "assert", "code": "assert True"},
+        {"kind": "assert", "code": "assert f()"},
     ]
     pyarrow.parquet.write_table(
         pyarrow.Table.from_pylist([{"prompt": "p", "tests": tests}]), tmp_path / "x.parquet"
@@ -183,7 +201,7 @@ def test_parquet_structs_with_absent_fields_are_read(tokenizer: Any, tmp_path: P
     [prompt] = load(tmp_path / "x.parquet", tokenizer)
     assert prompt.problem.tests == [
         StdinTest(input="1", output="2"),
-        AssertTest(code="assert True"),
+        AssertTest(code="assert f()"),
     ]
 
 

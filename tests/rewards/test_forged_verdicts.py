@@ -6,6 +6,7 @@ import pytest
 from rewards_support import Jail
 
 from async_rl.core.types import AssertTest, CallTest, StdinTest
+from async_rl.data.problems import read_problem
 from async_rl.rewards.verifier.asserts import take_apart
 from async_rl.rewards.verifier.protocol import VerifyRequest, VerifyResponse
 
@@ -177,6 +178,24 @@ def test_tested_function_may_have_the_name_of_a_builtin(jail: Jail, test: str, s
     wrong = "def sum(a, b): return a - b\ngcd = sum"
     assert _verify(jail, wrong, test, setup=setup).verdict == "wrong_answer"
     assert _verify(jail, "", test, setup=setup).verdict == "runtime_error"
+
+
+HUMAN_EVAL = {
+    "prompt": "def poly(xs, x):\n    return xs[0] + xs[1] * x\ndef root(xs):\n    ...\n",
+    "test": "def check(candidate):\n    assert abs(poly([4, 2], candidate([4, 2]))) < 1e-4\n",
+    "entry_point": "root",
+}
+
+
+def test_helper_of_a_prompt_is_asked_of_the_prompt_and_not_of_the_program(jail: Jail) -> None:
+    problem, _ = read_problem("row 1", HUMAN_EVAL)
+    for code, verdict in (
+        (HUMAN_EVAL["prompt"] + "    return -xs[0] / xs[1]", "pass"),
+        ("def root(xs): return -xs[0] / xs[1]", "pass"),
+        ("def poly(xs, x): return 0\ndef root(xs): return 7", "wrong_answer"),
+    ):
+        request = VerifyRequest(code=code, tests=problem.tests, setup=problem.setup)
+        assert jail.verify(request).verdict == verdict, code
 
 
 PYTEST = "def test_three():\n    assert f(3) == 9\ndef test_four():\n    assert f(4) == 16"

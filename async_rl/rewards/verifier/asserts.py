@@ -14,12 +14,12 @@ from __future__ import annotations
 import ast
 import builtins
 import functools
-import symtable
 import warnings
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from async_rl.core.assert_tests import asked_by, leftmost_call
 from async_rl.rewards.verifier.comparison import shorten
 from async_rl.rewards.verifier.pure_expressions import FUNCTIONS, NotPure, require_pure, value_of
 from async_rl.sandbox.judge import OFFERED
@@ -104,44 +104,10 @@ def _bound(module: ast.Module) -> set[str]:
     return names
 
 
-@functools.lru_cache(maxsize=4096)
 def judged_test(setup: str, code: str) -> TestCode:
-    """A test for a judge process. Nothing is known about one that does not compile."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            tables = [symtable.symtable(text, "test", "exec") for text in (setup, code)]
-            bound = {name for table in tables for name in _assigned(table)}
-            free = set().union(*map(_globals_used, tables)) - bound - set(vars(builtins))
-            tested = set(_tested(ast.parse(code)))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        free, tested = set(), set()
-    return TestCode(setup, code, sorted(free), sorted(tested))
-
-
-def _globals_used(table: symtable.SymbolTable) -> Iterator[str]:
-    is_module = table.get_type() == "module"
-    for symbol in table.get_symbols():
-        if symbol.is_referenced() and (is_module or symbol.is_global()):
-            yield symbol.get_name()
-    for child in table.get_children():
-        yield from _globals_used(child)
-
-
-def _assigned(module: symtable.SymbolTable) -> Iterator[str]:
-    for symbol in module.get_symbols():
-        if symbol.is_assigned() or symbol.is_imported():
-            yield symbol.get_name()
-
-
-def _tested(module: ast.Module) -> Iterator[str]:
-    """Names of the functions under test: called first in an assert statement, or given to check."""
-    for node in ast.walk(module):
-        match node:
-            case ast.Assert(test=expression):
-                yield from filter(None, [_leftmost_call(expression)])
-            case ast.Expr(value=ast.Call(func=ast.Name(), args=[ast.Name(id=function)])):
-                yield function
+    """A test for a judge process."""
+    asked = asked_by(setup, code)
+    return TestCode(setup, code, sorted(asked.free), sorted(asked.tested))
 
 
 _Renamed = Mapping[str, str]
@@ -195,7 +161,7 @@ def _assertion(statement: ast.Assert, renamed: _Renamed, known: frozenset[str]) 
     asked = {*renamed, *(_called(statement.test) - known)}
     if not asked:
         # `assert sum(10, 15) == 6` tests a function of the program that has a builtin's name.
-        asked = {*filter(None, [_leftmost_call(statement.test)])} & set(vars(builtins))
+        asked = {*filter(None, [leftmost_call(statement.test)])} & set(vars(builtins))
     if known & (set(renamed.values()) - set(vars(builtins))):
         raise NotPure("the setup defines the function under test")
     source = ast.unparse(statement)[:_MAX_SOURCE_CHARS]  # before the splitter changes it
@@ -210,22 +176,6 @@ def _assertion(statement: ast.Assert, renamed: _Renamed, known: frozenset[str]) 
 def _called(expression: ast.expr) -> set[str]:
     calls = [node.func for node in ast.walk(expression) if isinstance(node, ast.Call)]
     return {function.id for function in calls if isinstance(function, ast.Name)}
-
-
-def _leftmost_call(node: ast.AST) -> str | None:
-    """The name that is called first on the left."""
-    match node:
-        case ast.Call(func=ast.Name(id=name)):
-            return name
-        case ast.Compare():
-            return _leftmost_call(node.left)
-        case ast.UnaryOp():
-            return _leftmost_call(node.operand)
-        case ast.BoolOp():
-            return _leftmost_call(node.values[0])
-        case ast.ListComp(elt=element):
-            return _leftmost_call(element)
-    return None
 
 
 class _Splitter(ast.NodeTransformer):

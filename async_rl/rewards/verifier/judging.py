@@ -18,6 +18,7 @@ from itertools import groupby
 from typing import Any, NamedTuple, TypeVar
 
 from async_rl.config.rewards import SandboxConfig
+from async_rl.core.assert_tests import asked_by
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.types import AnswerTest, AssertTest, CallTest, CodeTest, StdinTest, Verdict
 from async_rl.rewards.verifier.answer_process import AnswerProcess
@@ -213,6 +214,9 @@ class Judge:
 
     async def _judged(self, test: AssertTest, program: _Program) -> TestResult:
         """Run the test in a judging child, and the program in a solver beside it."""
+        fault = asked_by(program.setup, test.code).fault
+        if fault:
+            return _broken(fault)
         job = program.job(Mode.JUDGE, 1, program.code)
         job = job._replace(test=judged_test(program.setup, test.code))
         return (await program.run(job, read_judged)).judged_result()
@@ -275,6 +279,11 @@ async def _aside(outcome: Outcome, work: Callable[..., T], *args: Any) -> T:
     if num_bytes > _LARGE_BYTES:
         return await asyncio.to_thread(work, *args)
     return work(*args)
+
+
+def _broken(fault: str) -> TestResult:
+    message = f"the test itself is broken: {fault}"
+    return TestResult(verdict=Verdict.TEST_ERROR, cpu_s=0, wall_s=0, memory_mb=0, message=message)
 
 
 def _kind(test: CodeTest, setup: str) -> str:

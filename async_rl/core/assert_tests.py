@@ -1,0 +1,157 @@
+"""What the code of an assert test asks of a program, read without running it. Pure.
+
+`Asked` names the functions that the program must define. `fault` is the reason why a test cannot
+judge any program: it does not compile, it asks nothing, or it is written in a form that the judge
+(sandbox/judge.py) does not run. Such a test would otherwise fail every program, or pass it.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import symtable
+import sys
+import warnings
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
+
+from async_rl.core.errors import DataError
+from async_rl.core.types import AssertTest, CodeProblem
+from async_rl.sandbox.judge import OFFERED
+
+_BUILTINS = frozenset(vars(builtins))
+_SOLUTION = "solution"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a test uses of the program.
+
+    free: global names that setup and test use but do not bind, builtins excepted; tested: names of
+    the functions under test, which may also be names of builtins.
+    """
+
+    free: frozenset[str] = frozenset()
+    tested: frozenset[str] = frozenset()
+    fault: str = ""
+
+
+@functools.lru_cache(maxsize=4096)
+def asked_by(setup: str, code: str) -> Asked:
+    """Read a test with its setup."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            tables = [symtable.symtable(text, "test", "exec") for text in (setup, code)]
+            modules = [ast.parse(text) for text in (setup, code)]
+            for module in modules:
+                compile(module, "test", "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return Asked(fault=f"it does not compile ({type(error).__name__}: {error})")
+    in_setup, in_test = (frozenset(_assigned(table)) for table in tables)
+    bound = in_setup | in_test
+    free = frozenset().union(*map(_globals_used, tables)) - bound - _BUILTINS
+    tested = frozenset(_tested(modules[1]))
+    fault = next(_unsupported(modules[1]), "")
+    asked = (free - OFFERED) | (tested & (_BUILTINS | in_setup) - in_test)
+    if not fault and not asked and _SOLUTION not in _imported(modules[1]):
+        fault = "it asks nothing of the program, so every program would pass"
+    return Asked(free=free, tested=tested, fault=fault)
+
+
+def require_usable(place: str, problem: CodeProblem) -> None:
+    """Raise DataError if an assert test of a problem cannot judge any program."""
+    for test in problem.tests:
+        if isinstance(test, AssertTest) and (fault := asked_by(problem.setup, test.code).fault):
+            raise DataError(f"{place}: a test is broken: {fault}; correct it: {test.code[:80]!r}")
+
+
+def require_importable(place: str, problem: CodeProblem, packages: Sequence[str]) -> None:
+    """Raise DataError if an assert test imports what a cell does not have."""
+    known = {*sys.stdlib_module_names, _SOLUTION, *packages}
+    codes = [test.code for test in problem.tests if isinstance(test, AssertTest)]
+    for code in (problem.setup, *codes) if codes else ():
+        for name in _imported(ast.parse(code)) - known:
+            raise DataError(
+                f"{place}: a test imports {name}, but only the standard library and"
+                f" sandbox.packages={list(packages)} can be imported; add {name} there, or leave it"
+                " out of the test"
+            )
+
+
+def _imported(module: ast.Module) -> Set[str]:
+    """Modules that are imported in any case: those in a function or a `try` may be optional."""
+    names = set()
+    for node in module.body:
+        match node:
+            case ast.Import(names=aliases):
+                names |= {alias.name.partition(".")[0] for alias in aliases}
+            case ast.ImportFrom(module=str(name), level=0):
+                names.add(name.partition(".")[0])
+    return names
+
+
+def _globals_used(table: symtable.SymbolTable) -> Iterator[str]:
+    is_module = table.get_type() == "module"
+    for symbol in table.get_symbols():
+        if symbol.is_referenced() and (is_module or symbol.is_global()):
+            yield symbol.get_name()
+    for child in table.get_children():
+        yield from _globals_used(child)
+
+
+def _assigned(module: symtable.SymbolTable) -> Iterator[str]:
+    for symbol in module.get_symbols():
+        if symbol.is_assigned() or symbol.is_imported():
+            yield symbol.get_name()
+
+
+def _tested(module: ast.Module) -> Iterator[str]:
+    """Names of the functions under test: called first in an assert statement, or given to check."""
+    for node in ast.walk(module):
+        match node:
+            case ast.Assert(test=expression):
+                yield from filter(None, [leftmost_call(expression)])
+            case ast.Expr(value=ast.Call(func=ast.Name(), args=[ast.Name(id=function)])):
+                yield function
+
+
+def leftmost_call(node: ast.AST) -> str | None:
+    """The name that is called first on the left."""
+    match node:
+        case ast.Call(func=ast.Name(id=name)):
+            return name
+        case ast.Compare():
+            return leftmost_call(node.left)
+        case ast.UnaryOp():
+            return leftmost_call(node.operand)
+        case ast.BoolOp():
+            return leftmost_call(node.values[0])
+        case ast.ListComp(elt=element):
+            return leftmost_call(element)
+    return None
+
+
+def _unsupported(module: ast.Module) -> Iterator[str]:
+    """Reasons why the judge would leave out a test in the form of pytest or unittest."""
+    used = {node.id for node in ast.walk(module) if isinstance(node, ast.Name)}
+    for node in module.body:
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() if node.name not in used:
+                yield from _not_run(node, num_given=0)
+            case ast.ClassDef(name=name, bases=[]) if name.startswith("Test"):
+                for method in node.body:
+                    if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef):
+                        yield from _not_run(method, num_given=1)
+                        if method.name.startswith(("setup", "teardown")):
+                            yield f"{name}.{method.name} would not run; use unittest.TestCase"
+
+
+def _not_run(function: ast.FunctionDef | ast.AsyncFunctionDef, num_given: int) -> Iterator[str]:
+    if not function.name.startswith("test"):
+        return
+    if isinstance(function, ast.AsyncFunctionDef):
+        yield f"{function.name} is asynchronous and would not run; call asyncio.run in it"
+    elif len(function.args.args) - len(function.args.defaults) > num_given:
+        yield f"{function.name} takes arguments, and fixtures and parameters are not supported"

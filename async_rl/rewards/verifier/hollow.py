@@ -1,0 +1,50 @@
+"""Programs that do nothing, run on the tests of a row: what they pass teaches a policy nothing, and
+a test that breaks for them would break for every program.
+"""
+
+from __future__ import annotations
+
+import keyword
+
+from async_rl.core.assert_tests import asked_by
+from async_rl.core.types import AnswerTest, AssertTest, CallTest, CodeProblem, Verdict
+from async_rl.rewards.verifier.judging import Judge
+from async_rl.rewards.verifier.protocol import VerifyRequest
+from async_rl.sandbox.judge import OFFERED
+
+
+def hollow_program(problem: CodeProblem) -> str:
+    """A program that prints nothing and defines every function that the tests call; they return
+    None.
+    """
+    names: set[str] = set()
+    for test in problem.tests:
+        if isinstance(test, CallTest):
+            names.add(test.function)
+        elif isinstance(test, AssertTest):
+            asked = asked_by(problem.setup, test.code)
+            names |= (asked.free | asked.tested) - OFFERED
+    usable = sorted(name for name in names if name.isidentifier() and not keyword.iskeyword(name))
+    return "".join(f"def {name}(*args, **keywords): pass\n" for name in usable)
+
+
+async def problem_with_tests(judge: Judge, problem: CodeProblem) -> str:
+    """The reason why the tests of a row are useless; empty if they are not, or judge words.
+
+    Raises InfrastructureError.
+    """
+    if not problem.tests or any(isinstance(test, AnswerTest) for test in problem.tests):
+        return ""
+    request = VerifyRequest(
+        code=hollow_program(problem),
+        tests=problem.tests,
+        setup=problem.setup,
+        stop_at_first_failure=False,
+    )
+    response = await judge.verify(request)
+    broken = [test for test in response.tests if test.verdict is Verdict.TEST_ERROR]
+    if broken:
+        return broken[0].message
+    if response.verdict is Verdict.PASS:
+        return "a program that prints nothing and returns None passes every test"
+    return ""
