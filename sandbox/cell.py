@@ -55,14 +55,15 @@ class CellFailed(Exception):
 class Job(NamedTuple):
     """One program to run: limits, the payload of its child, and one input per stream run.
 
-    The payload never contains an expected output. test: for Mode.JUDGE; only the judging child can
-    read it.
+    The payload of a program never contains an expected output. test: for Mode.JUDGE; only the
+    judging child can read it. files: of Mode.CHECK.
     """
 
     spec: JobSpec
     payload: tuple[Any, ...] | str
     inputs: Sequence[bytes] = ()
     test: TestCode | None = None
+    files: Sequence[bytes] = ()
 
 
 class Outcome(NamedTuple):
@@ -144,6 +145,7 @@ class Cell:
             files.append(_memory_file("result", b""))
             if job.test is not None:
                 files.append(_memory_file("test", marshal.dumps(tuple(job.test), _MARSHAL_VERSION)))
+            files += [_memory_file("file", data) for data in job.files]
             for data in job.inputs:
                 files.append(_memory_file("stdin", data))
                 files.append(_memory_file("stdout", b""))

@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from resource import setrlimit as set_limit
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from .checker import Checker
+from .comparison import Comparer
 from .judge import Solver, Test
 from .programs import Calls, Streams
 from .protocol import FIRST_STREAM, PAYLOAD, RESULT, JobSpec, Mode, TestCode
@@ -55,6 +57,18 @@ def parts(spec: JobSpec, descriptors: Sequence[int], pipes: Sequence[int]) -> li
     if spec.mode == Mode.STREAMS:
         kept = [result, *rest]
         return [Part(0, payload, kept, lambda code: Streams(result, spec).run(code, rest))]
+    if spec.mode == Mode.COMPARE:
+        return [Part(0, payload, [result], lambda loaded: Comparer(result, spec).run(*loaded))]
+    if spec.mode == Mode.CHECK:
+        kept = [result, *rest]
+        return [
+            Part(
+                0,
+                payload,
+                kept,
+                lambda loaded: Checker(result, spec).run(loaded[0], loaded[1], rest),
+            )
+        ]
     requests_in, requests_out, answers_in, answers_out = pipes
 
     def solve(code: str) -> int:

@@ -33,6 +33,11 @@ def describe(error: BaseException) -> bytes:
         text = f"{type(error).__name__}: {error}"
     except BaseException:  # noqa: BLE001  the program's own __str__ may raise anything
         text = "an error that cannot be described"
+    return describe_text(text)
+
+
+def describe_text(text: str) -> bytes:
+    """A message as a JSON string, cut to a readable length."""
     return json.dumps(text[:_MESSAGE_CHARS]).encode()
 
 
@@ -77,12 +82,13 @@ class Runner:
             gc.collect()
             self.frame(run, Kind.MEMORY, started, b"0")
         elif isinstance(error, SystemExit):
-            self.frame(run, Kind.EXIT, started, b"%d" % _exit_status(error))
+            self.frame(run, Kind.EXIT, started, b"%d" % exit_status(error))
         else:
             self.frame(run, Kind.ERROR, started, describe(error))
 
 
-def _exit_status(error: SystemExit) -> int:
+def exit_status(error: SystemExit) -> int:
+    """The status with which the process would end."""
     if error.code is None:
         return 0
     return error.code & 0xFF if type(error.code) is int else 1
@@ -164,8 +170,8 @@ class Streams(Runner):
                 source = streams[2 * run + target]
                 os.dup2(source, target)
                 os.close(source)
-            _open_streams()
-            error = _run_main(compiled)
+            open_streams()
+            error = run_main(compiled)
             if error is None:
                 self.frame(run, Kind.DONE, started, b"0")
             else:
@@ -173,7 +179,7 @@ class Streams(Runner):
         return 0
 
 
-def _run_main(compiled: types.CodeType) -> BaseException | None:
+def run_main(compiled: types.CodeType) -> BaseException | None:
     """Run the code as `__main__` to its end, threads, exit hooks and buffered output included."""
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
@@ -194,7 +200,7 @@ def _run_main(compiled: types.CodeType) -> BaseException | None:
     return problem
 
 
-def _open_streams() -> None:
+def open_streams() -> None:
     """Open sys.stdin and sys.stdout on descriptors 0 and 1. Standard error is discarded."""
     stdin = io.BufferedReader(io.FileIO(0, "r", closefd=False))
     stdout = io.BufferedWriter(io.FileIO(1, "w", closefd=False))

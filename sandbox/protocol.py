@@ -22,12 +22,15 @@ class Mode(enum.IntEnum):
     """The work of the child.
 
     CALLS: run the code, then make the calls. STREAMS: run the code once per input. JUDGE: a test
-    runs in one child and asks another child, which runs the code, for each call.
+    runs in one child and asks another child, which runs the code, for each call. COMPARE: compare
+    one thing that a program emitted. CHECK: run a row's checker on the output of a program.
     """
 
     CALLS = 1
     STREAMS = 2
     JUDGE = 3
+    COMPARE = 4
+    CHECK = 5
 
 
 class TestCode(NamedTuple):

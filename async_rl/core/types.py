@@ -109,12 +109,24 @@ class OutputRules(Value):
     absolute_tolerance: Annotated[float, Meta(ge=0)] = 0.0
 
 
+class Checker(Value):
+    """A program that decides about what was printed, where several outputs are right. It is trusted
+    as tests are, and runs in the jail (sandbox/checker.py has the forms).
+    """
+
+    code: str
+    form: Literal["kattis", "testlib"]
+
+
 class StdinTest(Value, tag_field="kind", tag="stdin"):
-    """Feed `input` on standard input, compare what is printed with `output`."""
+    """Feed `input` on standard input, compare what is printed with `output` by the rules, or let
+    the checker decide.
+    """
 
     input: str
     output: str
     rules: OutputRules = OutputRules()
+    checker: Checker | None = None
 
 
 class CallTest(Value, tag_field="kind", tag="call"):

@@ -12,7 +12,8 @@
 - `answer` that ends with `#### number`, as in GSM8K.
 - `input_output`: a JSON string or an object {inputs, outputs, fn_name?}, as in AReaL; with
   `fn_name` each line of an input is one argument.
-A column `compare` names how printed text is compared (core/output_rules.py).
+A column `compare` names how printed text is compared (core/output_rules.py), a column `checker`
+holds a program that decides about it.
 Invariant: a row without usable tests is a DataError that names its place.
 """
 
@@ -31,7 +32,14 @@ from async_rl.core.assert_tests import require_usable
 from async_rl.core.errors import DataError
 from async_rl.core.io_pairs import read_input_output, read_json, read_strings
 from async_rl.core.output_rules import read_rules
-from async_rl.core.types import AnswerTest, AssertTest, CodeProblem, CodeTest, StdinTest
+from async_rl.core.types import (
+    AnswerTest,
+    AssertTest,
+    Checker,
+    CodeProblem,
+    CodeTest,
+    StdinTest,
+)
 from async_rl.data.files import Row
 
 _GSM8K_ANSWER = re.compile(r"####\s*-?[\d$.]")
@@ -83,12 +91,15 @@ def read_problem(place: str, row: Row) -> tuple[CodeProblem, tuple[str, ...]]:
     elif row.get("test") is not None:
         setup = _helpers(row.get("prompt"), row.get("entry_point"))
     tests = _tests(place, row, shown)
+    how: dict[str, Any] = {}
     if row.get("compare") is not None:
-        rules = read_rules(place, _text(place, "compare", row["compare"]))
-        tests = [
-            msgspec.structs.replace(test, rules=rules) if isinstance(test, StdinTest) else test
-            for test in tests
-        ]
+        how["rules"] = read_rules(place, _text(place, "compare", row["compare"]))
+    if row.get("checker") is not None:
+        how["checker"] = _checker(place, row["checker"])
+    tests = [
+        msgspec.structs.replace(test, **how) if isinstance(test, StdinTest) else test
+        for test in tests
+    ]
     problem = CodeProblem(tests=tests, setup=setup)
     try:
         # Found here rather than when the first ticket is sent, which would fail.
@@ -119,6 +130,20 @@ def _helpers(prompt: Any, entry_point: Any) -> str:
     written = [node for node in functions if node.name == entry_point]
     module.body = [node for node in module.body if node not in written]
     return ast.unparse(module)
+
+
+def _checker(place: str, value: Any) -> Checker:
+    if isinstance(value, str):
+        value = read_json(f"{place}: checker", value)
+    try:
+        checker = msgspec.convert(value, Checker)
+        compile(checker.code, "checker", "exec", dont_inherit=True)
+    except (msgspec.ValidationError, SyntaxError, ValueError) as error:
+        raise DataError(
+            f"{place}: column checker is no checker ({error}); give {{code: a Python program, form:"
+            " kattis or testlib}"
+        ) from error
+    return checker
 
 
 def _tests(place: str, row: Row, shown: Sequence[str]) -> list[CodeTest]:

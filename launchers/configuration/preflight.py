@@ -43,7 +43,7 @@ from async_rl.planning.estimate import disk_mb
 from async_rl.planning.fit import fit_problems
 from async_rl.planning.shape import ModelShape, embedded_shape, shape_from_hf
 from async_rl.rewards.functions import check_functions
-from async_rl.rewards.verifier.comparison import load_checker
+from async_rl.rewards.verifier.checker import load_checker
 from async_rl.sandbox.cell import CellFailed
 from async_rl.sandbox.warm_cells import package_paths
 from async_rl.training.mirror import Mirror

@@ -35,10 +35,11 @@ _USER = "runs code of the user, whose errors become an error of configuration or
 _YAML = "reads a YAML file: errors of the file, its encoding and its form"
 FOREIGN_CODE: dict[str, tuple[int, str]] = {
     "async_rl/config/plugins.py": (2, _USER),
+    "async_rl/core/assert_tests.py": (1, _PARSE),
     "async_rl/rewards/extraction.py": (1, _PARSE),
     "async_rl/rewards/verifier/answer_child.py": (1, "math_verify evaluates what a model wrote"),
-    "async_rl/rewards/verifier/asserts.py": (4, "evaluates expressions of a task's tests"),
-    "async_rl/rewards/verifier/comparison.py": (1, _USER),
+    "async_rl/rewards/verifier/asserts.py": (3, "evaluates expressions of a task's tests"),
+    "async_rl/rewards/verifier/checker.py": (1, _USER),
     "async_rl/rewards/votes.py": (1, _PARSE),
     "launchers/backends/ray.py": (1, "ray.init raises these, and has no common base class"),
     "launchers/commands/migrate.py": (1, _YAML),

@@ -1,18 +1,23 @@
-"""Facts about the configurable parts of the comparison: float tolerance and checker functions."""
+"""Facts about the parts of the comparison that a person chooses: float tolerance, checker functions
+of the configuration, and checker programs of rows.
+"""
 
 from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
-from rewards_support import LIMITS
+from rewards_support import LIMITS, Jail
 
 from async_rl.config.base import replace
-from async_rl.core.errors import ConfigError, InfrastructureError
-from async_rl.core.types import CallTest, StdinTest
-from async_rl.rewards.verifier.comparison import Comparison, load_checker
+from async_rl.core.errors import ConfigError, DataError, InfrastructureError
+from async_rl.core.types import CallTest, Checker, StdinTest, Verdict
+from async_rl.data.problems import read_problem
+from async_rl.rewards.verifier.checker import load_checker
 from async_rl.rewards.verifier.judging import Judge
-from async_rl.rewards.verifier.protocol import VerifyRequest
+from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest
+from async_rl.sandbox.comparison import Comparison
 from async_rl.sandbox.warm_cells import WarmCells
 
 CODE = "def f(x):\n    return x\nif __name__ == '__main__':\n    print(input())"
@@ -89,6 +94,95 @@ def test_checker_that_cannot_be_had_is_refused_at_the_start(name: str, said: str
 def test_tolerance_bounds_the_relative_difference(
     tolerance: float, got: float, expected: float, passes: bool
 ) -> None:
-    comparison = Comparison(relative_tolerance=tolerance, checker=None)
+    comparison = Comparison(relative_tolerance=tolerance)
     assert comparison.values_equal([got], [expected]) is passes
     assert expected == 0.0 or comparison.outputs_equal(f"x {got!r}", f"x {expected!r}") is passes
+
+
+KATTIS = """
+import sys
+given, answer, feedback = sys.argv[1:]
+n = int(open(given).read())
+best = int(open(answer).readline())
+try:
+    found = list(map(int, sys.stdin.read().split()))
+except ValueError:
+    with open(feedback + "judgemessage.txt", "w") as file:
+        file.write("not numbers")
+    sys.exit(43)
+sys.exit(42 if sum(found) == n and len(found) == best else 43)
+"""
+TESTLIB = """
+import os, sys
+from pathlib import Path
+given, output, answer = map(Path, sys.argv[1:])
+found = [int(text) for text in output.read_text().split() if text.isdigit()]
+if sum(found) != int(given.read_text()):
+    print("wrong answer: sum", file=sys.stderr)
+    os._exit(1)
+sys.exit(0 if len(found) == int(answer.read_bytes()) else 2)
+"""
+CHECKERS = [Checker(code=KATTIS, form="kattis"), Checker(code=TESTLIB, form="testlib")]
+
+
+def checked(jail: Jail, program: str, checker: Checker, *, output: str = "2") -> TestResult:
+    test = StdinTest(input="10\n", output=output, checker=checker)
+    return jail.verify(VerifyRequest(code=program, tests=[test], timeout_s=0.5)).tests[0]
+
+
+@pytest.mark.parametrize("checker", CHECKERS, ids=lambda checker: checker.form)
+def test_program_of_a_row_decides_about_an_output(jail: Jail, checker: Checker) -> None:
+    assert checked(jail, "print(4, 6)", checker).verdict is Verdict.PASS
+    assert checked(jail, "print(7)\nprint(3)", checker).verdict is Verdict.PASS
+    assert checked(jail, "print(5, 6)", checker).verdict is Verdict.WRONG_ANSWER
+    assert checked(jail, "print(2, 3, 5)", checker).verdict is Verdict.WRONG_ANSWER
+    assert checked(jail, "print(2)", checker).verdict is Verdict.WRONG_ANSWER
+    assert checked(jail, "print('x')", checker).verdict is Verdict.WRONG_ANSWER
+    assert checked(jail, "import os\nos.write(1, b'\\xff')", checker).verdict is (
+        Verdict.WRONG_ANSWER
+    )
+    assert checked(jail, "print(1 // 0)", checker).verdict is Verdict.RUNTIME_ERROR
+
+
+def test_the_message_of_a_checker_is_reported(jail: Jail) -> None:
+    assert checked(jail, "print('x')", CHECKERS[0]).message == "not numbers"
+    assert checked(jail, "print(1)", CHECKERS[1]).message == "wrong answer: sum"
+
+
+BROKEN = {
+    "no": "does not compile (",
+    "raises": "raise KeyError(3)",
+    "another status": "import sys; sys.exit(3)",
+    "no status": "x = 42",
+    "never ends": "while True: pass",
+    "dies": "import ctypes; ctypes.string_at(0)",
+    "too much memory": "x = [0] * 10**9",
+    "no such file": "open('/etc/passwd')",
+    "writes": "open('/input', 'w').write('x'); open('/usr/x', 'w')",
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_checker_that_fails_is_a_test_error_and_never_a_verdict(jail: Jail, name: str) -> None:
+    found = checked(jail, "print(4, 6)", Checker(code=BROKEN[name], form="kattis"))
+    assert found.verdict is Verdict.TEST_ERROR, found
+    assert found.message.startswith(("the checker failed: ", "the test itself is broken"))
+
+
+def test_a_large_output_is_checked_too(jail: Jail) -> None:
+    lines = "import sys\nsys.exit(42 if sum(map(int, sys.stdin)) == 30000 else 43)"
+    checker = Checker(code=lines, form="kattis")
+    ones = "print('1\\n' * {}, end='')"
+    assert checked(jail, ones.format(30_000), checker, output="").verdict is Verdict.PASS
+    assert checked(jail, ones.format(29_999), checker).verdict is Verdict.WRONG_ANSWER
+
+
+def test_a_column_of_a_row_names_the_checker() -> None:
+    pairs = {"inputs": ["10\n", "9\n"], "outputs": ["2", "1"]}
+    for given in ({"code": TESTLIB, "form": "testlib"}, CHECKERS[1]):
+        text = msgspec.json.encode(given).decode()
+        problem, _ = read_problem("row 1", {"input_output": pairs, "checker": text})
+        assert [test.checker for test in problem.tests] == [CHECKERS[1]] * 2  # type: ignore[union-attr]
+    for wrong in ({"code": "x ="}, {"code": "x =", "form": "kattis"}, "[]"):
+        with pytest.raises(DataError, match="row 1: column checker is no checker"):
+            read_problem("row 1", {"input_output": pairs, "checker": wrong})

@@ -6,11 +6,11 @@ import pytest
 
 from async_rl.core.types import OutputRules
 from async_rl.rewards.extraction import extract_code
-from async_rl.rewards.verifier.comparison import Comparison
+from async_rl.sandbox.comparison import Comparison
 from async_rl.sandbox.values import Foreign
 
-EXACT = Comparison(relative_tolerance=0, checker=None)
-CONFIGURED = Comparison(relative_tolerance=1e-6, checker=None)
+EXACT = Comparison(relative_tolerance=0)
+CONFIGURED = Comparison(relative_tolerance=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from rewards_support import Jail
 
 from async_rl.core.types import AnswerTest, AssertTest, CallTest, CodeTest, StdinTest, Verdict
 from async_rl.rewards.answers import is_right
-from async_rl.rewards.verifier.comparison import shorten
 from async_rl.rewards.verifier.protocol import VerifyRequest
+from async_rl.sandbox.comparison import shorten
 
 READ = "a, b = map(int, input().split())\nprint(a + b)"
 SUM = StdinTest(input="1 2\n", output="3\n")

@@ -19,8 +19,8 @@ from async_rl.rewards.answers import answer_of, boxed, is_right
 from async_rl.rewards.extraction import complete_blocks, extract_code
 from async_rl.rewards.extractor import Extractor
 from async_rl.rewards.formats import is_well_formed
-from async_rl.rewards.verifier.comparison import Comparison
 from async_rl.rewards.votes import vote_of
+from async_rl.sandbox.comparison import Comparison
 
 ROOT = Path(extraction.__file__).parents[1]
 SIZE = 1 << 18
@@ -30,7 +30,7 @@ EXACT = AnswerTest(rule="exact", expected="7")
 CODE = CodeProblem(tests=[CallTest(function="f", args=[1], expected=1)])
 BLOCK = "```python\ndef f(x):\n    return x + 1\n```\n"
 
-COMPARISON = Comparison(relative_tolerance=0, checker=None)
+COMPARISON = Comparison(relative_tolerance=0)
 LOOSE = OutputRules(layout="tokens", absolute_tolerance=float("inf"))
 
 LINEAR: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {

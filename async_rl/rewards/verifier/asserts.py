@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from async_rl.core.assert_tests import asked_by, leftmost_call
-from async_rl.rewards.verifier.comparison import shorten
 from async_rl.rewards.verifier.pure_expressions import FUNCTIONS, NotPure, require_pure, value_of
+from async_rl.sandbox.comparison import shorten
 from async_rl.sandbox.judge import OFFERED
 from async_rl.sandbox.protocol import TestCode
 from async_rl.sandbox.values import unwrapped

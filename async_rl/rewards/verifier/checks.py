@@ -1,4 +1,4 @@
-"""From the answers of one child to the results of the tests that it ran. Pure.
+"""From the answers of one child to the results of the tests that it ran.
 
 A check is a few calls of the program and a decision about the values that they return: a call test
 is one check, an assert test is one per assert statement.
@@ -6,50 +6,31 @@ is one check, an assert test is one per assert statement.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple
 
-from async_rl.core.types import CallTest, StdinTest, Verdict
+from async_rl.core.types import StdinTest, Verdict
 from async_rl.rewards.verifier.asserts import FunctionCall
-from async_rl.rewards.verifier.comparison import Comparison, shorten
-from async_rl.rewards.verifier.outcomes import NO_VALUE, Answer
+from async_rl.rewards.verifier.outcomes import Answer
 from async_rl.rewards.verifier.protocol import TestResult
 from async_rl.sandbox.cell import Outcome
 
 _MIB = 1 << 20
 
 
-class Check(Protocol):
-    """Calls to make, and a decision about the values that they return."""
+class Ruling(NamedTuple):
+    """pass, or the verdict and its reason."""
 
-    @property
-    def calls(self) -> Sequence[FunctionCall]:
-        """The calls, in order."""
-
-    def failure(self, values: Sequence[object]) -> str:
-        """The reason why the returned values are wrong; empty if they are right."""
+    verdict: Verdict
+    message: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class CallCheck:
-    """The check of a call test."""
+class Check(NamedTuple):
+    """Calls to make in order, and the ruling on the values that they return."""
 
-    test: CallTest
-    comparison: Comparison
-
-    @property
-    def calls(self) -> Sequence[FunctionCall]:
-        """The one call."""
-        return (FunctionCall(self.test.function, self.test.args, {}),)
-
-    def failure(self, values: Sequence[object]) -> str:
-        """The reason why the returned value is wrong; empty if it is right."""
-        test, value = self.test, values[0]
-        if self.comparison.passes_value(test, value):
-            return ""
-        call = f"{test.function}({', '.join(map(shorten, test.args))})"
-        return f"{call} returned {shorten(value)}, not {shorten(test.expected)}"
+    calls: Sequence[FunctionCall]
+    rule: Callable[[list[bytes]], Awaitable[Ruling]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +46,7 @@ class ChildRun:
     wall_s: float
     stop: bool
 
-    def check_results(self, checks: Sequence[Check]) -> list[TestResult]:
+    async def check_results(self, checks: Sequence[Check]) -> list[TestResult]:
         """Results of the checks that were reached. The child may have ended during the last one."""
         results: list[TestResult] = []
         first = 0
@@ -75,22 +56,22 @@ class ChildRun:
             is_partial = len(answers) < len(check.calls)
             if not answers or (is_partial and self.is_slow):
                 break
-            results.append(self._check_result(check, answers, self.wall_s / len(checks)))
+            values = [answer.value for answer in answers if answer.value is not None]
+            if len(values) == len(answers):
+                ruling = await check.rule(values)
+            else:
+                failed = next(answer for answer in answers if answer.value is None)
+                ruling = Ruling(failed.verdict, failed.message)
+            cpu_s = sum(answer.cpu_s for answer in answers)
+            results.append(self._result(ruling, cpu_s, self.wall_s / len(checks)))
             if is_partial or self.ends(results):
                 break
         return results
 
-    def _check_result(self, check: Check, answers: Sequence[Answer], wall_s: float) -> TestResult:
-        failed = next((answer for answer in answers if answer.value is NO_VALUE), None)
-        if failed is not None:
-            verdict, message = failed.verdict, failed.message
-        else:
-            message = check.failure([answer.value for answer in answers])
-            verdict = Verdict.WRONG_ANSWER if message else Verdict.PASS
-        return self._result(verdict, message, sum(answer.cpu_s for answer in answers), wall_s)
-
-    def stream_results(
-        self, tests: Sequence[StdinTest], comparison: Comparison
+    async def stream_results(
+        self,
+        tests: Sequence[StdinTest],
+        rule: Callable[[StdinTest, bytes], Awaitable[Ruling]],
     ) -> tuple[list[TestResult], bool]:
         """Results of the streams, and whether the next test needs a child of its own.
 
@@ -101,13 +82,13 @@ class ChildRun:
         results: list[TestResult] = []
         is_shared = len(self.outcome.frames.frames) > 1
         for index, (test, answer) in enumerate(zip(tests, self.answers, strict=False)):
-            verdict, message = answer.verdict, answer.message
-            if verdict is not Verdict.PASS and index > 0 and is_shared:
+            if answer.value is not None:
+                ruling = await rule(test, answer.value)
+            elif index > 0 and is_shared:
                 return results, True
-            if verdict is Verdict.PASS and not comparison.passes_output(test, answer.value):
-                verdict = Verdict.WRONG_ANSWER
-                message = f"printed {shorten(answer.value)}, not {shorten(test.output)}"
-            results.append(self._result(verdict, message, answer.cpu_s, self.wall_s / len(tests)))
+            else:
+                ruling = Ruling(answer.verdict, answer.message)
+            results.append(self._result(ruling, answer.cpu_s, self.wall_s / len(tests)))
             if self.ends(results):
                 break
         return results, self.is_slow
@@ -115,18 +96,18 @@ class ChildRun:
     def judged_result(self) -> TestResult:
         """The result of a test that ran in a judge process."""
         answer = self.answers[0]
-        return self._result(answer.verdict, answer.message, answer.cpu_s, self.wall_s)
+        return self._result(Ruling(answer.verdict, answer.message), answer.cpu_s, self.wall_s)
 
     def ends(self, results: Sequence[TestResult]) -> bool:
         """True if the last result is a failure after which no test is to run."""
         return self.stop and bool(results) and results[-1].verdict is not Verdict.PASS
 
-    def _result(self, verdict: Verdict, message: str, cpu_s: float, wall_s: float) -> TestResult:
+    def _result(self, ruling: Ruling, cpu_s: float, wall_s: float) -> TestResult:
         reply = self.outcome.reply
         return TestResult(
-            verdict=verdict,
+            verdict=ruling.verdict,
             cpu_s=min(cpu_s, reply.cpu_s),
             wall_s=wall_s,
             memory_mb=reply.peak_bytes / _MIB,
-            message=message,
+            message=ruling.message,
         )

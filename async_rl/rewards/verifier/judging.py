@@ -1,5 +1,5 @@
 """From a program and its tests to verdicts: plans the children to run, reads their output, and
-compares it here, outside the jail.
+decides outside the process that ran the program (`rulings.py`).
 
 Takes a VerifyRequest, waits for cells, and returns a VerifyResponse, or raises InfrastructureError
 if no cell could run the program. Tests run in order; neighbours of one kind share a child. A test
@@ -10,40 +10,37 @@ spoilt it.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from itertools import groupby
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from async_rl.config.rewards import SandboxConfig
 from async_rl.core.assert_tests import asked_by
-from async_rl.core.errors import InfrastructureError
-from async_rl.core.types import AnswerTest, AssertTest, CallTest, CodeTest, StdinTest, Verdict
-from async_rl.rewards.verifier.answer_process import AnswerProcess
-from async_rl.rewards.verifier.asserts import judged_test, take_apart
-from async_rl.rewards.verifier.checks import CallCheck, Check, ChildRun
-from async_rl.rewards.verifier.comparison import Comparison, load_checker, shorten
-from async_rl.rewards.verifier.outcomes import (
-    Answers,
-    ChildFault,
-    read_calls,
-    read_judged,
-    read_streams,
+from async_rl.core.types import (
+    AnswerTest,
+    AssertTest,
+    CallTest,
+    CodeTest,
+    StdinTest,
+    Verdict,
 )
+from async_rl.rewards.verifier.answer_process import AnswerProcess
+from async_rl.rewards.verifier.asserts import FunctionCall, judged_test, take_apart
+from async_rl.rewards.verifier.checks import Check, Ruling
+from async_rl.rewards.verifier.outcomes import read_calls, read_judged, read_streams
 from async_rl.rewards.verifier.packaged_cells import PackagedCells
+from async_rl.rewards.verifier.program import Program
 from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest, VerifyResponse
-from async_rl.sandbox.cell import CellFailed, Job, Outcome, job_spec
-from async_rl.sandbox.protocol import JobSpec, Mode
+from async_rl.rewards.verifier.rulings import Rulings, TooLarge
+from async_rl.sandbox.comparison import shorten
+from async_rl.sandbox.protocol import Mode
 from async_rl.sandbox.warm_cells import WarmCells
 
-_TRIES = 2
 _MAX_STREAMS = 64
 _MIB = 1 << 20
-_LARGE_BYTES = 1 << 16
-"""Output above this size is decoded and compared in a thread."""
-T = TypeVar("T")
 
 
 class Printed(NamedTuple):
@@ -58,59 +55,6 @@ class Printed(NamedTuple):
     wall_s: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Program:
-    """A program, its limits, and the cells that run it."""
-
-    code: str
-    setup: str
-    cells: WarmCells
-    cpu_s: float
-    memory_bytes: int
-    output_bytes: int
-    stop: bool
-
-    def job(
-        self,
-        mode: Mode,
-        num_runs: int,
-        payload: Any,
-        *,
-        num_tests: int = 1,
-        inputs: Sequence[str] = (),
-    ) -> Job:
-        spec = job_spec(
-            mode,
-            num_runs,
-            num_tests=num_tests,
-            cpu_s=self.cpu_s,
-            memory_bytes=self.memory_bytes,
-            output_bytes=self.output_bytes,
-        )
-        return Job(spec, payload, [text.encode(errors="replace") for text in inputs])
-
-    async def run(self, job: Job, read: Callable[[Outcome, JobSpec], Answers]) -> ChildRun:
-        problem: Exception | None = None
-        for _ in range(_TRIES):
-            started = time.monotonic()
-            try:
-                outcome = await self.cells.run(job)
-                answers = await _aside(outcome, read, outcome, job.spec)
-            except (CellFailed, ChildFault) as error:
-                problem = error
-                continue
-            return ChildRun(
-                outcome=outcome,
-                answers=answers.answers,
-                is_slow=answers.is_slow,
-                wall_s=time.monotonic() - started,
-                stop=self.stop,
-            )
-        raise InfrastructureError(
-            f"no cell could run the program, tried {_TRIES} times: {problem}"
-        ) from problem
-
-
 class Judge:
     """Verifies programs. packaged: the cells of programs that import packages."""
 
@@ -120,9 +64,7 @@ class Judge:
         self._config = config
         self._cells = packaged or PackagedCells(cells)
         self._answers = AnswerProcess()
-        self._comparison = Comparison(
-            relative_tolerance=config.float_tolerance, checker=load_checker(config.checker)
-        )
+        self._rulings = Rulings(config)
 
     async def verify(self, request: VerifyRequest) -> VerifyResponse:
         """Verdicts of one program. Raises InfrastructureError; cancelling ends the program."""
@@ -143,16 +85,16 @@ class Judge:
         Raises InfrastructureError; cancelling ends the program.
         """
         program = await self._program(request)
-        job = program.job(Mode.STREAMS, 1, program.code, inputs=[stdin])
+        job = program.job(Mode.STREAMS, 1, program.code, inputs=[stdin.encode(errors="replace")])
         child = await program.run(job, read_streams)
         answer = child.answers[0]
         output = child.outcome.outputs[0][: program.output_bytes].decode(errors="replace")
         return Printed(answer.verdict, output, answer.message, child.wall_s)
 
-    async def _program(self, request: VerifyRequest) -> _Program:
+    async def _program(self, request: VerifyRequest) -> Program:
         config, stop = self._config, request.stop_at_first_failure
         test_codes = [test.code for test in request.tests if isinstance(test, AssertTest)]
-        return _Program(
+        return Program(
             code=request.code,
             setup=request.setup,
             cells=await self._cells.cells_for((request.code, request.setup, *test_codes)),
@@ -171,27 +113,39 @@ class Judge:
         """End the process that compares answers."""
         await self._answers.close()
 
-    async def _family(self, kind: str, tests: list[Any], program: _Program) -> list[TestResult]:
+    async def _family(self, kind: str, tests: list[Any], program: Program) -> list[TestResult]:
         match kind:
             case "answer":
                 return await self._until_failure(self._answer, tests, program)
             case "call":
-                call_checks = [CallCheck(test, self._comparison) for test in tests]
-                return await self._checks(call_checks, program, has_call_names=True)
+                checks = [self._call_check(test, program) for test in tests]
+                return await self._checks(checks, program, has_call_names=True)
             case "stdin":
                 return await self._streams(tests, program)
             case "assert":
                 assertions = [
-                    check for test in tests for check in take_apart(test.code, program.setup) or ()
+                    Check(assertion.calls, partial(self._rulings.of_assertion, assertion))
+                    for test in tests
+                    for assertion in take_apart(test.code, program.setup) or ()
                 ]
-                return await self._checks(assertions, program, has_call_names=False)
+                try:
+                    return await self._checks(assertions, program, has_call_names=False)
+                except TooLarge:
+                    # A judge process compares in a cell, with the program's limits.
+                    return await self._until_failure(self._judged, tests, program)
         return await self._until_failure(self._judged, tests, program)
+
+    def _call_check(self, test: CallTest, program: Program) -> Check:
+        def rule(values: list[bytes]) -> Awaitable[Ruling]:
+            return self._rulings.of_value(test, values[0], program)
+
+        return Check([FunctionCall(test.function, test.args, {})], rule)
 
     async def _until_failure(
         self,
-        run_test: Callable[[Any, _Program], Awaitable[TestResult]],
+        run_test: Callable[[Any, Program], Awaitable[TestResult]],
         tests: Sequence[Any],
-        program: _Program,
+        program: Program,
     ) -> list[TestResult]:
         results: list[TestResult] = []
         for test in tests:
@@ -200,7 +154,7 @@ class Judge:
                 break
         return results
 
-    async def _answer(self, test: AnswerTest, program: _Program) -> TestResult:
+    async def _answer(self, test: AnswerTest, program: Program) -> TestResult:
         started = time.monotonic()
         verdict = await self._answers.verdict(test, program.code, program.cpu_s)
         is_right = verdict is Verdict.PASS
@@ -212,7 +166,7 @@ class Judge:
             message="" if is_right else f"not {shorten(test.expected)} by rule {test.rule}",
         )
 
-    async def _judged(self, test: AssertTest, program: _Program) -> TestResult:
+    async def _judged(self, test: AssertTest, program: Program) -> TestResult:
         """Run the test in a judging child, and the program in a solver beside it."""
         fault = asked_by(program.setup, test.code).fault
         if fault:
@@ -222,7 +176,7 @@ class Judge:
         return (await program.run(job, read_judged)).judged_result()
 
     async def _checks(
-        self, checks: Sequence[Check], program: _Program, *, has_call_names: bool
+        self, checks: Sequence[Check], program: Program, *, has_call_names: bool
     ) -> list[TestResult]:
         """Run checks in order, the calls of as many as possible in one child."""
         results: list[TestResult] = []
@@ -233,52 +187,35 @@ class Judge:
             payload = (program.code, calls, program.stop, has_call_names)
             job = program.job(Mode.CALLS, len(calls), payload, num_tests=len(rest))
             child = await program.run(job, read_calls)
-            results += await self._compare(child, child.check_results, rest)
+            results += await child.check_results(rest)
             if child.ends(results):
                 break
             if child.is_slow:
                 size = 1
         return results
 
-    async def _streams(self, tests: Sequence[StdinTest], program: _Program) -> list[TestResult]:
+    async def _streams(self, tests: Sequence[StdinTest], program: Program) -> list[TestResult]:
+        def rule(test: StdinTest, output: bytes) -> Awaitable[Ruling]:
+            return self._rulings.of_output(test, output, program)
+
         results: list[TestResult] = []
         size, is_slow = _MAX_STREAMS, False
         while len(results) < len(tests):
             rest = tests[len(results) : len(results) + size]
-            inputs = [test.input for test in rest]
+            inputs = [test.input.encode(errors="replace") for test in rest]
             # A right answer must fit, whatever the limit is.
             largest = max(len(test.output.encode(errors="replace")) for test in rest)
             roomy = replace(program, output_bytes=max(program.output_bytes, 2 * largest))
             num = len(rest)
             job = roomy.job(Mode.STREAMS, num, program.code, num_tests=num, inputs=inputs)
             child = await program.run(job, read_streams)
-            compared, has_leftovers = await self._compare(
-                child, child.stream_results, rest, self._comparison
-            )
+            compared, has_leftovers = await child.stream_results(rest, rule)
             results += compared
             if child.ends(compared):
                 break
             is_slow = is_slow or child.is_slow
             size = 1 if has_leftovers or is_slow else _MAX_STREAMS
         return results
-
-    async def _compare(self, child: ChildRun, compare: Callable[..., T], *args: Any) -> T:
-        if self._comparison.checker is not None:
-            return await asyncio.to_thread(compare, *args)
-        return await _aside(child.outcome, compare, *args)
-
-
-async def _aside(outcome: Outcome, work: Callable[..., T], *args: Any) -> T:
-    """The result of `work` on what a child emitted.
-
-    Large output is handled in a thread, so that other programs get their cells.
-    """
-    num_bytes = sum(map(len, outcome.outputs)) + sum(
-        len(frame.body) for frame in outcome.frames.frames
-    )
-    if num_bytes > _LARGE_BYTES:
-        return await asyncio.to_thread(work, *args)
-    return work(*args)
 
 
 def _broken(fault: str) -> TestResult:

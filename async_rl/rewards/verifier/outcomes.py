@@ -11,16 +11,13 @@ import json
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
 
 from async_rl.core.types import Verdict
-from async_rl.rewards.verifier.comparison import shorten
 from async_rl.sandbox.cell import Outcome
+from async_rl.sandbox.comparison import shorten
 from async_rl.sandbox.frames import Frame, Kind
 from async_rl.sandbox.protocol import Ending, JobSpec, Reply
-from async_rl.sandbox.values import decode
 
-NO_VALUE: Final = object()
 _LARGE_SHARE = 0.9
 """A child that was killed with this share of its memory limit in use counts as out of memory."""
 
@@ -29,10 +26,10 @@ _LARGE_SHARE = 0.9
 class Answer:
     """The result of one run.
 
-    value: of a call, decoded, or the text of a stream; NO_VALUE with a failing verdict.
+    value: the bytes that a call returned or a stream printed; None with a failing verdict.
     """
 
-    value: Any = NO_VALUE
+    value: bytes | None = None
     verdict: Verdict = Verdict.PASS
     message: str = ""
     cpu_s: float = 0.0
@@ -67,7 +64,7 @@ def read_streams(outcome: Outcome, spec: JobSpec) -> Answers:
         if len(output) > spec.output_bytes:
             message = f"printed more than {_limit(spec)}"
             return Answer(verdict=Verdict.OUTPUT_LIMIT, message=message, cpu_s=cpu_s)
-        return Answer(value=output.decode(errors="replace"), cpu_s=cpu_s) if is_done else None
+        return Answer(value=output, cpu_s=cpu_s) if is_done else None
 
     def answer(frame: Frame) -> Answer:
         is_done = frame.kind is Kind.DONE or (frame.kind is Kind.EXIT and frame.body == b"0")
@@ -140,10 +137,7 @@ def _read(outcome: Outcome, spec: JobSpec, answer: Callable[[Frame], Answer]) ->
 def _call_answer(frame: Frame) -> Answer:
     if frame.kind is not Kind.VALUE:
         return _failure(frame)
-    try:
-        return Answer(value=decode(frame.body), cpu_s=frame.cpu_s)
-    except (ValueError, MemoryError):
-        return _failed(Verdict.WRONG_ANSWER, "the returned value is malformed", frame)
+    return Answer(value=frame.body, cpu_s=frame.cpu_s)
 
 
 def _failure(frame: Frame) -> Answer:

@@ -1,6 +1,10 @@
 """Comparison of a value or a text that a program emitted with the expected one. All values are
 plain and decoded; comparing them runs no code of the program.
 
+The host compares small ones itself. `Comparer` compares large ones in a child of a cell, because
+what a program chose may take any time and memory to decode: the limits of a child apply, and the
+program has ended before the child begins.
+
 Rules
 - Call tests compare exact types at every level: True is not 1, 1 is not 1.0, a list is not a tuple,
   a Counter is not a dict. A test with types=json lets a tuple be a list, 2 be 2.0 and an instance
@@ -11,9 +15,6 @@ Rules
   rules, each the same text or the same number. A number is an integer or a decimal without leading
   zeros, and numbers are compared exactly, as decimals. The tolerance is that of the test; a test
   without one uses the relative tolerance of the configuration, which excludes expected integers.
-- A checker function, if one is configured, decides alone for both kinds. It is trusted code of the
-  person who runs the verifier: the configuration names it, a request cannot. It runs here, not in
-  the jail.
 """
 
 from __future__ import annotations
@@ -21,19 +22,16 @@ from __future__ import annotations
 import math
 import re
 import reprlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import Context, Decimal
 from itertools import repeat, zip_longest
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
-from async_rl.config.plugins import CHECKER, load_function
-from async_rl.core.errors import InfrastructureError
-from async_rl.core.types import CallTest, OutputRules, StdinTest
-from async_rl.sandbox.values import unwrapped
+from .frames import Kind
+from .programs import Runner, describe_text
+from .values import decode, unwrapped
 
-Checker = Callable[[Any, Any, Any], bool]
-"""(input text or list of arguments, program's output, expected output) -> True if it passes."""
 _ABSOLUTE_SHARE = 1e-3
 _MAX_TOKEN_CHARS = 400
 """A longer token is compared as a text, so that reading numbers takes linear time."""
@@ -41,33 +39,101 @@ _INTEGER = re.compile(r"[+-]?(?:0|[1-9][0-9]*)")
 _NUMBER = re.compile(r"[+-]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?")
 """Leading zeros make a token a text: 0011 is a string of bits, not 11."""
 _EXACT = Context(prec=2 * _MAX_TOKEN_CHARS)
-_PLAIN = OutputRules()
 _repr = reprlib.Repr()
 _repr.maxstring = _repr.maxother = _repr.maxlong = 60
 
 
+class Rules(Protocol):
+    """How printed text is compared; core.types.OutputRules has the meanings."""
+
+    @property
+    def layout(self) -> str:
+        """Lines, tokens or exact."""
+
+    @property
+    def ignores_case(self) -> bool:
+        """Upper and lower case are equal."""
+
+    @property
+    def relative_tolerance(self) -> float:
+        """Of numbers."""
+
+    @property
+    def absolute_tolerance(self) -> float:
+        """Of numbers."""
+
+
+class PlainRules(NamedTuple):
+    """Rules as they enter a cell."""
+
+    layout: str = "lines"
+    ignores_case: bool = False
+    relative_tolerance: float = 0.0
+    absolute_tolerance: float = 0.0
+
+
+class Returned(NamedTuple):
+    """A returned value, as bytes of values.encode, and what it must be. call: for the message."""
+
+    body: bytes
+    expected: Any
+    types: str
+    call: str
+
+    def failure(self, comparison: Comparison) -> str:
+        """The reason why it is wrong; empty if it is right."""
+        try:
+            value = decode(self.body)
+            if comparison.values_equal(value, self.expected, self.types):
+                return ""
+        except (ValueError, MemoryError):
+            return "the returned value is malformed"
+        return f"{self.call} returned {shorten(value)}, not {shorten(self.expected)}"
+
+
+class Printed(NamedTuple):
+    """A printed text and what it must be."""
+
+    output: bytes
+    expected: str
+    rules: PlainRules
+
+    def failure(self, comparison: Comparison) -> str:
+        """The reason why it is wrong; empty if it is right."""
+        output = self.output.decode(errors="replace")
+        if comparison.outputs_equal(output, self.expected, self.rules):
+            return ""
+        return f"printed {shorten(output)}, not {shorten(self.expected)}"
+
+
+class Comparer(Runner):
+    """Compares one thing in a child. Result: LOADED, then PASSED or FAILED."""
+
+    def run(self, relative_tolerance: float, fields: tuple[Any, ...]) -> int:
+        """Compare. fields: of a Returned, or of a Printed, which has fewer."""
+        self.frame(-1, Kind.LOADED, self.now(), b"0")
+        started, comparison = self.now(), Comparison(relative_tolerance=relative_tolerance)
+        emitted: Returned | Printed
+        if len(fields) == len(Returned._fields):
+            emitted = Returned(*fields)
+        else:
+            emitted = Printed(fields[0], fields[1], PlainRules(*fields[2]))
+        failure = emitted.failure(comparison)
+        kind = Kind.FAILED if failure else Kind.PASSED
+        self.frame(0, kind, started, describe_text(failure))
+        return 0
+
+
+_PLAIN = PlainRules()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """The rules above.
-
-    relative_tolerance: of floats where the problem states none, 0 for exact equality; checker:
-    decides instead of the rules.
+    """The rules above. relative_tolerance: of floats where the problem states none, 0 for exact
+    equality.
     """
 
     relative_tolerance: float
-    checker: Checker | None
-
-    def passes_value(self, test: CallTest, value: Any) -> bool:
-        """True if a returned value is right. Raises InfrastructureError if the checker fails."""
-        if self.checker is not None:
-            return _ask(self.checker, test.args, value, test.expected)
-        return self.values_equal(value, test.expected, test.types)
-
-    def passes_output(self, test: StdinTest, output: str) -> bool:
-        """Return whether an output is right. Raises InfrastructureError if the checker fails."""
-        if self.checker is not None:
-            return _ask(self.checker, test.input, output, test.output)
-        return self.outputs_equal(output, test.output, test.rules)
 
     def values_equal(self, value: Any, expected: Any, types: str = "exact") -> bool:
         """Return whether two values are equal, types included as `types` of the test asks."""
@@ -106,7 +172,7 @@ class Comparison:
         tolerance = self.relative_tolerance
         return math.isclose(value, expected, rel_tol=tolerance, abs_tol=_ABSOLUTE_SHARE * tolerance)
 
-    def outputs_equal(self, output: str, expected: str, rules: OutputRules = _PLAIN) -> bool:
+    def outputs_equal(self, output: str, expected: str, rules: Rules = _PLAIN) -> bool:
         """Return whether two outputs are equal by the rules for text.
 
         Reads both line by line, so that a wrong output costs no more than its right part.
@@ -123,7 +189,7 @@ class Comparison:
                 return False
         return True
 
-    def _tokens_equal(self, token: str, expected: str, rules: OutputRules) -> bool:
+    def _tokens_equal(self, token: str, expected: str, rules: Rules) -> bool:
         if token == expected or (rules.ignores_case and token.casefold() == expected.casefold()):
             return True
         left, right = _number(token), _number(expected)
@@ -164,37 +230,6 @@ def _number(token: str) -> Decimal | None:
 def _typed(items: Any) -> set[tuple[type, Any]]:
     """The items with their types, because True == 1 == 1.0."""
     return {(type(item), item) for item in items}
-
-
-def load_checker(name: str | None) -> Checker | None:
-    """The function that `sandbox.checker` names, as module:function. Raises ConfigError."""
-    if name is None:
-        return None
-    return load_function("sandbox.checker", name, CHECKER)
-
-
-def _ask(checker: Checker, given: Any, value: Any, expected: Any) -> bool:
-    try:
-        answer = checker(given, value, expected)
-    except (
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        OSError,
-        RecursionError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:
-        raise InfrastructureError(
-            f"the checker raised {type(error).__name__}: {str(error)[:200]}; correct"
-            " sandbox.checker"
-        ) from error
-    if type(answer) is not bool:
-        raise InfrastructureError(
-            f"the checker returned {shorten(answer)}, not True or False; correct sandbox.checker"
-        )
-    return answer
 
 
 def shorten(value: Any) -> str:

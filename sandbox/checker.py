@@ -1,0 +1,106 @@
+"""A checker that a row brings, run in a child on what a program printed, as contests run theirs.
+
+The checker is trusted as tests are, but what it reads is hostile; so it runs in a child like a
+program, after the program has ended. Forms: *kattis*, arguments input, answer, feedback directory,
+the output on standard input, exit status 42 accepts and 43 rejects; *testlib*, arguments input,
+output, answer, exit status 0 accepts and 1, 2, 4 and 8 reject. Any other end is the checker's own
+failure. A cell has no files to give it: `open` knows the names of its arguments.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from . import habits
+from .frames import Kind
+from .programs import Runner, describe, describe_text, exit_status, open_streams, run_main
+
+_INPUT, _OUTPUT, _ANSWER, _FEEDBACK = "/input", "/output", "/answer", "/feedback/"
+_ARGUMENTS = {
+    "kattis": (_INPUT, _ANSWER, _FEEDBACK),
+    "testlib": (_INPUT, _OUTPUT, _ANSWER),
+}
+_ENDS = {
+    "kattis": {42: Kind.PASSED, 43: Kind.FAILED},
+    "testlib": {0: Kind.PASSED, **dict.fromkeys((1, 2, 4, 8), Kind.FAILED)},
+}
+_MESSAGE = f"{_FEEDBACK}judgemessage.txt"
+
+
+class Checker(Runner):
+    """Runs a checker. Result: LOADED, then PASSED, FAILED or BROKEN_TEST."""
+
+    def run(self, code: str, form: str, files: Sequence[int]) -> int:
+        """Check one output. files: descriptors of input, output and answer."""
+        compiled = self.compile(code)
+        if compiled is None:
+            return 0
+        self.frame(-1, Kind.LOADED, self.now(), b"0")
+        started = self.now()
+        given, output, answer = files
+        os.dup2(output, 0)
+        open_streams()
+        sys.stdin = io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8", errors="replace")
+        sys.stderr = io.StringIO()
+        sys.argv = ["checker", *_ARGUMENTS[form]]
+        files_by_name = _Files({_INPUT: given, _OUTPUT: output, _ANSWER: answer})
+        habits.open_named = files_by_name.open
+        os._exit = _leave
+        problem = run_main(compiled)
+        if problem is None or isinstance(problem, SystemExit):
+            status = exit_status(problem) if problem else 0
+            kind = _ENDS[form].get(status, Kind.BROKEN_TEST)
+            said = files_by_name.message() or sys.stderr.getvalue()
+            message = describe_text(said.strip() or f"the checker ended with status {status}")
+        else:
+            kind, message = Kind.BROKEN_TEST, describe(problem)
+        self.frame(0, kind, started, message)
+        return 0
+
+
+class _File(io.BytesIO):
+    """A file in memory whose content outlives its end."""
+
+    content = b""
+
+    def close(self) -> None:
+        """Keep the content."""
+        if not self.closed:
+            self.content = self.getvalue()
+        super().close()
+
+
+class _Files:
+    """The files that a checker may open."""
+
+    def __init__(self, readable: dict[str, int]) -> None:
+        self._readable = readable
+        self._message = _File()
+
+    def open(self, name: str, mode: str) -> Any:
+        """The file of that name, None if it has none. Feedback other than the message is lost."""
+        if name in self._readable:
+            size = os.fstat(self._readable[name]).st_size
+            file = _File(os.pread(self._readable[name], size, 0))
+        elif name.startswith(_FEEDBACK):
+            file = _File()
+            if name == _MESSAGE:
+                self._message = file
+        else:
+            return None
+        if "b" in mode:
+            return file
+        return io.TextIOWrapper(file, encoding="utf-8", errors="replace")
+
+    def message(self) -> str:
+        """The judge's message, as far as it is written out."""
+        self._message.close()
+        return self._message.content.decode(errors="replace")
+
+
+def _leave(status: int) -> NoReturn:
+    raise SystemExit(status)
