@@ -17,7 +17,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 from .frames import Frames, read_frames
 from .protocol import Hello, JobSpec, Mode, Reply, TestCode
@@ -79,7 +79,9 @@ class Outcome(NamedTuple):
 
 
 class Cell:
-    """One cell. It runs one job at a time."""
+    """One cell. It runs one job at a time. zygote: the module that runs inside."""
+
+    zygote: ClassVar = "zygote"
 
     def __init__(self, process: subprocess.Popen[bytes], host: socket.socket, hello: Hello) -> None:
         self._process, self._host = process, host
@@ -88,7 +90,7 @@ class Cell:
     @classmethod
     async def start(
         cls, level: int, readable: Sequence[str], packages: Mapping[str, str] | None = None
-    ) -> Cell:
+    ) -> Self:
         """Start a cell at the given level. Raises CellFailed with the last line of its stderr.
 
         readable: directories that it must see besides the system's; packages: names to import, and
@@ -102,7 +104,7 @@ class Cell:
         try:
             # Not in a thread: PR_SET_PDEATHSIG ties the cell to the thread that starts it.
             process = subprocess.Popen(  # noqa: ASYNC220  takes a few ms
-                [*_COMMAND, _ENTRY, *arguments],
+                [*_COMMAND, _ENTRY, cls.zygote, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
@@ -120,7 +122,7 @@ class Cell:
                 return cls(process, host, Hello.unpack(data))
             except (OSError, TimeoutError, CellFailed) as error:
                 _kill(process, host)
-                lines = _read(stderr, 4000).decode(errors="replace").strip().splitlines()
+                lines = read_file(stderr, 4000).decode(errors="replace").strip().splitlines()
                 reason = lines[-1] if lines else error
                 raise CellFailed(f"a cell at level {level} did not start: {reason}") from error
             except BaseException:
@@ -141,27 +143,27 @@ class Cell:
         """
         files: list[int] = []
         try:
-            files.append(_memory_file("payload", marshal.dumps(job.payload, _MARSHAL_VERSION)))
-            files.append(_memory_file("result", b""))
+            files.append(memory_file("payload", marshal.dumps(job.payload, _MARSHAL_VERSION)))
+            files.append(memory_file("result", b""))
             if job.test is not None:
-                files.append(_memory_file("test", marshal.dumps(tuple(job.test), _MARSHAL_VERSION)))
-            files += [_memory_file("file", data) for data in job.files]
+                files.append(memory_file("test", marshal.dumps(tuple(job.test), _MARSHAL_VERSION)))
+            files += [memory_file("file", data) for data in job.files]
             for data in job.inputs:
-                files.append(_memory_file("stdin", data))
-                files.append(_memory_file("stdout", b""))
-            reply = await self._exchange(job.spec, files)
+                files.append(memory_file("stdin", data))
+                files.append(memory_file("stdout", b""))
+            longest_s = _CROWDED * (job.spec.cpu_s + job.spec.sleep_s) + _GRACE_S
+            reply = await self._exchange(job.spec.pack(), files, longest_s)
             limit = job.spec.output_bytes + 1
-            result = _read(files[1], limit)
-            outputs = [_read(fd, limit) for fd in files[3::2]] if job.inputs else []
+            result = read_file(files[1], limit)
+            outputs = [read_file(fd, limit) for fd in files[3::2]] if job.inputs else []
             return Outcome(reply, read_frames(result), len(result) >= limit, outputs)
         finally:
             for fd in files:
                 os.close(fd)
 
-    async def _exchange(self, spec: JobSpec, files: list[int]) -> Reply:
-        longest_s = _CROWDED * (spec.cpu_s + spec.sleep_s) + _GRACE_S
+    async def _exchange(self, spec: bytes, files: list[int], longest_s: float) -> Reply:
         try:
-            socket.send_fds(self._host, [spec.pack()], files)
+            socket.send_fds(self._host, [spec], files)
             return await self._reply(longest_s)
         except asyncio.CancelledError:
             await self._cancel()
@@ -214,7 +216,8 @@ def _kill(process: subprocess.Popen[bytes], host: socket.socket) -> None:
     process.wait()
 
 
-def _memory_file(name: str, data: bytes) -> int:
+def memory_file(name: str, data: bytes) -> int:
+    """Descriptor of a new memory file with this content."""
     fd = os.memfd_create(name)
     view = memoryview(data)
     while view:
@@ -223,5 +226,6 @@ def _memory_file(name: str, data: bytes) -> int:
     return fd
 
 
-def _read(fd: int, limit: int) -> bytes:
+def read_file(fd: int, limit: int) -> bytes:
+    """The first bytes of a file."""
     return os.pread(fd, limit, 0)

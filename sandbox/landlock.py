@@ -22,9 +22,12 @@ _ACCESS_BITS = {1: 13, 2: 14, 3: 15, 4: 15}
 _NETWORK_ABI, _SCOPE_ABI = 4, 6
 
 
-def create_ruleset(readable: Sequence[str], writable: Sequence[str]) -> int:
+def create_ruleset(
+    readable: Sequence[str], writable: Sequence[str], runnable: Sequence[str] | None = None
+) -> int:
     """Descriptor of a ruleset; -1 if the kernel has no Landlock.
 
+    runnable: the only paths whose files can be executed; None for all readable and writable ones.
     Paths that do not exist are left out.
     """
     abi = linux.landlock_abi()
@@ -39,7 +42,11 @@ def create_ruleset(readable: Sequence[str], writable: Sequence[str]) -> int:
         fields.append(3)  # abstract sockets and signals
     ruleset = linux.landlock_create(struct.pack(f"{len(fields)}Q", *fields))
     write = _READ | _WRITE_FILE | _REMOVE_DIR | _REMOVE_FILE | _MAKE_DIR | _MAKE_REG | _TRUNCATE
-    for paths, access in ((readable, _READ), (writable, write)):
+    rules = [(readable, _READ), (writable, write)]
+    if runnable is not None:
+        rules = [(paths, access & ~_EXECUTE) for paths, access in rules]
+        rules.append((runnable, _READ))
+    for paths, access in rules:
         for path in paths:
             if os.path.exists(path):
                 allowed = access & handled

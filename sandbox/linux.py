@@ -7,6 +7,7 @@ they are not valid.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import platform
 import struct
@@ -43,6 +44,8 @@ PR_SET_DUMPABLE = 4
 PR_SET_SECCOMP = 22
 PR_SET_NO_NEW_PRIVS = 38
 SECCOMP_MODE_FILTER = 2
+_PR_CAPBSET_DROP = 24
+_SIGKILL = 9
 
 _SYS_PIVOT_ROOT = 155
 _SYS_CAPSET = 126
@@ -169,8 +172,32 @@ def prepare_seccomp(program: bytes) -> Callable[[], None]:
 
     program: 8 bytes per instruction.
     """
-    head = ctypes.byref(_Filter(len(program) // 8, program))
-    return prepare_syscall("seccomp", _SYS_PRCTL, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, head)
+    return prepare_syscall(
+        "seccomp", _SYS_PRCTL, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, filter_head(program)
+    )
+
+
+def filter_head(program: bytes) -> object:
+    """The argument of system calls that take a BPF program."""
+    return ctypes.byref(_Filter(len(program) // 8, program))
+
+
+def drop_capability_bounds() -> None:
+    """Empty the bounding set: no later execve of this process or a child gains a capability."""
+    for capability in range(64):
+        try:
+            prctl(_PR_CAPBSET_DROP, capability)
+        except OSError as error:
+            if error.errno == errno.EINVAL:  # the first number that this kernel does not know
+                return
+            raise
+
+
+def die_with(host: int) -> None:
+    """End with the host process, or now if it has ended."""
+    prctl(PR_SET_PDEATHSIG, _SIGKILL)
+    if os.getppid() != host:
+        os._exit(0)
 
 
 def prepare_death_with_parent() -> Callable[[], None]:

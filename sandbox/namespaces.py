@@ -19,7 +19,9 @@ CELL_UID = 61_184
 without a fixed user.
 """
 SCRATCH = "/tmp"
-_SCRATCH_OPTIONS = "size=16m,nr_inodes=256,mode=0777"
+SCRATCH_BYTES = 16 << 20
+_INODE_BYTES = 1 << 16
+"""One file per this many bytes of a scratch."""
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 SYSTEM = ("/usr", "/bin", "/lib", "/lib32", "/lib64", "/libx32")
 _BUILD = "/mnt" if os.path.isdir("/mnt") else "/tmp"
@@ -56,21 +58,21 @@ def enter(readable: Sequence[str]) -> None:
     os.close(process_directory)
 
 
-def renew_scratch() -> None:
-    """Replace the scratch by an empty file system."""
+def renew_scratch(size_bytes: int = SCRATCH_BYTES) -> None:
+    """Replace the scratch by an empty file system of this size."""
     with contextlib.suppress(OSError):
         linux.unmount(SCRATCH)
-    mount_scratch()
+    mount_scratch(size_bytes)
 
 
-def mount_scratch() -> None:
+def mount_scratch(size_bytes: int = SCRATCH_BYTES) -> None:
     """Mount the scratch."""
     linux.mount(
         "scratch",
         SCRATCH,
         "tmpfs",
         linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC,
-        _SCRATCH_OPTIONS,
+        f"size={size_bytes},nr_inodes={size_bytes // _INODE_BYTES},mode=0777",
     )
 
 

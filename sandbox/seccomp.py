@@ -15,6 +15,7 @@ from __future__ import annotations
 import errno
 import itertools
 import struct
+from collections.abc import Mapping
 
 AUDIT_ARCH_X86_64 = 0xC000003E
 X32_BIT = 0x40000000
@@ -78,7 +79,9 @@ _THREAD_FLAGS = 0x003D0F00
 _CLONE_DETACHED = 0x00400000
 _AF_UNIX, _SOCK_STREAM, _SOCK_KIND = 1, 1, 0xF
 
-CONDITIONAL: dict[str, tuple[int, list[list[Condition]]]] = {
+Conditional = tuple[int, list[list[Condition]]]
+
+CONDITIONAL: dict[str, Conditional] = {
     "clone": (56, [[low(0, _THREAD_FLAGS, 0xFFFFFFFF & ~_CLONE_DETACHED)]]),
     "socketpair": (53, [[low(0, _AF_UNIX), low(1, _SOCK_STREAM, _SOCK_KIND)]]),
     "ioctl": (
@@ -143,11 +146,13 @@ def _tree(ranges: list[tuple[int, list[bytes]]]) -> list[bytes]:
     ]
 
 
-def build_filter() -> bytes:
+def build_filter(
+    allowed: Mapping[str, int] = ALLOWED, conditional: Mapping[str, Conditional] = CONDITIONAL
+) -> bytes:
     """The program, 8 bytes per instruction."""
     allow, deny = [_ins(_RET, RET_ALLOW)], [_ins(_RET, RET_ERRNO | errno.EPERM)]
-    leaves = dict.fromkeys(ALLOWED.values(), allow)
-    leaves |= {number: _leaf(alternatives) for number, alternatives in CONDITIONAL.values()}
+    leaves = dict.fromkeys(allowed.values(), allow)
+    leaves |= {number: _leaf(alternatives) for number, alternatives in conditional.values()}
     leaves[_CLONE3] = [_ins(_RET, RET_ERRNO | errno.ENOSYS)]
     ranges: list[tuple[int, list[bytes]]] = []
     for number in range(max(leaves) + 2):

@@ -81,7 +81,7 @@ def main(arguments: list[str]) -> None:
     proc = watch.open_proc()  # before the namespaces hide it
     if level == NAMESPACES:
         namespaces.enter(readable)
-        _die_with(host)
+        linux.die_with(host)
         inner = os.fork()
         if inner:
             os.close(descriptor)
@@ -91,15 +91,9 @@ def main(arguments: list[str]) -> None:
         namespaces.mount_scratch()
         os.chdir(namespaces.SCRATCH)
     else:
-        _die_with(host)
+        linux.die_with(host)
         os.chdir("/")
     _serve(_socket.socket(fileno=descriptor), _prepare(level, readable, proc))
-
-
-def _die_with(host: int) -> None:
-    linux.prctl(linux.PR_SET_PDEATHSIG, _SIGKILL)
-    if os.getppid() != host:
-        os._exit(0)
 
 
 def _prepare(level: int, readable: list[str], proc: int) -> Jail:

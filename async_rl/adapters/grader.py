@@ -16,6 +16,7 @@ import httpx
 import msgspec
 
 from async_rl.core.errors import ConfigError, DataError, InfrastructureError
+from async_rl.core.languages import PYTHON, Language
 from async_rl.core.types import AnswerTest, CodeTest, Verdict
 from async_rl.data.problems import read_problem
 from async_rl.rewards.extractor import Extractor
@@ -63,22 +64,33 @@ class Grader:
         wants_words = any(isinstance(test, AnswerTest) for test in problem.tests)
         extractor = Extractor()
         try:
-            code = response if wants_words else await extractor.code(response, "auto")
+            code = (
+                response
+                if wants_words
+                else await extractor.code(response, "auto", problem.language)
+            )
         finally:
             await extractor.close()
         if code is None:
             return 0.0
-        results = await self.results(code, problem.tests, problem.setup)
+        results = await self.results(code, problem.tests, problem.setup, language=problem.language)
         num_passed = sum(result.verdict is Verdict.PASS for result in results)
         return num_passed / max(len(results), len(problem.tests))
 
     async def results(
-        self, code: str, tests: Sequence[CodeTest], setup: str = "", *, stop: bool = False
+        self,
+        code: str,
+        tests: Sequence[CodeTest],
+        setup: str = "",
+        *,
+        language: Language = PYTHON,
+        stop: bool = False,
     ) -> list[TestResult]:
         """One result per test that ran. Raises InfrastructureError, ConfigError, DataError."""
         request = VerifyRequest(
             code=code,
             tests=list(tests),
+            language=language,
             setup=setup,
             timeout_s=self._cpu_s,
             stop_at_first_failure=stop,

@@ -17,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta
 
+from async_rl.core.languages import PYTHON, Language
+
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
@@ -161,7 +163,8 @@ CodeTest = StdinTest | CallTest | AssertTest | AnswerTest
 
 
 class CodeProblem(Value, tag_field="type", tag="code"):
-    """The hidden side of a prompt. `setup` is code for the tests (imports, helpers).
+    """The hidden side of a prompt. `setup` is code for the tests (imports, helpers); `language`,
+    that of the program.
 
     row: the whole row as JSON if reward functions score it, else empty. Only then may tests be
     empty.
@@ -170,6 +173,7 @@ class CodeProblem(Value, tag_field="type", tag="code"):
     tests: list[CodeTest]
     setup: str = ""
     row: str = ""
+    language: Language = PYTHON
 
     @property
     def wants_words(self) -> bool:

@@ -12,8 +12,9 @@
 - `answer` that ends with `#### number`, as in GSM8K.
 - `input_output`: a JSON string or an object {inputs, outputs, fn_name?}, as in AReaL; with
   `fn_name` each line of an input is one argument.
-A column `compare` names how printed text is compared (core/output_rules.py), a column `checker`
-holds a program that decides about it.
+A column `language` names the language of the program, if it is not Python: such a row has tests by
+standard input only. A column `compare` names how printed text is compared (core/output_rules.py), a
+column `checker` holds a program that decides about it.
 Invariant: a row without usable tests is a DataError that names its place.
 """
 
@@ -31,6 +32,7 @@ from async_rl.config.rewards import RewardConfig
 from async_rl.core.assert_tests import require_usable
 from async_rl.core.errors import DataError
 from async_rl.core.io_pairs import read_input_output, read_json, read_strings
+from async_rl.core.languages import LANGUAGES, PYTHON, Language, language_of
 from async_rl.core.output_rules import read_rules
 from async_rl.core.types import (
     AnswerTest,
@@ -100,7 +102,7 @@ def read_problem(place: str, row: Row) -> tuple[CodeProblem, tuple[str, ...]]:
         msgspec.structs.replace(test, **how) if isinstance(test, StdinTest) else test
         for test in tests
     ]
-    problem = CodeProblem(tests=tests, setup=setup)
+    problem = CodeProblem(tests=tests, setup=setup, language=_language(place, row, tests))
     try:
         # Found here rather than when the first ticket is sent, which would fail.
         msgspec.msgpack.encode(problem)
@@ -144,6 +146,26 @@ def _checker(place: str, value: Any) -> Checker:
             " kattis or testlib}"
         ) from error
     return checker
+
+
+def _language(place: str, row: Row, tests: Sequence[CodeTest]) -> Language:
+    given = row.get("language")
+    prints = [isinstance(test, StdinTest) for test in tests]
+    # Other tests are about words, or Python themselves; the column may then be a natural language.
+    if given is None or not any(prints):
+        return PYTHON
+    language = language_of(_text(place, "language", given))
+    if language is None:
+        raise DataError(
+            f"{place}: language={given} is unknown; use one of {', '.join(LANGUAGES)}, or leave the"
+            " column out for Python"
+        )
+    if language != PYTHON and not all(prints):
+        raise DataError(
+            f"{place}: programs in {language} are judged by tests of standard input only; give"
+            " tests of kind stdin, or set language=python"
+        )
+    return language
 
 
 def _tests(place: str, row: Row, shown: Sequence[str]) -> list[CodeTest]:

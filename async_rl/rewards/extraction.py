@@ -1,7 +1,9 @@
-"""The program in a response: the whole text, or its last fenced Python block. Pure.
+"""The program in a response: the whole text, or its last fenced block in the language that the
+problem asks for. Pure.
 
 auto: the last fenced block if the response has a complete fence, else the whole text. The text is
 not judged here: a text that is not Python is returned unchanged and fails to compile in the jail.
+A block counts if its fence names the language or none; a Python block must also parse.
 Invariants: finding the fences takes linear time; at most MAX_PARSED_CHARS of a response are parsed,
 beginning with its last block.
 """
@@ -14,6 +16,8 @@ import warnings
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from async_rl.core.languages import PYTHON, Language, names_of
+
 MIN_BLOCK_CHARS = 20
 """A shorter fenced block is a remark, not a solution."""
 MAX_PARSED_CHARS = 50_000
@@ -22,8 +26,7 @@ characters, 0.8 s for 100,000.
 """
 Extraction = Literal["auto", "fenced", "whole"]
 _FENCE = "```"
-_WORD = re.compile(r"[ \t]*\w*")
-_PYTHON = frozenset({"", "python", "python3", "py"})
+_WORD = re.compile(r"[ \t]*[\w+]*")
 
 
 class Block(NamedTuple):
@@ -33,9 +36,10 @@ class Block(NamedTuple):
     code: str
 
 
-def extract_code(response: str, mode: Extraction) -> str | None:
+def extract_code(response: str, mode: Extraction, language: Language = PYTHON) -> str | None:
     """The program in `response`; None if a block is needed and none is usable."""
-    return program_of(response, [] if mode == "whole" else complete_blocks(response), mode)
+    blocks = [] if mode == "whole" else complete_blocks(response, language)
+    return program_of(response, blocks, mode)
 
 
 def program_of(response: str, blocks: Sequence[Block], mode: Extraction) -> str | None:
@@ -47,11 +51,14 @@ def program_of(response: str, blocks: Sequence[Block], mode: Extraction) -> str 
     return response if mode == "auto" and _FENCE not in response else None
 
 
-def complete_blocks(response: str) -> list[Block]:
+def complete_blocks(response: str, language: Language = PYTHON) -> list[Block]:
     """The usable fenced blocks, in order."""
+    fenced = fenced_blocks(response, language)
+    if language != PYTHON:
+        return fenced
     blocks = []
     num_left = MAX_PARSED_CHARS
-    for block in reversed(fenced_blocks(response)):
+    for block in reversed(fenced):
         num_left -= len(block.code)
         if num_left < 0:
             break
@@ -60,30 +67,30 @@ def complete_blocks(response: str) -> list[Block]:
     return blocks[::-1]
 
 
-def fenced_blocks(response: str) -> list[Block]:
-    """The fenced blocks that may be Python programs, in order; nothing is parsed.
+def fenced_blocks(response: str, language: Language = PYTHON) -> list[Block]:
+    """The fenced blocks that may be programs in the language, in order; nothing is parsed.
 
     A fence opens with any word after it and closes with nothing after it.
     """
     blocks = []
     opened = -1  # first character of the open block, or -1
-    language = ""
+    word, words = "", names_of(language) | {""}
     start = 0
     for line in response.split("\n"):
         end = start + len(line)
         text = line.strip(" \t")
         if opened < 0 and text.startswith(_FENCE) and end < len(response):
-            opened, language = end + 1, _language(text[len(_FENCE) :])
+            opened, word = end + 1, _word(text[len(_FENCE) :])
         elif opened >= 0 and text == _FENCE:
             code = response[opened:start]
-            if language in _PYTHON and len(code.strip()) >= MIN_BLOCK_CHARS:
+            if word in words and len(code.strip()) >= MIN_BLOCK_CHARS:
                 blocks.append(Block(end, code))
             opened = -1
         start = end + 1
     return blocks
 
 
-def _language(text: str) -> str:
+def _word(text: str) -> str:
     word = _WORD.match(text)
     return word[0].strip(" \t").lower() if word else ""
 

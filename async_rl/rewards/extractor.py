@@ -7,6 +7,7 @@ is parsed in a child process (`extraction_child.py`), which starts with the firs
 from __future__ import annotations
 
 from async_rl.core.errors import InfrastructureError
+from async_rl.core.languages import PYTHON, Language
 from async_rl.rewards import extraction_child
 from async_rl.rewards.extraction import (
     Block,
@@ -28,14 +29,19 @@ class Extractor:
     def __init__(self) -> None:
         self._child = Respondent(extraction_child.__name__, ExtractionResult)
 
-    async def code(self, response: str, mode: Extraction) -> str | None:
+    async def code(
+        self, response: str, mode: Extraction, language: Language = PYTHON
+    ) -> str | None:
         """The program in `response`; None if a block is needed and none is usable."""
-        blocks = [] if mode == "whole" else await self.blocks(response)
+        blocks = [] if mode == "whole" else await self.blocks(response, language)
         return program_of(response, blocks, mode)
 
-    async def blocks(self, response: str) -> list[Block]:
+    async def blocks(self, response: str, language: Language = PYTHON) -> list[Block]:
         """The usable fenced blocks, in order. Raises InfrastructureError if the child ended."""
-        if sum(len(block.code) for block in fenced_blocks(response)) <= _MAX_INLINE_CHARS:
+        fenced = fenced_blocks(response, language)
+        if language != PYTHON:
+            return fenced
+        if sum(len(block.code) for block in fenced) <= _MAX_INLINE_CHARS:
             return complete_blocks(response)
         result = await self._child.ask(ExtractionQuery(response=response))
         if isinstance(result, int):

@@ -70,7 +70,8 @@ class Scorer:
 
     async def score_by_tests(self, prompt: Prompt, response_text: str) -> Score:
         """The score by the row's own tests alone."""
-        code = await self._extractor.code(response_text, self._reward.extraction)
+        language = prompt.problem.language
+        code = await self._extractor.code(response_text, self._reward.extraction, language)
         return await self._judge(prompt, response_text, code)
 
     def _combined(
@@ -106,7 +107,7 @@ class Scorer:
         """
         blocks = []
         if not prompt.problem.wants_words:
-            blocks = await self._extractor.blocks(response_text)
+            blocks = await self._extractor.blocks(response_text, prompt.problem.language)
         if not blocks:
             score = await self.score_by_tests(prompt, response_text)
             steps = [StepScore(end_tokens=num_tokens, reward=score.reward)]

@@ -2,13 +2,15 @@
 
 Answers in words: the number (gsm8k), the content of the last box without spaces (math), the last
 line (exact, regex). Programs: the text without comments, layout and quoting style, so two programs
-agree only if they are written alike; a program that is too long to parse keeps its text.
+agree only if they are written alike; a program that is too long to parse, or not in Python, keeps
+its text.
 """
 
 from __future__ import annotations
 
 import ast
 
+from async_rl.core.languages import PYTHON
 from async_rl.core.types import AnswerTest, CodeProblem
 from async_rl.rewards.answers import answer_of
 from async_rl.rewards.extraction import MAX_PARSED_CHARS, Extraction, extract_code
@@ -21,10 +23,10 @@ def vote_of(problem: CodeProblem, response: str, extraction: Extraction) -> str 
             return answer_of(test, response)
     if not problem.tests:
         return response.strip() or None
-    code = extract_code(response, extraction)
+    code = extract_code(response, extraction, problem.language)
     if code is None or not code.strip():
         return None
-    if len(code) > MAX_PARSED_CHARS:
+    if problem.language != PYTHON or len(code) > MAX_PARSED_CHARS:
         return code.strip()
     try:
         return ast.unparse(ast.parse(code))

@@ -145,7 +145,7 @@ def _items(file: str, columns: tuple[str, ...], config: RunConfig) -> Iterator[_
                 yield _Item(name, None, str(error))
             continue
         for text in texts:
-            code = extract_code(text, config.reward.extraction)
+            code = extract_code(text, config.reward.extraction, problem.language)
             if code is None:
                 # A reference solution is code without a fence; a completion without code fails.
                 code = text if columns is _REFERENCES else ""
@@ -228,7 +228,9 @@ async def _judge(judge: Judge, item: _Item, lines: BinaryIO | None) -> _Result:
 async def _response(judge: Judge, program: str, problem: CodeProblem) -> VerifyResponse:
     from async_rl.rewards.verifier.protocol import VerifyRequest, infrastructure_response
 
-    request = VerifyRequest(code=program, tests=problem.tests, setup=problem.setup)
+    request = VerifyRequest(
+        code=program, tests=problem.tests, setup=problem.setup, language=problem.language
+    )
     reason = ""
     for _ in range(_TRIES):
         try:

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from language_support import Languages
 from rewards_support import Jail
 
 from async_rl.sandbox.protocol import LANDLOCK, NAMESPACES
@@ -18,5 +19,12 @@ def jail(request: pytest.FixtureRequest) -> Iterator[Jail]:
     if made.cells.level != request.param:
         made.close()
         pytest.skip(f"this machine has no level {request.param}: {made.cells.reasons}")
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def languages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Languages]:
+    made = Languages(tmp_path_factory.mktemp("programs"))
     yield made
     made.close()

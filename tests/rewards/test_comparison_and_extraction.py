@@ -153,3 +153,15 @@ def test_broken_fence_has_no_program_unless_taken_whole() -> None:
 
 def test_other_languages_are_skipped() -> None:
     assert extract_code("```bash\npip install something_long\n```", "auto") is None
+
+
+def test_the_problems_language_chooses_the_block() -> None:
+    program = "int main() { return 0; } // ok"
+    response = f"```cpp\n{program}\n```\n```python\n{CODE}\n```\n```text\n{program}\n```"
+    assert extract_code(response, "auto", "cpp") == f"{program}\n"
+    assert extract_code(response.replace("cpp", "C++"), "auto", "cpp") == f"{program}\n"
+    assert extract_code(f"```\n{program}\n```", "fenced", "cpp") == f"{program}\n"
+    assert extract_code(response, "auto", "rust") is None
+    assert extract_code(response, "auto") == f"{CODE}\n"
+    # Nothing is parsed: a program that does not compile is a failure of the policy.
+    assert extract_code("```rust\nfn main( { no closing }\n```", "auto", "rust") is not None

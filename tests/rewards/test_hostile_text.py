@@ -19,6 +19,8 @@ from async_rl.rewards.answers import answer_of, boxed, is_right
 from async_rl.rewards.extraction import complete_blocks, extract_code
 from async_rl.rewards.extractor import Extractor
 from async_rl.rewards.formats import is_well_formed
+from async_rl.rewards.verifier.compiling import printable
+from async_rl.rewards.verifier.languages import source_names
 from async_rl.rewards.votes import vote_of
 from async_rl.sandbox.comparison import Comparison
 
@@ -59,6 +61,25 @@ LINEAR: dict[str, tuple[Callable[[str], object], tuple[str, ...]]] = {
         lambda text: COMPARISON.outputs_equal(text, "2.5 " * (len(text) // 2), LOOSE),
         ("1 ", "1.5 ", "1e9999 ", "1e-9999 "),
     ),
+    "java names": (
+        source_names,
+        (
+            "\n",
+            "\t",
+            "public ",
+            "public final ",
+            "public\n",
+            "class ",
+            "class a ",
+            "package a",
+            "package ",
+            "package\n",
+            "void ",
+            "void main",
+            "final ",
+        ),
+    ),
+    "compiler's text": (lambda text: printable(text.encode(), 2000), ("\x1b", "\n", "\xff")),
     "vote by program": (lambda text: vote_of(CODE, text, "auto"), ("x = 1\n", "{x}", "(", BLOCK)),
 }
 """Reader -> function, and pieces whose repetition it must read in linear time."""
@@ -72,6 +93,12 @@ READERS = {
     "rewards/scoring.py:_SPECIAL": "none: the name of a part, which is the user's",
     "rewards/verifier/comparison.py:_INTEGER": "output",
     "rewards/verifier/comparison.py:_NUMBER": "output",
+    "rewards/verifier/compiling.py:_UNPRINTABLE": "compiler's text",
+    "rewards/verifier/languages.py:_CLASS": "java names",
+    "rewards/verifier/languages.py:_MAIN": "java names",
+    "rewards/verifier/languages.py:_PACKAGE": "java names",
+    "rewards/verifier/languages.py:_PUBLIC_CLASS": "java names",
+    "rewards/verifier/languages.py:re.sub": "none: the table of languages",
     "rewards/verifier/packaged_cells.py:self._word": "words",
 }
 """Regular expressions that read what a policy wrote, and their reader in LINEAR."""

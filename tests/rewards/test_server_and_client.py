@@ -101,7 +101,8 @@ def test_big_integers_travel_in_json() -> None:
         (_body(tests=[{"kind": "call", "function": "f", "args": 3, "expected": 1}]),
         "$.tests[0].args"),
         (_body(timeout_s=-1), "$.timeout_s"), (_body(wrong=1), "wrong"),
-        (_body(language="c"), "$.language"), (_body(tests=[]), "$.tests"),
+        (_body(language="cobol"), "$.language"), (_body(language="cpp"), "$.tests[0]"),
+        (_body(tests=[]), "$.tests"),
         (_body(tests=[{"kind": "eval"}]), "$.tests[0]"),
     ],
 )  # fmt: skip

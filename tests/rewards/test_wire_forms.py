@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 import httpx
 import pytest
+from language_support import Languages
+from test_languages import SQUARES
 from verifier_support import TOKEN, verifier
 from wire_clients import PROGRAMS, SUMS, ArealCallClient, ArealFunctionClient, SandboxFusionClient
 
@@ -167,12 +169,12 @@ def test_full_queue_is_what_each_client_comes_back_for() -> None:
 @pytest.mark.parametrize(
     ("path", "body", "said"),
     [
-        ("/run_code", {"code": "1", "language": "cpp"}, "$.language"),
+        ("/run_code", {"code": "1", "language": "cobol"}, "$.language"),
         ("/run_code", {"code": "1", "language": "python", "files": {"a": "b"}}, "$.files"),
         ("/run_code", {"language": "python"}, "`code` - at `$`"),
         (
             "/apis/functioncalls",
-            {"code": "1", "language": "JAVA", "testcases": [{"input": "", "expectedOutput": ""}]},
+            {"code": "1", "language": "COBOL", "testcases": [{"input": "", "expectedOutput": ""}]},
             "$.language",
         ),
         (
@@ -224,3 +226,69 @@ def test_token_in_the_path_must_be_the_right_one() -> None:
         return [http.post(f"{url}/apis/functioncalls", json={}).status_code for url in wrong]
 
     assert with_server(work) == [401, 401, 401]
+
+
+def test_every_form_judges_other_languages(languages: Languages) -> None:
+    """In C, which compiles quickest."""
+    languages.need("c")
+    right, wrong, broken = SQUARES["c"], "int main(void) { return 0; }", "int main(void) {"
+
+    def work(base: str, http: httpx.Client) -> list[Any]:
+        areal, cases = ArealCallClient(base, http), [{"input": "3", "expectedOutput": "9"}]
+        pairs = {"inputs": ["3"], "outputs": ["9"]}
+        function = ArealFunctionClient(base, http)
+        fusion = SandboxFusionClient(f"{base}/run_code", http)
+        own = {"language": "c", "tests": [{"kind": "stdin", "input": "3", "output": "9"}]}
+        return [
+            *(areal.send(cases, code, language="C")["success"] for code in (right, wrong)),
+            *(
+                function.send(pairs, code, language="c")["result"]
+                for code in (right, wrong, broken)
+            ),
+            *(
+                http.post(f"{base}/verify", json={**own, "code": code}).json()["verdict"]
+                for code in (right, wrong, broken)
+            ),
+            fusion.send(right, "3", language="c")["run_result"]["stdout"],
+            fusion.send(broken, "3", language="c"),
+        ]
+
+    said = with_server(work)
+    assert said[:2] == [True, False]
+    assert said[2:5] == [[True], [False], [-2]]
+    assert said[5:8] == ["pass", "wrong_answer", "compile_error"]
+    assert said[8] == "9"
+    failed = said[9]
+    assert (failed["status"], failed["run_result"]) == ("Failed", None)
+    assert "expected declaration or statement" in failed["compile_result"]["stderr"]
+    assert failed["compile_result"]["return_code"] == 1
+
+
+def test_language_without_a_compiler_is_refused_by_every_form(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case = {"input": "", "output": "1"}
+
+    def work(base: str, http: httpx.Client) -> list[httpx.Response]:
+        monkeypatch.setenv("PATH", "/nowhere")
+        bodies = {
+            "/verify": {"code": "1", "language": "go", "tests": [{"kind": "stdin", **case}]},
+            "/run_code": {"code": "1", "language": "go"},
+            "/apis/functioncalls": {
+                "code": "1", "language": "GO", "testcases": [{"input": "", "expectedOutput": "1"}],
+            },
+        }  # fmt: skip
+        batch = {"requests": [bodies["/verify"]]}
+        return [
+            *(http.post(base + path, json=body) for path, body in bodies.items()),
+            http.post(f"{base}/verify_batch", json=batch),
+        ]
+
+    *refused, in_batch = with_server(work)
+    for answer in refused:
+        assert answer.status_code == 400
+        assert "need go, which is not on the PATH" in answer.json()["error"]
+        assert "$.language" in answer.json()["error"]
+    response = in_batch.json()["response"]
+    assert response["verdict"] == "infrastructure_error"
+    assert "need go, which is not on the PATH" in response["failure"]

@@ -30,9 +30,12 @@ class ArealFunctionClient:
         self._http = http
         self.num_calls = 0
 
-    def send(self, input_output: dict[str, Any], code: str) -> dict[str, Any]:
+    def send(self, input_output: dict[str, Any], code: str, **more: Any) -> dict[str, Any]:
         problem = {"problem_id": "q", "input_output": json.dumps(input_output), "batche_index": 0}
-        body = {"problem": problem, "code": code, "debug": False, "timeout": 6, "query_index": 0}
+        body = {
+            "problem": problem, "code": code, "debug": False, "timeout": 6,
+            "query_index": 0, **more,
+        }  # fmt: skip
         for _ in range(MAX_RETRIES):
             self.num_calls += 1
             answer = self._http.post(self._url, json=body)

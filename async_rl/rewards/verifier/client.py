@@ -23,6 +23,7 @@ import httpx
 
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import DeadlineExceeded, InfrastructureError, RewardError, Unavailable
+from async_rl.core.languages import PYTHON, Language
 from async_rl.core.types import CodeProblem, CodeTest, Verdict
 from async_rl.observability.activity import Activity
 from async_rl.rewards.verifier.connection import FIRST_PAUSE_S, Connection
@@ -87,6 +88,7 @@ class VerifierClient:
             code,
             problem.tests,
             problem.setup,
+            language=problem.language,
             stop_at_first_failure=self._stops,
         )
         return [result.verdict for result in results]
@@ -97,10 +99,13 @@ class VerifierClient:
         tests: Sequence[CodeTest],
         setup: str = "",
         *,
+        language: Language = PYTHON,
         stop_at_first_failure: bool = False,
     ) -> list[TestResult]:
         """One result per test that ran. Raises InfrastructureError if no verifier could judge."""
-        checked = await self.check(code, tests, setup, stop_at_first_failure=stop_at_first_failure)
+        checked = await self.check(
+            code, tests, setup, language=language, stop_at_first_failure=stop_at_first_failure
+        )
         return checked.tests
 
     async def check(
@@ -109,15 +114,17 @@ class VerifierClient:
         tests: Sequence[CodeTest],
         setup: str = "",
         *,
+        language: Language = PYTHON,
         stop_at_first_failure: bool = False,
     ) -> VerifyResponse:
         """The program's verdict with one result per test that ran. Raises InfrastructureError if no
         verifier could judge.
         """
-        return await self._answer(
+        response = await self._answer(
             VerifyRequest(
                 code=code,
                 tests=list(tests),
+                language=language,
                 setup=setup,
                 timeout_s=self._sandbox.timeout_s,
                 memory_mb=self._sandbox.memory_mb,
@@ -125,6 +132,9 @@ class VerifierClient:
                 stop_at_first_failure=stop_at_first_failure,
             )
         )
+        if response.failure:  # no verifier of this machine can judge the language
+            raise InfrastructureError(response.failure)
+        return response
 
     async def ask_functions(
         self, functions: Sequence[str], sample: RewardSample

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from async_rl.config.rewards import SandboxConfig
 from async_rl.core.assert_tests import asked_by
+from async_rl.core.languages import PYTHON, Language
 from async_rl.core.types import (
     AnswerTest,
     AssertTest,
@@ -30,6 +31,8 @@ from async_rl.core.types import (
 from async_rl.rewards.verifier.answer_process import AnswerProcess
 from async_rl.rewards.verifier.asserts import FunctionCall, judged_test, take_apart
 from async_rl.rewards.verifier.checks import Check, Ruling
+from async_rl.rewards.verifier.command_judging import CommandJudge
+from async_rl.rewards.verifier.languages import LanguageRefused
 from async_rl.rewards.verifier.outcomes import read_calls, read_judged, read_streams
 from async_rl.rewards.verifier.packaged_cells import PackagedCells
 from async_rl.rewards.verifier.program import Program
@@ -56,19 +59,30 @@ class Printed(NamedTuple):
 
 
 class Judge:
-    """Verifies programs. packaged: the cells of programs that import packages."""
+    """Verifies programs. packaged: the cells of programs that import packages; commands: judges
+    other languages than Python, None to refuse them.
+    """
 
     def __init__(
-        self, cells: WarmCells, config: SandboxConfig, packaged: PackagedCells | None = None
+        self,
+        cells: WarmCells,
+        config: SandboxConfig,
+        packaged: PackagedCells | None = None,
+        commands: CommandJudge | None = None,
     ) -> None:
         self._config = config
         self._cells = packaged or PackagedCells(cells)
         self._answers = AnswerProcess()
+        self._commands = commands
         self._rulings = Rulings(config)
 
     async def verify(self, request: VerifyRequest) -> VerifyResponse:
         """Verdicts of one program. Raises InfrastructureError; cancelling ends the program."""
         program = await self._program(request)
+        if request.language != PYTHON:
+            return await self._judge_of(request.language).verify(
+                request, self._config, partial(self._rulings.of_output, program=program)
+            )
         results: list[TestResult] = []
         failures: list[Verdict] = []
         for kind, tests in groupby(request.tests, key=lambda test: _kind(test, request.setup)):
@@ -84,6 +98,10 @@ class Judge:
 
         Raises InfrastructureError; cancelling ends the program.
         """
+        if request.language != PYTHON:
+            ran = await self._judge_of(request.language).run(request, stdin, self._config)
+            output = ran.output.decode(errors="replace")
+            return Printed(ran.verdict, output, ran.message, ran.wall_s)
         program = await self._program(request)
         job = program.job(Mode.STREAMS, 1, program.code, inputs=[stdin.encode(errors="replace")])
         child = await program.run(job, read_streams)
@@ -104,14 +122,27 @@ class Judge:
             stop=True if stop is None else stop,
         )
 
+    async def require(self, language: Language) -> None:
+        """Raise LanguageRefused if programs in this language cannot be judged on this machine."""
+        if language != PYTHON:
+            await self._judge_of(language).require(language)
+
+    def _judge_of(self, language: Language) -> CommandJudge:
+        if self._commands is None:
+            raise LanguageRefused(f"programs in {language} are not judged here, only Python")
+        return self._commands
+
     @property
     def num_replaced(self) -> int:
         """Cells that broke and were replaced."""
-        return self._cells.num_replaced
+        num_commands = self._commands.num_replaced if self._commands else 0
+        return self._cells.num_replaced + num_commands
 
     async def close(self) -> None:
-        """End the process that compares answers."""
+        """End the process that compares answers, and the cells of other languages."""
         await self._answers.close()
+        if self._commands is not None:
+            await self._commands.close()
 
     async def _family(self, kind: str, tests: list[Any], program: Program) -> list[TestResult]:
         match kind:

@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from async_rl.core.types import CodeTest, Value, Verdict
+from async_rl.core.languages import PYTHON, Language
+from async_rl.core.types import CodeTest, StdinTest, Value, Verdict
 
 MAX_TIMEOUT_S = 300
 MIN_MEMORY_MB, MAX_MEMORY_MB = 16, 65536
@@ -48,7 +49,7 @@ class VerifyRequest(Value):
 
     code: str
     tests: Annotated[list[CodeTest], Meta(max_length=1000)]
-    language: Literal["python"] = "python"
+    language: Language = PYTHON
     setup: str = ""
     timeout_s: Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)] | None = None
     memory_mb: Annotated[int, Meta(ge=MIN_MEMORY_MB, le=MAX_MEMORY_MB)] | None = None
@@ -62,6 +63,13 @@ class VerifyRequest(Value):
             raise ValueError(
                 "tests is empty, so every program would pass; give at least one - at `$.tests`"
             )
+        if self.language != PYTHON:
+            for index, test in enumerate(self.tests):
+                if not isinstance(test, StdinTest):
+                    raise ValueError(
+                        f"programs in {self.language} are judged by tests of kind stdin only - at"
+                        f" `$.tests[{index}]`"
+                    )
 
 
 class TestResult(Value):
@@ -84,7 +92,7 @@ class VerifyResponse(Value):
     """The program's verdict (its first failure, or pass), and one result per test that ran.
 
     level: of the jail; scores: the named parts of each function's score, "score" among them;
-    failure: the reason why there are none.
+    failure: the reason why there are none, or why no program of the language can be judged.
     """
 
     verdict: Verdict
@@ -123,13 +131,14 @@ class Health(Value):
     reasons: list[str]
 
 
-def infrastructure_response(message: str, level: int) -> VerifyResponse:
-    """The answer for a program that could not be judged."""
+def infrastructure_response(message: str, level: int, *, is_final: bool = False) -> VerifyResponse:
+    """The answer for a program that could not be judged. is_final: another try is useless."""
     verdict = Verdict.INFRASTRUCTURE_ERROR
     return VerifyResponse(
         verdict=verdict,
         tests=[TestResult(verdict=verdict, cpu_s=0, wall_s=0, memory_mb=0, message=message)],
         level=level,
+        failure=message if is_final else "",
     )
 
 

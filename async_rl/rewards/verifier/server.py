@@ -61,6 +61,7 @@ def build_app(
 
     async def verify(request: Request) -> Response:
         program = await _read(request, VerifyRequest)
+        await service.require(program)
         service.admit(1)
         return _reply(request, await admitted(request, service.verify(program)))
 

@@ -20,6 +20,7 @@ from async_rl.core.errors import InfrastructureError, RewardError, root_cause
 from async_rl.core.types import Verdict
 from async_rl.observability.activity import Activity
 from async_rl.rewards.verifier.judging import Judge, Printed
+from async_rl.rewards.verifier.languages import LanguageRefused
 from async_rl.rewards.verifier.protocol import (
     Health,
     RewardSample,
@@ -74,6 +75,13 @@ class VerifierService:
         self.num_running = 0
         self.metrics = ServiceMetrics(self.health)
 
+    async def require(self, request: VerifyRequest) -> None:
+        """Refuse a program in a language that cannot be judged on this machine."""
+        try:
+            await self.judge.require(request.language)
+        except LanguageRefused as error:
+            raise Refused(400, f"{error} - at `$.language`") from error
+
     def admit(self, count: int) -> None:
         """Admit `count` programs, or raise Refused.
 
@@ -107,7 +115,9 @@ class VerifierService:
         if request.sample is None:
             response = await self._judge(
                 lambda: self.judge.verify(request),
-                lambda error: infrastructure_response(str(error), self.cells.level),
+                lambda error: infrastructure_response(
+                    str(error), self.cells.level, is_final=isinstance(error, LanguageRefused)
+                ),
             )
         else:
             response = await self._score(request.functions, request.sample)

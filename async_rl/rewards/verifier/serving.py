@@ -14,6 +14,7 @@ import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import cast
 
 import uvicorn
@@ -22,6 +23,8 @@ from async_rl.config.rewards import RewardConfig, SandboxConfig, VerifiersConfig
 from async_rl.config.timeouts import TimeoutsConfig
 from async_rl.core.errors import ConfigError, Unavailable
 from async_rl.observability.activity import Activity
+from async_rl.rewards.verifier.binaries import Binaries
+from async_rl.rewards.verifier.command_judging import CommandJudge
 from async_rl.rewards.verifier.intake import ACCEPTED_AT_ONCE, Intake, SparseLog
 from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.packaged_cells import PackagedCells
@@ -61,7 +64,9 @@ async def open_service(
         await stack.enter_async_context(cells)
         packaged = PackagedCells(cells, num_cells, sandbox.packages, allow_unsafe=allow_unsafe)
         stack.push_async_callback(packaged.close)
-        judge = Judge(cells, sandbox, packaged)
+        binaries = Binaries(Path.home() / ".cache" / "async_rl" / "programs")
+        commands = CommandJudge(num_cells, cells.level, cells.reasons, binaries)
+        judge = Judge(cells, sandbox, packaged, commands)
         stack.push_async_callback(judge.close)
         functions = None
         if reward is not None:

@@ -1,15 +1,15 @@
 """Requests and answers of other systems' verifiers, so that their clients can use this one
 unchanged.
 
-- AReaL's code function: {problem: {input_output}, code, timeout} -> {result: [true | false | -1 |
-  -2], metadata}; stops at a failure.
+- AReaL's code function: {problem: {input_output}, code, language, timeout} -> {result: [true |
+  false | -1 | -2], metadata}; stops at a failure.
 - AReaL's function calls: {uid, code, entryFunction, testcases: [{input, expectedOutput}], ...} ->
   {uid, success, results}.
 - SandboxFusion's /run_code for standard input: {code, stdin, run_timeout} -> {status, run_result:
   {status, stdout, return_code}}; its client compares.
 Invariants: an infrastructure failure is an answer that the client retries (a 503, errorType
 SystemError, a 504), never one that it scores. Fields without a meaning here are ignored, as in the
-originals; a request that cannot be served (another language, remote tests, files) is a 400.
+originals; a request that cannot be served (an unknown language, remote tests, files) is a 400.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from msgspec import Meta
 
 from async_rl.core.errors import DataError
 from async_rl.core.io_pairs import pair_test, read_input_output
+from async_rl.core.languages import LANGUAGES, PYTHON, language_of
 from async_rl.core.types import CodeTest, StdinTest, Verdict
 from async_rl.rewards.verifier.protocol import (
     MAX_MEMORY_MB,
@@ -65,13 +66,14 @@ class ArealFunction(Body):
 
     problem: ArealProblem
     code: str
+    language: str = PYTHON
     timeout: Timeout | None = None
 
 
 class ArealFunctionResult(Body):
     """Answer of AReaL's code function.
 
-    result: per test up to the first failure true, false, -1 (error, limit) or -2 (not Python).
+    result: per test up to the first failure true, false, -1 (error, limit) or -2 (no compile).
     """
 
     result: list[bool | int]
@@ -91,11 +93,13 @@ def _areal_function(
     request = program_request(
         body.code,
         lambda: read_input_output("$.problem", body.problem.input_output),
+        language=body.language,
         timeout_s=body.timeout,
         stop_at_first_failure=True,
     )
 
     async def work() -> ArealFunctionResult:
+        await service.require(request)
         response = await service.verify(request)
         last = response.tests[-1]
         if not response.verdict.is_score:
@@ -121,7 +125,7 @@ class ArealCall(Body, rename="camel"):
     code: str
     testcases: Annotated[list[ArealTestCase], Meta(min_length=1, max_length=1000)]
     uid: Any = ""
-    language: Literal["PYTHON", "python"] = "PYTHON"
+    language: str = PYTHON
     entry_function: str = ""
     is_fast_fail: bool = True
     is_remote: Literal[False] = False
@@ -175,12 +179,14 @@ def _areal_call(
     request = program_request(
         body.code,
         tests,
+        language=body.language,
         timeout_s=body.timeout,
         memory_mb=_memory_mb(body.memory),
         stop_at_first_failure=body.is_fast_fail,
     )
 
     async def work() -> ArealCallAnswer:
+        await service.require(request)
         response = await service.verify(request)
         results = [
             ArealCallResult(
@@ -200,7 +206,7 @@ class RunCode(Body, rename={"memory_limit_mb": "memory_limit_MB"}):
     """Request of SandboxFusion. memory_limit_mb: below 1 for the limit of the server."""
 
     code: str
-    language: Literal["python"]
+    language: str
     stdin: str | None = None
     run_timeout: Timeout | None = None
     memory_limit_mb: float = -1
@@ -209,7 +215,7 @@ class RunCode(Body, rename={"memory_limit_mb": "memory_limit_MB"}):
 
 
 class RunResult(Body):
-    """How the process ended. stderr: the exception, without its traceback."""
+    """How a process ended. stderr: the exception without its traceback, or the compiler's text."""
 
     status: Literal["Finished", "TimeLimitExceeded"]
     execution_time: float
@@ -223,8 +229,8 @@ class RunCodeAnswer(Body):
 
     status: Literal["Success", "Failed"]
     message: str
-    run_result: RunResult
-    compile_result: None = None
+    run_result: RunResult | None
+    compile_result: RunResult | None = None
     executor_pod_name: None = None
     files: dict[str, str] = {}
 
@@ -234,11 +240,13 @@ def _run_code(service: VerifierService, body: RunCode) -> Callable[[], Awaitable
     request = program_request(
         body.code,
         lambda: [stdin],
+        language=body.language,
         timeout_s=body.run_timeout,
         memory_mb=_memory_mb(body.memory_limit_mb),
     )
 
     async def work() -> RunCodeAnswer:
+        await service.require(request)
         printed = await service.run(request, stdin.input)
         if printed.verdict is Verdict.INFRASTRUCTURE_ERROR:
             raise Refused(504, f"this program could not be judged: {printed.message}")
@@ -250,6 +258,10 @@ def _run_code(service: VerifierService, body: RunCode) -> Callable[[], Awaitable
             stdout=printed.output,
             stderr=printed.message,
         )
+        if printed.verdict is Verdict.COMPILE_ERROR and request.language != PYTHON:
+            return RunCodeAnswer(
+                status="Failed", message="", run_result=None, compile_result=result
+            )
         return RunCodeAnswer(
             status="Success" if is_success else "Failed",
             message="" if is_success else printed.verdict.value,
@@ -267,11 +279,21 @@ def program_request(
     code: str,
     tests: Callable[[], list[CodeTest]],
     *,
+    language: str = PYTHON,
     timeout_s: float | None,
     memory_mb: int | None = None,
     stop_at_first_failure: bool | None = None,
 ) -> VerifyRequest:
-    """A request with these tests. Raises Refused if they are malformed or there are none."""
+    """A request with these tests. Raises Refused if they are malformed or there are none, or if the
+    language is unknown.
+    """
+    known = language_of(language)
+    if known is None:
+        raise Refused(
+            400,
+            f"bad request: language {language[:40]!r} is not one of {', '.join(LANGUAGES)} - at"
+            " `$.language`",
+        )
     try:
         given = tests()
     except DataError as error:
@@ -280,13 +302,17 @@ def program_request(
         raise Refused(
             400, "bad request: no tests, so every program would pass - at `$.problem.input_output`"
         )
-    return VerifyRequest(
-        code=code,
-        tests=given,
-        timeout_s=timeout_s,
-        memory_mb=memory_mb,
-        stop_at_first_failure=stop_at_first_failure,
-    )
+    try:
+        return VerifyRequest(
+            code=code,
+            tests=given,
+            language=known,
+            timeout_s=timeout_s,
+            memory_mb=memory_mb,
+            stop_at_first_failure=stop_at_first_failure,
+        )
+    except ValueError as error:
+        raise Refused(400, f"bad request: {error}") from error
 
 
 FORMS: tuple[Form[Any], ...] = (

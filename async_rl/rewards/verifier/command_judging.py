@@ -1,0 +1,210 @@
+"""From a program that is not Python and its standard inputs to verdicts.
+
+Each test runs the program in a process of its own, which gets its input and nothing else; the
+output is compared here, outside the jail, as for Python (`rulings.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from async_rl.config.rewards import SandboxConfig
+from async_rl.core.errors import InfrastructureError
+from async_rl.core.types import StdinTest, Verdict
+from async_rl.rewards.verifier.binaries import Binaries
+from async_rl.rewards.verifier.checks import Ruling
+from async_rl.rewards.verifier.command_outcomes import Limits, Ran, RunFault, command_spec, read_run
+from async_rl.rewards.verifier.compiling import (
+    CompileError,
+    Compiler,
+    Program,
+)
+from async_rl.rewards.verifier.languages import LanguageRefused, Toolchain, table
+from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest, VerifyResponse
+from async_rl.sandbox.cell import CellFailed
+from async_rl.sandbox.command_cell import (
+    Command,
+    CommandCells,
+    Executable,
+    executable,
+)
+from async_rl.sandbox.protocol import NAMESPACES
+from async_rl.sandbox.warm_cells import interpreter_paths
+
+_TRIES = 2
+
+
+RunOne = Callable[[str, Limits], Awaitable[Ran]]
+Rule = Callable[[StdinTest, bytes], Awaitable[Ruling]]
+
+
+@dataclass(slots=True)
+class _Ready:
+    """A language of this machine once its probe has passed, or the reason why it has not."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    toolchain: Toolchain | None = None
+    refused: str = ""
+
+
+class CommandJudge:
+    """Judges programs in the languages of the table.
+
+    level: of the jail of this machine; below namespaces every language is refused. binaries: the
+    cache of compiled programs.
+    """
+
+    def __init__(
+        self, num_cells: int, level: int, reasons: Sequence[str], binaries: Binaries
+    ) -> None:
+        self._num_cells, self._level, self._reasons = num_cells, level, reasons
+        self._rows = table()
+        self._ready = {language: _Ready() for language in self._rows}
+        self._binaries = binaries
+        self._cells: dict[str, CommandCells] = {}
+        self._compilers: dict[str, Compiler] = {}
+
+    async def require(self, language: str) -> Toolchain:
+        """The toolchain of a language. The first time, its probe is compiled and run.
+
+        Raises LanguageRefused with the reason.
+        """
+        ready = self._ready[language]
+        async with ready.lock:
+            if ready.toolchain is None and not ready.refused:
+                try:
+                    ready.toolchain = await self._probe(language)
+                except LanguageRefused as error:
+                    ready.refused = str(error)
+        if ready.toolchain is None:
+            raise LanguageRefused(ready.refused)
+        return ready.toolchain
+
+    async def _probe(self, language: str) -> Toolchain:
+        if self._level != NAMESPACES:
+            raise LanguageRefused(
+                f"programs in {language} need a jail of level {NAMESPACES} (namespaces), this one"
+                f" has level {self._level}: without namespaces nothing bounds the processes and"
+                f" files of a compiler ({'; '.join(self._reasons) or 'no reason known'})"
+            )
+        row = self._rows[language]
+        toolchain = await asyncio.to_thread(Toolchain.find, language, row)
+        readable = [*interpreter_paths(), *sorted(toolchain.visible())]
+        cells = self._cells[language] = CommandCells(self._num_cells, readable)
+        self._compilers[language] = Compiler(cells, self._binaries)
+        limits = Limits(cpu_s=10, memory_mb=256, output_bytes=1024)
+        try:
+            program = await self._compilers[language].program(toolchain, row.probe)
+            async with self._loaded(program) as run:
+                ran = await run("", limits)
+        except (CompileError, InfrastructureError) as error:
+            raise LanguageRefused(
+                f"{row.tool} on this machine cannot make a program in {language}: {error}"
+            ) from error
+        if ran.output != b"ok\n":
+            raise LanguageRefused(
+                f"a program in {language} does not run in the jail of this machine: {ran.message}"
+            )
+        return toolchain
+
+    async def verify(
+        self, request: VerifyRequest, config: SandboxConfig, rule: Rule
+    ) -> VerifyResponse:
+        """Verdicts of one program. rule: decides about an output. Raises InfrastructureError."""
+        stop = request.stop_at_first_failure
+        stop = True if stop is None else stop
+        tests = [test for test in request.tests if isinstance(test, StdinTest)]
+        try:
+            program = await self._program(request)
+        except CompileError as error:
+            failed = _result(Verdict.COMPILE_ERROR, str(error))
+            results = [failed] if stop else [failed] * len(tests)
+            return VerifyResponse(verdict=failed.verdict, tests=results, level=self._level)
+        results = []
+        async with self._loaded(program) as run_one:
+            for test in tests:
+                results.append(await _test(run_one, test, Limits.of(request, config), rule))
+                if stop and results[-1].verdict is not Verdict.PASS:
+                    break
+        failures = (each.verdict for each in results if each.verdict is not Verdict.PASS)
+        verdict = next(failures, Verdict.PASS)
+        return VerifyResponse(verdict=verdict, tests=results, level=self._level)
+
+    async def run(self, request: VerifyRequest, stdin: str, config: SandboxConfig) -> Ran:
+        """Run a program on one standard input. Raises InfrastructureError."""
+        try:
+            program = await self._program(request)
+        except CompileError as error:
+            return Ran(
+                verdict=Verdict.COMPILE_ERROR, output=b"", message=str(error), cpu_s=0.0,
+                wall_s=0.0, memory_mb=0.0,
+            )  # fmt: skip
+        async with self._loaded(program) as run_one:
+            return await run_one(stdin, Limits.of(request, config))
+
+    async def _program(self, request: VerifyRequest) -> Program:
+        toolchain = await self.require(request.language)
+        return await self._compilers[request.language].program(toolchain, request.code)
+
+    @contextlib.asynccontextmanager
+    async def _loaded(self, program: Program) -> AsyncIterator[RunOne]:
+        """A function that runs the program once."""
+        cells, files = self._cells[program.toolchain.language], [program.content]
+        binary: Executable | None = None
+        if not program.toolchain.row.run.program:
+            binary, files = await asyncio.to_thread(executable, program.content), []
+
+        async def run_one(stdin: str, limits: Limits) -> Ran:
+            spec, problem = command_spec(program, limits), ""
+            data = stdin.encode(errors="replace")
+            command = Command(spec, data, files, limits.output_bytes + 1, binary)
+            for _ in range(_TRIES):
+                try:
+                    return read_run(await cells.run(command), program, spec, limits)
+                except (CellFailed, RunFault) as error:
+                    problem = str(error)
+            raise InfrastructureError(
+                f"no cell could run the program, tried {_TRIES} times: {problem}"
+            )
+
+        try:
+            yield run_one
+        finally:
+            if binary is not None:
+                os.close(binary.descriptor)
+
+    @property
+    def num_replaced(self) -> int:
+        """Cells that broke and were replaced."""
+        return sum(cells.num_replaced for cells in self._cells.values())
+
+    async def close(self) -> None:
+        """Cancel compilations and end the cells."""
+        for compiler in self._compilers.values():
+            await compiler.close()
+        for cells in self._cells.values():
+            cells.close()
+
+
+async def _test(run_one: RunOne, test: StdinTest, limits: Limits, rule: Rule) -> TestResult:
+    # A right answer must fit, whatever the limit is.
+    roomy = max(limits.output_bytes, 2 * len(test.output.encode(errors="replace")))
+    ran = await run_one(test.input, replace(limits, output_bytes=roomy))
+    if ran.verdict is not Verdict.PASS:
+        return _result(ran.verdict, ran.message, ran)
+    ruling = await rule(test, ran.output)
+    return _result(ruling.verdict, ruling.message, ran)
+
+
+def _result(verdict: Verdict, message: str, ran: Ran | None = None) -> TestResult:
+    return TestResult(
+        verdict=verdict,
+        cpu_s=ran.cpu_s if ran else 0.0,
+        wall_s=ran.wall_s if ran else 0.0,
+        memory_mb=ran.memory_mb if ran else 0.0,
+        message=message,
+    )

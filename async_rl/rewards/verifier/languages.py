@@ -1,0 +1,160 @@
+"""The table of languages (`languages.toml`), and where their tools are on this machine.
+
+Invariant: a toolchain names exactly what a command may read and execute; nothing is searched for
+inside the jail.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import shutil
+import subprocess
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+
+import msgspec
+
+from async_rl.core.errors import InfrastructureError
+
+_VERSION_S = 30
+_LOADER = "/lib64/ld-linux-x86-64.so.2"
+_PUBLIC_CLASS = re.compile(
+    r"^[ \t]*public\s+(?:(?:final|abstract|strictfp|sealed)\s+)*"
+    r"(?:class|interface|enum|record)\s+(\w{1,100})\b",
+    re.MULTILINE | re.ASCII,
+)
+_CLASS = re.compile(r"\b(?:class|enum|record|interface)\s+(\w{1,100})\b", re.ASCII)
+_PACKAGE = re.compile(r"^[ \t]*package\s+([\w.]{1,200})\s*;", re.MULTILINE | re.ASCII)
+_MAIN = re.compile(r"\bvoid\s+main\s*\(")
+
+
+class LanguageRefused(InfrastructureError):
+    """Programs in this language cannot be judged on this machine. The message names the reason."""
+
+
+class Compile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The compile step of a language; see `languages.toml`."""
+
+    arguments: list[str]
+    product: str
+    reads: list[str]
+    runs: list[str]
+    program: str = "{tool}"
+    environment: list[str] = []
+    cpu_s: float = 30
+    memory_mb: int = 1024
+    scratch_mb: int = 256
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a program runs; see `languages.toml`."""
+
+    program: str = ""
+    arguments: list[str] = []
+    environment: list[str] = []
+    reads: list[str] = []
+    runs: list[str] = []
+    limit: str = "address_space"
+    extra_mb: int = 0
+    reserve_mb: int = 0
+    startup_s: float = 0
+    tools: bool = False
+    memory_marks: list[str] = []
+
+
+class LanguageRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One row of the table. probe: a program that prints "ok"."""
+
+    tool: str
+    version: list[str]
+    source: str
+    probe: str
+    run: Run
+    locate: list[str] = []
+    compile: Compile | None = None
+
+
+def table() -> dict[str, LanguageRow]:
+    """The rows, by language."""
+    text = (files(__package__) / "languages.toml").read_text(encoding="utf-8")
+    return msgspec.convert(tomllib.loads(text), dict[str, LanguageRow])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Toolchain:
+    """One language on this machine. version: text that the tool prints about itself."""
+
+    language: str
+    row: LanguageRow
+    version: str
+    places: Mapping[str, str]
+
+    @classmethod
+    def find(cls, language: str, row: LanguageRow) -> Toolchain:
+        """Find the tool. Blocks while it prints its version. Raises LanguageRefused."""
+        found = shutil.which(row.tool)
+        if found is None:
+            raise LanguageRefused(
+                f"programs in {language} need {row.tool}, which is not on the PATH of this"
+                " verifier; install it and start the verifier again"
+            )
+        tool = os.path.realpath(found)
+        root = os.path.dirname(os.path.dirname(tool))
+        if row.locate:
+            root = os.path.realpath(_said(language, [found, *row.locate]))
+        version = _said(language, [found, *row.version])
+        return cls(language=language, row=row, version=version, places={"tool": tool, "root": root})
+
+    def fill(self, texts: Sequence[str], more: Mapping[str, str] | None = None) -> list[str]:
+        """The texts with their placeholders replaced."""
+        places = {**self.places, **(more or {})}
+        return [re.sub(r"\{(\w+)\}", lambda match: places[match[1]], text) for text in texts]
+
+    def paths(self, patterns: Sequence[str]) -> list[str]:
+        """The existing paths that the patterns name."""
+        return [path for pattern in self.fill(patterns) for path in sorted(glob.glob(pattern))]
+
+    def runnable(self, patterns: Sequence[str]) -> list[str]:
+        """As `paths`, with the loader of shared libraries."""
+        return [*self.paths(patterns), os.path.realpath(_LOADER)]
+
+    def visible(self) -> set[str]:
+        """Every path that a command of the language may read."""
+        patterns = [*self.row.run.reads, *self.row.run.runs]
+        if self.row.compile is not None:
+            patterns += [*self.row.compile.reads, *self.row.compile.runs]
+        return set(self.paths(patterns))
+
+
+def _said(language: str, command: list[str]) -> str:
+    """What a tool prints. It is a program of this machine and runs without a jail."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_VERSION_S,
+            check=True,
+            cwd="/",
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise LanguageRefused(
+            f"programs in {language} need {command[0]}, which does not work here: {error}"
+        ) from error
+    return done.stdout.decode(errors="replace").strip()
+
+
+def source_names(code: str) -> dict[str, str]:
+    """File name and main class of a Java program: a public class must be in a file of its name."""
+    public = _PUBLIC_CLASS.search(code)
+    name = public[1] if public else "Main"
+    main = _MAIN.search(code)
+    around = _CLASS.findall(code, 0, main.start()) if main else []
+    inside = public[1] if public else (around[-1] if around else name)
+    package = _PACKAGE.search(code)
+    return {"file": f"{name}.java", "main": f"{package[1]}.{inside}" if package else inside}

@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from language_support import Languages, exact
+from rewards_support import LIMITS
+
+from async_rl.core.types import StdinTest, Verdict
+from async_rl.rewards.verifier.binaries import Binaries
+from async_rl.rewards.verifier.command_judging import CommandJudge
+from async_rl.rewards.verifier.languages import LanguageRefused, source_names, table
+from async_rl.rewards.verifier.protocol import VerifyRequest
+
+SQUARES = {
+    "cpp": "#include <iostream>\nint main() { long long n; std::cin >> n; std::cout << n * n; }",
+    "c": '#include <stdio.h>\nint main(void) { long n; scanf("%ld", &n); printf("%ld", n * n); }',
+    "java": """
+import java.util.*;
+public class Solution {
+    static class Reader { long next(Scanner s) { return s.nextLong(); } }
+    public static void main(String[] a) {
+        long n = new Reader().next(new Scanner(System.in));
+        System.out.println(n * n);
+    }
+}""",
+    "javascript": "const n = BigInt(require('fs').readFileSync(0, 'utf8').trim());\n"
+    "console.log(String(n * n));",
+    "rust": """
+use std::io;
+fn main() {
+    let mut s = String::new();
+    io::stdin().read_line(&mut s).unwrap();
+    let n: i64 = s.trim().parse().unwrap();
+    println!("{}", n * n);
+}""",
+    "go": 'package main\nimport "fmt"\nfunc main() { var n int; fmt.Scan(&n)\n'
+    "c := make(chan int); go func() { c <- n * n }(); fmt.Println(<-c) }",
+    "shell": "read n; echo $((n * n)) | sort | tail -n 1",
+}
+BROKEN = {
+    "cpp": ("int main() { return undefined_name; }", "undefined_name"),
+    "c": ("int main(void) { return undefined_name; }", "undefined_name"),
+    "java": ("public class Main { int f() { return undefinedName; } }", "undefinedName"),
+    "rust": ("fn main() { undefined_name(); }", "undefined_name"),
+    "go": ("package main\nfunc main() { undefinedName() }", "undefinedName"),
+}
+
+
+def test_every_language_of_the_table_has_a_program_here() -> None:
+    assert set(SQUARES) == set(table())
+    assert set(BROKEN) == {name for name, row in table().items() if row.compile is not None}
+
+
+@pytest.mark.parametrize("language", SQUARES)
+def test_output_is_compared_for_each_test(languages: Languages, language: str) -> None:
+    results = languages.results(
+        language, SQUARES[language], ("12\n", "144\n"), ("13\n", "168"), ("14\n", "196")
+    )
+    assert [result.verdict for result in results] == ["pass", "wrong_answer", "pass"]
+    assert "169" in results[1].message
+
+
+@pytest.mark.parametrize("language", BROKEN)
+def test_compile_error_is_a_verdict_with_the_compilers_text(
+    languages: Languages, language: str
+) -> None:
+    code, name = BROKEN[language]
+    results = languages.results(language, code, ("1", "1"), ("2", "4"))
+    assert [result.verdict for result in results] == ["compile_error"] * 2
+    assert name in results[0].message
+    assert "/work" not in results[0].message
+
+
+def test_limits_and_failures_have_their_verdicts(languages: Languages) -> None:
+    """One program that fails in the way that its input names."""
+    code = r"""
+    #include <bits/stdc++.h>
+    #include <sys/resource.h>
+    using namespace std;
+    volatile long sink;
+    long deep(long n) {
+        volatile char frame[64];
+        frame[0] = n;
+        return n ? deep(n - 1) + frame[0] : 0;
+    }
+    int main() {
+        string what; cin >> what;
+        if (what == "loop") for (;;) sink++;
+        if (what == "sleep") sleep(100);
+        if (what == "drip") for (;;) usleep(1000);
+        if (what == "abort") throw runtime_error("so it is");
+        if (what == "status") return 3;
+        if (what == "crash") *(volatile int*)8 = 1;
+        if (what == "memory") { vector<vector<long>> all; for (;;) all.emplace_back(1 << 16, 1); }
+        if (what == "huge") { vector<char> all(1L << 40); }
+        if (what == "output") for (;;) puts("more");
+        if (what == "errors") { for (int i = 0; i < 1 << 16; i++) cerr << "a line of noise\n"; }
+        if (what == "deep") sink = deep(500000);
+        if (what == "threads") {
+            atomic<int> sum{0};
+            vector<thread> all;
+            for (int i = 0; i < 8; i++) all.emplace_back([&] { sum++; });
+            for (auto& each : all) each.join();
+            if (sum != 8) return 1;
+        }
+        cout << "done" << endl;
+    }"""
+    expected = {
+        "loop": Verdict.TIMEOUT, "sleep": Verdict.TIMEOUT, "drip": Verdict.TIMEOUT,
+        "abort": Verdict.RUNTIME_ERROR, "status": Verdict.RUNTIME_ERROR,
+        "crash": Verdict.RUNTIME_ERROR, "memory": Verdict.MEMORY, "huge": Verdict.MEMORY,
+        "output": Verdict.OUTPUT_LIMIT, "errors": Verdict.PASS, "deep": Verdict.PASS,
+        "threads": Verdict.PASS,
+    }  # fmt: skip
+    tests = [(what, "done\n") for what in expected]
+    results = languages.results("cpp", code, *tests, timeout_s=0.5, memory_mb=128)
+    assert dict(zip(expected, [result.verdict for result in results], strict=True)) == expected
+    messages = dict(zip(expected, [result.message for result in results], strict=True))
+    assert "SIGABRT" in messages["abort"]
+    assert "so it is" in messages["abort"]
+    assert messages["status"] == "left with exit status 3"
+    assert "SIGSEGV" in messages["crash"]
+
+
+@pytest.mark.parametrize("language", ["java", "javascript", "rust", "go"])
+def test_memory_of_a_runtime_is_bounded(languages: Languages, language: str) -> None:
+    code = {
+        "java": "import java.util.*; public class Main { public static void main(String[] a) {"
+        " List<long[]> all = new ArrayList<>(); for (;;) all.add(new long[1 << 16]); } }",
+        "javascript": "const all = []; for (;;) all.push(Buffer.alloc(1 << 20, 1));",
+        "rust": "fn main() { let mut all = vec![]; loop { all.push(vec![1u8; 1 << 20]); } }",
+        "go": "package main\nfunc main() { all := [][]byte{}; for { b := make([]byte, 1 << 20)\n"
+        "for i := range b { b[i] = 1 }; all = append(all, b); println(len(all)) } }",
+    }[language]
+    (result,) = languages.results(language, code, timeout_s=10, memory_mb=64)
+    assert result.verdict == "memory", result
+    assert result.memory_mb < 600
+
+
+def test_programs_are_compiled_once_and_a_changed_file_is_not_run(
+    languages: Languages, tmp_path: Path
+) -> None:
+    languages.need("c")
+    directory = tmp_path / "programs"
+    cells = []
+
+    def verdict() -> tuple[Verdict, int]:
+        judge = CommandJudge(1, languages.level, [], Binaries(directory))
+        request = VerifyRequest(
+            code=SQUARES["c"], language="c", tests=[StdinTest(input="3", output="9")]
+        )
+        try:
+            response = languages.runner.run(judge.verify(request, LIMITS, exact))
+            cells.append(judge)
+            return response.verdict, len(list(directory.iterdir()))
+        finally:
+            languages.runner.run(judge.close())
+
+    assert verdict() == ("pass", 2)  # the probe and the program
+    assert directory.stat().st_mode & 0o777 == 0o700
+    times = {path: path.stat().st_ctime_ns for path in directory.iterdir()}
+    assert verdict() == ("pass", 2)
+    for path in times:  # digest of the old content, another program
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    assert verdict() == ("pass", 2)
+
+
+def test_cache_is_bounded_and_private(tmp_path: Path) -> None:
+    binaries = Binaries(tmp_path / "new", max_bytes=2500)
+    for name in "abc":
+        binaries.put(name, name.encode() * 1000)
+    assert len(list((tmp_path / "new").iterdir())) == 2
+    fresh = Binaries(tmp_path / "new")
+    assert [fresh.get(name) is None for name in "abc"] == [True, False, False]
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    Binaries(shared).put("a", b"content")
+    assert list(shared.iterdir()) == []
+
+
+def test_missing_compiler_is_refused_by_name(
+    languages: Languages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    judge = CommandJudge(1, languages.level, [], Binaries(None))
+    with pytest.raises(LanguageRefused, match=r"programs in go need go, which is not on the PATH"):
+        languages.runner.run(judge.require("go"))
+
+
+def test_weaker_jail_refuses_every_language_with_the_reason(languages: Languages) -> None:
+    judge = CommandJudge(1, 2, ["level 1: unshare failed"], Binaries(None))
+    with pytest.raises(LanguageRefused, match=r"level 1 \(namespaces\).*unshare failed"):
+        languages.runner.run(judge.require("cpp"))
+
+
+def test_main_class_of_a_java_program() -> None:
+    code = "class A {}\npublic final class B { public static void main(String[] a) {} }"
+    assert source_names(code) == {"file": "B.java", "main": "B"}
+    assert source_names("package a.b;\npublic class B {\n void main() {} }")["main"] == "a.b.B"
+    assert source_names("class X { static void main(String[] a) {} }")["main"] == "X"
+    assert source_names("\n" * 200_000)["file"] == "Main.java"
