@@ -8,10 +8,11 @@ transformers); output goes to stdout, problems to stderr.
 from __future__ import annotations
 
 import sys
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
+from async_rl import __version__
 from async_rl.core.errors import AsyncRLError, ConfigError
 from async_rl.core.extras import missing
 from async_rl.launchers.commands.data import data
@@ -28,6 +29,7 @@ from async_rl.launchers.commands.rollouts import show_rollouts
 from async_rl.launchers.commands.scale import scale
 from async_rl.launchers.commands.status import status
 from async_rl.launchers.commands.stop import stop
+from async_rl.launchers.commands.tensorboard import tensorboard
 from async_rl.launchers.commands.verifier import verifier_commands
 from async_rl.launchers.commands.verify import verify
 from async_rl.launchers.commands.view import view
@@ -47,6 +49,7 @@ app.command()(launch)
 app.command()(status)
 app.command("runs")(list_runs)
 app.command()(view)
+app.command()(tensorboard)
 app.command()(logs)
 app.command()(stop)
 app.command()(resume)
@@ -61,6 +64,23 @@ app.command()(verify)
 app.add_typer(verifier_commands, name="verifier")
 app.command()(migrate)
 app.add_typer(data, name="data")
+
+
+def _print_version(is_wanted: bool) -> None:
+    if is_wanted:
+        typer.echo(f"async-rl {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        # Its own callback: the function below is only called with a command.
+        typer.Option("--version", help="print the version", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Asynchronous reinforcement learning of language models."""
 
 
 def main() -> NoReturn:

@@ -11,9 +11,9 @@ pipe has no reader, the run continues without it.
 from __future__ import annotations
 
 import contextlib
-import os
+import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.live import Live
@@ -22,15 +22,20 @@ from rich.table import Table
 from rich.text import Text
 
 from async_rl.config.run import RunConfig
+from async_rl.monitoring.pace import Pace
 from async_rl.monitoring.rates import commonest_failure
-from async_rl.monitoring.status import ROLE_ORDER, wait_of
+from async_rl.monitoring.result import result_lines, short_path
+from async_rl.monitoring.status import ROLE_ORDER, duration, wait_of
 from async_rl.monitoring.terminal import Terminal
 from async_rl.protocol.membership import Member
 
 _PLAIN_EVERY_S = 5.0  # a log of an hour then has at most 720 lines
 _REDRAW_EVERY_S = 0.1  # heartbeats come more often than a terminal should be redrawn
 _LEAST_REPORTED_S = 1.0  # shorter waits change faster than a person can read
+_LOG_EVERY_S = 30.0
 _BAR_WIDTH = 30
+_NARROW_BAR_WIDTH = 12
+_LOG = logging.getLogger("async_rl.progress")
 
 
 class Console:
@@ -52,11 +57,13 @@ class Console:
         self._wall = wall
         self._live: Live | None = None
         self._drawn_s = -_PLAIN_EVERY_S
+        self._logged_s = -_LOG_EVERY_S
         self._plain = ""
+        self._pace = Pace(config.num_steps)
 
     def started(self, tensorboard_url: str, prometheus_url: str) -> None:
         """Print the run's directory and the addresses of TensorBoard and Prometheus."""
-        self.note(f"run {self._run_dir.name}  in {_short(self._run_dir)}")
+        self.note(f"run {self._run_dir.name}  in {short_path(self._run_dir)}")
         if tensorboard_url:
             self.note(f"TensorBoard  {tensorboard_url}")
         if prometheus_url:
@@ -85,9 +92,7 @@ class Console:
         evaluated_step: int | None = None,
     ) -> None:
         """Show the newest metrics and states, after a heartbeat or a step."""
-        # Messages and the end are still printed: they report events, not progress.
-        if not self._config.monitoring.live_line:
-            return
+        self._pace.at(step, self._clock())
         line = progress_line(
             step,
             self._config.num_steps,
@@ -95,9 +100,19 @@ class Console:
             members,
             now_s=self._wall(),
             evaluated_step=evaluated_step,
+            left_s=self._pace.left_s(),
         )
+        self._log(line)
+        # Messages and the end are still printed: they report events, not progress.
+        if not self._config.monitoring.live_line:
+            return
         if self._terminal.is_terminal:
-            self._draw(Text(line, no_wrap=True, overflow="ellipsis"), is_due=False)
+            grid = Table.grid(padding=(0, 1))
+            grid.add_column(no_wrap=True)
+            grid.add_column(no_wrap=True, overflow="ellipsis")
+            num_steps = self._config.num_steps
+            grid.add_row(ProgressBar(num_steps, step, width=_NARROW_BAR_WIDTH), Text(line))
+            self._draw(grid, is_due=False)
         else:
             self._say(line, is_due=False)
 
@@ -106,22 +121,20 @@ class Console:
         with self._best_effort():
             self._terminal.print(text, markup=False, soft_wrap=True)
 
-    def end(self, outcome: str, cause: str, step: int) -> None:
-        """Print the outcome of the run: `finished`, `stopped` or `failed`, with its root cause."""
-        steps = f"step {step} of {self._config.num_steps}"
+    def end(self, outcome: str, cause: str, step: int, *, saved: Sequence[int] = ()) -> None:
+        """Print the outcome of the run: `finished`, `stopped` or `failed`, with its root cause, and
+        what it achieved. saved: steps of its checkpoints.
+        """
+        text = f"the run has {outcome} at step {step} of {self._config.num_steps}"
         with self._best_effort():
             if self._live is not None:
                 self._live.stop()
                 self._live = None
-            if cause:
-                self._terminal.print(Text(f"the run has {outcome} at {steps}", style="bold red"))
+            self._terminal.print(Text(text, style="bold red" if cause else "bold"))
         if cause:
             self.note(cause)
-        else:
-            self.note(
-                f"the run has {outcome} at {steps}; numbers in"
-                f" {_short(self._run_dir / 'metrics.jsonl')}"
-            )
+        for line in result_lines(self._run_dir, saved):
+            self.note(line)
 
     def _draw(self, line: Text | Table, *, is_due: bool) -> None:
         now_s = self._clock()
@@ -142,6 +155,13 @@ class Console:
         except OSError:
             self._terminal.drop()
 
+    def _log(self, line: str) -> None:
+        # Of a run that was started in the background, logs/ is all that shows how it went.
+        now_s = self._clock()
+        if now_s - self._logged_s >= _LOG_EVERY_S:
+            self._logged_s = now_s
+            _LOG.info("%s", line)
+
     def _say(self, line: str, *, is_due: bool) -> None:
         now_s = self._clock()
         # A repeated line would only lengthen the log.
@@ -159,9 +179,12 @@ def progress_line(
     *,
     now_s: float,
     evaluated_step: int | None = None,
+    left_s: float | None = None,
 ) -> str:
-    """Return the live line, with the parts that are known so far."""
+    """Return the live line, with the parts that are known so far. left_s: time to the last step."""
     parts = [f"step {step}/{num_steps}"]
+    if left_s is not None:
+        parts.append(f"about {duration(left_s)} left")
     if "reward/mean" in metrics:
         parts.append(f"reward {metrics['reward/mean']:.2f}")
     if "eval/pass_at_1" in metrics:
@@ -197,10 +220,3 @@ def who_waits(members: Iterable[Member], *, now_s: float, least_s: float) -> str
         if is_news and member.waits_for and now_s - member.since_s >= least_s:
             return wait_of(member, now_s)
     return ""
-
-
-def _short(path: Path) -> str:
-    """Return the path relative to the working directory, if it is below it."""
-    # A path that a person can copy, as short as possible.
-    relative = os.path.relpath(path)
-    return str(path) if relative.startswith("..") else relative

@@ -18,7 +18,6 @@ from pathlib import Path
 
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.os import die_with_parent
-from async_rl.observability.logs import log_path
 
 _CLOSE_S = 3.0  # it has nothing to save
 _NICENESS = 10  # it reads the event file every second, on cores that generators may use
@@ -27,16 +26,17 @@ _RELOAD_S = "1"
 
 
 class TensorBoard:
-    """A running TensorBoard. Raises InfrastructureError if `port` is taken; 0 takes a free one."""
+    """A running TensorBoard. logdir: event files in it or below it; title: of its window; log: the
+    file for what it prints. Raises InfrastructureError if `port` is taken; 0 takes a free one.
+    """
 
-    def __init__(self, run_dir: Path, *, host: str, port: int) -> None:
+    def __init__(self, logdir: Path, *, title: str, host: str, port: int, log: Path) -> None:
         port = _claim(host, port)
         self.url = f"http://{host}:{port}/#custom_scalars"
         command = [sys.executable, "-m", "async_rl.monitoring.tensorboard_process"]
-        command += [str(os.getpid()), "--logdir", str(run_dir / "tensorboard")]
+        command += [str(os.getpid()), "--logdir", str(logdir)]
         command += ["--host", host, "--port", str(port)]
-        command += ["--window_title", run_dir.name, "--reload_interval", _RELOAD_S]
-        log = log_path(run_dir, "tensorboard")
+        command += ["--window_title", title, "--reload_interval", _RELOAD_S]
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
             self._process = subprocess.Popen(
@@ -56,6 +56,10 @@ class TensorBoard:
     def is_running(self) -> bool:
         """False once it has ended; its log has the reason."""
         return self._process.poll() is None
+
+    def wait(self) -> int:
+        """Wait until it ends, and return its exit status."""
+        return self._process.wait()
 
     def close(self) -> None:
         """End TensorBoard and its children."""

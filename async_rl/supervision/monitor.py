@@ -25,6 +25,7 @@ from async_rl.monitoring.recorder import Recorder, is_evaluated
 from async_rl.monitoring.status import NOTHING_REWARDED
 from async_rl.monitoring.tensorboard_process import TensorBoard
 from async_rl.monitoring.wandb_run import WandbRun
+from async_rl.observability.logs import log_path
 from async_rl.protocol.membership import ReportMetrics
 from async_rl.supervision.liveness import Liveness
 from async_rl.supervision.registry import Registry
@@ -185,7 +186,13 @@ def _open_tensorboard(
     if port is None:
         return ""
     host = host_for_people(config.network)  # it has no password
-    board = TensorBoard(run_dir, host=host, port=port)
+    board = TensorBoard(
+        run_dir / "tensorboard",
+        title=run_dir.name,
+        host=host,
+        port=port,
+        log=log_path(run_dir, "tensorboard"),
+    )
     outputs.callback(board.close)
     log.info("TensorBoard at %s", board.url)
     return board.url

@@ -22,7 +22,9 @@ from async_rl.launchers.api.status import status_of
 from async_rl.launchers.commands import runs
 from async_rl.launchers.commands.control import ask_status, living_pid
 from async_rl.launchers.commands.options import OutputDir, Run, console
+from async_rl.monitoring.result import result_lines
 from async_rl.protocol.control import StatusReply
+from async_rl.training import checkpoints
 
 _REDRAW_S = 1.0
 _RATES_OVER = 10
@@ -70,7 +72,7 @@ def _watch(run_dir: Path) -> None:
                 terminal.print(picture)
     except KeyboardInterrupt:
         return
-    terminal.print(ended(status_of(run_dir)), markup=False, soft_wrap=True)
+    terminal.print(_without_answer(run_dir), markup=False, soft_wrap=True)
 
 
 def _pictures(run_dir: Path) -> Iterator[RenderableType]:
@@ -104,7 +106,7 @@ def _without_answer(run_dir: Path) -> str:
     status = status_of(run_dir)
     pid = living_pid(run_dir)
     if pid is None:
-        return ended(status)
+        return "\n".join([ended(status), *result_lines(run_dir, checkpoints.versions(run_dir))])
     return (
         f"run {status.run_name} is starting (pid {pid}): its processes do not answer yet; see"
         f" {run_dir}/logs"

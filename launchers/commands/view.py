@@ -65,8 +65,7 @@ def _where(run: str | None, output_dir: Path | None) -> tuple[Path, str]:
         directory = output_dir or runs.default_output_dir()
     else:
         directory = Path(run).expanduser()
-        is_run = (directory / "config.yaml").is_file()
-        if is_run or not directory.is_dir():
+        if not runs.is_directory_of_runs(directory):
             found = runs.find(run, output_dir)
             return found.parent, f"/runs/{quote(found.name, safe='')}"
     if not directory.is_dir():

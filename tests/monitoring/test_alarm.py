@@ -25,7 +25,7 @@ from async_rl.supervision.registry import Registry
 def test_the_first_step_without_a_reward_raises_it_and_again_only_after_one_with(
     config: RunConfig, tmp_path: Path
 ) -> None:
-    config = replace(config, monitoring=replace(config.monitoring, tensorboard=False))
+    config = replace(config, monitoring=replace(config.monitoring, tensorboard_port=None))
     log = configure_logging(tmp_path, "supervisor")
     registry = Registry()
     with Monitor(

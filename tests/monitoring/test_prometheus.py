@@ -74,7 +74,7 @@ def test_no_two_metrics_of_the_catalogue_have_the_same_name_in_prometheus() -> N
 def test_the_endpoint_is_there_if_the_run_asks_for_it(
     config: RunConfig, tmp_path: Path, port: int | None
 ) -> None:
-    monitoring = replace(config.monitoring, prometheus_port=port, tensorboard=False)
+    monitoring = replace(config.monitoring, prometheus_port=port, tensorboard_port=None)
     config = replace(config, monitoring=monitoring)
     log = configure_logging(tmp_path, "supervisor")
     registry = Registry()

@@ -40,6 +40,16 @@ def _fetch(url: str) -> bytes:
             time.sleep(0.2)
 
 
+def open_board(run_dir: Path, *, port: int = 0) -> TensorBoard:
+    return TensorBoard(
+        run_dir / "tensorboard",
+        title=run_dir.name,
+        host="127.0.0.1",
+        port=port,
+        log=run_dir / "logs" / "tensorboard.log",
+    )
+
+
 def _gone(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
@@ -56,7 +66,7 @@ def test_a_taken_port_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
             InfrastructureError,
             match=rf"127\.0\.0\.1:{port} \(monitoring\.tensorboard_port\).*0 for a free one",
         ):
-            TensorBoard(tmp_path, host="127.0.0.1", port=port)
+            open_board(tmp_path, port=port)
 
 
 @pytest.mark.covers("logger: tensorboard")
@@ -68,7 +78,7 @@ def test_tensorboard_serves_the_run_on_loopback_and_leaves_nothing_behind(tmp_pa
     )
     events.scalar("reward/mean", 0.5, 1)
     events.close()
-    board = TensorBoard(tmp_path, host="127.0.0.1", port=0)
+    board = open_board(tmp_path)
     try:
         base = board.url.partition("#")[0]
         assert board.url.startswith("http://127.0.0.1:")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import os
 import subprocess
 import sys
@@ -176,7 +177,76 @@ def test_without_the_live_line_only_notes_and_the_end_are_shown(
     screen.console.end("finished", "", 4)
     assert screen.lines == [
         "generator-0 came back",
-        f"the run has finished at step 4 of 4; numbers in {tmp_path}/metrics.jsonl",
+        "the run has finished at step 4 of 4",
+    ]
+
+
+def test_the_end_says_what_the_run_achieved(config: RunConfig, tmp_path: Path) -> None:
+    rows = [
+        {"step": 0, "time_s": 3.0, "eval/pass_at_1": 0.25, "eval/pass_at_1_error": 0.06},
+        *({"step": step, "time_s": 2.0 * step, "reward/mean": step / 40} for step in range(1, 41)),
+    ]
+    rows[30] |= {"eval/pass_at_1": 0.75, "eval/pass_at_1_error": 0.05}
+    rows[40] |= {"eval/pass_at_1": 0.5, "eval/pass_at_1_error": 0.05}
+    lines = [json.dumps(row) for row in rows]
+    # A step that was trained again after a crash counts once, and half a line not at all.
+    repeated = json.dumps(rows[40] | {"time_s": 95.0})
+    (tmp_path / "metrics.jsonl").write_text("\n".join([*lines, repeated, '{"step": 4']))
+    screen = Screen(config, tmp_path, is_terminal=False)
+    screen.console.end("stopped", "", 40, saved=[20, 40])
+    name = tmp_path.name
+    assert screen.lines == [
+        "the run has stopped at step 40 of 4",
+        "held-out pass@1 0.250 ± 0.060 at step 0, 0.500 ± 0.050 at step 40, best 0.750 ± 0.050 at"
+        " step 30",
+        "reward          0.075 to 0.950 (means of the first and the last 5 steps)",
+        "time            1 min 35 s",
+        "checkpoints     steps 20, 40; the best of them by held-out pass@1 is step 40",
+        f"numbers         {tmp_path}/metrics.jsonl",
+        f"look at it      async-rl view {name}; async-rl rollouts {name}",
+        f"go on           async-rl resume {name} num_steps=80; async-rl eval {name}; async-rl"
+        f" export {name} model/",
+    ]
+
+
+def test_a_run_without_a_checkpoint_says_so(config: RunConfig, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "time_s": 2, "reward/mean": 0.5}\n')
+    screen = Screen(config, tmp_path, is_terminal=False)
+    screen.console.end("failed", "learner-0: the loss is not finite", 1)
+    assert screen.lines[:2] == [
+        "the run has failed at step 1 of 4",
+        "learner-0: the loss is not finite",
+    ]
+    assert "checkpoints     none: the run ended before its first checkpoint" in screen.lines
+    assert not any("resume" in line for line in screen.lines)
+
+
+def test_the_line_says_how_long_the_run_still_takes(config: RunConfig, tmp_path: Path) -> None:
+    long = replace(config, num_steps=100)
+    screen = Screen(long, tmp_path, is_terminal=False)
+    for step in range(9):
+        screen.console.progress(step, {}, [])
+        screen.now += 6
+    assert screen.lines[1] == "step 1/100", "one step has no pace"
+    assert screen.lines[-1] == "step 8/100  about 9 min 12 s left"
+    screen.console.progress(3, {}, [])
+    assert screen.lines[-1] == "step 3/100", "the learner went back to a checkpoint"
+
+
+def test_progress_is_logged_without_a_live_line(
+    config: RunConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    quiet = replace(config, monitoring=replace(config.monitoring, live_line=False))
+    screen = Screen(quiet, tmp_path, is_terminal=False)
+    with caplog.at_level("INFO", logger="async_rl.progress"):
+        for step in range(100):
+            screen.console.progress(step, {}, [])
+            screen.now += 1
+    assert [record.message.split("  ")[0] for record in caplog.records] == [
+        "step 0/4",
+        "step 30/4",
+        "step 60/4",
+        "step 90/4",
     ]
 
 

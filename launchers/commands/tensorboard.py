@@ -1,0 +1,84 @@
+"""`async-rl tensorboard`: TensorBoard for ended runs, or for several runs side by side."""
+
+from __future__ import annotations
+
+import signal
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from async_rl.core.errors import ConfigError, InfrastructureError
+from async_rl.core.extras import require
+from async_rl.launchers.commands import runs
+from async_rl.launchers.commands.options import OutputDir, complete_run
+
+
+def tensorboard(
+    chosen: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[RUN ...|DIR]",
+            help="names or directories of runs, or a directory of runs; default: all runs",
+            autocompletion=complete_run,
+        ),
+    ] = None,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="port to bind; 0 = a free one, which is printed")
+    ] = 0,
+    host: Annotated[
+        str, typer.Option(help="address to bind; TensorBoard has no password")
+    ] = "127.0.0.1",
+    output_dir: OutputDir = None,
+) -> None:
+    """Open TensorBoard with runs under their names, ended ones too, until Ctrl-C.
+
+    Examples: async-rl tensorboard; async-rl tensorboard my-run other-run; async-rl tensorboard
+    /data/runs
+    """
+    run_dirs = _run_dirs(chosen or [], output_dir)
+    require("tensorboard", "async-rl tensorboard")
+    from async_rl.monitoring.tensorboard_process import TensorBoard
+
+    # As Ctrl-C: its folder and TensorBoard's own children must not stay.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with tempfile.TemporaryDirectory(prefix="async-rl-tensorboard-") as folder:
+        logdir = Path(folder) / "runs"
+        logdir.mkdir()
+        # TensorBoard calls a run after its directory, and the event files of each are in
+        # <run>/tensorboard. Its --logdir_spec could name them, but reads with a slower loader.
+        for run_dir in run_dirs:
+            (logdir / run_dir.name).symlink_to(run_dir / "tensorboard")
+        title = ", ".join(run_dir.name for run_dir in run_dirs)
+        log = Path(folder) / "log"
+        board = TensorBoard(logdir, title=title, host=host, port=port, log=log)
+        try:
+            typer.echo(f"TensorBoard of {title} at {board.url}")
+            typer.echo("Ctrl-C ends it")
+            code = board.wait()
+            lines = log.read_text(errors="replace").splitlines() or [f"exit status {code}"]
+            raise InfrastructureError(f"TensorBoard has ended: {lines[-1]}")
+        except KeyboardInterrupt:
+            pass
+        finally:
+            board.close()
+
+
+def _run_dirs(chosen: list[str], output_dir: Path | None) -> list[Path]:
+    """Return the directories of the chosen runs, by default all. Raises ConfigError if there is
+    none, or if two of the same name were chosen.
+    """
+    if not chosen:
+        found = runs.all_runs(output_dir or runs.default_output_dir())
+    elif len(chosen) == 1 and runs.is_directory_of_runs(Path(chosen[0])):
+        found = runs.all_runs(Path(chosen[0]).expanduser())
+    else:
+        found = [runs.find(name, output_dir) for name in chosen]
+    if not found:
+        raise ConfigError(f"{output_dir or runs.default_output_dir()} has no run")
+    names = [run_dir.name for run_dir in found]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"{name} is the name of {names.count(name)} chosen runs; choose one")
+    return found
