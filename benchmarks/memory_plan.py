@@ -197,7 +197,6 @@ def settings_of(conf: str, *, ranks: int, overrides: Sequence[str] = ()) -> RunC
             "model.dtype=bfloat16",
             "learner.gpus_each=1",
             f"learner.ranks={ranks}",
-            "learner.logits_chunk_mb=64",
             "data.max_prompt_tokens=512",
             "data.max_response_tokens=1536",
             *overrides,

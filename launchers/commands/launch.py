@@ -59,9 +59,9 @@ def launch(
     """
     # Hydra takes half a second to import, which --help and the other commands do not need.
     from async_rl.launchers.configuration.compose import names
+    from async_rl.launchers.configuration.fitting import model_shape
     from async_rl.launchers.configuration.hardware import pretended_machine
     from async_rl.launchers.configuration.plan import show_config, show_plan
-    from async_rl.launchers.configuration.preflight import model_shape
 
     conf, overrides = split_conf(settings)
     if conf is None:
@@ -108,8 +108,9 @@ def resume(
     s3://bucket/copies/my-run
     """
     from async_rl.launchers.commands import resuming
+    from async_rl.launchers.configuration.fitting import model_shape
     from async_rl.launchers.configuration.plan import show_plan
-    from async_rl.launchers.configuration.preflight import model_shape, preflight
+    from async_rl.launchers.configuration.preflight import preflight
 
     if resuming.is_copy(run):
         run_dir = resuming.fetch(run, output_dir or runs.default_output_dir())

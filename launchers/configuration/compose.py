@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from async_rl.launchers.configuration.choices import (
     put,
     variants,
 )
+from async_rl.launchers.configuration.fitting import fit_to_machine
 from async_rl.launchers.configuration.old_names import (
     modernized,
     require_same_objective,
@@ -156,7 +157,16 @@ def _composed(
     for place, value in given.values:
         if is_choice(place, value):
             put(tree, place, value)
-    return _finished(with_new_names(tree), given, conf, own), preset
+    config = _finished(with_new_names(tree), given, conf, own)
+    return fit_to_machine(config, machine, preset, _chosen(given, own)), preset
+
+
+def _chosen(given: Overrides, own: Tree) -> Collection[str]:
+    """Return the paths of the settings that the user chose."""
+    tree = copy.deepcopy(own)
+    for path, value in given.values:
+        put(tree, path, value)
+    return dict(schema.flatten(translated(tree)[0])).keys()
 
 
 def _launcher_of(own: Tree, given: Overrides) -> str:

@@ -19,7 +19,8 @@ from async_rl.launchers.backends.cluster import cluster_cpus
 from async_rl.launchers.configuration.compose import to_yaml
 from async_rl.launchers.configuration.hardware import described
 from async_rl.planning.derived import derived_numbers
-from async_rl.planning.estimate import memory_mb
+from async_rl.planning.estimate import gpu_memory_mb, memory_mb
+from async_rl.planning.reasons import reasons
 from async_rl.planning.shape import ModelShape
 from async_rl.planning.topology import ProcessSpec
 from async_rl.wire.addresses import AUTO, LOOPBACK
@@ -61,7 +62,11 @@ def show_plan(
     rows: list[tuple[str, Role, str]] = [("supervisor", "supervisor", everywhere)]
     rows += [(spec.name, spec.role, _placement(config, spec, everywhere)) for spec in specs]
     for name, role, placement in rows:
-        size = f"{memory_mb(config_of(config, pool_of(name)), role, shape)} MB"
+        own = config_of(config, pool_of(name))
+        size = f"{memory_mb(own, role, shape)} MB"
+        on_gpu = 0 if shape is None else gpu_memory_mb(own, role, shape)
+        if on_gpu:
+            size += f", GPU {on_gpu} MB"
         table.add_row(
             name, role, f"{config.launcher.kind}, {host}", placement, _address(config, role), size
         )
@@ -76,7 +81,7 @@ def show_plan(
     )
     if preset:
         numbers.add_row("hardware", f"{preset} ({described(machine)})")
-    for what, how_much in derived_numbers(config, shape):
+    for what, how_much in [*derived_numbers(config, shape), *reasons(config, shape, machine)]:
         numbers.add_row(what, how_much)
     console.print(numbers)
 

@@ -13,8 +13,6 @@ from collections.abc import Iterator
 from glob import glob, has_magic
 from pathlib import Path
 
-import msgspec
-
 from async_rl.config.algorithm import PluginAdvantage, PluginCorrection, PluginLoss
 from async_rl.config.checks.run import machine_problems, raise_if_any
 from async_rl.config.plugins import (
@@ -36,12 +34,11 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.core.extras import missing
 from async_rl.core.machine import Machine, package_problem
-from async_rl.data.embedded import TINY_CODER
 from async_rl.launchers.backends.choosing import launcher_problems
 from async_rl.launchers.configuration.compose import is_local_model
+from async_rl.launchers.configuration.fitting import model_shape
 from async_rl.planning.estimate import disk_mb
 from async_rl.planning.fit import fit_problems
-from async_rl.planning.shape import ModelShape, embedded_shape, shape_from_hf
 from async_rl.rewards.functions import check_functions
 from async_rl.rewards.verifier.checker import load_checker
 from async_rl.sandbox.cell import CellFailed
@@ -61,22 +58,6 @@ def preflight(
     is_new: the run's directory must not exist yet.
     """
     raise_if_any(_problems(config, machine, is_new=is_new))
-
-
-def model_shape(config: RunConfig) -> ModelShape | None:
-    """Return the shape of the policy; None if it is unknown before the model is loaded."""
-    if config.model.path is None:
-        return embedded_shape(
-            hidden_size=TINY_CODER.hidden_size,
-            num_layers=TINY_CODER.num_layers,
-            num_heads=TINY_CODER.num_heads,
-        )
-    try:
-        return shape_from_hf(
-            msgspec.json.decode((Path(config.model.path) / "config.json").read_bytes(), type=dict)
-        )
-    except (OSError, msgspec.DecodeError, KeyError):
-        return None
 
 
 def _problems(

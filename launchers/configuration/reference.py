@@ -1,5 +1,5 @@
 """Generation of files in docs/: configuration.md from the schema; metrics.md and the Grafana
-dashboard grafana.json from the catalogue.
+dashboard grafana.json from the catalogue; gpu_plans.md from the planner.
 
     make docs
 
@@ -13,6 +13,7 @@ import json
 import sys
 from pathlib import Path
 
+from async_rl.launchers.configuration.reference_plans import plans_page
 from async_rl.launchers.configuration.reference_settings import settings_page, table
 from async_rl.launchers.configuration.schema import json_schema
 from async_rl.monitoring.prometheus import exported_name
@@ -44,6 +45,7 @@ def pages() -> dict[str, str]:
         "configuration.schema.json": json.dumps(json_schema(), indent=1) + "\n",
         "metrics.md": metrics_page(),
         "grafana.json": dashboard(),
+        "gpu_plans.md": plans_page(),
     }
 
 

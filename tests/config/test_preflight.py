@@ -12,7 +12,8 @@ import pytest
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine
 from async_rl.launchers.configuration.compose import compose
-from async_rl.launchers.configuration.preflight import model_shape, preflight
+from async_rl.launchers.configuration.fitting import model_shape
+from async_rl.launchers.configuration.preflight import preflight
 
 MACHINE = Machine(cores=(0, 1), num_gpus=0, memory_mb=8000)
 PINNED = ("generators.cores=[0]", "learner.cores=[1]")

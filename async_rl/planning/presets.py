@@ -1,0 +1,157 @@
+"""The settings of learner and engines that follow from the model and the memory of the GPUs. Pure.
+
+The preset of conf/hardware divides a machine's GPUs without knowing the model; `fitted` chooses
+what depends on it. A setting that the user gave is never changed.
+Invariant: of the plans that fit, the one with the fewest learner ranks is chosen, then the one that
+recomputes nothing, then the one with the longest passes. If none fits, the result is the one that
+needs the least memory, which the checks refuse with its numbers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from async_rl.config.base import AnySection, replace
+from async_rl.config.run import RunConfig
+from async_rl.core.machine import Machine
+from async_rl.planning.estimate import (
+    CUDA_CONTEXT_MB,
+    engine_mb,
+    gpu_memory_mb,
+    kv_token_bytes,
+    longest_sequence,
+)
+from async_rl.planning.shape import ModelShape
+
+_PARTS = (1, 2, 4, 8)
+_LONGEST_PASS = 32768  # longer passes are not faster: the matrices are large enough before
+_SHORTEST_PASS = 8192  # shorter passes leave a GPU waiting for kernels
+_LARGE_GPU_MB = 40 << 10
+_ROOM = 0.95  # of a GPU: drivers reserve a part, and an estimate may be a few percent low
+_CACHED_SEQUENCES = 8  # an engine that holds fewer sequences in its cache decodes too few together
+
+
+def fitted(
+    config: RunConfig, shape: ModelShape, machine: Machine, given: Collection[str]
+) -> RunConfig:
+    """Return the configuration with the settings that fit the model to the GPUs of the machine.
+
+    given: paths of settings that the user chose.
+    """
+    learner, engine = config.learner, config.generation.vllm
+    if not config.generators.gpus_each:
+        # The preset's cache is that of a small model; it must hold a few sequences of this one.
+        cache_mb = max(engine.kv_cache_mb, _cache_mb(config, shape, _CACHED_SEQUENCES))
+        return _with_cache(config, cache_mb, given)
+    if not machine.gpu_mb or not learner.gpus_each:
+        return config
+    batched = 8192 if machine.gpu_mb >= _LARGE_GPU_MB else 4096
+    changes = {"max_num_batched_tokens": max(batched, engine.max_num_seqs)}
+    engine = _with(engine, "generation.vllm", changes, given)
+    config = replace(config, generation=replace(config.generation, vllm=engine))
+    if learner.gpus_each < 1:
+        return _on_one_gpu(config, shape, machine, given)
+    return _on_own_gpus(config, shape, machine, given)
+
+
+def learner_forms(config: RunConfig, given: Collection[str]) -> Iterator[RunConfig]:
+    """Yield the ways to run the learner's passes, the fastest first."""
+    longest = longest_sequence(config)
+    sizes = [_LONGEST_PASS >> n for n in range(6)]
+    passes = [size for size in sizes if size > longest] + [longest]
+    long_passes = [size for size in passes if size >= _SHORTEST_PASS] or passes[:1]
+    for is_recomputed, tokens in [
+        *itertools.product((False,), long_passes),
+        *itertools.product((True,), passes),
+    ]:
+        changes = {"gradient_checkpointing": is_recomputed, "budget_tokens": tokens}
+        yield replace(config, learner=_with(config.learner, "learner", changes, given))
+
+
+def _on_own_gpus(
+    config: RunConfig, shape: ModelShape, machine: Machine, given: Collection[str]
+) -> RunConfig:
+    """Divide whole GPUs between learner ranks and engines."""
+    config = _in_parts(config, shape, machine, given)
+    parts = round(config.generators.gpus_each)
+    groups = config.buffer.groups_per_step // config.learner.minibatches
+    most = min(groups, machine.num_gpus - parts)
+    first = config.learner.ranks
+    counts = [first] if "learner.ranks" in given else range(first, max(first, most) + 1)
+    best = config
+    for num_ranks in counts:
+        wide = replace(config, learner=replace(config.learner, ranks=num_ranks))
+        for best in learner_forms(wide, given):
+            if gpu_memory_mb(best, "learner", shape) <= _ROOM * machine.gpu_mb:
+                return _with_engines(best, machine, given)
+    return _with_engines(best, machine, given)
+
+
+def _in_parts(
+    config: RunConfig, shape: ModelShape, machine: Machine, given: Collection[str]
+) -> RunConfig:
+    """Divide an engine over as few GPUs as its weights and a small KV cache need."""
+    generation = config.generation
+    cache_mb = _cache_mb(config, shape, _CACHED_SEQUENCES)
+    for parts in _PARTS:
+        if parts >= machine.num_gpus:
+            break
+        engine = _with(generation.vllm, "generation.vllm", {"tensor_parallel_size": parts}, given)
+        generators = _with(config.generators, "generators", {"gpus_each": float(parts)}, given)
+        config = replace(config, generation=replace(generation, vllm=engine), generators=generators)
+        room_mb = machine.gpu_mb * engine.gpu_memory_utilization
+        if engine_mb(config, shape) + cache_mb / parts <= room_mb:
+            break
+    return config
+
+
+def _with_engines(config: RunConfig, machine: Machine, given: Collection[str]) -> RunConfig:
+    left = machine.num_gpus - config.learner.ranks
+    changes = {"count": max(1, left // round(config.generators.gpus_each))}
+    return replace(config, generators=_with(config.generators, "generators", changes, given))
+
+
+def _on_one_gpu(
+    config: RunConfig, shape: ModelShape, machine: Machine, given: Collection[str]
+) -> RunConfig:
+    """Divide one GPU between a learner and an engine, which gets its KV cache in bytes.
+
+    vLLM would measure free memory, and count what the learner takes meanwhile as its own.
+    """
+    engine = engine_mb(config, shape)
+    least = _cache_mb(config, shape, _CACHED_SEQUENCES)
+    takes_turns = config.placement == "colocated"
+    best = config
+    for best in learner_forms(config, given):
+        learner = gpu_memory_mb(best, "learner", shape)
+        # Beside a process that sleeps there is its CUDA context.
+        beside = CUDA_CONTEXT_MB if takes_turns else learner
+        room = machine.gpu_mb - beside - engine
+        if room >= least and (not takes_turns or learner + CUDA_CONTEXT_MB <= machine.gpu_mb):
+            break
+    # What no estimate covers: a tenth of the GPU stays free.
+    cache = max(least, room - machine.gpu_mb // 10)
+    return _with_cache(best, cache, given)
+
+
+def _with_cache(config: RunConfig, cache_mb: int, given: Collection[str]) -> RunConfig:
+    changes = {"kv_cache_mb": cache_mb}
+    vllm = _with(config.generation.vllm, "generation.vllm", changes, given)
+    return replace(config, generation=replace(config.generation, vllm=vllm))
+
+
+def _cache_mb(config: RunConfig, shape: ModelShape, num_sequences: int) -> int:
+    """The KV cache of some sequences of the greatest length."""
+    sequence = kv_token_bytes(config, shape) * longest_sequence(config)
+    return math.ceil(num_sequences * sequence / 2**20)
+
+
+def _with(
+    section: AnySection, path: str, changes: dict[str, Any], given: Collection[str]
+) -> AnySection:
+    """The section with the changes of settings that were not given."""
+    chosen = {name: value for name, value in changes.items() if f"{path}.{name}" not in given}
+    return replace(section, **chosen)
