@@ -47,6 +47,7 @@ ROUNDS = 5
 
 class _Prompts:
     num_held_out = 0
+    vocabulary_size = 100_000
     order = PromptOrder(0, 1, shuffle=False)
 
     def prompt(self, purpose: Purpose, index: int) -> Prompt:
@@ -73,13 +74,15 @@ def _config(durability: str) -> RunConfig:
 
 def _group(ticket: Ticket, num_tokens: int) -> Group:
     rng = np.random.default_rng(ticket.group_id)
+    is_prompt = np.arange(num_tokens) < 16
+    written = rng.integers(0, 50_000, num_tokens, dtype=np.int32)
     trajectories = [
         Trajectory(
-            token_ids=rng.integers(0, 50_000, num_tokens, dtype=np.int32),
+            token_ids=np.where(is_prompt, np.int32(0), written),
             prompt_length=16,
-            loss_mask=np.arange(num_tokens) >= 16,
-            behavior_logprobs=rng.random(num_tokens, dtype=np.float32),
-            versions=np.full(num_tokens, ticket.admitted_version, np.int32),
+            loss_mask=~is_prompt,
+            behavior_logprobs=-rng.random(num_tokens, dtype=np.float32),
+            versions=np.where(is_prompt, -1, ticket.admitted_version).astype(np.int32),
             is_truncated=False,
             score=Score(reward=1.0, parts={}, verdicts=(Verdict.PASS,) * 8, latency_s=0.01),
         )

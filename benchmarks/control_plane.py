@@ -12,13 +12,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import signal
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,21 +21,18 @@ from typing import Any
 import msgspec
 import numpy as np
 import psutil
-import zmq
-import zmq.asyncio
 
 from async_rl.buffer.service import BufferService
 from async_rl.buffer.store.audit import Promise, audit
 from async_rl.buffer.store.ledger import reading
 from async_rl.buffer.store.store import Store
 from async_rl.config.base import replace
-from async_rl.core.types import Group, Ticket
+from async_rl.core.types import NO_VERSION, Group, Ticket
 from async_rl.observability.activity import Activity
 from async_rl.processes.buffer import Tasks
 from async_rl.protocol.buffer import PutGroup, RequestWork
 from async_rl.protocol.learner import CommitStep, TakeBatch
-from async_rl.wire.keys import create_keys, load_keys
-from async_rl.wire.rpc import RpcClient, RpcServer
+from benchmarks import simulated
 from benchmarks.buffer import _config, _group, _Prompts, _ticket
 from benchmarks.figures import figure
 
@@ -70,56 +62,19 @@ def config_of(num_generators: int) -> Any:
 
 async def serve(directory: Path, num_generators: int) -> None:
     """Run the buffer until SIGTERM."""
-    stopping = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     async with Store(directory / "store.sqlite", durability="normal", clock=time.time) as store:
         service = BufferService(config_of(num_generators), _Prompts(), store, clock=time.monotonic)
         context: Any = SimpleNamespace(activity=Activity(), version=0)
-        with RpcServer("127.0.0.1", 0, load_keys(directory), service.handlers) as server:
-            tasks = [
-                asyncio.create_task(server.serve()),
-                asyncio.create_task(Tasks(context, service, store).show_state()),
-            ]
-            (directory / "address").write_text(server.address)
-            await stopping.wait()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-
-@contextlib.contextmanager
-def buffer_process(directory: Path, num_generators: int) -> Iterator[psutil.Process]:
-    """Start a buffer and yield its process once it serves; end it with the block."""
-    create_keys(directory)
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.control_plane",
-        "--serve",
-        str(directory),
-        "--generators",
-        str(num_generators),
-    ]
-    with subprocess.Popen(command) as process:
-        try:
-            while not (directory / "address").exists() or not (directory / "address").read_text():
-                assert process.poll() is None
-                time.sleep(0.05)
-            yield psutil.Process(process.pid)
-        finally:
-            process.terminate()
-            process.wait()
+        showing = Tasks(context, service, store).show_state()
+        await simulated.serve_until_terminated(directory, service.handlers, showing)
 
 
 class Load:
     """Simulated generators and a learner that use one buffer."""
 
     def __init__(self, directory: Path, num_generators: int) -> None:
-        self._address = (directory / "address").read_text()
-        self._keys = load_keys(directory)
+        self._clients = simulated.Clients(directory, num_generators)
         self._num_generators = num_generators
-        self._context = zmq.asyncio.Context()
-        self._context.set(zmq.MAX_SOCKETS, 2 * num_generators + 64)
         self._template = _group(_ticket(), TOKENS)
         self.version = 0
         self.num_put = 0
@@ -131,31 +86,25 @@ class Load:
         tasks.append(asyncio.create_task(self._learn()))
         await asyncio.sleep(WARM_UP_S + self._num_generators / 250)
         self.latencies_s.clear()
-        cpu_s, num_put, started = sum(process.cpu_times()[:2]), self.num_put, time.monotonic()
+        cpu_s, num_put, started = simulated.cpu_s(process), self.num_put, time.monotonic()
         await asyncio.sleep(SECONDS)
         result = (
-            sum(process.cpu_times()[:2]) - cpu_s,
+            simulated.cpu_s(process) - cpu_s,
             self.num_put - num_put,
             time.monotonic() - started,
         )
-        for task in tasks:
-            task.cancel()
-        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
-            if not isinstance(outcome, asyncio.CancelledError):
-                raise RuntimeError("a simulated process ended early") from (
-                    outcome if isinstance(outcome, BaseException) else None
-                )
-        self._context.term()
+        await self._clients.end(tasks)
         return result
 
     async def _generate(self, index: int) -> None:
+        name = f"generator-{index}"
         period_s = self._num_generators / GROUPS_PER_S
         await asyncio.sleep(WARM_UP_S * index / self._num_generators)
         due_s = time.monotonic()
-        async with RpcClient(self._address, self._keys, context=self._context) as buffer:
+        async with self._clients.connect() as buffer:
             while True:
                 request = RequestWork(
-                    generator=f"generator-{index}",
+                    generator=name,
                     incarnation="a",
                     version=self.version,
                     credit=1,
@@ -168,11 +117,12 @@ class Load:
                 due_s = max(due_s + period_s, time.monotonic() - period_s)
                 await asyncio.sleep(max(0.0, due_s - time.monotonic()))
                 for ticket in tickets:
-                    await buffer.call(PutGroup(group=self._written(ticket)), timeout_s=60)
+                    await buffer.call(PutGroup(group=self._written(ticket, name)), timeout_s=60)
                     self.num_put += 1
 
-    def _written(self, ticket: Ticket) -> Group:
-        versions = np.full_like(self._template.trajectories[0].versions, ticket.admitted_version)
+    def _written(self, ticket: Ticket, generator: str) -> Group:
+        before = self._template.trajectories[0].versions
+        versions = np.where(before == NO_VERSION, before, np.int32(ticket.admitted_version))
         samples = [
             msgspec.structs.replace(t, versions=versions) for t in self._template.trajectories
         ]
@@ -180,13 +130,14 @@ class Load:
             self._template,
             group_id=ticket.group_id,
             attempt=ticket.attempt,
+            generator=generator,
             prompt_id=ticket.prompt.prompt_id,
             admitted_version=ticket.admitted_version,
             trajectories=samples,
         )
 
     async def _learn(self) -> None:
-        async with RpcClient(self._address, self._keys, context=self._context) as buffer:
+        async with self._clients.connect() as buffer:
             while True:
                 batch = await buffer.call(
                     TakeBatch(train_version=self.version, wait_s=20.0), timeout_s=60
@@ -203,7 +154,8 @@ def measure(num_generators: int) -> float:
     """Return the CPU milliseconds of the buffer per group."""
     with tempfile.TemporaryDirectory(prefix="bench-control-", dir=Path.cwd()) as name:
         directory = Path(name)
-        with buffer_process(directory, num_generators) as process:
+        words = ("--generators", str(num_generators))
+        with simulated.service("benchmarks.control_plane", directory, *words) as process:
             load = Load(directory, num_generators)
             cpu_s, num_put, seconds = asyncio.run(load.run(process))
         promise = Promise(

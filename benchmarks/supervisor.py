@@ -12,22 +12,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import io
 import logging
 import random
 import signal
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
-import zmq
-import zmq.asyncio
 
 from async_rl.core.codec import encode
 from async_rl.launchers.configuration.compose import compose
@@ -40,8 +34,8 @@ from async_rl.supervision.control import ControlService, StopRequest
 from async_rl.supervision.liveness import Liveness, StallWatch
 from async_rl.supervision.monitor import Monitor
 from async_rl.supervision.registry import Registry
-from async_rl.wire.keys import create_keys, load_keys
-from async_rl.wire.rpc import RpcClient, RpcServer
+from async_rl.wire.rpc import RpcClient
+from benchmarks import simulated
 from benchmarks.figures import figure
 
 SECONDS = 15.0
@@ -55,8 +49,6 @@ _LOG = logging.getLogger("supervisor")
 
 async def serve(directory: Path, num_members: int) -> None:
     """Run the supervisor's control socket until SIGTERM. SIGUSR1: a member leaves and returns."""
-    stopping = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     registry = Registry()
     registry.wanted = {"generators": num_members}
     liveness = Liveness(registry, _CONFIG.timeouts, is_local=True)
@@ -65,6 +57,7 @@ async def serve(directory: Path, num_members: int) -> None:
     with Monitor(
         _CONFIG,
         directory,
+        step=0,
         registry=registry,
         liveness=liveness,
         console=Console(_CONFIG, directory, terminal=terminal),
@@ -94,16 +87,7 @@ async def serve(directory: Path, num_members: int) -> None:
             registry.register(registration(index))
 
         asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, replace_one)
-        with RpcServer("127.0.0.1", 0, load_keys(directory), service.handlers()) as server:
-            tasks = [
-                asyncio.create_task(server.serve()),
-                asyncio.create_task(service.refresh()),
-            ]
-            (directory / "address").write_text(server.address)
-            await stopping.wait()
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await simulated.serve_until_terminated(directory, service.handlers(), service.refresh())
 
 
 def name_of(index: int) -> str:
@@ -127,32 +111,13 @@ def registration(index: int) -> Register:
     )
 
 
-@contextlib.contextmanager
-def supervisor(directory: Path, num_members: int) -> Iterator[psutil.Process]:
-    """Start the supervisor and yield its process once it serves; end it with the block."""
-    create_keys(directory)
-    command = [sys.executable, "-m", "benchmarks.supervisor", "--serve", str(directory)]
-    with subprocess.Popen([*command, "--members", str(num_members)]) as process:
-        try:
-            while not (directory / "address").exists() or not (directory / "address").read_text():
-                assert process.poll() is None
-                time.sleep(0.05)
-            yield psutil.Process(process.pid)
-        finally:
-            process.terminate()
-            process.wait()
-
-
 class Members:
     """Simulated members of one run."""
 
     def __init__(self, directory: Path, num_members: int) -> None:
-        self._address = (directory / "address").read_text()
-        self._keys = load_keys(directory)
+        self._clients = simulated.Clients(directory, num_members)
         self._num_members = num_members
         self._start_s = max(START_S, num_members / 20)
-        self._context = zmq.asyncio.Context()
-        self._context.set(zmq.MAX_SOCKETS, num_members + 64)
         self.beats_s: list[float] = []
         self.list_bytes = 0
 
@@ -162,12 +127,7 @@ class Members:
         await asyncio.sleep(self._start_s)
         quiet = await self._measured(process, changes=0)
         changing = await self._measured(process, changes=round(CHANGES_PER_S * SECONDS))
-        for task in tasks:
-            task.cancel()
-        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
-            if not isinstance(outcome, asyncio.CancelledError):
-                raise RuntimeError("a simulated member ended early") from outcome
-        self._context.term()
+        await self._clients.end(tasks)
         return {
             "quiet": quiet[0],
             "beats": quiet[1],
@@ -182,7 +142,7 @@ class Members:
         """Return (cores, beats per second, 99th percentile of their latency, bytes per change)."""
         self.beats_s.clear()
         self.list_bytes = 0
-        cpu_s, started_s = sum(process.cpu_times()[:2]), time.monotonic()
+        cpu_s, started_s = simulated.cpu_s(process), time.monotonic()
         for number in range(changes):
             process.send_signal(signal.SIGUSR1)
             await asyncio.sleep(max(0, started_s + (number + 1) / CHANGES_PER_S - time.monotonic()))
@@ -190,7 +150,7 @@ class Members:
         took_s = time.monotonic() - started_s
         latencies = sorted(self.beats_s) or [float("nan")]
         return (
-            (sum(process.cpu_times()[:2]) - cpu_s) / took_s,
+            (simulated.cpu_s(process) - cpu_s) / took_s,
             len(self.beats_s) / took_s,
             latencies[int(0.99 * (len(latencies) - 1))],
             self.list_bytes / max(1, changes),
@@ -198,7 +158,7 @@ class Members:
 
     async def _live(self, index: int) -> None:
         await asyncio.sleep(self._start_s / 2 * index / self._num_members)
-        async with RpcClient(self._address, self._keys, context=self._context) as client:
+        async with self._clients.connect() as client:
             await client.call(registration(index), timeout_s=60)
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._follow(client, index))
@@ -244,7 +204,8 @@ def measure(num_members: int) -> None:
     """Print the figures of one number of members."""
     with tempfile.TemporaryDirectory(prefix="bench-supervisor-") as name:
         directory = Path(name)
-        with supervisor(directory, num_members) as process:
+        words = ("--members", str(num_members))
+        with simulated.service("benchmarks.supervisor", directory, *words) as process:
             found = asyncio.run(Members(directory, num_members).run(process))
     who = f"{num_members} members"
     figure(f"{who}: heartbeats", found["beats"], "1/s")

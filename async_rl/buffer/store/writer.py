@@ -202,8 +202,10 @@ class Writer:
         self._connection.execute("COMMIT")
         self._unmoved_bytes += size + _COMMIT_BYTES
         if self._is_log_long:
-            self._is_log_long = False
-            self._connection.execute("PRAGMA wal_checkpoint(RESTART)")
+            restart = self._connection.execute("PRAGMA wal_checkpoint(RESTART)")
+            is_busy, _, _ = restart.fetchone()
+            # The other thread is in a checkpoint, which it ends soon: the next commit tries again.
+            self._is_log_long = bool(is_busy)
         elif self._unmoved_bytes >= _MOVE_BYTES:
             self._unmoved_bytes = 0
             self._is_due.put(True)
@@ -217,11 +219,18 @@ class Writer:
             contextlib.suppress(sqlite3.Error, InfrastructureError),
             contextlib.closing(connect(self._path)) as connection,
         ):
-            while self._is_due.get():
-                _, num_pages, num_moved = connection.execute(
-                    "PRAGMA wal_checkpoint(PASSIVE)"
-                ).fetchone()
-                self._is_log_long = num_pages > _LONGEST_LOG_PAGES and num_moved < num_pages
+            while self._next_notice():
+                _, num_pages, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+                # Although all of it was moved: SQLite begins the log anew only if it finds no newer
+                # commit in it, and a writer that never rests always has one.
+                self._is_log_long = num_pages > _LONGEST_LOG_PAGES
+
+    def _next_notice(self) -> bool:
+        """Wait for a notice and return the last one; several are one checkpoint."""
+        notice = self._is_due.get()
+        while notice and not self._is_due.empty():
+            notice = self._is_due.get()
+        return notice
 
     def _apply(self, statements: list[Statement]) -> int:
         """Execute one change; return the bytes of trajectories that it wrote."""
