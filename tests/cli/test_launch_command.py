@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from unread_output import run_unread
 
 from async_rl.config.run import RunConfig
 from async_rl.launchers import cli
@@ -185,16 +186,8 @@ def test_a_plan_that_nobody_reads_does_not_keep_the_run_from_starting(tmp_path: 
         "sys.stdin.readline()\n"
         f"launch.launch(['conf=grpo_code', 'output_dir={tmp_path}', 'run_name=mine'])\n"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.close()
-        _, errors = process.communicate(b"go on\n", timeout=60)
-    assert b"Exit: 7" in errors or process.returncode == 7, errors
+    code, errors = run_unread(program)
+    assert b"Exit: 7" in errors or code == 7, errors
     assert (tmp_path / "mine" / "config.yaml").is_file()
 
 

@@ -6,13 +6,12 @@ import errno
 import io
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 from rich.console import Console as RichConsole
+from unread_output import run_unread
 
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
@@ -367,13 +366,4 @@ def test_a_run_whose_output_nobody_reads_goes_on_and_exits_as_it_ends() -> None:
         "console.end('finished', '', 1)\n"
         "sys.exit(7)\n"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.close()
-        _, errors = process.communicate(b"go on\n", timeout=60)
-    assert (process.returncode, errors) == (7, b"")
+    assert run_unread(program) == (7, b"")
