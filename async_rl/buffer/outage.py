@@ -13,6 +13,12 @@ from __future__ import annotations
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
 """Several attempts fit into the learner's wait for a batch (timeouts.stall_s / 3)."""
+MOST_SPARED = 10
+"""Attempts of one group that an outage does not count: three minutes of trials.
+
+A generator that has scored nothing yet cannot tell an outage from a prompt that cannot be scored.
+Without a bound such prompts would hold up the run for good when nothing else may be generated.
+"""
 
 
 class Outage:

@@ -21,7 +21,7 @@ from async_rl.buffer.admission import Admission, Gate
 from async_rl.buffer.groups import OpenGroup, Recovered, StoredGroup
 from async_rl.buffer.leases import Leases
 from async_rl.buffer.lives import Lives
-from async_rl.buffer.outage import Outage
+from async_rl.buffer.outage import MOST_SPARED, Outage
 from async_rl.buffer.progress import EvaluationProgress
 from async_rl.buffer.replay import Replay, Take
 from async_rl.buffer.tickets import Tickets
@@ -158,12 +158,13 @@ class BufferState:
 
     def fail(self, group_id: int, attempt: int, reason: DropReason, message: str) -> None:
         """End the attempt; the group is dropped after generation.max_attempts of them, not counting
-        those of an outage.
+        the first ones of an outage.
         """
         group = self._admission.open.get(group_id)
         if group is None or group.attempt != attempt or group.state is not GroupState.GENERATING:
             return
-        is_spared = reason is DropReason.SCORING_OUTAGE
+        is_outage = reason is DropReason.SCORING_OUTAGE
+        is_spared = is_outage and group.num_spared < MOST_SPARED
         self._return_tickets([group], reason, message, is_spared=is_spared)
 
     def lose(

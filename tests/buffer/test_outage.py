@@ -64,6 +64,25 @@ def test_an_outage_uses_up_no_prompt_and_holds_tickets_back_with_growing_pauses(
     run(scenario())
 
 
+def test_a_prompt_that_no_generator_can_score_is_dropped_in_the_end(tmp_path: Path) -> None:
+    """A generator that has scored nothing takes it for an outage, and nothing else may start."""
+
+    async def scenario() -> None:
+        clock = Clock()
+        config = make_config(groups_per_step=1, max_staleness=0, max_attempts=2)
+        async with opened(tmp_path, config, clock=clock) as service:
+            started_s = clock.now
+            while not service.state.drops:
+                await fail_all(service, await tickets(service, 0))
+                clock.now += 1
+            assert service.state.drops == {"scoring_outage": 1}
+            assert 180 < clock.now - started_s < 300
+            clock.now += 30
+            assert [ticket.group_id for ticket in await tickets(service, 0)] == [1]
+
+    run(scenario())
+
+
 def test_attempts_of_an_outage_do_not_count_after_a_restart_of_the_buffer(tmp_path: Path) -> None:
     async def scenario() -> None:
         config = make_config(max_attempts=2, max_staleness=0)
