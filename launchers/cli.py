@@ -25,6 +25,7 @@ from async_rl.launchers.commands.ledger import ledger
 from async_rl.launchers.commands.list_runs import list_runs
 from async_rl.launchers.commands.logs import logs
 from async_rl.launchers.commands.migrate import migrate
+from async_rl.launchers.commands.qualify import qualify
 from async_rl.launchers.commands.rollouts import show_rollouts
 from async_rl.launchers.commands.scale import scale
 from async_rl.launchers.commands.status import status
@@ -59,6 +60,7 @@ app.command("rollouts")(show_rollouts)
 app.command("eval")(evaluate)
 app.command()(export)
 app.command()(doctor)
+app.command()(qualify)
 app.command()(init)
 app.command()(verify)
 app.add_typer(verifier_commands, name="verifier")

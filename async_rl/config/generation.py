@@ -45,6 +45,8 @@ class VllmConfig(Section):
     """disable compilation and CUDA graphs"""
     load_format: Literal["auto", "dummy"]
     """dummy = random weights until the first push"""
+    extra: list[Annotated[str, Field(pattern="^\\w+=.+$")]]
+    """name=value pairs of further vLLM engine arguments; the value is JSON or text"""
 
 
 class GenerationConfig(Section):

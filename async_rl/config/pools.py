@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from async_rl.config.base import as_builtins, replace
+from async_rl.config.checks.vllm_extra import num_workers
 from async_rl.config.generation import PoolConfig
 from async_rl.config.run import RunConfig
 from async_rl.core.types import Purpose
@@ -132,7 +133,9 @@ def own_settings(config: RunConfig, pool: str) -> dict[str, Any]:
     if settings.tensor_parallel_size is not None:
         given.setdefault(
             "gpus_each",
-            float(settings.tensor_parallel_size) if config.generators.gpus_each > 0 else 0.0,
+            float(num_workers(config.generation.vllm, settings.tensor_parallel_size))
+            if config.generators.gpus_each > 0
+            else 0.0,
         )
     return given
 

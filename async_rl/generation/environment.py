@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+from async_rl.config.checks.vllm_extra import num_workers
 from async_rl.config.run import RunConfig
 
 T = TypeVar("T")
@@ -35,9 +36,9 @@ def uses_gpu(config: RunConfig) -> bool:
 def has_core_process(config: RunConfig) -> bool:
     """Return whether vLLM's core runs in a process of its own. On a GPU that overlaps the work of
     the CPU with the GPU's; on a CPU it only costs: two imports of vLLM, and a copy of each step's
-    tokens.
+    tokens. Several workers need it: vLLM's queue to them has room for one caller.
     """
-    return uses_gpu(config)
+    return uses_gpu(config) or num_workers(config.generation.vllm) > 1
 
 
 def prepare_environment(config: RunConfig, cores: Sequence[int]) -> None:
@@ -46,9 +47,7 @@ def prepare_environment(config: RunConfig, cores: Sequence[int]) -> None:
     """
     if cores:
         os.sched_setaffinity(0, cores)
-    num_threads = max(
-        1, len(os.sched_getaffinity(0)) // config.generation.vllm.tensor_parallel_size
-    )
+    num_threads = max(1, len(os.sched_getaffinity(0)) // num_workers(config.generation.vllm))
     variables = {
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",

@@ -23,9 +23,9 @@ _ROWS = 4
 _ROW_TOKENS = 16
 _WORST = "weights/probe_abs_max"
 _CAUSES = (
-    "likely causes: different dtypes (model.dtype), a model that the engine implements differently,"
-    " a head or an adapter that the push does not refresh, or weights.probe_tolerance below the"
-    " dtype's precision"
+    "likely causes: different dtypes (model.dtype), an argument of generation.vllm.extra, a model"
+    " that the engine implements differently, a head or an adapter that the push does not refresh,"
+    " or weights.probe_tolerance below the dtype's precision"
 )
 
 

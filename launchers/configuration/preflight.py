@@ -34,6 +34,7 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.core.extras import missing
 from async_rl.core.machine import Machine, package_problem
+from async_rl.generation.vllm.surface import vllm_problems
 from async_rl.launchers.backends.choosing import launcher_problems
 from async_rl.launchers.configuration.compose import is_local_model
 from async_rl.launchers.configuration.fitting import model_shape
@@ -100,6 +101,7 @@ def _package_problems(config: RunConfig) -> Iterator[str]:
     needed |= {"starlette": "the verifiers of a run", "uvicorn": "the verifiers of a run"}
     if config.generation.engine == "vllm":
         needed["vllm"] = "generation.engine=vllm"
+        yield from vllm_problems(config.generation.vllm.extra)
     if config.monitoring.wandb is not None:
         needed["wandb"] = f"monitoring.wandb={config.monitoring.wandb}"
     problems = (missing(package, feature) for package, feature in needed.items())

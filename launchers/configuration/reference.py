@@ -16,6 +16,7 @@ from pathlib import Path
 from async_rl.launchers.configuration.reference_plans import plans_page
 from async_rl.launchers.configuration.reference_settings import settings_page, table
 from async_rl.launchers.configuration.schema import json_schema
+from async_rl.launchers.qualification.catalogue import hardware_page
 from async_rl.monitoring.prometheus import exported_name
 from async_rl.observability.catalogue import FIRST_SCREEN, METRICS, MetricKind, MetricSpec, describe
 
@@ -38,6 +39,10 @@ TensorBoard's first page, *Custom Scalars*, and the dashboard.
 """
 
 
+_HARDWARE = Path(__file__).resolve().parents[2] / "docs" / "hardware.md"
+"""Written by hand except for the table of qualifications."""
+
+
 def pages() -> dict[str, str]:
     """The text of each page by its file name."""
     return {
@@ -46,6 +51,7 @@ def pages() -> dict[str, str]:
         "metrics.md": metrics_page(),
         "grafana.json": dashboard(),
         "gpu_plans.md": plans_page(),
+        "hardware.md": hardware_page(_HARDWARE.read_text()),
     }
 
 

@@ -31,7 +31,19 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
         (["algorithm=grpo", "generation.group_size=1"], "set generation.group_size to at least 2"),
         (["generation.vllm.max_num_seqs=4"], "is below generation.group_size=8"),
         (["generation.vllm.max_num_batched_tokens=64"], "is below max_num_seqs=256"),
-        (["generation.vllm.tensor_parallel_size=2"], "set generators.gpus_each=2"),
+        (
+            ["generation.vllm.tensor_parallel_size=2", "generators.gpus_each=1"],
+            "set generators.gpus_each=2",
+        ),
+        (
+            [
+                "generation.vllm.tensor_parallel_size=2",
+                "generation.vllm.extra=pipeline_parallel_size=2",
+                "generators.gpus_each=2",
+            ],
+            "set generators.gpus_each=4",
+        ),
+        (["generation.vllm.extra=dtype=float16"], "set model.dtype"),
         (["generation.vllm.kv_cache_mb=0"], "the size of the KV cache is unknown"),
         (
             [

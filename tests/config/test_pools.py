@@ -235,7 +235,11 @@ def test_pools_are_composed_from_files_and_overrides_and_come_back_from_a_runs_f
             "generators.pools.big.max_num_seqs=4 is below generation.group_size=8",
         ),
         (
-            (*BIG, "generators.pools.big.tensor_parallel_size=2"),
+            (
+                *BIG,
+                "generators.pools.big.tensor_parallel_size=2",
+                "generators.pools.big.gpus_each=1",
+            ),
             "set generators.pools.big.gpus_each=2",
         ),
         (

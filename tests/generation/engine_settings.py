@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from async_rl.core.types import Sampling
@@ -35,8 +36,9 @@ def told(model: Path, overrides: list[str]) -> dict[str, Any]:
         return
         yield
 
-    async def open_llm(_: object, arguments: Any) -> None:
+    async def open_llm(_: object, arguments: Any) -> tuple[Any, bool]:
         asked.update(vars(arguments))
+        return SimpleNamespace(engine_core=None), True
 
     async def ask() -> None:
         vllm_engine.open_llm = open_llm  # type: ignore[assignment]

@@ -34,6 +34,11 @@ SETTINGS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
         {"kv_cache_memory_bytes": 64 << 20},
         {"kv_cache_memory_bytes": 32 << 20},
     ),
+    (
+        f'{V}extra=["kv_cache_dtype=fp8","max_logprobs=7"]',
+        {"kv_cache_dtype": "auto", "max_logprobs": 20},
+        {"kv_cache_dtype": "fp8", "max_logprobs": 7},
+    ),
     ("model.dtype=bfloat16", {"dtype": "float32"}, {"dtype": "bfloat16"}),
     (
         "data.max_response_tokens=100",
@@ -69,6 +74,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.proves("generation.vllm.extra")
 @pytest.mark.covers("load_format and the other engine settings")
 @pytest.mark.parametrize("index", range(len(SETTINGS)), ids=[setting for setting, *_ in SETTINGS])
 def test_a_setting_reaches_vllm(told: list[dict[str, Any]], index: int) -> None:

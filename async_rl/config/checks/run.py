@@ -16,6 +16,7 @@ from async_rl.config.checks.launcher import launcher_problems, step_problems
 from async_rl.config.checks.placement import placement_problems
 from async_rl.config.checks.pools import pool_problems
 from async_rl.config.checks.reward import reward_problems
+from async_rl.config.checks.vllm_extra import extra_problems, num_workers
 from async_rl.config.checks.weights import weights_problems
 from async_rl.config.plugins import ENGINE, PROVIDED_ENGINES, is_plugin
 from async_rl.config.pools import config_of, generator_pools, in_words_of, pool_counts
@@ -167,12 +168,15 @@ def _engine(config: RunConfig) -> Iterator[str]:
             f" raise it to at least {vllm.max_num_seqs}"
         )
     gpus = config.generators.gpus_each
-    if vllm.tensor_parallel_size > 1 and gpus != vllm.tensor_parallel_size:
+    yield from extra_problems(vllm.extra)
+    parts = num_workers(vllm)
+    # Without GPUs the parts share the cores of their generator.
+    if parts > 1 and gpus not in (0, parts):
         yield (
-            f"generation.vllm.tensor_parallel_size={vllm.tensor_parallel_size} but"
+            f"generation.vllm.tensor_parallel_size={vllm.tensor_parallel_size} (times"
+            f" pipeline_parallel_size of generation.vllm.extra: {parts}) but"
             f" generators.gpus_each={gpus:g}: each part needs its own GPU; set"
-            f" generators.gpus_each={vllm.tensor_parallel_size}, or"
-            " generation.vllm.tensor_parallel_size=1"
+            f" generators.gpus_each={parts}, or generation.vllm.tensor_parallel_size=1"
         )
     if gpus == 0 and vllm.kv_cache_mb == 0:
         yield (

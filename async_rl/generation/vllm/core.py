@@ -37,6 +37,7 @@ from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.executor import Executor
 
+from async_rl.core.errors import BroadcastBroken
 from async_rl.generation.vllm.written import Unsent
 
 # A step takes milliseconds; a thread that hangs for longer is left to die with the process.
@@ -79,12 +80,11 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped h
         """Step until `shutdown`, or until a step or a call fails: then all requests in flight fail
         with it.
         """
-        core = self._core
         try:
-            while self._take_calls(core):
-                outputs, is_executed = core.step_fn()
-                core.post_step(is_executed)
-                self._send(outputs.get(0), core.get_weight_version())
+            while self._take_calls():
+                outputs, is_executed = self._core.step_fn()
+                self._core.post_step(is_executed)
+                self._send(outputs.get(0), self._core.get_weight_version())
         finally:
             cause = sys.exception()
             self.resources.engine_dead = True
@@ -95,7 +95,7 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped h
                 ),
                 cause,
             )
-            core.shutdown()
+            self._core.shutdown()
 
     def _fail_all(self, error: EngineDeadError, cause: BaseException | None) -> None:
         error.__cause__ = cause
@@ -105,10 +105,10 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped h
             if not answer.done():
                 answer.set_exception(error)
 
-    def _take_calls(self, core: EngineCore) -> bool:
+    def _take_calls(self) -> bool:
         """Run the queued calls; wait while no request can be stepped. Returns False to stop."""
         while True:
-            is_idle = not core.scheduler.has_requests() or core.is_scheduler_paused()
+            is_idle = not self._core.scheduler.has_requests() or self._core.is_scheduler_paused()
             if not is_idle and self._calls.empty():
                 return True
             call = self._calls.get()
@@ -239,20 +239,29 @@ class ThreadedCore(EngineCoreClient):  # type: ignore[misc]  # vLLM is untyped h
     async def change_weights_async(
         self, method: str, args: tuple[object, ...], label: str
     ) -> float:
-        """Call the workers' method and label all later tokens, between two steps.
+        """Call the worker's method and label all later tokens, between two steps.
 
-        Returns the seconds that this took.
+        Returns the seconds that this took. Raises BroadcastBroken if the worker reports it: then no
+        step follows until a change succeeds.
         """
-        return float(await self._call(self._change_weights, method, args, label))
+        pause_s, broken = await self._call(self._change_weights, method, args, label)
+        if broken:
+            raise BroadcastBroken(broken)
+        return float(pause_s)
 
-    def _change_weights(self, method: str, args: tuple[object, ...], label: str) -> float:
+    def _change_weights(
+        self, method: str, args: tuple[object, ...], label: str
+    ) -> tuple[float, str]:
         started_s = time.perf_counter()
-        self._core.collective_rpc(method, None, args)
+        [broken] = self._core.collective_rpc(method, None, args)
+        if broken:
+            self._core.pause_scheduler("keep", False)
+            return 0.0, broken
         # Tokens of the old weights get their label before it changes.
         self._send_all(self._core.get_weight_version())
         self._core.set_weight_version(label)
         self._core.resume_scheduler()
-        return time.perf_counter() - started_s
+        return time.perf_counter() - started_s, ""
 
     def shutdown(self, timeout: float | None = None) -> None:
         """End the thread after its step. Safe to call twice."""

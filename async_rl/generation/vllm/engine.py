@@ -53,6 +53,8 @@ _ONLY_WHEN_FINISHED = 1 << 30
 """Tokens between two outputs of a request: vLLM then reports a sample at its first token and at its
 end only.
 """
+_LOST_WORKER = "failed: cancelled"
+"""The end of vLLM's message for a call that was waiting when a worker process ended."""
 
 
 def vllm_opener(config: RunConfig, model_path: Path, seed: int) -> OpenEngine:
@@ -62,7 +64,8 @@ def vllm_opener(config: RunConfig, model_path: Path, seed: int) -> OpenEngine:
     end_token_ids = () if config.generation.ignore_eos else facts.end_token_ids
 
     async def open_engine() -> VllmEngine:
-        return VllmEngine(await open_llm(config, args), end_token_ids)
+        llm, has_spare = await open_llm(config, args)
+        return VllmEngine(llm, end_token_ids, has_spare=has_spare)
 
     return open_engine
 
@@ -70,8 +73,13 @@ def vllm_opener(config: RunConfig, model_path: Path, seed: int) -> OpenEngine:
 class VllmEngine:
     """AsyncLLM behind the `Engine` interface."""
 
-    def __init__(self, llm: AsyncLLM, end_token_ids: tuple[int, ...]) -> None:
+    def __init__(self, llm: AsyncLLM, end_token_ids: tuple[int, ...], *, has_spare: bool) -> None:
+        """has_spare: the worker stages weights in a second copy of the model."""
         self._llm = llm
+        # Not None where the core is a thread of this process.
+        client = llm.engine_core
+        self._thread = client if isinstance(client, ThreadedCore) else None
+        self._has_spare = has_spare
         self._end_token_ids = end_token_ids
         self.version = NO_VERSION
         """Version of the current weights."""
@@ -174,9 +182,8 @@ class VllmEngine:
         them. On a CPU only the blocks of the cache can be freed.
         """
         async with self._loading:
-            core = self._llm.engine_core
-            if isinstance(core, ThreadedCore):
-                await core.sleep_async()
+            if self._thread is not None:
+                await self._thread.sleep_async()
             elif not self._is_asleep:
                 await self._llm.sleep(level=2, mode="keep")
             self._is_asleep = True
@@ -209,10 +216,9 @@ class VllmEngine:
         """Do the part that can run beside the engine's steps; returns the workers' method and its
         arguments for the rest.
         """
-        core = self._llm.engine_core
         args = encode(manifest), encode(source)
-        if isinstance(core, ThreadedCore):
-            _require_whole(await core.beside_async("stage_shared_weights", *args))
+        if self._thread is not None and self._has_spare:
+            _require_whole(await self._thread.beside_async("stage_shared_weights", *args))
             return "exchange_shared_weights", ()
         return "load_shared_weights", args
 
@@ -220,8 +226,8 @@ class VllmEngine:
         """Change weights and label together; returns the seconds without generation."""
         core: Any = self._llm.engine_core
         with self._dirty_on_error(version):
-            if isinstance(core, ThreadedCore):
-                pause_s = await core.change_weights_async(method, args, str(version))
+            if self._thread is not None:
+                pause_s = await self._thread.change_weights_async(method, args, str(version))
                 self._loaded(version)
                 return pause_s
             if self._is_asleep:
@@ -256,9 +262,11 @@ class VllmEngine:
             raise
         except BaseException as error:
             root = error.__cause__ or error
+            reason = f"{type(root).__name__}: {root}"
+            if str(root).endswith(_LOST_WORKER):
+                reason = "a worker process of the engine ended, see the log above"
             failure = WeightsError(
-                f"loading version {version} failed half-way ({type(root).__name__}: {root});"
-                " start the generator again"
+                f"loading version {version} failed half-way ({reason}); start the generator again"
             )
             self._is_dirty = True
             self._llm.output_processor.propagate_error(failure)

@@ -14,6 +14,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.core_client import EngineCoreClient
 from vllm.v1.executor import Executor
 
+from async_rl.config.checks.vllm_extra import extra_arguments, num_workers
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.generation import environment
@@ -21,6 +22,7 @@ from async_rl.generation.engine import ModelFacts
 from async_rl.generation.environment import uses_gpu
 from async_rl.generation.vllm.core import ThreadedCore
 from async_rl.generation.vllm.scheduler import SALTING_SCHEDULER
+from async_rl.generation.vllm.surface import vllm_problems
 
 _EXTENSION = "async_rl.generation.vllm.worker.SharedWeightsExtension"
 _CPU_BLOCK_TOKENS = 32
@@ -32,7 +34,12 @@ share more of a short prompt.
 def engine_args(
     config: RunConfig, model_path: Path, facts: ModelFacts, seed: int
 ) -> AsyncEngineArgs:
-    """Raises ConfigError if prompt and response exceed the model's positions."""
+    """Raises ConfigError if prompt and response exceed the model's positions, or if the installed
+    vLLM lacks an argument of generation.vllm.extra.
+    """
+    problems = list(vllm_problems(config.generation.vllm.extra))
+    if problems:
+        raise ConfigError("\n".join(problems))
     data = config.data
     vllm = config.generation.vllm
     longest = data.max_prompt_tokens + data.max_response_tokens
@@ -63,7 +70,7 @@ def engine_args(
         use_tqdm_on_load=False,
         tensor_parallel_size=vllm.tensor_parallel_size,
         # "uni" keeps the model in the process of the core: one import of vLLM less.
-        distributed_executor_backend="uni" if vllm.tensor_parallel_size == 1 else "mp",
+        distributed_executor_backend="uni" if num_workers(vllm) == 1 else "mp",
         worker_extension_cls=_EXTENSION,
         # One more than a trajectory: a probe of a whole one generates a token.
         max_model_len=min(longest + 1, facts.max_positions),
@@ -80,24 +87,30 @@ def engine_args(
         # Otherwise a model's generation_config.json could set top_k or top_p.
         generation_config="vllm",
         **settings,
+        **extra_arguments(vllm.extra),
     )
 
 
-async def open_llm(config: RunConfig, args: AsyncEngineArgs) -> AsyncLLM:
-    """Build model and cache, ready for weights. Raises ConfigError if vLLM refuses."""
+async def open_llm(config: RunConfig, args: AsyncEngineArgs) -> tuple[AsyncLLM, bool]:
+    """Build model and cache, ready for weights. Raises ConfigError if vLLM refuses.
+
+    Also returns whether the worker stages weights in a second copy of the model.
+    """
+    has_core_process = environment.has_core_process(config)
     try:
         # In a thread, so that the event loop continues: this takes seconds on a CPU, minutes on a
         # GPU, and a process that sends no heartbeat for 15 s is ended.
-        if environment.has_core_process(config):
+        if has_core_process:
             llm = await asyncio.to_thread(AsyncLLM.from_engine_args, args)
         else:
             llm = await asyncio.to_thread(_open_threaded, args, asyncio.get_running_loop())
-        await llm.collective_rpc("prepare_shared_weights")
+        # A copy is staged beside the steps, which only a core in this process offers.
+        spares = await llm.collective_rpc("prepare_shared_weights", args=(not has_core_process,))
     except (ValueError, OSError) as error:
         raise ConfigError(
             f"vLLM refused the model {args.model} or the settings of generation.vllm: {error}"
         ) from error
-    return llm
+    return llm, all(spares)
 
 
 def _open_threaded(args: AsyncEngineArgs, loop: asyncio.AbstractEventLoop) -> AsyncLLM:

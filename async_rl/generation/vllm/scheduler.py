@@ -11,6 +11,7 @@ Written against vLLM 0.32.
 
 from __future__ import annotations
 
+import multiprocessing
 from typing import Any
 
 from vllm.config import VllmConfig
@@ -18,6 +19,12 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
+
+from async_rl.core.os import die_with_parent
+
+if multiprocessing.parent_process() is not None:
+    # The process of vLLM's core: outliving a killed generator, it would keep the model's memory.
+    die_with_parent()
 
 SALTING_SCHEDULER = f"{__name__}.salting_scheduler"
 """The value of vLLM's `scheduler_cls`, which its core resolves in its own process."""

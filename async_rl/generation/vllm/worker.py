@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import (
@@ -58,9 +59,9 @@ class SharedWeightsExtension:
     _spare: SpareModel | None = None
     _receivers: Receivers
 
-    def prepare_shared_weights(self) -> None:
-        """Make the second copy, on CPU. Call it while no request runs: it changes torch's default
-        dtype for a moment.
+    def prepare_shared_weights(self, wants_spare: bool) -> bool:
+        """Make the second copy where one is wanted and possible; returns whether there is one. Call
+        it while no request runs: it changes torch's default dtype for a moment.
         """
         config: VllmConfig = self.vllm_config  # type: ignore[attr-defined]  # of the worker this class is mixed into
         self._receivers = Receivers(self.rank, self.device)  # type: ignore[attr-defined]
@@ -68,8 +69,10 @@ class SharedWeightsExtension:
         if config.parallel_config.world_size == 1 and meeting_point.startswith("file://"):
             # No other rank will come, and a killed process would leave the file behind.
             Path(meeting_point.removeprefix("file://")).unlink(missing_ok=True)
-        if config.device_config.device_type == "cpu" and config.quant_config is None:
+        is_cpu = config.device_config.device_type == "cpu"
+        if wants_spare and is_cpu and config.quant_config is None:
             self._spare = SpareModel(self.model_runner.get_model(), config)  # type: ignore[attr-defined]
+        return self._spare is not None
 
     def weight_device(self) -> str:
         """The device that receives weights in this rank."""
@@ -87,20 +90,16 @@ class SharedWeightsExtension:
         self._spare.pack()
         return ""
 
-    def exchange_shared_weights(self) -> None:
+    def exchange_shared_weights(self) -> str:
         """Put the staged weights into use; between two steps only."""
         if self._spare is not None:
             self._spare.exchange()
+        return ""
 
     def load_shared_weights(self, manifest: bytes, source: bytes) -> str:
         """Load the model; between two steps only. After a broken broadcast no step may follow until
         a load has succeeded.
         """
-        if self._spare is not None:
-            broken = self.stage_shared_weights(manifest, source)
-            if not broken:
-                self.exchange_shared_weights()
-            return broken
         config: VllmConfig = self.vllm_config  # type: ignore[attr-defined]
         model: torch.nn.Module = self.model_runner.get_model()  # type: ignore[attr-defined]
         try:
@@ -109,9 +108,13 @@ class SharedWeightsExtension:
                 set_current_vllm_config(config),
                 torch.no_grad(),
             ):
+                if self.device.type == "cpu":  # type: ignore[attr-defined]
+                    _forget_packed_experts(model)
+                # The reload gives a tied head a parameter of its own, which no push names.
+                tied = _names(model, tied=True) - _names(model)
                 initialize_layerwise_reload(model)
                 try:
-                    _load_all(model, tensors)
+                    _load_all(model, tensors, expected=_names(model) - tied)
                 finally:
                     # A retry needs whole layers, whatever their content.
                     finalize_layerwise_reload(model, config.model_config)
@@ -151,7 +154,7 @@ class SpareModel:
         for (_, theirs), unpacked in zip(self._pairs, self._unpacked, strict=True):
             theirs._parameters.update(unpacked)
         with torch.no_grad(), set_current_vllm_config(self._config):
-            _load_all(self._model, tensors)
+            _load_all(self._model, tensors, expected=_names(self._model))
 
     def pack(self) -> None:
         """Prepare the loaded tensors for the kernels."""
@@ -165,6 +168,9 @@ class SpareModel:
         ):
             ours._parameters, theirs._parameters = theirs._parameters, ours._parameters
             ours.__dict__.update(packed)
+            if isinstance(_method(ours), FusedMoEMethodBase):
+                # It owns the kernel of the experts, which refers to their biases.
+                ours.quant_method, theirs.quant_method = theirs.quant_method, ours.quant_method
             for name, parameter in unpacked.items():
                 if ours._parameters[name] is parameter:
                     unpacked[name] = theirs._parameters[name]
@@ -186,9 +192,13 @@ def _second_model(config: VllmConfig) -> torch.nn.Module:
     return model
 
 
-def _load_all(model: torch.nn.Module, tensors: Tensors) -> None:
+def _names(model: torch.nn.Module, *, tied: bool = False) -> set[str]:
+    """The names of the model's parameters; with `tied` those of shared ones too."""
+    return {name for name, _ in model.named_parameters(remove_duplicate=not tied)}
+
+
+def _load_all(model: torch.nn.Module, tensors: Tensors, *, expected: set[str]) -> None:
     # A tensor that no push names would keep its random values without an error.
-    expected = {name for name, _ in model.named_parameters()}
     loaded: set[str] = model.load_weights(tensors)  # type: ignore[operator]
     if missing := expected - loaded:
         raise WeightsError(
@@ -199,9 +209,10 @@ def _load_all(model: torch.nn.Module, tensors: Tensors) -> None:
 
 def _pack(layer: torch.nn.Module) -> dict[str, object]:
     """Prepare a loaded layer for its kernel; returns the attributes that this added."""
-    method = layer.__dict__.get("quant_method")
+    method = _method(layer)
     if not isinstance(method, QuantizeMethodBase):
         return {}
+    _forget_packed_experts(layer)
     before = dict(layer.__dict__)
     method.process_weights_after_loading(layer)
     return {
@@ -209,3 +220,20 @@ def _pack(layer: torch.nn.Module) -> dict[str, object]:
         for name, value in layer.__dict__.items()
         if value is not before.get(name) and name != "_parameters"
     }
+
+
+def _method(layer: torch.nn.Module) -> object:
+    """The object that prepares and runs the layer's weights: an attribute, or a submodule where
+    vLLM made it one (experts).
+    """
+    return layer._modules.get("quant_method", layer.__dict__.get("quant_method"))
+
+
+def _forget_packed_experts(model: torch.nn.Module) -> None:
+    """Let vLLM pack the experts' next weights. In vLLM 0.32 it packs only when it makes their
+    kernel, so on a CPU later weights would be read unpacked: 5 nats off.
+    """
+    for layer in model.modules():
+        method = _method(layer)
+        if isinstance(method, FusedMoEMethodBase):
+            method.moe_kernel = None

@@ -1,0 +1,118 @@
+"""`generation.vllm.extra`: further arguments of vLLM's engine, checked without importing vllm.
+
+Invariant: an argument is passed on only if the project does not set it and if pushes, labels and
+log-probs stay what generation/engine.py promises. An argument that changes how the engine computes
+(quantization, dtype of the KV cache, attention backend, speculative decoding) is passed on: the
+probe after a push and `mismatch/engine_abs_mean` measure it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+from async_rl.config.generation import VllmConfig
+
+_SETTINGS = {
+    "dtype": "model.dtype",
+    "enable_sleep_mode": "placement=colocated",
+    "enforce_eager": "generation.vllm.enforce_eager",
+    "gpu_memory_utilization": "generation.vllm.gpu_memory_utilization",
+    # Rope scaling among them: the learner must compute with it too.
+    "hf_overrides": "model.override_config, which the learner reads too",
+    "kv_cache_memory_bytes": "generation.vllm.kv_cache_mb",
+    "load_format": "generation.vllm.load_format",
+    "max_model_len": "data.max_prompt_tokens and data.max_response_tokens",
+    "max_num_batched_tokens": "generation.vllm.max_num_batched_tokens",
+    "max_num_seqs": "generation.vllm.max_num_seqs",
+    "model": "model.path",
+    "seed": "seed",
+    "tensor_parallel_size": "generation.vllm.tensor_parallel_size",
+    "trust_remote_code": "model.trust_remote_code",
+}
+"""Arguments that follow from other settings."""
+_SAMPLING = "samples would not be drawn from the policy that the learner trains"
+_PUSHES = "pushes and their labels depend on its present value"
+_TOKENS = "the engine gets and returns token ids only"
+_REFUSED = {
+    "diffusion_config": _SAMPLING,
+    "disable_log_stats": "the project has metrics of its own",
+    "distributed_executor_backend": _PUSHES,
+    "enable_elastic_ep": "a push addresses a fixed number of workers",
+    "enable_lora": "a push loads the weights of the whole model",
+    "enable_prefix_caching": "the samples of a group share one prefill of their prompt",
+    "enable_trace_replay": _SAMPLING,
+    "generation_config": _SAMPLING,
+    "io_processor_plugin": _TOKENS,
+    "logits_processors": _SAMPLING,
+    "logprobs_mode": "log-probs would not be those of the distribution sampled from",
+    "override_generation_config": _SAMPLING,
+    "pooler_config": _TOKENS,
+    "reasoning_config": _SAMPLING,
+    "runner": _TOKENS,
+    "scheduler_cls": _PUSHES,
+    "skip_tokenizer_init": _TOKENS,
+    "structured_outputs_config": _SAMPLING,
+    "tokenizer": _TOKENS,
+    "watermark_config": _SAMPLING,
+    "weight_transfer_config": _PUSHES,
+    "worker_cls": _PUSHES,
+    "worker_extension_cls": _PUSHES,
+}
+"""Arguments that would break a promise, with the reason."""
+_REFUSED_PREFIXES = {
+    # An engine with replicas reports the workers of the first one only (vLLM 0.32), so a broadcast
+    # would wait for ranks that nobody counted.
+    "data_parallel_": "each replica is a generator here: raise generators.count",
+    "kv_transfer_": "blocks computed by older weights would be read",
+    "kv_offloading_": "blocks computed by older weights would be read",
+}
+
+
+def extra_arguments(entries: Sequence[str]) -> dict[str, Any]:
+    """Return the arguments of `name=value` entries. A value that is not JSON is text."""
+    pairs = (entry.partition("=") for entry in entries)
+    return {name: _value(text) for name, _, text in pairs}
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def num_workers(vllm: VllmConfig, tensor_parallel_size: int | None = None) -> int:
+    """Return the number of devices of an engine: tensor parallel parts of each pipeline stage.
+
+    tensor_parallel_size: instead of that of `vllm`.
+    """
+    stages = extra_arguments(vllm.extra).get("pipeline_parallel_size", 1)
+    parts = tensor_parallel_size or vllm.tensor_parallel_size
+    return parts * (stages if isinstance(stages, int) else 1)
+
+
+def extra_problems(entries: Sequence[str], *, names: Collection[str] = ()) -> Iterator[str]:
+    """Yield a line for each entry that cannot be passed on.
+
+    names: the fields of vLLM's EngineArgs; empty = unknown here, so names are not checked.
+    """
+    given: set[str] = set()
+    for entry in entries:
+        name = entry.partition("=")[0]
+        path = f"generation.vllm.extra={entry}"
+        prefix = next((start for start in _REFUSED_PREFIXES if name.startswith(start)), "")
+        if name in given:
+            yield f"{path}: {name} is given twice; give it once"
+        elif name in _SETTINGS:
+            yield f"{path}: the project sets {name}; set {_SETTINGS[name]}"
+        elif name in _REFUSED or prefix:
+            reason = _REFUSED.get(name) or _REFUSED_PREFIXES[prefix]
+            yield f"{path}: {reason}; remove it"
+        elif names and name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {near[0]}?" if near else "see `vllm serve --help=all`"
+            yield f"{path}: the installed vLLM has no such engine argument; {hint}"
+        given.add(name)

@@ -1,0 +1,106 @@
+"""`async-rl qualify`: measures what only this machine can show, and writes a report."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.text import Text
+
+from async_rl.core.errors import ConfigError
+from async_rl.core.gpus import read_gpus
+from async_rl.core.machine import this_machine
+from async_rl.launchers.commands.options import console, open_table
+from async_rl.launchers.qualification.catalogue import (
+    Qualification,
+    qualifications,
+    reason_to_skip,
+)
+from async_rl.launchers.qualification.report import Result, as_html, make_report
+from async_rl.launchers.qualification.running import judge
+
+_STYLES = {"passed": "green", "failed": "bold red", "skipped": "dim"}
+
+
+def qualify(
+    settings: Annotated[
+        list[str] | None, typer.Argument(help="key=value settings, for example model.path=...")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="name of a qualification; may be repeated")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="directory of the report")] = Path("qualify"),
+    list_only: Annotated[
+        bool, typer.Option("--list", help="list the qualifications and run none")
+    ] = False,
+) -> None:
+    """Measure what this machine can show: log-probs, pushes, rates, memory. Writes report.html and
+    report.json, to attach to an issue. Exit code 1 if one failed.
+
+    Examples: async-rl qualify; async-rl qualify --only parity_bfloat16 model.path=/models/policy
+    """
+    chosen = _chosen(only or [])
+    if list_only:
+        _show_list(chosen)
+        return
+    machine, gpus = this_machine(), read_gpus()
+    num_nodes = _ray_nodes() if any(entry.nodes > 1 for entry in chosen) else 1
+    results = []
+    for entry in chosen:
+        skip = reason_to_skip(entry, num_gpus=machine.num_gpus, num_nodes=num_nodes)
+        results.append(judge(entry, settings or [], skip=skip))
+        _show(results[-1])
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    command = shlex.join(["async-rl", *sys.argv[1:]])
+    report = make_report(results, machine, gpus, command=command, created=now)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "report.json").write_bytes(msgspec.json.format(msgspec.json.encode(report)))
+    (out / "report.html").write_text(as_html(report))
+    console().print(f"{out / 'report.html'} and report.json can be attached to an issue")
+    raise typer.Exit(int(any(result.verdict == "failed" for result in results)))
+
+
+def _chosen(names: list[str]) -> list[Qualification]:
+    known = {entry.name: entry for entry in qualifications()}
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"--only {name}: no such qualification; use {', '.join(known)}")
+    return [known[name] for name in names] or list(known.values())
+
+
+def _show_list(chosen: list[Qualification]) -> None:
+    table = open_table("name", "what it shows", "needs", "limits")
+    for entry in chosen:
+        table.add_row(entry.name, entry.title, entry.needs, "; ".join(map(str, entry.limits)))
+    console().print(table)
+
+
+def _show(result: Result) -> None:
+    numbers = ", ".join(f"{name} {value:.4g}" for name, value in result.numbers.items())
+    line = Text(f"{result.verdict:8}", style=_STYLES[result.verdict])
+    line.append(f"{result.name}  ", style="bold").append(result.reason or numbers, style="")
+    console().print(line)
+
+
+def _ray_nodes() -> int:
+    """Return the machines of the Ray cluster that RAY_ADDRESS names; 1 without one."""
+    if not os.environ.get("RAY_ADDRESS"):
+        return 1
+    try:
+        import ray
+    except ModuleNotFoundError:
+        return 1
+    try:
+        ray.init(address="auto", logging_level="ERROR")
+    except (ConnectionError, RuntimeError):
+        return 1
+    try:
+        return sum(bool(node["Alive"]) for node in ray.nodes())
+    finally:
+        ray.shutdown()

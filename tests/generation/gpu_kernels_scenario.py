@@ -1,0 +1,161 @@
+# ruff: noqa: E402
+"""Runs the Triton kernels of vLLM's Model Runner V2, which samples on GPUs, on tensors in main
+memory: python gpu_kernels_scenario.py OUT.
+
+A process of its own: Triton reads TRITON_INTERPRET at import, and vLLM decides at import whether
+there is a Triton for its device.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+os.environ |= {"TRITON_INTERPRET": "1", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_PLUGINS": ""}
+
+import numpy as np
+import torch
+from triton.backends import backends
+
+# vLLM's CPU build uses Triton only if it has a backend of this name; the interpreter needs none.
+backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True))
+
+from vllm.sampling_params import SamplingParams
+from vllm.triton_utils import HAS_TRITON
+from vllm.v1.worker.gpu import buffer_utils
+from vllm.v1.worker.gpu.sample.logprob import compute_token_logprobs
+from vllm.v1.worker.gpu.sample.prompt_logprob import PromptLogprobsWorker
+from vllm.v1.worker.gpu.sample.sampler import Sampler
+from vllm.v1.worker.gpu.states import RequestState
+
+# Memory that CPU and GPU address alike needs a GPU; the buffers that copy instead need none.
+buffer_utils.is_uva_available = lambda: False
+
+VOCABULARY = 1100  # more than a block of 1024, and not a multiple of one
+CPU = torch.device("cpu")
+
+
+def sampler_of(temperatures: list[float], *, vocabulary: int) -> Sampler:
+    """vLLM's sampler with a request per temperature, as the engine asks for log-probs."""
+    states = RequestState(
+        max_num_reqs=len(temperatures),
+        max_model_len=64,
+        max_num_batched_tokens=64,
+        num_speculative_steps=0,
+        vocab_size=vocabulary,
+        device=CPU,
+    )
+    config: Any = SimpleNamespace(speculative_config=None, num_speculative_tokens=0)
+    config.reasoning_config = None
+    sampler = Sampler(
+        config, len(temperatures), vocabulary, CPU, states, logprobs_mode="processed_logprobs"
+    )
+    for index, temperature in enumerate(temperatures):
+        states.add_request(f"r{index}", 4, [1, 2, 3, 4], 0, 9)
+        params = SamplingParams(temperature=temperature, logprobs=0, max_tokens=9, seed=index)
+        sampler.add_request(index, params)
+    states.apply_staged_writes()
+    sampler.apply_staged_writes()
+    return sampler
+
+
+def sampled(sampler: Sampler, logits: torch.Tensor, requests: list[int], first: int = 4) -> Any:
+    """One step with a row per request, at positions from `first` on."""
+    rows = torch.arange(len(requests), dtype=torch.int32)
+    mapping = torch.tensor(requests, dtype=torch.int32)
+    ends = torch.arange(len(requests) + 1, dtype=torch.int32)
+    batch: Any = SimpleNamespace(
+        num_reqs=len(requests),
+        idx_mapping=mapping,
+        idx_mapping_np=mapping.numpy(),
+        expanded_idx_mapping=mapping,
+        expanded_local_pos=torch.zeros_like(mapping),
+        cu_num_logits=ends,
+        cu_num_logits_np=ends.numpy(),
+        positions=first + rows.long(),
+        input_ids=torch.zeros(len(requests), dtype=torch.int32),
+        logits_indices=rows.long(),
+        seq_lens=torch.full((len(requests),), 5, dtype=torch.int32),
+        seq_lens_cpu_upper_bound=torch.full((len(requests),), 5, dtype=torch.int32),
+    )
+    return sampler(logits, batch)
+
+
+def of_samples(dtype: torch.dtype) -> dict[str, Any]:
+    """Tokens, log-probs and logits of requests with different temperatures, in another order."""
+    temperatures = [0.7, 1.0, 0.0, 2.0]
+    requests = [3, 1, 0, 2]
+    logits = 4 * torch.randn(4, VOCABULARY, generator=torch.Generator().manual_seed(1))
+    logits = logits.to(dtype)
+    sampler = sampler_of(temperatures, vocabulary=VOCABULARY)
+    output = sampled(sampler, logits.clone(), requests)
+    return {
+        "logits": logits.float().tolist(),
+        "temperatures": [temperatures[request] for request in requests],
+        "tokens": output.sampled_token_ids[:, 0].tolist(),
+        "logprobs": output.logprobs_tensors.logprobs[:, 0].tolist(),
+    }
+
+
+def frequencies() -> dict[str, Any]:
+    """How often each token is drawn at a temperature, over many positions."""
+    logits = torch.tensor([[1.0, 0.0, -1.0, 2.0, 0.5]])
+    sampler = sampler_of([1.6], vocabulary=5)
+    output = sampled(sampler, logits.expand(600, 5).clone(), [0] * 600)
+    counts = np.bincount(output.sampled_token_ids[:, 0].numpy(), minlength=5)
+    return {"logits": logits[0].tolist(), "temperature": 1.6, "counts": counts.tolist()}
+
+
+def of_prompts(dtype: torch.dtype) -> dict[str, Any]:
+    """Log-probs of two prompts, one of which is computed in two steps, as the probe asks."""
+    rows = torch.randint(
+        0, VOCABULARY, (2, 12), dtype=torch.int32, generator=torch.Generator().manual_seed(2)
+    )
+    hidden = 3 * torch.randn(2, 12, VOCABULARY, generator=torch.Generator().manual_seed(3))
+    hidden = hidden.to(dtype)
+    worker = PromptLogprobsWorker(2, CPU, "processed_logprobs")
+    for index in range(2):
+        worker.add_request(f"r{index}", index, SamplingParams(prompt_logprobs=0, temperature=0.0))
+    found: dict[str, Any] = {}
+    for computed, lengths in (([0, 0], [12, 5]), ([12, 5], [0, 7])):
+        active = [index for index in range(2) if lengths[index]]
+        ends = np.cumsum([0, *(lengths[index] for index in active)])
+        mapping = torch.tensor(active, dtype=torch.int32)
+        batch: Any = SimpleNamespace(
+            req_ids=[f"r{index}" for index in active],
+            idx_mapping=mapping,
+            idx_mapping_np=mapping.numpy(),
+            num_tokens=int(ends[-1]),
+            query_start_loc=torch.tensor(ends, dtype=torch.int32),
+            query_start_loc_np=ends,
+            num_scheduled_tokens=np.array([lengths[index] for index in active]),
+            num_computed_prefill_tokens_np=np.array([computed[index] for index in active]),
+            prefill_len_np=np.array([12 for _ in active]),
+        )
+        states = torch.cat([hidden[i, computed[i] : computed[i] + lengths[i]] for i in active])
+        steps = torch.tensor(computed, dtype=torch.int32)
+        out = worker.compute_prompt_logprobs(
+            lambda part: part, states, batch, rows, steps, np.array([12, 12])
+        )
+        found |= {name: value.logprobs[:, 0].tolist() for name, value in out.items()}
+    return {"rows": rows.tolist(), "logits": hidden.float().tolist(), "logprobs": found}
+
+
+def far_apart() -> list[float]:
+    """Logits so large that exp overflows unless the maximum is subtracted."""
+    logits = torch.tensor([[1e4, 1e4 - 3.0, -1e4]])
+    return compute_token_logprobs(logits, torch.tensor([[1]]))[0].tolist()
+
+
+if __name__ == "__main__":
+    assert HAS_TRITON, "vLLM took its placeholder for Triton"
+    said = {
+        str(dtype): {"samples": of_samples(dtype), "prompts": of_prompts(dtype)}
+        for dtype in (torch.float32, torch.bfloat16)
+    }
+    said |= {"frequencies": frequencies(), "far_apart": far_apart()}
+    Path(sys.argv[1]).write_text(json.dumps(said))

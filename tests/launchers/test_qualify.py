@@ -1,0 +1,233 @@
+"""The list of qualifications, its verdicts and its report."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from async_rl.core.gpus import Gpu, Gpus
+from async_rl.core.machine import Machine
+from async_rl.launchers.cli import app
+from async_rl.launchers.qualification import report as reporting
+from async_rl.launchers.qualification.catalogue import (
+    Limit,
+    Qualification,
+    hardware_page,
+    qualifications,
+    reason_to_skip,
+)
+from async_rl.launchers.qualification.report import (
+    Report,
+    Result,
+    as_html,
+    make_report,
+    private_words,
+)
+from async_rl.launchers.qualification.running import judge, run_limited
+
+ROOT = Path(__file__).resolve().parents[2]
+MACHINE = Machine(cores=(0, 1), num_gpus=0, memory_mb=1000)
+ENTRY = Qualification(
+    name="rate",
+    title="A rate",
+    check="learner:step",
+    shows="x",
+    limits=[Limit(number="rate", at_least=2.0, unit="GB/s"), Limit(number="off", at_most=0.5)],
+    limit_s=5,
+)
+
+
+def judged(numbers: dict[str, float], *, problem: str = "") -> Result:
+    def run(command: list[str], limit_s: float, errors: Path) -> str:
+        assert limit_s == 5
+        # The settings of the command come after those of the entry, and win.
+        assert command[-1] == "a=1"
+        Path(command[4]).write_bytes(msgspec.json.encode(numbers))
+        return problem
+
+    return judge(ENTRY, ["a=1"], skip="", run=run)
+
+
+def test_numbers_within_the_limits_pass() -> None:
+    result = judged({"rate": 2.0, "off": 0.5})
+    assert (result.verdict, result.reason) == ("passed", "")
+    assert result.limits == ["rate >= 2 GB/s", "off <= 0.5"]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "reason"),
+    [
+        ({"rate": 1.9, "off": 0.1}, "not rate >= 2 GB/s"),
+        ({"rate": 3.0, "off": 0.6}, "not off <= 0.5"),
+        ({"rate": 3.0}, "not off <= 0.5"),
+        ({"rate": float("nan"), "off": 0.0}, "not rate >= 2 GB/s"),
+    ],
+)
+def test_a_number_outside_of_its_limit_fails_with_the_limit(
+    numbers: dict[str, float], reason: str
+) -> None:
+    if numbers["rate"] != numbers["rate"]:
+        assert not ENTRY.limits[0].is_kept(numbers)
+        return
+    result = judged(numbers)
+    assert (result.verdict, result.reason) == ("failed", reason)
+
+
+def test_a_check_that_fails_is_a_verdict_with_its_reason() -> None:
+    result = judged({}, problem="exit code 1: RuntimeError: broken")
+    assert (result.verdict, result.reason) == ("failed", "exit code 1: RuntimeError: broken")
+    assert result.numbers == {}
+
+
+def test_a_skip_starts_nothing() -> None:
+    def run(*_: object) -> str:
+        raise AssertionError("it was to be skipped")
+
+    result = judge(ENTRY, [], skip="it needs 2 GPUs", run=run)
+    assert (result.verdict, result.reason) == ("skipped", "it needs 2 GPUs")
+
+
+def test_a_process_that_fails_reports_its_last_lines(tmp_path: Path) -> None:
+    script = "import sys; print('first'); sys.exit('the cause')"
+    found = run_limited([sys.executable, "-c", script], 20, tmp_path / "errors")
+    assert found.startswith("exit code 1: ")
+    assert "the cause" in found
+
+
+def test_a_process_past_its_limit_ends_with_its_children(tmp_path: Path) -> None:
+    script = f"sleep 60 & echo $! > {tmp_path}/child; echo begun; wait"
+    found = run_limited(["bash", "-c", script], 1.0, tmp_path / "errors")
+    assert found == "it ran past its limit of 1 s; begun"
+    child = Path("/proc", (tmp_path / "child").read_text().strip())
+    # A zombie of another parent has no command line.
+    assert not child.exists() or (child / "cmdline").read_bytes() == b""
+
+
+def test_gpus_and_machines_that_are_missing_are_the_reason_to_skip() -> None:
+    by_name = {entry.name: entry for entry in qualifications()}
+    nccl, ray = by_name["broadcast_nccl"], by_name["two_nodes"]
+    assert reason_to_skip(nccl, num_gpus=2, num_nodes=1) == ""
+    assert "needs 2 GPUs, and this environment can use 1" in reason_to_skip(
+        nccl, num_gpus=1, num_nodes=1
+    )
+    assert "Ray cluster of 2 machines, and 1 answered" in reason_to_skip(
+        ray, num_gpus=0, num_nodes=1
+    )
+    assert reason_to_skip(ray, num_gpus=0, num_nodes=2) == ""
+
+
+def test_the_list_covers_what_no_machine_here_could_run() -> None:
+    names = {entry.name for entry in qualifications()}
+    assert {
+        "broadcast_nccl",
+        "ipc",
+        "sleep",
+        "cuda_graphs",
+        "parity_bfloat16",
+        "learner_mfu",
+        "two_nodes",
+    } <= names
+    assert len(names) == len(qualifications())
+    assert all(entry.limits for entry in qualifications())
+    assert {entry.name for entry in qualifications() if entry.gpus == 0 and entry.nodes == 1} >= {
+        "vllm_names",
+        "parity_float32",
+        "broadcast_gloo",
+        "learner_step",
+        "run",
+    }
+
+
+def test_every_check_is_a_function() -> None:
+    package = ROOT / "launchers" / "qualification"
+    for entry in qualifications():
+        module, _, function = entry.check.partition(":")
+        assert f"\ndef {function}(" in (package / f"{module}.py").read_text(), entry.check
+
+
+def test_every_setting_of_the_list_composes() -> None:
+    from async_rl.launchers.configuration.compose import compose_unchecked
+
+    for entry in qualifications():
+        compose_unchecked("grpo_code", entry.settings)
+
+
+def reported(reason: str, *, gpus: Gpus | None = None) -> Report:
+    result = Result(
+        name="x",
+        title="<b>A & B</b>",
+        verdict="failed",
+        reason=reason,
+        limits=["rate >= 2"],
+        numbers={"rate": 1.0},
+        seconds=1.5,
+    )
+    return make_report(
+        [result], MACHINE, gpus or Gpus(problem="no driver"), command="c", created="d"
+    )
+
+
+def test_the_page_escapes_what_comes_from_outside() -> None:
+    page = as_html(reported("<script>alert(1)</script> 'quoted\""))
+    assert "<script>" not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert "&lt;b&gt;A &amp; B&lt;/b&gt;" in page
+    assert "http" not in page, "nothing is loaded from elsewhere"
+
+
+def test_names_paths_and_secrets_of_this_machine_are_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret_value")
+    monkeypatch.setenv("SHORT_KEY", "1")
+    monkeypatch.setattr(reporting.socket, "gethostname", lambda: "my-host-7")
+    monkeypatch.setattr(reporting.getpass, "getuser", lambda: "somebody")
+    report = reported(f"my-host-7: {Path.home()}/run of somebody with hf_secret_value, 1 GPU")
+    assert report.results[0].reason == "<host>: <home>/run of <user> with <HF_TOKEN>, 1 GPU"
+    assert "hf_secret_value" not in as_html(report)
+
+
+def test_a_longer_private_word_is_replaced_before_a_part_of_it() -> None:
+    words = list(private_words({"A_KEY": "abcdef", "B_KEY": "abcdefgh"}))
+    assert words.index("abcdefgh") < words.index("abcdef")
+
+
+def test_the_report_has_versions_and_devices() -> None:
+    gpus = Gpus(driver="580.1", devices=(Gpu(uuid="u-1", name="H100", memory_mb=81000),))
+    report = reported("", gpus=gpus)
+    assert report.packages["numpy"]
+    assert report.machine["driver"] == "580.1"
+    assert report.machine["GPU 0"].startswith("H100, 81000 MB")
+    assert "u-1" not in msgspec.json.encode(report).decode()
+    again = msgspec.json.decode(msgspec.json.encode(report), type=Report)
+    assert again == report
+
+
+def test_the_command_lists_runs_and_writes(tmp_path: Path) -> None:
+    runner = CliRunner()
+    listed = runner.invoke(app, ["qualify", "--list"])
+    assert listed.exit_code == 0
+    assert "two_nodes" in listed.output
+    names = ["--only", "ipc", "--only", "broadcast_nccl"]
+    done = runner.invoke(app, ["qualify", *names, "--out", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    report = msgspec.json.decode((tmp_path / "report.json").read_bytes(), type=Report)
+    assert [result.verdict for result in report.results] == ["skipped", "skipped"]
+    assert "skipped" in (tmp_path / "report.html").read_text()
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
+    done = CliRunner().invoke(app, ["qualify", "--only", "speed"])
+    assert "no such qualification; use vllm_names" in str(done.exception)
+
+
+def test_the_page_in_docs_is_written_between_its_markers() -> None:
+    page = (ROOT / "docs" / "hardware.md").read_text()
+    assert hardware_page(page) == page
+    assert all(f"| `{entry.name}` |" in page for entry in qualifications())
+    stale = page.replace("| `ipc` |", "| `ipd` |")
+    assert hardware_page(stale) == page != stale
