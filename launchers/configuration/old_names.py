@@ -42,6 +42,7 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     needs: dict[str, str]
     removed: dict[str, str]
     refused: dict[str, _Refusal]
+    added: dict[str, Any]
 
 
 @functools.cache
@@ -111,6 +112,9 @@ def modernized(
     present, placed = _renamed(tree)
     for path in (*table().removed, *table().refused):
         pop(present, path)
+    for path, value in table().added.items():
+        if value_at(present, path) is None:
+            put(present, path, value)
     for _, new in placed:
         drop_if_foreign(present, new)
     return present

@@ -114,7 +114,7 @@ class _Learner:
         values = _VALUES_ON_CPU if device.type == "cpu" else _VALUES_ON_GPU
         self.tensors = {f"t{index}": torch.randn(values) for index in range(_TENSORS)}
         self.publisher = WeightPublisher([tensor_spec(*item) for item in self.tensors.items()])
-        small = "weights.bucket_mb=2" if device.type == "cpu" else "weights.bucket_mb=256"
+        small = "weights.transfer.bucket_mb=2" if device.type == "cpu" else "weights.transfer.bucket_mb=256"
         given = ["weights.transfer=collective", small, *settings]
         self.broadcaster = Broadcaster(
             LearnerSide(

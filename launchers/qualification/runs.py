@@ -14,7 +14,6 @@ _SMALL = [
     f"num_steps={_STEPS}",
     "buffer.groups_per_step=4",
     "evaluation.every_steps=0",
-    "monitoring.tensorboard=false",
 ]
 
 
