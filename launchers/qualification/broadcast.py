@@ -114,7 +114,11 @@ class _Learner:
         values = _VALUES_ON_CPU if device.type == "cpu" else _VALUES_ON_GPU
         self.tensors = {f"t{index}": torch.randn(values) for index in range(_TENSORS)}
         self.publisher = WeightPublisher([tensor_spec(*item) for item in self.tensors.items()])
-        small = "weights.transfer.bucket_mb=2" if device.type == "cpu" else "weights.transfer.bucket_mb=256"
+        small = (
+            "weights.transfer.bucket_mb=2"
+            if device.type == "cpu"
+            else "weights.transfer.bucket_mb=256"
+        )
         given = ["weights.transfer=collective", small, *settings]
         self.broadcaster = Broadcaster(
             LearnerSide(
@@ -144,6 +148,10 @@ class _Learner:
         return manifest
 
 
+def _answers(receivers: list[_Receiver]) -> list[str]:
+    return [receiver.answer() for receiver in receivers]
+
+
 async def _measure(devices: list[torch.device], settings: list[str]) -> Numbers:
     learner = _Learner(devices[0], settings)
     receivers = [_Receiver(index, device) for index, device in enumerate(devices[1:])]
@@ -155,7 +163,7 @@ async def _measure(devices: list[torch.device], settings: list[str]) -> Numbers:
             manifest = await learner.begin(version, receivers[:count])
             started_s = time.monotonic()
             await learner.broadcaster.send(manifest)
-            answers = await asyncio.to_thread(lambda n=count: [r.answer() for r in receivers[:n]])
+            answers = await asyncio.to_thread(_answers, receivers[:count])
             best = min(best, time.monotonic() - started_s)
             problems += filter(None, answers)
     numbers = {
@@ -184,11 +192,11 @@ async def _lose(learner: _Learner, receivers: list[_Receiver]) -> float:
     else:
         raise RuntimeError("a broadcast succeeded although one of its members had died")
     survivors = receivers[:-1]
-    await asyncio.to_thread(lambda: [receiver.answer() for receiver in survivors])
+    await asyncio.to_thread(_answers, survivors)
     if survivors:
         manifest = await learner.begin(_VERSIONS + 1, survivors)
         await learner.broadcaster.send(manifest)
-        answers = await asyncio.to_thread(lambda: [receiver.answer() for receiver in survivors])
+        answers = await asyncio.to_thread(_answers, survivors)
         if any(answers):
             raise RuntimeError(f"the survivors did not recover: {'; '.join(answers)}")
     return noticed_s

@@ -16,7 +16,8 @@ from async_rl.core.types import Group
 from async_rl.launchers.configuration.compose import compose
 from async_rl.launchers.qualification.models import group_of, model_directory
 from async_rl.learner.trainer import Trainer
-from async_rl.planning.estimate import memory_mb, shape_from_hf
+from async_rl.planning.estimate import gpu_memory_mb, memory_mb
+from async_rl.planning.shape import shape_from_hf
 
 Numbers = dict[str, float]
 _ROUNDS, _WARM_UP = 3, 2
@@ -56,8 +57,8 @@ def step(scratch: Path, settings: list[str]) -> Numbers:
     step_s = statistics.median(seconds[_WARM_UP:])
     shape = shape_from_hf(hf_config)
     needed = _needed_flops(groups, shape.num_parameters, shape.num_layers, shape.hidden_size)
-    used_mb = torch.cuda.max_memory_allocated() / 2**20 if has_gpu else _resident_mb()
-    planned_mb = memory_mb(config, "learner", shape)
+    used_mb = _used_gpu_mb() if has_gpu else _resident_mb()
+    planned_mb = (gpu_memory_mb if has_gpu else memory_mb)(config, "learner", shape)
     return {
         "share_of_product_rate": needed / step_s / rate,
         "step_s": step_s,
@@ -66,6 +67,12 @@ def step(scratch: Path, settings: list[str]) -> Numbers:
         "planned_mb": float(planned_mb),
         "memory_share_of_plan": used_mb / planned_mb,
     }
+
+
+def _used_gpu_mb() -> float:
+    """The memory of the device that is used, CUDA's context and gaps among it."""
+    free, total = torch.cuda.mem_get_info()
+    return (total - free) / 2**20
 
 
 def _resident_mb() -> float:
