@@ -27,6 +27,8 @@ from async_rl.weights.transport.communicator import device_name
 Numbers = dict[str, float]
 _HOST = "127.0.0.1"
 _PUSH_S = 30.0
+# A process first imports torch, which takes half a minute on a busy machine.
+_ANSWER_S = 120.0
 _VERSIONS = 3
 # Enough buckets that a process can be lost between two of them.
 _TENSORS, _VALUES_ON_CPU, _VALUES_ON_GPU = 16, 1 << 19, 1 << 25
@@ -84,7 +86,7 @@ class _Receiver:
 
     def answer(self) -> str:
         """Wait until it has; returns an empty string, or the problem."""
-        if not self._pipe.poll(2 * _PUSH_S):
+        if not self._pipe.poll(_ANSWER_S):
             return "no answer"
         try:
             return str(self._pipe.recv())
@@ -95,6 +97,7 @@ class _Receiver:
 def _receive(pipe: Connection, device: str) -> None:
     die_with_parent()
     receiver = BroadcastReceiver(0, torch.device(device))
+    pipe.send("")
     while True:
         manifest, seat, dies = pipe.recv()
         try:
@@ -122,7 +125,7 @@ class _Learner:
         given = ["weights.transfer=collective", small, *settings]
         self.broadcaster = Broadcaster(
             LearnerSide(
-                config=compose("grpo_code", given).weights,
+                config=compose("grpo_code", [*given, *settings]).weights,
                 folder="",
                 life="qualify",
                 host=_HOST,
@@ -156,7 +159,8 @@ async def _measure(devices: list[torch.device], settings: list[str]) -> Numbers:
     learner = _Learner(devices[0], settings)
     receivers = [_Receiver(index, device) for index, device in enumerate(devices[1:])]
     size_bytes = sum(t.numel() * t.element_size() for t in learner.tensors.values())
-    problems: list[str] = []
+    # Each says once that it has started: the deadline of a push is for the push.
+    problems = [problem for problem in await asyncio.to_thread(_answers, receivers) if problem]
     best = float("inf")
     for count in range(1, len(receivers) + 1):
         for version in range(_VERSIONS):

@@ -56,7 +56,7 @@ def step(scratch: Path, settings: list[str]) -> Numbers:
         seconds.append(time.perf_counter() - started_s)
     step_s = statistics.median(seconds[_WARM_UP:])
     shape = shape_from_hf(hf_config)
-    needed = _needed_flops(groups, shape.num_parameters, shape.num_layers, shape.hidden_size)
+    needed = _needed_flops(groups, shape.num_active, shape.num_layers, shape.hidden_size)
     used_mb = _used_gpu_mb() if has_gpu else _resident_mb()
     planned_mb = (gpu_memory_mb if has_gpu else memory_mb)(config, "learner", shape)
     return {
