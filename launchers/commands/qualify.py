@@ -14,6 +14,7 @@ import typer
 from rich.text import Text
 
 from async_rl.core.errors import ConfigError
+from async_rl.core.extras import missing
 from async_rl.core.gpus import read_gpus
 from async_rl.core.machine import this_machine
 from async_rl.launchers.commands.options import console, open_table
@@ -90,17 +91,8 @@ def _show(result: Result) -> None:
 
 def _ray_nodes() -> int:
     """Return the machines of the Ray cluster that RAY_ADDRESS names; 1 without one."""
-    if not os.environ.get("RAY_ADDRESS"):
+    if not os.environ.get("RAY_ADDRESS") or missing("ray", "launcher=ray"):
         return 1
-    try:
-        import ray
-    except ModuleNotFoundError:
-        return 1
-    try:
-        ray.init(address="auto", logging_level="ERROR")
-    except (ConnectionError, RuntimeError):
-        return 1
-    try:
-        return sum(bool(node["Alive"]) for node in ray.nodes())
-    finally:
-        ray.shutdown()
+    from async_rl.launchers.backends.ray import num_alive_nodes
+
+    return max(1, num_alive_nodes())

@@ -117,7 +117,7 @@ def private_words(environment: Mapping[str, str]) -> dict[str, str]:
     words |= {str(Path.cwd()): "<directory>", str(Path.home()): "<home>"}
     words |= {socket.gethostname(): "<host>"}
     user = getpass.getuser()
-    # "root" and the like are words of their own.
+    # "root" and the like are ordinary words.
     if user not in ("root", "user"):
         words[user] = "<user>"
     words = {word: name for word, name in words.items() if len(word) > 3}

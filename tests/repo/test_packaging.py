@@ -122,8 +122,10 @@ def test_every_package_of_the_product_is_installed() -> None:
     assert folders == {name(path.parent) for path in product()}
 
 
-WITHOUT_EXTRA = {"pandas"}
-"""Distributions that product code imports only if a person has installed them for other work."""
+WITHOUT_EXTRA = {"pandas", "triton"}
+"""Distributions that are imported only if a person has installed them for other work, or that one
+test takes from requirements/kernels.lock.
+"""
 
 
 def imported_distributions(paths: list[Path]) -> dict[str, str]:

@@ -64,7 +64,7 @@ _REFUSED = {
 """Arguments that would break a promise, with the reason."""
 _REFUSED_PREFIXES = {
     # An engine with replicas reports the workers of the first one only (vLLM 0.32), so a broadcast
-    # would wait for ranks that nobody counted.
+    # would wait for ranks that were not counted.
     "data_parallel_": "each replica is a generator here: raise generators.count",
     "kv_transfer_": "blocks computed by older weights would be read",
     "kv_offloading_": "blocks computed by older weights would be read",

@@ -110,7 +110,7 @@ class SharedWeightsExtension:
             ):
                 if self.device.type == "cpu":  # type: ignore[attr-defined]
                     _forget_packed_experts(model)
-                # The reload gives a tied head a parameter of its own, which no push names.
+                # The reload makes a separate parameter for a tied head, which no push names.
                 tied = _names(model, tied=True) - _names(model)
                 initialize_layerwise_reload(model)
                 try:
