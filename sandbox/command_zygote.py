@@ -119,7 +119,12 @@ class _Command:
         """Start the command, watch it, end all its processes, and return its product."""
         started = time.monotonic()
         self._fault[:] = bytes(mmap.PAGESIZE)
-        self._prepare_directory()
+        try:
+            self._prepare_directory()
+        except OSError as error:  # the files do not fit
+            os.close(self._errors_in)
+            os.close(self._errors)
+            return Reply(Ending.FAULT, 0, 0.0, 0.0, 0, f"no directory: {error}".encode()[:200])
         ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
         self._leader = linux.fork()
         if self._leader == 0:
@@ -143,7 +148,11 @@ class _Command:
         if fault:
             return Reply(Ending.FAULT, 0, self._reaped_s, wall_s, 0, fault)
         if end.ending == Ending.EXITED and end.code == 0 and self._spec.product:
-            _return_product(self._spec.product, self._descriptors[PRODUCT])
+            target = self._descriptors[PRODUCT]
+            try:
+                _return_product(self._spec.product, target)
+            except (OSError, RecursionError, ValueError):  # deep directories, odd names
+                os.ftruncate(target, 0)
         return Reply(end.ending, end.code, self._reaped_s, wall_s, self._peak_bytes)
 
     def _prepare_directory(self) -> None:
@@ -253,7 +262,9 @@ def _copy(name: str, folder: int | None, target: IO[bytes]) -> None:
         source = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
     except OSError:
         return
-    with open(source, "rb") as file:
+    try:
         if stat.S_ISREG(os.fstat(source).st_mode):
-            while piece := file.read(_PIECE):
+            while piece := os.read(source, _PIECE):
                 target.write(piece)
+    finally:
+        os.close(source)

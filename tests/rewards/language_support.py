@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from rewards_support import LIMITS
 
@@ -15,6 +19,8 @@ from async_rl.rewards.verifier.checks import Ruling
 from async_rl.rewards.verifier.command_judging import CommandJudge
 from async_rl.rewards.verifier.languages import LanguageRefused
 from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest
+from async_rl.sandbox.command_cell import Command
+from async_rl.sandbox.command_protocol import CommandSpec, Profile
 from async_rl.sandbox.warm_cells import Unsafe, WarmCells
 
 
@@ -29,6 +35,7 @@ class Languages:
     """Judges programs one at a time. directory: of compiled programs."""
 
     def __init__(self, directory: Path | None) -> None:
+        self.directory = directory
         self.runner = asyncio.Runner()
         try:
             self.level, self.reasons = self.runner.run(_level())
@@ -63,6 +70,36 @@ class Languages:
         ran = self.runner.run(self.judge.run(program, stdin, LIMITS))
         assert ran.verdict == "pass", ran
         return ran.output.decode()
+
+    @contextlib.contextmanager
+    def limit_compiler(self, language: str, **limits: Any) -> Iterator[None]:
+        """Smaller limits of a compiler, so that hostile sources end soon."""
+        self.need(language)
+        ready = self.judge._ready[language]
+        assert ready.toolchain is not None
+        before, row = ready.toolchain, ready.toolchain.row
+        assert row.compile is not None
+        step = msgspec.structs.replace(row.compile, **limits)
+        ready.toolchain = dataclasses.replace(
+            before, row=msgspec.structs.replace(row, compile=step)
+        )
+        try:
+            yield
+        finally:
+            ready.toolchain = before
+
+    def product_of(self, script: str, product: str = "solution") -> bytes:
+        """What a cell returns as the product of a script that runs as a compiler does."""
+        self.need("c")
+        spec = CommandSpec(
+            profile=Profile.TOOLS, executable="/usr/bin/bash", arguments=["bash", "-c", script],
+            environment={"PATH": "/usr/bin"}, files=[], product=product, readable=["/usr"],
+            runnable=["/usr"], cpu_s=2, sleep_s=2, memory_bytes=256 << 20,
+            address_space_bytes=0, data_bytes=0, file_bytes=1 << 20, scratch_bytes=16 << 20,
+            max_tasks=64,
+        )  # fmt: skip
+        command = Command(spec, b"", [], 1000)
+        return self.runner.run(self.judge._cells["c"].run(command)).product
 
     def close(self) -> None:
         self.runner.run(self.judge.close())

@@ -36,12 +36,13 @@ class Outcome(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attack:
-    """One program. kinds: the forms of test that it attacks."""
+    """One program. kinds: the forms of test that it attacks; language: as every form knows it."""
 
     family: str
     name: str
     kinds: Sequence[str]
     code: str
+    language: str = "python"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,7 @@ _ASSERTS = {
 _SETUP = "def helper(x):\n    return list(range(x))"
 
 
-def _own(kind: str, code: str) -> tuple[str, dict[str, Any]]:
+def _own(kind: str, code: str, language: str) -> tuple[str, dict[str, Any]]:
     tests: list[dict[str, Any]]
     match kind:
         case "call":
@@ -81,20 +82,22 @@ def _own(kind: str, code: str) -> tuple[str, dict[str, Any]]:
             tests = [{"kind": "stdin", "input": f"{n}\n", "output": str(n * n)} for n in _NUMBERS]
         case _:
             tests = [{"kind": "assert", "code": _ASSERTS[kind]}]
-    return "/verify", {"code": code, "tests": tests, "setup": _SETUP, "timeout_s": TIMEOUT_S}
+    return "/verify", {
+        "code": code, "language": language, "tests": tests, "setup": _SETUP, "timeout_s": TIMEOUT_S,
+    }  # fmt: skip
 
 
-def _function_calls(kind: str, code: str) -> tuple[str, dict[str, Any]]:
+def _function_calls(kind: str, code: str, language: str) -> tuple[str, dict[str, Any]]:
     cases = [{"input": f"{n}\n", "expectedOutput": str(n * n)} for n in _NUMBERS]
     function = "f" if kind == "call" else ""
     return "/apis/functioncalls", {
-        "uid": "attack", "language": "PYTHON", "code": code, "entryFunction": function,
+        "uid": "attack", "language": language.upper(), "code": code, "entryFunction": function,
         "testcases": cases, "timeout": TIMEOUT_S, "isFastFail": True,
     }  # fmt: skip
 
 
-def _run_code(kind: str, code: str) -> tuple[str, dict[str, Any]]:
-    body = {"code": code, "language": "python", "stdin": "3\n", "run_timeout": TIMEOUT_S}
+def _run_code(kind: str, code: str, language: str) -> tuple[str, dict[str, Any]]:
+    body = {"code": code, "language": language, "stdin": "3\n", "run_timeout": TIMEOUT_S}
     return "/run_code", body
 
 
@@ -122,7 +125,7 @@ def _verdict(form: str, answer: dict[str, Any]) -> bool | None:
         case "functioncalls":
             errors = [result.get("errorType") for result in answer["results"]]
             return None if "SystemError" in errors else bool(answer["success"])
-    result = answer["run_result"]
+    result = answer["run_result"] or {"stdout": ""}  # of a program that does not compile
     return answer["status"] == "Success" and str(result["stdout"]).strip() == "9"
 
 
@@ -142,7 +145,7 @@ def run(url: str, form: str, token: str) -> Iterator[Trial]:
 
 def _try(http: httpx.Client, url: str, form: str, attack: Attack, kind: str) -> Trial | None:
     """One trial; None if the grader refuses this form of test."""
-    path, body = FORMS[form].request(kind, attack.code)
+    path, body = FORMS[form].request(kind, attack.code, attack.language)
     started = time.monotonic()
     outcome, reason = Outcome.CRASHED, ""
     try:
