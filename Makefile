@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check mutants explore resolve docs site bench clean test-python
+.PHONY: help env demo test check mutants explore resolve docs notebooks site bench clean test-python
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
@@ -15,6 +15,8 @@ LOCK := requirements/$(if $(GPU),gpu,cpu).lock
 PACKAGES := $(VENV)/.packages-$(shell sha256sum $(LOCK) | cut -c1-16)
 KERNELS := $(VENV)/.kernels-$(shell sha256sum requirements/kernels.lock | cut -c1-16)
 PROJECT := $(VENV)/.project-$(shell cat $(LOCK) pyproject.toml | sha256sum | cut -c1-16)
+# mypy and the site's reference know nothing of setuptools' package-dir: give them the tree as it is installed.
+TREE := rm -rf build/tree && mkdir -p build/tree/async_rl && ln -s $(CURDIR)/async_rl/* $(CURDIR)/{launchers,sandbox,conf} build/tree/async_rl/
 PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install --no-input
 
 help: ## this list
@@ -53,10 +55,9 @@ test: check ## every check and every test
 check: env ## style and types; layers, documents and the other rules of tests/repo
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@# mypy knows nothing of setuptools' package-dir: give it the tree as it is installed.
-	@rm -rf build/tree && mkdir -p build/tree/async_rl && ln -s $(CURDIR)/async_rl/* $(CURDIR)/{launchers,sandbox,conf} build/tree/async_rl/
+	@$(TREE)
 	@cd build/tree && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache -p async_rl
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@$(BIN)/zensical build --clean --strict
 	@$(BIN)/python -m pytest tests/repo
 
 # Without torch and vLLM: tests of what needs them are skipped (tests/conftest.py), and so are those that start whole runs.
@@ -84,12 +85,16 @@ explore: env ## property tests with new random examples; TESTS=tests/buffer for 
 docs: env ## the pages of docs/ that are made from code
 	@$(BIN)/python -m async_rl.launchers.configuration.reference docs
 
+notebooks: env ## execute docs/notebooks and write their pages (a minute)
+	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(BIN)/python tests/repo/notebooks.py
+
 site: env ## the documentation site in build/site
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+	@$(TREE)
+	@$(BIN)/zensical build --clean --strict
 	@echo "open build/site/index.html"
 
 bench: env ## the benchmarks, one table
 	@$(BIN)/python benchmarks/run.py
 
 clean: ## remove the environment and the caches, not the runs
-	@rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	@rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .cache

@@ -4,7 +4,8 @@
     for step in run.steps():
         print(step["reward/mean"])
 
-The names in `__all__` are public: docs/python.md describes them and what their versions promise.
+The names in `__all__` are public: docs/api.md has all of them, and docs/python.md what their
+versions promise.
 Importing this package is light; a name loads its module when it is first used.
 """
 
@@ -14,9 +15,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from async_rl.core.errors import AsyncRLError, ConfigError, RunFailed
+    from async_rl.core.errors import (
+        AsyncRLError,
+        ConfigError,
+        DeadlineExceeded,
+        InfrastructureError,
+        RunFailed,
+    )
     from async_rl.launchers.api.metrics import Metrics
-    from async_rl.launchers.api.run import Run, launch, open_run
+    from async_rl.launchers.api.run import Run, launch, open_run, resume
     from async_rl.launchers.api.samples import Sample
     from async_rl.launchers.api.status import RunState, RunStatus
     from async_rl.launchers.api.verifier import Verifier
@@ -26,6 +33,8 @@ __version__ = "0.1.0"
 __all__ = [
     "AsyncRLError",
     "ConfigError",
+    "DeadlineExceeded",
+    "InfrastructureError",
     "Metrics",
     "Run",
     "RunFailed",
@@ -36,11 +45,14 @@ __all__ = [
     "__version__",
     "launch",
     "open_run",
+    "resume",
 ]
 
 _MODULES = {
     "AsyncRLError": "core.errors",
     "ConfigError": "core.errors",
+    "DeadlineExceeded": "core.errors",
+    "InfrastructureError": "core.errors",
     "Metrics": "launchers.api.metrics",
     "Run": "launchers.api.run",
     "RunFailed": "core.errors",
@@ -50,6 +62,7 @@ _MODULES = {
     "Verifier": "launchers.api.verifier",
     "launch": "launchers.api.run",
     "open_run": "launchers.api.run",
+    "resume": "launchers.api.run",
 }
 
 

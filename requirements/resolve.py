@@ -16,7 +16,9 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 CPU_LOCK, GPU_LOCK = HERE / "cpu.lock", HERE / "gpu.lock"
@@ -43,13 +45,26 @@ def normalised(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
+def expanded(extra: str, project: dict[str, Any]) -> Iterator[str]:
+    """Yield the requirements of an extra and of the extras that it contains.
+
+    pip would look for the project itself, which is not on the package index.
+    """
+    for line in project["optional-dependencies"][extra]:
+        inner = re.fullmatch(rf"{project['name']}\[(\w+)\]", line)
+        if inner is None:
+            yield line
+        else:
+            yield from expanded(inner[1], project)
+
+
 def resolved(constraints: dict[str, str]) -> dict[str, str]:
     """Return what pip would install: the version of each package. Needs the package index."""
     project = tomllib.loads((HERE.parent / "pyproject.toml").read_text())
     build_tools = project["build-system"]["requires"]
     project = project["project"]
     wanted = [*build_tools, *project["dependencies"]]
-    wanted += [line for extra in EXTRAS for line in project["optional-dependencies"][extra]]
+    wanted += [line for extra in EXTRAS for line in expanded(extra, project)]
     # A machine may offer CPU builds in a directory or by a configuration file; neither counts.
     env = {**os.environ, "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
     with tempfile.TemporaryDirectory() as directory:

@@ -23,8 +23,13 @@ Column = npt.NDArray[np.float64]
 class Metrics(Mapping[str, Column]):
     """The metrics of a run by name: float64 arrays [rows], one row per learner step.
 
-    `step` counts learner steps (0 is the first evaluation), `time_s` is seconds since the start of
-    the run; docs/metrics.md has the unit of every other name. NaN: the step did not report it.
+    A mapping, so `metrics["reward/mean"]`, `name in metrics` and `dict(metrics)` work. `step`
+    counts learner steps (0 is the first evaluation), `time_s` is seconds since the start of the
+    run, and docs/metrics.md has the unit of every other name. A value is NaN where the step did not
+    report the metric.
+
+    Raises:
+        KeyError: No step has reported a metric of this name.
     """
 
     def __init__(self, rows: Iterable[Mapping[str, float]]) -> None:
@@ -45,7 +50,11 @@ class Metrics(Mapping[str, Column]):
         return len(self._columns)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """Return a DataFrame with the same columns. Raises ConfigError if pandas is missing."""
+        """Return a DataFrame with the same columns.
+
+        Raises:
+            ConfigError: pandas is not installed.
+        """
         require("pandas", "to_pandas()")
         import pandas
 

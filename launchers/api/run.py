@@ -24,6 +24,7 @@ from async_rl.launchers.commands.control import (
     ask_scale,
     ask_stop,
     living_pid,
+    owning,
     wait_for_run,
 )
 
@@ -38,8 +39,10 @@ _STOP_GRACE_S = 60.0
 
 
 class Run:
-    """One run, live or ended. directory: its files. Every method can be called in a notebook's
-    cell, where an event loop is running.
+    """One run, live or ended. Every method can be called in a notebook, where an event loop runs.
+
+    Attributes:
+        directory: The run's files; docs/durability.md lists them.
     """
 
     def __init__(self, directory: str | Path) -> None:
@@ -55,18 +58,29 @@ class Run:
 
     @property
     def config(self) -> RunConfig:
-        """Its resolved configuration. Raises ConfigError if another version wrote it."""
+        """Its resolved configuration, with a value for every setting of docs/configuration.md.
+
+        Raises:
+            ConfigError: The files of the run are missing, or another version wrote them.
+        """
         return runs.config_of(self.directory)
 
     def status(self) -> RunStatus:
-        """Return its present state, its processes and its newest metrics."""
+        """Return its present state, its processes and its newest metrics.
+
+        The supervisor is asked if it is alive; otherwise the run's files are read.
+        """
         return status_of(self.directory)
 
     def steps(self) -> Iterator[dict[str, float]]:
         """Yield the metrics of each step, those written so far and new ones, until the run ends.
 
-        A step whose training is repeated after a crash is yielded again. Raises RunFailed with the
-        cause if the run failed or was killed.
+        Each row maps names of docs/metrics.md, with their units, to numbers; `step` counts learner
+        steps from 1, and 0 is the first evaluation. A metric that a step does not report is absent.
+        A step whose training is repeated after a crash is yielded again.
+
+        Raises:
+            RunFailed: The run failed or was killed; the message starts with the cause.
         """
         reader = RowReader(self.directory)
         has_ended = False
@@ -79,8 +93,12 @@ class Run:
     def wait(self, timeout_s: float | None = None) -> RunStatus:
         """Wait until the run has ended and return its last state.
 
-        Raises RunFailed with the cause if the run failed or was killed, DeadlineExceeded after
-        `timeout_s`.
+        Args:
+            timeout_s: Seconds to wait at most; None waits without a limit.
+
+        Raises:
+            RunFailed: The run failed or was killed; the message starts with the cause.
+            DeadlineExceeded: The run has not ended after `timeout_s`. It continues.
         """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while not self._ends_within(_POLL_S):
@@ -89,11 +107,18 @@ class Run:
         return self._raise_if_failed()
 
     def scale(self, *, is_forced: bool = False, **counts: int) -> list[PoolCount]:
-        """Set the number of processes of pools, as in scale(generators=2, verifiers=1).
+        """Set the number of processes of pools, as in `scale(generators=2, verifiers=1)`.
 
-        A pool with a dot in its name: scale(**{"generators.big": 1}). Returns immediately with the
-        present numbers of every pool. is_forced: even if this machine
-        may have too little memory. Raises ConfigError if the run has ended or refuses.
+        Args:
+            is_forced: Add processes even if this machine may have too little memory.
+            **counts: The wanted number of each pool; other pools keep theirs. For a pool with a
+                dot in its name write `scale(**{"generators.big": 1})`.
+
+        Returns:
+            The present numbers of every pool, immediately: new processes are still starting.
+
+        Raises:
+            ConfigError: The run has ended, a pool does not exist, or the run refuses the number.
         """
         if living_pid(self.directory) is None:
             raise ConfigError(f"{ended(self.status())}; async-rl resume {self.name} continues it")
@@ -102,7 +127,13 @@ class Run:
     def stop(self, *, now: bool = False) -> RunStatus:
         """Let the run finish its step and save, wait for its end, and return its last state.
 
-        now: do not finish the step in progress. Raises DeadlineExceeded if it does not end in time.
+        Does nothing if the run has ended already.
+
+        Args:
+            now: End without finishing the step in progress.
+
+        Raises:
+            DeadlineExceeded: The run has not ended 60 s after its own limit, `timeouts.stop_s`.
         """
         pid = living_pid(self.directory)
         if pid is not None:
@@ -120,13 +151,18 @@ class Run:
     ) -> list[Sample]:
         """Return stored responses, the newest groups first.
 
-        step: of the groups that this step trained, otherwise of the newest `num_groups` groups.
-        failed: only those that did not pass all tests.
+        Args:
+            step: Return the groups that this step trained; None for groups of all steps.
+            failed: Return only the responses that did not pass all tests.
+            num_groups: Read at most this number of groups, the newest ones.
+
+        Raises:
+            ConfigError: The store or the model's tokenizer is missing.
         """
         return samples(self.directory, step=step, failed=failed, most=num_groups)
 
     def metrics(self) -> Metrics:
-        """Return the metrics of all steps so far, as columns."""
+        """Return the metrics of all steps so far as columns, float64 [steps] each."""
         return Metrics(RowReader(self.directory).new())
 
     def _ends_within(self, seconds: float) -> bool:
@@ -153,8 +189,16 @@ class Run:
 def launch(conf: str, overrides: Overrides = ()) -> Run:
     """Start a run in the background and return it.
 
-    conf: a name from conf/ or the path of a yaml file. Raises ConfigError, with one line per
-    problem and before anything starts, if the settings do not fit each other or this machine.
+    The run does not end with this process; see `open_run`.
+
+    Args:
+        conf: A name from conf/, such as "grpo_code", or the path of a yaml file.
+        overrides: Settings that differ from it: a dict, `{"num_steps": 20}`, with dotted or nested
+            names, or words as on the command line, `["num_steps=20"]`.
+
+    Raises:
+        ConfigError: The settings do not fit each other or this machine; the message has one line
+            per problem. Nothing was started or written.
     """
     from async_rl.launchers.configuration.overrides import as_words
 
@@ -164,8 +208,40 @@ def launch(conf: str, overrides: Overrides = ()) -> Run:
     return Run(run_dir)
 
 
+def resume(run: Run | str | Path, overrides: Overrides = ()) -> Run:
+    """Continue a run that has ended from its last checkpoint, in the background, and return it.
+
+    Args:
+        run: The run, or its directory.
+        overrides: Settings to change from here on, as for `launch`.
+
+    Raises:
+        ConfigError: The run is running, or its history does not allow a change; the message has
+            one line per problem. Nothing was started or written.
+    """
+    from async_rl.launchers.commands import resuming
+    from async_rl.launchers.configuration.overrides import as_words
+    from async_rl.launchers.configuration.preflight import preflight
+
+    ended_run = open_run(run.directory if isinstance(run, Run) else run)
+    run_dir = ended_run.directory
+    # Before anything is read: of two that resume at the same time, one must see what the other did.
+    with owning(run_dir):
+        config, _ = resuming.resumed_config(run_dir, as_words(overrides))
+        preflight(config, this_machine(), is_new=False)
+        resuming.reopen(config, run_dir)
+    # The supervisor takes the lock itself. Until then the mark that `reopen` left for this process
+    # makes other attempts to resume fail.
+    starting.start(config, run_dir)
+    return ended_run
+
+
 def open_run(directory: str | Path) -> Run:
-    """Return the run in this directory, live or ended. Raises ConfigError if there is none."""
+    """Return the run in this directory, live or ended.
+
+    Raises:
+        ConfigError: There is no run; the message names similar ones.
+    """
     path = Path(directory).expanduser().absolute()
     return Run(runs.find(str(path), path.parent))
 

@@ -20,8 +20,12 @@ Decode = Callable[[list[int]], str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One stored response. rollout: its group, with the step that trained it; index: its position
-    in the group; response: the text of all tokens after the prompt.
+    """One stored response.
+
+    Attributes:
+        rollout: Its group, with the step that trained it.
+        index: Its position in the group, counted from 0.
+        response: The text of all tokens after the prompt, special tokens included.
     """
 
     rollout: Rollout
@@ -30,7 +34,9 @@ class Sample:
 
     @property
     def trajectory(self) -> Trajectory:
-        """Its tokens with log-probs, versions and loss mask."""
+        """Its L tokens: `token_ids` and `versions` int32 [L], `loss_mask` bool [L],
+        `behavior_logprobs` float32 [L] in nats, 0 where the policy did not sample the token.
+        """
         return self.rollout.group.trajectories[self.index]
 
     @property

@@ -14,8 +14,11 @@ from async_rl.protocol.membership import Member
 
 
 class RunState(enum.StrEnum):
-    """The state of a run. `queued`: its Slurm job has not started; `starting`: its processes do not
-    answer yet; `killed`: it ended without reporting an outcome.
+    """The state of a run.
+
+    `queued`: its Slurm job has not started. `starting`: its processes do not answer yet. `running`:
+    they do. `finished`: it completed all steps. `stopped`: it was stopped by a person or a signal.
+    `failed`: an error ended it. `killed`: it ended without reporting an outcome.
     """
 
     QUEUED = "queued"
@@ -28,11 +31,23 @@ class RunState(enum.StrEnum):
 
 
 class RunStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A snapshot of a run.
+    """A snapshot of a run. The attributes from `members` on are empty unless the run answers.
 
-    step: learner steps done. cause: why it failed. metrics: the newest value of each metric, units
-    in docs/metrics.md. members: its processes; pools: their numbers. stalled: the reason why no
-    step completes. started_s: Unix time. The last seven are empty unless the run answers.
+    Attributes:
+        run_name: The name of its directory.
+        run_dir: Its directory.
+        state: Its state.
+        step: Learner steps done.
+        num_steps: Learner steps to do.
+        cause: The reason why it failed; empty otherwise.
+        metrics: The newest value of each metric; docs/metrics.md has the units.
+        members: Its processes with their state, what each waits for, and its policy version.
+        pools: The wanted and present number of processes of each pool.
+        stalled: The reason why no step completes; empty while steps do.
+        restarted_because: The last reason, for each process that was restarted.
+        restarts: The number of restarts, for each process that was restarted.
+        tensorboard_url: The address of TensorBoard; empty if it does not run.
+        started_s: Unix time of the start, in seconds.
     """
 
     run_name: str

@@ -35,9 +35,14 @@ Test = str | Mapping[str, Any] | CodeTest
 class Verifier:
     """A server that judges programs in a jail: `with Verifier() as verifier: verifier.check(...)`.
 
-    settings: of sandbox, verifiers and reward, where they differ from conf/. Several threads may
-    use it. The server ends with the block, and also if this process is killed. Raises ConfigError
-    for wrong settings, and if no jail works on this machine.
+    The server ends with the block, and also if this process is killed. Several threads may use it.
+
+    Args:
+        settings: Settings of `sandbox`, `verifiers` and `reward` that differ from conf/, as for
+            `launch`.
+
+    Raises:
+        ConfigError: A setting is wrong, or no jail works on this machine.
     """
 
     def __init__(self, settings: Overrides = ()) -> None:
@@ -72,8 +77,15 @@ class Verifier:
     def check(self, code: str, tests: Test | Sequence[Test], *, setup: str = "") -> VerifyResponse:
         """Run a program against tests and return its verdict, with one result per test that ran.
 
-        setup: code for the tests, for example their imports. Raises ConfigError if a test is
-        malformed, InfrastructureError if no verdict was possible.
+        Args:
+            code: The program, Python source.
+            tests: One test or several: `assert` statements as text, a JSON object as in
+                docs/data.md, or a value of `async_rl.core.types`.
+            setup: Code for the tests, for example their imports.
+
+        Raises:
+            ConfigError: A test is malformed, or the block has ended.
+            InfrastructureError: No verdict was possible.
         """
         given = [tests] if isinstance(tests, str | Mapping | CodeTest) else tests
         converted = [_as_test(test) for test in given]

@@ -1,5 +1,6 @@
 """Generation of files in docs/: configuration.md from the schema; metrics.md and the Grafana
-dashboard grafana.json from the catalogue; gpu_plans.md from the planner.
+dashboard grafana.json from the catalogue; gpu_plans.md from the planner; messages.md from the
+protocol.
 
     make docs
 
@@ -13,6 +14,7 @@ import json
 import sys
 from pathlib import Path
 
+from async_rl.launchers.configuration.reference_messages import messages_page
 from async_rl.launchers.configuration.reference_plans import plans_page
 from async_rl.launchers.configuration.reference_settings import settings_page, table
 from async_rl.launchers.configuration.schema import json_schema
@@ -49,6 +51,7 @@ def pages() -> dict[str, str]:
         "configuration.md": settings_page(),
         "configuration.schema.json": json.dumps(json_schema(), indent=1) + "\n",
         "metrics.md": metrics_page(),
+        "messages.md": messages_page(),
         "grafana.json": dashboard(),
         "gpu_plans.md": plans_page(),
         "hardware.md": hardware_page(_HARDWARE.read_text()),
@@ -139,7 +142,7 @@ def _group(spec: MetricSpec) -> str:
 
 
 def main() -> None:
-    """Writes the pages into the folder given."""
+    """Write the pages into the given folder."""
     for name, text in pages().items():
         (Path(sys.argv[1]) / name).write_text(text)
 

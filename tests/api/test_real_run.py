@@ -58,3 +58,9 @@ def test_a_run_is_launched_followed_scaled_read_and_stopped(tmp_path: Path) -> N
     assert [step["step"] for step in steps][-1] == run.metrics()["step"][-1] >= 2
     again = async_rl.open_run(run.directory)
     assert again.config.buffer.groups_per_step == 4
+    resumed_to = ended.step + 2
+    resumed = async_rl.resume(again, {"num_steps": resumed_to, "generators.count": 1})
+    with pytest.raises(async_rl.ConfigError, match="is running"):
+        async_rl.resume(resumed.directory)
+    assert resumed.wait(timeout_s=120).state is async_rl.RunState.FINISHED
+    assert resumed.metrics()["step"][-1] == resumed.config.num_steps == resumed_to

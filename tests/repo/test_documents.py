@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 import typer
+import yaml
 from repository import ROOT, files, name
 from typer.core import TyperGroup
 
+import async_rl
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.cli import app
 from async_rl.launchers.commands.options import split_conf
@@ -39,6 +41,7 @@ COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
 SETTINGS = settings()
 SECTIONS = {setting.split(".")[0] for setting in SETTINGS if "." in setting}
+SITE = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
 GROUPS = {metric.split("/")[0] for metric in METRICS}
 
 
@@ -148,6 +151,35 @@ def test_metrics_are_declared(path: Path) -> None:
         if re.fullmatch(r"[a-z_]+/[a-z0-9_<>/-]+", s) and s.split("/")[0] in GROUPS
     }
     assert sorted(n for n in named if n not in METRICS and describe(n) is None) == []
+
+
+def test_the_navigation_of_the_site_has_every_document() -> None:
+    def pages(entry: object) -> Iterator[str]:
+        if isinstance(entry, str):
+            yield entry
+        elif isinstance(entry, dict | list):
+            for part in entry.values() if isinstance(entry, dict) else entry:
+                yield from pages(part)
+
+    in_navigation = list(pages(SITE["nav"]))
+    assert len(in_navigation) == len(set(in_navigation))
+    documents = {path.relative_to(ROOT / "docs").as_posix() for path in DOCUMENTS[1:]}
+    others = {page for page in documents if page.startswith("decisions/")}
+    assert set(in_navigation) == documents - others | {"decisions/README.md"}
+
+
+def test_the_site_loads_nothing_from_other_hosts() -> None:
+    # The plug-in adds its own copy of iframe-worker, on another host, unless one is configured.
+    (shim,) = SITE["extra"]["polyfills"]
+    assert "iframe-worker" in shim
+    assert (ROOT / "docs" / shim).exists()
+    assert SITE["theme"]["font"] is False
+
+
+def test_every_public_name_is_on_the_page_of_the_interface() -> None:
+    text = (ROOT / "docs" / "api.md").read_text()
+    entries = re.findall(r"^::: async_rl\.(\w+)$", text, flags=re.MULTILINE)
+    assert set(async_rl.__all__) - {"__version__"} - set(entries) == set()
 
 
 def test_the_index_lists_every_document() -> None:

@@ -105,7 +105,11 @@ def test_the_build_tool_is_the_one_in_the_lock() -> None:
 
 def test_the_environment_is_the_one_in_the_lock() -> None:
     installed = {canonicalize_name(d.metadata["Name"]): d.version for d in metadata.distributions()}
-    assert {n: (installed.get(n), pin) for n, pin in PINS.items() if installed.get(n) != pin} == {}
+    wrong = {n: (installed.get(n), pin) for n, pin in PINS.items() if installed.get(n) != pin}
+    assert wrong == {}, (
+        "the lock has changed: make env, or .venv/bin/python -m pip install --no-deps"
+        " -r requirements/cpu.lock"
+    )
 
 
 def test_every_package_of_the_product_is_installed() -> None:
