@@ -53,7 +53,11 @@ def leave_mark(run_dir: Path, pid: int | None = None) -> None:
     """Record the process that supervises the run: this one, or another one of this machine."""
     pid = os.getpid() if pid is None else pid
     mark = Mark(machine=platform.node(), pid=pid, start_ticks=start_ticks(pid))
-    (run_dir / MARK).write_bytes(msgspec.json.encode(mark))
+    # A reader that sees half a mark takes a living run for a killed one. The process id is in the
+    # name because the process that starts a supervisor and the supervisor may both write now.
+    partial = run_dir / f"{MARK}.{os.getpid()}"
+    partial.write_bytes(msgspec.json.encode(mark))
+    partial.replace(run_dir / MARK)
 
 
 @contextlib.contextmanager

@@ -333,3 +333,12 @@ def test_watching_follows_a_run_from_its_start_to_its_end(
     assert "500 tokens/s" in shown, "the rate is of the time between two pictures"
     assert "reward ▁█ 0.20 to 0.60" in shown
     assert "ready 3 → leased 0 → trained in step 2" in shown
+
+
+def test_a_reader_of_the_mark_sees_the_old_one_or_the_new_one(run_dir: Path) -> None:
+    # A supervisor in the background leaves its mark while the process that started it looks.
+    leave_mark(run_dir)
+    with (run_dir / MARK).open("rb") as before:
+        leave_mark(run_dir, os.getppid())
+        assert json.loads(before.read())["pid"] == os.getpid()
+    assert living_pid(run_dir) == os.getppid()
