@@ -1,0 +1,137 @@
+"""The files and commands in docs/tutorials/own_environment.md, own_loss.md and from_trl.md work."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+import async_rl
+from async_rl.core.machine import this_machine
+from async_rl.launchers.api.starting import checked_config
+from async_rl.launchers.commands.options import split_conf
+
+TUTORIALS = Path(__file__).resolve().parents[2] / "docs/tutorials"
+BLOCK = re.compile(r"^```python\n# (\w+)\.py\n(.*?)^```", re.M | re.S)
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A working directory with the files of the tutorials."""
+    modules = {}
+    for name in ("own_environment.md", "own_loss.md", "from_trl.md"):
+        modules.update(BLOCK.findall((TUTORIALS / name).read_text()))
+    for module, text in modules.items():
+        (tmp_path / f"{module}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for module in modules:
+        importlib.sys.modules.pop(module, None)
+
+
+def module(name: str) -> ModuleType:
+    return importlib.import_module(name)
+
+
+@dataclass
+class FakeTalk:
+    """A conversation in which the policy's programs and their verdicts are given."""
+
+    verdicts: list[str]
+    tests: list[str] = field(default_factory=lambda: ["first", "shown", "third"])
+    prompt: SimpleNamespace = field(default_factory=lambda: SimpleNamespace(text="PROMPT"))
+    read: list[str] = field(default_factory=list)
+
+    async def write(self, max_tokens: int) -> str:
+        return f"program of at most {max_tokens}"
+
+    async def test(self, program: str, tests: list[str]) -> list[SimpleNamespace]:
+        assert tests == ["shown"]
+        return [SimpleNamespace(verdict=self.verdicts.pop(0), message="gave 3")]
+
+    def tell(self, text: str) -> None:
+        self.read.append(text)
+
+
+@pytest.mark.usefixtures("files")
+@pytest.mark.parametrize(
+    ("verdicts", "score", "read"),
+    [
+        (["pass"], 1.0, []),
+        (["wrong_answer", "pass"], 0.5, ["\n# gave 3\nPROMPT"]),
+        (["wrong_answer", "timeout"], 0.0, ["\n# gave 3\nPROMPT"]),
+    ],
+)
+def test_the_environment_rewards_the_number_of_attempts(
+    verdicts: list[str], score: float, read: list[str]
+) -> None:
+    environment, talk = module("my_environment"), FakeTalk(verdicts)
+    response = asyncio.run(environment.play(talk))
+    assert environment.score(SimpleNamespace(response=response)) == score
+    assert talk.read == read
+    assert environment.score(SimpleNamespace(response="def f(")) == 0.0
+
+
+@pytest.mark.usefixtures("files")
+def test_the_loss_passes_the_test_of_its_tutorial() -> None:
+    module("test_my_loss").test_the_gradient_is_zero_at_the_edge()
+
+
+@pytest.mark.usefixtures("files")
+def test_a_reward_function_of_trl_scores_a_sample() -> None:
+    rewards = module("my_rewards")
+    row = {"prompt": "Say hello.", "limit": 5}
+    samples = [SimpleNamespace(prompt="P", response=text, row=row) for text in ("hello", "hello!")]
+    assert [rewards.score(sample) for sample in samples] == [1.0, 0.0]
+
+
+def commands(tutorial: str) -> list[list[str]]:
+    lines = re.findall(r"^\$ async-rl launch (.*)$", (TUTORIALS / tutorial).read_text(), re.M)
+    return [[w for w in shlex.split(line) if not w.startswith("--")] for line in lines]
+
+
+@pytest.mark.usefixtures("files")
+@pytest.mark.parametrize("tutorial", ["own_environment.md", "own_loss.md"])
+def test_the_commands_of_the_tutorial_can_start(tutorial: str) -> None:
+    for words in commands(tutorial):
+        conf, overrides = split_conf(words)
+        assert conf is not None
+        checked_config(conf, overrides, this_machine())
+
+
+@pytest.mark.usefixtures("files")
+def test_a_wrong_name_in_the_command_is_refused() -> None:
+    words = [word.replace(":simple", ":simpler") for word in commands("own_loss.md")[0]]
+    conf, overrides = split_conf(words)
+    assert conf is not None
+    with pytest.raises(async_rl.ConfigError, match="has no simpler"):
+        checked_config(conf, overrides, this_machine())
+
+
+@pytest.mark.slow
+def test_a_run_trains_in_the_environment_with_the_loss(files: Path) -> None:
+    words = [*commands("own_environment.md")[1], *commands("own_loss.md")[1]]
+    conf, overrides = split_conf(list(dict.fromkeys(words)))
+    small = ["num_steps=2", "generation.engine=hf", "generation.group_size=4"]
+    small += [
+        "buffer.groups_per_step=2",
+        "evaluation.every_steps=0",
+        "monitoring.tensorboard=false",
+    ]
+    assert conf is not None
+    run = async_rl.launch(conf, [*overrides, *small, f"output_dir={files}"])
+    try:
+        assert run.wait(timeout_s=120).state is async_rl.RunState.FINISHED
+        samples = run.rollouts()
+        assert {sample.score.reward for sample in samples} <= {0.0, 0.5, 1.0}
+        assert any("PROMPT" not in s.response and "\n# " in s.response for s in samples)
+    finally:
+        run.stop(now=True)
