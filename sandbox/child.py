@@ -112,14 +112,14 @@ def _lock_down(spec: JobSpec, part: Part, jail: Jail) -> None:
         os.closerange(lowest + 1, keep)
         lowest = keep
     os.closerange(lowest + 1, _MAX_DESCRIPTOR)
-    for which, value in (
+    for resource_kind, value in (
         (resource.RLIMIT_CPU, math.ceil(spec.cpu_s) + 2),
         (resource.RLIMIT_FSIZE, spec.output_bytes + 1),
         (resource.RLIMIT_NPROC, _MAX_TASKS),
         (resource.RLIMIT_AS, jail.base_address_space + spec.memory_bytes),
     ):
-        limit = min(value, jail.hard_limits[which])
-        set_limit(which, (limit, limit))
+        limit = min(value, jail.hard_limits[resource_kind])
+        set_limit(resource_kind, (limit, limit))
     for give_up in jail.seal:
         give_up()
     jail.ready[part.number] = 1

@@ -46,7 +46,7 @@ def install() -> None:
         """`threading.stack_size` with a largest size."""
         return set_stack_size(min(size, _LARGEST_STACK_BYTES))
 
-    def set_limit(which: int, limits: tuple[int, int]) -> None:
+    def set_limit(resource_kind: int, limits: tuple[int, int]) -> None:
         """`resource.setrlimit` without an effect: a program may not change its limits."""
 
     builtins.open = io.open = open_stream

@@ -79,8 +79,8 @@ class WarmCells:
         reason of each level, or CellFailed.
         """
         paths = {package: package_paths(package) for package in packages}
-        readable = [*interpreter_paths(), *(path for found in paths.values() for path in found)]
-        folders = {package: os.path.dirname(found[0]) for package, found in paths.items()}
+        readable = [*interpreter_paths(), *(path for entries in paths.values() for path in entries)]
+        folders = {package: os.path.dirname(entries[0]) for package, entries in paths.items()}
         levels = [NAMESPACES, LANDLOCK] if MACHINE_SUPPORTED else []
         if allow_unsafe:
             levels.append(NOTHING)

@@ -98,11 +98,11 @@ def main(arguments: list[str]) -> None:
 
 def _prepare(level: int, readable: list[str], proc: int) -> Jail:
     linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
-    hard = {which: _hard_limit(which) for which in _LIMITED}
-    for which, value in _LIMITED.items():
+    hard = {resource_kind: _hard_limit(resource_kind) for resource_kind in _LIMITED}
+    for resource_kind, value in _LIMITED.items():
         if value != sys.maxsize:
-            limit = min(value, hard[which])
-            set_limit(which, (limit, limit))
+            limit = min(value, hard[resource_kind])
+            set_limit(resource_kind, (limit, limit))
     uid = -1
     if level == LANDLOCK and os.geteuid() == 0 and all(map(_is_open_to_others, readable)):
         uid = _UNPRIVILEGED_UID

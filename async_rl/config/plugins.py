@@ -120,15 +120,15 @@ def _target(setting: str, name: str, kind: Kind) -> str:
     """Return `module:function` of a name, which may be that of an entry point."""
     if is_function(name):
         return name
-    found = metadata.entry_points(group=kind.group, name=name)
-    if not found:
+    entry_points = metadata.entry_points(group=kind.group, name=name)
+    if not entry_points:
         known = ", ".join(sorted(metadata.entry_points(group=kind.group).names)) or "none"
         raise ConfigError(
             f"{setting}={name}: no installed package has an entry point of this name in the group"
             f" {kind.group} (there are: {known}); install the package, or name a function as"
             " package.module:function"
         )
-    return next(iter(found)).value
+    return next(iter(entry_points)).value
 
 
 def load_rollout(rollout: RolloutConfig) -> Callable[..., Awaitable[str | None]] | None:

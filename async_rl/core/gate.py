@@ -138,8 +138,8 @@ def _key(rank: int) -> str:
 
 
 def _sockets(status: str) -> list[Any]:
-    found = psutil.Process().net_connections("tcp4")
-    return [end for end in found if end.status == status]
+    connections = psutil.Process().net_connections("tcp4")
+    return [end for end in connections if end.status == status]
 
 
 def _admit(fd: int, sources: Collection[_End]) -> None:

@@ -120,7 +120,7 @@ def units(
     """
     if not min_params:
         return [module for module in model.modules() if type(module).__name__ in blocks]
-    found: list[nn.Module] = []
+    units: list[nn.Module] = []
 
     def visit(module: nn.Module) -> int:
         """Return the module's parameters that are in no unit."""
@@ -131,11 +131,11 @@ def units(
         has_kept = any(m in kept for m in module.modules())
         if left < min_params or module is model or has_kept or not is_callable:
             return left
-        found.append(module)
+        units.append(module)
         return 0
 
     visit(model)
-    return found
+    return units
 
 
 def reshard(model: nn.Module) -> None:

@@ -125,15 +125,15 @@ class Activity:
             yield
 
     @contextlib.contextmanager
-    def waiting(self, what: str) -> Iterator[None]:
+    def waiting(self, reason: str) -> Iterator[None]:
         """Count the block as a wait for something upstream."""
-        with self._inside(_Kind.WAITING, what):
+        with self._inside(_Kind.WAITING, reason):
             yield
 
     @contextlib.contextmanager
-    def blocked(self, what: str) -> Iterator[None]:
+    def blocked(self, reason: str) -> Iterator[None]:
         """Count the block as blocked by something downstream."""
-        with self._inside(_Kind.BLOCKED, what):
+        with self._inside(_Kind.BLOCKED, reason):
             yield
 
     @contextlib.contextmanager

@@ -111,9 +111,9 @@ class Groups:
         else:
             wait = activity.blocked("admission: the learner is behind")
         # The buffer issues tickets again that an earlier reply lost.
-        held = sorted(ticket.group_id for ticket in self._in_flight.values())
+        unacknowledged = sorted(ticket.group_id for ticket in self._in_flight.values())
         with wait:
-            return await self._request(credit=credit, wait_s=_PARK_S, held=held)
+            return await self._request(credit=credit, wait_s=_PARK_S, held=unacknowledged)
 
     async def _request(self, *, credit: int, wait_s: float, held: list[int] | None) -> Work:
         request = RequestWork(

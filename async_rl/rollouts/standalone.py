@@ -76,8 +76,10 @@ async def evaluate(
                 return None
             return result_of(prompt, group, decode, config.reward.extraction)
 
-        found = await asyncio.gather(*(one(index, prompt) for index, prompt in enumerate(held_out)))
-    results = [result for result in found if result is not None]
+        outcomes = await asyncio.gather(
+            *(one(index, prompt) for index, prompt in enumerate(held_out))
+        )
+    results = [result for result in outcomes if result is not None]
     scalars = evaluation_scalars(results)
     return Standalone(version=version, scalars=scalars, num_failed=len(held_out) - len(results))
 

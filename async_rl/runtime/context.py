@@ -133,9 +133,9 @@ class ProcessContext:
         """Bearer token of the run, for HTTP."""
         return self.keys.token
 
-    def peer(self, who: str) -> Peer:
+    def peer(self, name_or_role: str) -> Peer:
         """Return a caller of the process with this name or role, across restarts."""
-        return Peer(who, self.directory, self.connections)
+        return Peer(name_or_role, self.directory, self.connections)
 
     def incarnation_of(self, member: Member) -> Incarnation:
         """Return a caller of this life of a process only."""

@@ -76,12 +76,12 @@ class Directory:
         members = [member for member in self._members.values() if member.role == role]
         return sorted(members, key=lambda member: member.name)
 
-    def find(self, who: str) -> Member | None:
-        """Return the member with the name `who`, or the first of the role `who`."""
+    def find(self, name_or_role: str) -> Member | None:
+        """Return the member with this name, or the first of this role."""
         # The name first: with thousands of members, a search for each call would take milliseconds.
-        if who in self._members:
-            return self._members[who]
-        matches = [member for member in self._members.values() if member.role == who]
+        if name_or_role in self._members:
+            return self._members[name_or_role]
+        matches = [member for member in self._members.values() if member.role == name_or_role]
         return min(matches, key=lambda member: member.name, default=None)
 
     async def follow(self, supervisor: SupervisorCalls, *, call_timeout_s: float) -> None:
@@ -140,8 +140,10 @@ class Incarnation:
 class Peer:
     """Calls the current process with a name or a role."""
 
-    def __init__(self, who: str, directory: Directory, connect: Callable[[str], RpcClient]) -> None:
-        self._who = who
+    def __init__(
+        self, name_or_role: str, directory: Directory, connect: Callable[[str], RpcClient]
+    ) -> None:
+        self._name_or_role = name_or_role
         self._directory = directory
         self._connect = connect
 
@@ -154,7 +156,7 @@ class Peer:
             async with asyncio.timeout(timeout_s):
                 while True:
                     revision = self._directory.revision
-                    member = self._directory.find(self._who)
+                    member = self._directory.find(self._name_or_role)
                     if member is None:
                         await self._directory.changed(revision)
                         continue
@@ -166,10 +168,11 @@ class Peer:
                     await asyncio.sleep(random.uniform(0, _JITTER_S))
         except TimeoutError as error:
             state = "did not answer"
-            if self._directory.find(self._who) is None:
+            if self._directory.find(self._name_or_role) is None:
                 state = "does not serve"
             raise Unavailable(
-                f"{self._who} {state}: {type(request).__name__} got no reply within {timeout_s:g} s"
+                f"{self._name_or_role} {state}: {type(request).__name__} got no reply within"
+                f" {timeout_s:g} s"
             ) from error
 
 

@@ -160,12 +160,12 @@ class Registry:
         if not 0 <= num_changes <= len(self._changes) or revision < 0:
             return Members(revision=directory.revision, members=directory.members)
         changed = dict.fromkeys(itertools.islice(self._changes, num_changes))
-        found = {name: directory.find(name) for name in changed}
+        current = {name: directory.find(name) for name in changed}
         return Members(
             revision=directory.revision,
             since=revision,
-            members=[member for member in found.values() if member is not None],
-            left=[name for name, member in found.items() if member is None],
+            members=[member for member in current.values() if member is not None],
+            left=[name for name, member in current.items() if member is None],
         )
 
     def pools(self) -> list[PoolCount]:

@@ -98,18 +98,18 @@ async def _useless(prompts: Sequence[Prompt], config: RunConfig) -> list[str]:
         return []
     # Some rows may take their whole time limit, so more than one runs at a time.
     verifiers = replace(config.verifiers, cells=len(os.sched_getaffinity(0)))
-    found: dict[str, str] = {}
+    verdicts: dict[str, str] = {}
     waiting = iter(programs)
     async with open_service(verifiers, config.sandbox, Activity(), config.timeouts) as service:
 
         async def work() -> None:
             for prompt in waiting:
-                found[prompt.prompt_id] = await problem_with_tests(service.judge, prompt.problem)
+                verdicts[prompt.prompt_id] = await problem_with_tests(service.judge, prompt.problem)
 
         async with asyncio.TaskGroup() as group:
             for number in range(2 * verifiers.cells):
                 group.create_task(work(), name=f"worker {number}")
-    return [f"{name}: {reason}" for name, reason in sorted(found.items()) if reason]
+    return [f"{name}: {reason}" for name, reason in sorted(verdicts.items()) if reason]
 
 
 def _listed(files: list[str]) -> str:

@@ -56,8 +56,8 @@ def saved_version(run_dir: Path, step: int | None) -> int:
         return saved[-1]
     if step is not None and step in saved:
         return step
-    which = "" if step is None else f" of step {step}"
-    raise ConfigError(f"{run_dir.name} has no checkpoint{which}; there are {saved}")
+    of_step = "" if step is None else f" of step {step}"
+    raise ConfigError(f"{run_dir.name} has no checkpoint{of_step}; there are {saved}")
 
 
 def _write_model(run_dir: Path, config: RunConfig, target: Path, version: int) -> None:

@@ -40,8 +40,8 @@ def scale(
     """
     run = None if "=" in words[0] else words[0]
     wanted = counts(words[1:] if run else words)
-    found = open_run(runs.find(run, output_dir))
-    for pool in found.scale(is_forced=is_forced, **wanted):
+    opened = open_run(runs.find(run, output_dir))
+    for pool in opened.scale(is_forced=is_forced, **wanted):
         state = f"live {pool.live}, starting {pool.starting}, draining {pool.draining}"
         typer.echo(f"{pool.pool}: wanted {pool.wanted}; now {state}")
 

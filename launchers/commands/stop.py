@@ -23,8 +23,8 @@ def stop(
 
     Examples: async-rl stop; async-rl stop my-run --now
     """
-    found = open_run(runs.find(run, output_dir))
-    if living_pid(found.directory) is not None:
+    opened = open_run(runs.find(run, output_dir))
+    if living_pid(opened.directory) is not None:
         how = "ending" if now else "stopping: it finishes its step and saves"
-        typer.echo(f"run {found.name} is {how}")
-    typer.echo(ended(found.stop(now=now)))
+        typer.echo(f"run {opened.name} is {how}")
+    typer.echo(ended(opened.stop(now=now)))

@@ -66,8 +66,8 @@ def _where(run: str | None, output_dir: Path | None) -> tuple[Path, str]:
     else:
         directory = Path(run).expanduser()
         if not runs.is_directory_of_runs(directory):
-            found = runs.find(run, output_dir)
-            return found.parent, f"/runs/{quote(found.name, safe='')}"
+            run_dir = runs.find(run, output_dir)
+            return run_dir.parent, f"/runs/{quote(run_dir.name, safe='')}"
     if not directory.is_dir():
         raise ConfigError(
             f"{directory} does not exist: no run has been started there; give a run, a directory"

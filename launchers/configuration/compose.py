@@ -142,7 +142,7 @@ def _composed(
     directories = [path.resolve().parent] if own else []
     given = read_overrides(overrides, [*directories, CONF_DIR])
     launcher = _launcher_of(own, given)
-    groups = [*given.groups, *(f"hydra.searchpath=['file://{found}']" for found in directories)]
+    groups = [*given.groups, *(f"hydra.searchpath=['file://{folder}']" for folder in directories)]
     try:
         tree, preset = _files(USER_CONFIG if own else conf, groups, launcher, machine)
     except ConfigError as error:
@@ -201,9 +201,11 @@ def _finished(
     for path, setting in schema.settings().items():
         _amend(tree, path, is_list_of_strings=setting.is_list_of_strings)
     by_epochs = tree.get("num_steps", 0) is None
-    found = schema.problems({**tree, "num_steps": 1} if by_epochs else tree)
+    problems_by_path = schema.problems({**tree, "num_steps": 1} if by_epochs else tree)
     of_file = dict(schema.flatten(translated(own)[0])).keys() - dict(given.values).keys()
-    located = [f"{conf}: {text}" if path in of_file else text for path, text in found.items()]
+    located = [
+        f"{conf}: {text}" if path in of_file else text for path, text in problems_by_path.items()
+    ]
     if problems := [*given.problems, *located]:
         raise ConfigError("\n".join(problems))
     if not by_epochs:

@@ -81,8 +81,8 @@ def show_plan(
     )
     if preset:
         numbers.add_row("hardware", f"{preset} ({described(machine)})")
-    for what, how_much in [*derived_numbers(config, shape), *reasons(config, shape, machine)]:
-        numbers.add_row(what, how_much)
+    for label, how_much in [*derived_numbers(config, shape), *reasons(config, shape, machine)]:
+        numbers.add_row(label, how_much)
     console.print(numbers)
 
 

@@ -142,9 +142,9 @@ def _values(
 ) -> str:
     """The values in conf/, each with the configurations or the variants that have it."""
     of_variants = values_of_variants().get(setting.path)
-    found = of_variants or {conf: leaves[setting.path] for conf, leaves in written.items()}
+    by_owner = of_variants or {conf: leaves[setting.path] for conf, leaves in written.items()}
     owners: dict[str, list[str]] = {}
-    for owner, value in found.items():
+    for owner, value in by_owner.items():
         owners.setdefault(f"`{show(value)}`", []).append(owner)
     if len(owners) == 1 and not of_variants:
         return next(iter(owners))
@@ -154,12 +154,12 @@ def _values(
 @functools.cache
 def values_of_variants() -> dict[str, dict[str, Any]]:
     """The values of each parameter in conf/variants.yaml, by path and variant."""
-    found: dict[str, dict[str, Any]] = {}
+    by_path: dict[str, dict[str, Any]] = {}
     for place, by_kind in variants().items():
         for kind, parameters in by_kind.items():
             for path, value in flatten(parameters, f"{place}."):
-                found.setdefault(path, {})[kind] = value
-    return found
+                by_path.setdefault(path, {})[kind] = value
+    return by_path
 
 
 def _settings_in(
@@ -169,8 +169,8 @@ def _settings_in(
     file = CONF_DIR / group / f"{name}.yaml"
     tree = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
     assert isinstance(tree, dict)
-    found = re.match(r"# @package (\w+)", file.read_text())
-    package = found[1] if found else group
+    match = re.match(r"# @package (\w+)", file.read_text())
+    package = match[1] if match else group
     prefix = "" if package == "_global_" else f"{package}."
     base = [
         f"all of `{entry}`"

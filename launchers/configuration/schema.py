@@ -104,16 +104,16 @@ def section_specs() -> dict[str, tuple[Spec, ...]]:
     """The JSON schemas of every section by its dotted path, one for each variant of a choice; the
     run itself has the empty path.
     """
-    found: dict[str, tuple[Spec, ...]] = {}
+    specs: dict[str, tuple[Spec, ...]] = {}
 
     def walk(path: str, spec: Spec) -> None:
-        found[path] = (*found.get(path, ()), spec)
+        specs[path] = (*specs.get(path, ()), spec)
         for name, field in spec["properties"].items():
             for member in _members(field):
                 walk(f"{path}.{name}".lstrip("."), member)
 
     walk("", json_schema())
-    return found
+    return specs
 
 
 @functools.cache
@@ -157,10 +157,10 @@ def sections() -> frozenset[str]:
     return frozenset(section_specs()) - {""}
 
 
-def _by_path(found: Iterable[Setting]) -> dict[str, Setting]:
+def _by_path(listed: Iterable[Setting]) -> dict[str, Setting]:
     """One setting per path; the same parameter of several variants is one setting."""
     result: dict[str, Setting] = {}
-    for setting in found:
+    for setting in listed:
         variants = setting.variants
         if setting.path in result:
             variants = tuple(dict.fromkeys(result[setting.path].variants + variants))
@@ -287,11 +287,11 @@ def problems(tree: Mapping[str, Any]) -> dict[str, str]:
     try:
         RunConfig.model_validate(tree)
     except ValidationError as error:
-        found: dict[str, str] = {}
+        by_path: dict[str, str] = {}
         for one in error.errors():
             for path, text in _problems_of(dict(one), tree):
-                found.setdefault(path, text)
-        return found
+                by_path.setdefault(path, text)
+        return by_path
     return {}
 
 

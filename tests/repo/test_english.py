@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from repository import files, name
+from repository import files, name, product
 
 RULES = tomllib.loads((Path(__file__).with_name("english.toml")).read_text())
 LIMITS: dict[str, float] = RULES["limits"]
@@ -97,6 +97,18 @@ def test_habits_of_phrase_do_not_become_more_frequent(kind: str) -> None:
     num_words, found = counted()
     rate = 1000 * len(found[kind]) / num_words[kind]
     assert rate <= LIMITS[kind], f"{rate:.2f} per 1,000 words\n" + "\n".join(found[kind])
+
+
+def test_names_say_what_they_hold() -> None:
+    names: list[str] = []
+    for path in product():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                names.append(node.id)
+            elif isinstance(node, ast.arg):
+                names.append(node.arg)
+    habits = Counter(word for word in names if word.lstrip("_") in RULES["names"]["words"])
+    assert 1000 * habits.total() / len(names) <= RULES["names"]["limit"], habits
 
 
 def test_each_habit_matches_in_a_sentence_and_common_phrases_pass() -> None:

@@ -30,9 +30,9 @@ def check(config: RunConfig) -> None:
     raise_if_any(problems(config))
 
 
-def raise_if_any(found: Iterable[str]) -> None:
+def raise_if_any(problems: Iterable[str]) -> None:
     """Raise ConfigError with the problems, one per line, if there are any."""
-    if lines := list(found):
+    if lines := list(problems):
         raise ConfigError("\n".join(lines))
 
 

@@ -79,7 +79,7 @@ def take_apart(code: str, setup: str) -> tuple[Assertion, ...] | None:
             warnings.simplefilter("ignore")
             module = ast.parse(code)
             known = _KNOWN | _bound(module) | _bound(ast.parse(setup))
-        assertions = tuple(_assertion(*found, known) for found in _asserts(module.body))
+        assertions = tuple(_assertion(*pair, known) for pair in _asserts(module.body))
         return assertions or None
     except (SyntaxError, ValueError, RecursionError, MemoryError, NotPure):
         return None
@@ -128,7 +128,7 @@ def _asserts(body: list[ast.stmt]) -> list[tuple[ast.Assert, _Renamed]]:
             ) if check in checks:
                 definition = checks[check]
                 renamed = {definition.args.args[0].arg: function}
-                asserts += [(found, renamed) for found in _asserts_only(definition.body)]
+                asserts += [(assertion, renamed) for assertion in _asserts_only(definition.body)]
             case _ if not _is_data(statement):
                 raise NotPure(ast.dump(statement)[:80])
     return asserts
