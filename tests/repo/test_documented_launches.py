@@ -40,6 +40,8 @@ MODEL = {
     "tie_word_embeddings": True,
 }
 ROW = {"prompt": "say 4", "answer": "4"}
+PYTHON_FILE = re.compile(r"^```python\n# (\w+\.py)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+"""A block whose first line is the name of a file, which the reader writes."""
 OWN_FILES = ("conf=my_task", "conf=experiment.", "conf=ppo_trainer.")
 """Files that another command of the document makes, or the reader writes."""
 
@@ -69,6 +71,9 @@ def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "data").mkdir()
     for file in ("train", "held_out"):
         (tmp_path / "data" / f"{file}.jsonl").write_text(json.dumps(ROW) + "\n")
+    for path in DOCUMENTS:
+        for file, text in PYTHON_FILE.findall(path.read_text()):
+            (tmp_path / file).write_text(text)
     monkeypatch.chdir(tmp_path)
     # Neither a cluster nor its programs are here; what they are asked has its own tests.
     monkeypatch.setattr(preflight, "launcher_problems", lambda _: iter(()))
