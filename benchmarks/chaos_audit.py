@@ -63,6 +63,10 @@ def audit(run_dir: Path, *, groups_per_step: int, max_staleness: int) -> Iterato
         nameless = "SELECT count(*) FROM groups WHERE state='dropped' AND reason=''"
         if store.execute(nameless).fetchone()[0]:
             yield "groups were dropped without a reason"
+        outage = "SELECT count(*) FROM groups WHERE state='dropped' AND reason='scoring_outage'"
+        lost = store.execute(outage).fetchone()[0]
+        if lost:
+            yield f"{lost} prompts were lost to an outage of the reward server"
     yield from _audit_metrics(run_dir, len(versions), max_staleness)
 
 
