@@ -159,7 +159,8 @@ class Groups:
                 reason = DropReason.SCORING_FAILED
             if await self._rollouts.is_outage(cause):
                 reason = DropReason.SCORING_OUTAGE
-                self._outage = str(cause)
+                # In the live line: an HTTP error has several lines.
+                self._outage = " ".join(str(cause).split())
             await self._fail(ticket, reason, f"{type(cause).__name__}: {cause}")
         else:
             self._outage = ""

@@ -220,7 +220,7 @@ async def fail(
             attempt=attempt,
             generator="generator-0",
             reason=reason,
-            message="no verifier answered",
+            message="no verifier\nanswered",
         )
     )
 

@@ -97,7 +97,7 @@ def test_only_a_failure_of_the_control_sample_is_an_outage(
 
 
 def test_a_generator_in_an_outage_says_what_holds_it_back() -> None:
-    error = RewardError("http://judge gave no score in 3 attempts")
+    error = RewardError("http://judge gave no score\nin 3 attempts")
     buffer = asyncio.run(roll_out(FailingScorer(None, error), "any"))
     assert buffer.waits == ["scoring: http://judge gave no score in 3 attempts"]
 
