@@ -1,6 +1,6 @@
 """The time limits of generators and of the groups that they work on.
 
-A generator may be silent for timeouts.lease_s. A ticket may be out for timeouts.group_s
+A generator may be silent for timeouts.lease_s. A ticket may be out for the longest limit of a group
 and a lease: by then its generator has failed it, or has lost it. Times are monotonic seconds.
 """
 
@@ -20,7 +20,8 @@ class Leases:
 
     def __init__(self, config: RunConfig, generators: Iterable[str], now_s: float) -> None:
         self.lease_s = config.timeouts.lease_s
-        self.ticket_s = config.timeouts.group_s + self.lease_s
+        longest_s = config.timeouts.longest_group_s(config.data.max_response_tokens)
+        self.ticket_s = longest_s + self.lease_s
         if config.placement == "colocated":
             # A generator's own time limits stop while it sleeps, which is for at most this long.
             self.ticket_s += config.timeouts.stall_s

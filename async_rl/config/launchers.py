@@ -28,9 +28,10 @@ class ClusterLaunch(Section):
     gpus_per_node: Annotated[int, Field(ge=0)]
     """GPUs of one machine; determines hardware=cluster and the job of launcher=slurm"""
     generator_cpus: Annotated[int, Field(ge=1)]
-    """CPUs reserved for each generator, and its number of threads"""
+    """CPUs reserved for each generator, and its number of threads; with GPUs at least 2 and one per
+    GPU"""
     learner_cpus: Annotated[int, Field(ge=1)]
-    """CPUs reserved for each learner rank, and its number of threads"""
+    """CPUs reserved for each learner rank, and its number of threads; with a GPU at least 2"""
     shared_run_dir: bool
     """output_dir is on a filesystem that all nodes share; false: buffer and learner run on the
     supervisor's node"""

@@ -12,6 +12,8 @@ from pydantic import Field
 
 from async_rl.config.base import Section
 
+_TOKENS_PER_GROUP_S = 1200
+
 
 class TimeoutsConfig(Section):
     """Time limits in seconds; docs/operations.md explains when to raise them."""
@@ -19,13 +21,22 @@ class TimeoutsConfig(Section):
     call_s: Annotated[float, Field(gt=0)]
     """one remote call; the interval of heartbeats is derived from it"""
     start_s: Annotated[float, Field(gt=0)]
-    """start of a process; the time limits of a weight push are derived from it"""
+    """start of a process without progress (reading, memory, a new stage); the time limits of a
+    weight push are derived from it"""
     stop_s: Annotated[float, Field(gt=0)]
     """finishing and saving the step after a stop request"""
     group_s: Annotated[float, Field(gt=0)]
-    """generating and scoring one group in a generator"""
+    """generating and scoring one group of up to 1,200 tokens per sample; in proportion for longer
+    ones, until the measured rate is known"""
     stall_s: Annotated[float, Field(gt=0)]
     """time without a learner step after which the run fails"""
+
+    def longest_group_s(self, max_tokens: int) -> float:
+        """group_s, and for samples above 1,200 tokens in proportion: the bound of every group.
+
+        1,200 tokens in 120 s are 10 tokens/s for each sample, a slow engine.
+        """
+        return self.group_s * max(1.0, max_tokens / _TOKENS_PER_GROUP_S)
 
     @property
     def heartbeat_s(self) -> float:

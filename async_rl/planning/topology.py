@@ -57,7 +57,16 @@ def processes(
         name = f"learner-{rank}"
         cores = learner_cores(config, rank)
         specs.append(
-            _spec(name, "learner", rank, machine, specs, cores=cores, gpus=learner.gpus_each)
+            _spec(
+                name,
+                "learner",
+                rank,
+                machine,
+                specs,
+                cores=cores,
+                gpus=learner.gpus_each,
+                num_sharing=learner.ranks,
+            )
         )
     for pool, count in (wanted or pool_counts(config)).items():
         for _ in range(count):
@@ -153,12 +162,14 @@ def _spec(
     *,
     cores: Sequence[int] = (),
     gpus: float = 0,
+    num_sharing: int = 1,
 ) -> ProcessSpec:
+    """num_sharing: processes that divide the machine's cores where none are named."""
     # One thread per core of the process: more would compete for the same cores, and gloo and ZeroMQ
     # start their own threads.
     num_threads = 1
     if role in ("generator", "learner"):
-        num_threads = len(cores) or len(machine.cores)
+        num_threads = len(cores) or max(1, len(machine.cores) // num_sharing)
     env = {"OMP_NUM_THREADS": str(num_threads), "TOKENIZERS_PARALLELISM": "false"}
     if machine.num_gpus:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, _free_gpus(machine, gpus, in_use)))

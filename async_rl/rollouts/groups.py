@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import time
 
 from async_rl.config.pools import evaluates_only
 from async_rl.config.sampling import num_drawn
@@ -22,6 +23,7 @@ from async_rl.core.errors import (
 )
 from async_rl.core.types import DropReason, Group, Purpose, Ticket
 from async_rl.protocol.buffer import FailGroup, PutGroup, RequestWork, Work
+from async_rl.rollouts.pace import Pace
 from async_rl.rollouts.rollout import Rollouts, num_written
 from async_rl.rollouts.sleeping import Sleeping
 from async_rl.runtime.context import ProcessContext
@@ -38,6 +40,7 @@ class Groups:
         self._config = context.config
         self._rollouts = rollouts
         self._sleeping = sleeping
+        self._pace = Pace(context.config.timeouts, context.config.data.max_response_tokens)
         self._buffer = context.peer("buffer")
         # Long enough for the buffer to restart.
         self._call_timeout_s = context.config.timeouts.start_s
@@ -136,7 +139,8 @@ class Groups:
 
     async def _roll_out(self, ticket: Ticket) -> None:
         """Make and put one group. A failure returns its ticket and is counted."""
-        limit_s = self._config.timeouts.group_s
+        limit_s = self._pace.limit_s
+        started_s = time.monotonic()
         written = functools.partial(self._on_written, ticket)
         try:
             async with self._sleeping.limit(limit_s):
@@ -164,6 +168,8 @@ class Groups:
             await self._fail(ticket, reason, f"{type(cause).__name__}: {cause}")
         else:
             self._outage = ""
+            longest = max(sample.response_length for sample in group.trajectories)
+            self._pace.note(longest, time.monotonic() - started_s)
             await self._put(group)
 
     async def _put(self, group: Group) -> None:

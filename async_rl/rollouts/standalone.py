@@ -120,7 +120,7 @@ async def _attempt(
     config: RunConfig, rollouts: Rollouts, engine: Engine, index: int, prompt: Prompt
 ) -> Group | None:
     """Return the prompt's group; None if every attempt failed for a reason outside the policy."""
-    limit_s = config.timeouts.group_s
+    limit_s = config.timeouts.longest_group_s(config.data.max_response_tokens)
     # As in a run, where the buffer issues the ticket again.
     for attempt in range(1, config.generation.max_attempts + 1):
         ticket = Ticket(

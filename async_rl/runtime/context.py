@@ -34,6 +34,7 @@ from async_rl.protocol.membership import Heartbeat, Member, NextBeat, Register, 
 from async_rl.protocol.schema import message_schema
 from async_rl.runtime.directory import Connections, Directory, Incarnation, Peer
 from async_rl.runtime.patience import SupervisorCalls
+from async_rl.runtime.progress import PROGRESS, moved_mb
 from async_rl.wire.addresses import process_host
 from async_rl.wire.keys import Keys, load_keys
 from async_rl.wire.rpc import Handler, RpcClient, RpcServer
@@ -125,6 +126,7 @@ class ProcessContext:
     activity: Activity = field(default_factory=Activity)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     version: int = -1
+    _is_serving: bool = False
     _servers: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
@@ -157,6 +159,7 @@ class ProcessContext:
             name=self.name, role=self.role, pid=os.getpid(), address=address, devices=list(devices)
         )
         await self.supervisor.call(request, timeout_s=self.config.timeouts.call_s)
+        self._is_serving = True
 
     async def report(
         self,
@@ -187,6 +190,8 @@ class ProcessContext:
             times = process.cpu_times()
             # Cumulative, but a gauge: a counter would appear among the stages of the process.
             self.activity.gauge("cpu_s", times.user + times.system)
+            if not self._is_serving:
+                self.activity.gauge(PROGRESS, moved_mb(process))
             snapshot = self.activity.snapshot()
             beat = Heartbeat(
                 name=self.name,

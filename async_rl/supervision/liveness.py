@@ -93,14 +93,19 @@ class Liveness:
         return sentences
 
     async def until_lost(self, name: str) -> str:
-        """Return the reason once the process missed its start time or stopped its heartbeats."""
+        """Return the reason once the process made no progress with its start, or stopped its
+        heartbeats.
+        """
         start_s, silence_s = self._config.start_s, self._config.silence_s
-        # The start may take minutes; from the registration on, the short limit applies.
-        try:
-            async with asyncio.timeout(start_s):
-                await self._registry.until_serving(name)
-        except TimeoutError:
-            return f"was not ready after {start_s:g} s"
+        # The start may take as long as it advances; from the registration on, the short limit
+        # applies.
+        while not self._registry.is_serving(name):
+            left_s = start_s - self._registry.stuck_s(name)
+            if left_s <= 0:
+                return f"was not ready and made no progress for {start_s:g} s"
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await self._registry.until_serving(name)
         while True:
             left_s = silence_s - self._registry.quiet_s(name)
             if left_s <= 0:

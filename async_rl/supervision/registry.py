@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from async_rl.config.pools import pool_of
 from async_rl.core.types import PoolCount, Role
+from async_rl.observability.activity import GAUGE
 from async_rl.protocol.membership import (
     DRAINING,
     ENDED,
@@ -28,6 +29,7 @@ from async_rl.protocol.membership import (
     Register,
 )
 from async_rl.runtime.directory import Directory
+from async_rl.runtime.progress import PROGRESS, PROGRESS_MB
 from async_rl.supervision.clock import AwakeClock
 
 _NUM_CHANGES = 4096  # a process that missed more changes of the list gets all of it
@@ -35,10 +37,14 @@ _NUM_CHANGES = 4096  # a process that missed more changes of the list gets all o
 
 @dataclass(slots=True, kw_only=True)
 class _Entry:
-    """heard_s: time of the last heartbeat, by the registry's clock."""
+    """heard_s, advanced_s: times of the last heartbeat and of the last progress of a start, by the
+    registry's clock. moved_mb: the evidence of that progress.
+    """
 
     member: Member
     heard_s: float
+    advanced_s: float
+    moved_mb: float = 0.0
     is_serving: bool = False
     is_draining: bool = False
 
@@ -113,6 +119,11 @@ class Registry:
         elif not entry.is_serving:
             state = STARTING
         entry.heard_s = self.clock()
+        moved_mb = message.counters.get(f"{GAUGE}{PROGRESS}", 0.0)
+        is_same_stage = message.waits_for == entry.member.waits_for
+        if abs(moved_mb - entry.moved_mb) >= PROGRESS_MB or not is_same_stage:
+            entry.advanced_s = entry.heard_s
+            entry.moved_mb = moved_mb
         entry.member = replace(
             entry.member,
             state=state,
@@ -132,7 +143,8 @@ class Registry:
             name=name, role=member.role, pid=member.pid, state=ENDED, since_s=time.time()
         )
         # A fresh entry: its next life starts without counters, devices and address.
-        self._entries[name] = _Entry(member=ended, heard_s=self.clock())
+        now_s = self.clock()
+        self._entries[name] = _Entry(member=ended, heard_s=now_s, advanced_s=now_s)
         self._serving.pop(name, None)
         self._publish(name)
 
@@ -202,6 +214,10 @@ class Registry:
         """Return the seconds since the last heartbeat of the process."""
         return self.clock() - self._entries[name].heard_s
 
+    def stuck_s(self, name: str) -> float:
+        """Return the seconds since the process was started or last made progress."""
+        return self.clock() - self._entries[name].advanced_s
+
     def __len__(self) -> int:
         """The number of processes, serving or not."""
         return len(self._entries)
@@ -213,7 +229,8 @@ class Registry:
 
     def _enter(self, member: Member) -> _Entry:
         before = self._entries.get(member.name)
-        entry = _Entry(member=member, heard_s=self.clock())
+        now_s = self.clock()
+        entry = _Entry(member=member, heard_s=now_s, advanced_s=now_s)
         # A process that is to leave still leaves when it gets its resources or registers late.
         if before is not None:
             entry.is_draining = before.is_draining

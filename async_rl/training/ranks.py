@@ -38,6 +38,7 @@ from async_rl.training.operations import (
 )
 from async_rl.weights.publisher import WeightPublisher
 from async_rl.weights.push import Caller
+from async_rl.weights.transport.communicator_nccl import choose_interface
 from async_rl.weights.transport.ipc import ExportedWeights
 
 T = TypeVar("T")
@@ -64,8 +65,10 @@ def learner_device(gpus: float) -> torch.device:
 def build_trainer(context: ProcessContext, device: torch.device) -> Trainer:
     """Join the other ranks and build this rank's trainer; blocks."""
     config = context.config
-    # Ranks on one machine would otherwise each use all of its cores.
-    torch.set_num_threads(max(1, len(context.cores)))
+    # The number of threads is OMP_NUM_THREADS, which the launcher sets to this rank's cores.
+    if device.type == "cuda":
+        # FSDP's groups are the first that use NCCL in this process, not those of weight pushes.
+        choose_interface(context.host)
     world_size = config.learner.ranks
     if world_size > 1:
         # Bounds one collective; between operations the ranks wait without one.

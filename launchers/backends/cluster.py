@@ -6,6 +6,7 @@ Both cluster launchers and `--dry-run` use it. Pure.
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from async_rl.config.launchers import ClusterLaunch
 from async_rl.config.pools import config_of, pool_of
@@ -24,16 +25,22 @@ def launch_of(config: RunConfig, spec: ProcessSpec) -> ClusterLaunch:
 
 
 def cluster_cpus(config: RunConfig, spec: ProcessSpec) -> int:
-    """Return the number of CPUs that the process uses on its node; a verifier one per program."""
+    """Return the number of CPUs that the process uses on its node; a verifier one per program.
+
+    With GPUs an engine has a front, a core and a worker per GPU, all of them busy, and a learner
+    rank a second thread for checkpoints and pushes.
+    """
     match spec.role:
         case "buffer":
             return BUFFER_CPUS
         case "verifier":
             return config.verifiers.cells
         case "generator":
-            return launch_of(config, spec).generator_cpus
+            least = 2 + math.ceil(spec.gpus) if spec.gpus else 1
+            return max(least, launch_of(config, spec).generator_cpus)
         case _:
-            return launch_of(config, spec).learner_cpus
+            least = 2 if spec.gpus else 1
+            return max(least, launch_of(config, spec).learner_cpus)
 
 
 def needs(config: RunConfig, spec: ProcessSpec) -> str:

@@ -190,7 +190,7 @@ def test_waiting_for_a_place_is_not_counted_as_its_start_and_is_shown(
 
     shown, cause = asyncio.run(main())
     assert shown == [("starting", "room on the cluster: 1 CPU", 0)]
-    assert cause == "generator-0 was not ready after 0.5 s"
+    assert cause == "generator-0 was not ready and made no progress for 0.5 s"
     assert "generator-0 waits for room on the cluster: 1 CPU" in caplog.text
 
 
@@ -380,7 +380,7 @@ def test_a_process_that_never_gets_ready_is_killed_at_its_start_timeout(tmp_path
     async def main() -> str:
         return await World("generator", tmp_path, lambda *_: None).until_failed()
 
-    assert asyncio.run(main()) == "generator-0 was not ready after 0.5 s"
+    assert asyncio.run(main()) == "generator-0 was not ready and made no progress for 0.5 s"
 
 
 def test_a_silent_process_is_killed_and_started_again(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -145,3 +146,28 @@ def test_a_rank_survives_a_batch_that_rank_0_drops_and_restarts_with_it_after_an
         rank.close()
 
     asyncio.run(story())
+
+
+def test_nccl_has_its_interface_before_the_first_group_of_a_process(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[str | None] = []
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(
+        ranks.process_group, "join", lambda *_, **__: seen.append(os.environ["NCCL_SOCKET_IFNAME"])
+    )
+    monkeypatch.setattr(ranks, "Trainer", lambda *_, **__: None)
+    context: Any = SimpleNamespace(
+        config=compose("grpo_code", ["learner.ranks=2"]),
+        run_dir=tmp_path,
+        model_path=tmp_path,
+        rank=0,
+        host="127.0.0.1",
+        cores=(),
+    )
+    before = torch.get_num_threads()
+    ranks.build_trainer(context, torch.device("cuda", 0))
+    assert seen == ["lo"]
+    # A rank of a cluster has no core numbers, and uses the CPUs that it was given.
+    assert torch.get_num_threads() == before
+    monkeypatch.delenv("NCCL_SOCKET_IFNAME")

@@ -20,6 +20,13 @@ _POLL_S = 0.0005
 _NEVER = timedelta(days=1)
 
 
+def choose_interface(host: str) -> None:
+    """Let NCCL use the network interface of an address of this machine. NCCL reads the setting once
+    per process, so this comes before its first use, by whomever.
+    """
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", _interface_of(host))
+
+
 class NcclCommunicator:
     """torch's process group with our own deadlines: a timeout of torch ends the process."""
 
@@ -31,7 +38,7 @@ class NcclCommunicator:
         # Read by torch when the process group is made. 0: a lost peer is an error of the broadcast
         # instead of the end of this process.
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", _interface_of(host))
+        choose_interface(host)
         nccl: Any = dist.ProcessGroupNCCL
         options = nccl.Options()
         options._timeout = _NEVER
