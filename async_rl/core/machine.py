@@ -8,12 +8,13 @@ import importlib.util
 import itertools
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
+from async_rl.core.cpus import arranged
 from async_rl.core.gpus import Gpus, read_gpus
 
 
@@ -21,10 +22,12 @@ from async_rl.core.gpus import Gpus, read_gpus
 class Machine:
     """The resources for processes.
 
-    cores: numbers of the CPU cores that this process may use.  memory_mb: RAM, or the container's
-    limit.  num_gpus: GPUs that the installed packages can use.  unusable_gpus: GPUs of the machine
-    that they cannot use, because they are CPU builds.  gpu_mb: memory of the smallest of its GPUs,
-    0 if unknown.  disk_mb: free space of a described machine; None = look at the disk.
+    cores: numbers of the CPU cores that this process may use, in the order of core/cpus.py.
+    core_nodes: the memory node of each, empty if unknown.  threads_per_core: hyperthreads of a
+    core.  gpu_nodes: the memory node of each GPU, empty if unknown.  memory_mb: RAM, or the
+    container's limit.  num_gpus: GPUs that the installed packages can use.  unusable_gpus: GPUs of
+    the machine that they cannot use, because they are CPU builds.  gpu_mb: memory of the smallest
+    of its GPUs, 0 if unknown.  disk_mb: free space of a described machine; None = look at the disk.
     """
 
     cores: tuple[int, ...]
@@ -33,6 +36,17 @@ class Machine:
     unusable_gpus: int = 0
     gpu_mb: int = 0
     disk_mb: int | None = None
+    core_nodes: tuple[int, ...] = ()
+    threads_per_core: int = 1
+    gpu_nodes: tuple[int | None, ...] = ()
+
+    def near(self, gpu: int, cores: Sequence[int]) -> list[int]:
+        """Return those of the cores on the memory node of a GPU; all of them if none is, or if the
+        nodes are unknown.
+        """
+        node = self.gpu_nodes[gpu] if gpu < len(self.gpu_nodes) else None
+        nodes = dict(zip(self.cores, self.core_nodes, strict=False))
+        return [core for core in cores if nodes.get(core) == node] or list(cores)
 
 
 UNKNOWN_DISK = 1 << 62
@@ -42,15 +56,31 @@ UNKNOWN_DISK = 1 << 62
 def this_machine() -> Machine:
     """The part of this machine that this process may use."""
     gpus = read_gpus()
-    num_gpus = len(visible_gpus(os.environ, gpus))
+    visible = visible_gpus(os.environ, gpus)
+    num_gpus = len(visible)
     are_usable = num_gpus > 0 and are_packages_for_gpus()
+    cpus = arranged(os.sched_getaffinity(0))
     return Machine(
-        cores=tuple(sorted(os.sched_getaffinity(0))),
+        cores=cpus.numbers,
+        core_nodes=cpus.nodes,
+        threads_per_core=cpus.threads_per_core,
+        gpu_nodes=_gpu_nodes(visible, gpus),
         num_gpus=num_gpus if are_usable else 0,
         memory_mb=_memory_mb(),
         unusable_gpus=0 if are_usable else num_gpus,
         gpu_mb=min((gpu.memory_mb for gpu in gpus.devices), default=0),
     )
+
+
+def _gpu_nodes(visible: Sequence[str], gpus: Gpus) -> tuple[int | None, ...]:
+    """The memory node of each visible GPU; UUIDs may be abbreviated."""
+    by_number = {str(index): gpu.numa_node for index, gpu in enumerate(gpus.devices)}
+    by_uuid = {gpu.uuid: gpu.numa_node for gpu in gpus.devices}
+    nodes = []
+    for name in visible:
+        named = [node for uuid, node in by_uuid.items() if uuid.startswith(name)]
+        nodes.append(by_number.get(name, named[0] if named else None))
+    return tuple(nodes)
 
 
 def chosen_gpus(env: Mapping[str, str]) -> list[str] | None:

@@ -55,7 +55,7 @@ def processes(
     specs = [_spec("buffer", "buffer", 0, machine, [])]
     for rank in range(learner.ranks):
         name = f"learner-{rank}"
-        cores = learner_cores(config, rank)
+        cores = _learner_cores(config, machine, rank)
         specs.append(
             _spec(
                 name,
@@ -119,6 +119,9 @@ def _generator_cores(
     if each == 0:
         return tuple(pool)
     pool = pool or list(machine.cores)
+    gpus = _free_gpus(machine, config.generators.gpus_each, in_use)
+    if gpus:
+        pool = machine.near(gpus[0], pool)
     users = collections.Counter(
         core for spec in in_use if spec.role == "generator" for core in spec.cores
     )
@@ -129,16 +132,22 @@ def _generator_cores(
     return min(candidates, key=lambda cores: sum(users[core] for core in cores))
 
 
-def learner_cores(config: RunConfig, rank: int) -> tuple[int, ...]:
-    """Return the cores of one learner rank: every `ranks`-th of the pool's.
+def _learner_cores(config: RunConfig, machine: Machine, rank: int) -> tuple[int, ...]:
+    """The cores of one learner rank: its part of the pool, or of the pool's cores near its GPU.
 
     With fewer cores than ranks, ranks share cores.
     """
     pool = config.learner.cores
-    ranks = config.learner.ranks
+    ranks = list(range(config.learner.ranks))
     if not pool:
         return ()
-    return tuple(pool[rank::ranks]) or (pool[rank % len(pool)],)
+    if config.learner.gpus_each >= 1:
+        # Rank n has the n-th GPU, because the learner's GPUs are assigned first.
+        pool = machine.near(rank, config.learner.cores)
+        ranks = [r for r in ranks if machine.near(r, config.learner.cores) == pool]
+    place, num = ranks.index(rank), len(ranks)
+    part = pool[place * len(pool) // num : (place + 1) * len(pool) // num]
+    return tuple(part) or (pool[place % len(pool)],)
 
 
 def _free_gpus(machine: Machine, gpus: float, in_use: Sequence[ProcessSpec]) -> list[int]:
@@ -166,10 +175,11 @@ def _spec(
 ) -> ProcessSpec:
     """num_sharing: processes that divide the machine's cores where none are named."""
     # One thread per core of the process: more would compete for the same cores, and gloo and ZeroMQ
-    # start their own threads.
+    # start their own threads. Hyperthreads of a core share its arithmetic units.
     num_threads = 1
     if role in ("generator", "learner"):
-        num_threads = len(cores) or max(1, len(machine.cores) // num_sharing)
+        num_cpus = len(cores) or len(machine.cores) // num_sharing
+        num_threads = max(1, num_cpus // machine.threads_per_core)
     env = {"OMP_NUM_THREADS": str(num_threads), "TOKENIZERS_PARALLELISM": "false"}
     if machine.num_gpus:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, _free_gpus(machine, gpus, in_use)))

@@ -62,9 +62,9 @@ def resolvers(machine: Machine, launcher: str) -> dict[str, Callable[..., Any]]:
     return {
         "this_hardware": lambda: preset_for(machine, launcher),
         "gpus": lambda: machine.num_gpus,
-        "share_of_cores": lambda part, parts: share_of_cores(machine.cores, part, parts),
+        "share_of_cores": lambda part, parts: shares_of_nodes(machine, part, parts),
         "cores_each": lambda part, parts, processes: max(
-            1, len(share_of_cores(machine.cores, part, parts)) // max(1, processes)
+            1, len(shares_of_nodes(machine, part, parts)) // max(1, processes)
         ),
         "learning": learning,
         "generating": generating,
@@ -73,6 +73,20 @@ def resolvers(machine: Machine, launcher: str) -> dict[str, Callable[..., Any]]:
         ),
         "with_gpus": lambda with_them, without, gpus: with_them if gpus else without,
     }
+
+
+def shares_of_nodes(machine: Machine, part: int, parts: int) -> list[int]:
+    """The part-th share of the cores of each memory node with GPUs, so that every process can have
+    cores near its GPU; of all cores together on a machine without GPUs or with one node.
+    """
+    nodes = dict(zip(machine.cores, machine.core_nodes, strict=False))
+    if not machine.num_gpus or len(set(nodes.values())) < 2:
+        return share_of_cores(machine.cores, part, parts)
+    found = []
+    for node in sorted(set(nodes.values())):
+        cores = tuple(core for core in machine.cores if nodes[core] == node)
+        found += share_of_cores(cores, part, parts)
+    return found
 
 
 def share_of_cores(cores: tuple[int, ...], part: int, parts: int) -> list[int]:

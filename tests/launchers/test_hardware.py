@@ -158,7 +158,7 @@ def test_the_plan_of_a_machine_that_one_does_not_sit_at(
         "generators.gpus_each=1",
     )
     assert re.search(r"hardware +cluster \(4 cores, no GPUs, 16 GB\)", said)
-    assert "1 CPU, 1 GPU of a node" in said
+    assert "3 CPUs, 1 GPU of a node" in said
     assert "tcp://(its node):(free port)" in said
 
 

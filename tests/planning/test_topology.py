@@ -4,7 +4,7 @@ import pytest
 
 from async_rl.config.pools import pool_counts
 from async_rl.core.machine import Machine, this_machine
-from async_rl.launchers.configuration.compose import compose
+from async_rl.launchers.configuration.compose import compose, compose_for
 from async_rl.planning.topology import ProcessSpec, has_its_gpus, joining, processes
 
 TWO_CORES = Machine(cores=(0, 1), num_gpus=0, memory_mb=8000)
@@ -37,14 +37,14 @@ def test_ranks_and_roles_follow_the_counts() -> None:
 
 
 @pytest.mark.proves("learner.ranks", "learner.cores")
-def test_learner_ranks_deal_out_their_cores_in_turn_and_share_them_where_there_are_too_few() -> (
+def test_learner_ranks_divide_their_cores_and_share_them_where_there_are_too_few() -> (
     None
 ):
     machine = Machine(cores=tuple(range(8)), num_gpus=0, memory_mb=8000)
     run = specs("learner.ranks=3", "learner.cores=[0,1,2,3,4]", machine=machine)
-    assert [run[f"learner-{r}"].cores for r in range(3)] == [(0, 3), (1, 4), (2,)]
+    assert [run[f"learner-{r}"].cores for r in range(3)] == [(0,), (1, 2), (3, 4)]
     run = specs("learner.ranks=3", "learner.cores=[6,7]", machine=machine)
-    assert [run[f"learner-{r}"].cores for r in range(3)] == [(6,), (7,), (6,)]
+    assert [run[f"learner-{r}"].cores for r in range(3)] == [(6,), (6,), (7,)]
     assert specs("learner.cores=[]")["learner-0"].cores == ()
 
 
@@ -131,3 +131,26 @@ def test_wanted_counts_stand_in_for_those_of_the_configuration() -> None:
     assert pool_counts(config) == {"generators": 3, "verifiers": 1}
     names = [spec.name for spec in processes(config, machine, {"generators": 0, "verifiers": 2})]
     assert names == ["buffer", "learner-0", "verifier-0", "verifier-1"]
+
+
+def test_processes_have_cores_near_their_gpus() -> None:
+    machine = Machine(
+        cores=tuple(range(16)),
+        core_nodes=(0,) * 8 + (1,) * 8,
+        num_gpus=4,
+        gpu_nodes=(0, 0, 1, 1),
+        memory_mb=64_000,
+    )
+    config, _ = compose_for(machine, "grpo_code", ["hardware=gpus", "learner.ranks=1"])
+    run = {spec.name: spec for spec in processes(config, machine)}
+    for name, node in (("learner-0", 0), ("generator-0", 0), ("generator-2", 1)):
+        assert run[name].cores
+        assert {core // 8 for core in run[name].cores} == {node}, name
+    assert not set(run["generator-1"].cores) & set(run["generator-2"].cores)
+
+
+def test_hyperthreads_of_a_core_count_as_one_thread() -> None:
+    machine = Machine(cores=(0, 4, 1, 5), threads_per_core=2, num_gpus=0, memory_mb=8000)
+    run = specs("learner.cores=[0,4]", "generators.cores=[1,5]", machine=machine)
+    assert run["learner-0"].env["OMP_NUM_THREADS"] == "1"
+    assert run["generator-0"].env["OMP_NUM_THREADS"] == "1"
