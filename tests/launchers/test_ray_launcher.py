@@ -123,7 +123,7 @@ def test_the_learner_is_on_one_node_if_it_fits_there(
         (
             ["launcher.node_kind=a100", "generators.gpus_each=0.5"],
             "generator-0",
-            "room on the cluster: 1 CPU, 0.5 GPU, a100 1",
+            "room on the cluster: 3 CPU, 0.5 GPU, a100 1",
         ),
         (
             ["launcher.node_kind=a100", "verifiers.cells=3"],

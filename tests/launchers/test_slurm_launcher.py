@@ -196,7 +196,7 @@ def test_a_step_is_asked_to_end_by_the_signal_that_srun_passes_on(
             [POOL],
             "generator-big-0",
             {
-                "--cpus-per-task=3",
+                "--cpus-per-task=4",
                 "--gpus-per-node=2",
                 "--constraint=h100",
                 "--job-name=generator-big-0",
