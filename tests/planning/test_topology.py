@@ -37,9 +37,7 @@ def test_ranks_and_roles_follow_the_counts() -> None:
 
 
 @pytest.mark.proves("learner.ranks", "learner.cores")
-def test_learner_ranks_divide_their_cores_and_share_them_where_there_are_too_few() -> (
-    None
-):
+def test_learner_ranks_divide_their_cores_and_share_them_where_there_are_too_few() -> None:
     machine = Machine(cores=tuple(range(8)), num_gpus=0, memory_mb=8000)
     run = specs("learner.ranks=3", "learner.cores=[0,1,2,3,4]", machine=machine)
     assert [run[f"learner-{r}"].cores for r in range(3)] == [(0,), (1, 2), (3, 4)]
