@@ -47,7 +47,7 @@ def prepare_environment(config: RunConfig, cores: Sequence[int]) -> None:
     """
     if cores:
         os.sched_setaffinity(0, cores)
-    # A cluster gives a process CPUs without pinning it to them.
+    # A cluster assigns CPUs to a process without pinning it to them.
     given = int(os.environ.get("OMP_NUM_THREADS", "0"))
     num_cores = len(cores) or given or len(os.sched_getaffinity(0))
     num_threads = max(1, num_cores // num_workers(config.generation.vllm))

@@ -8,6 +8,7 @@ trained wrongly.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -33,6 +34,8 @@ _TOLERANCE = 1e-3
 _PROBE = ((3, 1, 4, 1, 5, 9, 2), (3, 1, 4, 1, 6, 5), (2, 7, 1, 8))
 _PROBE_PROMPT = 3
 
+AnyModel = TypeVar("AnyModel", bound=nn.Module)
+
 
 def load_models(config: RunConfig, path: Path, ranks: Ranks) -> LearnerModels:
     """Load and shard the models of a run. Raises ConfigError as `load_policy` does."""
@@ -45,17 +48,18 @@ def load_models(config: RunConfig, path: Path, ranks: Ranks) -> LearnerModels:
         is_fused=ranks.device.type == "cpu" and ranks.dtype == torch.float32,
         has_value_head=critic is not None and not has_own_backbone,
     )
-    # Copies are taken before sharding: FSDP's wrappers cannot be copied.
-    models = LearnerModels(
-        policy=policy,
-        reference=policy.frozen_copy() if reference is not None else None,
-        critic=Critic(policy.lm) if has_own_backbone else None,
-    )
     blocks = policy.lm._no_split_modules or ()
-    for module in models:
-        methods = ["states"] if isinstance(module, Policy) else []
-        ranks.shard(module, blocks, methods=methods)
-    return models
+
+    def sharded(model: AnyModel) -> AnyModel:
+        methods = ["states"] if isinstance(model, Policy) else []
+        ranks.shard(model, blocks, methods=methods)
+        return model
+
+    # The policy last: FSDP's wrappers cannot be copied. Each copy is sharded before the next is
+    # made, so that at most two whole models are in main memory.
+    frozen = sharded(policy.frozen_copy()) if reference is not None else None
+    critic_model = sharded(Critic(policy.lm)) if has_own_backbone else None
+    return LearnerModels(policy=sharded(policy), reference=frozen, critic=critic_model)
 
 
 def load_policy(

@@ -38,10 +38,13 @@ def fit_problems(config: RunConfig, shape: ModelShape, machine: Machine) -> list
         problems += [_kv_problem(config, pool, shape) for pool in generator_pools(config)]
     total = total_memory_mb(config, shape)
     if total > machine.memory_mb:
+        remedy = "lower generators.count, learner.budget_tokens or generation.vllm.kv_cache_mb"
+        if config.learner.gpus_each > 0:
+            # Each rank reads whole models, and copies its checkpoint.
+            remedy = "lower learner.ranks or generators.count"
         problems.append(
             f"the run needs about {gb(total)} of memory, this machine has"
-            f" {gb(machine.memory_mb)}; lower generators.count, learner.budget_tokens or"
-            " generation.vllm.kv_cache_mb, or take a smaller model"
+            f" {gb(machine.memory_mb)}; {remedy}, or take a smaller model"
         )
     if machine.gpu_mb:
         problems += _gpu_problems(config, shape, machine)

@@ -132,7 +132,7 @@ def _on_one_gpu(
         room = machine.gpu_mb - beside - engine
         if room >= least and (not takes_turns or learner + CUDA_CONTEXT_MB <= machine.gpu_mb):
             break
-    # What no estimate covers: a tenth of the GPU stays free.
+    # A tenth of the GPU stays free for memory that no estimate covers.
     cache = max(least, room - machine.gpu_mb // 10)
     return _with_cache(best, cache, given)
 

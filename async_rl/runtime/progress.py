@@ -20,7 +20,7 @@ def moved_mb(process: psutil.Process) -> float:
     """Return MB that a process and its children have read, have written, and have in memory."""
     moved = 0
     for each in (process, *process.children(recursive=True)):
-        # A child may end in between, or belong to somebody else.
+        # A child may end in between, or belong to another user.
         with contextlib.suppress(psutil.Error):
             counters = each.io_counters()
             moved += counters.read_chars + counters.write_chars + each.memory_info().rss

@@ -109,6 +109,12 @@ def test_an_engine_that_does_not_fit_its_gpu_is_refused_with_a_remedy_that_fits(
     assert fit_problems(changed, shape, on) == []
 
 
+def test_main_memory_is_refused_with_what_takes_it_beside_gpus() -> None:
+    on = machine(8, memory_gb=64)
+    (problem,) = fit_problems(settled(on, *FOUR_AND_FOUR), shape_from_hf(QWEN3_8B), on)
+    assert "this machine has 64.0 GB; lower learner.ranks or generators.count" in problem
+
+
 def test_gpu_memory_is_not_main_memory() -> None:
     on, shape = machine(8), shape_from_hf(QWEN3_8B)
     config = settled(on, *FOUR_AND_FOUR)
