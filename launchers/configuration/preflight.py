@@ -71,14 +71,22 @@ def _problems(
     if mixed:
         yield mixed
     yield from machine_problems(config, machine)
-    yield from _file_problems(config)
+    file_problems = list(_file_problems(config))
+    yield from file_problems
     yield from _directory_problems(config, machine, is_new=is_new)
     if is_new:
         yield from _mirror_problems(config)
     yield from _network_problems(config)
     yield from launcher_problems(config)
     yield from _package_problems(config)
-    yield from _verifier_problems(config.sandbox, config.reward)
+    verifier_problems = list(_verifier_problems(config.sandbox, config.reward))
+    yield from verifier_problems
+    if config.data.train_files and not file_problems and not verifier_problems:
+        # Imports the reading of data and the calling of reward functions, which --help and runs of
+        # the embedded task do not need.
+        from async_rl.launchers.configuration.first_rows import row_problems
+
+        yield from row_problems(config)
     yield from _rollout_problems(config.rollout)
     loss, advantage = config.algorithm.policy_loss, config.algorithm.advantage
     if isinstance(loss, PluginLoss):

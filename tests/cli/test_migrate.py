@@ -4,6 +4,7 @@ fate.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -70,15 +71,21 @@ def test_a_launch_takes_the_result_where_files_and_gpus_are_there(
     source.write_text(SOURCES[name])
     ours = tmp_path / "ours.yaml"
     ours.write_text(to_yaml(read(source)))
-    (tmp_path / "rows.jsonl").write_text("{}")
+    row = {"query_id": "q0", "prompt": "add", "question": "add", "solutions": ["1"]}
+    row["tests"] = [{"kind": "stdin", "input": "1", "output": "1"}]
+    for file in ("rows.jsonl", "metadata.jsonl", "held_out.jsonl"):
+        (tmp_path / file).write_text(json.dumps(row) + "\n")
     (tmp_path / "config.json").write_text("{}")
-    (tmp_path / "held_out.jsonl").write_text("{}")
     given = [
         f"model.path={tmp_path}",
         f"data.train_files={tmp_path}/rows.jsonl",
         f"output_dir={tmp_path}/runs",
     ]
-    given += [] if name == "areal" else [f"data.val_files={tmp_path}/held_out.jsonl"]
+    given += [
+        f"data.metadata_file={tmp_path}/metadata.jsonl"
+        if name == "areal"
+        else f"data.val_files={tmp_path}/held_out.jsonl"
+    ]
     machine = Machine(cores=tuple(this_machine().cores), num_gpus=8, memory_mb=1_000_000)
     config = compose(str(ours), given)
     preflight(config, machine)

@@ -10,6 +10,7 @@ import asyncio
 import inspect
 import os
 import signal
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -82,12 +83,20 @@ class _Functions:
         self._on_loop.pop(work, None)
         error = asyncio.CancelledError() if work.cancelled() else work.exception()
         if error is not None:
-            reason = f"{call.function} raised {type(error).__name__}: {str(error)[:300]}"
+            reason = (
+                f"{call.function} raised {type(error).__name__}: {str(error)[:300]}{_where(error)}"
+            )
             return Result(number=call.number, error=reason)
         try:
             return Result(number=call.number, parts=read_score(call.function, work.result()))
         except RewardError as wrong:
             return Result(number=call.number, error=str(wrong))
+
+
+def _where(error: BaseException) -> str:
+    """Return the file and line that raised, for the author of the function."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
 
 
 async def _serve(parent: ParentPipes) -> None:

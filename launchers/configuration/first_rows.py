@@ -1,0 +1,150 @@
+"""The first rows of the data files, read and scored before a run starts.
+
+Files and reward functions are usually wrong for one reason, which the first rows show: a column
+that is named otherwise, a function that reads a column that is not there. Without this check such a
+run starts all its processes and loads its model first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+
+from async_rl.config.base import replace
+from async_rl.config.plugins import DATA_SOURCE, is_plugin
+from async_rl.config.reward_terms import READY, functions_of, setting_of, terms_of
+from async_rl.config.run import RunConfig
+from async_rl.core.errors import ConfigError, DataError, RewardError
+from async_rl.data.drafts import Draft, Drafter
+from async_rl.data.files import Rejected, matching_files, read_placed
+from async_rl.rewards.verifier.protocol import RewardSample
+from async_rl.rewards.verifier.reward_process import RewardProcess
+
+_NUM_ROWS = 20
+_NUM_SCORED = 3
+_RESPONSES = ("", "The answer is 42.", "```python\ndef f(x):\n    return x\n```")
+"""A function may rightly raise for one of these, but not for all."""
+_TRIAL_S = 30.0
+"""A model as a judge may take seconds for a call; a trial that takes longer is given up."""
+
+
+class _PlainChat:
+    """Renders a chat without the model's template, since the model may not be there yet."""
+
+    chat_template = "plain"
+
+    def apply_chat_template(self, messages: Sequence[dict[str, str]], **_: Any) -> str:
+        """Return the messages below each other."""
+        return "\n".join(message["content"] for message in messages)
+
+
+def row_problems(config: RunConfig) -> Iterator[str]:
+    """Yield what is wrong with the first rows of local files, one line per file, and the reward
+    functions that fail on all of them.
+    """
+    drafts = []
+    for setting, patterns in (
+        ("data.train_files", config.data.train_files),
+        ("data.val_files", config.data.val_files),
+    ):
+        for draft in _first_drafts(patterns, config):
+            if isinstance(draft, str):
+                yield f"{setting}: {draft}"
+            elif setting == "data.train_files":
+                drafts.append(draft)
+    yield from _reward_problems(config, drafts)
+
+
+def _first_drafts(patterns: Sequence[str], config: RunConfig) -> Iterator[Draft | str]:
+    """Yield the drafts of the first rows, or the problem that ends the reading of a file."""
+    files = [file for file in patterns if "://" not in file and not is_plugin(file, DATA_SOURCE)]
+    try:
+        files = matching_files(files)
+        drafter = Drafter(files, config, _PlainChat())
+    except DataError as error:
+        yield str(error)
+        return
+    for file in files:
+        try:
+            rows = itertools.islice(read_placed(file, cache_dir=config.cache_dir), _NUM_ROWS)
+            for number, placed in enumerate(rows):
+                draft = drafter.draft(file, number, placed)
+                if not isinstance(draft, Rejected):
+                    yield draft
+                elif config.data.bad_rows == "error":
+                    yield draft.reason
+                    break
+        except DataError as error:
+            yield str(error)
+
+
+def _reward_problems(config: RunConfig, drafts: Sequence[Draft]) -> Iterator[str]:
+    reward = config.reward
+    own = [name for name in functions_of(reward) if name not in READY]
+    samples = {
+        name: [
+            _sample(draft, response, config)
+            for draft in drafts[:_NUM_SCORED]
+            for response in _RESPONSES
+            if any(term.function == name for term in terms_of(reward, draft.data_source))
+        ]
+        for name in own
+    }
+    if not any(samples.values()):
+        return
+    tried = replace(reward, fn=None, fns=own, weights=[1.0] * len(own), by_source=[])
+    with ThreadPoolExecutor(1) as thread:  # a notebook's own event loop may be running
+        trial = _failures(RewardProcess(tried, timeouts=config.timeouts), samples)
+        failures = thread.submit(asyncio.run, trial).result()
+    for name, reason in failures.items():
+        yield (
+            f"{setting_of(reward, name)}={name}: it fails on every one of the first rows, whatever"
+            f" the response: {reason}; correct it, or the rows"
+        )
+
+
+async def _failures(
+    process: RewardProcess, samples: dict[str, list[RewardSample]]
+) -> dict[str, str]:
+    """Return, for each function that scored none of its samples, the reason of the first."""
+    failures: dict[str, str] = {}
+    try:
+        async with asyncio.timeout(_TRIAL_S):
+            for name, tries in samples.items():
+                for sample in tries:
+                    try:
+                        await process.score([name], sample)
+                    except* RewardError as errors:
+                        failures.setdefault(name, str(errors.exceptions[0]))
+                    else:
+                        failures.pop(name, None)
+                        break
+    except TimeoutError:
+        failures.clear()  # slow is not wrong: the run itself has the time limits
+    except ConfigError as error:
+        return {name: str(error) for name in samples}
+    finally:
+        await process.close()
+    return failures
+
+
+def _sample(draft: Draft, response: str, config: RunConfig) -> RewardSample:
+    return RewardSample(
+        prompt_id=draft.prompt_id,
+        prompt=draft.text,
+        response=response,
+        transcript=response,
+        token_ids=[],
+        is_written=[],
+        data_source=draft.data_source,
+        row=msgspec.json.decode(draft.problem.row or "{}"),
+        tests=draft.problem.tests,
+        setup=draft.problem.setup,
+        is_truncated=False,
+        max_tokens=config.data.max_response_tokens,
+    )
