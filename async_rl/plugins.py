@@ -7,7 +7,7 @@ be installed on every machine.
 
 | kind | setting | group of entry points |
 |---|---|---|
-| RewardFunction | reward.fn, reward.fns, reward.by_source | async_rl.rewards |
+| RewardFunction | reward.terms.NAME | async_rl.rewards |
 | RolloutFunction | rollout.fn | async_rl.rollouts |
 | EngineOpener | generation.engine | async_rl.engines |
 | PolicyLossFunction | algorithm.policy_loss.fn | async_rl.policy_losses |

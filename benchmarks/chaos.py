@@ -108,7 +108,7 @@ def main() -> None:
             settings = [f"conf={conf}", *SETTINGS, f"learner.ranks={arguments.ranks}"]
             settings.append(f"buffer.max_staleness_versions={arguments.max_staleness}")
             if arguments.remote:
-                settings += ["reward.fn=remote", f"reward.remote.url={url}"]
+                settings += ["reward.terms.remote=remote", f"reward.terms.remote.url={url}"]
             found = attack(arguments, directory, [*settings, *arguments.settings])
         figure(f"{conf}, {arguments.ranks} ranks: broken promises", len(found), "", goal="0")
         for problem in found:

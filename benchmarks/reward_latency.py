@@ -25,8 +25,9 @@ SETTINGS = [
     "num_steps=4000",
     "buffer.max_staleness_versions=8",
     "generation.max_concurrent_groups=64",
-    "reward.fns=[tests,{function}]",
-    "reward.weights=[1,0]",
+    "reward.terms.tests=tests",
+    "reward.terms.slow={function}",
+    "reward.terms.slow.weight=0",
     "reward.concurrency=1024",
 ]
 FUNCTION = """

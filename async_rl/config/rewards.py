@@ -9,7 +9,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from async_rl.config.base import Section
+from async_rl.config.base import Section, Tag
+
+Extraction = Literal["auto", "fenced", "whole"]
 
 
 class SandboxConfig(Section):
@@ -46,11 +48,37 @@ class VerifiersConfig(Section):
     """programs whose verdicts a generator caches; 0 = judge every sample"""
 
 
-class RewardModelConfig(Section):
-    """The term `reward_model`: a Hugging Face sequence classifier with one output."""
+class Term(Section):
+    """The parameters of every term."""
 
-    path: str | None
-    """directory or hub name of the model, which must have a chat template; null = none"""
+    weight: float
+    """factor on the term's score in the sum"""
+    sources: list[Annotated[str, Field(min_length=1)]]
+    """values of data_source: terms with a row's source score it instead of those without sources;
+    empty = every other row"""
+
+
+class ProvidedTerm(Term):
+    """The row's tests or answer, judged by the verifier, or a provided function."""
+
+    kind: Literal["tests", "xml_format", "length"]
+
+
+class PluginTerm(Term):
+    """A function of yours."""
+
+    kind: Literal["plugin"]
+    fn: Annotated[str, Field(min_length=1)]
+    """function that scores a sample: package.module:function, file.py:function, or an entry point
+    of async_rl.rewards"""
+
+
+class RewardModelTerm(Term):
+    """A Hugging Face sequence classifier with one output."""
+
+    kind: Literal["reward_model"]
+    path: str
+    """directory or hub name of the model, which must have a chat template"""
     max_tokens: Annotated[int, Field(ge=8)]
     """tokens of prompt and response in the model's chat template; the end is cut off beyond them"""
     batch_size: Annotated[int, Field(ge=1)]
@@ -65,11 +93,12 @@ class RewardModelConfig(Section):
     """bound on the absolute scaled score"""
 
 
-class RemoteConfig(Section):
-    """The term `remote`: a score from an HTTP server."""
+class RemoteTerm(Term):
+    """A score from an HTTP server."""
 
-    url: Annotated[str, Field(pattern="^https?://")] | None
-    """address of the POST requests; null = none"""
+    kind: Literal["remote"]
+    url: Annotated[str, Field(pattern="^https?://")]
+    """address of the POST requests"""
     form: Literal["plain", "verifier"]
     """plain = send the sample as JSON, receive a score; verifier = another async-rl verifier judges
     the row's tests"""
@@ -79,20 +108,15 @@ class RemoteConfig(Section):
     """environment variable that contains the bearer token; null = send none"""
 
 
+RewardTerm = ProvidedTerm | PluginTerm | RewardModelTerm | RemoteTerm
+
+
 class RewardConfig(Section):
     """From verdicts and functions to a task reward."""
 
-    fn: Annotated[str, Field(min_length=1)] | None
-    """function that scores every sample: package.module:function, file.py:function, or the name of
-    a provided one; null = the row's tests"""
-    fns: list[str]
-    """several functions, named as in fn, or `tests` for the row's tests; the reward is their
-    weighted sum"""
-    weights: list[float]
-    """factor on the score of each function of fns, in the same order"""
-    by_source: list[Annotated[str, Field(pattern="^.+=.+$")]]
-    """data_source=function pairs: the only function that scores rows of this source, named as in
-    fn"""
+    terms: dict[str, Annotated[RewardTerm, Tag]]
+    """parts of the reward by name, summed with their weights; empty = the row's tests:
+    reward.terms.NAME=package.module:function and reward.terms.NAME.<setting>=<value>"""
     on_failure: Literal["drop", "stop"]
     """if a function fails: drop = retry the group, and drop it after the last attempt; stop = stop
     the run"""
@@ -101,8 +125,6 @@ class RewardConfig(Section):
     broken"""
     concurrency: Annotated[int, Field(ge=1)]
     """concurrent calls in each verifier; set 1 for functions that are not thread-safe"""
-    model: RewardModelConfig
-    remote: RemoteConfig
     format_reward: float | None
     """reward of a wrong answer in the format <think>..</think><answer>..</answer>; null = the
     format does not count"""
@@ -113,7 +135,7 @@ class RewardConfig(Section):
     """reward of a program that passes all tests"""
     fail_reward: float
     """reward of a program that passes no test"""
-    extraction: Literal["auto", "fenced", "whole"]
+    extraction: Extraction
     """fenced = the last complete fenced block; whole = the whole response; auto = fenced if there
     is a fence, else whole"""
     scale: float

@@ -12,8 +12,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from async_rl.config.plugins import REWARD, load_function
-from async_rl.config.reward_terms import READY, setting_of
-from async_rl.config.rewards import RewardConfig
+from async_rl.config.rewards import PluginTerm, RemoteTerm, RewardConfig, RewardModelTerm
 from async_rl.core.errors import ConfigError, RewardError
 from async_rl.rewards import formats
 from async_rl.rewards.verifier.protocol import RewardSample
@@ -28,29 +27,28 @@ def find_function(name: str, reward: RewardConfig, *, limit_s: float) -> RewardF
 
     limit_s: the longest call, for a function that retries within it.
     """
-    match name:
-        case "reward_model":
+    match reward.terms[name]:
+        case RewardModelTerm() as term:
             from async_rl.rewards.models import RewardModel
 
-            return RewardModel(reward.model)
-        case "remote":
+            return RewardModel(term, f"reward.terms.{name}")
+        case RemoteTerm() as term:
             from async_rl.rewards.remote import RemoteScorer
 
-            return RemoteScorer(reward, limit_s=limit_s)
-        case "xml_format":
-            return formats.xml_format
-        case "length":
-            return formats.length
-    return load_function(setting_of(reward, name), name, REWARD)
+            return RemoteScorer(term, extraction=reward.extraction, limit_s=limit_s)
+        case PluginTerm(fn=function):
+            return load_function(f"reward.terms.{name}.fn", function, REWARD)
+        case term:
+            return {"xml_format": formats.xml_format, "length": formats.length}[term.kind]
 
 
-def check_functions(names: tuple[str, ...], reward: RewardConfig) -> list[str]:
-    """One line per name that cannot be loaded; imports the modules but loads no model."""
+def check_functions(reward: RewardConfig) -> list[str]:
+    """One line per function that cannot be loaded; imports the modules but loads no model."""
     problems = []
-    for name in names:
+    for name, term in reward.terms.items():
         try:
-            if name not in READY:
-                load_function(setting_of(reward, name), name, REWARD)
+            if isinstance(term, PluginTerm):
+                load_function(f"reward.terms.{name}.fn", term.fn, REWARD)
         except ConfigError as error:
             problems.append(str(error))
     return problems

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from async_rl.config.rewards import RewardModelConfig
+from async_rl.config.rewards import RewardModelTerm
 from async_rl.core.errors import ConfigError
 from async_rl.rewards.verifier.protocol import RewardSample
 
@@ -23,7 +23,7 @@ from async_rl.rewards.verifier.protocol import RewardSample
 class RewardModel:
     """An asynchronous reward function. Raises ConfigError if the model cannot be used."""
 
-    def __init__(self, config: RewardModelConfig) -> None:
+    def __init__(self, config: RewardModelTerm, setting: str) -> None:
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
         self._config = config
@@ -33,17 +33,17 @@ class RewardModel:
         except (OSError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
             raise ConfigError(
-                f"reward.model.path={config.path}: cannot be loaded ({reason}); name a sequence"
+                f"{setting}.path={config.path}: cannot be loaded ({reason}); name a sequence"
                 " classifier"
             ) from error
         if model.config.num_labels != 1:
             raise ConfigError(
-                f"reward.model.path={config.path}: has {model.config.num_labels} outputs; a reward"
+                f"{setting}.path={config.path}: has {model.config.num_labels} outputs; a reward"
                 " model has one"
             )
         if not tokenizer.chat_template:
             raise ConfigError(
-                f"reward.model.path={config.path}: its tokenizer has no chat template; add one that"
+                f"{setting}.path={config.path}: its tokenizer has no chat template; add one that"
                 " suits the model"
             )
         if tokenizer.pad_token_id is None:

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import msgspec
 
-from async_rl.config.rewards import RewardConfig
+from async_rl.config.rewards import Extraction, RemoteTerm
 from async_rl.core.errors import ConfigError, RewardError
 from async_rl.core.types import Verdict
 from async_rl.rewards.extractor import Extractor
@@ -29,15 +29,14 @@ _PAUSE_S = 0.1
 class RemoteScorer:
     """An asynchronous reward function. Raises ConfigError if its URL or its token is missing."""
 
-    def __init__(self, reward: RewardConfig, *, limit_s: float) -> None:
-        remote = reward.remote
+    def __init__(self, remote: RemoteTerm, *, extraction: Extraction, limit_s: float) -> None:
         token = os.environ.get(remote.token_env or "", "")
-        if remote.url is None or (remote.token_env and not token):
+        if remote.token_env and not token:
             raise ConfigError(
-                f"reward.remote.token_env={remote.token_env}: there is no such environment"
+                f"token_env={remote.token_env} of {remote.url}: there is no such environment"
                 " variable; set it to the token"
             )
-        self._reward, self._remote, self._url = reward, remote, remote.url.rstrip("/")
+        self._remote, self._extraction, self._url = remote, extraction, remote.url.rstrip("/")
         self._extractor = Extractor()
         headers = {"content-type": "application/json"}
         if token:
@@ -47,7 +46,7 @@ class RemoteScorer:
         )
 
     async def __call__(self, sample: RewardSample) -> Any:
-        """The server's score. Raises RewardError after reward.remote.attempts failures."""
+        """The server's score. Raises RewardError after `attempts` failures."""
         score = self._plain if self._remote.form == "plain" else self._share_of_tests
         problem = ""
         for attempt in range(self._remote.attempts):
@@ -57,15 +56,14 @@ class RemoteScorer:
             except (httpx.HTTPError, msgspec.DecodeError) as error:
                 problem = f"{type(error).__name__} {error}"
         raise RewardError(
-            f"{self._url} gave no score in {self._remote.attempts} attempts (reward.remote);"
-            f" the last: {problem}"
+            f"{self._url} gave no score in {self._remote.attempts} attempts; the last: {problem}"
         )
 
     async def _plain(self, sample: RewardSample) -> Any:
         return msgspec.json.decode(await self._post(self._url, sample))
 
     async def _share_of_tests(self, sample: RewardSample) -> dict[str, float]:
-        code = await self._extractor.code(sample.response, self._reward.extraction)
+        code = await self._extractor.code(sample.response, self._extraction)
         if code is None:
             return {"score": 0.0}
         request = VerifyRequest(

@@ -16,8 +16,7 @@ from typing import Any
 
 import msgspec
 
-from async_rl.config.plugins import short_name
-from async_rl.config.reward_terms import TESTS, Term, terms_of
+from async_rl.config.reward_terms import TESTS, Part, terms_of
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import BrokenTest, InfrastructureError
 from async_rl.core.types import AnswerTest, CodeTest, Prompt, Score, StepScore, Verdict
@@ -75,13 +74,12 @@ class Scorer:
         return await self._judge(prompt, response_text, code)
 
     def _combined(
-        self, terms: Sequence[Term], asked: FunctionScores, judged: Score | None
+        self, terms: Sequence[Part], asked: FunctionScores, judged: Score | None
     ) -> Score:
         parts = {} if judged is None else {**judged.parts, TESTS: judged.reward}
         reward = 0.0
-        for function, weight in terms:
-            name = short_name(function)
-            for part, value in asked.get(function, {}).items():
+        for name, weight in terms:
+            for part, value in asked.get(name, {}).items():
                 parts[name if part == SCORE else f"{name}.{_SPECIAL.sub('_', part)}"] = value
             reward += weight * parts[name]
         if judged is not None:

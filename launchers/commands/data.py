@@ -17,7 +17,7 @@ import typer
 from async_rl.config.base import replace
 from async_rl.config.checks.reward import reward_problems
 from async_rl.config.checks.run import raise_if_any
-from async_rl.config.reward_terms import TESTS, functions_of, terms_of
+from async_rl.config.reward_terms import TESTS, terms_of
 from async_rl.config.rewards import RewardConfig
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
@@ -72,7 +72,7 @@ def check(
             " model's directory or hub name"
         )
     raise_if_any(reward_problems(config))
-    raise_if_any(check_functions(functions_of(config.reward), config.reward))
+    raise_if_any(check_functions(config.reward))
     path = prepare_model(config, lambda _, text: typer.echo(text, err=True))
     tokenizer = load_tokenizer(config, path)
     examined = examine(config.data.train_files, config, tokenizer)

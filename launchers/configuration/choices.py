@@ -22,6 +22,8 @@ CONF_DIR = Path(async_rl.conf.__file__).resolve().parent
 KIND = "kind"
 """Field of a section that names the variant of a choice."""
 Tree = dict[str, Any]
+_FUNCTION = "plugin"
+"""The variant of a choice that is a function of the user's."""
 ABSENT = object()
 """The result of taking a value that is not there; null is a value."""
 
@@ -73,9 +75,18 @@ def expand(tree: Tree) -> None:
         for parent in _nodes(tree, parents):
             for name in list(parent) if leaf == "*" else [leaf]:
                 node = _as_mapping(parent.get(name))
+                if isinstance(node, dict) and _FUNCTION in by_kind:
+                    node = _with_function(node, by_kind)
                 if isinstance(node, dict) and node.get(KIND) in by_kind:
                     given = {KIND: node[KIND], **copy.deepcopy(by_kind[node[KIND]])}
                     parent[name] = merged(given, node)
+
+
+def _with_function(node: Tree, by_kind: Mapping[str, Tree]) -> Tree:
+    """A choice of `module:function` chooses the plug-in of that name."""
+    kind = node.get(KIND)
+    is_function = isinstance(kind, str) and ":" in kind and kind not in by_kind
+    return {**node, KIND: _FUNCTION, "fn": kind} if is_function else node
 
 
 def merged(

@@ -26,6 +26,7 @@ from async_rl.launchers.configuration.choices import (
     put,
     value_at,
 )
+from async_rl.launchers.configuration.old_rewards import OLD, with_terms
 
 log = logging.getLogger("async_rl")
 
@@ -54,7 +55,9 @@ def table() -> _Table:
 
 def is_old(path: str) -> bool:
     """Return whether this setting, or the section it is in, has another name now or is removed."""
-    names = (*table().renamed, *table().values, *table().removed, *table().refused)
+    rewards = [f"reward.{name}" for name in OLD]
+    table_names = (*table().renamed, *table().values, *table().removed, *table().refused)
+    names = (*table_names, *rewards)
     return any(path == name or path.startswith(f"{name}.") for name in names)
 
 
@@ -160,6 +163,7 @@ def _renamed(
             if name == new or value_at(present, name) is None:
                 put(present, name, value)
             placed.append((old, name))
+    placed += with_terms(present)
     if placed:
         expand(present)
     return present, placed

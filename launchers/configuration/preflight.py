@@ -27,7 +27,6 @@ from async_rl.config.plugins import (
     load_function,
     load_rollout,
 )
-from async_rl.config.reward_terms import functions_of
 from async_rl.config.rewards import RewardConfig, SandboxConfig
 from async_rl.config.rollout import RolloutConfig
 from async_rl.config.run import RunConfig
@@ -129,7 +128,7 @@ def _verifier_problems(
         load_checker(sandbox.checker)
     except ConfigError as error:
         yield str(error)
-    yield from check_functions(functions_of(reward), reward)
+    yield from check_functions(reward)
 
 
 def _plugin_problems(setting: str, name: str, kind: Kind) -> Iterator[str]:

@@ -4,6 +4,7 @@ generated from the schema and the files of conf/.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from collections.abc import Sequence
@@ -49,7 +50,7 @@ _THAT_MATTER = {
     "data.val_files": "held-out prompts; without them nothing measures progress",
     "data.max_response_tokens": "long enough that `length/truncated_share` stays low",
     "num_steps": "null with `data.epochs` set computes it from the number of rows",
-    "reward.fn": "your own scoring function; null = the row's tests or answer decide",
+    "reward.terms": "`reward.terms.mine=file.py:score` is your function; {} = the row's tests",
     "algorithm.advantage": "`algorithm=grpo`, `algorithm=ppo`, ... set it with what goes with it",
     "algorithm.kl": "`loss` or `reward` keeps the policy close to its start; one more model",
     "learner.optimizer.lr": "lower it if `policy/entropy` falls to 0 or the reward collapses",
@@ -106,7 +107,7 @@ def settings_page() -> str:
                     f"`{s.path}`",
                     unit(s),
                     span(s.spec),
-                    "required" if s.is_required else "",
+                    _values_of_entry(place, s),
                     s.description,
                 )
                 for s in inner
@@ -125,6 +126,14 @@ def settings_page() -> str:
             )
         )
     return "\n".join(parts) + "\n"
+
+
+def _values_of_entry(place: str, setting: Setting) -> str:
+    """The values of a setting of an entry, whose variants may have some; else whether it must be
+    given.
+    """
+    general = dataclasses.replace(setting, path=setting.path.replace(f"{place}.NAME", f"{place}.*"))
+    return _values(general, {}) or ("required" if setting.is_required else "")
 
 
 def unit(setting: Setting) -> str:

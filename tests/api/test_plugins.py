@@ -24,7 +24,8 @@ TEMPLATE = (
     " add_generation_prompt %}<assistant>{% endif %}"
 )
 USED = {
-    "reward.fn": "short_answers",
+    "reward.terms.short": "plugin",
+    "reward.terms.short.fn": "short_answers",
     "rollout.fn": "one_turn",
     "generation.engine": "counted",
     "algorithm.policy_loss": "plugin",

@@ -107,21 +107,26 @@ def test_the_functions_that_score_each_row_are_told_with_their_weights(
         )
 
     every = [
-        f"code: 1 rows, reward by {mine}",
-        f"mbpp: 1 rows, reward by {mine}",
-        f"talk: 1 rows, reward by {mine}",
+        "code: 1 rows, reward by mine",
+        "mbpp: 1 rows, reward by mine",
+        "talk: 1 rows, reward by mine",
     ]
-    assert told(f"reward.fn={mine}") == every
+    assert told(f"reward.terms.mine={mine}") == every
     by_source = told(
-        f"reward.by_source=['talk={mine}']", "reward.fns=[tests,length]", "reward.weights=[1,-0.5]"
+        f"reward.terms.mine={mine}",
+        "reward.terms.mine.sources=[talk]",
+        "reward.terms.tests=tests",
+        "reward.terms.length=length",
+        "reward.terms.length.weight=-0.5",
     )
     assert by_source == [
         "code: 1 rows, reward by stdin tests + -0.5 x length",
         "mbpp: 1 rows, reward by stdin tests + -0.5 x length",
-        f"talk: 1 rows, reward by {mine}",
+        "talk: 1 rows, reward by mine",
     ]
     refused = CliRunner().invoke(
-        app, ["data", "check", file, f"model.path={model}", f"reward.fn={tmp_path}/r.py:yours"]
+        app,
+        ["data", "check", file, f"model.path={model}", f"reward.terms.mine={tmp_path}/r.py:yours"],
     )
     assert "has no yours" in str(refused.exception)
 

@@ -224,7 +224,7 @@ VERL_KEYS: list[tuple[str, Any, Any]] = [
     ("critic.ppo_mini_batch_size", 1, "refused"),
     ("critic.grad_clip", 2.0, {"algorithm.advantage.critic.optimizer.grad_clip": 2.0}),
     ("critic.cliprange_value", 0.1, {"algorithm.advantage.critic.value_clip": 0.1}),
-    ("reward_model.enable", True, {"reward.fn": "reward_model"}),
+    ("reward_model.enable", True, {"reward.terms.reward_model": "reward_model"}),
     ("reward_model.micro_batch_size", 1, "defaulted"),
     ("reward_model.max_length", 1, "defaulted"),
     ("reward_model.model.path", "m", "defaulted"),
@@ -324,7 +324,7 @@ AREAL_KEYS: list[tuple[str, Any, Any]] = [
     ("generation_size", 16, {"generation.generation_size": 16}),
     ("mask_no_eos_with_zero", True, {"algorithm.truncated": "zero_reward"}),
     ("mask_too_long", True, {"algorithm.truncated": "mask"}),
-    ("rm_output_scaling", 2.0, {"reward.model.scale": 2.0}),
+    ("rm_output_scaling", 2.0, "defaulted"),
     ("ref_ema_eta", 0.1, {"algorithm.kl.ref_ema_eta": 0.1}),
     ("rw_type", "dense", "defaulted"),
     ("task", "math", {"reward.pass_reward": 1.0, "reward.fail_reward": -1.0}),
@@ -457,10 +457,10 @@ def test_the_settings_of_a_reward_model_are_carried_over_where_it_is_enabled(
         value = {"enable": enabled, "model": model, "micro_batch_size": 4, "max_length": 512}
         settings = migrated(tmp_path, VERL_FIRST, "reward_model", value).settings
         wanted = {
-            "reward.fn": "reward_model",
-            "reward.model.path": "/rm",
-            "reward.model.batch_size": 4,
-            "reward.model.max_tokens": 512,
+            "reward.terms.reward_model": "reward_model",
+            "reward.terms.reward_model.path": "/rm",
+            "reward.terms.reward_model.batch_size": 4,
+            "reward.terms.reward_model.max_tokens": 512,
         }
         assert {path: settings.get(path) for path in wanted} == (
             wanted if enabled else dict.fromkeys(wanted)

@@ -162,6 +162,50 @@ def test_the_old_sections_of_clusters_belong_to_the_launcher_that_is_chosen(
         assert compose(own, new[:1]) == compose("grpo_code", new)
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (["reward.fn=a.b:f"], ["reward.terms.f=a.b:f"]),
+        (
+            ["reward.fns=[tests,length]", "reward.weights=[1,-0.5]"],
+            [
+                "reward.terms.tests=tests",
+                "reward.terms.length=length",
+                "reward.terms.length.weight=-0.5",
+            ],
+        ),
+        (
+            ["reward.by_source=['x=a.b:f','y=a.b:f']", "reward.fn=c:g"],
+            ["reward.terms.f=a.b:f", "reward.terms.f.sources=[x,y]", "reward.terms.g=c:g"],
+        ),
+        (
+            ["reward.fn=reward_model", "reward.model.path=/rm", "reward.model.clip=2.0"],
+            [
+                "reward.terms.reward_model=reward_model",
+                "reward.terms.reward_model.path=/rm",
+                "reward.terms.reward_model.clip=2.0",
+            ],
+        ),
+        (
+            ["reward.fn=remote", "reward.remote.url=http://h"],
+            ["reward.terms.remote=remote", "reward.terms.remote.url=http://h"],
+        ),
+        (["reward.model.clip=2.0"], []),
+    ],
+)
+def test_old_reward_functions_are_terms_of_the_reward(
+    tmp_path: Path, old: list[str], new: list[str]
+) -> None:
+    assert compose("grpo_code", old).reward == compose("grpo_code", new).reward
+
+
+def test_the_terms_of_an_older_run_are_read(old_run: Path) -> None:
+    path = old_run / "config.yaml"
+    assert config_of(old_run).reward.terms == {}
+    path.write_text(path.read_text().replace("  fn: null\n  fns: []", "  fn: a.b:f\n  fns: []"))
+    assert config_of(old_run).reward == compose("grpo_code", ["reward.terms.f=a.b:f"]).reward
+
+
 def test_a_choice_that_is_made_again_keeps_what_the_file_says_of_it(tmp_path: Path) -> None:
     own = written(tmp_path, "launcher: {kind: slurm, nodes: 3}\n")
     for overrides in ([], ["launcher=slurm"]):

@@ -214,7 +214,7 @@ def test_a_reward_function_that_fails_in_every_way_costs_only_the_groups_it_fail
         "generation.max_attempts=2",
     )
     run = launch(
-        "conf=grpo_code", *SMALL, *files, f"reward.fn={leads}:fails", "timeouts.group_s=36"
+        "conf=grpo_code", *SMALL, *files, f"reward.terms.fails={leads}:fails", "timeouts.group_s=36"
     )
     assert run.wait() == 0, run.terminal
     found = groups_of(run, "train")

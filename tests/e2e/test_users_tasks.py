@@ -35,7 +35,11 @@ def test_a_run_of_two_turns_trains_and_names_the_parts_of_its_reward(
     launch: Launch, tmp_path: Path
 ) -> None:
     (tmp_path / "task.py").write_text(TASK)
-    functions = (f"reward.fns=[tests,{tmp_path}/task.py:half]", "reward.weights=[1,2]")
+    functions = (
+        "reward.terms.tests=tests",
+        f"reward.terms.half={tmp_path}/task.py:half",
+        "reward.terms.half.weight=2",
+    )
     run = launch("conf=grpo_code", *QUICK, f"rollout.fn={tmp_path}/task.py:rollout", *functions)
     assert run.wait() == 0, run.terminal
     assert [row["step"] for row in run.rows] == [1, 2, 3]
@@ -53,7 +57,10 @@ def test_a_run_stops_with_the_error_of_a_function_where_it_is_told_to(
 ) -> None:
     (tmp_path / "task.py").write_text(TASK)
     run = launch(
-        "conf=grpo_code", *QUICK, f"reward.fn={tmp_path}/task.py:fails", "reward.on_failure=stop"
+        "conf=grpo_code",
+        *QUICK,
+        f"reward.terms.fails={tmp_path}/task.py:fails",
+        "reward.on_failure=stop",
     )
     assert run.wait() == 1, run.terminal
     assert "RewardError" in run.terminal

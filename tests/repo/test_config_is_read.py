@@ -12,7 +12,7 @@ import pytest
 from async_rl.launchers.configuration.compose import compose, names
 from async_rl.launchers.configuration.schema import section_specs, settings
 
-MAX_SETTINGS = 202
+MAX_SETTINGS = 188
 ROOT = Path(__file__).resolve().parents[2]
 # They declare settings, compare them or show what follows from them; none of that is a use.
 NOT_A_USE = re.compile(
@@ -74,7 +74,7 @@ def test_setting_is_read_by_product_code(path: str) -> None:
 
 
 def test_there_are_few_enough_settings_to_know() -> None:
-    """Settings of the entries of generators.pools have no path of their own and do not count."""
+    """Settings of the entries of generators.pools (12) and reward.terms (15) have no path of their own."""
     assert len(settings()) <= MAX_SETTINGS
 
 

@@ -17,6 +17,8 @@ from verifier_support import verifier_process
 
 from async_rl.config.base import replace
 from async_rl.config.checks.run import problems
+from async_rl.config.plugins import short_name
+from async_rl.config.rewards import PluginTerm, ProvidedTerm, RewardTerm
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, RewardError
 from async_rl.core.types import CallTest, Verdict
@@ -37,10 +39,17 @@ def name(function: str) -> str:
     return f"{HERE}:{function}"
 
 
+def term(function: str) -> RewardTerm:
+    if function in ("xml_format", "length"):
+        return ProvidedTerm(kind=function, weight=1.0, sources=[])
+    fn = function if ":" in function else name(function)
+    return PluginTerm(kind="plugin", fn=fn, weight=1.0, sources=[])
+
+
 def run_config(*functions: str, function_s: float = 10, **settings: object) -> RunConfig:
     config = compose("grpo_code", ["verifiers.cells=1", "sandbox.packages=[]"])
-    fns = [name(f) if ":" not in f and f not in ("xml_format", "length") else f for f in functions]
-    reward = replace(config.reward, fns=fns, weights=[1.0] * len(fns), **settings)
+    terms = {short_name(function): term(function) for function in functions}
+    reward = replace(config.reward, terms=terms, **settings)
     timeouts = replace(config.timeouts, group_s=12 * function_s)
     return replace(config, reward=reward, timeouts=timeouts)
 
@@ -63,17 +72,17 @@ def saying(response: str) -> RewardSample:
 
 def test_functions_plain_and_async_give_a_score_or_parts() -> None:
     async def test(client: VerifierClient) -> None:
-        names = [name(f) for f in ("letters", "in_parts", "with_score", "sees")]
+        names = ["letters", "in_parts", "with_score", "sees"]
         scores = await client.ask_functions([*names, "xml_format", "length"], SAMPLE)
         assert scores == {
-            name("letters"): {"score": 6.0},
-            name("in_parts"): {
+            "letters": {"score": 6.0},
+            "in_parts": {
                 "score": pytest.approx(1.4),
                 "short": pytest.approx(0.4),
                 "wanted": 1.0,
             },
-            name("with_score"): {"score": 0.25, "detail": 7.0},
-            name("sees"): {"score": 1.0},
+            "with_score": {"score": 0.25, "detail": 7.0},
+            "sees": {"score": 1.0},
             "xml_format": {"score": 0.0},
             "length": {"score": pytest.approx(2 / 9)},
         }
@@ -103,15 +112,15 @@ def test_a_function_that_fails_says_how_and_its_neighbours_get_their_scores(
 ) -> None:
     async def test(client: VerifierClient) -> None:
         others = [
-            asyncio.create_task(client.ask_functions([name("by_response")], saying("good")))
+            asyncio.create_task(client.ask_functions(["by_response"], saying("good")))
             for _ in range(3)
         ]
         with pytest.raises(RewardError) as failed:
-            await client.ask_functions([name("by_response")], saying(response))
+            await client.ask_functions(["by_response"], saying(response))
         assert said in str(failed.value)
-        assert [await other for other in others] == [{name("by_response"): {"score": 1.0}}] * 3
-        assert await client.ask_functions([name("by_response")], saying("good")) == {
-            name("by_response"): {"score": 1.0}
+        assert [await other for other in others] == [{"by_response": {"score": 1.0}}] * 3
+        assert await client.ask_functions(["by_response"], saying("good")) == {
+            "by_response": {"score": 1.0}
         }
 
     with_verifier(run_config("by_response"), test)
@@ -119,37 +128,31 @@ def test_a_function_that_fails_says_how_and_its_neighbours_get_their_scores(
 
 def test_a_function_that_hangs_is_ended_at_its_deadline_and_concurrent_calls_are_repeated() -> None:
     async def test(client: VerifierClient) -> None:
-        hanging = asyncio.create_task(client.ask_functions([name("by_response")], saying("hang")))
+        hanging = asyncio.create_task(client.ask_functions(["by_response"], saying("hang")))
         for _ in range(3):  # these are in the process when it is ended, the last ones come after it
-            assert await client.ask_functions([name("slow")], SAMPLE) == {
-                name("slow"): {"score": 1.0}
-            }
+            assert await client.ask_functions(["slow"], SAMPLE) == {"slow": {"score": 1.0}}
         with pytest.raises(
-            RewardError, match=r"by_response gave no score within 0\.8 s \(timeouts\.group_s / 12\)"
+            RewardError, match=r"by_response gave no score within 2\.5 s \(timeouts\.group_s / 12\)"
         ):
             await hanging
 
-    with_verifier(run_config("by_response", "slow", function_s=0.8), test)
+    with_verifier(run_config("by_response", "slow", function_s=2.5), test)
 
 
 def test_a_function_that_blocks_the_event_loop_is_blamed_and_not_the_calls_it_delays() -> None:
     async def test(client: VerifierClient) -> None:
-        innocent = [
-            asyncio.create_task(client.ask_functions([name("slow")], SAMPLE)) for _ in range(3)
-        ]
+        innocent = [asyncio.create_task(client.ask_functions(["slow"], SAMPLE)) for _ in range(3)]
         await asyncio.sleep(0)  # they are asked first, so that their deadlines come first
-        blocking = asyncio.create_task(client.ask_functions([name("blocks")], saying("block")))
-        assert [await call for call in innocent] == [{name("slow"): {"score": 1.0}}] * 3
+        blocking = asyncio.create_task(client.ask_functions(["blocks"], saying("block")))
+        assert [await call for call in innocent] == [{"slow": {"score": 1.0}}] * 3
         with pytest.raises(
             RewardError,
-            match=r"blocks gave no score within 0\.8 s .* and kept the event loop to itself",
+            match=r"blocks gave no score within 2\.5 s .* and kept the event loop to itself",
         ):
             await blocking
-        assert await client.ask_functions([name("blocks")], saying("good")) == {
-            name("blocks"): {"score": 1.0}
-        }
+        assert await client.ask_functions(["blocks"], saying("good")) == {"blocks": {"score": 1.0}}
 
-    with_verifier(run_config("blocks", "slow", function_s=0.8), test)
+    with_verifier(run_config("blocks", "slow", function_s=2.5), test)
 
 
 @pytest.mark.parametrize("function", ["slow", "slow_too"])
@@ -159,9 +162,7 @@ def test_calls_run_side_by_side_up_to_reward_concurrency(function: str) -> None:
 
         async def test(client: VerifierClient, concurrency: int = concurrency) -> None:
             started = time.monotonic()
-            await asyncio.gather(
-                *(client.ask_functions([name(function)], SAMPLE) for _ in range(4))
-            )
+            await asyncio.gather(*(client.ask_functions([function], SAMPLE) for _ in range(4)))
             took[concurrency] = time.monotonic() - started
 
         with_verifier(run_config(function, concurrency=concurrency), test)
@@ -173,19 +174,15 @@ def test_neither_calls_nor_programs_wait_for_slow_calls_that_were_sent_before() 
     async def test(client: VerifierClient) -> None:
         program = CallTest(function="f", args=[1], expected=1)
         await client.test("def f(x):\n    return x", [program])
-        held = [asyncio.create_task(client.ask_functions([name("held")], SAMPLE)) for _ in range(8)]
+        held = [asyncio.create_task(client.ask_functions(["held"], SAMPLE)) for _ in range(8)]
         for _ in held:
             await asyncio.sleep(0.02)  # each is sent alone
-        assert await client.ask_functions([name("letters")], SAMPLE) == {
-            name("letters"): {"score": 6.0}
-        }
+        assert await client.ask_functions(["letters"], SAMPLE) == {"letters": {"score": 6.0}}
         [result] = await client.test("def f(x):\n    return x + 0", [program])
         assert result.verdict is Verdict.PASS
         assert not any(call.done() for call in held)
-        assert await client.ask_functions([name("held")], saying("go")) == {
-            name("held"): {"score": 1.0}
-        }
-        assert [await call for call in held] == [{name("held"): {"score": 1.0}}] * 8
+        assert await client.ask_functions(["held"], saying("go")) == {"held": {"score": 1.0}}
+        assert [await call for call in held] == [{"held": {"score": 1.0}}] * 8
 
     with_verifier(run_config("held", "letters"), test)
 
@@ -215,9 +212,9 @@ def test_a_verifier_runs_the_functions_of_its_own_configuration_only() -> None:
     ],
 )
 def test_a_wrong_name_is_refused_before_anything_starts(function: str, said: str) -> None:
-    config = compose("grpo_code", [f"reward.fn={function}"])
-    (found,) = check_functions((function,), config.reward)
-    assert found.startswith(f"reward.fn={function}: ")
+    config = compose("grpo_code", [f"reward.terms.mine={function}"])
+    (found,) = check_functions(config.reward)
+    assert found.startswith(f"reward.terms.mine.fn={function}: ")
     assert said in found
 
 
@@ -230,7 +227,7 @@ def test_loading_that_takes_longer_than_its_share_of_a_start_ends_the_verifier(
     heavy = f"{tmp_path}/heavy.py:score"
 
     async def test(client: VerifierClient) -> None:
-        assert await client.ask_functions([heavy], SAMPLE) == {heavy: {"score": 1.0}}
+        assert await client.ask_functions(["score"], SAMPLE) == {"score": {"score": 1.0}}
 
     with_verifier(run_config(heavy), test)
     config = run_config(heavy)
@@ -248,26 +245,28 @@ def found(*overrides: str) -> list[str]:
 
 
 def test_settings_that_contradict_each_other_are_refused() -> None:
-    assert found("reward.fns=[tests,length]", "reward.weights=[1,-0.1]") == []
-    assert (
-        "reward.weights=[1.0] has 1 values for the 2 functions of reward.fns"
-        in found("reward.fns=[tests,length]", "reward.weights=[1]")[0]
-    )
-    assert (
-        "only one of the two may be set"
-        in found("reward.fn=length", "reward.fns=[tests]", "reward.weights=[1]")[0]
-    )
-    assert "neither package.module:function" in found("reward.fn=lenght")[0]
-    assert (
-        "two functions have the name f"
-        in found('reward.fns=["a:f","b:f"]', "reward.weights=[1,1]")[0]
-    )
-    assert "functions score whole responses" in "".join(
-        found("reward.fn=length", "reward.placement=steps")
-    )
-    assert (
-        "reward.model.path=null but reward.fn names reward_model"
-        in found("reward.fn=reward_model")[0]
-    )
-    assert "is not used" in found("reward.remote.url=http://127.0.0.1:1")[0]
+    terms = ("reward.terms.tests=tests", "reward.terms.length=length")
+    assert found(*terms, "reward.terms.length.weight=-0.1") == []
+    own = ("reward.terms.mine=plugin", "reward.terms.mine.fn=lenght")
+    assert "neither package.module:function" in found(*own)[0]
+    assert "functions score whole responses" in "".join(found(*terms, "reward.placement=steps"))
+    assert "have the name tests" in found("reward.terms.tests=length")[0]
+    assert "have the name tests" in found("reward.terms.mine=tests")[0]
+    assert "becomes the name of metrics" in found("reward.terms.a-b=length")[0]
     assert "reward.format_reward=2 is not from" in found("reward.format_reward=2")[0]
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("reward.terms.mine=lenght", "must be one of tests, xml_format, length"),
+        ("reward.terms.mine=reward_model", "reward.terms.mine.path=null: must be text"),
+        ("reward.terms.mine=remote", "reward.terms.mine.url=null: must be text"),
+        ("reward.terms.mine=plugin", "reward.terms.mine.fn=null: must be text"),
+        ("reward.terms.mine.weight=2", "weight is given without a variant"),
+    ],
+)
+def test_a_term_without_what_its_kind_needs_cannot_be_written(override: str, said: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        compose("grpo_code", [override])
+    assert said in str(refused.value)

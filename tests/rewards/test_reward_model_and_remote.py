@@ -28,7 +28,7 @@ from transformers import (
 from verifier_support import TOKEN, serve, verifier, verifier_process
 
 from async_rl.config.base import replace
-from async_rl.config.rewards import RewardConfig, RewardModelConfig
+from async_rl.config.rewards import RemoteTerm, RewardModelTerm
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, RewardError
 from async_rl.core.types import CallTest
@@ -72,8 +72,11 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def settings(path: Path, **fields: Any) -> RewardModelConfig:
-    return replace(compose("grpo_code").reward.model, path=str(path), **fields)
+def settings(path: Path, **fields: Any) -> RewardModelTerm:
+    knobs = ["reward.terms.mine=reward_model", f"reward.terms.mine.path={path}"]
+    term = compose("grpo_code", knobs).reward.terms["mine"]
+    assert isinstance(term, RewardModelTerm)
+    return replace(term, **fields)
 
 
 def by_hand(path: Path, text: str, *, max_tokens: int = 2048) -> float:
@@ -86,9 +89,9 @@ def by_hand(path: Path, text: str, *, max_tokens: int = 2048) -> float:
         return float(model(input_ids=torch.tensor([ids])).logits[0, 0])
 
 
-def ask(config: RewardModelConfig, samples: list[RewardSample]) -> list[float]:
+def ask(config: RewardModelTerm, samples: list[RewardSample]) -> list[float]:
     async def run() -> list[float]:
-        model = RewardModel(config)
+        model = RewardModel(config, "reward.terms.mine")
         return list(await asyncio.gather(*map(model, samples)))
 
     return asyncio.run(run())
@@ -129,14 +132,14 @@ def test_bias_scale_and_clip_are_applied_in_this_order(model_path: Path) -> None
 
 
 def test_a_model_that_cannot_score_is_refused(model_path: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"reward\.model\.path=.*: cannot be loaded"):
-        RewardModel(settings(tmp_path))
+    with pytest.raises(ConfigError, match=r"reward\.terms\.mine\.path=.*: cannot be loaded"):
+        RewardModel(settings(tmp_path), "reward.terms.mine")
     tokenizer: Any = AutoTokenizer.from_pretrained(model_path)
     tokenizer.chat_template = None
     tokenizer.save_pretrained(tmp_path)
     AutoModelForSequenceClassification.from_pretrained(model_path).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="has no chat template"):
-        RewardModel(settings(tmp_path))
+        RewardModel(settings(tmp_path), "reward.terms.mine")
 
 
 def run_config(**fields: Any) -> RunConfig:
@@ -148,7 +151,7 @@ def test_a_verifier_loads_the_model_where_the_configuration_asks_for_it(model_pa
     async def run() -> float:
         async with (
             asyncio.timeout(120),
-            verifier_process(run_config(fn="reward_model", model=settings(model_path))) as client,
+            verifier_process(run_config(terms={"reward_model": settings(model_path)})) as client,
         ):
             return (await client.ask_functions(["reward_model"], sample("yes")))["reward_model"][
                 "score"
@@ -159,20 +162,16 @@ def test_a_verifier_loads_the_model_where_the_configuration_asks_for_it(model_pa
     )
 
 
-def remote(url: str, **fields: Any) -> RewardConfig:
-    reward = compose("grpo_code").reward
-    given = {key: fields.pop(key) for key in ("form", "attempts", "token_env") if key in fields}
-    return replace(
-        reward,
-        fn="remote",
-        remote=replace(reward.remote, url=url, **given),
-        **fields,
-    )
+def remote(url: str, **fields: Any) -> RemoteTerm:
+    knobs = ["reward.terms.mine=remote", f"reward.terms.mine.url={url}"]
+    term = compose("grpo_code", knobs).reward.terms["mine"]
+    assert isinstance(term, RemoteTerm)
+    return replace(term, **fields)
 
 
 @asynccontextmanager
-async def scoring(reward: RewardConfig, *, limit_s: float = 10) -> AsyncIterator[RemoteScorer]:
-    scorer = RemoteScorer(reward, limit_s=limit_s)
+async def scoring(term: RemoteTerm, *, limit_s: float = 10) -> AsyncIterator[RemoteScorer]:
+    scorer = RemoteScorer(term, extraction="auto", limit_s=limit_s)
     try:
         yield scorer
     finally:
@@ -264,9 +263,11 @@ def test_the_token_is_sent_from_the_environment_and_missed_where_it_is_not_set(
     assert from_server(answer)[0] == {"sent": 0.0}
     with pytest.raises(
         ConfigError,
-        match=r"reward\.remote\.token_env=NOT_SET: there is no such environment variable",
+        match=r"token_env=NOT_SET of http://127.0.0.1:1: there is no such environment variable",
     ):
-        RemoteScorer(remote("http://127.0.0.1:1", token_env="NOT_SET"), limit_s=10)
+        RemoteScorer(
+            remote("http://127.0.0.1:1", token_env="NOT_SET"), extraction="auto", limit_s=10
+        )
 
 
 def test_another_verifier_judges_the_rows_tests(monkeypatch: pytest.MonkeyPatch) -> None:

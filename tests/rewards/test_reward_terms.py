@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from async_rl.config.reward_terms import Term, functions_of, terms_of
+from async_rl.config.reward_terms import Part, functions_of, terms_of
 from async_rl.core.errors import DataError
 from async_rl.core.types import AnswerTest, CallTest, CodeProblem, CodeTest, Prompt, Score, Verdict
 from async_rl.data.problems import read_hidden
@@ -41,7 +41,7 @@ class Verifier:
 
 
 async def ask(functions: Sequence[str], sample: RewardSample) -> dict[str, dict[str, float]]:
-    scores = {"my:style": {"score": 0.5, "to/ne": 2.0}, "length": {"score": 0.25}}
+    scores = {"style": {"score": 0.5, "to/ne": 2.0}, "length": {"score": 0.25}}
     return {function: scores[function] for function in functions}
 
 
@@ -71,9 +71,18 @@ def score(
     return asyncio.run(scorer.score(prompt, text, sample))
 
 
+THREE = (
+    "reward.terms.tests=tests",
+    "reward.terms.style=my:style",
+    "reward.terms.length=length",
+    "reward.terms.length.weight=-1",
+)
+OWN = ["reward.terms.style=my:style", "reward.terms.style.sources=[mine]"]
+
+
 @pytest.mark.covers("rule and model scores with weights")
 def test_the_reward_is_the_weighted_sum_and_every_part_has_its_name() -> None:
-    found = score(PROGRAM, 'reward.fns=[tests,"my:style",length]', "reward.weights=[1,2,-1]")
+    found = score(PROGRAM, *THREE, "reward.terms.style.weight=2")
     assert found.reward == 1.0 + 2 * 0.5 - 0.25
     assert found.parts == {
         "tests_passed": 1,
@@ -84,30 +93,26 @@ def test_the_reward_is_the_weighted_sum_and_every_part_has_its_name() -> None:
         "length": 0.25,
     }
     assert found.verdicts == (Verdict.PASS,)
-    assert (
-        score(PROGRAM, 'reward.fns=[tests,"my:style",length]', "reward.weights=[1,0,-1]").reward
-        == 0.75
-    )
+    assert score(PROGRAM, *THREE, "reward.terms.style.weight=0").reward == 0.75
 
 
 def test_one_function_scores_alone_and_no_test_is_run() -> None:
     verifier = Verifier()
-    found = score(PROGRAM, "reward.fn=my:style", verifier=verifier)
+    found = score(PROGRAM, "reward.terms.style=my:style", verifier=verifier)
     assert (found.reward, found.verdicts, verifier.asked) == (0.5, (Verdict.WRONG_ANSWER,), [])
     # without tests a sample passes with reward.pass_reward
-    assert score(PROGRAM, "reward.fn=my:style", "reward.pass_reward=0.5").verdicts == (
+    assert score(PROGRAM, "reward.terms.style=my:style", "reward.pass_reward=0.5").verdicts == (
         Verdict.PASS,
     )
 
 
 @pytest.mark.covers("rule by data_source: module:function")
 def test_a_data_source_may_have_a_function_of_its_own() -> None:
-    own = 'reward.by_source=["mine=my:style"]'
-    assert score(PROGRAM, own, source="mine").reward == 0.5
-    assert score(PROGRAM, own, source="other").reward == 1.0
-    reward = compose("grpo_code", [own]).reward
-    assert terms_of(reward, "mine") == (Term("my:style", 1.0),)
-    assert functions_of(reward) == ("my:style",)
+    assert score(PROGRAM, *OWN, source="mine").reward == 0.5
+    assert score(PROGRAM, *OWN, source="other").reward == 1.0
+    reward = compose("grpo_code", OWN).reward
+    assert terms_of(reward, "mine") == (Part("style", 1.0),)
+    assert functions_of(reward) == ("style",)
 
 
 def test_a_row_of_answers_and_programs_asks_each_of_what_it_is_about() -> None:
@@ -146,18 +151,13 @@ def test_a_row_without_tests_is_used_where_functions_score_it_and_comes_along() 
         read_hidden(
             "f row 0",
             ROW,
-            compose("grpo_code", ["reward.fns=[tests,length]", "reward.weights=[1,1]"]).reward,
+            compose("grpo_code", ["reward.terms.tests=tests", "reward.terms.length=length"]).reward,
         )
     problem, shown = read_hidden(
-        "f row 0", ROW, compose("grpo_code", ["reward.fn=my:style"]).reward
+        "f row 0", ROW, compose("grpo_code", ["reward.terms.style=my:style"]).reward
     )
     assert (problem.tests, shown, json.loads(problem.row)) == ([], (), ROW)
-    assert (
-        read_hidden(
-            "f row 0", ROW, compose("grpo_code", ['reward.by_source=["mine=my:style"]']).reward
-        )[0].tests
-        == []
-    )
+    assert read_hidden("f row 0", ROW, compose("grpo_code", OWN).reward)[0].tests == []
     assert (
         read_hidden(
             "f row 0",

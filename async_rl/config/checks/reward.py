@@ -6,17 +6,19 @@ Part of `checks/run.py`, whose invariants hold here.  Named functions are not im
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from async_rl.config.plugins import REWARD, ROLLOUT, is_plugin
-from async_rl.config.reward_terms import READY, TESTS, functions_of, same_names, setting_of
+from async_rl.config.reward_terms import TESTS, functions_of
+from async_rl.config.rewards import PluginTerm
 from async_rl.config.run import RunConfig
 
 
 def reward_problems(config: RunConfig) -> Iterator[str]:
     """Yield the contradictions among the reward's settings."""
     yield from _functions(config)
-    yield from _ready(config)
+    yield from _format(config)
     yield from _scale(config)
     yield from _rollout(config)
 
@@ -38,48 +40,31 @@ def _rollout(config: RunConfig) -> Iterator[str]:
 
 
 def _functions(config: RunConfig) -> Iterator[str]:
-    reward, functions = config.reward, functions_of(config.reward)
-    if reward.fn and reward.fns:
-        yield (
-            f"reward.fn={reward.fn} and reward.fns={reward.fns}: only one of the two may be set;"
-            " put all functions into reward.fns"
-        )
-    if len(reward.fns) != len(reward.weights):
-        yield (
-            f"reward.weights={reward.weights} has {len(reward.weights)} values for the"
-            f" {len(reward.fns)} functions of reward.fns; set one weight per function, in the same"
-            " order"
-        )
-    for name in functions:
-        if name not in READY and not is_plugin(name, REWARD):
+    reward = config.reward
+    for name, term in reward.terms.items():
+        path = f"reward.terms.{name}"
+        if not re.fullmatch(r"[A-Za-z_]\w*", name):
+            yield f"{path}: becomes the name of metrics; use letters, digits and underscores"
+        if (name == TESTS) != (term.kind == TESTS):
             yield (
-                f"{setting_of(reward, name)}={name}: is neither package.module:function nor"
-                f" file.py:function, nor a provided function ({', '.join((TESTS, *READY))});"
-                " correct it"
+                f"{path}={term.kind}: the row's tests, and no other term, have the name {TESTS};"
+                " choose another"
             )
-    for name in same_names(functions):
-        yield (
-            f"reward.fns: two functions have the name {name}, so their metrics would be mixed;"
-            " rename one"
-        )
+        if isinstance(term, PluginTerm) and not is_plugin(term.fn, REWARD):
+            yield (
+                f"{path}.fn={term.fn}: is neither package.module:function nor file.py:function, nor"
+                " an entry point of async_rl.rewards; correct it"
+            )
+    functions = functions_of(reward)
     if functions and reward.placement != "end":
         yield (
-            f"reward.placement={reward.placement} with"
-            f" {setting_of(reward, functions[0])}={functions[0]}: functions score whole responses;"
-            " set reward.placement=end"
+            f"reward.placement={reward.placement} with reward.terms.{functions[0]}: functions score"
+            " whole responses; set reward.placement=end"
         )
 
 
-def _ready(config: RunConfig) -> Iterator[str]:
-    reward, functions = config.reward, functions_of(config.reward)
-    for name, path, value in (
-        ("reward_model", "reward.model.path", reward.model.path),
-        ("remote", "reward.remote.url", reward.remote.url),
-    ):
-        if name in functions and value is None:
-            yield f"{path}=null but {setting_of(reward, name)} names {name}; set {path}"
-        if name not in functions and value is not None:
-            yield (f"{path}={value}: is not used; add {name} to reward.fns, or set {path}=null")
+def _format(config: RunConfig) -> Iterator[str]:
+    reward = config.reward
     if (
         reward.format_reward is not None
         and not reward.fail_reward <= reward.format_reward < reward.pass_reward

@@ -75,7 +75,7 @@ class RewardProcess:
         if missing:
             raise RewardError(
                 f"this verifier knows no function {', '.join(missing)}; it was started without that"
-                " reward.fn"
+                " reward.terms"
             )
         async with asyncio.TaskGroup() as group:
             tasks = {name: group.create_task(self._score(name, sample)) for name in names}

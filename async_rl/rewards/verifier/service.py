@@ -131,7 +131,7 @@ class VerifierService:
         try:
             if self._functions is None:
                 raise RewardError(
-                    "this verifier has no reward functions; start it with reward.fn or reward.fns"
+                    "this verifier has no reward functions; start it with reward.terms"
                 )
             with self._activity("scoring"):
                 scores = await self._functions.score(names, sample)
