@@ -74,7 +74,7 @@ def test_setting_is_read_by_product_code(path: str) -> None:
 
 
 def test_there_are_few_enough_settings_to_know() -> None:
-    """Settings of the entries of generators.pools (12) and reward.terms (15) have no path of their own."""
+    """Settings of entries of generators.pools (12) and reward.terms (15) have no fixed path."""
     assert len(settings()) <= MAX_SETTINGS
 
 

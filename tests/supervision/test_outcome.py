@@ -64,7 +64,9 @@ def test_a_resume_that_fails_before_its_learner_starts_is_at_the_step_of_its_che
     for version in (3, 6):
         directory_of(run_dir, version).mkdir(parents=True)
     (run_dir / "metrics.jsonl").write_text('{"step": 1, "time_s": 2.0}\n{"step": 2, "ti\n')
-    config = compose("grpo_code", ["run_name=mine", "num_steps=9", "monitoring.tensorboard=false"])
+    config = compose(
+        "grpo_code", ["run_name=mine", "num_steps=9", "monitoring.tensorboard_port=null"]
+    )
     launcher: Any = None  # nothing is launched
     assert run_supervised(config=config, run_dir=run_dir, launcher=launcher) == 1
     said = capsys.readouterr().out
