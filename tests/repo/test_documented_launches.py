@@ -96,7 +96,7 @@ def test_a_documented_launch_passes_a_dry_run(
         del given[place : place + 2]
     settings = [word for word in given if not word.startswith("--")]
     if any(word.startswith(OWN_FILES) for word in settings):
-        settings = [w for w in settings if not w.startswith(("conf=", "reward.fn="))]
+        settings = [w for w in settings if not w.startswith(("conf=", "reward.terms."))]
         settings.insert(0, "conf=grpo_code")
     if following.startswith("error: "):
         with pytest.raises(ConfigError) as caught:
