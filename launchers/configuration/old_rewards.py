@@ -13,7 +13,7 @@ _PROVIDED = ("tests", "xml_format", "length", "reward_model", "remote")
 
 
 def with_terms(tree: Tree) -> list[tuple[str, str]]:
-    """In place: write the old settings as terms. Return the old and the new name of each that had
+    """In name: write the old settings as terms. Return the old and the new name of each that had
     an effect.
     """
     given = {name: value for name in OLD if (value := pop(tree, f"reward.{name}")) is not ABSENT}
@@ -29,12 +29,12 @@ def with_terms(tree: Tree) -> list[tuple[str, str]]:
     for name, weight in zip(names, weights, strict=False):
         terms[short_name(name)] = {**_term(name), "weight": weight}
     for line in given.get("by_source") or []:
-        source, _, name = line.partition("=")
-        place = short_name(name)
-        if place in terms and not _sources(terms[place]):
-            place = f"{place}_of_source"
-        sources = [*_sources(terms.get(place, {})), source]
-        terms[place] = {**_term(name), "sources": sources}
+        source, _, function = line.partition("=")
+        name = short_name(function)
+        if name in terms and not _sources(terms[name]):
+            name = f"{name}_of_source"
+        sources = [*_sources(terms.get(name, {})), source]
+        terms[name] = {**_term(function), "sources": sources}
     for section, kind in (("model", "reward_model"), ("remote", "remote")):
         for name, term in terms.items():
             if isinstance(term, dict) and term.get(KIND) == kind:
