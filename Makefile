@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help env demo test check mutants explore resolve docs notebooks site bench clean test-python
+.PHONY: help adapters env demo test check mutants explore resolve docs notebooks site bench clean test-python
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
@@ -67,6 +67,10 @@ test-python: ## the tests that need no torch on another interpreter: make test-p
 	grep -v '^#' $(LOCK) > build/constraints.txt; \
 	$$venv/bin/python -m pip --disable-pip-version-check -qq install -c build/constraints.txt --editable '.[verifier,dev]'; \
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $$venv/bin/python -m pytest -n 2 --dist loadscope -m "not slow" --ignore=tests/repo --ignore=tests/packaging
+
+adapters: env ## the adapters, called by the trainers' own packages (requirements/adapters.txt)
+	@$(PIP) --no-deps --upgrade --target build/adapters -r requirements/adapters.txt
+	@OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 PYTHONPATH=build/adapters $(BIN)/python -m pytest -rs tests/rewards/test_adapters.py
 
 resolve: env ## has every package of the lock a build for the other interpreters? (needs the network, minutes)
 	@mkdir -p build; grep -v '^#' requirements/cpu.lock | sed 's/+cpu$$//' > build/resolve.txt

@@ -75,6 +75,9 @@ BWRAP += [
 ]
 
 
+_START = "from async_rl.launchers.main import main; main()"
+
+
 def _problems() -> tuple[list[VerifyRequest], str]:
     if path := os.environ.get("ASYNC_RL_BENCH_PROBLEMS"):
         requests = []
@@ -252,7 +255,7 @@ async def _two_cores(judge_of: Callable[[WarmCells], Judge]) -> None:
 def _cold_start() -> float:
     """Return the seconds from the command to the line with the address of the server."""
     started = time.perf_counter()
-    command = [sys.executable, "-m", "async_rl.launchers.cli", "verifier", "--token", "t"]
+    command = [sys.executable, "-c", _START, "verifier", "--token", "t"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         line = process.stdout.readline()

@@ -7,14 +7,11 @@ transformers); output goes to stdout, problems to stderr.
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated, NoReturn
 
 import typer
 
 from async_rl import __version__
-from async_rl.core.errors import AsyncRLError, ConfigError
-from async_rl.core.extras import missing
 from async_rl.launchers.commands.data import data
 from async_rl.launchers.commands.doctor import doctor
 from async_rl.launchers.commands.eval import evaluate
@@ -34,8 +31,7 @@ from async_rl.launchers.commands.tensorboard import tensorboard
 from async_rl.launchers.commands.verifier import verifier_commands
 from async_rl.launchers.commands.verify import verify
 from async_rl.launchers.commands.view import view
-
-EXIT_WRONG_SETTINGS = 2
+from async_rl.launchers.endings import run
 
 app = typer.Typer(
     help="Asynchronous reinforcement learning of language models.",
@@ -87,20 +83,7 @@ def options(
 
 def main() -> NoReturn:
     """Run `async-rl`."""
-    try:
-        app()
-    except AsyncRLError as error:
-        for line in str(error).splitlines():
-            typer.echo(f"error: {line}", err=True)
-        sys.exit(EXIT_WRONG_SETTINGS if isinstance(error, ConfigError) else 1)
-    except ModuleNotFoundError as error:
-        # A command whose extra is not installed; any other missing module is a fault of the code.
-        problem = missing(str(error.name).partition(".")[0], f"async-rl {' '.join(sys.argv[1:2])}")
-        if problem is None:
-            raise
-        typer.echo(f"error: {problem}", err=True)
-        sys.exit(EXIT_WRONG_SETTINGS)
-    sys.exit(0)
+    run(app)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 from rewards_support import LIMITS
 
@@ -80,6 +81,37 @@ def test_scalars_and_arrays_that_a_program_returns_are_compared_as_python_compar
         )
     ]
     assert verdict_of(["numpy"], code, tests) == "pass"
+
+
+@pytest.mark.parametrize(
+    ("function", "expected", "exact"),
+    [
+        ("total", 3, False),
+        ("mean", 1.5, False),
+        ("mean", 2, False),
+        ("parts", [1, [2]], False),
+        ("counts", {"a": 2}, False),
+        ("plain", 3, True),
+    ],
+)
+def test_numpy_scalars_are_plain_values_for_json_and_another_type_otherwise(
+    function: str, expected: object, exact: bool
+) -> None:
+    code = (
+        "import numpy as np\ndef total(): return np.int64(3)\ndef mean(): return"
+        f" np.float64({expected if function == 'mean' else 0})\ndef parts(): return [np.int32(1),"
+        " [np.uint8(2)]]\ndef counts(): return {'a': np.int64(2)}\ndef plain(): return"
+        " np.int64(3).item()"
+    )
+    for types, passes in (("json", True), ("exact", exact)):
+        test: list[CodeTest] = [
+            msgspec.convert(
+                {"kind": "call", "function": function, "args": [], "expected": expected}
+                | {"types": types},
+                CodeTest,
+            )
+        ]
+        assert (verdict_of(["numpy"], code, test) == "pass") is passes, types
 
 
 def test_cells_with_packages_start_with_the_first_program_that_names_one() -> None:

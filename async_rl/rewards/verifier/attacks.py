@@ -68,6 +68,11 @@ _ASSERTS = {
     + "\n".join(f"assert h({n}) == {n * n}" for n in _NUMBERS),
     "named": "assert f(2) == list(range(2))\nassert f(3) == helper(3)",
 }
+_CHECKER = """
+import sys
+number = int(open(sys.argv[1]).read())
+sys.exit(42 if sys.stdin.read().split() == [str(number ** 2)] else 43)
+"""
 _SETUP = "def helper(x):\n    return list(range(x))"
 
 
@@ -80,6 +85,12 @@ def _own(kind: str, code: str, language: str) -> tuple[str, dict[str, Any]]:
             ]
         case "stdin":
             tests = [{"kind": "stdin", "input": f"{n}\n", "output": str(n * n)} for n in _NUMBERS]
+        case "checked":
+            checker = {"code": _CHECKER, "form": "kattis"}
+            tests = [
+                {"kind": "stdin", "input": f"{n}\n", "output": "", "checker": checker}
+                for n in _NUMBERS
+            ]
         case _:
             tests = [{"kind": "assert", "code": _ASSERTS[kind]}]
     return "/verify", {
@@ -110,7 +121,7 @@ class Form:
 
 
 FORMS = {
-    "verify": Form(_own, ("call", "stdin", "assert", "judged", "named")),
+    "verify": Form(_own, ("call", "stdin", "assert", "judged", "named", "checked")),
     "functioncalls": Form(_function_calls, ("call", "stdin")),
     "run_code": Form(_run_code, ("stdin",)),
 }

@@ -3,7 +3,9 @@
 Takes admitted programs, waits for a cell, and returns verdicts. Woken by: a program that ends.
 Invariants: at most `queue_size` programs wait, and the next one is refused; a program waits at most
 `queue_timeout_s` and is then an infrastructure error, never a verdict; a cancelled program leaves
-the queue, or its cell, immediately; after `drain` nothing new is admitted.
+the queue, or its cell, immediately; a program that runs for longer than `_SLOW_S` gives its place
+to the next one while there is a spare place, so that a few programs that sleep or loop do not hold
+up the quick ones; after `drain` nothing new is admitted.
 """
 
 from __future__ import annotations
@@ -33,6 +35,8 @@ from async_rl.rewards.verifier.service_metrics import ServiceMetrics
 from async_rl.sandbox.warm_cells import WarmCells
 
 T = TypeVar("T")
+_SLOW_S = 0.5
+"""Most programs take a hundredth of this; one that uses its limit up takes ten times as long."""
 
 
 class Refused(Exception):
@@ -47,7 +51,7 @@ class VerifierService:
     """One verifier, independent of the protocol.
 
     functions: None if the configuration has no reward functions; num_cells: programs that run at a
-    time.
+    time; num_spare: slow programs that may run beside them, in cells of their own.
     """
 
     def __init__(
@@ -60,12 +64,14 @@ class VerifierService:
         queue_timeout_s: float,
         functions: RewardProcess | None = None,
         activity: Activity | None = None,
+        num_spare: int = 0,
     ) -> None:
         self.cells, self.judge, self._functions = cells, judge, functions
         self.queue_size, self.num_cells = queue_size, num_cells
         self.queue_timeout_s = queue_timeout_s
         self._activity = activity or Activity()
         self._free = asyncio.Semaphore(num_cells)
+        self._num_spare = num_spare
         self._idle = asyncio.Event()
         self._idle.set()
         self._is_draining = False
@@ -179,12 +185,25 @@ class VerifierService:
             raise InfrastructureError(
                 f"no cell was free within {self.queue_timeout_s:g} s; add verifiers or cells"
             ) from error
+        has_moved = False
+
+        def move() -> None:
+            nonlocal has_moved
+            if self._num_spare:
+                self._num_spare, has_moved = self._num_spare - 1, True
+                self._free.release()
+
         self.num_running += 1
+        slow = asyncio.get_running_loop().call_later(_SLOW_S, move)
         try:
             yield
         finally:
+            slow.cancel()
             self.num_running -= 1
-            self._free.release()
+            if has_moved:
+                self._num_spare += 1
+            else:
+                self._free.release()
 
     def _count(self, verdict: Verdict) -> None:
         self.num_done += 1

@@ -55,7 +55,9 @@ async def open_service(
     Raises ConfigError if no jail works here, with the reason of each level, or if a function cannot
     be loaded.
     """
-    num_cells, allow_unsafe = verifiers.cells, sandbox.allow_unsafe
+    allow_unsafe = sandbox.allow_unsafe
+    # As many again for slow programs, which would otherwise hold up the quick ones.
+    num_cells = 2 * verifiers.cells
     async with contextlib.AsyncExitStack() as stack:
         try:
             cells = await WarmCells.start(num_cells, allow_unsafe=allow_unsafe)
@@ -78,7 +80,8 @@ async def open_service(
             cells=cells,
             judge=judge,
             queue_size=QUEUE_SIZE,
-            num_cells=num_cells,
+            num_cells=verifiers.cells,
+            num_spare=verifiers.cells,
             queue_timeout_s=timeouts.score_s,
             activity=activity,
         )
@@ -116,7 +119,7 @@ async def serve(
     ready: called with the URL once requests are accepted.
     """
     host, port = listener.getsockname()[:2]
-    intake = Intake.for_cells(service.num_cells)
+    intake = Intake.for_cells(2 * service.num_cells)
     config = uvicorn.Config(
         build_app(service, token, intake.known),
         http=cast(type[asyncio.Protocol], intake.protocol),

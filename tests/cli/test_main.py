@@ -1,0 +1,37 @@
+"""Facts about the script `async-rl`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+RUN = """
+import sys
+sys.argv = ["async-rl", *{arguments}]
+from async_rl.launchers.main import main
+try:
+    main()
+except SystemExit as end:
+    commands = [name for name in sys.modules if name.startswith("async_rl.launchers.commands.")]
+    print(end.code, sorted(name.rpartition(".")[2] for name in commands))
+"""
+
+
+def ended(*arguments: str) -> subprocess.CompletedProcess[str]:
+    script = RUN.format(arguments=list(arguments))
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+
+
+def test_the_verifier_starts_without_the_other_commands() -> None:
+    done = ended("verifier", "serve", "num_steps=3")
+    assert done.stdout.splitlines()[-1] == "2 ['verifier']"
+    assert done.stderr.startswith("error: num_steps=3: without a run only sandbox.*")
+    assert "async-rl verifier attack" in ended("verifier", "attack", "--help").stdout
+
+
+@pytest.mark.parametrize("arguments", [["status", "--help"], ["--help"]])
+def test_other_commands_are_there_too(arguments: list[str]) -> None:
+    done = ended(*arguments)
+    assert done.stdout.splitlines()[-1].startswith("0 ['control', 'data'")
