@@ -145,9 +145,9 @@ def _learner_cores(config: RunConfig, machine: Machine, rank: int) -> tuple[int,
         # Rank n has the n-th GPU, because the learner's GPUs are assigned first.
         pool = machine.near(rank, config.learner.cores)
         ranks = [r for r in ranks if machine.near(r, config.learner.cores) == pool]
-    place, num = ranks.index(rank), len(ranks)
-    part = pool[place * len(pool) // num : (place + 1) * len(pool) // num]
-    return tuple(part) or (pool[place % len(pool)],)
+    position, num = ranks.index(rank), len(ranks)
+    part = pool[position * len(pool) // num : (position + 1) * len(pool) // num]
+    return tuple(part) or (pool[position % len(pool)],)
 
 
 def _free_gpus(machine: Machine, gpus: float, in_use: Sequence[ProcessSpec]) -> list[int]:

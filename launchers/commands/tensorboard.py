@@ -70,15 +70,15 @@ def _run_dirs(chosen: list[str], output_dir: Path | None) -> list[Path]:
     none, or if two of the same name were chosen.
     """
     if not chosen:
-        found = runs.all_runs(output_dir or runs.default_output_dir())
+        run_dirs = runs.all_runs(output_dir or runs.default_output_dir())
     elif len(chosen) == 1 and runs.is_directory_of_runs(Path(chosen[0])):
-        found = runs.all_runs(Path(chosen[0]).expanduser())
+        run_dirs = runs.all_runs(Path(chosen[0]).expanduser())
     else:
-        found = [runs.find(name, output_dir) for name in chosen]
-    if not found:
+        run_dirs = [runs.find(name, output_dir) for name in chosen]
+    if not run_dirs:
         raise ConfigError(f"{output_dir or runs.default_output_dir()} has no run")
-    names = [run_dir.name for run_dir in found]
+    names = [run_dir.name for run_dir in run_dirs]
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"{name} is the name of {names.count(name)} chosen runs; choose one")
-    return found
+    return run_dirs

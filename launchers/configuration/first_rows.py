@@ -17,7 +17,8 @@ import msgspec
 
 from async_rl.config.base import replace
 from async_rl.config.plugins import DATA_SOURCE, is_plugin
-from async_rl.config.reward_terms import READY, functions_of, setting_of, terms_of
+from async_rl.config.reward_terms import terms_of
+from async_rl.config.rewards import PluginTerm
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError, DataError, RewardError
 from async_rl.data.drafts import Draft, Drafter
@@ -85,7 +86,7 @@ def _first_drafts(patterns: Sequence[str], config: RunConfig) -> Iterator[Draft 
 
 def _reward_problems(config: RunConfig, drafts: Sequence[Draft]) -> Iterator[str]:
     reward = config.reward
-    own = [name for name in functions_of(reward) if name not in READY]
+    own = {name: term for name, term in reward.terms.items() if isinstance(term, PluginTerm)}
     samples = {
         name: [
             _sample(draft, response, config)
@@ -97,13 +98,14 @@ def _reward_problems(config: RunConfig, drafts: Sequence[Draft]) -> Iterator[str
     }
     if not any(samples.values()):
         return
-    tried = replace(reward, fn=None, fns=own, weights=[1.0] * len(own), by_source=[])
+    # A model or a server among the terms would take long to load.
+    tried = replace(reward, terms=own)
     with ThreadPoolExecutor(1) as thread:  # a notebook's own event loop may be running
         trial = _failures(RewardProcess(tried, timeouts=config.timeouts), samples)
         failures = thread.submit(asyncio.run, trial).result()
     for name, reason in failures.items():
         yield (
-            f"{setting_of(reward, name)}={name}: it fails on every one of the first rows, whatever"
+            f"reward.terms.{name}={own[name].fn}: it fails on every one of the first rows, whatever"
             f" the response: {reason}; correct it, or the rows"
         )
 

@@ -82,11 +82,11 @@ def shares_of_nodes(machine: Machine, part: int, parts: int) -> list[int]:
     nodes = dict(zip(machine.cores, machine.core_nodes, strict=False))
     if not machine.num_gpus or len(set(nodes.values())) < 2:
         return share_of_cores(machine.cores, part, parts)
-    found = []
+    given = []
     for node in sorted(set(nodes.values())):
         cores = tuple(core for core in machine.cores if nodes[core] == node)
-        found += share_of_cores(cores, part, parts)
-    return found
+        given += share_of_cores(cores, part, parts)
+    return given
 
 
 def share_of_cores(cores: tuple[int, ...], part: int, parts: int) -> list[int]:

@@ -50,11 +50,11 @@ def curves(shown: Sequence[RunView], *, smoothing: float, x: str, section: str) 
         series = [
             Series(
                 label=_label(run.name, name, len(shown), len(names)),
-                colour=place * len(names) + index,
+                colour=position * len(names) + index,
                 xs=points[0],
                 ys=points[1],
             )
-            for place, run in enumerate(shown)
+            for position, run in enumerate(shown)
             for index, name in enumerate(names)
             if len((points := run.curves.points(name, x=x))[0])
         ]

@@ -76,7 +76,7 @@ def test_a_reward_function_that_always_fails_is_refused_with_its_line(
     tmp_path: Path, function: str, reason: str
 ) -> None:
     rows: list[dict[str, object]] = [{"prompt": "x", "level": 0.5}] * 3
-    name = f"reward.fn=mine:{function}"
+    name = f"reward.terms.own=mine:{function}"
     listed = problems(tmp_path, rows, name)
     if not reason:
         assert listed == []
@@ -90,9 +90,9 @@ def test_a_reward_function_that_always_fails_is_refused_with_its_line(
 
 def test_a_function_of_one_source_is_tried_on_its_rows_only(tmp_path: Path) -> None:
     rows: list[dict[str, object]] = [{**GOOD, "data_source": "one"}]
-    by_source = "reward.by_source=['{}=mine:misspelt']"
-    assert problems(tmp_path, rows, by_source.format("other")) == []
-    assert "raised KeyError" in problems(tmp_path, rows, by_source.format("one"))[0]
+    own = "reward.terms.own=mine:misspelt"
+    assert problems(tmp_path, rows, own, "reward.terms.own.sources=[other]") == []
+    assert "raised KeyError" in problems(tmp_path, rows, own, "reward.terms.own.sources=[one]")[0]
 
 
 def test_a_slow_function_is_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,4 +100,4 @@ def test_a_slow_function_is_not_refused(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(first_rows, "_TRIAL_S", 0.5)
     rows: list[dict[str, object]] = [{"prompt": "x", "level": 1}]
-    assert problems(tmp_path, rows, "reward.fn=mine:slow") == []
+    assert problems(tmp_path, rows, "reward.terms.own=mine:slow") == []

@@ -39,7 +39,7 @@ MODEL = {
     "max_position_embeddings": 32768,
     "tie_word_embeddings": True,
 }
-ROW = {"prompt": "say 4", "answer": "4"}
+ROW = {"prompt": "say 4", "answer": "#### 4", "limit": 4}
 PYTHON_FILE = re.compile(r"^```python\n# (\w+\.py)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 """A block whose first line is the name of a file, which the reader writes."""
 OWN_FILES = ("conf=my_task", "conf=experiment.", "conf=ppo_trainer.")
