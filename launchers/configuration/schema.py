@@ -13,8 +13,10 @@ import difflib
 import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any
 
+import msgspec
 from pydantic import ValidationError
 
 from async_rl.config.run import RunConfig
@@ -208,12 +210,22 @@ def nearest(path: str, *, among: Iterable[str]) -> str | None:
     return best if best is not None and likeness(best) >= 0.6 else None
 
 
+@functools.cache
+def known_names() -> dict[str, str]:
+    """The setting here by its name in other trainers."""
+    text = resources.files(__package__).joinpath("known_names.yaml").read_bytes()
+    return msgspec.yaml.decode(text, type=dict[str, str])
+
+
 def unknown(path: str, value: str) -> str:
     """The problem of a key that does not exist."""
     if (reason := removal(path)) is not None:
         return f"{path}={value}: is no longer a setting: {reason}; leave it out"
     inner = entry_of(path)
-    best = nearest(path, among=inner or [*settings(), *sections()])
+    # By meaning first: likeness of letters leads from learning_rate to learner.minibatches.
+    best = known_names().get(path.rpartition(".")[2])
+    if best is None or inner:
+        best = nearest(path, among=inner or [*settings(), *sections()])
     start = f"{path}={value}: there is no such setting"
     if best is None and inner:
         return f"{start}; there are {', '.join(leaf.rpartition('.')[2] for leaf in inner)}"

@@ -12,6 +12,7 @@ from async_rl.config.algorithm import CispoLoss, ClippedLoss
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.configuration import compose as composing
+from async_rl.launchers.configuration import schema
 from async_rl.launchers.configuration.choices import CONF_DIR, variants
 from async_rl.launchers.configuration.compose import (
     compose,
@@ -129,6 +130,11 @@ def test_paths_become_absolute_and_hub_names_and_urls_stay(
             "did you mean buffer.groups_per_step (groups of one learner step)?",
         ),
         ("max_staleness=1", "did you mean buffer.max_staleness_versions"),
+        ("learning_rate=1e-5", "did you mean learner.optimizer.lr (peak learning rate"),
+        ("train_batch_size=64", "did you mean buffer.groups_per_step ("),
+        ("actor_rollout_ref.rollout.n_samples_per_prompt=4", "did you mean generation.group_size"),
+        ("max_completion_length=64", "did you mean data.max_response_tokens"),
+        ("beta=0.1", "did you mean algorithm.kl.coef"),
         ("lr=1e-3", "did you mean learner.optimizer.lr"),
         ("generation.vllm.max_num_sequences=4", "did you mean generation.vllm.max_num_seqs"),
         (
@@ -477,3 +483,9 @@ def test_wrong_keys_and_wrong_values_are_reported_together() -> None:
     wrong = problem("num_step=3", "learner.ranks=two", "buffer.groups_per_step=0", "seed=5")
     paths = [line.partition("=")[0] for line in wrong.splitlines()]
     assert sorted(paths) == ["buffer.groups_per_step", "learner.ranks", "num_step"]
+
+
+def test_every_name_of_another_trainer_leads_to_a_setting_that_exists() -> None:
+    missing = [name for name, path in schema.known_names().items() if schema.find(path) is None]
+    assert missing == []
+    assert not schema.known_names().keys() & set(schema.settings())
