@@ -1,6 +1,7 @@
 """Metrics that show how far behavior, proximal and current policy differ, and why.
 
-Functions return scalars under their metric names. Means are over trained tokens of the whole batch.
+Functions return scalars under their metric names. Means are over trained tokens of the whole batch:
+`across` adds up the tokens of all ranks.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from async_rl.algorithms.across import ALONE, Across
 from async_rl.algorithms.kl import kl_estimate
 from async_rl.algorithms.parts import Parts
 
@@ -17,12 +19,13 @@ def mean(x: Tensor) -> float:
     return float(x.mean()) if x.numel() else 0.0
 
 
-def _max(x: Tensor) -> float:
-    return float(x.max()) if x.numel() else 0.0
-
-
 def behavior_metrics(
-    proximal_logprobs: Tensor, *, behavior_logprobs: Tensor, raw_weights: Tensor, is_bounded: Tensor
+    proximal_logprobs: Tensor,
+    *,
+    behavior_logprobs: Tensor,
+    raw_weights: Tensor,
+    is_bounded: Tensor,
+    across: Across = ALONE,
 ) -> dict[str, float]:
     """Return the weights of the behavior correction and the distance that they correct.
 
@@ -32,22 +35,25 @@ def behavior_metrics(
       effective_sample_size = (sum w)^2 / (R sum w^2), in (0, 1], 1 = as useful as fresh samples
     (Kish 1965).
     """
-    effective = torch.ones(())
-    if len(raw_weights):
-        squares = raw_weights.square().sum()
-        effective = raw_weights.sum().square() / (len(raw_weights) * squares)
+    mean_square = across.mean(raw_weights.double().square())
+    mean_weight = across.mean(raw_weights)
+    effective = mean_weight**2 / mean_square if mean_square else 1.0
     kl = kl_estimate(behavior_logprobs, ref_logprobs=proximal_logprobs, estimator="k3")
     return {
-        "policy/behavior_weight_mean": mean(raw_weights),
-        "policy/behavior_weight_max": _max(raw_weights),
-        "policy/behavior_weight_clipped_share": mean(is_bounded.float()),
-        "policy/effective_sample_size": float(effective),
-        "policy/kl_behavior_proximal": mean(kl),
+        "policy/behavior_weight_mean": mean_weight,
+        "policy/behavior_weight_max": across.largest(raw_weights),
+        "policy/behavior_weight_clipped_share": across.mean(is_bounded),
+        "policy/effective_sample_size": effective,
+        "policy/kl_behavior_proximal": across.mean(kl),
     }
 
 
 def mismatch_metrics(
-    proximal_logprobs: Tensor, *, behavior_logprobs: Tensor, oldest_ages: Tensor
+    proximal_logprobs: Tensor,
+    *,
+    behavior_logprobs: Tensor,
+    oldest_ages: Tensor,
+    across: Across = ALONE,
 ) -> dict[str, float]:
     """Return |proximal - behavior| by cause: the numerics of the engine, or training since then.
 
@@ -58,25 +64,26 @@ def mismatch_metrics(
     metric.
     """
     difference = (proximal_logprobs - behavior_logprobs).abs()
-    fresh, stale = difference[oldest_ages == 0], difference[oldest_ages > 0]
+    is_fresh, is_stale = oldest_ages == 0, oldest_ages > 0
+    has_fresh, has_stale = across.largest(is_fresh), across.largest(is_stale)
     metrics = {}
-    if fresh.numel():
-        metrics["mismatch/engine_abs_mean"] = mean(fresh)
-        metrics["mismatch/engine_abs_max"] = _max(fresh)
-    if stale.numel():
-        metrics["mismatch/stale_abs_mean"] = mean(stale)
+    if has_fresh:
+        metrics["mismatch/engine_abs_mean"] = across.mean(difference[is_fresh])
+        metrics["mismatch/engine_abs_max"] = across.largest(difference[is_fresh])
+    if has_stale:
+        metrics["mismatch/stale_abs_mean"] = across.mean(difference[is_stale])
     return metrics
 
 
-def explained_variance(values: Tensor, *, returns: Tensor) -> float:
+def explained_variance(values: Tensor, *, returns: Tensor, across: Across = ALONE) -> float:
     """Return 1 - Var(return - V) / Var(return), or 0 if the returns do not vary.
 
     values, returns: float32 [R], trained tokens only -> 1 = the critic predicts the returns, 0 = it
     predicts them as well as their mean does (the coefficient of determination R^2).
     """
-    if len(returns) < 2 or float(returns.var()) == 0.0:
-        return 0.0
-    return 1.0 - float((returns - values).var() / returns.var())
+    variance = across.variance(returns)
+    unexplained = across.variance(returns - values)
+    return 1.0 - unexplained / variance if variance else 0.0
 
 
 def reward_metrics(

@@ -43,7 +43,7 @@ def token_weights(
     """
     weight = sequences.mask.to(torch.float32)
     if aggregation == "token_mean":
-        return weight / sequences.mask.sum().clamp(min=1)
+        return weight / sequences.across.sum(sequences.mask.sum()).clamp(min=1)
     lengths = sequences.sums(weight).float()
     num_trained = (lengths > 0).sum().clamp(min=1)
     if aggregation == "sequence_mean":

@@ -11,6 +11,8 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from async_rl.algorithms.across import ALONE, Across
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
@@ -18,11 +20,13 @@ class Parts:
 
     index: int64 [N], the part of each element, in 0..count-1; mask: bool [N], the elements that
     enter a sum.  An index out of range raises IndexError or RuntimeError in torch.
+    across: the ranks that have elements of these parts.
     """
 
     index: Tensor
     count: int
     mask: Tensor
+    across: Across = ALONE
 
     def sums(self, x: Tensor) -> Tensor:
         """Return the sum over the counted elements of each part: float [N] -> float64 [count].
@@ -31,7 +35,8 @@ class Parts:
         mean of 20 million tokens would be off by half a standard deviation.
         """
         slots = x.new_zeros(self.count, dtype=torch.float64)
-        return slots.index_add_(0, self.index, torch.where(self.mask, x, 0.0).double())
+        slots.index_add_(0, self.index, torch.where(self.mask, x, 0.0).double())
+        return self.across.sum(slots)
 
     def total(self, x: Tensor) -> Tensor:
         """Return at each element the sum of its part: float [N] -> float [N]."""

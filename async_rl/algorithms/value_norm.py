@@ -1,7 +1,4 @@
-"""Running mean and spread of the returns, in whose units the critic learns.
-
-Each rank observes the whole batch, so all ranks compute the same moments without communication.
-"""
+"""Running mean and spread of the returns, in whose units the critic learns."""
 
 from __future__ import annotations
 
@@ -10,6 +7,8 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+
+from async_rl.algorithms.across import ALONE, Across
 
 ValueNorm = Literal["exp", "ma"]
 
@@ -44,18 +43,21 @@ class Moments:
     total_square: float = 0.0
     weight: float = 0.0
 
-    def observed(self, returns: Tensor, *, kind: ValueNorm, beta: float) -> Moments:
+    def observed(
+        self, returns: Tensor, *, kind: ValueNorm, beta: float, across: Across = ALONE
+    ) -> Moments:
         """Return the moments including these returns, or the same moments if there are none.
 
-        returns: float32 [N].  kind "ma": every token has weight 1, forever.  kind "exp": the mean
-        of the batch has weight 1 - beta and the earlier moments are multiplied by beta; the
-        division by `weight` removes the bias of the start (Adam, arXiv 1412.6980 sec. 3).
+        returns: float32 [N], of each rank its own; the moments are the same on all.  kind "ma":
+        every token has weight 1, forever.  kind "exp": the mean of the batch has weight 1 - beta
+        and the earlier moments are multiplied by beta; the division by `weight` removes the bias
+        of the start (Adam, arXiv 1412.6980 sec. 3).
         """
-        n = returns.numel()
+        values = returns.double()
+        sums = [values.sum(), values.square().sum(), torch.ones_like(values).sum()]
+        total, total_square, n = across.sum(torch.stack(sums)).tolist()
         if n == 0:
             return self
-        values = returns.double()
-        total, total_square = float(values.sum()), float(values.square().sum())
         decay, share = 1.0, 1.0
         if kind == "exp":
             decay, share = beta, (1 - beta) / n

@@ -1,9 +1,10 @@
-"""One learner batch as flat tensors over response tokens.
+"""One rank's part of a learner batch, as flat tensors over response tokens.
 
 Invariants
-- R counts the response tokens of all B sequences, in the order of the groups. Every per-token
-  tensor of the learner has this order.
-- Every rank holds the whole batch; only forward passes are divided among ranks.
+- The batch has B sequences on all ranks together, and each has one owner. A rank has the tokens of
+  its own sequences, and of all others their heads: lengths, scores, prompts in common.
+- R counts the response tokens of the rank's own sequences, in the order of the groups. Every
+  per-token tensor of the learner has this order.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from async_rl.algorithms.across import ALONE, Across
+from async_rl.core.heads import GroupHead, SampleHead, SampleId, head_of, sample_ids
 from async_rl.core.types import Group, IntArray, Trajectory
 
 # The longest response that shares its prompt with others. Sharing needs an attention mask of
@@ -24,14 +27,67 @@ _SHARED_TOKENS = 1024
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPart:
+    """The heads of a whole batch, and the tokens of the sequences that one rank owns.
+
+    owners: the rank of each of the B sequences; trajectories: those of this rank, in order.
+    """
+
+    heads: Sequence[GroupHead]
+    owners: Sequence[int]
+    rank: int
+    trajectories: Sequence[Trajectory]
+
+    @property
+    def own(self) -> list[int]:
+        """The numbers of this rank's sequences."""
+        return [s for s, owner in enumerate(self.owners) if owner == self.rank]
+
+    @property
+    def own_ids(self) -> list[SampleId]:
+        """The ids of this rank's sequences."""
+        ids = sample_ids(self.heads)
+        return [ids[s] for s in self.own]
+
+
+def whole(groups: Sequence[Group]) -> BatchPart:
+    """Return the batch as the part of its only rank."""
+    trajectories = [t for group in groups for t in group.trajectories]
+    return BatchPart(
+        heads=[head_of(group) for group in groups],
+        owners=[0] * len(trajectories),
+        rank=0,
+        trajectories=trajectories,
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """The sizes of the B sequences, by which they are divided among ranks and passes.
+
+    prompt_key: equal for sequences of a group that share the prompt in a packed row.
+    """
+
+    prompt_key: list[int]
+    prompt_lengths: list[int]
+    response_lengths: list[int]
+
+    @property
+    def num_sequences(self) -> int:
+        """B."""
+        return len(self.prompt_key)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
     """The S scored steps of all sequences, in order.
 
-    last_token: int64 [S], index in R of each step's last token; scores: float32 [S]; is_first: bool
-    [S], the first step of its sequence.
+    sequence: int64 [S]; end: int64 [S], its tokens up to the end of the step; scores: float32 [S];
+    is_first: bool [S], the first step of its sequence.
     """
 
-    last_token: Tensor
+    sequence: Tensor
+    end: Tensor
     scores: Tensor
     is_first: Tensor
 
@@ -49,45 +105,40 @@ class Baselines:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """The sequences of one step.
+class Batch(Sizes):
+    """The sequences of one step, as one rank has them.
 
-    On the host, one entry per sequence (B):
-      token_ids         int32 arrays, prompt and response
-      prompt_key        equal for sequences of a group that share the prompt in a packed row
-      prompt_lengths, response_lengths
-      offsets           response b is offsets[b] : offsets[b] + response_lengths[b] of R
+    On the host:
+      owners            the rank of each of the B sequences
+      own               the numbers of this rank's sequences, ascending
+      token_ids         of an own sequence: int32 array, prompt and response
+      offsets           of an own sequence: its response is offsets[b] : offsets[b] + length of R
     On the device:
       group_index       int64 [B]
-      sequence_index    int64 [R]
       rewards           float32 [B], before scaling
       is_truncated      bool [B]
+      sequence_index    int64 [R]
       loss_mask         bool [R]
       behavior_logprobs float32 [R]
       versions          int64 [R]
-    baselines: None unless every group has one.
+    baselines: None unless every group has one.  across: sums over the ranks.
     """
 
-    token_ids: list[IntArray]
-    prompt_key: list[int]
-    prompt_lengths: list[int]
-    response_lengths: list[int]
-    offsets: list[int]
+    owners: Sequence[int]
+    own: list[int]
+    token_ids: dict[int, IntArray]
+    offsets: dict[int, int]
     num_groups: int
     group_index: Tensor
-    sequence_index: Tensor
     rewards: Tensor
     is_truncated: Tensor
+    sequence_index: Tensor
     loss_mask: Tensor
     behavior_logprobs: Tensor
     versions: Tensor
     steps: Steps
     baselines: Baselines | None
-
-    @property
-    def num_sequences(self) -> int:
-        """B."""
-        return len(self.token_ids)
+    across: Across
 
     @property
     def num_tokens(self) -> int:
@@ -95,106 +146,125 @@ class Batch:
         return len(self.loss_mask)
 
     def rows(self, flat: Tensor) -> Tensor:
-        """Lay a per-token tensor out as right-padded rows: any dtype [R] -> the same dtype [B, L].
+        """Lay a per-token tensor out as right-padded rows: any dtype [R] -> the same dtype [N, L].
 
-        L is the longest response; padding is 0.
+        N counts the own sequences, L is the longest of their responses; padding is 0.
         """
-        padded = flat.new_zeros(self.num_sequences, max(self.response_lengths, default=0))
+        longest = max((self.response_lengths[s] for s in self.own), default=0)
+        padded = flat.new_zeros(len(self.own), longest)
         padded[self._cells] = flat
         return padded
 
     def flat(self, rows: Tensor) -> Tensor:
-        """Invert `rows`: any dtype [B, L] -> the same dtype [R]."""
+        """Invert `rows`: any dtype [N, L] -> the same dtype [R]."""
         return rows[self._cells]
 
     @property
     def _cells(self) -> tuple[Tensor, Tensor]:
         """Row and column of each token."""
-        offsets = torch.tensor(self.offsets, device=self.sequence_index.device)
-        tokens = torch.arange(self.num_tokens, device=offsets.device)
-        return self.sequence_index, tokens - offsets[self.sequence_index]
+        device = self.sequence_index.device
+        lengths = torch.tensor([self.response_lengths[s] for s in self.own], dtype=torch.int64)
+        row = torch.repeat_interleave(lengths).to(device)
+        offsets = torch.tensor([self.offsets[s] for s in self.own], device=device)
+        return row, torch.arange(self.num_tokens, device=device) - offsets[row]
+
+
+def sizes_of(heads: Sequence[GroupHead]) -> Sizes:
+    """Return the sizes of the sequences of these groups."""
+    samples = [sample for group in heads for sample in group.samples]
+    numbers: dict[tuple[int, int, bool], int] = {}
+    keys = []
+    for index, group in enumerate(heads):
+        for number, sample in enumerate(group.samples):
+            is_shared = sample.response_length <= _SHARED_TOKENS
+            prompt = (index, sample.prompt if is_shared else number, is_shared)
+            keys.append(numbers.setdefault(prompt, len(numbers)))
+    return Sizes(
+        prompt_key=keys,
+        prompt_lengths=[sample.prompt_length for sample in samples],
+        response_lengths=[sample.response_length for sample in samples],
+    )
 
 
 def collate(groups: Sequence[Group], *, device: torch.device) -> Batch:
-    """Flatten groups into a batch on the device; dtypes and shapes are those of `Batch`.
+    """Return `collate_part` of a batch with one rank."""
+    return collate_part(whole(groups), device=device)
+
+
+def collate_part(part: BatchPart, *, device: torch.device, across: Across = ALONE) -> Batch:
+    """Flatten a rank's part of a batch on the device; dtypes and shapes are those of `Batch`.
 
     Raises ValueError for a batch without sequences, and for a sequence without a prompt.
     """
-    trajectories = [t for group in groups for t in group.trajectories]
-    if not trajectories:
+    samples = [sample for group in part.heads for sample in group.samples]
+    if not samples:
         raise ValueError("the batch has no sequence; the buffer must return complete groups")
-    if any(t.prompt_length < 1 for t in trajectories):
+    if any(sample.prompt_length < 1 for sample in samples):
         raise ValueError(
             "a trajectory has no prompt token, so nothing predicts its first response token; give"
             " every prompt at least one token"
         )
+    sizes, own, trajectories = sizes_of(part.heads), part.own, part.trajectories
 
     def tensor(values: Iterable[Any], dtype: torch.dtype) -> Tensor:
         return torch.tensor(list(values), dtype=dtype, device=device)
 
     def responses(arrays: Iterable[np.ndarray], dtype: torch.dtype) -> Tensor:
         pairs = zip(arrays, trajectories, strict=True)
-        flat = np.concatenate([array[t.prompt_length :] for array, t in pairs])
+        mine = [array[t.prompt_length :] for array, t in pairs]
+        # A rank may have no sequence of a small batch.
+        flat = np.concatenate(mine) if mine else np.empty(0)
         return torch.from_numpy(flat).to(device=device, dtype=dtype)
 
-    group_index = [i for i, group in enumerate(groups) for _ in group.trajectories]
-    lengths = [t.response_length for t in trajectories]
-    offsets: list[int] = [0, *np.cumsum(lengths).tolist()[:-1]]
+    group_index = [i for i, group in enumerate(part.heads) for _ in group.samples]
+    lengths = torch.tensor([t.response_length for t in trajectories], dtype=torch.int64)
+    starts = [0, *lengths.cumsum(0).tolist()]
     return Batch(
-        token_ids=[t.token_ids for t in trajectories],
-        prompt_key=_prompt_keys(trajectories, group_index),
-        prompt_lengths=[t.prompt_length for t in trajectories],
-        response_lengths=lengths,
-        offsets=offsets,
-        num_groups=len(groups),
+        prompt_key=sizes.prompt_key,
+        prompt_lengths=sizes.prompt_lengths,
+        response_lengths=sizes.response_lengths,
+        owners=part.owners,
+        own=own,
+        token_ids={s: t.token_ids for s, t in zip(own, trajectories, strict=True)},
+        offsets=dict(zip(own, starts, strict=False)),
+        num_groups=len(part.heads),
         group_index=tensor(group_index, torch.int64),
-        sequence_index=torch.repeat_interleave(torch.tensor(lengths)).to(device),
-        rewards=tensor((t.score.reward for t in trajectories), torch.float32),
-        is_truncated=tensor((t.is_truncated for t in trajectories), torch.bool),
+        rewards=tensor((sample.reward for sample in samples), torch.float32),
+        is_truncated=tensor((sample.is_truncated for sample in samples), torch.bool),
+        sequence_index=torch.repeat_interleave(torch.tensor(own, dtype=torch.int64), lengths).to(
+            device
+        ),
         loss_mask=responses((t.loss_mask for t in trajectories), torch.bool),
         behavior_logprobs=responses((t.behavior_logprobs for t in trajectories), torch.float32),
         versions=responses((t.versions for t in trajectories), torch.int64),
-        steps=_steps(trajectories, offsets, device),
-        baselines=_baselines(groups, device),
+        steps=_steps(samples, device),
+        baselines=_baselines(part.heads, device),
+        across=across,
     )
 
 
-def _prompt_keys(trajectories: Sequence[Trajectory], group_index: Sequence[int]) -> list[int]:
-    """A number for each sequence, equal where sequences share their prompt."""
-    numbers: dict[tuple[int, bytes], int] = {}
-    keys = []
-    for index, (group, t) in enumerate(zip(group_index, trajectories, strict=True)):
-        if t.response_length <= _SHARED_TOKENS:
-            prompt = (group, t.token_ids[: t.prompt_length].tobytes())
-        else:
-            # A prompt has at least one token, so empty bytes collide with no other key.
-            prompt = (index, b"")
-        keys.append(numbers.setdefault(prompt, len(numbers)))
-    return keys
-
-
-def _steps(
-    trajectories: Sequence[Trajectory], offsets: Sequence[int], device: torch.device
-) -> Steps:
-    last_token, scores, is_first = [], [], []
-    for t, offset in zip(trajectories, offsets, strict=True):
-        for index, step in enumerate(t.score.steps):
-            last_token.append(offset + step.end_tokens - 1)
+def _steps(samples: Sequence[SampleHead], device: torch.device) -> Steps:
+    sequence, end, scores, is_first = [], [], [], []
+    for number, sample in enumerate(samples):
+        for index, step in enumerate(sample.steps):
+            sequence.append(number)
+            end.append(step.end_tokens)
             scores.append(step.reward)
             is_first.append(index == 0)
     return Steps(
-        last_token=torch.tensor(last_token, dtype=torch.int64, device=device),
+        sequence=torch.tensor(sequence, dtype=torch.int64, device=device),
+        end=torch.tensor(end, dtype=torch.int64, device=device),
         scores=torch.tensor(scores, dtype=torch.float32, device=device),
         is_first=torch.tensor(is_first, dtype=torch.bool, device=device),
     )
 
 
-def _baselines(groups: Sequence[Group], device: torch.device) -> Baselines | None:
-    greedy = [group.baseline for group in groups if group.baseline is not None]
-    if len(greedy) < len(groups):
+def _baselines(heads: Sequence[GroupHead], device: torch.device) -> Baselines | None:
+    greedy = [group.baseline for group in heads if group.baseline is not None]
+    if len(greedy) < len(heads):
         return None
     return Baselines(
-        rewards=torch.tensor([t.score.reward for t in greedy], dtype=torch.float32, device=device),
+        rewards=torch.tensor([t.reward for t in greedy], dtype=torch.float32, device=device),
         lengths=torch.tensor([t.response_length for t in greedy], device=device),
         is_truncated=torch.tensor([t.is_truncated for t in greedy], device=device),
     )

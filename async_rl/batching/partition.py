@@ -5,7 +5,7 @@ Invariants
   so neither changes the objective.
 - Sequences that share a prompt stay together if possible, because a packed row stores the prompt
   once.
-- Every rank computes the same partition.
+- Every rank computes the same partition, from the sizes of all sequences.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from async_rl.batching.batch import Batch
+from async_rl.batching.batch import Sizes
 
 Bundle = list[int]
 """Sequences that stay together."""
 
 
-def cost_tokens(batch: Batch, sequences: Sequence[int]) -> int:
+def cost_tokens(batch: Sizes, sequences: Sequence[int]) -> int:
     """Return the tokens of a packed row of these sequences: each response, each prompt once."""
     prompts = {batch.prompt_key[s]: batch.prompt_lengths[s] for s in sequences}
     return sum(prompts.values()) + sum(batch.response_lengths[s] for s in sequences)
 
 
-def minibatches(batch: Batch, *, count: int, rng: np.random.Generator | None) -> list[list[int]]:
+def minibatches(batch: Sizes, *, count: int, rng: np.random.Generator | None) -> list[list[int]]:
     """Divide the batch into `count` lists of sequences of about equal tokens.
 
     rng: assigns them in random order; None keeps the order of the batch.  The first list with the
@@ -41,24 +41,39 @@ def minibatches(batch: Batch, *, count: int, rng: np.random.Generator | None) ->
     return [sorted(s for bundle in part for s in bundle) for part in parts]
 
 
+def share_out(
+    batch: Sizes, sequences: Sequence[int], *, ranks: int, cap_tokens: int
+) -> list[list[int]]:
+    """Return the sequences of each rank, balanced by tokens.
+
+    cap_tokens: sequences of one prompt stay together up to this number.
+    """
+    bundles = _bundles(batch, sequences, parts=ranks, cap_tokens=cap_tokens)
+    bundles.sort(key=lambda bundle: -cost_tokens(batch, bundle))
+    shares = _balanced(batch, bundles, ranks)
+    return [sorted(s for bundle in share for s in bundle) for share in shares]
+
+
 def passes(
-    batch: Batch, sequences: Sequence[int], *, ranks: int, budget_tokens: int
+    batch: Sizes, shares: Sequence[Sequence[int]], *, budget_tokens: int
 ) -> list[list[list[int]]]:
-    """Return, for each rank, the sequences of each of its forward passes.
+    """Return, for each rank's share of sequences, the sequences of each of its forward passes.
 
     A pass has at most budget_tokens tokens, or a single longer sequence.  All ranks have the same
     number of passes, because sharded models communicate in each pass; ranks with less work have
     empty passes at the end.
     """
-    bundles = _bundles(batch, sequences, parts=ranks, cap_tokens=budget_tokens)
-    bundles.sort(key=lambda bundle: -cost_tokens(batch, bundle))
-    result = [_fill(batch, share, budget_tokens) for share in _balanced(batch, bundles, ranks)]
+    result = []
+    for share in shares:
+        bundles = _bundles(batch, share, parts=1, cap_tokens=budget_tokens)
+        bundles.sort(key=lambda bundle: -cost_tokens(batch, bundle))
+        result.append(_fill(batch, bundles, budget_tokens))
     longest = max(map(len, result))
     return [rank_passes + [[]] * (longest - len(rank_passes)) for rank_passes in result]
 
 
 def _bundles(
-    batch: Batch, sequences: Sequence[int], *, parts: int, cap_tokens: int | None
+    batch: Sizes, sequences: Sequence[int], *, parts: int, cap_tokens: int | None
 ) -> list[Bundle]:
     """Bundle the sequences of each prompt, divided further above cap_tokens.
 
@@ -84,7 +99,7 @@ def _bundles(
     return bundles
 
 
-def _balanced(batch: Batch, bundles: Iterable[Bundle], count: int) -> list[list[Bundle]]:
+def _balanced(batch: Sizes, bundles: Iterable[Bundle], count: int) -> list[list[Bundle]]:
     """Give each bundle in turn to the part with the fewest tokens so far."""
     parts: list[list[Bundle]] = [[] for _ in range(count)]
     loads = [0] * count
@@ -95,7 +110,7 @@ def _balanced(batch: Batch, bundles: Iterable[Bundle], count: int) -> list[list[
     return parts
 
 
-def _fill(batch: Batch, bundles: Sequence[Bundle], budget_tokens: int) -> list[list[int]]:
+def _fill(batch: Sizes, bundles: Sequence[Bundle], budget_tokens: int) -> list[list[int]]:
     """Put each bundle, largest first, into the first pass with room for it."""
     filled: list[list[int]] = []
     rooms: list[int] = []

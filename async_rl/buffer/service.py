@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from async_rl.buffer import changes
@@ -19,6 +20,7 @@ from async_rl.buffer.state import BufferState
 from async_rl.buffer.store.store import Store
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import InfrastructureError, ProtocolError
+from async_rl.core.heads import head_of
 from async_rl.core.types import DropReason, Group, Purpose
 from async_rl.data.run_prompts import RunPrompts
 from async_rl.protocol.base import Message, Ok
@@ -33,7 +35,9 @@ from async_rl.protocol.learner import (
     GetHistory,
     History,
     KeepAdvantages,
+    ReadSequences,
     SecureStore,
+    Sequences,
     SetAside,
     StartEvaluation,
     Synced,
@@ -56,7 +60,10 @@ class BufferService:
         self, config: RunConfig, prompts: RunPrompts, store: Store, *, clock: Callable[[], float]
     ) -> None:
         self.state = BufferState(config, prompts, store.recover(), now_s=clock())
-        self._keep_steps = config.buffer.keep_steps
+        self._config = config.buffer
+        prompts_filter = config.data.filter
+        # The filter reads the scores of a prompt's newest group, however old that is.
+        self._compacts = prompts_filter.above is None and prompts_filter.below is None
         self._store = store
         self._clock = clock
         self._parked = ParkedRequests(config, self.state)
@@ -77,6 +84,7 @@ class BufferService:
             SyncVersion: self.sync_version,
             GetEvaluationScores: self.evaluation_scores,
             TakeBatch: self._fenced(self.take_batch),
+            ReadSequences: self._fenced(self.read_sequences),
             DropBatch: self._fenced(self.drop_batch),
             SecureStore: self._fenced(self.secure_store),
             CommitStep: self._fenced(self.commit_step),
@@ -202,7 +210,17 @@ class BufferService:
             self._learner_waits_for = ""
         await self._stored()
         reasons = filter(None, [waits_for, self.state.outage.refusal])
-        return TakenGroups(groups=await self._load(group_ids), waits_for="; ".join(reasons))
+        heads = [head_of(group) for group in await self._load(group_ids)]
+        return TakenGroups(groups=heads, waits_for="; ".join(reasons))
+
+    async def read_sequences(self, request: ReadSequences) -> Message:
+        """Reply with sequences of a leased batch."""
+        group_ids = {group_id for group_id, _ in request.samples}
+        # A batch that a rank reads ahead may have been dropped; its groups would stay in memory.
+        self.state.check_leased(request.train_version, group_ids)
+        groups = {group.group_id: group for group in await self._load(group_ids)}
+        samples = [groups[name].trajectories[n] for name, n in request.samples]
+        return Sequences(trajectories=samples)
 
     async def commit_step(self, request: CommitStep) -> Message:
         """The groups of the step are trained, and admission may continue."""
@@ -211,7 +229,7 @@ class BufferService:
 
     async def keep_advantages(self, request: KeepAdvantages) -> Message:
         """Store advantages beside the trajectories, for `async-rl rollouts`."""
-        self._store.keep_advantages(zip(request.group_ids, request.rows, strict=True))
+        self._store.keep_advantages(zip(request.samples, request.rows, strict=True))
         return Ok()
 
     async def sync_version(self, request: SyncVersion) -> Message:
@@ -231,7 +249,7 @@ class BufferService:
         undone = []
         if request.version < self.state.learner_version:
             undone = await self._store.trained_after(request.version)
-            # Another life may have begun meanwhile.
+            # Another life may have begun.
             self.state.lives.check(life)
         self.state.sync(request.version, undone)
         await self._confirm()
@@ -266,13 +284,17 @@ class BufferService:
         return EvaluationScores(pass_rates=await self._store.evaluation_scores())
 
     async def forget_before(self, request: ForgetBefore) -> Message:
-        """Delete the trajectories that no checkpoint can need, except those of the last
-        buffer.keep_steps steps; the ledger keeps their rows.
+        """Delete trajectories that no checkpoint can need, except those of buffer.keep_steps, and
+        compact the rows of trained groups, except buffer.keep_groups of them.
         """
+        config = self._config
         trained = self.state.learner_version
-        version = min(request.version, trained - self._keep_steps)
+        version = min(request.version, trained - config.keep_steps)
         if request.version <= trained and self._store.forgotten_before < version:
             self._store.forget_before(version)
+            if config.keep_groups is not None and self._compacts:
+                keep_steps = math.ceil(config.keep_groups / config.groups_per_step)
+                self._store.compact(min(version, trained - keep_steps))
         return await self._confirm()
 
     # ---- for the process

@@ -265,6 +265,13 @@ class BufferState:
         """The version that the learner committed last."""
         return self._replay.learner_version
 
+    def check_leased(self, train_version: int, group_ids: Iterable[int]) -> None:
+        """Raise ProtocolError unless all groups are of the leased batch of this version."""
+        leased = {group.group_id for group in self._replay.leases.get(train_version, ())}
+        unknown = sorted(set(group_ids) - leased)
+        if unknown:
+            raise ProtocolError(f"groups {unknown} are not leased for version {train_version}")
+
     @property
     def last_start(self) -> int:
         """The last version that the learner may start from."""

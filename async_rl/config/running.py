@@ -27,6 +27,9 @@ class BufferConfig(Section):
     keep_steps: Annotated[int, Field(ge=0)]
     """newest steps whose trajectories remain stored for async-rl rollouts even if no checkpoint
     needs them"""
+    keep_groups: Annotated[int, Field(ge=0)] | None
+    """newest trained groups that keep their rows in the ledger; older ones become sums per step,
+    unless data.filter is set; null = keep all"""
 
 
 class MemoryTransfer(Section):

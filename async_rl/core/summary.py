@@ -6,13 +6,13 @@ Pure; the buffer computes it once per put.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from async_rl.core.types import NO_VERSION, Group, Trajectory
+from async_rl.core.types import NO_VERSION, Group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,21 +36,21 @@ class Summary:
         return tuple(getattr(self, name) for name in self.__slots__)
 
 
-def part_means(samples: Iterable[Trajectory]) -> dict[str, float]:
-    """The mean of each named part of the reward over the samples that have it."""
+def part_means(samples: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each named part of the reward over the samples that have it. samples: the parts
+    of each.
+    """
     values: dict[str, list[float]] = {}
-    for sample in samples:
-        for name, value in sample.score.parts.items():
+    for parts in samples:
+        for name, value in parts.items():
             # A sample without the part does not count as 0: another data source has other parts.
             values.setdefault(name, []).append(value)
     return {name: statistics.fmean(values[name]) for name in sorted(values)}
 
 
-def failed_share(groups: Iterable[Group], fail_reward: float) -> float:
-    """The share of samples whose reward is at most that of a failure; 0 without samples."""
-    has_failed = [
-        sample.score.reward <= fail_reward for group in groups for sample in group.trajectories
-    ]
+def failed_share(rewards: Iterable[float], fail_reward: float) -> float:
+    """The share of rewards that are at most that of a failure; 0 without any."""
+    has_failed = [reward <= fail_reward for reward in rewards]
     return statistics.fmean(has_failed) if has_failed else 0.0
 
 

@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from async_rl.batching.batch import Batch
+from async_rl.batching.batch import Batch, Sizes, sizes_of
 from async_rl.batching.packing import Pass, pack
-from async_rl.batching.partition import cost_tokens, minibatches, passes
+from async_rl.batching.partition import cost_tokens, minibatches, passes, share_out
 from async_rl.config.learner import LearnerConfig
+from async_rl.core.heads import GroupHead
 from async_rl.learner.models import LearnerModels, PolicyOutput, States, Values
 from async_rl.learner.objective import BatchOutputs
 from async_rl.learner.sharding import Ranks
@@ -77,6 +78,31 @@ class ForwardPasses:
         if not ranks.is_sharded:
             self._pass_tokens = min(learner.budget_tokens, _CACHE_TOKENS)
 
+    def owners(self, heads: Sequence[GroupHead], version: int) -> list[int]:
+        """Return the rank that gets the tokens of each sequence of a batch.
+
+        The ranks are balanced in each minibatch of the first epoch. Later epochs draw other
+        minibatches, and a sequence stays where it is.
+        """
+        sizes, ranks = sizes_of(heads), self._ranks.world_size
+        # Sequences without an advantage need no backward pass, so they are shared out separately.
+        is_uniform = [group.is_uniform for group in heads for _ in group.samples]
+        owners = [0] * sizes.num_sequences
+        for sequences in self._minibatches(sizes, version, 0):
+            for kind in (False, True):
+                members = [s for s in sequences if is_uniform[s] is kind]
+                shares = share_out(sizes, members, ranks=ranks, cap_tokens=self._pass_tokens)
+                for rank, share in enumerate(shares):
+                    for s in share:
+                        owners[s] = rank
+        return owners
+
+    def _minibatches(self, sizes: Sizes, version: int, epoch: int) -> list[list[int]]:
+        rng = None
+        if self._learner.shuffle:
+            rng = np.random.default_rng((self._seed, version, epoch))
+        return minibatches(sizes, count=self._learner.minibatches, rng=rng)
+
     def plan(
         self, batch: Batch, version: int, epoch: int, *, has_gradient: Tensor
     ) -> list[Minibatch]:
@@ -85,12 +111,9 @@ class ForwardPasses:
         has_gradient: bool [B], False where the loss of the sequence does not depend on the policy.
         Minibatches are equal on all ranks and for all budgets; only their passes differ.
         """
-        rng = None
-        if self._learner.shuffle:
-            rng = np.random.default_rng((self._seed, version, epoch))
         is_trained = has_gradient.tolist()
         plan = []
-        for sequences in minibatches(batch, count=self._learner.minibatches, rng=rng):
+        for sequences in self._minibatches(batch, version, epoch):
             zero = self._passes(batch, [s for s in sequences if not is_trained[s]])
             trained = self._passes(batch, [s for s in sequences if is_trained[s]])
             plan.append(
@@ -103,17 +126,20 @@ class ForwardPasses:
         if not sequences:
             return []
         ranks = self._ranks
-        shares = passes(batch, sequences, ranks=ranks.world_size, budget_tokens=self._pass_tokens)
+        shares: list[list[int]] = [[] for _ in range(ranks.world_size)]
+        for s in sequences:
+            shares[batch.owners[s]].append(s)
         with_ends = self._models.has_values
         return [
             pack(batch, members, device=ranks.device, with_ends=with_ends)
-            for members in shares[ranks.rank]
+            for members in passes(batch, shares, budget_tokens=self._pass_tokens)[ranks.rank]
         ]
 
     def run(
         self, batch: Batch, plan: Sequence[Minibatch], *, with_policy: bool, trains_policy: bool
     ) -> tuple[BatchOutputs, KeptOutputs]:
-        """Run the models over the batch, and keep the outputs that the first update can use.
+        """Run the models over the rank's sequences, and keep the outputs that the first update can
+        use.
 
         with_policy: run the policy too; trains_policy: the first update needs its graphs.
         """
@@ -137,9 +163,6 @@ class ForwardPasses:
                 _record_values(outputs, row, values)
                 if is_kept:
                     kept.critic[row] = values.at_tokens
-        if with_policy:
-            self.sum_policy_outputs(outputs)
-        self._sum_over_ranks(outputs.ref_logprobs, outputs.values, outputs.bootstrap)
         return outputs, kept
 
     def run_policy(self, row: Pass) -> PolicyOutput:
@@ -196,16 +219,6 @@ class ForwardPasses:
             values=zeros(num_tokens, is_computed=has_values),
             bootstrap=zeros(batch.num_sequences, is_computed=has_values),
         )
-
-    def sum_policy_outputs(self, outputs: BatchOutputs) -> None:
-        """Complete the outputs of the policy on every rank (collective)."""
-        self._sum_over_ranks(outputs.proximal_logprobs, outputs.entropies)
-
-    def _sum_over_ranks(self, *tensors: Tensor | None) -> None:
-        """Each rank wrote its own passes and left 0 elsewhere, so the sum is the whole batch."""
-        for tensor in tensors:
-            if tensor is not None:
-                self._ranks.sum(tensor)
 
 
 def record_policy(outputs: BatchOutputs, row: Pass, output: PolicyOutput) -> None:

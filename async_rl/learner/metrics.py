@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
+from async_rl.algorithms.across import Across
 from async_rl.algorithms.diagnostics import (
     behavior_metrics,
     explained_variance,
@@ -33,7 +36,7 @@ def step_scalars(
     version: the learner's, before the step; pass_reward: the score at which a sample counts as
     solved.
     """
-    mask, before = record.mask, record.before
+    mask, before, across = record.mask, record.before, batch.across
     advantages = record.targets.raw_advantages[mask]
     ages = version - batch.versions[mask]
     lengths = torch.tensor(batch.response_lengths, dtype=torch.float32)
@@ -49,18 +52,19 @@ def step_scalars(
             before.proximal_logprobs[mask],
             behavior_logprobs=batch.behavior_logprobs[mask],
             oldest_ages=_oldest_ages(batch, record, version)[batch.sequence_index][mask],
+            across=across,
         ),
-        **_policy(record),
-        **_reference(record),
-        **_value(record),
-        "advantage/mean": mean(advantages),
-        "advantage/std": float(advantages.std(correction=0)) if len(advantages) else 0.0,
-        "staleness/mean_versions": mean(ages.float()),
-        "staleness/max_versions": float(ages.max()) if len(ages) else 0.0,
+        **_policy(record, across),
+        **_reference(record, across),
+        **_value(record, across),
+        "advantage/mean": across.mean(advantages),
+        "advantage/std": math.sqrt(across.variance(advantages)),
+        "staleness/mean_versions": across.mean(ages),
+        "staleness/max_versions": across.largest(ages),
         "length/response_mean": float(lengths.mean()),
         "length/response_max": float(lengths.max()),
         "length/truncated_share": float(batch.is_truncated.float().mean()),
-        "tokens/trained": float(mask.sum()),
+        "tokens/trained": float(across.sum(mask.sum())),
         "time/advantages_s": record.advantages_s,
         "time/forward_s": record.forward_s,
         "time/update_s": record.update_s,
@@ -70,13 +74,13 @@ def step_scalars(
     return scalars
 
 
-def _policy(record: StepRecord) -> dict[str, float]:
+def _policy(record: StepRecord, across: Across) -> dict[str, float]:
     totals, sums = record.totals, record.totals.policy
     # During the critic's warm-up no token of the policy is trained.
     tokens = max(sums.tokens, 1.0)
     return {
         "loss/policy": sums.loss / totals.updates,
-        "policy/entropy": mean(record.before.entropies[record.mask]),
+        "policy/entropy": across.mean(record.before.entropies[record.mask]),
         "policy/clip_fraction": (sums.clipped_low + sums.clipped_high) / tokens,
         "policy/clip_fraction_low": sums.clipped_low / tokens,
         "policy/clip_fraction_high": sums.clipped_high / tokens,
@@ -97,20 +101,21 @@ def _behavior(algorithm: AlgorithmConfig, record: StepRecord, batch: Batch) -> d
         behavior_logprobs=behavior[mask],
         raw_weights=corrected.raw[mask],
         is_bounded=corrected.is_bounded[mask],
+        across=batch.across,
     )
 
 
-def _reference(record: StepRecord) -> dict[str, float]:
+def _reference(record: StepRecord, across: Across) -> dict[str, float]:
     mask, before = record.mask, record.before
     if before.ref_logprobs is None:
         return {}
     kl = kl_estimate(
         before.proximal_logprobs[mask], ref_logprobs=before.ref_logprobs[mask], estimator="k3"
     )
-    return {"policy/kl_reference": mean(kl), "policy/kl_coef": record.kl_coef}
+    return {"policy/kl_reference": across.mean(kl), "policy/kl_coef": record.kl_coef}
 
 
-def _value(record: StepRecord) -> dict[str, float]:
+def _value(record: StepRecord, across: Across) -> dict[str, float]:
     mask, totals, values = record.mask, record.totals, record.before.values
     if values is None or record.targets.returns is None or record.value_lr is None:
         return {}
@@ -118,8 +123,8 @@ def _value(record: StepRecord) -> dict[str, float]:
     values = record.units.to_returns(values[mask])
     return {
         "value/loss": totals.value_loss / totals.updates,
-        "value/explained_variance": explained_variance(values, returns=returns),
-        "value/return_mean": mean(returns),
+        "value/explained_variance": explained_variance(values, returns=returns, across=across),
+        "value/return_mean": across.mean(returns),
         "value/grad_norm": totals.value_grad_norm / totals.updates,
         "value/lr": record.value_lr,
     }
@@ -137,4 +142,5 @@ def _oldest_ages(batch: Batch, record: StepRecord, version: int) -> Tensor:
     """
     ages = (version - batch.versions).masked_fill(~record.mask, -1)
     oldest = torch.full((batch.num_sequences,), -1, dtype=ages.dtype, device=ages.device)
-    return oldest.scatter_reduce_(0, batch.sequence_index, ages, "amax")
+    oldest.scatter_reduce_(0, batch.sequence_index, ages, "amax")
+    return batch.across.maximum(oldest)

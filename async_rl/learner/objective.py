@@ -1,8 +1,8 @@
 """From a batch and the outputs of the models to the targets of the update.
 
 The targets are the trained tokens, their advantages, and the returns for the critic. These are pure
-functions of tensors and settings. Every rank computes them on the whole batch, so each statistic is
-global.
+functions of tensors and settings. Every rank computes them for its own sequences; statistics of the
+batch are sums over the ranks (`batch.across`).
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from async_rl.learner.token_rewards import RewardRules
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class BatchOutputs:
-    """The outputs of the models for the whole batch, before the update.
+    """The outputs of the models for the own sequences, before the update.
 
-    Each is float32 [R], except bootstrap: float32 [B], the value after the last token.  A field is
-    None if there is no such model.
+    Each is float32 [R], except bootstrap: float32 [B], the value after the last token, 0 for the
+    sequences of other ranks.  A field is None if there is no such model.
     values, bootstrap: in the critic's unit.  Passes fill the tensors in place.
     """
 
@@ -79,18 +79,20 @@ def trained_mask(
     if algorithm.truncated == "mask":
         mask = mask & ~batch.is_truncated[batch.sequence_index]
     ages = version - batch.versions
-    if bool((mask & (ages < 0)).any()):
-        newest = int(batch.versions[mask].max())
+    # Every rank raises if one has such a token; otherwise the others would wait for it.
+    lead = int(batch.across.largest(-ages[mask]))
+    if lead > 0:
         raise StalenessError(
-            f"a token was sampled by version {newest}, but the learner is at version {version};"
-            " restart the run from a checkpoint, because its versions are inconsistent"
+            f"a token was sampled by version {version + lead}, but the learner is at version"
+            f" {version}; restart the run from a checkpoint, because its versions are inconsistent"
         )
     is_over_age = ages > buffer.max_staleness_versions
     if buffer.over_age == "mask":
         return mask & ~is_over_age
-    if bool((mask & is_over_age).any()):
+    oldest_age = int(batch.across.largest(ages[mask]))
+    if oldest_age > buffer.max_staleness_versions:
         raise StalenessError(
-            f"a token is {int(ages[mask].max())} versions old, above buffer.max_staleness_versions="
+            f"a token is {oldest_age} versions old, above buffer.max_staleness_versions="
             f"{buffer.max_staleness_versions}; the buffer must drop such a group before training"
         )
     return mask
@@ -113,6 +115,8 @@ def compute_targets(
     """
     per_token, totals = rules.of_tokens(batch)
     penalty = kl_coef * _reward_kl(batch, outputs, algorithm)
+    paid = torch.zeros_like(totals).index_add_(0, batch.sequence_index, penalty)
+    paid = batch.across.sum(paid)
     groups = _groups(batch, algorithm)
     returns = None
     match algorithm.advantage:
@@ -128,12 +132,10 @@ def compute_targets(
             if kind == "remax":
                 raw = raw - _greedy_rewards(batch, rules)[batch.sequence_index]
         case GroupAdvantage(kind=estimator):
-            paid = torch.zeros_like(totals).index_add_(0, batch.sequence_index, penalty)
             advantages = group_advantages(totals - paid, groups=groups, estimator=estimator)
             raw = advantages[batch.sequence_index]
         case PluginAdvantage() as plugin:
             estimate = load_once("algorithm.advantage.fn", plugin.fn, ADVANTAGE)
-            paid = torch.zeros_like(totals).index_add_(0, batch.sequence_index, penalty)
             raw = estimate(totals - paid, groups=groups)[batch.sequence_index]
     raw = raw.masked_fill(~mask, 0.0)
     advantages = _normalized(batch, raw, mask, algorithm)
@@ -183,7 +185,8 @@ def _normalized(batch: Batch, raw: Tensor, mask: Tensor, algorithm: AlgorithmCon
             index, count = torch.zeros_like(batch.sequence_index), 1
         case "group":
             index, count = batch.group_index[batch.sequence_index], batch.num_groups
-    return normalize_advantages(raw, parts=Parts(index=index, count=count, mask=mask))
+    parts = Parts(index=index, count=count, mask=mask, across=batch.across)
+    return normalize_advantages(raw, parts=parts)
 
 
 def _critic_targets(
@@ -202,7 +205,7 @@ def _critic_targets(
     """
     if outputs.values is None or outputs.bootstrap is None:
         raise ValueError(f"algorithm.advantage={advantage.kind} needs the critic's values")
-    bootstrap = units.to_returns(outputs.bootstrap).masked_fill(~has_more, 0.0)
+    bootstrap = units.to_returns(outputs.bootstrap).masked_fill(~has_more, 0.0)[batch.own]
     rows = batch.rows(rewards)
     values = batch.rows(units.to_returns(outputs.values))
     written = batch.rows(batch.loss_mask)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from async_rl.algorithms.across import ALONE, Across
 from async_rl.algorithms.kl import adapted_kl_coef
 from async_rl.algorithms.value_norm import Moments, ValueUnits
 from async_rl.config.algorithm import AdaptiveKl, AlgorithmConfig, ExpValueNorm, NoValueNorm
@@ -32,17 +33,19 @@ class ObjectiveState:
         """The current unit of the critic's values."""
         return self._units(self.moments)
 
-    def observe(self, returns: Tensor, mask: Tensor) -> tuple[Moments, Tensor]:
+    def observe(
+        self, returns: Tensor, mask: Tensor, across: Across = ALONE
+    ) -> tuple[Moments, Tensor]:
         """Return the moments including the trained tokens' returns, and the critic's targets.
 
         returns: float32 [R]; mask: bool [R] -> targets: float32 [R], the returns in the unit of the
-        new moments.
+        new moments.  across: the ranks that have returns.
         """
         norm = self._value_norm
         if isinstance(norm, NoValueNorm):
             return self.moments, returns
         beta = norm.beta if isinstance(norm, ExpValueNorm) else 0.0
-        moments = self.moments.observed(returns[mask], kind=norm.kind, beta=beta)
+        moments = self.moments.observed(returns[mask], kind=norm.kind, beta=beta, across=across)
         return moments, self._units(moments).to_values(returns)
 
     def _units(self, moments: Moments) -> ValueUnits:

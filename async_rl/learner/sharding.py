@@ -29,6 +29,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
+from async_rl.algorithms.across import Across
 from async_rl.learner.process_group import ensure_group_of_one
 
 
@@ -98,6 +99,17 @@ class Ranks:
         if self.world_size > 1:
             dist.all_reduce(x)
         return x
+
+    def maximum(self, x: Tensor) -> Tensor:
+        """Replace x by its largest values over all ranks (collective) and return it."""
+        if self.world_size > 1:
+            dist.all_reduce(x, dist.ReduceOp.MAX)
+        return x
+
+    @property
+    def across(self) -> Across:
+        """The sums and maxima of a batch."""
+        return Across(sum=self.sum, maximum=self.maximum)
 
     def barrier(self) -> None:
         """Wait for all ranks (collective)."""

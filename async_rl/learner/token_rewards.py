@@ -25,7 +25,8 @@ class RewardRules:
     zero_truncated: bool
 
     def of_tokens(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the rewards at tokens, float32 [R], and their sums over sequences, float32 [B].
+        """Return the rewards at own tokens, float32 [R], and the sums of all sequences, float32
+        [B].
 
         A whole response is rewarded at the last token that the policy wrote, a scored step at its
         last token. A response without a trained token gets no reward at any token.
@@ -38,14 +39,19 @@ class RewardRules:
             per_token[last[has_token]] = totals[has_token]
             return per_token, totals
         steps = batch.steps
-        sequence = batch.sequence_index[steps.last_token]
+        sequence = steps.sequence
         rewards = step_rewards(
             self._scaled(steps.scores), is_first=steps.is_first, start=self._step_start()
         )
         if self.zero_truncated:
             rewards = rewards.masked_fill(batch.is_truncated[sequence], 0.0)
         penalty = self._penalty(lengths)
-        per_token.index_add_(0, steps.last_token, rewards)
+        is_own = torch.isin(
+            sequence, torch.tensor(batch.own, dtype=torch.int64, device=sequence.device)
+        )
+        starts = torch.tensor([batch.offsets[s] for s in sequence[is_own].tolist()])
+        last_token = starts.to(sequence) + steps.end[is_own] - 1
+        per_token.index_add_(0, last_token, rewards[is_own])
         per_token[last[has_token]] -= penalty[has_token]
         totals = torch.zeros_like(batch.rewards).index_add_(0, sequence, rewards)
         return per_token, totals - penalty
@@ -81,8 +87,8 @@ class RewardRules:
 
 
 def _last_written(batch: Batch) -> tuple[Tensor, Tensor]:
-    """The index in R of the last trained token of each sequence, -1 if there is none: int64 [B];
-    and where there is one: bool [B].
+    """The index in R of the last trained token of each sequence, -1 if the rank has none of it:
+    int64 [B]; and where there is one: bool [B].
     """
     index = torch.arange(batch.num_tokens, device=batch.rewards.device)
     index = index.masked_fill(~batch.loss_mask, -1)

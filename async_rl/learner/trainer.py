@@ -3,8 +3,8 @@
 `Trainer` owns policy, critic, reference and their optimizers; the step itself is in `update.py`.
 Its calls block, so the learner process runs them in a thread.
 Invariants
-- SPMD: every rank makes the same calls with the same arguments. Results are complete on rank 0,
-  and except for weights on all ranks.
+- SPMD: every rank makes the same calls, each with its own part of the batch. Results are complete
+  on rank 0, and except for weights and advantages on all ranks.
 - Version k is the policy after k steps; `step(groups, version)` makes version + 1.
 - Nothing has changed if a call raises StalenessError or NonFiniteError, except PartlyTrained.
 """
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint.stateful import Stateful
 
-from async_rl.batching.batch import Batch, collate
+from async_rl.batching.batch import Batch, BatchPart, collate, collate_part, whole
 from async_rl.batching.packing import pack
 from async_rl.batching.partition import passes
 from async_rl.config.algorithm import KlConfig, LossKl
@@ -29,8 +29,9 @@ from async_rl.config.plugins import import_external
 from async_rl.config.run import RunConfig
 from async_rl.core.codec import encode
 from async_rl.core.errors import NonFiniteError, PartlyTrained, RewardError
+from async_rl.core.heads import GroupHead, SampleHead, SampleId
 from async_rl.core.summary import failed_share, part_means
-from async_rl.core.types import FloatArray, Group, IntArray
+from async_rl.core.types import FloatArray, Group, IntArray, Trajectory
 from async_rl.learner.checkpoint import Checkpointer, ModelState
 from async_rl.learner.forward_passes import ForwardPasses
 from async_rl.learner.loading import load_models
@@ -53,12 +54,12 @@ class StepResult:
     """The results of a step for other processes.
 
     scalars, histograms: under the names of the metric catalogue; advantages: of the response tokens
-    of each group, empty without a critic.
+    of each sequence of this rank; empty without a critic.
     """
 
     scalars: dict[str, float]
     histograms: dict[str, list[float]]
-    advantages: list[FloatArray]
+    advantages: dict[SampleId, FloatArray]
 
 
 class Trainer:
@@ -105,11 +106,12 @@ class Trainer:
         if self._moving_reference is not None:
             stateful["reference"] = ModelState(self._moving_reference)
         self._checkpointer = Checkpointer(self._ranks, trained, stateful)
+        self._forward = _forward_passes(config, models, self._ranks)
         self._updater = Updater(
             _update_settings(config),
             self._ranks,
             models=models,
-            forward=_forward_passes(config, models, self._ranks),
+            forward=self._forward,
             policy_optimizer=trained["policy"][1],
             critic_optimizer=trained["critic"][1] if models.has_values else None,
             state=state,
@@ -120,30 +122,45 @@ class Trainer:
         """The device that it trains on."""
         return self._ranks.device
 
+    def owners(self, heads: Sequence[GroupHead], version: int) -> list[int]:
+        """Return the rank that gets the tokens of each sequence, if this version trains the
+        batch. It is the same on all ranks. Safe in any thread.
+        """
+        return self._forward.owners(heads, version)
+
     def step(self, groups: Sequence[Group], version: int) -> StepResult:
-        """Train on the groups, from version to version + 1.
+        """Train on groups of which every rank has all tokens, as `train`."""
+        everything = whole(groups)
+        owners = self.owners(everything.heads, version)
+        rank = self._ranks.rank
+        own = [t for t, owner in zip(everything.trajectories, owners, strict=True) if owner == rank]
+        part = BatchPart(heads=everything.heads, owners=owners, rank=rank, trajectories=own)
+        return self.train(part, version)
+
+    def train(self, part: BatchPart, version: int) -> StepResult:
+        """Train on this rank's part of a batch, from version to version + 1.
 
         Raises StalenessError if a token exceeds the staleness bound, NonFiniteError if a loss or
         gradient is not finite, RewardError if every sample failed and reward.stop_if_all_fail is
         set.
         """
         config = self._config
-        failed = failed_share(groups, config.reward.fail_reward)
+        samples = [sample for group in part.heads for sample in group.samples]
+        failed = failed_share((s.reward for s in samples), config.reward.fail_reward)
         if failed == 1 and config.reward.stop_if_all_fail:
-            num_samples = sum(len(group.trajectories) for group in groups)
             raise RewardError(
-                f"step {version + 1}: none of its {num_samples} samples has a reward above"
+                f"step {version + 1}: none of its {len(samples)} samples has a reward above"
                 f" reward.fail_reward={config.reward.fail_reward:g}: either scoring is broken or no"
                 " prompt can be solved; read some samples with async-rl rollouts RUN, or set"
                 " reward.stop_if_all_fail=false"
             )
-        batch = collate(groups, device=self.device)
+        batch = collate_part(part, device=self.device, across=self._ranks.across)
         num_updates = self._num_updates
         try:
             record = self._updater.step(batch, version)
         except NonFiniteError as error:
-            ids = ", ".join(str(group.group_id) for group in groups)
-            path = self._write_failed(groups, version)
+            ids = ", ".join(str(group.group_id) for group in part.heads)
+            path = self._write_failed(part, version)
             is_changed = self._num_updates > num_updates
             kind = PartlyTrained if is_changed else NonFiniteError
             raise kind(
@@ -160,33 +177,41 @@ class Trainer:
                     algorithm=config.algorithm,
                     pass_reward=config.reward.pass_reward,
                 ),
-                **_part_scalars(groups),
+                **_part_scalars(samples),
                 "reward/failed_share": failed,
             },
             histograms=step_histograms(batch, record, version=version),
-            advantages=self._advantages(groups, record),
+            advantages=self._advantages(part, record),
         )
 
     @property
     def _num_updates(self) -> int:
         return sum(optimizer.num_updates for optimizer in self._optimizers)
 
-    def _advantages(self, groups: Sequence[Group], record: StepRecord) -> list[FloatArray]:
-        """The advantages of each group's response tokens, in the order of `collate`."""
+    def _advantages(self, part: BatchPart, record: StepRecord) -> dict[SampleId, FloatArray]:
+        """The advantages of each own sequence's response tokens."""
         if not self._models.has_values:
-            return []
-        sizes = [sum(sample.response_length for sample in group.trajectories) for group in groups]
-        return np.split(record.targets.advantages.float().cpu().numpy(), np.cumsum(sizes)[:-1])
+            return {}
+        ends = np.cumsum([sample.response_length for sample in part.trajectories])
+        rows = np.split(record.targets.advantages.float().cpu().numpy(), ends)
+        return dict(zip(part.own_ids, rows, strict=False))
 
-    def _write_failed(self, groups: Sequence[Group], version: int) -> Path:
-        """Write the batch for inspection: `async_rl.core.codec.decode(path.read_bytes(),
-        list[Group])` reads it.
+    def _write_failed(self, part: BatchPart, version: int) -> Path:
+        """Write the rank's part of the batch for inspection, and return its path on rank 0.
+
+        `async_rl.core.codec.decode(path.read_bytes(), dict[int, list[Trajectory]])` reads it: the
+        sequences by the id of their group.
         """
-        path = self._failed_batches / f"step_{version + 1:06d}.msgpack"
-        if self._ranks.rank == 0:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(encode(list(groups)))
-        return path
+        sequences: dict[int, list[Trajectory]] = {}
+        for (group_id, _), trajectory in zip(part.own_ids, part.trajectories, strict=True):
+            sequences.setdefault(group_id, []).append(trajectory)
+        first, mine = (
+            self._failed_batches / f"step_{version + 1:06d}.rank_{rank}.msgpack"
+            for rank in (0, self._ranks.rank)
+        )
+        mine.parent.mkdir(parents=True, exist_ok=True)
+        mine.write_bytes(encode(sequences))
+        return first
 
     def leave_device(self) -> None:
         """Move models and moments to host memory; no step may run until `enter_device`."""
@@ -218,7 +243,7 @@ class Trainer:
         first = np.zeros(1, dtype=np.float32)
         return [
             np.concatenate([first, logprobs[start : start + size]])
-            for start, size in zip(batch.offsets, batch.response_lengths, strict=True)
+            for start, size in zip(batch.offsets.values(), batch.response_lengths, strict=True)
         ]
 
     def _response_logprobs(self, batch: Batch) -> Tensor:
@@ -226,9 +251,7 @@ class Trainer:
         learner = self._config.learner
         logprobs = torch.zeros(batch.num_tokens, device=self.device)
         chunk_tokens = self._policy.chunk_tokens(learner.logits_chunk_mb)
-        sequences = range(batch.num_sequences)
-        shares = passes(batch, sequences, ranks=1, budget_tokens=learner.budget_tokens)
-        for members in shares[0]:
+        for members in passes(batch, [batch.own], budget_tokens=learner.budget_tokens)[0]:
             row = pack(batch, members, device=self.device, with_ends=False)
             output = self._policy(row, temperature=1.0, chunk_tokens=chunk_tokens)
             logprobs[row.token_index] = output.logprobs
@@ -303,7 +326,7 @@ def _update_settings(config: RunConfig) -> UpdateSettings:
     )
 
 
-def _part_scalars(groups: Sequence[Group]) -> dict[str, float]:
+def _part_scalars(samples: Sequence[SampleHead]) -> dict[str, float]:
     """The mean of each named part of the reward over all samples of the step."""
-    means = part_means(sample for group in groups for sample in group.trajectories)
+    means = part_means(sample.parts for sample in samples)
     return {f"reward/part/{name}": value for name, value in means.items()}

@@ -4,7 +4,7 @@ Invariants
 - Every mean is over the whole minibatch on all ranks. Budgets, packing and ranks change memory and
   time, never a gradient.
 - The proximal policy is the policy before the first update of the step.
-- Every rank runs the step with the same batch.
+- Every rank runs the step with its own sequences of one batch, and makes the same collectives.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Updater:
         targets = self._targets(batch, mask, before, kl_coef)
         moments, value_targets = self._state.moments, targets.returns
         if targets.returns is not None:
-            moments, value_targets = self._state.observe(targets.returns, mask)
+            moments, value_targets = self._state.observe(targets.returns, mask, batch.across)
         step = Step(
             batch=batch,
             mask=mask,
@@ -92,8 +92,6 @@ class Updater:
         targeted_s = time.perf_counter()
         for minibatch in updates:
             self._update(step, minibatch)
-        if records_policy:
-            self._forward.sum_policy_outputs(before)
         kl = _kl_per_sequence(batch, before)
         self._state.end_step(moments, kl=kl, num_sequences=batch.num_sequences)
         return StepRecord(
@@ -159,7 +157,7 @@ class Updater:
         outputs = self._forward.empty_outputs(batch)
         advantages = self._targets(batch, mask, outputs, 0.0).advantages
         pulling = batch.sequence_index[mask & (advantages != 0)]
-        return torch.bincount(pulling, minlength=batch.num_sequences) > 0
+        return batch.across.sum(torch.bincount(pulling, minlength=batch.num_sequences)) > 0
 
     def _update(self, step: Step, minibatch: Minibatch) -> None:
         """Run the optimizer steps of one minibatch."""
@@ -184,6 +182,7 @@ class Updater:
             index=batch.sequence_index,
             count=batch.num_sequences,
             mask=step.mask & is_member[batch.sequence_index],
+            across=batch.across,
         )
         aggregation = self._algorithm.aggregation
         constant = aggregation.tokens if isinstance(aggregation, SumAggregation) else None
@@ -299,4 +298,4 @@ def _kl_per_sequence(batch: Batch, before: BatchOutputs) -> float:
         return 0.0
     difference = before.proximal_logprobs - before.ref_logprobs
     total = torch.where(batch.loss_mask, difference, 0.0).sum()
-    return float(total) / batch.num_sequences
+    return float(batch.across.sum(total)) / batch.num_sequences

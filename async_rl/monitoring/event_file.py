@@ -27,19 +27,29 @@ from async_rl.observability.catalogue import describe
 _FLUSH_S = 2
 _MAX_QUEUED = 1000
 _BUCKETS = 30
+_ROTATE_BYTES = 64 * 2**20
+"""The size at which the next event file begins. TensorBoard reads the files of a directory in
+order, and old ones can be moved away while the run writes.
+"""
 
 
 class EventFile:
-    """One run's events. A background thread writes them and flushes every two seconds, so that a
-    killed run loses no more.
+    """One run's events, in files of limited size. A background thread writes them and flushes every
+    two seconds, so that a killed run loses no more.
 
     Each metric has its meaning from the catalogue with its first value.
     """
 
     def __init__(self, directory: Path) -> None:
         self._described: set[str] = set()
-        self._writer = EventFileWriter(
-            str(directory), max_queue_size=_MAX_QUEUED, flush_secs=_FLUSH_S
+        self._directory = directory
+        self._size_bytes = 0
+        self._writer = self._begin()
+
+    def _begin(self) -> EventFileWriter:
+        """Begin a file. Its name has the time in seconds and a number that grows."""
+        return EventFileWriter(
+            str(self._directory), max_queue_size=_MAX_QUEUED, flush_secs=_FLUSH_S
         )
 
     def scalar(self, name: str, value: float, step: int) -> None:
@@ -112,4 +122,10 @@ class EventFile:
         return spec.description
 
     def _add(self, summary: summary_pb2.Summary, step: int) -> None:
-        self._writer.add_event(event_pb2.Event(wall_time=time.time(), step=step, summary=summary))
+        event = event_pb2.Event(wall_time=time.time(), step=step, summary=summary)
+        if self._size_bytes > _ROTATE_BYTES:
+            self._writer.close()
+            self._writer = self._begin()
+            self._size_bytes = 0
+        self._size_bytes += event.ByteSize()
+        self._writer.add_event(event)

@@ -11,6 +11,9 @@ Rules
   not change it; it never decreases from row to row (step 0 has only its evaluation, which may
   arrive after step 1).
 - TensorBoard receives at most one learner step in half a second; metrics.jsonl receives all.
+- metrics.jsonl only grows, except that a learner that returns to an earlier version cuts off the
+  rows after it. Its end alone is read, so neither a resume nor such a return takes longer in a
+  longer run.
 - A name that the catalogue does not declare is logged as an error once, and recorded.
 Not safe for threads.
 """
@@ -23,13 +26,13 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 import msgspec
 
 from async_rl.config.base import as_builtins
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import DataError, InfrastructureError
+from async_rl.core.jsonl import line_number, lines_backwards
 from async_rl.core.os import replace_file
 from async_rl.monitoring.event_file import EventFile
 from async_rl.observability.catalogue import FIRST_SCREEN, MetricKind, describe
@@ -87,10 +90,9 @@ class Recorder:
         self._started_s = clock()
         self._newest = -1
         self._next_step = 0 if is_evaluated(config, 0) else 1
-        before = self._written()
-        self._is_resumed = bool(before)
-        if before:
-            newest = before[-1][0]
+        newest, end = self._last_row(math.inf)
+        self._is_resumed = newest is not None
+        if newest is not None:
             # A resumed run continues the times of the run before.
             self._started_s -= newest.time_s
             self._newest = newest.step
@@ -98,7 +100,9 @@ class Recorder:
         # Everything is read before anything is opened: a damaged file leaves nothing behind.
         self._recall()
         self._events = EventFile(run_dir / "tensorboard")
-        self._jsonl = self._keep(before)
+        self._jsonl = self._path.open("ab")
+        # Half a row of a killed writer is lost.
+        self._jsonl.truncate(end)
         self._describe_run()
 
     def record(
@@ -179,11 +183,10 @@ class Recorder:
         if self._newest <= version and not self._is_resumed:
             return
         self._is_resumed = False
-        kept = [(row, line) for row, line in self._written() if row.step <= version]
-        self._jsonl.close()
-        self._jsonl = self._keep(kept)
+        kept, end = self._last_row(version)
+        self._jsonl.truncate(end)
         self._rows = {step: row for step, row in self._rows.items() if step <= version}
-        is_written = bool(kept) and kept[-1][0].step == version
+        is_written = kept is not None and kept.step == version
         if is_evaluated(self._config, version) and not is_written:
             # Its evaluation is repeated; the learner's part is not, so it is not awaited.
             now_s = self._clock() - self._started_s
@@ -194,29 +197,20 @@ class Recorder:
         self._newest = version
         self._events.restart(version + 1)
 
-    def _keep(self, rows: list[tuple[_RowHead, bytes]]) -> BinaryIO:
-        """Write these rows and return the file, open for more; half a row of a killed writer is
-        lost.
-        """
-        replace_file(self._path, b"".join(line + b"\n" for _, line in rows))
-        return self._path.open("ab")
-
-    def _written(self) -> list[tuple[_RowHead, bytes]]:
-        """Return the step, the time and the line of every complete row in the file."""
-        if not self._path.exists():
-            return []
-        lines = self._path.read_bytes().split(b"\n")[:-1]
-        rows = []
-        for number, line in enumerate(lines, start=1):
+    def _last_row(self, version: float) -> tuple[_RowHead | None, int]:
+        """Return the last row up to this version, and where the one after it would begin."""
+        for offset, line in lines_backwards(self._path):
             try:
-                rows.append((msgspec.json.decode(line, type=_RowHead), line))
+                row = msgspec.json.decode(line, type=_RowHead)
             except msgspec.DecodeError as error:
                 # Not skipped: later rows would hide that numbers of a step are missing.
                 raise DataError(
-                    f"line {number} of {self._path} is damaged ({error}); remove this line, then"
-                    " async-rl resume the run"
+                    f"line {line_number(self._path, offset)} of {self._path} is damaged ({error});"
+                    " remove this line, then async-rl resume the run"
                 ) from error
-        return rows
+            if row.step <= version:
+                return row, offset + len(line) + 1
+        return None, 0
 
     def _recall(self) -> None:
         """Continue with the rows that were incomplete when the supervisor was killed."""

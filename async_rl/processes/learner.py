@@ -21,18 +21,18 @@ import time
 import torch
 
 from async_rl.core.errors import NonFiniteError, PartlyTrained, RestartNeeded, StalenessError
-from async_rl.core.types import Group
+from async_rl.core.heads import GroupHead
 from async_rl.learner.trainer import StepResult
 from async_rl.protocol.learner import (
     CommitStep,
     DropBatch,
-    KeepAdvantages,
     SetAside,
     StartEvaluation,
 )
 from async_rl.runtime.context import ProcessContext
 from async_rl.training.device import Device, open_device
-from async_rl.training.operations import Perform
+from async_rl.training.operations import Fetch, Perform
+from async_rl.training.parts import Parts
 from async_rl.training.pushing import Pusher
 from async_rl.training.ranks import Rank, TrainingPool, build_trainer, learner_device
 from async_rl.training.resuming import Start, resume
@@ -47,15 +47,16 @@ async def run(context: ProcessContext) -> None:
     """One rank of the learner from its start to its last step."""
     rank_device = learner_device(context.config.learner.gpus_each)
     make_trainer = functools.partial(build_trainer, context, rank_device)
+    parts = Parts(context.peer("buffer"), context.rank, call_s=context.config.timeouts.start_s)
     if context.rank > 0:
-        await follow(context, await Rank.open(make_trainer, context.incarnation))
+        await follow(context, await Rank.open(make_trainer, context.incarnation, parts))
         return
     # Rank 0 takes a shared device before it builds models; the other ranks wait for it where they
     # meet.
     device = open_device(context)
     others = [context.peer(f"learner-{rank}") for rank in range(1, context.config.learner.ranks)]
     pool = await device.take(
-        functools.partial(TrainingPool.open, make_trainer, context.incarnation, others)
+        functools.partial(TrainingPool.open, make_trainer, context.incarnation, parts, others)
     )
     try:
         await context.serve({})
@@ -69,7 +70,7 @@ async def run(context: ProcessContext) -> None:
 async def follow(context: ProcessContext, rank: Rank) -> None:
     """Take part in the operations of rank 0 until it stops."""
     try:
-        await context.serve({Perform: rank.accept})
+        await context.serve({Perform: rank.accept, Fetch: rank.read})
         with context.activity("following rank 0"):
             await rank.follow()
     finally:
@@ -94,7 +95,7 @@ class Learner:
         self._buffer = context.peer("buffer")
         self._pusher = Pusher(context, pool, device, rank_device=rank_device, life=start.life)
         self._saver = Saver(context, pool, life=start.life)
-        self._taker = Taker(context, device, life=start.life)
+        self._taker = Taker(context, device, pool, life=start.life)
         self._version, self._life = start.version, start.life
         # Long enough for the buffer to die and come back.
         self._call_s = context.config.timeouts.start_s
@@ -134,7 +135,7 @@ class Learner:
             for groups in batches:
                 try:
                     with self._context.activity("training"):
-                        result = await self._pool.step(groups, self._version)
+                        result = await self._pool.step(self._version)
                 except (NonFiniteError, StalenessError) as error:
                     # First: after the drop the buffer returns the leases of later batches.
                     upcoming.cancel()
@@ -149,7 +150,7 @@ class Learner:
         stopping.cancel()
 
     async def _end_step(
-        self, groups: list[Group], result: StepResult, started_s: float, waited_s: float
+        self, groups: list[GroupHead], result: StepResult, started_s: float, waited_s: float
     ) -> None:
         """After the training of one step: commit, publish, report."""
         self._version += 1
@@ -158,9 +159,7 @@ class Learner:
         ids = [g.group_id for g in groups]
         commit = CommitStep(life=self._life, version=self._version, group_ids=ids)
         await self._buffer.call(commit, timeout_s=self._call_s)
-        if result.advantages:
-            keep = KeepAdvantages(life=self._life, group_ids=ids, rows=result.advantages)
-            await self._buffer.call(keep, timeout_s=self._call_s)
+        await self._pool.keep_advantages(result)
         is_last = self._version == self._config.num_steps
         if is_last or self._version % self._config.weights.push_every_steps == 0:
             await self._publish()
@@ -175,7 +174,7 @@ class Learner:
         if not is_last:  # the last version is evaluated by `train`, once it is live
             await self._evaluate_if_due()
 
-    async def _drop(self, groups: list[Group], error: NonFiniteError | StalenessError) -> None:
+    async def _drop(self, groups: list[GroupHead], error: NonFiniteError | StalenessError) -> None:
         """Drop a batch that cannot be trained; it would fail again at every resume.
 
         Raises the error itself if several batches fail at one step: then the weights or the

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from async_rl.core.types import FloatArray, Group
+from async_rl.core.heads import GroupHead, SampleId
+from async_rl.core.types import FloatArray, Trajectory
 from async_rl.protocol.base import Message, Ok
 
 
@@ -21,9 +22,11 @@ class FromLearner(Message):
 
 
 class TakenGroups(Message):
-    """groups_per_step groups, oldest admission first; without groups, waits_for says why."""
+    """The heads of groups_per_step groups, oldest admission first; without groups, waits_for says
+    why.
+    """
 
-    groups: list[Group]
+    groups: list[GroupHead]
     waits_for: str
 
 
@@ -37,6 +40,24 @@ class TakeBatch(FromLearner, kw_only=True):
     Reply: ClassVar[type] = TakenGroups
     train_version: int
     wait_s: float
+
+
+class Sequences(Message):
+    """The sequences that were asked for, in that order."""
+
+    trajectories: list[Trajectory]
+
+
+class ReadSequences(FromLearner, kw_only=True):
+    """A rank of the learner -> buffer: send sequences of the leased batch of train_version.
+
+    A rank reads its own sequences only, in chunks. Refused with ProtocolError if a group is not of
+    that batch.
+    """
+
+    Reply: ClassVar[type] = Sequences
+    train_version: int
+    samples: list[SampleId]
 
 
 class CommitStep(FromLearner, kw_only=True):
@@ -126,12 +147,12 @@ class StartFrom(Message):
 
 
 class KeepAdvantages(FromLearner, kw_only=True):
-    """learner -> buffer: the advantages of each response token of these groups, all samples of a
-    group in one row; people read them.
+    """A rank of the learner -> buffer: the advantages of each response token of these samples;
+    people read them.
     """
 
     Reply: ClassVar[type] = Ok
-    group_ids: list[int]
+    samples: list[SampleId]
     rows: list[FloatArray]
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from async_rl.core.types import Group, IntArray, Value
+from async_rl.core.heads import GroupHead
+from async_rl.core.types import IntArray, Value
 from async_rl.protocol.base import Message, Ok
 
 
@@ -17,10 +18,9 @@ class _Operation(Value, tag_field="type", tag=True):
 
 
 class Step(_Operation):
-    """Train one batch: `version` becomes version + 1."""
+    """Train the batch that was fetched for `version`, which becomes version + 1."""
 
     version: int
-    groups: list[Group]
 
 
 class Gather(_Operation):
@@ -59,6 +59,20 @@ class Stop(_Operation):
 
 
 Operation = Step | Gather | Score | Save | Restore | EnterDevice | LeaveDevice | Stop
+
+
+class Fetch(Message):
+    """rank 0 -> another rank: read your sequences of the batch that version `train_version` trains.
+
+    It replaces an earlier batch of the same version, which was dropped. Answered when all are
+    there. pool: as in `Perform`; life: of the learner.
+    """
+
+    Reply: ClassVar[type] = Ok
+    pool: str
+    life: int
+    train_version: int
+    heads: list[GroupHead]
 
 
 class Perform(Message):

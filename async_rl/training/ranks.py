@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 
 from async_rl.core.errors import ConfigError, NonFiniteError, StalenessError, Superseded
-from async_rl.core.types import FloatArray, Group, IntArray
+from async_rl.core.heads import GroupHead
+from async_rl.core.types import FloatArray, IntArray
 from async_rl.learner import process_group
 from async_rl.learner.trainer import StepResult, Trainer
 from async_rl.protocol.base import Message, Ok
@@ -26,6 +27,7 @@ from async_rl.protocol.weights import DeviceBlock, Manifest
 from async_rl.runtime.context import RENDEZVOUS_FILE, ProcessContext
 from async_rl.training.operations import (
     EnterDevice,
+    Fetch,
     Gather,
     LeaveDevice,
     Operation,
@@ -36,6 +38,7 @@ from async_rl.training.operations import (
     Step,
     Stop,
 )
+from async_rl.training.parts import Parts
 from async_rl.weights.publisher import WeightPublisher
 from async_rl.weights.push import Caller
 from async_rl.weights.transport.communicator_nccl import choose_interface
@@ -44,7 +47,7 @@ from async_rl.weights.transport.ipc import ExportedWeights
 T = TypeVar("T")
 
 _ACCEPT_S = 120.0
-"""A rank accepts at once; a batch of gigabytes takes a while to travel."""
+"""A rank accepts at once; it may be busy with a chunk of a batch."""
 
 
 def learner_device(gpus: float) -> torch.device:
@@ -97,21 +100,32 @@ def build_trainer(context: ProcessContext, device: torch.device) -> Trainer:
 class Rank:
     """One rank: its trainer, used in one thread only. pool: the same name in all its ranks.
 
-    others: rank 0 leads them. They have none.
+    parts: the batches, of which it reads its own sequences. others: rank 0 leads them. They have
+    none.
     """
 
     def __init__(
-        self, thread: ThreadPoolExecutor, trainer: Trainer, pool: str, others: Sequence[Caller]
+        self,
+        thread: ThreadPoolExecutor,
+        trainer: Trainer,
+        pool: str,
+        parts: Parts,
+        others: Sequence[Caller],
     ) -> None:
         self._thread = thread
         self._trainer = trainer
         self._pool = pool
+        self._parts = parts
         self._others = others
         self._operations: asyncio.Queue[Operation] = asyncio.Queue()
 
     @classmethod
     async def open(
-        cls, make_trainer: Callable[[], Trainer], life: str, others: Sequence[Caller] = ()
+        cls,
+        make_trainer: Callable[[], Trainer],
+        life: str,
+        parts: Parts,
+        others: Sequence[Caller] = (),
     ) -> Self:
         """Build the trainer in a new thread. life: of this process."""
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="trainer")
@@ -121,19 +135,29 @@ class Rank:
 
         try:
             trainer, pool = await asyncio.get_running_loop().run_in_executor(thread, build)
-            return cls(thread, trainer, pool, others)
+            return cls(thread, trainer, pool, parts, others)
         except BaseException:
             thread.shutdown(wait=False)
             raise
 
     async def accept(self, request: Perform) -> Message:
         """Take part in an operation of rank 0 once the earlier ones are done."""
-        if request.pool != self._pool:
-            raise Superseded(
-                f"pool {request.pool} of learner ranks was replaced by {self._pool}; end its rank 0"
-            )
+        self._check_pool(request.pool)
         self._operations.put_nowait(request.operation)
         return Ok()
+
+    async def read(self, request: Fetch) -> Message:
+        """Read this rank's sequences of a batch, beside the operations."""
+        self._check_pool(request.pool)
+        owners = self._trainer.owners(request.heads, request.train_version)
+        await self._parts.fetch(request, owners)
+        return Ok()
+
+    def _check_pool(self, pool: str) -> None:
+        if pool != self._pool:
+            raise Superseded(
+                f"pool {pool} of learner ranks was replaced by {self._pool}; end its rank 0"
+            )
 
     async def follow(self) -> None:
         """Take part in the accepted operations, until `Stop`."""
@@ -143,7 +167,9 @@ class Rank:
             work = functools.partial(self._perform, operation)
             # Rank 0 drops a batch that cannot be trained and continues, or all restart together.
             with contextlib.suppress(NonFiniteError, StalenessError):
-                await self._in_thread(work)
+                result = await self._in_thread(work)
+                if isinstance(operation, Step):
+                    await self._parts.keep_advantages(result.advantages)
 
     def close(self) -> None:
         """End the thread after its operation."""
@@ -154,8 +180,8 @@ class Rank:
 
     def _perform(self, operation: Operation) -> Any:
         match operation:
-            case Step(version=version, groups=groups):
-                return self._trainer.step(groups, version)
+            case Step(version=version):
+                return self._trainer.train(self._parts.pop(version), version)
             case Gather():
                 # Gathering is collective: every rank has to iterate to the end.
                 for _ in self._trainer.full_tensors():
@@ -179,17 +205,34 @@ class TrainingPool(Rank):
     """Rank 0, which leads the others: each method is one operation on all ranks."""
 
     def __init__(
-        self, thread: ThreadPoolExecutor, trainer: Trainer, pool: str, others: Sequence[Caller]
+        self,
+        thread: ThreadPoolExecutor,
+        trainer: Trainer,
+        pool: str,
+        parts: Parts,
+        others: Sequence[Caller],
     ) -> None:
-        super().__init__(thread, trainer, pool, others)
+        super().__init__(thread, trainer, pool, parts, others)
         self._in_order = asyncio.Lock()
         self._publisher = WeightPublisher(trainer.tensor_specs())
         self._exported: ExportedWeights | None = None
 
-    async def step(self, groups: Sequence[Group], version: int) -> StepResult:
-        """Train one batch: `version` becomes version + 1."""
-        result: StepResult = await self._lead(Step(version=version, groups=list(groups)))
+    async def fetch(
+        self, heads: Sequence[GroupHead], train_version: int, *, life: int, timeout_s: float
+    ) -> None:
+        """Let every rank read its sequences of the batch that `train_version` trains."""
+        request = Fetch(pool=self._pool, life=life, train_version=train_version, heads=list(heads))
+        calls = (other.call(request, timeout_s=timeout_s) for other in self._others)
+        await asyncio.gather(self.read(request), *calls)
+
+    async def step(self, version: int) -> StepResult:
+        """Train the batch that was fetched for `version`, which becomes version + 1."""
+        result: StepResult = await self._lead(Step(version=version))
         return result
+
+    async def keep_advantages(self, result: StepResult) -> None:
+        """Let the buffer store the advantages of rank 0; the other ranks send theirs."""
+        await self._parts.keep_advantages(result.advantages)
 
     async def publish(self, version: int) -> Manifest:
         """Gather the full weights and write them into the shared block."""

@@ -6,35 +6,46 @@ import time
 
 from async_rl.config.pools import evaluates_only
 from async_rl.core.errors import DeadlineExceeded
-from async_rl.core.types import Group
+from async_rl.core.heads import GroupHead
 from async_rl.protocol.learner import TakeBatch, TakenGroups
 from async_rl.runtime.context import ProcessContext
 from async_rl.training.device import Device
+from async_rl.training.ranks import TrainingPool
 
 _WAIT_S = 10.0
 """The buffer answers after this long, so that the learner notices when generators leave."""
 
 
 class Taker:
-    """Takes batches from the buffer, across its restarts."""
+    """Takes batches from the buffer, across its restarts, and lets the ranks read them."""
 
-    def __init__(self, context: ProcessContext, device: Device, *, life: int) -> None:
+    def __init__(
+        self, context: ProcessContext, device: Device, pool: TrainingPool, *, life: int
+    ) -> None:
         self._life = life
+        self._pool = pool
         self._config = context.config
         self._directory = context.directory
         self._device = device
         self._buffer = context.peer("buffer")
 
-    async def take(self, first: int) -> list[list[Group]]:
-        """Return the batches to train from version `first` on, without a wait between them.
+    async def take(self, first: int) -> list[list[GroupHead]]:
+        """Return the batches to train from version `first` on, without a wait between them, once
+        every rank has its sequences of them.
 
         One batch; on a shared device those of all steps up to the next push.
         """
         every = self._config.weights.push_every_steps if self._device.is_shared else 1
         end = min(first + every - first % every, self._config.num_steps)
-        return [await self._take(version) for version in range(first, end)]
+        batches = []
+        for version in range(first, end):
+            batches.append(await self._take(version))
+            # Twice: the buffer may die and come back.
+            timeout_s = 2 * self._config.timeouts.start_s
+            await self._pool.fetch(batches[-1], version, life=self._life, timeout_s=timeout_s)
+        return batches
 
-    async def _take(self, train_version: int) -> list[Group]:
+    async def _take(self, train_version: int) -> list[GroupHead]:
         """Return the batch that will be trained on weights of `train_version`.
 
         Raises DeadlineExceeded if generators work and no batch comes.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,39 +61,43 @@ class Metrics(Mapping[str, Column]):
 
 
 class RowReader:
-    """Reads `metrics.jsonl`, also while the run appends to it or replaces it.
+    """Reads `metrics.jsonl`, also while the run appends to it or cuts off its end.
 
-    After a restart of the learner from a checkpoint the file is replaced: steps since then are
-    trained and reported again.
+    After a restart of the learner from a checkpoint the rows since then are cut off: these steps
+    are trained and reported again.
     """
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / "metrics.jsonl"
-        self._inode = 0
         self._offset = 0
+        self._last = b""
         self._lines: dict[int, int] = {}
 
     def new(self) -> Iterator[dict[str, float]]:
         """Yield the complete rows that were not yielded before."""
         try:
-            inode, data = self._read()
+            data = self._read()
         except FileNotFoundError:
             return
         whole = data[: data.rfind(b"\n") + 1]
-        for line in whole.splitlines():
+        lines = whole.splitlines(keepends=True)
+        for line in lines:
             row = _row(line)
             if row and self._lines.get(step := int(row["step"])) != hash(line):
                 self._lines[step] = hash(line)
                 yield row
-        self._inode, self._offset = inode, self._offset + len(whole)
+        self._offset += len(whole)
+        if lines:
+            self._last = lines[-1]
 
-    def _read(self) -> tuple[int, bytes]:
+    def _read(self) -> bytes:
+        """Return what follows the last line that was read, or everything if it was cut off."""
         with self._path.open("rb") as file:
-            inode = os.fstat(file.fileno()).st_ino
-            if inode != self._inode:
-                self._offset = 0
-            file.seek(self._offset)
-            return inode, file.read()
+            file.seek(self._offset - len(self._last))
+            if file.read(len(self._last)) != self._last:
+                self._offset, self._last = 0, b""
+                file.seek(0)
+            return file.read()
 
 
 def _row(line: bytes) -> dict[str, float]:

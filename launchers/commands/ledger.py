@@ -157,6 +157,8 @@ def _show_audit(terminal: Console, audited: Audit) -> None:
     )
     for problem in audited.problems:
         terminal.print(f"wrong: {problem}", markup=False, soft_wrap=True)
+    for gap in audited.unchecked:
+        terminal.print(f"not checked: {gap}", markup=False, soft_wrap=True)
     if not audited.problems:
         terminal.print(_CLEAN)
 
@@ -174,6 +176,7 @@ def _show_summary(terminal: Console, summary: LedgerSummary) -> None:
         "evaluation groups": _listed(summary.evaluation_states),
         "age when trained": "  ".join(ages),
         "trained by generator": _listed(summary.generators),
+        "compacted": f"{summary.num_compacted} trained groups" if summary.num_compacted else "",
         "stored": f"{summary.num_stored} groups, {megabytes:.1f} MB of trajectories",
     }
     table = Table.grid(padding=(0, 1))

@@ -6,6 +6,7 @@ the one launched last.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import msgspec
 
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
+from async_rl.core.jsonl import lines_backwards
 from async_rl.launchers.backends.slurm import SCRIPT_FILE
 from async_rl.launchers.configuration import schema
 from async_rl.launchers.configuration.choices import expand
@@ -118,9 +120,7 @@ def remains(run_dir: Path) -> Remains:
     read.
     """
     config = config_of(run_dir)
-    last: dict[str, Any] = {}
-    for row in _rows(run_dir / "metrics.jsonl"):
-        last = row
+    last = _last_row(run_dir / "metrics.jsonl")
     ending, cause = outcome(run_dir)
     return Remains(
         run_name=run_dir.name,
@@ -162,3 +162,12 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
             yield msgspec.json.decode(line, type=dict)
         except msgspec.DecodeError:
             continue
+
+
+def _last_row(path: Path) -> dict[str, Any]:
+    """Return the last complete line; empty if there is none."""
+    for _, line in lines_backwards(path):
+        with contextlib.suppress(msgspec.DecodeError):
+            last: dict[str, Any] = msgspec.json.decode(line, type=dict)
+            return last
+    return {}

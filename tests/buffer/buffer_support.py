@@ -52,6 +52,7 @@ def make_config(
     num_steps: int = 1000,
     lease_s: float = 30.0,
     keep_steps: int = 0,
+    keep_groups: int | None = None,
 ) -> RunConfig:
     base = _base()
     return replace(
@@ -63,6 +64,7 @@ def make_config(
             max_staleness_versions=max_staleness,
             over_age=over_age,
             keep_steps=keep_steps,
+            keep_groups=keep_groups,
         ),
         generation=replace(base.generation, group_size=group_size, max_attempts=max_attempts),
         timeouts=replace(base.timeouts, call_s=lease_s / 3, group_s=120.0),

@@ -193,14 +193,15 @@ def test_an_earlier_life_of_the_learner_is_refused_after_every_restart_of_the_bu
     tmp_path: Path,
 ) -> None:
     from async_rl.core.errors import Superseded
-    from async_rl.protocol.learner import KeepAdvantages, StartEvaluation, TakeBatch
+    from async_rl.protocol.learner import KeepAdvantages, ReadSequences, StartEvaluation, TakeBatch
 
     def actions(life: int, group_ids: list[int]) -> list[Message]:
         return [
             TakeBatch(life=life, train_version=0, wait_s=0),
+            ReadSequences(life=life, train_version=0, samples=[(group_ids[0], 0)]),
             CommitStep(life=life, version=1, group_ids=group_ids),
             StartEvaluation(life=life, version=0),
-            KeepAdvantages(life=life, group_ids=[], rows=[]),
+            KeepAdvantages(life=life, samples=[], rows=[]),
             ForgetBefore(life=life, version=0),
             SecureStore(life=life),
             DropBatch(life=life, train_version=0, group_ids=group_ids, message=""),
@@ -225,7 +226,7 @@ def test_an_earlier_life_of_the_learner_is_refused_after_every_restart_of_the_bu
             await refused(service, actions(old, ids))
             with pytest.raises(Superseded):
                 await begin(service, "a")
-            for message in actions(new, ids)[:2]:
+            for message in actions(new, ids)[:3]:
                 await service.handlers[type(message)](message)
             assert service.state.learner_version == 1
 

@@ -46,14 +46,14 @@ async def make_history(path: Path) -> None:
             ids = [g.group_id for g in batch.groups]
             await service.commit_step(CommitStep(version=version + 1, group_ids=ids))
             if version == 1:
-                sizes = [
-                    sum(sample.response_length for sample in group.trajectories)
-                    for group in batch.groups
-                ]
-                rows = [np.linspace(-1, 1, size, dtype=np.float32) for size in sizes]
-                await service.keep_advantages(
-                    KeepAdvantages(group_ids=[*ids, 999], rows=[*rows, rows[0]])
-                )
+                # Another rank has the second samples, and is faster.
+                for number in (1, 0):
+                    sizes = [group.samples[number].response_length for group in batch.groups]
+                    rows = [np.full(size, number - 0.5, dtype=np.float32) for size in sizes]
+                    samples = [(group_id, number) for group_id in [*ids, 999]]
+                    await service.keep_advantages(
+                        KeepAdvantages(samples=samples, rows=[*rows, rows[0]])
+                    )
 
 
 @pytest.fixture(scope="module")
@@ -107,11 +107,11 @@ def test_a_step_has_the_groups_that_it_trained_with_their_prompts(run_dir: Path)
 def test_advantages_are_kept_of_the_groups_that_are_stored(run_dir: Path) -> None:
     assert [r.advantages for r in stored(run_dir, step=1)] == [None, None]
     for rollout in stored(run_dir, step=2):
-        size = sum(sample.response_length for sample in rollout.group.trajectories)
+        first, second = (sample.response_length for sample in rollout.group.trajectories)
         assert rollout.advantages is not None
-        np.testing.assert_allclose(rollout.advantages, np.linspace(-1, 1, size), atol=1e-3)
+        assert rollout.advantages.tolist() == [-0.5] * first + [0.5] * second
     with reading(run_dir / "store.sqlite") as connection:
-        assert connection.execute("SELECT count(*) FROM advantages").fetchone() == (2,)
+        assert connection.execute("SELECT count(*) FROM advantages").fetchone() == (4,)
 
 
 def test_with_a_critic_each_token_has_the_colour_of_its_own_advantage(run_dir: Path) -> None:

@@ -26,7 +26,7 @@ from buffer_support import (
 
 from async_rl.core.errors import ProtocolError
 from async_rl.protocol.buffer import PutGroup, ReleaseGenerator, Work
-from async_rl.protocol.learner import CommitStep
+from async_rl.protocol.learner import CommitStep, ReadSequences, Sequences
 
 
 def test_groups_go_from_ticket_to_trained(tmp_path: Path) -> None:
@@ -44,7 +44,11 @@ def test_groups_go_from_ticket_to_trained(tmp_path: Path) -> None:
             assert service.state.queue() == {"issued": 0, "generating": 0, "ready": 4, "leased": 0}
             batch = await take(service, 0)
             assert [g.group_id for g in batch.groups] == [0, 1]
-            assert batch.groups[0].trajectories[0].versions.tolist() == [-1, -1, 0, 0, 0]
+            sequences = await service.read_sequences(
+                ReadSequences(train_version=0, samples=[(0, 0)])
+            )
+            assert isinstance(sequences, Sequences)
+            assert sequences.trajectories[0].versions.tolist() == [-1, -1, 0, 0, 0]
             await service.commit_step(CommitStep(version=1, group_ids=[0, 1]))
         assert states(tmp_path) == {0: "trained", 1: "trained", 2: "ready", 3: "ready"}
 

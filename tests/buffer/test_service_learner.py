@@ -143,7 +143,7 @@ def test_everything_survives_a_restart(tmp_path: Path) -> None:
         async with opened(tmp_path, config, prompts) as service:
             assert service.state.queue() == {"issued": 2, "generating": 1, "ready": 1, "leased": 2}
             batch = await take(service, 0)
-            assert [(g.group_id, len(g.trajectories)) for g in batch.groups] == [(0, 2), (1, 2)]
+            assert [(g.group_id, len(g.samples)) for g in batch.groups] == [(0, 2), (1, 2)]
             await service.commit_step(CommitStep(version=1, group_ids=[0, 1]))
             again = await tickets(service, 1, generator="generator-2")
             assert [(t.group_id, t.attempt) for t in again] == [(4, 2), (5, 2), (6, 1), (7, 1)]
@@ -191,7 +191,7 @@ def test_a_learner_that_goes_back_trains_the_undone_batches_again(tmp_path: Path
             for version in (1, 2):
                 batch = await take(service, version)
                 assert [g.group_id for g in batch.groups] == seen[version]
-                assert len(batch.groups[0].trajectories) == 2
+                assert len(batch.groups[0].samples) == 2
                 await service.commit_step(CommitStep(version=version + 1, group_ids=seen[version]))
         async with opened(tmp_path, make_config(max_staleness=1)) as service:
             assert service.state.learner_version == 3

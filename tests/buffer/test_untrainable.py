@@ -23,7 +23,8 @@ from async_rl.core.errors import (
     StalenessError,
     root_cause,
 )
-from async_rl.core.types import Group, GroupState
+from async_rl.core.heads import GroupHead
+from async_rl.core.types import GroupState
 from async_rl.launchers.commands.ledger import promise_of
 from async_rl.observability.activity import Activity
 from async_rl.processes import learner as process
@@ -54,14 +55,23 @@ class Pool:
     def __init__(self, fails: Callable[[int, list[int]], Exception | None]) -> None:
         self.trained: list[list[int]] = []
         self._fails = fails
+        self._fetched: dict[int, list[int]] = {}
 
-    async def step(self, groups: list[Group], version: int) -> Any:
-        ids = [group.group_id for group in groups]
+    async def fetch(
+        self, heads: list[GroupHead], train_version: int, *, life: int, timeout_s: float
+    ) -> None:
+        self._fetched[train_version] = [head.group_id for head in heads]
+
+    async def keep_advantages(self, result: object) -> None:
+        pass
+
+    async def step(self, version: int) -> Any:
+        ids = self._fetched[version]
         error = self._fails(version, ids)
         if error is not None:
             raise error
         self.trained.append(ids)
-        return SimpleNamespace(scalars={"tokens/trained": 1.0}, advantages=[], histograms={})
+        return SimpleNamespace(scalars={"tokens/trained": 1.0}, advantages={}, histograms={})
 
 
 class Quiet:

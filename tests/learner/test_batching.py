@@ -12,7 +12,7 @@ from learner_support import make_groups, make_trainer, spy_on_gradients
 
 from async_rl.batching.batch import collate
 from async_rl.batching.packing import pack
-from async_rl.batching.partition import cost_tokens, minibatches, passes
+from async_rl.batching.partition import cost_tokens, minibatches, passes, share_out
 
 CPU = torch.device("cpu")
 
@@ -151,7 +151,8 @@ def test_passes_hold_each_sequence_once_within_the_budget(
     seed: int, num_groups: int, size: int, ranks: int, budget: int
 ) -> None:
     batch = collate(make_groups(seed, num_groups=num_groups, size=size), device=CPU)
-    shares = passes(batch, range(batch.num_sequences), ranks=ranks, budget_tokens=budget)
+    owned = share_out(batch, range(batch.num_sequences), ranks=ranks, cap_tokens=budget)
+    shares = passes(batch, owned, budget_tokens=budget)
     assert len({len(share) for share in shares}) == 1
     assert sorted(s for share in shares for members in share for s in members) == list(
         range(batch.num_sequences)
@@ -240,7 +241,8 @@ def test_an_empty_response_is_in_a_pass_of_its_own_prompt(ranks: int) -> None:
         )
     batch = collate(groups, device=CPU)
     budget = max(cost_tokens(batch, [i, i + 1]) for i in range(0, 10, 2))
-    shares = passes(batch, range(10), ranks=ranks, budget_tokens=budget)
+    owned = share_out(batch, range(10), ranks=ranks, cap_tokens=budget)
+    shares = passes(batch, owned, budget_tokens=budget)
     members = [members for share in shares for members in share]
     assert sorted(s for sequences in members for s in sequences) == list(range(10))
     assert all(cost_tokens(batch, sequences) <= budget for sequences in members)

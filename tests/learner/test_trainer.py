@@ -78,20 +78,22 @@ def test_a_step_of_which_no_sample_is_rewarded_stops_the_run_where_that_is_asked
     assert equal(weights_of(asking), before)
 
 
-def test_with_a_critic_a_step_tells_the_advantages_of_each_groups_tokens(model_path: Path) -> None:
+def test_with_a_critic_a_step_returns_the_advantages_of_each_sample(model_path: Path) -> None:
     groups = make_groups()
-    assert make_trainer(model_path, "grpo_code").step(groups, 0).advantages == []
+    assert make_trainer(model_path, "grpo_code").step(groups, 0).advantages == {}
     result = make_trainer(model_path, "ppo_code", "algorithm.normalize_advantages=none").step(
         groups, 0
     )
-    assert [len(row) for row in result.advantages] == [
-        sum(t.response_length for t in group.trajectories) for group in groups
-    ]
-    trained = [
-        np.concatenate([t.loss_mask[t.prompt_length :] for t in group.trajectories])
-        for group in groups
-    ]
-    told = np.concatenate([row[mask] for row, mask in zip(result.advantages, trained, strict=True)])
+    samples = {(g.group_id, n): t for g in groups for n, t in enumerate(g.trajectories)}
+    assert {name: len(row) for name, row in result.advantages.items()} == {
+        name: sample.response_length for name, sample in samples.items()
+    }
+    told = np.concatenate(
+        [
+            result.advantages[name][sample.loss_mask[sample.prompt_length :]]
+            for name, sample in samples.items()
+        ]
+    )
     assert told.mean() == pytest.approx(result.scalars["advantage/mean"], abs=1e-5)
 
 
@@ -229,12 +231,12 @@ def test_a_loss_that_is_not_finite_is_refused_before_anything_changes(
     ) as error:
         trainer.step(groups, 0)
     kept = decode(
-        Path(str(error.value).rpartition("the batch is in ")[2]).read_bytes(), list[Group]
+        Path(str(error.value).rpartition("the batch is in ")[2]).read_bytes(),
+        dict[int, list[Trajectory]],
     )
-    assert kept[2].trajectories[0].token_ids.tolist() == bad.token_ids.tolist()
+    assert kept[2][0].token_ids.tolist() == bad.token_ids.tolist()
     assert not math.isfinite(
-        kept[2].trajectories[0].score.reward
-        + kept[2].trajectories[0].behavior_logprobs[bad.prompt_length]
+        kept[2][0].score.reward + kept[2][0].behavior_logprobs[bad.prompt_length]
     )
     assert equal(before, weights_of(trainer))
     trainer.step(make_groups(), 0)

@@ -148,14 +148,11 @@ def test_two_ranks_reach_the_weights_of_one(
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(one["logprobs"], two["logprobs"], atol=1e-4)
     for first, second in zip(one["scalars"], two["scalars"], strict=True):
-        for name in (
-            "policy/grad_norm",
-            "loss/policy",
-            "policy/entropy",
-            "advantage/mean",
-            "tokens/trained",
-        ):
-            assert second[name] == pytest.approx(first[name], rel=1e-4, abs=1e-6), name
+        assert first.keys() == second.keys()
+        for name in first:
+            if not name.startswith("time/"):
+                # A maximum over tokens moves more than a mean.
+                assert second[name] == pytest.approx(first[name], rel=1e-3, abs=1e-5), name
 
     exported = make_trainer(trained[2] / case / "hf", conf)
     np.testing.assert_allclose(exported.logprobs([ROW])[0], two["logprobs"], atol=1e-6)

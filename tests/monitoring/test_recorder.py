@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+import json
 import logging
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.compat.proto import event_pb2
 from tensorboard.plugins.custom_scalar import layout_pb2
@@ -16,7 +19,10 @@ from tensorboard.util import tensor_util
 
 from async_rl.config.base import replace
 from async_rl.config.run import RunConfig
+from async_rl.core import jsonl
 from async_rl.core.errors import DataError
+from async_rl.monitoring import event_file
+from async_rl.monitoring import recorder as recorder_module
 from async_rl.monitoring.recorder import Recorder, is_evaluated
 from async_rl.observability.catalogue import METRICS, MetricKind
 
@@ -309,6 +315,56 @@ def test_two_hours_of_the_quickest_run_add_less_than_200_mb_of_events_and_every_
         {e.step for e in events(tmp_path) for v in e.summary.value if v.tag == "reward/mean"}
     )
     assert steps == list(range(1, 401, 4))
+
+
+def test_a_resume_and_a_return_to_an_earlier_version_read_the_end_of_the_file_only(
+    config: RunConfig, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At 10^5 steps of 3.5 kB the file has 350 MB."""
+    path = tmp_path / "metrics.jsonl"
+    with path.open("w") as file:
+        for step in range(1, 20_001):
+            file.write(json.dumps({"step": step, "time_s": step / 10, "x": "y" * 400}) + "\n")
+    inode, size = path.stat().st_ino, path.stat().st_size
+    num_read = 0
+    read = jsonl.lines_backwards
+
+    def counting(path: Path) -> Iterator[tuple[int, bytes]]:
+        nonlocal num_read
+        for offset, line in read(path):
+            num_read += 1
+            yield offset, line
+
+    monkeypatch.setattr(recorder_module, "lines_backwards", counting)
+    recorder = Recorder(tmp_path, replace(config, num_steps=30_000), clock=clock)
+    recorder.start_from(19_990)
+    recorder.record(19_991, "learner-0", {"reward/mean": 0.5})
+    recorder.close()
+    assert num_read < 20
+    assert path.stat().st_ino == inode, "the file was not written again"
+    assert path.stat().st_size < size
+    written = rows(tmp_path)
+    assert [row["step"] for row in written] == list(range(1, 19_992))
+    assert written[-1]["reward/mean"] == 0.5
+
+
+def test_event_files_have_a_limited_size_and_tensorboard_reads_them_as_one(
+    recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_file, "_ROTATE_BYTES", 20_000)
+    for step in range(1, 401):
+        recorder.record(0, "supervisor", {"policy/entropy": float(step)})
+    recorder.close()
+    files = list((tmp_path / "tensorboard").iterdir())
+    assert len(files) > 1
+    # One text of the run's settings may be larger than the limit.
+    assert sorted(path.stat().st_size for path in files)[-2] < 30_000
+    reader = EventAccumulator(str(tmp_path / "tensorboard"), size_guidance={"tensors": 0})
+    reader.Reload()
+    values = [
+        float(tensor_util.make_ndarray(e.tensor_proto)) for e in reader.Tensors("policy/entropy")
+    ]
+    assert values == [float(step) for step in range(1, 401)]
 
 
 @pytest.mark.parametrize(

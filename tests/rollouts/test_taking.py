@@ -52,6 +52,7 @@ def take(timeout_s: float, *, generators: tuple[str, ...] = ("generator-0",)) ->
         for n in generators
     ]
     directory.update(Members(revision=1, members=members))
+    no_pool: Any = None
     context: Any = SimpleNamespace(
         config=compose_unchecked("grpo_code", [f"timeouts.stall_s={3 * timeout_s}"]),
         run_dir=Path("run"),
@@ -61,7 +62,7 @@ def take(timeout_s: float, *, generators: tuple[str, ...] = ("generator-0",)) ->
         directory=directory,
         peer=lambda _: Buffer(num_refusals=60),
     )
-    return asyncio.run(Taker(context, Device(), life=0)._take(5))
+    return asyncio.run(Taker(context, Device(), no_pool, life=0)._take(5))
 
 
 @pytest.mark.proves("timeouts.stall_s")

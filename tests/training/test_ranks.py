@@ -19,8 +19,16 @@ from async_rl.launchers.backends.cluster import on_cluster
 from async_rl.launchers.configuration.compose import compose
 from async_rl.planning.topology import processes
 from async_rl.training import ranks
-from async_rl.training.operations import Perform, Step, Stop
+from async_rl.training.operations import Fetch, Perform, Step, Stop
 from async_rl.training.ranks import Rank, TrainingPool, learner_device
+
+
+async def _nothing(_: object) -> None:
+    pass
+
+
+DONE = SimpleNamespace(advantages={})
+NO_PARTS: Any = SimpleNamespace(pop=lambda version: None, keep_advantages=_nothing)
 
 
 def test_every_rank_computes_on_the_first_gpu_that_it_sees_however_many_ranks_there_are(
@@ -86,7 +94,7 @@ def test_weights_are_packed_into_one_buffer_of_the_device_at_a_time(
     monkeypatch.setattr(ranks, "WeightPublisher", lambda specs: SimpleNamespace(close=list))
 
     async def story() -> list[Any]:
-        pool = await TrainingPool.open(lambda: trainer, "life")
+        pool = await TrainingPool.open(lambda: trainer, "life", NO_PARTS)
         blocks = [await pool.share_on_device(), await pool.share_on_device()]
         await pool.unshare_on_device()
         await pool.unshare_on_device()
@@ -109,19 +117,21 @@ def test_a_rank_waits_for_rank_0_for_longer_than_a_collective_may_take(tmp_path:
     ]
     errors = [rank.communicate(timeout=120)[1] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], errors
-    expected = [21.0, *(2.0 * version + 1 for version in range(20)), []]
+    expected = [*(2.0 * version + 1.01 for version in range(20)), []]
     assert (tmp_path / "results").read_text() == repr(expected)
 
 
 def test_an_operation_of_another_life_of_the_pool_is_refused() -> None:
     trainer: Any = SimpleNamespace(steps=[])
-    trainer.step = lambda groups, version: trainer.steps.append(version)
+    trainer.train = lambda part, version: trainer.steps.append(version) or DONE
 
     async def story() -> list[int]:
-        rank = await Rank.open(lambda: trainer, "now")
-        await rank.accept(Perform(pool="now", operation=Step(version=1, groups=[])))
+        rank = await Rank.open(lambda: trainer, "now", NO_PARTS)
+        await rank.accept(Perform(pool="now", operation=Step(version=1)))
         with pytest.raises(Superseded, match="pool before of learner ranks was replaced by now"):
-            await rank.accept(Perform(pool="before", operation=Step(version=2, groups=[])))
+            await rank.accept(Perform(pool="before", operation=Step(version=2)))
+        with pytest.raises(Superseded, match="pool before of learner ranks was replaced by now"):
+            await rank.read(Fetch(pool="before", life=1, train_version=2, heads=[]))
         await rank.accept(Perform(pool="now", operation=Stop()))
         await rank.follow()
         rank.close()
@@ -131,16 +141,18 @@ def test_an_operation_of_another_life_of_the_pool_is_refused() -> None:
 
 
 def test_a_rank_survives_a_batch_that_rank_0_drops_and_restarts_with_it_after_another() -> None:
-    def step(groups: object, version: int) -> None:
+    def train(part: object, version: int) -> Any:
         if version == 1:
             raise NonFiniteError("loss nan")
         if version == 3:
             raise RuntimeError("lost")
+        return DONE
 
     async def story() -> None:
-        rank = await Rank.open(lambda: SimpleNamespace(step=step), "now")  # type: ignore[arg-type,return-value]
+        trainer: Any = SimpleNamespace(train=train)
+        rank = await Rank.open(lambda: trainer, "now", NO_PARTS)
         for version in (1, 2, 3):
-            await rank.accept(Perform(pool="now", operation=Step(version=version, groups=[])))
+            await rank.accept(Perform(pool="now", operation=Step(version=version)))
         with pytest.raises(RuntimeError, match="lost"):
             await rank.follow()
         rank.close()

@@ -2,6 +2,7 @@
 test_ranks.py as `two_ranks.py RANK FOLDER`.
 
 Rank 0 waits for three seconds, as for a batch, between two steps, and the other rank waits for it.
+The one sequence of a batch belongs to rank 0 and rank 1 in turn.
 """
 
 from __future__ import annotations
@@ -11,15 +12,25 @@ import datetime
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 
-from async_rl.training.operations import Perform
+from async_rl.batching.batch import BatchPart
+from async_rl.core.heads import head_of
+from async_rl.protocol.learner import ReadSequences, Sequences
+from async_rl.training.operations import Fetch, Perform
+from async_rl.training.parts import Parts
 from async_rl.training.ranks import Rank, TrainingPool
 from async_rl.wire.keys import create_keys, load_keys
 from async_rl.wire.rpc import RpcClient, RpcServer
+
+sys.path.append(str(Path(__file__).parents[1] / "learner"))
+
+from learner_support import make_groups
 
 RANK, FOLDER = int(sys.argv[1]), Path(sys.argv[2])
 PAUSE_S = 3.0
@@ -31,13 +42,24 @@ class Trainer:
     def tensor_specs(self) -> list[Any]:
         return []
 
-    def step(self, groups: list[Any], version: int) -> float:
-        value = torch.tensor([float(version + RANK)])
+    def owners(self, heads: list[Any], version: int) -> list[int]:
+        return [version % 2]
+
+    def train(self, part: BatchPart, version: int) -> Any:
+        value = torch.tensor([float(version + RANK + len(part.trajectories) / 100)])
         dist.all_reduce(value)
-        return float(value)
+        return SimpleNamespace(advantages={}, value=round(float(value), 2))
 
     def logprobs(self, rows: list[Any]) -> list[Any]:
         return []
+
+
+class Buffer:
+    """Has one sequence."""
+
+    async def call(self, request: ReadSequences, *, timeout_s: float) -> Sequences:
+        assert request.samples == [(5, 0)]
+        return Sequences(trajectories=make_groups(num_groups=1, size=1)[0].trajectories)
 
 
 def make_trainer() -> Any:
@@ -63,12 +85,17 @@ def content(name: str) -> str:
 
 async def lead(address: str) -> None:
     async with RpcClient(address, load_keys(FOLDER / "keys")) as other:
-        pool = await TrainingPool.open(make_trainer, "first-life-0", [other])
-        results = [await pool.step([], 10)]
+        parts = Parts(Buffer(), RANK, call_s=9)
+        pool = await TrainingPool.open(make_trainer, "first-life-0", parts, [other])
+        head = msgspec.structs.replace(head_of(make_groups(num_groups=1, size=1)[0]), group_id=5)
+        for version in range(20):
+            await pool.fetch([head], version, life=1, timeout_s=9)
+        results = [(await pool.step(0)).value]
         await asyncio.sleep(PAUSE_S)
         # Callers that do not wait for each other: all ranks begin in one order.
-        steps = [pool.step([], version) for version in range(20)]
-        results += await asyncio.gather(*steps, pool.logprobs([]))  # type: ignore[arg-type]
+        steps = [pool.step(version) for version in range(1, 20)]
+        *stepped, logprobs = await asyncio.gather(*steps, pool.logprobs([]))  # type: ignore[arg-type]
+        results += [*(result.value for result in stepped), logprobs]
         await pool.stop()
         (FOLDER / "results").write_text(repr(results))
         pool.close()
@@ -80,11 +107,16 @@ async def follow() -> None:
     async def accept(request: Perform) -> Any:
         return await (await opened).accept(request)
 
+    async def read(request: Fetch) -> Any:
+        return await (await opened).read(request)
+
     keys = create_keys(FOLDER / "keys")
-    with RpcServer("127.0.0.1", 0, keys, {Perform: accept}) as server:
+    with RpcServer("127.0.0.1", 0, keys, {Perform: accept, Fetch: read}) as server:
         serving = asyncio.create_task(server.serve())
         (FOLDER / "address").write_text(server.address)
-        opened.set_result(await Rank.open(make_trainer, "other-life-1"))
+        opened.set_result(
+            await Rank.open(make_trainer, "other-life-1", Parts(Buffer(), RANK, call_s=9))
+        )
         await opened.result().follow()
         opened.result().close()
         await asyncio.sleep(0.2)

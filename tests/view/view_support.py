@@ -47,12 +47,15 @@ async def make_store(run_dir: Path) -> None:
             ids = [group.group_id for group in batch.groups]
             await service.commit_step(CommitStep(version=version + 1, group_ids=ids))
             if version == 1:
-                rows = [
-                    np.linspace(-2, 2, sum(s.response_length for s in group.trajectories))
-                    for group in batch.groups
-                ]
-                advantages = [row.astype(np.float32) for row in rows]
-                await service.keep_advantages(KeepAdvantages(group_ids=ids, rows=advantages))
+                rows: dict[tuple[int, int], np.ndarray] = {}
+                for group in batch.groups:
+                    sizes = [sample.response_length for sample in group.samples]
+                    values = np.linspace(-2, 2, sum(sizes), dtype=np.float32)
+                    split = np.split(values, np.cumsum(sizes)[:-1])
+                    rows |= {(group.group_id, n): row for n, row in enumerate(split)}
+                await service.keep_advantages(
+                    KeepAdvantages(samples=list(rows), rows=list(rows.values()))
+                )
 
 
 def make_run(run_dir: Path, *, reward: float, num_steps: int = 30) -> None:

@@ -3,7 +3,9 @@
 The promises: every group is in one state and reached it by allowed changes; no prompt was left out
 or issued twice; admission kept its bound; nothing over age was leased or trained; in the surviving
 history steps follow each other without a gap, each trained exactly its groups, and each group was
-trained once; what may still be trained is stored. Tables in schema.py.
+trained once; what may still be trained is stored; the counters are true. Tables in schema.py.
+
+Of compacted groups the history is gone. Only their numbers are checked, and the audit says so.
 """
 
 from __future__ import annotations
@@ -37,18 +39,21 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Audit(msgspec.Struct, frozen=True, kw_only=True):
-    """The number of checked rows, and the broken promises as sentences, at most 20."""
+    """The number of checked rows, and the broken promises as sentences, at most 20. unchecked: what
+    could not be checked, as sentences.
+    """
 
     num_groups: int
     num_transitions: int
     num_steps: int
     num_undone_steps: int
     problems: list[str]
+    unchecked: list[str] = []
 
 
 def audit(connection: sqlite3.Connection, promise: Promise) -> Audit:
     """Read everything once. The connection must show one moment (`ledger.reading`)."""
-    checks = (_file, _histories, _order, _steps, _staleness, _stored)
+    checks = (_file, _histories, _order, _steps, _staleness, _stored, _counters)
     problems = [problem for check in checks for problem in check(connection, promise)]
     num_more = len(problems) - _MAX_REPORTED
     if num_more > 0:
@@ -63,7 +68,20 @@ def audit(connection: sqlite3.Connection, promise: Promise) -> Audit:
         num_steps=count("steps WHERE undone_s IS NULL"),
         num_undone_steps=count("steps WHERE undone_s IS NOT NULL"),
         problems=problems,
+        unchecked=list(_unchecked(connection)),
     )
+
+
+def _unchecked(connection: sqlite3.Connection) -> Iterator[str]:
+    num_groups, last = connection.execute(
+        "SELECT coalesce(sum(num_groups), 0), max(version) FROM compacted"
+    ).fetchone()
+    if num_groups:
+        yield (
+            f"the rows of {num_groups} groups that steps 1 to {last} trained are compacted"
+            " (buffer.keep_groups): their changes of state, their age, the bound of admission at"
+            " that time and whether one was trained twice"
+        )
 
 
 def _file(connection: sqlite3.Connection, _: Promise) -> Iterator[str]:
@@ -114,13 +132,22 @@ def _histories(connection: sqlite3.Connection, promise: Promise) -> Iterator[str
 
 def _order(connection: sqlite3.Connection, _: Promise) -> Iterator[str]:
     """Group ids and the positions of training prompts have no gap."""
-    positions = "coalesce(max(position), -1) + 1 FROM groups WHERE purpose='train'"
-    for name, query in (
-        ("group ids", "SELECT count(*), coalesce(max(group_id), -1) + 1 FROM groups"),
-        ("positions in the order of prompts", f"SELECT count(DISTINCT position), {positions}"),
-        ("training groups", f"SELECT count(*), {positions}"),
+    num_compacted, last_group, last_position = connection.execute(
+        "SELECT coalesce(sum(num_groups), 0), coalesce(max(last_group_id), -1),"
+        " coalesce(max(last_position), -1) FROM compacted"
+    ).fetchone()
+    positions = "coalesce(max(position), -1) FROM groups WHERE purpose='train'"
+    for name, query, last_compacted in (
+        ("group ids", "SELECT count(*), coalesce(max(group_id), -1) FROM groups", last_group),
+        (
+            "positions in the order of prompts",
+            f"SELECT count(DISTINCT position), {positions}",
+            last_position,
+        ),
+        ("training groups", f"SELECT count(*), {positions}", last_position),
     ):
-        num_stored, num_issued = connection.execute(query).fetchone()
+        num_rows, last = connection.execute(query).fetchone()
+        num_stored, num_issued = num_rows + num_compacted, max(last, last_compacted) + 1
         if num_stored != num_issued:
             yield f"{num_stored} {name} are stored, {num_issued} were issued"
 
@@ -136,6 +163,7 @@ def _steps(connection: sqlite3.Connection, promise: Promise) -> Iterator[str]:
         missing = sorted(set(range(1, max(versions) + 1)) - set(versions))
         yield f"the surviving steps are not 1 to {len(versions)}: {missing} are missing"
     sizes = dict(connection.execute(f"SELECT version, count(*) {surviving} GROUP BY version"))
+    sizes |= dict(connection.execute("SELECT version, num_groups FROM compacted"))
     for version in versions:
         if sizes.get(version, 0) != promise.groups_per_step:
             yield (
@@ -195,3 +223,21 @@ def _stored(connection: sqlite3.Connection, _: Promise) -> Iterator[str]:
         " IN ('ready', 'leased', 'trained'))"
     ):
         yield f"group {group_id} is not complete, yet trajectories of it are stored"
+
+
+def _counters(connection: sqlite3.Connection, _: Promise) -> Iterator[str]:
+    """The counters are the numbers of groups."""
+    rows = connection.execute(
+        "SELECT purpose, state, reason, count(*) FROM groups GROUP BY 1, 2, 3"
+    )
+    actual = {(purpose, state, reason): number for purpose, state, reason, number in rows}
+    (num_compacted,) = connection.execute(
+        "SELECT coalesce(sum(num_groups), 0) FROM compacted"
+    ).fetchone()
+    if num_compacted:
+        actual["train", "trained", ""] = actual.get(("train", "trained", ""), 0) + num_compacted
+    rows = connection.execute("SELECT purpose, state, reason, number FROM counts WHERE number!=0")
+    counted = {(purpose, state, reason): number for purpose, state, reason, number in rows}
+    for key in sorted(actual.keys() | counted.keys()):
+        if actual.get(key) != counted.get(key):
+            yield f"{counted.get(key, 0)} groups are counted as {key}, {actual.get(key, 0)} are"

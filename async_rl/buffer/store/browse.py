@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from async_rl.buffer.store.ledger import reading
+from async_rl.buffer.store.rollouts import stored_advantages
 from async_rl.core import codec
 from async_rl.core.types import Group
 
@@ -157,11 +158,11 @@ class Browser:
         are no longer stored.
         """
         stored = self._connection.execute(
-            "SELECT blobs.payload, coalesce(advantages.payload, x'') FROM blobs"
-            " LEFT JOIN advantages USING (group_id) WHERE group_id=?",
-            (group_id,),
+            "SELECT payload FROM blobs WHERE group_id=?", (group_id,)
         ).fetchone()
-        return None if stored is None else (codec.decode(stored[0], Group), stored[1])
+        if stored is None:
+            return None
+        return codec.decode(stored[0], Group), stored_advantages(self._connection, group_id)
 
     def prompt_text(self, purpose: str, prompt_id: str) -> str:
         """Return the text of a prompt, empty if it is unknown."""

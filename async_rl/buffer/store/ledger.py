@@ -90,7 +90,7 @@ class LeftPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
 class LedgerSummary(msgspec.Struct, frozen=True, kw_only=True):
     """The run in counts. dropped: training groups by reason; staleness: trained groups by age in
-    versions.
+    versions; num_compacted: trained groups that have no rows any more (buffer.keep_groups).
     """
 
     learner_version: int
@@ -105,6 +105,7 @@ class LedgerSummary(msgspec.Struct, frozen=True, kw_only=True):
     generators: dict[str, int]
     num_stored: int
     stored_bytes: int
+    num_compacted: int
 
 
 @contextlib.contextmanager
@@ -173,27 +174,38 @@ class Ledger:
             num_undone_steps=self._one("SELECT count(*) FROM steps WHERE undone_s IS NOT NULL"),
             num_prompts=self._one("SELECT count(*) FROM prompts WHERE purpose='train'"),
             next_position=self._one(
-                "SELECT coalesce(max(position), -1) + 1 FROM groups WHERE purpose='train'"
+                "SELECT max(coalesce((SELECT max(position) FROM groups WHERE purpose='train'), -1),"
+                " coalesce((SELECT max(last_position) FROM compacted), -1)) + 1"
             ),
             num_left=self._one("SELECT count(*) FROM left_prompts"),
             states={s.value: 0 for s in GroupState}
-            | self._counts("SELECT state, count(*) FROM groups WHERE purpose='train' GROUP BY 1"),
+            | self._counts(
+                "SELECT state, sum(number) FROM counts WHERE purpose='train' AND number>0 GROUP"
+                " BY 1"
+            ),
             dropped=self._counts(
-                "SELECT reason, count(*) FROM groups WHERE purpose='train' AND state='dropped'"
-                " GROUP BY 1 ORDER BY 1"
+                "SELECT reason, number FROM counts WHERE purpose='train' AND state='dropped' AND"
+                " number>0 ORDER BY 1"
             ),
             evaluation_states=self._counts(
-                "SELECT state, count(*) FROM groups WHERE purpose='eval' GROUP BY 1 ORDER BY 1"
+                "SELECT state, sum(number) FROM counts WHERE purpose='eval' AND number>0 GROUP BY 1"
+                " ORDER BY 1"
             ),
-            staleness=self._counts(
-                "SELECT max(train_version - oldest_version, 0), count(*) FROM groups WHERE"
-                " state='trained' GROUP BY 1 ORDER BY 1"
+            staleness=self._trained(
+                "max(train_version - oldest_version, 0)", "age", "CAST(name AS INTEGER)"
             ),
-            generators=self._counts(
-                "SELECT generator, count(*) FROM groups WHERE state='trained' GROUP BY 1 ORDER BY 1"
-            ),
+            generators=self._trained("generator", "generator", "name"),
             num_stored=self._one("SELECT count(*) FROM blobs"),
             stored_bytes=self._one("SELECT coalesce(sum(length(payload)), 0) FROM blobs"),
+            num_compacted=self._one("SELECT coalesce(sum(num_groups), 0) FROM compacted"),
+        )
+
+    def _trained(self, column: str, kind: str, name: str) -> dict[Any, int]:
+        """Trained groups by this column, with the compacted ones, which are counted by `kind`."""
+        return self._counts(
+            f"SELECT name, sum(number) FROM (SELECT {column} AS name, count(*) AS number FROM"
+            f" groups WHERE state='trained' GROUP BY 1 UNION ALL SELECT {name}, number FROM"
+            f" compacted_counts WHERE kind='{kind}') GROUP BY 1 ORDER BY 1"
         )
 
     def _groups(self, where: str, value: str | int) -> list[LedgerGroup]:

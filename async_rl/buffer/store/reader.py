@@ -18,10 +18,14 @@ from async_rl.core.types import NO_VERSION, DropReason, Group, GroupState, Purpo
 
 _LEARNER_VERSION = "SELECT coalesce(max(version), 0) FROM steps WHERE undone_s IS NULL"
 _NEWEST_VERSION = "SELECT coalesce(max(version), 0) FROM steps"
-_NEXT_GROUP = "SELECT coalesce(max(group_id), -1) + 1 FROM groups"
+# The newest group may be compacted while an older one, which it overtook, is not.
+_NEXT_GROUP = (
+    "SELECT max(coalesce((SELECT max(group_id) FROM groups), -1), coalesce((SELECT"
+    " max(last_group_id) FROM compacted), -1)) + 1"
+)
 _NEXT_INDEX = (
-    "SELECT coalesce((SELECT position + 1 FROM groups WHERE purpose='train' ORDER BY group_id DESC"
-    " LIMIT 1), 0)"
+    "SELECT max(coalesce((SELECT position FROM groups WHERE purpose='train' ORDER BY group_id DESC"
+    " LIMIT 1), -1), coalesce((SELECT max(last_position) FROM compacted), -1)) + 1"
 )
 _FORGOTTEN = "SELECT coalesce(max(value), 0) FROM meta WHERE key='forgotten_before'"
 # Without INDEXED BY, SQLite may scan the table, which takes seconds in a long run.
@@ -38,7 +42,8 @@ _STORED = (
 _READY = _STORED.format(index="groups_ready", where="state='ready' AND purpose='train'")
 _LEASED = _STORED.format(index="groups_leased", where="state='leased'")
 _TRAINED = _STORED.format(index="groups_by_batch", where="state='trained' AND train_version>=?")
-_COUNTS = "SELECT state, reason, count(*) FROM groups WHERE purpose='train' GROUP BY state, reason"
+_COUNTS = "SELECT state, reason, number FROM counts WHERE purpose='train' AND number>0"
+_COMPACTED = "SELECT coalesce(max(version), 0) FROM compacted"
 _EVALUATIONS = "SELECT version, finished_s IS NOT NULL FROM evaluations"
 _LIVES = "SELECT incarnation, life FROM lives"
 _SET_ASIDE = (
@@ -70,6 +75,7 @@ class StoreReader:
         self._reader = connect(path)
         self._reading = threading.Lock()
         self.forgotten_before = self._one(_FORGOTTEN)
+        self.compacted_steps = self._one(_COMPACTED)
 
     def close_reader(self) -> None:
         """Close the connection."""

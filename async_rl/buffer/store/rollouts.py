@@ -18,6 +18,8 @@ _STEP = (
     " AND undone_s IS NULL)"
 )
 
+_ADVANTAGES = "SELECT payload FROM advantages WHERE group_id=? ORDER BY sample"
+
 
 class Rollout(msgspec.Struct, frozen=True, kw_only=True):
     """A stored training group with its prompt and the step that trained it, or None.
@@ -35,15 +37,16 @@ def rollouts(connection: sqlite3.Connection, *, step: int | None, most: int) -> 
     """Stored training groups of the step, or of any state if it is None: the newest `most`."""
     where = "" if step is None else f"AND {_STEP}=?"
     rows = connection.execute(
-        f"SELECT blobs.payload, text, {_STEP}, advantages.payload FROM groups JOIN blobs USING"
-        " (group_id) JOIN prompts USING (purpose, prompt_id) LEFT JOIN advantages USING (group_id)"
+        f"SELECT group_id, payload, text, {_STEP} FROM groups JOIN blobs USING (group_id) JOIN"
+        " prompts USING (purpose, prompt_id)"
         f" WHERE purpose='train' {where} ORDER BY group_id DESC LIMIT ?",
         (most,) if step is None else (step, most),
     )
     groups = []
-    for payload, text, trained_by, stored in rows:
+    for group_id, payload, text, trained_by in rows:
+        stored = stored_advantages(connection, group_id)
         advantages = None
-        if trained_by is not None and stored is not None:
+        if trained_by is not None and stored:
             advantages = np.frombuffer(stored, dtype=np.float16).astype(np.float32)
         groups.append(
             Rollout(
@@ -54,6 +57,13 @@ def rollouts(connection: sqlite3.Connection, *, step: int | None, most: int) -> 
             )
         )
     return groups
+
+
+def stored_advantages(connection: sqlite3.Connection, group_id: int) -> bytes:
+    """Return the float16 advantages of a group's response tokens, sample after sample; empty if
+    none are stored.
+    """
+    return b"".join(row for (row,) in connection.execute(_ADVANTAGES, (group_id,)))
 
 
 def stored_steps(connection: sqlite3.Connection) -> tuple[int, int] | None:

@@ -8,7 +8,7 @@ they are unknown.
 STORE_FILE = "store.sqlite"
 """Its name in the run's directory."""
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 
 TABLES = """
 -- Facts about the whole run. forgotten_before: trajectories trained on older versions are deleted,
@@ -70,9 +70,12 @@ CREATE INDEX groups_by_evaluation ON groups (evaluation) WHERE evaluation IS NOT
 -- The trajectories, as MessagePack of types.Group (codec.py).
 CREATE TABLE blobs (group_id INTEGER PRIMARY KEY, payload BLOB NOT NULL);
 
--- Stored trajectories that a step with a critic trained: the advantage of each response token,
--- sample after sample, float16.
-CREATE TABLE advantages (group_id INTEGER PRIMARY KEY, payload BLOB NOT NULL);
+-- Stored trajectories that a step with a critic trained: the advantage of each response token of a
+-- sample, float16.
+CREATE TABLE advantages (
+    group_id INTEGER NOT NULL, sample INTEGER NOT NULL, payload BLOB NOT NULL,
+    PRIMARY KEY (group_id, sample)
+) WITHOUT ROWID;
 
 -- Every change of state, in order.
 CREATE TABLE transitions (
@@ -100,6 +103,34 @@ CREATE TABLE trained (
     step_id INTEGER NOT NULL, group_id INTEGER NOT NULL, PRIMARY KEY (step_id, group_id)
 ) WITHOUT ROWID;
 CREATE INDEX trained_by_group ON trained (group_id);
+
+-- Groups per purpose, state and reason, compacted ones included; kept by the triggers below, so
+-- that a start does not count the rows.
+CREATE TABLE counts (
+    purpose TEXT NOT NULL, state TEXT NOT NULL, reason TEXT NOT NULL, number INTEGER NOT NULL,
+    PRIMARY KEY (purpose, state, reason)
+) WITHOUT ROWID;
+CREATE TRIGGER count_admitted AFTER INSERT ON groups BEGIN
+    INSERT INTO counts VALUES (new.purpose, new.state, new.reason, 1)
+        ON CONFLICT DO UPDATE SET number = number + 1;
+END;
+CREATE TRIGGER count_changed AFTER UPDATE OF state, reason ON groups
+WHEN old.state != new.state OR old.reason != new.reason BEGIN
+    UPDATE counts SET number = number - 1
+        WHERE purpose = old.purpose AND state = old.state AND reason = old.reason;
+    INSERT INTO counts VALUES (new.purpose, new.state, new.reason, 1)
+        ON CONFLICT DO UPDATE SET number = number + 1;
+END;
+
+-- The steps whose groups have no rows any more (buffer.keep_groups): sums over the groups of the
+-- step, and over all such steps the number of groups per age in versions and per generator.
+CREATE TABLE compacted (
+    version INTEGER PRIMARY KEY, num_groups INTEGER NOT NULL, last_group_id INTEGER NOT NULL,
+    last_position INTEGER NOT NULL, num_tokens INTEGER, num_trained_tokens INTEGER, reward_mean REAL
+);
+CREATE TABLE compacted_counts (
+    kind TEXT NOT NULL, name TEXT NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (kind, name)
+) WITHOUT ROWID;
 
 -- figures: the reported metrics as a JSON object, once it is finished.
 CREATE TABLE evaluations (

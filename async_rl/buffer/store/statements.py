@@ -137,7 +137,7 @@ def _(change: changes.Completed, now_s: float) -> list[Statement]:
         *summary.row,
         group.generation_s,
         to_json([sample.score.reward for sample in group.trajectories]),
-        to_json(part_means(group.trajectories)),
+        to_json(part_means(sample.score.parts for sample in group.trajectories)),
         now_s,
         group.group_id,
     )

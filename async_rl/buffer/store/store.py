@@ -20,15 +20,17 @@ from typing import Literal, Self
 import numpy as np
 
 from async_rl.buffer.changes import Change
+from async_rl.buffer.store.compaction import MOST_STEPS, compaction
 from async_rl.buffer.store.reader import StoreReader
 from async_rl.buffer.store.statements import statements_of, to_json
 from async_rl.buffer.store.writer import Writer, hold_lock
+from async_rl.core.heads import SampleId
 from async_rl.core.types import FloatArray
 
 KEPT_SAMPLES = 16
 """The number of groups of a reported evaluation whose trajectories stay stored."""
 
-_ADVANTAGES = "INSERT OR REPLACE INTO advantages SELECT group_id, ? FROM blobs WHERE group_id=?"
+_ADVANTAGES = "INSERT OR REPLACE INTO advantages SELECT group_id, ?, ? FROM blobs WHERE group_id=?"
 _REPORT = "UPDATE evaluations SET finished_s=?, figures=? WHERE version=?"
 _DELETE_REPORTED = (
     "DELETE FROM blobs WHERE group_id IN (SELECT group_id FROM groups WHERE evaluation=? AND"
@@ -64,12 +66,13 @@ class Store(StoreReader):
         """Queue a change of the state."""
         self._writer.put(*statements_of(change, self._clock()))
 
-    def keep_advantages(self, advantages: Iterable[tuple[int, FloatArray]]) -> None:
-        """Queue (group, advantage of each response token, sample after sample) of groups whose
-        trajectories are stored. Only people read them.
+    def keep_advantages(self, advantages: Iterable[tuple[SampleId, FloatArray]]) -> None:
+        """Queue (sample, advantage of each response token) of groups whose trajectories are stored.
+        Only people read them.
         """
-        for group_id, values in advantages:
-            self._writer.put((_ADVANTAGES, (values.astype(np.float16).tobytes(), group_id)))
+        for (group_id, number), values in advantages:
+            payload = values.astype(np.float16).tobytes()
+            self._writer.put((_ADVANTAGES, (number, payload, group_id)))
 
     def finish_evaluation(self, version: int, figures: dict[str, float]) -> None:
         """The metrics of an evaluation were reported: delete its trajectories except a few."""
@@ -88,6 +91,15 @@ class Store(StoreReader):
             (_FORGOTTEN, (version,)),
         )
         self.forgotten_before = version
+
+    def compact(self, version: int) -> None:
+        """Replace the rows of the groups that steps up to `version` trained by sums, some steps at
+        a time; their trajectories must be deleted.
+        """
+        last = min(version, self.compacted_steps + MOST_STEPS)
+        if last > self.compacted_steps:
+            self._writer.put(*compaction(self.compacted_steps, last))
+            self.compacted_steps = last
 
     async def flush(self) -> None:
         """Wait until everything queued so far is committed. Raises InfrastructureError if it could

@@ -1,0 +1,59 @@
+"""Files of one JSON object per line, read from their end, so that the time does not depend on their
+length.
+
+A line that its writer did not finish is not part of the file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+_BLOCK_BYTES = 2**16
+
+
+def lines_backwards(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield where each complete line starts, and the line, the last one first. A file that does not
+    exist has none.
+    """
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        # The bytes after the last line break are not a complete line.
+        end = _last_break(file)
+        rest = b""
+        while end > 0:
+            start = max(0, end - _BLOCK_BYTES)
+            file.seek(start)
+            block = file.read(end - start) + rest
+            first = block.find(b"\n") + 1 if start else 0
+            rest, whole = block[:first], block[first:]
+            offset = start + first + len(whole)
+            for line in reversed(whole.split(b"\n")[:-1]):
+                offset -= len(line) + 1
+                yield offset, line
+            end = start
+
+
+def _last_break(file: BinaryIO) -> int:
+    """The offset after the last line break, 0 if there is none."""
+    end = file.seek(0, os.SEEK_END)
+    while end > 0:
+        start = max(0, end - _BLOCK_BYTES)
+        file.seek(start)
+        found = file.read(end - start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        end = start
+    return 0
+
+
+def line_number(path: Path, offset: int) -> int:
+    """The number of the line at this offset, counted from 1."""
+    with path.open("rb") as file:
+        blocks = iter(lambda: file.read(min(_BLOCK_BYTES, offset - file.tell())), b"")
+        return 1 + sum(block.count(b"\n") for block in blocks)

@@ -1,0 +1,94 @@
+"""Groups that were trained long ago become sums; what the run needs of them does not change."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+from buffer_support import fail, make_config, make_group, opened, run, take, tickets
+
+from async_rl.buffer.store.audit import Audit, audit
+from async_rl.buffer.store.ledger import Ledger, LedgerSummary, reading
+from async_rl.launchers.commands.ledger import promise_of
+from async_rl.protocol.buffer import PutGroup
+from async_rl.protocol.learner import CommitStep, ForgetBefore
+
+STEPS = 9
+
+
+def make_history(path: Path, keep_groups: int | None) -> tuple[int, LedgerSummary, Audit]:
+    """Train nine batches of two groups; return the next group id too. In every third step a group
+    fails once, and an older one is overtaken.
+    """
+    config = make_config(groups_per_step=2, max_staleness=1, keep_groups=keep_groups)
+    path.mkdir()
+
+    async def story() -> None:
+        for version in range(STEPS):
+            # Every step is another life of the buffer.
+            async with opened(path, config) as service:
+                for ticket in await tickets(service, version, generator=f"generator-{version % 2}"):
+                    if version % 3 == 0 and ticket.attempt == 1 and ticket.group_id % 2:
+                        await fail(service, ticket.group_id, 1)
+                        continue
+                    await service.put_group(
+                        PutGroup(group=make_group(ticket, generator=f"generator-{version % 2}"))
+                    )
+                batch = await take(service, version)
+                while not batch.groups:
+                    for ticket in await tickets(service, version, generator="generator-9"):
+                        group = make_group(ticket, generator="generator-9")
+                        await service.put_group(PutGroup(group=group))
+                    batch = await take(service, version)
+                ids = [group.group_id for group in batch.groups]
+                await service.commit_step(CommitStep(version=version + 1, group_ids=ids))
+                await service.forget_before(ForgetBefore(version=version + 1))
+
+    run(story())
+
+    async def next_id() -> None:
+        async with opened(path, config) as service:
+            found.append(service.state._admission.next_group_id)
+
+    found: list[int] = []
+    run(next_id())
+    with reading(path / "store.sqlite") as connection:
+        return found[0], Ledger(connection).summary(), audit(connection, promise_of(config))
+
+
+@pytest.mark.proves("buffer.keep_groups")
+def test_the_newest_groups_keep_their_rows_and_all_others_stay_counted(tmp_path: Path) -> None:
+    next_id, everything, complete = make_history(tmp_path / "all", None)
+    same_id, few, compacted = make_history(tmp_path / "few", 4)
+    assert complete.problems == compacted.problems == []
+    assert complete.unchecked == []
+    assert everything.num_compacted == 0
+    assert few.num_compacted == 2 * (STEPS - 2)
+    assert compacted.num_groups == complete.num_groups - few.num_compacted
+    assert f"the rows of {few.num_compacted} groups that steps 1 to 7" in compacted.unchecked[0]
+    assert same_id == next_id
+    for name in ("states", "dropped", "staleness", "generators", "next_position", "num_prompts"):
+        assert getattr(few, name) == getattr(everything, name), name
+    with sqlite3.connect(tmp_path / "few" / "store.sqlite") as connection:
+        for table in ("transitions", "trained", "advantages", "blobs"):
+            (left,) = connection.execute(
+                f"SELECT count(*) FROM {table} WHERE group_id NOT IN (SELECT group_id FROM groups)"
+            ).fetchone()
+            assert left == 0, table
+    connection.close()
+
+
+def test_a_counter_that_is_wrong_and_a_lost_step_are_found(tmp_path: Path) -> None:
+    make_history(tmp_path / "few", 4)
+    path = tmp_path / "few" / "store.sqlite"
+    promise = promise_of(make_config(groups_per_step=2, max_staleness=1))
+    for damage, said in (
+        ("UPDATE counts SET number = number + 1 WHERE state='trained'", "19 groups are counted as"),
+        ("DELETE FROM compacted WHERE version = 3", "step 3 trained 0 groups instead of 2"),
+    ):
+        with sqlite3.connect(path) as connection:
+            connection.execute(damage)
+        connection.close()
+        with reading(path) as opened_store:
+            assert any(said in problem for problem in audit(opened_store, promise).problems)
