@@ -31,7 +31,7 @@ _SETTINGS = ("model.dtype=bfloat16", "data.max_prompt_tokens=1024", "data.max_re
 
 _HEAD = """# Plans by model and GPUs
 
-`make docs` generates this page: it is what `async-rl launch conf=... --dry-run` chooses for one
+`make docs` generates this page: it is what `--dry-run` chooses for one
 machine with GPUs of 80 GB, 256 GB of main memory for each of them, prompts of up to 1,024 and
 responses of up to 3,072 tokens in bfloat16. No GPU was available: the numbers are calculated
 ([hardware.md](hardware.md)), and the learner's were compared with an account of its real tensors
