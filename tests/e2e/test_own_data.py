@@ -198,7 +198,7 @@ def test_a_reward_function_that_fails_in_every_way_costs_only_the_groups_it_fail
     said = {
         "raises": "fails raised ZeroDivisionError: my mistake",
         "exits": "fails ended its process with exit code 7",
-        "hangs": "fails gave no score within 3 s (timeouts.group_s / 12)",
+        "hangs": "fails gave no score within 8 s (timeouts.group_s / 12)",
         "nan": "fails returned nan",
         "text": "fails returned '0.5'",
     }
@@ -214,7 +214,7 @@ def test_a_reward_function_that_fails_in_every_way_costs_only_the_groups_it_fail
         "generation.max_attempts=2",
     )
     run = launch(
-        "conf=grpo_code", *SMALL, *files, f"reward.terms.fails={leads}:fails", "timeouts.group_s=36"
+        "conf=grpo_code", *SMALL, *files, f"reward.terms.fails={leads}:fails", "timeouts.group_s=96"
     )
     assert run.wait() == 0, run.terminal
     found = groups_of(run, "train")
@@ -225,9 +225,7 @@ def test_a_reward_function_that_fails_in_every_way_costs_only_the_groups_it_fail
     }
     assert dropped.keys() == said.keys()
     assert [
-        how
-        for how, sentence in said.items()
-        if f"RewardError: {leads}:{sentence}" not in dropped[how]
+        how for how, sentence in said.items() if f"RewardError: {sentence}" not in dropped[how]
     ] == []
     assert [row["reward/mean"] for row in run.rows if row["step"] > 0] == [0.75, 0.75]
     assert {prompt for prompt, _, reward, *_ in found if reward is not None} == {

@@ -68,7 +68,9 @@ def test_a_broken_row_of_the_data_ends_the_run_with_file_and_row(
     launch: Launch, tmp_path: Path
 ) -> None:
     data = tmp_path / "rows.jsonl"
-    data.write_text('{"prompt": "add", "test_list": ["assert f(1) == 2"]}\n{"prompt": 5}\n')
+    # The first rows are read before anything starts (tests/config/test_first_rows.py).
+    good = '{"prompt": "add", "test_list": ["assert f(1) == 2"]}\n'
+    data.write_text(20 * good + '{"prompt": 5}\n')
     lengths = ("data.max_prompt_tokens=64", "data.max_response_tokens=64")
     run = launch(
         "conf=grpo_code",
@@ -78,7 +80,7 @@ def test_a_broken_row_of_the_data_ends_the_run_with_file_and_row(
         *lengths,
     )
     assert run.wait(timeout_s=120) == 1
-    assert "rows.jsonl, row 2" in run.terminal, run.terminal
+    assert "rows.jsonl, row 21" in run.terminal, run.terminal
     assert run.processes() == []
 
 

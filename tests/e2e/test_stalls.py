@@ -77,13 +77,11 @@ def test_whoever_holds_a_run_up_is_named_and_past_the_deadline_the_run_ends_with
             "learner-0 waits for a batch",
         )
     ]
-    full = "generator-0 waits for verdicts: verifier http"
     sentences.append(
         said_while(
             run,
             verifier.children(recursive=True),
-            full,
-            "takes no request now",
+            "generator-0 waits for verdicts",
             "verifier-0: judging",
         )
     )
