@@ -119,8 +119,9 @@ def test_tensorboard_dies_with_a_killed_parent(tmp_path: Path) -> None:
     script = (
         "import sys, signal; from pathlib import Path; from"
         " async_rl.monitoring.tensorboard_process import TensorBoard\nboard ="
-        f" TensorBoard(Path({str(tmp_path)!r}), host='127.0.0.1',"
-        " port=0)\nsys.stdout.write(f'{board.pid} {board.url}\\n'); sys.stdout.flush();"
+        f" TensorBoard(Path({str(tmp_path)!r}), title='one', host='127.0.0.1',"
+        f" port=0, log=Path({str(tmp_path / 'log')!r}))\n"
+        "sys.stdout.write(f'{board.pid} {board.url}\\n'); sys.stdout.flush();"
         " signal.pause()"
     )
     with subprocess.Popen(
