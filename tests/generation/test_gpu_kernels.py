@@ -17,7 +17,7 @@ import torch
 
 HERE = Path(__file__).parent
 TRITON = Path(sys.prefix, "kernels")
-"""Where `make env` installs requirements/kernels.lock: beside the environment, because vLLM's CPU
+"""Where `make kernels` installs requirements/kernels.lock: beside the environment, because vLLM's CPU
 build warns in every process that finds a Triton without a CPU backend."""
 TOLERANCE = 1e-5
 DTYPES = ("torch.float32", "torch.bfloat16")
@@ -25,7 +25,7 @@ DTYPES = ("torch.float32", "torch.bfloat16")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(not TRITON.is_dir(), reason=f"Triton is not in {TRITON}; run make env"),
+    pytest.mark.skipif(not TRITON.is_dir(), reason=f"Triton is not in {TRITON}; run make kernels"),
 ]
 
 
