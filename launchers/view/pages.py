@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -84,12 +85,9 @@ def run_page(run: RunView, step: int | None) -> Content:
     chosen = summary.step if step is None else step
     waterfall: dict[int, list[browse.Span]] = {}
     ages: list[tuple[int, int]] = []
-    try:
-        with run.store() as store:
-            waterfall = store.spans(chosen)
-            ages = store.ages()
-    except Unavailable:
-        pass  # nothing is stored yet; the page says so
+    # A run that has stored nothing yet has a page that says so.
+    with contextlib.suppress(Unavailable), run.store() as store:
+        waterfall, ages = store.spans(chosen), store.ages()
     shown = dict(list(waterfall.items())[:_MOST_WATERFALL])
     bars = _bars(run)
     return content | {

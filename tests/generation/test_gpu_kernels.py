@@ -17,8 +17,8 @@ import torch
 
 HERE = Path(__file__).parent
 TRITON = Path(sys.prefix, "kernels")
-"""Where `make kernels` installs requirements/kernels.lock: beside the environment, because vLLM's CPU
-build warns in every process that finds a Triton without a CPU backend."""
+"""Where `make kernels` installs requirements/kernels.lock: beside the environment, because vLLM's
+CPU build warns in every process that finds a Triton without a CPU backend."""
 TOLERANCE = 1e-5
 DTYPES = ("torch.float32", "torch.bfloat16")
 
