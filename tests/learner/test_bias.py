@@ -1,0 +1,67 @@
+"""The table of biases in docs/algorithms.md is what the benchmark computes, and the benchmark is
+right.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from async_rl.launchers.configuration.compose import compose_unchecked
+from benchmarks import bias
+
+
+@pytest.fixture(scope="module")
+def biases() -> dict[str, dict[str, float]]:
+    return bias.table()
+
+
+def test_the_page_has_the_computed_table(biases: dict[str, dict[str, float]]) -> None:
+    page = bias.PAGE.read_text()
+    assert bias.written(page, bias.page(biases)) == page, (
+        "run `python -m benchmarks.bias --page` and commit the page"
+    )
+
+
+@pytest.mark.parametrize(
+    "choice", ["rloo", "dr_grpo", "remax", "reinforce_plus_plus_baseline", "gae", "vtrace"]
+)
+def test_estimators_that_only_subtract_a_baseline_are_unbiased(
+    biases: dict[str, dict[str, float]], choice: str
+) -> None:
+    assert biases[f"`algorithm.advantage={choice}`"]["fresh"] < 1e-6
+
+
+def test_dividing_by_the_standard_deviation_or_by_the_length_is_a_bias(
+    biases: dict[str, dict[str, float]],
+) -> None:
+    assert biases["`algorithm.advantage=grpo`"]["fresh"] > 0.1
+    assert biases["`algorithm.aggregation=sequence_mean`"]["fresh"] > 0.1
+    assert biases["`algorithm.aggregation=sequence_sum`"]["fresh"] < 1e-6
+
+
+def test_the_gradient_over_multisets_is_the_one_over_all_ordered_groups() -> None:
+    """A slow oracle in loops: token_tis on old data, RLOO, sums over a constant."""
+    settings = (*bias.UNBIASED[:2], "algorithm.policy_loss.correction=token_tis")
+    config = compose_unchecked("grpo_code", settings)
+    policy = bias.Policy(bias._parameters().requires_grad_())
+    old = bias.Policy(bias._moved(bias.OLD, 5))
+    actual = bias.gradient(config, bias.Bandit(), behavior=old, proximal=policy, policy=policy)
+    total = torch.zeros((), dtype=torch.float64)
+    for prompt, rewards in enumerate(bias.REWARDS):
+        sampled = [old.logprobs(prompt, r).detach() for r in bias.RESPONSES]
+        current = [policy.logprobs(prompt, r) for r in bias.RESPONSES]
+        gains = [
+            ((c - s).detach().exp().clamp(max=2.0) * c).sum()
+            for c, s in zip(current, sampled, strict=True)
+        ]
+        for group in itertools.product(range(len(rewards)), repeat=bias.GROUP_SIZE):
+            probability = torch.stack([sampled[n].sum() for n in group]).sum().exp() / 2
+            for index, number in enumerate(group):
+                others = [rewards[n] for i, n in enumerate(group) if i != index]
+                advantage = rewards[number] - sum(others) / len(others)
+                total = total + probability * advantage * gains[number] / (bias.GROUP_SIZE * 2)
+    (exact,) = torch.autograd.grad(total, policy.parameters)
+    torch.testing.assert_close(actual, exact, rtol=1e-6, atol=1e-9)
