@@ -285,7 +285,7 @@ class BufferService:
 
     async def forget_before(self, request: ForgetBefore) -> Message:
         """Delete trajectories that no checkpoint can need, except those of buffer.keep_steps, and
-        compact the rows of trained groups, except buffer.keep_groups of them.
+        compact the rows of older groups, except buffer.keep_groups of the trained ones.
         """
         config = self._config
         trained = self.state.learner_version

@@ -7,6 +7,7 @@ run can work here, 0 if at worst something is slower or weaker than it could be.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import platform
 import resource
@@ -28,7 +29,8 @@ from async_rl.core.gpus import read_gpus
 from async_rl.core.machine import Machine, chosen_gpus, this_machine
 from async_rl.launchers.commands import findings, runs
 from async_rl.launchers.commands.findings import ENGINES, PACKAGES, Finding
-from async_rl.launchers.commands.options import console, open_table
+from async_rl.launchers.commands.options import complete_run, console, open_table
+from async_rl.training import checkpoints
 
 _BLOCK = b"\0" * 2**20
 _BLOCKS = 64
@@ -40,18 +42,28 @@ _STYLES = {"ok": "green", "weak": "yellow", "bad": "bold red"}
 
 
 def doctor(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN]",
+            help="name or directory of a run whose checkpoints to check too; default: none",
+            autocompletion=complete_run,
+        ),
+    ] = None,
     directory: Annotated[
         Path | None, typer.Option(help="directory for runs; default: output_dir of conf/")
     ] = None,
 ) -> None:
     """Check this machine: versions, cores, GPUs, jail, memory, ports, disk. Exit code 1 if no run
-    can work here.
+    can work here, or if the checkpoints of RUN are damaged.
 
-    Examples: async-rl doctor; async-rl doctor --directory /data/runs
+    Examples: async-rl doctor; async-rl doctor --directory /data/runs; async-rl doctor my-run
     """
     table = open_table("", "subject", "result", "remedy")
     is_usable = True
-    for finding in examine(this_machine(), directory or runs.default_output_dir()):
+    of_machine = examine(this_machine(), directory or runs.default_output_dir())
+    of_run = [] if run is None else [_checkpoints(runs.find(run, directory))]
+    for finding in itertools.chain(of_run, of_machine):
         style = _STYLES[finding.state]
         table.add_row(
             Text(finding.state, style=style),
@@ -84,6 +96,16 @@ def examine(machine: Machine, directory: Path) -> Iterator[Finding]:
         ray_address = _RAY_CLUSTER_FILE.read_text()
     yield findings.of_ray(_version("ray"), ray_address or "")
     yield findings.of_slurm(shutil.which("sbatch"), shutil.which("srun"))
+
+
+def _checkpoints(run_dir: Path) -> Finding:
+    """Compare the files of every checkpoint of a run with their checksums."""
+    problems = list(checkpoints.damaged(run_dir))
+    if problems:
+        remedy = "async-rl resume takes an undamaged one; checkpoint.mirror keeps copies"
+        return Finding("checkpoints", "bad", "; ".join(problems), remedy)
+    saved = checkpoints.versions(run_dir)
+    return Finding("checkpoints", "ok", f"{run_dir.name}: {len(saved)} have their checksums")
 
 
 def _version(package: str) -> str | None:

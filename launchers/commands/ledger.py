@@ -176,7 +176,7 @@ def _show_summary(terminal: Console, summary: LedgerSummary) -> None:
         "evaluation groups": _listed(summary.evaluation_states),
         "age when trained": "  ".join(ages),
         "trained by generator": _listed(summary.generators),
-        "compacted": f"{summary.num_compacted} trained groups" if summary.num_compacted else "",
+        "compacted": f"{summary.num_compacted} groups" if summary.num_compacted else "",
         "stored": f"{summary.num_stored} groups, {megabytes:.1f} MB of trajectories",
     }
     table = Table.grid(padding=(0, 1))

@@ -110,8 +110,18 @@ def _product_flops(device: torch.device, dtype: torch.dtype) -> float:
 
 def _needed_flops(groups: Sequence[Group], parameters: int, layers: int, width: int) -> float:
     """Return the FLOPs that one step needs: 6 per parameter and token, and 12 x width per layer and
-    pair of attending tokens. Recomputation does not count.
+    pair of attending tokens.
+
+    The prompt of a group counts once, as the learner computes it. Recomputation does not count.
     """
-    lengths = [len(sample.token_ids) for group in groups for sample in group.trajectories]
-    pairs = sum(length * (length + 1) / 2 for length in lengths)
-    return 6.0 * parameters * sum(lengths) + 12.0 * layers * width * pairs
+    num_tokens, pairs = 0, 0.0
+    for group in groups:
+        prompt = group.trajectories[0].prompt_length
+        num_tokens += prompt
+        pairs += prompt * (prompt + 1) / 2
+        for sample in group.trajectories:
+            response = sample.response_length
+            num_tokens += response
+            # Each response token attends to the prompt and to the response up to itself.
+            pairs += response * prompt + response * (response + 1) / 2
+    return 6.0 * parameters * num_tokens + 12.0 * layers * width * pairs

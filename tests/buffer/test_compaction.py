@@ -6,13 +6,24 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from buffer_support import fail, make_config, make_group, opened, run, take, tickets
+from buffer_support import (
+    FakePrompts,
+    fail,
+    make_config,
+    make_group,
+    opened,
+    put_all,
+    run,
+    take,
+    tickets,
+)
 
 from async_rl.buffer.store.audit import Audit, audit
 from async_rl.buffer.store.ledger import Ledger, LedgerSummary, reading
+from async_rl.core.types import Purpose
 from async_rl.launchers.commands.ledger import promise_of
 from async_rl.protocol.buffer import PutGroup
-from async_rl.protocol.learner import CommitStep, ForgetBefore
+from async_rl.protocol.learner import CommitStep, ForgetBefore, StartEvaluation
 
 STEPS = 9
 
@@ -66,7 +77,7 @@ def test_the_newest_groups_keep_their_rows_and_all_others_stay_counted(tmp_path:
     assert everything.num_compacted == 0
     assert few.num_compacted == 2 * (STEPS - 2)
     assert compacted.num_groups == complete.num_groups - few.num_compacted
-    assert f"the rows of {few.num_compacted} groups that steps 1 to 7" in compacted.unchecked[0]
+    assert f"the rows of {few.num_compacted} groups of steps 1 to 7" in compacted.unchecked[0]
     assert same_id == next_id
     for name in ("states", "dropped", "staleness", "generators", "next_position", "num_prompts"):
         assert getattr(few, name) == getattr(everything, name), name
@@ -92,3 +103,88 @@ def test_a_counter_that_is_wrong_and_a_lost_step_are_found(tmp_path: Path) -> No
         connection.close()
         with reading(path) as opened_store:
             assert any(said in problem for problem in audit(opened_store, promise).problems)
+
+
+def make_evaluated_history(
+    path: Path, keep_groups: int | None
+) -> tuple[LedgerSummary, Audit, dict[int, float]]:
+    """Evaluate every version and drop one group of every third step; return the scores of the
+    evaluations too. The last evaluation is not reported.
+    """
+    config = make_config(groups_per_step=2, max_attempts=1, keep_groups=keep_groups)
+    path.mkdir()
+    scores: dict[int, float] = {}
+
+    async def story() -> None:
+        async with opened(path, config, FakePrompts(num_held_out=3)) as service:
+            for version in range(STEPS):
+                await service.start_evaluation(StartEvaluation(version=version))
+                given = await tickets(service, version)
+                for ticket in given:
+                    is_first = ticket.purpose is Purpose.TRAIN and ticket.group_id % 3 == 0
+                    if is_first and version % 3 == 0:
+                        await fail(service, ticket.group_id, 1)
+                        continue
+                    await service.put_group(PutGroup(group=make_group(ticket)))
+                batch = await take(service, version)
+                while not batch.groups:
+                    await put_all(service, version)
+                    batch = await take(service, version)
+                ids = [group.group_id for group in batch.groups]
+                await service.commit_step(CommitStep(version=version + 1, group_ids=ids))
+                if version < STEPS - 1:
+                    figures = {"eval/pass_at_1": version / 10}
+                    service._store.finish_evaluation(version, figures)
+                await service.forget_before(ForgetBefore(version=version + 1))
+            scores.update(await service._store.evaluation_scores())
+
+    run(story())
+    with reading(path / "store.sqlite") as connection:
+        return Ledger(connection).summary(), audit(connection, promise_of(config)), scores
+
+
+def test_dropped_groups_and_evaluations_beside_compacted_steps_become_counts(
+    tmp_path: Path,
+) -> None:
+    everything, complete, scores = make_evaluated_history(tmp_path / "all", None)
+    few, compacted, same_scores = make_evaluated_history(tmp_path / "few", 4)
+    assert complete.problems == compacted.problems == []
+    assert everything.states["dropped"] == 2
+    for name in ("states", "dropped", "evaluation_states", "next_position", "num_prompts"):
+        assert getattr(few, name) == getattr(everything, name), name
+    assert same_scores == scores == {version: version / 10 for version in range(STEPS - 1)}
+    with sqlite3.connect(tmp_path / "few" / "store.sqlite") as connection:
+        rows = connection.execute(
+            "SELECT DISTINCT coalesce(evaluation, -1) FROM groups WHERE state='dropped' OR"
+            " purpose='eval' ORDER BY 1"
+        ).fetchall()
+        [samples] = connection.execute(
+            "SELECT count(*) FROM blobs WHERE group_id NOT IN (SELECT group_id FROM groups)"
+        ).fetchone()
+    connection.close()
+    # Steps up to 7 are compacted. Their groups were admitted before the evaluation of version 6.
+    assert [version for (version,) in rows] == [6, 7, 8]
+    assert samples == 0
+
+
+def test_an_evaluation_that_was_not_reported_is_not_compacted(tmp_path: Path) -> None:
+    make_evaluated_history(tmp_path / "few", 4)
+    path = tmp_path / "few" / "store.sqlite"
+    config = make_config(groups_per_step=2, max_attempts=1, keep_groups=0)
+
+    async def story() -> None:
+        async with opened(tmp_path / "few", config, FakePrompts(num_held_out=3)) as service:
+            for version in range(STEPS, STEPS + 4):
+                batch = await take(service, version)
+                while not batch.groups:
+                    await put_all(service, version)
+                    batch = await take(service, version)
+                ids = [group.group_id for group in batch.groups]
+                await service.commit_step(CommitStep(version=version + 1, group_ids=ids))
+                await service.forget_before(ForgetBefore(version=version + 1))
+
+    run(story())
+    with reading(path) as connection:
+        kept = connection.execute("SELECT DISTINCT evaluation FROM groups WHERE purpose='eval'")
+        assert [version for (version,) in kept] == [STEPS - 1]
+        assert audit(connection, promise_of(config)).problems == []

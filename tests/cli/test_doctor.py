@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from async_rl.core.checksums import write_sums
 from async_rl.core.gpus import Gpu, Gpus
 from async_rl.core.machine import Machine
 from async_rl.launchers import cli
@@ -25,6 +26,7 @@ from async_rl.launchers.commands.findings import (
     of_shared_memory,
     of_slurm,
 )
+from async_rl.training import checkpoints
 
 INSTALLED: dict[str, str | None] = dict.fromkeys(
     ("torch", "transformers", "msgspec", "pyzmq", "hydra-core", "tensorboard"), "1"
@@ -144,3 +146,27 @@ def test_it_looks_at_this_machine_and_leaves_nothing_behind(
 
 def test_a_directory_that_cannot_be_written_is_bad() -> None:
     assert doctor_command._disk(Path("/proc/self")).state == "bad"
+
+
+def test_the_checkpoints_of_a_run_are_compared_with_their_checksums(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(doctor_command, "examine", lambda *_: [])
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/config.yaml").write_text("")
+    for version in (5, 10):
+        directory = checkpoints.directory_of(tmp_path / "mine", version)
+        directory.mkdir(parents=True)
+        (directory / "0.distcp").write_bytes(bytes(100))
+        write_sums(directory)
+
+    def shown(code: int) -> str:
+        monkeypatch.setattr(sys, "argv", ["async-rl", "doctor", str(tmp_path / "mine")])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        assert caught.value.code == code
+        return " ".join(capsys.readouterr().out.split())
+
+    assert "mine: 2 have their checksums" in shown(0)
+    (directory / "0.distcp").write_bytes(bytes(99) + b"x")
+    assert "step_000010 is damaged: 0.distcp does not have" in shown(1)

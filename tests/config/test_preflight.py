@@ -13,6 +13,7 @@ from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine
 from async_rl.launchers.configuration.compose import compose
 from async_rl.launchers.configuration.fitting import model_shape
+from async_rl.launchers.configuration.hardware import pretended_machine
 from async_rl.launchers.configuration.preflight import preflight
 
 MACHINE = Machine(cores=(0, 1), num_gpus=0, memory_mb=8000)
@@ -116,6 +117,20 @@ def test_a_full_disk_is_refused_with_both_numbers(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, 3 * 2**20))
     (line,) = problems(tmp_path)
     assert "3 MB are free there, the run needs about" in line
+
+
+def test_the_disk_of_a_described_machine_is_judged_instead_of_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(0, 0, 0))
+    config = compose("ppo_code", [*PINNED, f"output_dir={tmp_path}/runs", "checkpoint.keep=100000"])
+    described = "cores=2,gpus=0,memory_gb=8"
+    with pytest.raises(ConfigError, match="10240 MB are free there, the run needs about") as error:
+        preflight(config, pretended_machine(f"{described},disk_gb=10"))
+    assert str(error.value).count("\n") == 0
+    preflight(config, pretended_machine(f"{described},disk_gb=1000000"))
+    preflight(config, pretended_machine(described))
 
 
 def test_a_port_in_use_is_named(tmp_path: Path) -> None:

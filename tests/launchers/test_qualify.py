@@ -6,9 +6,13 @@ import sys
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner
 
+from async_rl.batching.batch import collate
+from async_rl.batching.packing import pack
 from async_rl.core.gpus import Gpu, Gpus
 from async_rl.core.machine import Machine
 from async_rl.launchers.cli import app
@@ -20,6 +24,8 @@ from async_rl.launchers.qualification.catalogue import (
     qualifications,
     reason_to_skip,
 )
+from async_rl.launchers.qualification.learner import _needed_flops
+from async_rl.launchers.qualification.models import group_of
 from async_rl.launchers.qualification.report import (
     Report,
     Result,
@@ -231,3 +237,15 @@ def test_the_page_in_docs_is_written_between_its_markers() -> None:
     assert all(f"| `{entry.name}` |" in page for entry in qualifications())
     stale = page.replace("| `ipc` |", "| `ipd` |")
     assert hardware_page(stale) == page != stale
+
+
+def test_the_flops_of_a_step_count_a_shared_prompt_once() -> None:
+    # One group: a prompt of 3 tokens, two responses of 2.
+    row = np.arange(5, dtype=np.int32)
+    response = (row, np.zeros(2, np.float32), np.zeros(2, np.int32))
+    group = group_of(0, [response, response], 0)
+    packed = pack(collate([group], device=torch.device("cpu")), [0, 1], device=torch.device("cpu"))
+    assert packed.input_ids.shape[1] == 3 + 2 + 2
+    # Pairs: 1 + 2 + 3 in the prompt, 4 + 5 in each response.
+    pairs = 6 + 2 * 9
+    assert _needed_flops([group], 100, 2, 8) == 6 * 100 * 7 + 12 * 2 * 8 * pairs

@@ -16,6 +16,8 @@ from typing import Literal
 
 import msgspec
 
+from async_rl.buffer.store.ledger import compacted_counts
+
 _NEXT = {
     "": ("issued", "generating"),
     # issued to ready: the generator was lost, and its result still arrived
@@ -73,12 +75,11 @@ def audit(connection: sqlite3.Connection, promise: Promise) -> Audit:
 
 
 def _unchecked(connection: sqlite3.Connection) -> Iterator[str]:
-    num_groups, last = connection.execute(
-        "SELECT coalesce(sum(num_groups), 0), max(version) FROM compacted"
-    ).fetchone()
+    num_groups = sum(compacted_counts(connection).values())
+    (last,) = connection.execute("SELECT max(version) FROM compacted").fetchone()
     if num_groups:
         yield (
-            f"the rows of {num_groups} groups that steps 1 to {last} trained are compacted"
+            f"the rows of {num_groups} groups of steps 1 to {last} are compacted"
             " (buffer.keep_groups): their changes of state, their age, the bound of admission at"
             " that time and whether one was trained twice"
         )
@@ -132,19 +133,26 @@ def _histories(connection: sqlite3.Connection, promise: Promise) -> Iterator[str
 
 def _order(connection: sqlite3.Connection, _: Promise) -> Iterator[str]:
     """Group ids and the positions of training prompts have no gap."""
-    num_compacted, last_group, last_position = connection.execute(
-        "SELECT coalesce(sum(num_groups), 0), coalesce(max(last_group_id), -1),"
-        " coalesce(max(last_position), -1) FROM compacted"
+    last_group, last_position = connection.execute(
+        "SELECT coalesce(max(last_group_id), -1), coalesce(max(last_position), -1) FROM compacted"
     ).fetchone()
+    compacted = compacted_counts(connection)
+    num_training = sum(number for key, number in compacted.items() if key[0] == "train")
     positions = "coalesce(max(position), -1) FROM groups WHERE purpose='train'"
-    for name, query, last_compacted in (
-        ("group ids", "SELECT count(*), coalesce(max(group_id), -1) FROM groups", last_group),
+    for name, query, num_compacted, last_compacted in (
+        (
+            "group ids",
+            "SELECT count(*), coalesce(max(group_id), -1) FROM groups",
+            sum(compacted.values()),
+            last_group,
+        ),
         (
             "positions in the order of prompts",
             f"SELECT count(DISTINCT position), {positions}",
+            num_training,
             last_position,
         ),
-        ("training groups", f"SELECT count(*), {positions}", last_position),
+        ("training groups", f"SELECT count(*), {positions}", num_training, last_position),
     ):
         num_rows, last = connection.execute(query).fetchone()
         num_stored, num_issued = num_rows + num_compacted, max(last, last_compacted) + 1
@@ -231,11 +239,8 @@ def _counters(connection: sqlite3.Connection, _: Promise) -> Iterator[str]:
         "SELECT purpose, state, reason, count(*) FROM groups GROUP BY 1, 2, 3"
     )
     actual = {(purpose, state, reason): number for purpose, state, reason, number in rows}
-    (num_compacted,) = connection.execute(
-        "SELECT coalesce(sum(num_groups), 0) FROM compacted"
-    ).fetchone()
-    if num_compacted:
-        actual["train", "trained", ""] = actual.get(("train", "trained", ""), 0) + num_compacted
+    for key, number in compacted_counts(connection).items():
+        actual[key] = actual.get(key, 0) + number
     rows = connection.execute("SELECT purpose, state, reason, number FROM counts WHERE number!=0")
     counted = {(purpose, state, reason): number for purpose, state, reason, number in rows}
     for key in sorted(actual.keys() | counted.keys()):

@@ -1,8 +1,8 @@
-"""Replaces the rows of groups that were trained long ago by sums of their step, so that the ledger
-of a long run stays small.
+"""Replaces the rows of old groups by sums, so that the ledger of a long run stays small.
 
-A trained group takes 424 bytes in `groups`, `transitions` and `trained`; its share of the sums is
-one byte. Dropped groups and evaluations keep their rows. Tables in schema.py.
+A trained group takes 424 bytes in `groups`, `transitions` and `trained`; its share of the sums of
+its step is one byte. Dropped groups and reported evaluations as old as these steps are counted by
+state and reason, and the samples of such an evaluation are deleted. Tables in schema.py.
 """
 
 from __future__ import annotations
@@ -27,18 +27,41 @@ _COUNTED = (
 _AGES = _COUNTED.format(name="max(train_version - oldest_version, 0)")
 _GENERATORS = _COUNTED.format(name="generator")
 
+# Groups that ended without being trained. Only ids below that of a compacted group are looked at:
+# nearly all of these have no rows any more, so no index by state is needed, and the newest id and
+# position, from which a resumed run continues, are those of a group that keeps its sums.
+_ENDED = (
+    "SELECT group_id FROM groups WHERE group_id < (SELECT max(last_group_id) FROM compacted WHERE"
+    " version>? AND version<=?) AND (purpose='train' AND state='dropped' AND"
+    " coalesce(train_version, 0) < ? OR purpose='eval' AND state IN ('ready', 'dropped') AND"
+    " (evaluation IS NULL OR evaluation IN (SELECT version FROM evaluations WHERE finished_s IS NOT"
+    " NULL AND version<=?)))"
+)
+_ENDED_COUNTED = (
+    "INSERT INTO compacted_counts SELECT purpose || ' ' || state, reason, count(*) FROM groups"
+    f" WHERE group_id IN ({_ENDED}) GROUP BY 1, 2 ON CONFLICT DO UPDATE SET number = number +"
+    " excluded.number"
+)
+# The last table is what the selection of the others reads.
+_TABLES_OF_TRAINED = ("transitions", "advantages", "groups", "trained")
+_TABLES_OF_ENDED = ("transitions", "advantages", "blobs", "trained", "groups")
+
 
 def compaction(first: int, last: int) -> list[Statement]:
-    """Return the statements that compact the groups of the steps after `first` up to `last`."""
+    """Return the statements that compact the groups of the steps after `first` up to `last`, and
+    the groups beside them that were not trained.
+    """
     steps = (first, last)
-    deleted = [(f"DELETE FROM {table} WHERE group_id IN ({_GROUPS})", steps) for table in _TABLES]
+    ended = (first, last, last, last)
     return [
         (_SUMS, steps),
         (_AGES, ("age", *steps)),
         (_GENERATORS, ("generator", *steps)),
-        *deleted,
+        *(_delete(table, _GROUPS, steps) for table in _TABLES_OF_TRAINED),
+        (_ENDED_COUNTED, ended),
+        *(_delete(table, _ENDED, ended) for table in _TABLES_OF_ENDED),
     ]
 
 
-# The last one is what the selection of the others reads.
-_TABLES = ("transitions", "advantages", "groups", "trained")
+def _delete(table: str, groups: str, parameters: tuple[int, ...]) -> Statement:
+    return f"DELETE FROM {table} WHERE group_id IN ({groups})", parameters

@@ -90,7 +90,7 @@ class LeftPrompt(msgspec.Struct, frozen=True, kw_only=True):
 
 class LedgerSummary(msgspec.Struct, frozen=True, kw_only=True):
     """The run in counts. dropped: training groups by reason; staleness: trained groups by age in
-    versions; num_compacted: trained groups that have no rows any more (buffer.keep_groups).
+    versions; num_compacted: groups that have no rows any more (buffer.keep_groups).
     """
 
     learner_version: int
@@ -128,6 +128,19 @@ def reading(path: Path) -> Iterator[sqlite3.Connection]:
             yield connection
         except sqlite3.Error as error:
             raise InfrastructureError(f"{path} cannot be read: {error}") from error
+
+
+def compacted_counts(connection: sqlite3.Connection) -> dict[tuple[str, str, str], int]:
+    """Return the number of groups that have no rows any more, by purpose, state and reason."""
+    (num_trained,) = connection.execute("SELECT sum(num_groups) FROM compacted").fetchone()
+    counts = {("train", "trained", ""): num_trained} if num_trained else {}
+    rows = connection.execute(
+        "SELECT kind, name, number FROM compacted_counts WHERE kind NOT IN ('age', 'generator')"
+    )
+    for kind, reason, number in rows:
+        purpose, state = kind.split()
+        counts[purpose, state, reason] = number
+    return counts
 
 
 class Ledger:
@@ -197,7 +210,7 @@ class Ledger:
             generators=self._trained("generator", "generator", "name"),
             num_stored=self._one("SELECT count(*) FROM blobs"),
             stored_bytes=self._one("SELECT coalesce(sum(length(payload)), 0) FROM blobs"),
-            num_compacted=self._one("SELECT coalesce(sum(num_groups), 0) FROM compacted"),
+            num_compacted=sum(compacted_counts(self._connection).values()),
         )
 
     def _trained(self, column: str, kind: str, name: str) -> dict[Any, int]:

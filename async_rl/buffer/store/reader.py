@@ -58,9 +58,10 @@ _REWARDS = (
     "SELECT position, rewards FROM groups WHERE purpose='train' AND rewards IS NOT NULL ORDER BY"
     " group_id"
 )
+# From the report: the groups of an old evaluation have no rows any more.
 _SCORES = (
-    "SELECT evaluation, avg(pass_rate) FROM groups JOIN evaluations e ON evaluation=e.version"
-    " WHERE finished_s IS NOT NULL AND state='ready' GROUP BY evaluation"
+    "SELECT version, score FROM (SELECT version, json_extract(figures, '$.\"eval/pass_at_1\"') AS"
+    " score FROM evaluations) WHERE score IS NOT NULL"
 )
 _EVALUATION = "SELECT group_id, state='ready' FROM groups WHERE evaluation=? ORDER BY position"
 _FIGURES = "SELECT figures FROM evaluations WHERE version=? AND figures IS NOT NULL"

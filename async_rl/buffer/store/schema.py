@@ -123,7 +123,9 @@ WHEN old.state != new.state OR old.reason != new.reason BEGIN
 END;
 
 -- The steps whose groups have no rows any more (buffer.keep_groups): sums over the groups of the
--- step, and over all such steps the number of groups per age in versions and per generator.
+-- step, and over all such steps the number of groups per age in versions (kind `age`) and per
+-- generator. Kinds `train dropped`, `eval ready` and `eval dropped` count groups beside these steps
+-- that have no rows any more, by reason.
 CREATE TABLE compacted (
     version INTEGER PRIMARY KEY, num_groups INTEGER NOT NULL, last_group_id INTEGER NOT NULL,
     last_position INTEGER NOT NULL, num_tokens INTEGER, num_trained_tokens INTEGER, reward_mean REAL
