@@ -29,6 +29,7 @@ from async_rl.core.types import Sampling
 from async_rl.generation.engine import engine_opener
 from async_rl.generation.environment import prepare_environment
 from async_rl.launchers.configuration.compose import compose
+from async_rl.launchers.configuration.overrides import with_defaults
 
 NUM_GROUPS, GROUP_SIZE, IN_FLIGHT = 64, 8, 128
 LONGEST = 45
@@ -72,7 +73,10 @@ def settings(model: Path, *more: str) -> Any:
     """Return the configuration as generators of a run receive it."""
     return compose(
         "grpo_code",
-        [f"model.path={model}", "data.max_prompt_tokens=64", "data.max_response_tokens=64", *more],
+        with_defaults(
+            [f"model.path={model}", *more],
+            ["data.max_prompt_tokens=64", "data.max_response_tokens=64"],
+        ),
     )
 
 

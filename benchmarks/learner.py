@@ -35,6 +35,7 @@ from transformers.utils.logging import disable_progress_bar
 from async_rl.algorithms.logprobs import token_logprobs
 from async_rl.core.types import Group, Purpose, Score, Trajectory
 from async_rl.launchers.configuration.compose import compose
+from async_rl.launchers.configuration.overrides import with_defaults
 from async_rl.learner.models import chunk_rows
 from async_rl.learner.process_group import ensure_group_of_one
 from async_rl.learner.trainer import Trainer
@@ -171,7 +172,7 @@ def framework_step(
     conf: str, overrides: Sequence[str], model_path: Path, groups: Sequence[Group]
 ) -> Callable[[], None]:
     """Return one step of the Trainer."""
-    config = compose(conf, ["learner.optimizer.lr=1e-5", *overrides])
+    config = compose(conf, with_defaults(overrides, ["learner.optimizer.lr=1e-5"]))
     trainer = Trainer(
         config,
         model_path,

@@ -15,6 +15,8 @@ from typing import Any, Self
 
 import psutil
 
+from async_rl.launchers.configuration.overrides import with_defaults
+
 START_S = 240
 _ALWAYS = (
     "evaluation.every_steps=0",
@@ -32,10 +34,9 @@ class LiveRun:
         command = [
             str(Path(sys.executable).with_name("async-rl")),
             "launch",
-            *settings,
             f"output_dir={scratch}",
             "run_name=run",
-            *_ALWAYS,
+            *with_defaults(settings, _ALWAYS),
         ]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
 

@@ -30,6 +30,7 @@ from async_rl.batching.batch import Batch, collate
 from async_rl.batching.packing import Pass, pack
 from async_rl.config.run import RunConfig
 from async_rl.launchers.configuration.compose import compose_unchecked
+from async_rl.launchers.configuration.overrides import with_defaults
 from async_rl.learner import loading, models, optimizer, sharding
 from async_rl.learner.forward_passes import ForwardPasses
 from async_rl.learner.models import LearnerModels
@@ -193,14 +194,16 @@ def settings_of(conf: str, *, ranks: int, overrides: Sequence[str] = ()) -> RunC
     """Return a configuration of a learner on GPUs."""
     return compose_unchecked(
         conf,
-        [
-            "model.dtype=bfloat16",
-            "learner.gpus_each=1",
-            f"learner.ranks={ranks}",
-            "data.max_prompt_tokens=512",
-            "data.max_response_tokens=1536",
-            *overrides,
-        ],
+        with_defaults(
+            overrides,
+            [
+                "model.dtype=bfloat16",
+                "learner.gpus_each=1",
+                f"learner.ranks={ranks}",
+                "data.max_prompt_tokens=512",
+                "data.max_response_tokens=1536",
+            ],
+        ),
     )
 
 

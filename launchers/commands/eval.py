@@ -68,8 +68,9 @@ def evaluate(
     with tempfile.TemporaryDirectory(prefix="async_rl_eval") as scratch:
         if run_dir is None:
             from async_rl.data.prepare import prepare_model
+            from async_rl.launchers.configuration.overrides import with_defaults
 
-            config = _composed(conf, [f"model.path={checkpoint}", *overrides])
+            config = _composed(conf, with_defaults([f"model.path={checkpoint}"], overrides))
             version = 0
             model_path = prepare_model(config, lambda _, text: typer.echo(text, err=True))
         else:

@@ -61,6 +61,11 @@ def is_old(path: str) -> bool:
     return any(path == name or path.startswith(f"{name}.") for name in names)
 
 
+def present_name(path: str) -> str:
+    """Return the name of a setting in this release; the path itself if it was not renamed."""
+    return table().renamed.get(path, path)
+
+
 def removal(path: str) -> str | None:
     """Why a setting of an earlier release is gone; None for other paths."""
     parts = path.split(".")

@@ -1,8 +1,8 @@
 """`key=value` settings of the command line, in hydra's syntax.
 
 Invariants: the result names only groups, sections and settings that exist, or old names of them;
-text needs no quotes (paths with spaces, names that look like numbers); the order of overrides does
-not matter unless two of them name the same setting.
+text needs no quotes (paths with spaces, names that look like numbers); no two overrides name the
+same setting, so their order does not matter.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hydra.errors import HydraException
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.configuration import schema
 from async_rl.launchers.configuration.choices import KIND, choices_first
-from async_rl.launchers.configuration.old_names import is_old
+from async_rl.launchers.configuration.old_names import is_old, present_name
 
 _PLAIN = re.compile(r"(?!(null|true|false|nan|inf)$)[a-z_][\w./-]*", re.IGNORECASE)
 """Text that means itself without quotes: names of files and choices among them need that."""
@@ -70,6 +70,12 @@ def _quoted(text: str) -> str:
     return f'"{inner}"'
 
 
+def with_defaults(overrides: Sequence[str], defaults: Sequence[str]) -> list[str]:
+    """Return the overrides, after the defaults for settings that none of them names."""
+    given = {_name(word) for word in overrides}
+    return [*(word for word in defaults if _name(word) not in given), *overrides]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overrides:
     """groups: choices of files, as hydra reads them; values: settings by path, choices of variants
@@ -93,10 +99,15 @@ def read_overrides(
     chosen: list[str] = []
     values: list[tuple[str, Any]] = []
     problems: list[str] = []
+    first: dict[str, str] = {}
     for given in overrides:
         text = _quoted_if_text(given)
         override = _parse(text)
         wrong = [_unreadable(given)] if override is None else _problems(override, given, groups)
+        # A long command with a forgotten word would otherwise run with the wrong value.
+        before = first.setdefault(_name(given), given)
+        if before is not given:
+            wrong.append(f"{given}: was already given as {before}; give each setting once")
         problems += wrong
         if override is None or wrong:
             continue
@@ -105,6 +116,12 @@ def read_overrides(
         else:
             values.append((override.key_or_group, override.value()))
     return Overrides(groups=chosen, values=choices_first(values), problems=problems)
+
+
+def _name(given: str) -> str:
+    """The name of the setting that an override sets, the same for all its forms."""
+    path = given.partition("=")[0].strip()
+    return present_name(path).removesuffix(f".{KIND}")
 
 
 def _parse(text: str) -> Override | None:

@@ -16,6 +16,7 @@ from async_rl.core.codec import decode, encode
 from async_rl.core.errors import AsyncRLError, BroadcastBroken
 from async_rl.core.os import die_with_parent
 from async_rl.launchers.configuration.compose import compose
+from async_rl.launchers.configuration.overrides import with_defaults
 from async_rl.protocol.membership import Member
 from async_rl.protocol.weights import Manifest, Seat
 from async_rl.weights.membership import Life, Load
@@ -122,10 +123,10 @@ class _Learner:
             if device.type == "cpu"
             else "weights.transfer.bucket_mb=256"
         )
-        given = ["weights.transfer=collective", small, *settings]
+        given = with_defaults(settings, ["weights.transfer=collective", small])
         self.broadcaster = Broadcaster(
             LearnerSide(
-                config=compose("grpo_code", [*given, *settings]).weights,
+                config=compose("grpo_code", given).weights,
                 folder="",
                 life="qualify",
                 host=_HOST,

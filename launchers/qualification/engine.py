@@ -16,6 +16,7 @@ from async_rl.generation.engine import Completion, Engine, engine_opener
 from async_rl.generation.environment import prepare_environment
 from async_rl.generation.vllm.surface import installed, missing
 from async_rl.launchers.configuration.compose import compose
+from async_rl.launchers.configuration.overrides import with_defaults
 from async_rl.launchers.qualification.models import group_of, model_directory
 from async_rl.learner.trainer import Trainer
 from async_rl.protocol.weights import Manifest, Source
@@ -123,9 +124,10 @@ async def open_pair(scratch: Path, settings: list[str]) -> AsyncIterator[Pair]:
     """Open both on this machine; on a GPU they share the first one."""
     has_gpu = torch.cuda.is_available()
     shared = ["learner.gpus_each=0.5", "generators.gpus_each=0.5", "hardware=gpu"]
-    given = [*(shared if has_gpu else ["hardware=cpu"]), *settings]
-    path = model_directory(scratch, given, is_large=False)
-    config = compose("grpo_code", [*given, *_STEPS, f"model.path={path}"])
+    on_device = shared if has_gpu else ["hardware=cpu"]
+    path = model_directory(scratch, settings, is_large=False)
+    given = with_defaults([*_STEPS, f"model.path={path}"], settings)
+    config = compose("grpo_code", with_defaults(given, on_device))
     prepare_environment(config, [])
     engine = await engine_opener(config, path)()
     device = torch.device("cuda", 0) if has_gpu else torch.device("cpu")

@@ -14,6 +14,7 @@ import torch
 
 from async_rl.core.types import Group
 from async_rl.launchers.configuration.compose import compose
+from async_rl.launchers.configuration.overrides import with_defaults
 from async_rl.launchers.qualification.models import group_of, model_directory
 from async_rl.learner.trainer import Trainer
 from async_rl.planning.estimate import gpu_memory_mb, memory_mb
@@ -32,16 +33,15 @@ def step(scratch: Path, settings: list[str]) -> Numbers:
     device = torch.device("cuda", 0) if has_gpu else torch.device("cpu")
     response = _RESPONSE_ON_GPU if has_gpu else _RESPONSE_ON_CPU
     path = model_directory(scratch, settings, is_large=has_gpu)
-    given = [
+    defaults = [
         *(["hardware=gpu"] if has_gpu else ["hardware=cpu"]),
         f"data.max_prompt_tokens={_PROMPT}",
         f"data.max_response_tokens={response}",
         f"buffer.groups_per_step={_GROUPS}",
         f"generation.group_size={_SAMPLES}",
-        *settings,
-        f"model.path={path}",
     ]
-    config = compose("grpo_code", given)
+    given = with_defaults([f"model.path={path}"], settings)
+    config = compose("grpo_code", with_defaults(given, defaults))
     hf_config = msgspec.json.decode((path / "config.json").read_bytes(), type=dict)
     groups = _groups(response, min(500, hf_config["vocab_size"]))
     rate = _product_flops(device, torch.bfloat16 if has_gpu else torch.float32)

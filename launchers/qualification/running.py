@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from async_rl.core.os import die_with_parent
+from async_rl.launchers.configuration.overrides import with_defaults
 from async_rl.launchers.qualification.catalogue import Qualification, qualifications
 from async_rl.launchers.qualification.report import Result, Verdict
 
@@ -47,7 +48,7 @@ def judge(
         with tempfile.TemporaryDirectory(prefix="async-rl-qualify-") as directory:
             scratch = Path(directory)
             out = scratch / "numbers.json"
-            words = [entry.name, str(out), directory, *entry.settings, *settings]
+            words = [entry.name, str(out), directory, *with_defaults(settings, entry.settings)]
             command = [sys.executable, "-m", __name__, *words]
             reason = (run or run_limited)(command, entry.limit_s, scratch / "errors")
             if not reason:

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from async_rl.launchers.configuration.overrides import with_defaults
+
 Numbers = dict[str, float]
 _STEPS = 3
 _NAME = "qualify"
@@ -27,13 +29,14 @@ def over_ray(scratch: Path, settings: list[str]) -> Numbers:
     # Here: a run on one machine needs no ray.
     from async_rl.launchers.backends.ray import num_alive_nodes
 
-    numbers = _run(scratch, [*settings, "launcher.shared_run_dir=false"])
+    numbers = _run(scratch, with_defaults(["launcher.shared_run_dir=false"], settings))
     numbers["nodes"] = float(num_alive_nodes())
     return numbers
 
 
 def _run(scratch: Path, settings: list[str]) -> Numbers:
-    given = [f"output_dir={scratch}", f"run_name={_NAME}", *_SMALL, *settings]
+    own = [f"output_dir={scratch}", f"run_name={_NAME}"]
+    given = with_defaults(own, with_defaults(settings, _SMALL))
     command = [sys.executable, "-m", "async_rl.launchers.cli", "launch", "conf=grpo_code", *given]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:

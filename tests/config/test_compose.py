@@ -21,6 +21,7 @@ from async_rl.launchers.configuration.compose import (
     to_yaml,
     write_config,
 )
+from async_rl.launchers.configuration.overrides import with_defaults
 from async_rl.launchers.configuration.schema import (
     Setting,
     entry,
@@ -203,6 +204,28 @@ def test_a_wrong_value_is_told_with_its_path_and_what_it_must_be(
 )
 def test_an_override_that_hydra_would_misread_is_refused(override: str, expected: str) -> None:
     assert expected in problem(override)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("learner.ranks=1", "learner.ranks=2"),
+        ("learner.ranks=1", "learner.ranks=1"),
+        ("algorithm.policy_loss=gspo", "algorithm.policy_loss.kind=cispo"),
+        ("timeouts.call_s=9", "network.call_timeout_s=8"),  # an old name of the same setting
+        ("algorithm=grpo", "algorithm=ppo"),
+    ],
+)
+def test_a_setting_given_twice_is_refused_with_both_values(first: str, second: str) -> None:
+    assert problem(first, "seed=3", second) == (
+        f"{second}: was already given as {first}; give each setting once"
+    )
+
+
+def test_defaults_stay_out_where_the_setting_is_given() -> None:
+    given = ["algorithm.policy_loss.kind=cispo", "seed=3"]
+    defaults = ["algorithm.policy_loss=gspo", "learner.ranks=2"]
+    assert with_defaults(given, defaults) == ["learner.ranks=2", *given]
 
 
 def test_all_problems_are_told_at_once() -> None:

@@ -54,6 +54,8 @@ class LiveRun:
         prefix: Sequence[str] = (),
         copy: str = "",
     ) -> None:
+        # The last value of a setting: tests pass a tuple of common settings, then their own.
+        settings = tuple({word.partition("=")[0]: word for word in settings}.values())
         self.run_dir = output_dir / name
         self._output = output_dir / f"{name}.terminal"
         output_dir.mkdir(parents=True, exist_ok=True)
