@@ -24,12 +24,12 @@ from async_rl.algorithms.losses import (
 from async_rl.algorithms.parts import Parts
 from async_rl.batching.batch import Batch
 from async_rl.batching.packing import Pass
-from async_rl.config.algorithm import (
-    AlgorithmConfig,
+from async_rl.config.algorithm import AlgorithmConfig, LossKl
+from async_rl.config.plugins import CORRECTION, POLICY_LOSS, load_once
+from async_rl.config.policy_losses import (
     CispoLoss,
     ClippedLoss,
     Correction,
-    LossKl,
     MaskCorrection,
     NoCorrection,
     PluginCorrection,
@@ -37,10 +37,7 @@ from async_rl.config.algorithm import (
     ReinforceLoss,
     VanillaLoss,
 )
-from async_rl.config.algorithm import (
-    PolicyLoss as PolicyLossSettings,
-)
-from async_rl.config.plugins import CORRECTION, POLICY_LOSS, load_once
+from async_rl.config.policy_losses import PolicyLoss as PolicyLossSettings
 from async_rl.learner.models import PolicyOutput
 from async_rl.learner.objective import BatchOutputs, Targets
 

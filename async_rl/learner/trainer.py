@@ -24,7 +24,6 @@ from torch.distributed.checkpoint.stateful import Stateful
 from async_rl.batching.batch import Batch, BatchPart, collate, collate_part, whole
 from async_rl.batching.packing import pack
 from async_rl.batching.partition import passes
-from async_rl.config.algorithm import KlConfig, LossKl
 from async_rl.config.plugins import import_external
 from async_rl.config.run import RunConfig
 from async_rl.core.codec import encode
@@ -33,17 +32,16 @@ from async_rl.core.heads import GroupHead, SampleHead, SampleId
 from async_rl.core.summary import failed_share, part_means
 from async_rl.core.types import FloatArray, Group, IntArray, Trajectory
 from async_rl.learner.checkpoint import Checkpointer, ModelState
-from async_rl.learner.forward_passes import ForwardPasses
 from async_rl.learner.loading import load_models
 from async_rl.learner.metrics import step_histograms, step_scalars
-from async_rl.learner.models import LearnerModels, follow
+from async_rl.learner.models import follow
 from async_rl.learner.objective_state import ObjectiveState
 from async_rl.learner.optimizer import model_optimizers
-from async_rl.learner.records import StepRecord, UpdateSettings
+from async_rl.learner.records import StepRecord
 from async_rl.learner.rows import rows_as_group
 from async_rl.learner.sharding import Ranks, full_tensor
-from async_rl.learner.token_rewards import RewardRules
 from async_rl.learner.update import Updater
+from async_rl.learner.wiring import forward_passes, reference_share, update_settings
 
 TensorSpec = tuple[str, str, tuple[int, ...], int]
 """Hugging Face name, torch dtype name, shape, size in bytes."""
@@ -99,16 +97,16 @@ class Trainer:
         self._specs = [self._spec(name, tensor) for name, tensor in self._policy.named_weights()]
         trained = model_optimizers(config, models)
         self._optimizers = [optimizer for _, optimizer in trained.values()]
-        self._reference_share = _reference_share(config.algorithm.reference)
+        self._reference_share = reference_share(config.algorithm.reference)
         self._moving_reference = models.reference if self._reference_share else None
         state = ObjectiveState(config.algorithm)
         stateful: dict[str, Stateful] = {"objective": state}
         if self._moving_reference is not None:
             stateful["reference"] = ModelState(self._moving_reference)
         self._checkpointer = Checkpointer(self._ranks, trained, stateful)
-        self._forward = _forward_passes(config, models, self._ranks)
+        self._forward = forward_passes(config, models, self._ranks)
         self._updater = Updater(
-            _update_settings(config),
+            update_settings(config),
             self._ranks,
             models=models,
             forward=self._forward,
@@ -294,36 +292,6 @@ class Trainer:
         if self._ranks.rank == 0:
             self._policy.lm.save_pretrained(directory, state_dict=state)
         self._ranks.barrier()
-
-
-def _reference_share(reference: KlConfig | None) -> float:
-    """The share of the policy that the reference takes on after each step."""
-    return 0.0 if reference is None else reference.ref_ema_eta
-
-
-def _forward_passes(config: RunConfig, models: LearnerModels, ranks: Ranks) -> ForwardPasses:
-    reference = config.algorithm.reference
-    return ForwardPasses(
-        models,
-        ranks,
-        learner=config.learner,
-        seed=config.seed,
-        temperature=config.generation.temperature,
-        needs_exact_kl=isinstance(reference, LossKl) and reference.estimator == "full",
-    )
-
-
-def _update_settings(config: RunConfig) -> UpdateSettings:
-    return UpdateSettings(
-        algorithm=config.algorithm,
-        learner=config.learner,
-        buffer=config.buffer,
-        rules=RewardRules(
-            reward=config.reward,
-            max_response_tokens=config.data.max_response_tokens,
-            zero_truncated=config.algorithm.truncated in ("zero_reward", "bootstrap"),
-        ),
-    )
 
 
 def _part_scalars(samples: Sequence[SampleHead]) -> dict[str, float]:

@@ -30,11 +30,12 @@ from async_rl.protocol.learner import (
     StartEvaluation,
 )
 from async_rl.runtime.context import ProcessContext
+from async_rl.training.building import build_trainer, learner_device
 from async_rl.training.device import Device, open_device
 from async_rl.training.operations import Fetch, Perform
 from async_rl.training.parts import Parts
 from async_rl.training.pushing import Pusher
-from async_rl.training.ranks import Rank, TrainingPool, build_trainer, learner_device
+from async_rl.training.ranks import Rank, TrainingPool
 from async_rl.training.resuming import Start, resume
 from async_rl.training.saving import Saver
 from async_rl.training.taking import Taker

@@ -16,7 +16,8 @@ from pathlib import Path
 
 import msgspec
 
-from async_rl.config.checks.run import machine_problems, raise_if_any
+from async_rl.config.checks.machine import machine_problems
+from async_rl.config.checks.run import raise_if_any
 from async_rl.config.pools import (
     GENERATORS,
     SEATS_PER_POOL,

@@ -57,7 +57,8 @@ def check(
     from async_rl.data.prepare import prepare_model
     from async_rl.data.prompts import examine
     from async_rl.data.tokenizer import load_tokenizer
-    from async_rl.launchers.configuration.compose import compose_unchecked, names
+    from async_rl.launchers.configuration.compose import compose_unchecked
+    from async_rl.launchers.configuration.files import names
     from async_rl.rewards.functions import check_functions
 
     files = [argument for argument in arguments if "=" not in argument]

@@ -108,7 +108,8 @@ def _run_of(checkpoint: str, output_dir: Path) -> tuple[Path | None, int | None]
 
 
 def _composed(conf: str | None, overrides: list[str]) -> RunConfig:
-    from async_rl.launchers.configuration.compose import compose_unchecked, names
+    from async_rl.launchers.configuration.compose import compose_unchecked
+    from async_rl.launchers.configuration.files import names
 
     if conf is None:
         raise ConfigError(

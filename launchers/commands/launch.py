@@ -58,7 +58,7 @@ def launch(
     launch conf=ppo_code --dry-run
     """
     # Hydra takes half a second to import, which --help and the other commands do not need.
-    from async_rl.launchers.configuration.compose import names
+    from async_rl.launchers.configuration.files import names
     from async_rl.launchers.configuration.fitting import model_shape
     from async_rl.launchers.configuration.hardware import pretended_machine
     from async_rl.launchers.configuration.plan import show_config, show_plan

@@ -18,7 +18,7 @@ from async_rl.core.visible import visible
 from async_rl.launchers.commands import runs
 from async_rl.launchers.commands.control import living_pid
 from async_rl.launchers.commands.options import OutputDir, Run
-from async_rl.launchers.configuration import schema
+from async_rl.launchers.configuration.problems import nearest
 
 _POLL_S = 0.3  # files change without an event that every filesystem delivers
 _LEVELS = {" WARNING ": "yellow", " ERROR ": "red", " CRITICAL ": "red"}
@@ -103,7 +103,7 @@ def _paths(run_dir: Path, process: str | None, suffix: str) -> list[Path]:
     if matches:
         return matches
     names = [path.stem for path in paths]
-    best = schema.nearest(process, among=names)
+    best = nearest(process, among=names)
     hint = f"did you mean {best}?" if best else f"there are {', '.join(names) or 'none yet'}"
     raise ConfigError(
         f"{process}: no process of run {run_dir.name} has a {suffix} file in {run_dir}/logs; {hint}"

@@ -24,7 +24,7 @@ def complete_run(incomplete: str) -> list[str]:
 
 def complete_setting(incomplete: str) -> list[str]:
     """Return `conf=NAME` and settings that begin like this."""
-    from async_rl.launchers.configuration.compose import names
+    from async_rl.launchers.configuration.files import names
     from async_rl.launchers.configuration.schema import settings
 
     words = [f"conf={name}" for name in names()] + [f"{path}=" for path in settings()]

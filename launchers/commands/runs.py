@@ -17,9 +17,9 @@ from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.jsonl import lines_backwards
 from async_rl.launchers.backends.slurm import SCRIPT_FILE
-from async_rl.launchers.configuration import schema
 from async_rl.launchers.configuration.choices import expand
 from async_rl.launchers.configuration.old_names import modernized
+from async_rl.launchers.configuration.problems import nearest, problems_of
 
 _NUM_SUGGESTED = 5
 QUEUED = "its job has not started yet: squeue"
@@ -41,7 +41,8 @@ class Remains(msgspec.Struct, frozen=True, kw_only=True):
 
 def default_output_dir() -> Path:
     """Return the output_dir of conf/."""
-    from async_rl.launchers.configuration.compose import compose, names
+    from async_rl.launchers.configuration.compose import compose
+    from async_rl.launchers.configuration.files import names
 
     return Path(compose(names()[0]).output_dir)
 
@@ -68,7 +69,7 @@ def find(run: str | None, output_dir: Path | None) -> Path:
         if (candidate / "config.yaml").is_file():
             return candidate.absolute()
     names = [path.name for path in runs]
-    best = schema.nearest(run, among=names)
+    best = nearest(run, among=names)
     hint = ""
     if best is not None:
         hint = f"; did you mean {best}?"
@@ -100,7 +101,7 @@ def config_of(run_dir: Path) -> RunConfig:
         tree = msgspec.yaml.decode((run_dir / "config.yaml").read_bytes(), type=dict[str, Any])
         present = modernized(tree)
         expand(present)
-        problems = schema.problems(present)
+        problems = problems_of(present)
         if problems:
             first = next(iter(problems.values()))
             raise ConfigError(

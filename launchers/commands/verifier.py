@@ -141,7 +141,8 @@ def attack(
 
 def verifier_config(settings: Sequence[str]) -> RunConfig:
     """Compose conf/ with settings of the verifier's sections. Raises ConfigError for others."""
-    from async_rl.launchers.configuration.compose import compose, names
+    from async_rl.launchers.configuration.compose import compose
+    from async_rl.launchers.configuration.files import names
 
     for setting in settings:
         if not setting.startswith(("sandbox.", "verifiers.", "reward.")):

@@ -1,28 +1,20 @@
-"""Composition of a RunConfig from files and overrides: hydra composes the files, the schema
-validates.
+"""Composition of a RunConfig from files and overrides, validated by the schema.
 
-Invariants: hydra's job features (working directory, logging, output folders) are never used; every
-problem is a ConfigError of one or more lines, each naming path, value and remedy; paths in the
-result are absolute.
+Invariants: every problem is a ConfigError of one or more lines, each naming path, value and remedy;
+paths in the result are absolute.
 """
 
 from __future__ import annotations
 
 import copy
-import functools
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
-from hydra.core.config_store import ConfigStore
-from hydra.errors import HydraException
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
 
 from async_rl.config.base import as_builtins, replace
 from async_rl.config.checks.run import check
@@ -30,7 +22,7 @@ from async_rl.config.plugins import DATA_SOURCE, is_function, is_plugin
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine, this_machine
-from async_rl.launchers.configuration import hardware, schema
+from async_rl.launchers.configuration import schema
 from async_rl.launchers.configuration.choices import (
     CONF_DIR,
     KIND,
@@ -40,6 +32,13 @@ from async_rl.launchers.configuration.choices import (
     put,
     variants,
 )
+from async_rl.launchers.configuration.files import (
+    USER_CONFIG,
+    base,
+    compose_files,
+    names,
+    read_user_file,
+)
 from async_rl.launchers.configuration.fitting import fit_to_machine
 from async_rl.launchers.configuration.old_names import (
     modernized,
@@ -48,11 +47,7 @@ from async_rl.launchers.configuration.old_names import (
     with_new_names,
 )
 from async_rl.launchers.configuration.overrides import Overrides, read_overrides
-
-USER_CONFIG = "user_file"
-"""Name under which a user's own file is registered with hydra; conf/ has no such file."""
-NOT_RUNS = ("base", "variants")
-"""Files of conf/ that are parts of every configuration."""
+from async_rl.launchers.configuration.problems import nearest, problems_of
 
 
 def compose(conf: str, overrides: Sequence[str] = ()) -> RunConfig:
@@ -98,16 +93,11 @@ def recompose(
     return config
 
 
-def names() -> list[str]:
-    """The names that `conf=` knows."""
-    return sorted(path.stem for path in CONF_DIR.glob("*.yaml") if path.stem not in NOT_RUNS)
-
-
 def as_written(conf: str) -> Tree:
     """Return the composition of `conf` for a machine without GPUs, with `${...}` left as written;
     for docs/.
     """
-    tree, _ = _files(conf, ["hardware=cpu"], "local", this_machine())
+    tree, _ = compose_files(conf, ["hardware=cpu"], "local", this_machine())
     expand(tree)
     return tree
 
@@ -132,9 +122,9 @@ def _composed(
     machine: Machine,
 ) -> tuple[RunConfig, str]:
     path = Path(conf).expanduser()
-    own = _read_user_file(conf, path) if path.suffix in (".yaml", ".yml") else {}
+    own = read_user_file(conf, path) if path.suffix in (".yaml", ".yml") else {}
     if not own and conf not in names():
-        best = schema.nearest(conf, among=names())
+        best = nearest(conf, among=names())
         hint = f"; did you mean {best}?" if best else ""
         raise ConfigError(
             f"conf={conf}: neither a name from conf/ ({', '.join(names())}) nor a yaml file{hint}"
@@ -144,7 +134,7 @@ def _composed(
     launcher = _launcher_of(own, given)
     groups = [*given.groups, *(f"hydra.searchpath=['file://{folder}']" for folder in directories)]
     try:
-        tree, preset = _files(USER_CONFIG if own else conf, groups, launcher, machine)
+        tree, preset = compose_files(USER_CONFIG if own else conf, groups, launcher, machine)
     except ConfigError as error:
         message = str(error).replace(USER_CONFIG, conf)
         raise ConfigError("\n".join([*given.problems, message])) from error
@@ -171,7 +161,7 @@ def _chosen(given: Overrides, own: Tree) -> Collection[str]:
 
 def _launcher_of(own: Tree, given: Overrides) -> str:
     """Return the name of the launcher, on which the preset of conf/hardware depends."""
-    tree = {"launcher": own.get("launcher", _base()["launcher"])}
+    tree = {"launcher": own.get("launcher", base()["launcher"])}
     for path, value in given.values:
         if path.partition(".")[0] == "launcher":
             put(tree, path, value)
@@ -201,7 +191,7 @@ def _finished(
     for path, setting in schema.settings().items():
         _amend(tree, path, is_list_of_strings=setting.is_list_of_strings)
     by_epochs = tree.get("num_steps", 0) is None
-    problems_by_path = schema.problems({**tree, "num_steps": 1} if by_epochs else tree)
+    problems_by_path = problems_of({**tree, "num_steps": 1} if by_epochs else tree)
     of_file = dict(schema.flatten(translated(own)[0])).keys() - dict(given.values).keys()
     located = [
         f"{conf}: {text}" if path in of_file else text for path, text in problems_by_path.items()
@@ -214,84 +204,6 @@ def _finished(
 
     config = RunConfig.model_validate({**tree, "num_steps": 1})
     return replace(config, num_steps=steps_of_epochs(config))
-
-
-def _files(
-    conf: str,
-    groups: Sequence[str],
-    launcher: str,
-    machine: Machine,
-) -> tuple[Tree, str]:
-    """The tree that hydra composes from files, with `${...}` as written, and the preset of
-    conf/hardware.
-    """
-    OmegaConf.register_new_resolver("with_files", with_files, replace=True)
-    OmegaConf.register_new_resolver("by_dtype", by_dtype, replace=True)
-    for name, function in hardware.resolvers(machine, launcher).items():
-        OmegaConf.register_new_resolver(name, function, replace=True)
-    compose_files = _hydra if conf == USER_CONFIG else _hydra_once
-    tree, preset = compose_files(conf, tuple(groups), hardware.preset_for(machine, launcher))
-    return copy.deepcopy(tree), preset
-
-
-def _hydra(
-    conf: str,
-    groups: tuple[str, ...],
-    fitting: str,
-) -> tuple[Tree, str]:
-    """As `_files`. fitting: the preset that fits the machine, which hydra asks a resolver for."""
-    try:
-        with initialize_config_dir(str(CONF_DIR), version_base="1.3"):
-            composed = hydra_compose(conf, overrides=list(groups), return_hydra_config=True)
-        preset = str(composed.hydra.runtime.choices.get("hardware", "none"))
-        with open_dict(composed):
-            del composed["hydra"]
-        tree = OmegaConf.to_container(composed, throw_on_missing=True)
-    except (HydraException, OmegaConfBaseException, YAMLError) as error:
-        raise ConfigError(f"conf={conf}: {error}") from error
-    assert isinstance(tree, dict)
-    return {str(key): value for key, value in tree.items()}, preset
-
-
-# The files of conf/ do not change while a process runs; a user's file may.
-_hydra_once = functools.cache(_hydra)
-
-
-@functools.cache
-def _base() -> Mapping[str, Any]:
-    return msgspec.yaml.decode((CONF_DIR / "base.yaml").read_bytes(), type=dict[str, Any])
-
-
-def _read_user_file(
-    conf: str,
-    path: Path,
-) -> Tree:
-    """Return the content of a user's yaml file, which is made known to hydra.
-
-    It goes through hydra's store because hydra takes a primary file from one directory only, and
-    ours is conf/.
-    """
-    if not path.is_file():
-        raise ConfigError(
-            f"conf={conf}: there is no such file; give the path of a yaml file or one of"
-            f" {', '.join(names())}"
-        )
-    try:
-        node = OmegaConf.load(path)
-    except (YAMLError, OmegaConfBaseException, OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"conf={conf}: not readable as yaml: {error}") from error
-    defaults = node.get("defaults") if isinstance(node, DictConfig) else None
-    if not isinstance(defaults, ListConfig):
-        raise ConfigError(
-            f"conf={conf}: must begin with the configuration it builds on, as in 'defaults:"
-            " [ppo_code, _self_]'"
-        )
-    if "_self_" not in defaults:
-        defaults.append("_self_")  # the file's own settings win over those it builds on
-    ConfigStore.instance().store(name=USER_CONFIG, node=node)
-    content = OmegaConf.to_container(node, resolve=False)
-    assert isinstance(content, dict)
-    return {str(key): value for key, value in content.items()}
 
 
 PATH_SETTINGS = (
@@ -348,20 +260,3 @@ def _absolute(value: Any) -> Any:
         if isinstance(value, str) and value and "://" not in value
         else value
     )
-
-
-def with_files(
-    with_them: Any,
-    without: Any,
-    *,
-    _root_: DictConfig,
-) -> Any:
-    """The first value where the run trains or is evaluated on files of the user's, the second on
-    the embedded task.
-    """
-    return with_them if _root_.data.train_files or _root_.data.val_files else without
-
-
-def by_dtype(float32: Any, bfloat16: Any, *, _root_: DictConfig) -> Any:
-    """The value for model.dtype."""
-    return bfloat16 if _root_.model.dtype == "bfloat16" else float32

@@ -21,6 +21,7 @@ from async_rl.core.errors import ConfigError
 from async_rl.launchers.configuration import schema
 from async_rl.launchers.configuration.choices import KIND, choices_first
 from async_rl.launchers.configuration.old_names import is_old, present_name
+from async_rl.launchers.configuration.problems import unknown
 
 _PLAIN = re.compile(r"(?!(null|true|false|nan|inf)$)[a-z_][\w./-]*", re.IGNORECASE)
 """Text that means itself without quotes: names of files and choices among them need that."""
@@ -105,9 +106,10 @@ def read_overrides(
         override = _parse(text)
         wrong = [_unreadable(given)] if override is None else _problems(override, given, groups)
         # A long command with a forgotten word would otherwise run with the wrong value.
-        before = first.setdefault(_name(given), given)
-        if before is not given:
-            wrong.append(f"{given}: was already given as {before}; give each setting once")
+        name = _name(given)
+        if name in first:
+            wrong.append(f"{given}: was already given as {first[name]}; give each setting once")
+        first.setdefault(name, given)
         problems += wrong
         if override is None or wrong:
             continue
@@ -171,14 +173,12 @@ def _problems(
         inside = schema.flatten(
             {str(name): inner for name, inner in override.value().items()}, key + "."
         )
-        return [
-            schema.unknown(path, schema.show(inner)) for path, inner in inside if not _exists(path)
-        ]
+        return [unknown(path, schema.show(inner)) for path, inner in inside if not _exists(path)]
     if _exists(key) or schema.entry_of(key):
         return []
     if key in schema.sections():
         return [f"{given}: {key} is a section; set one of its settings, {key}.<name>=<value>"]
-    return [schema.unknown(key, value)]
+    return [unknown(key, value)]
 
 
 def _exists(path: str) -> bool:

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from glob import glob, has_magic
 from pathlib import Path
 
-from async_rl.config.algorithm import PluginAdvantage, PluginCorrection, PluginLoss
-from async_rl.config.checks.run import machine_problems, raise_if_any
+from async_rl.config.algorithm import PluginAdvantage
+from async_rl.config.checks.machine import machine_problems
+from async_rl.config.checks.run import raise_if_any
 from async_rl.config.plugins import (
     ADVANTAGE,
     CORRECTION,
@@ -27,6 +28,7 @@ from async_rl.config.plugins import (
     load_function,
     load_rollout,
 )
+from async_rl.config.policy_losses import PluginCorrection, PluginLoss
 from async_rl.config.rewards import RewardConfig, SandboxConfig
 from async_rl.config.rollout import RolloutConfig
 from async_rl.config.run import RunConfig

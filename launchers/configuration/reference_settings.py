@@ -13,7 +13,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from async_rl.launchers.configuration.choices import CONF_DIR, variants
-from async_rl.launchers.configuration.compose import as_written, names
+from async_rl.launchers.configuration.compose import as_written
+from async_rl.launchers.configuration.files import names
 from async_rl.launchers.configuration.schema import (
     Setting,
     Spec,

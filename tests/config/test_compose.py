@@ -8,20 +8,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from async_rl.config.algorithm import CispoLoss, ClippedLoss
+from async_rl.config.policy_losses import CispoLoss, ClippedLoss
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
-from async_rl.launchers.configuration import compose as composing
 from async_rl.launchers.configuration import schema
 from async_rl.launchers.configuration.choices import CONF_DIR, variants
 from async_rl.launchers.configuration.compose import (
     compose,
-    names,
     recompose,
     to_yaml,
     write_config,
 )
+from async_rl.launchers.configuration.files import USER_CONFIG, names
 from async_rl.launchers.configuration.overrides import with_defaults
+from async_rl.launchers.configuration.problems import known_names
 from async_rl.launchers.configuration.schema import (
     Setting,
     entry,
@@ -285,7 +285,7 @@ def test_a_wrong_users_file_is_told_with_its_remedy(
     file.write_text(text)
     message = problem(conf=str(file))
     assert expected in message
-    assert composing.USER_CONFIG not in message
+    assert USER_CONFIG not in message
 
 
 def test_composition_leaves_logging_and_the_working_directory_alone() -> None:
@@ -509,6 +509,6 @@ def test_wrong_keys_and_wrong_values_are_reported_together() -> None:
 
 
 def test_every_name_of_another_trainer_leads_to_a_setting_that_exists() -> None:
-    missing = [name for name, path in schema.known_names().items() if schema.find(path) is None]
+    missing = [name for name, path in known_names().items() if schema.find(path) is None]
     assert missing == []
-    assert not schema.known_names().keys() & set(schema.settings())
+    assert not known_names().keys() & set(schema.settings())

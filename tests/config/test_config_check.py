@@ -2,7 +2,7 @@
 
 import pytest
 
-from async_rl.config.checks.run import machine_problems
+from async_rl.config.checks.machine import machine_problems
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine
 from async_rl.launchers.configuration.compose import compose, compose_unchecked

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from async_rl.config.base import as_builtins
-from async_rl.config.checks.run import machine_problems
+from async_rl.config.checks.machine import machine_problems
 from async_rl.config.generation import PoolConfig
 from async_rl.config.pools import (
     PLACES,
@@ -30,6 +30,7 @@ from async_rl.core.machine import Machine
 from async_rl.launchers.backends.cluster import cluster_cpus
 from async_rl.launchers.backends.ray_places import actor_options
 from async_rl.launchers.configuration.compose import compose, recompose, write_config
+from async_rl.launchers.configuration.overrides import with_defaults
 from async_rl.planning.derived import derived_numbers
 from async_rl.planning.estimate import total_memory_mb
 from async_rl.planning.fit import fit_problems
@@ -88,7 +89,8 @@ def test_a_setting_of_a_pool_stands_in_its_processes_where_that_of_the_rest_stan
     name: str, value: Any, more: tuple[str, ...]
 ) -> None:
     given = str(value).replace(" ", "")
-    config = settings(*BIG, *more, f"generators.pools.big.{name}={given}")
+    own = f"generators.pools.big.{name}={given}"
+    config = settings(*with_defaults([*more, own], BIG))
     assert value_at(config_of(config, "generators.big"), PLACES[name]) == value
     plain = settings(*(word for word in more if word.startswith("launcher=")))
     assert value_at(config, PLACES[name]) == value_at(plain, PLACES[name]) != value
@@ -207,7 +209,10 @@ def test_pools_are_composed_from_files_and_overrides_and_come_back_from_a_runs_f
             ("generators.pools={big:3}",),
             "generators.pools.big=3: generators.pools.big is a section",
         ),
-        ((*BIG, "generators.pools.big.work=trian"), "did you mean train?"),
+        (
+            ("generators.pools.big.count=1", "generators.pools.big.work=trian"),
+            "did you mean train?",
+        ),
         (
             ("generators.pools={Big:{count:1,work:train}}",),
             "use lowercase letters, digits and underscores, with a letter first",

@@ -14,6 +14,7 @@ from async_rl.core.machine import Machine
 from async_rl.launchers.configuration.compose import compose
 from async_rl.launchers.configuration.fitting import model_shape
 from async_rl.launchers.configuration.hardware import pretended_machine
+from async_rl.launchers.configuration.overrides import with_defaults
 from async_rl.launchers.configuration.preflight import preflight
 
 MACHINE = Machine(cores=(0, 1), num_gpus=0, memory_mb=8000)
@@ -21,7 +22,8 @@ PINNED = ("generators.cores=[0]", "learner.cores=[1]")
 
 
 def problems(tmp_path: Path, *overrides: str) -> list[str]:
-    config = compose("ppo_code", [*PINNED, f"output_dir={tmp_path}/runs", *overrides])
+    defaults = (*PINNED, f"output_dir={tmp_path}/runs")
+    config = compose("ppo_code", with_defaults(overrides, defaults))
     try:
         preflight(config, MACHINE)
     except ConfigError as error:
@@ -138,12 +140,7 @@ def test_a_port_in_use_is_named(tmp_path: Path) -> None:
         port = server.getsockname()[1]
         (control,) = problems(tmp_path, f"network.control_port={port}")
         (board,) = problems(tmp_path, f"monitoring.tensorboard_port={port}")
-        assert (
-            problems(
-                tmp_path, f"monitoring.tensorboard_port={port}", "monitoring.tensorboard_port=null"
-            )
-            == []
-        )
+        assert problems(tmp_path, "monitoring.tensorboard_port=null") == []
         (prometheus,) = problems(tmp_path, f"monitoring.prometheus_port={port}")
     assert control.startswith(
         f"network.control_port={port}: cannot be used on 127.0.0.1 (Address already in use); choose"

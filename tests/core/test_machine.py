@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from async_rl.config.checks.run import machine_problems
+from async_rl.config.checks.machine import machine_problems
 from async_rl.core import machine
 from async_rl.core.gpus import Gpu, Gpus
 from async_rl.launchers.backends.local import child_env

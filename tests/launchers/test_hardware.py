@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from async_rl.config.checks.run import machine_problems
+from async_rl.config.checks.machine import machine_problems
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine
 from async_rl.launchers import cli

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from async_rl.launchers.configuration.compose import compose, names
+from async_rl.launchers.configuration.compose import compose
+from async_rl.launchers.configuration.files import names
 from async_rl.launchers.configuration.schema import section_specs, settings
 
 MAX_SETTINGS = 210

@@ -18,9 +18,10 @@ from async_rl.core.machine import Machine
 from async_rl.launchers.backends.cluster import on_cluster
 from async_rl.launchers.configuration.compose import compose
 from async_rl.planning.topology import processes
-from async_rl.training import ranks
+from async_rl.training import building, ranks
+from async_rl.training.building import learner_device
 from async_rl.training.operations import Fetch, Perform, Step, Stop
-from async_rl.training.ranks import Rank, TrainingPool, learner_device
+from async_rl.training.ranks import Rank, TrainingPool
 
 
 async def _nothing(_: object) -> None:
@@ -166,9 +167,11 @@ def test_nccl_has_its_interface_before_the_first_group_of_a_process(
     seen: list[str | None] = []
     monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
     monkeypatch.setattr(
-        ranks.process_group, "join", lambda *_, **__: seen.append(os.environ["NCCL_SOCKET_IFNAME"])
+        building.process_group,
+        "join",
+        lambda *_, **__: seen.append(os.environ["NCCL_SOCKET_IFNAME"]),
     )
-    monkeypatch.setattr(ranks, "Trainer", lambda *_, **__: None)
+    monkeypatch.setattr(building, "Trainer", lambda *_, **__: None)
     context: Any = SimpleNamespace(
         config=compose("grpo_code", ["learner.ranks=2"]),
         run_dir=tmp_path,
@@ -178,7 +181,7 @@ def test_nccl_has_its_interface_before_the_first_group_of_a_process(
         cores=(),
     )
     before = torch.get_num_threads()
-    ranks.build_trainer(context, torch.device("cuda", 0))
+    building.build_trainer(context, torch.device("cuda", 0))
     assert seen == ["lo"]
     # A rank of a cluster has no core numbers, and uses the CPUs that it was given.
     assert torch.get_num_threads() == before

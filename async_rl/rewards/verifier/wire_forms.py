@@ -21,24 +21,18 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 import msgspec
 from msgspec import Meta
 
-from async_rl.core.errors import DataError
-from async_rl.core.io_pairs import pair_test, read_input_output
-from async_rl.core.languages import LANGUAGES, PYTHON, language_of
-from async_rl.core.types import CodeTest, StdinTest, Verdict
-from async_rl.rewards.verifier.protocol import (
-    MAX_MEMORY_MB,
-    MAX_TIMEOUT_S,
-    MIN_MEMORY_MB,
-    VerifyRequest,
-)
+from async_rl.core.languages import PYTHON
+from async_rl.core.types import StdinTest, Verdict
 from async_rl.rewards.verifier.service import Refused, VerifierService
+from async_rl.rewards.verifier.wire_areal import (
+    ArealCall,
+    ArealFunction,
+    areal_call,
+    areal_function,
+)
+from async_rl.rewards.verifier.wire_requests import Body, Timeout, memory_mb_of, program_request
 
-Timeout = Annotated[float, Meta(gt=0, le=MAX_TIMEOUT_S)]
 R = TypeVar("R", bound=msgspec.Struct)
-
-
-class Body(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of requests and answers: unknown fields are ignored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,153 +47,6 @@ class Form(Generic[R]):
     request: type[R]
     answer: Callable[[VerifierService, R], Callable[[], Awaitable[msgspec.Struct]]]
     statuses: Mapping[int, int] = field(default_factory=dict)
-
-
-class ArealProblem(Body):
-    """The tests of a problem, in the form of its data."""
-
-    input_output: Any
-
-
-class ArealFunction(Body):
-    """Request of AReaL's code function."""
-
-    problem: ArealProblem
-    code: str
-    language: str = PYTHON
-    timeout: Timeout | None = None
-
-
-class ArealFunctionResult(Body):
-    """Answer of AReaL's code function.
-
-    result: per test up to the first failure true, false, -1 (error, limit) or -2 (no compile).
-    """
-
-    result: list[bool | int]
-    metadata: dict[str, str]
-
-
-_AREAL_CODES: dict[Verdict, bool | int] = {
-    Verdict.PASS: True,
-    Verdict.WRONG_ANSWER: False,
-    Verdict.COMPILE_ERROR: -2,
-}
-
-
-def _areal_function(
-    service: VerifierService, body: ArealFunction
-) -> Callable[[], Awaitable[ArealFunctionResult]]:
-    request = program_request(
-        body.code,
-        lambda: read_input_output("$.problem", body.problem.input_output),
-        language=body.language,
-        timeout_s=body.timeout,
-        stop_at_first_failure=True,
-    )
-
-    async def work() -> ArealFunctionResult:
-        await service.require(request)
-        response = await service.verify(request)
-        last = response.tests[-1]
-        if not response.verdict.is_score:
-            raise Refused(503, f"this program could not be judged: {last.message}")
-        return ArealFunctionResult(
-            result=[_AREAL_CODES.get(test.verdict, -1) for test in response.tests],
-            metadata={"verdict": response.verdict.value, "message": last.message},
-        )
-
-    return work
-
-
-class ArealTestCase(Body, rename="camel"):
-    """One pair of input and output."""
-
-    input: str
-    expected_output: str
-
-
-class ArealCall(Body, rename="camel"):
-    """Request of AReaL's calls. timeout: s per test; memory: MB, 0 for the server's limit."""
-
-    code: str
-    testcases: Annotated[list[ArealTestCase], Meta(min_length=1, max_length=1000)]
-    uid: Any = ""
-    language: str = PYTHON
-    entry_function: str = ""
-    is_fast_fail: bool = True
-    is_remote: Literal[False] = False
-    timeout: Timeout | None = None
-    memory: Annotated[float, Meta(ge=0)] = 0
-
-
-class ArealCallResult(Body, rename="camel"):
-    """The result of one test."""
-
-    success: bool
-    reason: str
-    error_type: str
-
-
-class ArealCallAnswer(Body):
-    """Answer of AReaL's function calls: success if every test passes."""
-
-    uid: Any
-    success: bool
-    results: list[ArealCallResult]
-
-
-_ERROR_TYPES = {
-    Verdict.PASS: "",
-    Verdict.WRONG_ANSWER: "WrongAnswer",
-    Verdict.RUNTIME_ERROR: "RuntimeError",
-    Verdict.TIMEOUT: "TimeLimitExceeded",
-    Verdict.MEMORY: "MemoryLimitExceeded",
-    Verdict.OUTPUT_LIMIT: "OutputLimitExceeded",
-    Verdict.COMPILE_ERROR: "CompileError",
-    Verdict.TEST_ERROR: "SystemError",
-    Verdict.INFRASTRUCTURE_ERROR: "SystemError",
-}
-
-
-def _areal_call(
-    service: VerifierService, body: ArealCall
-) -> Callable[[], Awaitable[ArealCallAnswer]]:
-    def tests() -> list[CodeTest]:
-        return [
-            pair_test(
-                case.input,
-                case.expected_output,
-                body.entry_function,
-                places=(f"$.testcases[{index}].input", f"$.testcases[{index}].expectedOutput"),
-            )
-            for index, case in enumerate(body.testcases)
-        ]
-
-    request = program_request(
-        body.code,
-        tests,
-        language=body.language,
-        timeout_s=body.timeout,
-        memory_mb=_memory_mb(body.memory),
-        stop_at_first_failure=body.is_fast_fail,
-    )
-
-    async def work() -> ArealCallAnswer:
-        await service.require(request)
-        response = await service.verify(request)
-        results = [
-            ArealCallResult(
-                success=test.verdict is Verdict.PASS,
-                reason=test.message,
-                error_type=_ERROR_TYPES[test.verdict],
-            )
-            for test in response.tests
-        ]
-        is_pass = response.verdict is Verdict.PASS
-        return ArealCallAnswer(uid=body.uid, success=is_pass, results=results)
-
-    return work
 
 
 class RunCode(Body, rename={"memory_limit_mb": "memory_limit_MB"}):
@@ -232,7 +79,7 @@ class RunCodeAnswer(Body):
     run_result: RunResult | None
     compile_result: RunResult | None = None
     executor_pod_name: None = None
-    files: dict[str, str] = {}
+    files: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 def _run_code(service: VerifierService, body: RunCode) -> Callable[[], Awaitable[RunCodeAnswer]]:
@@ -242,7 +89,7 @@ def _run_code(service: VerifierService, body: RunCode) -> Callable[[], Awaitable
         lambda: [stdin],
         language=body.language,
         timeout_s=body.run_timeout,
-        memory_mb=_memory_mb(body.memory_limit_mb),
+        memory_mb=memory_mb_of(body.memory_limit_mb),
     )
 
     async def work() -> RunCodeAnswer:
@@ -271,57 +118,13 @@ def _run_code(service: VerifierService, body: RunCode) -> Callable[[], Awaitable
     return work
 
 
-def _memory_mb(given: float) -> int | None:
-    return min(max(int(given), MIN_MEMORY_MB), MAX_MEMORY_MB) if given >= 1 else None
-
-
-def program_request(
-    code: str,
-    tests: Callable[[], list[CodeTest]],
-    *,
-    language: str = PYTHON,
-    timeout_s: float | None,
-    memory_mb: int | None = None,
-    stop_at_first_failure: bool | None = None,
-) -> VerifyRequest:
-    """A request with these tests. Raises Refused if they are malformed or there are none, or if the
-    language is unknown.
-    """
-    known = language_of(language)
-    if known is None:
-        raise Refused(
-            400,
-            f"bad request: language {language[:40]!r} is not one of {', '.join(LANGUAGES)} - at"
-            " `$.language`",
-        )
-    try:
-        given = tests()
-    except DataError as error:
-        raise Refused(400, f"bad request: {error}") from error
-    if not given:
-        raise Refused(
-            400, "bad request: no tests, so every program would pass - at `$.problem.input_output`"
-        )
-    try:
-        return VerifyRequest(
-            code=code,
-            tests=given,
-            language=known,
-            timeout_s=timeout_s,
-            memory_mb=memory_mb,
-            stop_at_first_failure=stop_at_first_failure,
-        )
-    except ValueError as error:
-        raise Refused(400, f"bad request: {error}") from error
-
-
 FORMS: tuple[Form[Any], ...] = (
     Form(
         path="/hapis/faas.hcs.io/v1/functions/realhf_code_verify/invoke",
         request=ArealFunction,
-        answer=_areal_function,
+        answer=areal_function,
     ),
-    Form(path="/apis/functioncalls", request=ArealCall, answer=_areal_call),
+    Form(path="/apis/functioncalls", request=ArealCall, answer=areal_call),
     # SandboxFusion's clients retry after a 504 and give up after any other error.
     Form(path="/run_code", request=RunCode, answer=_run_code, statuses={429: 504, 503: 504}),
 )

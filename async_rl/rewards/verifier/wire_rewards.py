@@ -21,7 +21,8 @@ from async_rl.core.types import AssertTest, CodeTest, StdinTest, Verdict
 from async_rl.rewards.extractor import Extractor
 from async_rl.rewards.verifier.protocol import VerifyRequest, VerifyResponse
 from async_rl.rewards.verifier.service import Refused, VerifierService
-from async_rl.rewards.verifier.wire_forms import Body, Form, Timeout, program_request
+from async_rl.rewards.verifier.wire_forms import Form
+from async_rl.rewards.verifier.wire_requests import Body, Timeout, program_request
 
 
 class ProgramTests(Body):
