@@ -12,6 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from async_rl import __version__
+from async_rl.launchers.commands.compare import compare
 from async_rl.launchers.commands.data import data
 from async_rl.launchers.commands.doctor import doctor
 from async_rl.launchers.commands.eval import evaluate
@@ -23,6 +24,7 @@ from async_rl.launchers.commands.list_runs import list_runs
 from async_rl.launchers.commands.logs import logs
 from async_rl.launchers.commands.migrate import migrate
 from async_rl.launchers.commands.qualify import qualify
+from async_rl.launchers.commands.replay import replay
 from async_rl.launchers.commands.rollouts import show_rollouts
 from async_rl.launchers.commands.scale import scale
 from async_rl.launchers.commands.status import status
@@ -55,6 +57,8 @@ app.command()(ledger)
 app.command("rollouts")(show_rollouts)
 app.command("eval")(evaluate)
 app.command()(export)
+app.command()(replay)
+app.command()(compare)
 app.command()(doctor)
 app.command()(qualify)
 app.command()(init)

@@ -33,6 +33,7 @@ from async_rl.runtime.context import ProcessContext
 from async_rl.training.device import Device
 from async_rl.training.expelling import expel
 from async_rl.training.probe import Prober
+from async_rl.training.published import Published, note
 from async_rl.training.ranks import TrainingPool
 from async_rl.weights.membership import Answer, Life, Load, Membership, life_of
 from async_rl.weights.push import Route
@@ -82,6 +83,8 @@ class Pusher:
         """Write the weights into the block as soon as no generator reads it, and start the push."""
         await self._until_no_load()
         self._manifest = replace(await self._pool.publish(version), life=self._life)
+        line = Published(version=version, checksum=self._manifest.checksum)
+        note(self._context.run_dir, line)
         await self._prober.expect(self._pool, self._manifest)
         for sender in self._senders:
             await sender.offer(self._manifest)

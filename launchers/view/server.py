@@ -51,7 +51,7 @@ _MOST_SMOOTHING = 0.99
 
 def build_app(library: Library, *, token: str) -> ASGIApp:
     """Return the ASGI application. token: required of every request; empty on loopback."""
-    templates = _environment()
+    templates = environment()
 
     def run_of(request: Request) -> RunView:
         return library.run(request.path_params["run"])
@@ -117,8 +117,12 @@ def _static(request: Request) -> Response:
     name = request.path_params["name"]
     if name not in _STATIC:
         raise ConfigError(f"no such file: {name}")
-    text = resources.files(__package__).joinpath("static", name).read_bytes()
-    return Response(text, media_type=_STATIC[name])
+    return Response(static_text(name), media_type=_STATIC[name])
+
+
+def static_text(name: str) -> str:
+    """Return a style sheet or script of the pages."""
+    return resources.files(__package__).joinpath("static", name).read_text()
 
 
 _PATHS = {
@@ -221,7 +225,8 @@ def _whole(request: Request, name: str) -> int | None:
     return int(value) if value.isdecimal() else None
 
 
-def _environment() -> jinja2.Environment:
+def environment() -> jinja2.Environment:
+    """Return the templates with the filters that they use."""
     folder = Path(str(resources.files(__package__).joinpath("templates")))
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),

@@ -1,0 +1,119 @@
+"""One rank that trains the recorded batches of a run again, without generators and buffer:
+`python -m async_rl.training.replaying PLAN RANK PARENT_PID`.
+
+takes: batches from the run's store, a checkpoint · waits for: the other ranks · gives: a JSON line
+per step on standard output (rank 0), metrics.jsonl and TensorBoard events in the plan's directory
+Invariant: with the settings, the number of ranks and the number of threads of the run, the weights
+are those of the run bit for bit: a step depends on the checkpoint, its batch and its version only.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from async_rl.buffer.store.batches import recorded_batches
+from async_rl.config.run import RunConfig
+from async_rl.core.errors import AsyncRLError, DataError
+from async_rl.core.os import die_with_parent
+from async_rl.learner import process_group
+from async_rl.learner.trainer import StepResult, Trainer
+from async_rl.monitoring.event_file import EventFile
+from async_rl.training.replays import Plan, Replayed
+from async_rl.weights.publisher import WeightPublisher
+
+_LOOPBACK = "127.0.0.1"
+_COLLECTIVE_S = 1800.0
+
+
+def replay(plan: Plan, rank: int) -> Iterator[Replayed]:
+    """Train the steps of the plan and yield each; all ranks in the same order."""
+    config = RunConfig.model_validate(plan.config)
+    trainer = _trainer(plan, config, rank)
+    if plan.checkpoint is not None:
+        trainer.load(Path(plan.checkpoint))
+    publisher = WeightPublisher(trainer.tensor_specs())
+    with publisher, recorded_batches(Path(plan.run_dir)) as batches:
+        for version in range(plan.start, plan.last):
+            started_s = time.monotonic()
+            groups = batches.batch(version + 1)
+            if groups is None:
+                raise DataError(
+                    f"the trajectories of step {version + 1} are no longer in {plan.run_dir}; the"
+                    " run deleted them during the replay (buffer.keep_steps)"
+                )
+            result: StepResult = trainer.step(groups, version)
+            seconds = time.monotonic() - started_s
+            manifest = publisher.write(version + 1, trainer.full_tensors())
+            yield Replayed(
+                step=version + 1,
+                checksum=manifest.checksum,
+                seconds=seconds,
+                metrics=result.scalars,
+            )
+
+
+def _trainer(plan: Plan, config: RunConfig, rank: int) -> Trainer:
+    directory, ranks = Path(plan.directory), config.learner.ranks
+    device = torch.device("cuda", 0) if config.learner.gpus_each else torch.device("cpu")
+    if ranks > 1:
+        store = dist.FileStore(str(directory / "rendezvous"), ranks)  # type: ignore[attr-defined]
+        process_group.join(
+            store, rank, ranks, host=_LOOPBACK, device=device, timeout_s=_COLLECTIVE_S
+        )
+    return Trainer(
+        config,
+        Path(plan.model_path),
+        rank=rank,
+        world_size=ranks,
+        device=device,
+        failed_batches=directory / "failed_batches",
+    )
+
+
+def _write(plan: Plan, steps: Iterator[Replayed]) -> None:
+    """Rank 0: write each step to the files of the replay and to standard output."""
+    directory = Path(plan.directory)
+    events = EventFile(directory / "tensorboard")
+    try:
+        with (directory / "metrics.jsonl").open("wb") as rows:
+            total_s = 0.0
+            for step in steps:
+                total_s += step.seconds
+                row = {"step": step.step, "time_s": round(total_s, 3), **step.metrics}
+                rows.write(msgspec.json.encode(row) + b"\n")
+                rows.flush()
+                for name, value in step.metrics.items():
+                    events.scalar(name, value, step.step)
+                sys.stdout.buffer.write(msgspec.json.encode(step) + b"\n")
+                sys.stdout.buffer.flush()
+    finally:
+        events.close()
+
+
+def main() -> int:
+    """Run one rank; return its exit code."""
+    path, rank, parent_pid = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    die_with_parent(parent_pid)
+    plan = msgspec.json.decode(path.read_bytes(), type=Plan)
+    try:
+        steps = replay(plan, rank)
+        if rank == 0:
+            _write(plan, steps)
+        else:
+            for _ in steps:
+                pass
+    except AsyncRLError as error:
+        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

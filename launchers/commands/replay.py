@@ -1,0 +1,247 @@
+"""`async-rl replay`: trains the recorded batches of a run again, with its settings or with others,
+without generators.
+
+Invariants: nothing of the run is changed; everything that can be refused is refused before a model
+is loaded; the processes end with the command.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from async_rl.buffer.store.batches import recorded_batches
+from async_rl.config.base import as_builtins
+from async_rl.config.run import RunConfig
+from async_rl.core.errors import ConfigError, InfrastructureError
+from async_rl.core.machine import this_machine
+from async_rl.launchers.api.metrics import RowReader
+from async_rl.launchers.commands import runs
+from async_rl.launchers.commands.options import OutputDir, Run, console
+from async_rl.launchers.commands.replayed_table import Comparison
+from async_rl.launchers.commands.resuming import changes
+from async_rl.launchers.configuration import schema
+from async_rl.launchers.configuration.compose import recompose, write_config
+from async_rl.planning.topology import processes
+from async_rl.training.replays import PLAN_FILE, Plan
+
+_CHANGEABLE = ("algorithm.", "learner.")
+_STEPS = re.compile(r"(\d+)?\.\.(\d+)?")
+
+
+def replay(
+    run: Run = None,
+    steps: Annotated[
+        str, typer.Option(metavar="A..B", help="steps to train; default: all that are recorded")
+    ] = "..",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="another algorithm.* or learner.* setting"),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="directory in RUN/replays; default: the next number")
+    ] = None,
+    output_dir: OutputDir = None,
+) -> None:
+    """Train the recorded batches of a run again and compare each step with the run.
+
+    Examples: async-rl replay; async-rl replay my-run --steps 5..12; async-rl replay my-run
+    --set learner.optimizer.lr=1e-4 --set algorithm.policy_loss=gspo
+    """
+    run_dir = runs.find(run, output_dir)
+    before = runs.config_of(run_dir)
+    config = recompose(run_dir / "config.yaml", settings or [])
+    changed = changes(before, config)
+    _refuse(before, config, list(changed))
+    first, last = _wanted(steps)
+    start, last, checkpoint = choose(run_dir, first, last)
+    directory = _directory(run_dir, name)
+    _prepare(run_dir, directory, config, start=start, last=last, checkpoint=checkpoint)
+    terminal = console()
+    origin = "the start model" if checkpoint is None else f"the checkpoint of step {start}"
+    terminal.print(f"replays steps {start + 1} to {last} of {run_dir.name} from {origin}")
+    for path, (old, new) in changed.items():
+        terminal.print(f"with {path}={schema.show(new)} (was {schema.show(old)})")
+    recorded = {int(row["step"]): row for row in RowReader(run_dir).new()}
+    comparison = Comparison(run_dir, recorded, is_changed=bool(changed))
+    terminal.print(comparison.header())
+    for line in _lines(directory, config):
+        terminal.print(comparison.row(line))
+    terminal.print(comparison.verdict(), soft_wrap=True)
+    terminal.print(
+        f"its curves: async-rl tensorboard {run_dir} {directory}", soft_wrap=True, style="dim"
+    )
+    if comparison.is_broken:
+        raise typer.Exit(1)
+
+
+def _wanted(steps: str) -> tuple[int | None, int | None]:
+    """Read A..B, of which either may be missing."""
+    match = _STEPS.fullmatch(steps)
+    if match is None:
+        raise ConfigError(f"--steps {steps}: give A..B, A.. or ..B, for example --steps 5..12")
+    first, last = (None if text is None else int(text) for text in match.groups())
+    if first is not None and (first < 1 or (last is not None and last < first)):
+        raise ConfigError(f"--steps {steps}: the first step is 1, and A is at most B")
+    return first, last
+
+
+def _refuse(before: RunConfig, config: RunConfig, changed: Sequence[str]) -> None:
+    """Raise ConfigError for a change that the recorded batches or the checkpoint cannot follow."""
+    problems = [
+        f"{path}: a replay trains what was generated, so only algorithm.* and learner.* can change;"
+        " start a new run for this"
+        for path in changed
+        if not path.startswith(_CHANGEABLE)
+    ]
+    if (before.algorithm.critic is None) != (config.algorithm.critic is None):
+        problems.append(
+            f"algorithm.advantage={config.algorithm.advantage.kind}: was"
+            f" {before.algorithm.advantage.kind}, and the checkpoint has a critic, or has none;"
+            " choose an advantage of the same kind"
+        )
+    estimators = before.algorithm.advantage.kind, config.algorithm.advantage.kind
+    if estimators[1] == "remax" and estimators[0] != "remax":
+        problems.append(
+            "algorithm.advantage=remax: the recorded groups have no greedy answer; start a new run"
+        )
+    if problems:
+        raise ConfigError("\n".join(problems))
+
+
+def choose(run_dir: Path, first: int | None, last: int | None) -> tuple[int, int, Path | None]:
+    """Return (version to start from, last step, its checkpoint or None for the start model).
+
+    Without a first step, the longest recorded stretch that ends at the last one. Raises ConfigError
+    if the batches or the checkpoint are not there.
+    """
+    from async_rl.core.checksums import damage
+    from async_rl.training import checkpoints
+
+    with recorded_batches(run_dir) as batches:
+        stored = batches.stored_steps()
+    if not stored:
+        raise ConfigError(
+            f"{run_dir.name} has no recorded batch: it trained no step yet, or deleted them;"
+            " buffer.keep_steps=N keeps the trajectories of the newest N steps"
+        )
+    span = _spans(stored)
+    end = stored[-1] if last is None else last
+    # The steps from the checkpoint on are needed, not only those that were asked for.
+    starts = [0, *checkpoints.versions(run_dir)]
+    usable = [version for version in starts if set(range(version + 1, end + 1)) <= set(stored)]
+    usable = [version for version in usable if version < end]
+    if first is not None:
+        usable = [version for version in usable if version < first][-1:]
+    for version in usable:
+        directory = checkpoints.directory_of(run_dir, version) if version else None
+        if directory is None or not damage(directory):
+            return version, end, directory
+    asked = "" if first is None else f" from step {first}"
+    raise ConfigError(
+        f"{run_dir.name} cannot be replayed{asked} to step {end}: its batches are recorded for"
+        f" steps {span}, its undamaged checkpoints are {starts[1:]}, and a replay begins at a"
+        " checkpoint (or at step 1) and needs every batch after it; keep more with"
+        " buffer.keep_steps and checkpoint.keep"
+    )
+
+
+def _spans(steps: Sequence[int]) -> str:
+    """Return ordered steps as text, for example `1, 5 to 9`."""
+    spans: list[list[int]] = []
+    for step in steps:
+        if spans and spans[-1][1] == step - 1:
+            spans[-1][1] = step
+        else:
+            spans.append([step, step])
+    return ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in spans)
+
+
+def _directory(run_dir: Path, name: str | None) -> Path:
+    """Create the replay's directory. Raises ConfigError if it exists."""
+    replays = run_dir / "replays"
+    if name is None:
+        numbers = [int(path.name) for path in replays.glob("*") if path.name.isdecimal()]
+        name = str(max(numbers, default=0) + 1)
+    if Path(name).name != name or name in (".", ".."):
+        raise ConfigError(f"--name {name}: give a name of one word without /")
+    directory = replays / name
+    try:
+        directory.mkdir(parents=True)
+    except FileExistsError as error:
+        raise ConfigError(f"--name {name}: {directory} exists; choose another name") from error
+    except OSError as error:
+        raise ConfigError(f"{directory} cannot be made: {error.strerror}") from error
+    return directory
+
+
+def _prepare(
+    run_dir: Path,
+    directory: Path,
+    config: RunConfig,
+    *,
+    start: int,
+    last: int,
+    checkpoint: Path | None,
+) -> None:
+    from async_rl.data.prepare import prepare_model
+
+    write_config(config, directory / "config.yaml")
+    plan = Plan(
+        directory=str(directory),
+        run_dir=str(run_dir),
+        model_path=str(prepare_model(config, lambda *_: None)),
+        config=as_builtins(config),
+        checkpoint=None if checkpoint is None else str(checkpoint),
+        start=start,
+        last=last,
+    )
+    (directory / PLAN_FILE).write_bytes(msgspec.json.encode(plan))
+
+
+def _lines(directory: Path, config: RunConfig) -> Iterator[bytes]:
+    """Run the ranks and yield a JSON line per step. Raises InfrastructureError if one fails."""
+    # Threads decide the order of sums, so they are those that a run on this machine gets.
+    specs = [spec for spec in processes(config, this_machine()) if spec.role == "learner"]
+    command = [sys.executable, "-m", "async_rl.training.replaying", str(directory / PLAN_FILE)]
+    with contextlib.ExitStack() as stack:
+        ranks: list[subprocess.Popen[bytes]] = []
+        for spec in specs:
+            log = stack.enter_context((directory / f"rank_{spec.rank}.log").open("wb"))
+            ranks.append(
+                subprocess.Popen(
+                    [*command, str(spec.rank), str(os.getpid())],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE if spec.rank == 0 else log,
+                    stderr=log,
+                    env={**os.environ, **spec.env},
+                )
+            )
+            stack.callback(_end, ranks[-1])
+        output = ranks[0].stdout
+        assert output is not None
+        yield from output
+        for spec, process in zip(specs, ranks, strict=True):
+            if process.wait():
+                text = (directory / f"rank_{spec.rank}.log").read_text(errors="replace")
+                reason = text.strip().splitlines()[-1:] or ["no reason given"]
+                raise InfrastructureError(
+                    f"rank {spec.rank} of the replay ended with exit code {process.returncode}:"
+                    f" {reason[0]}; all of it is in {directory / f'rank_{spec.rank}.log'}"
+                )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a rank that still runs, for example after Ctrl-C."""
+    if process.poll() is None:
+        process.kill()
+        process.wait()

@@ -1,0 +1,226 @@
+"""`async-rl replay` and `async-rl compare` on recorded runs: two ranks and one, after kills."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from e2e_support import SMALL, LiveRun, async_rl
+
+from async_rl.core import codec
+from async_rl.core.types import Group
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+RECORDED = (*SMALL, "buffer.keep_steps=100", "checkpoint.every_steps=3", "checkpoint.keep=10")
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A PPO run with a critic and two updates per step, whose learner was killed at step 4."""
+    settings = [*RECORDED, "conf=ppo_code", "num_steps=7"]
+    settings.remove("conf=grpo_code")
+    run = LiveRun(tmp_path_factory.mktemp("runs"), *settings, name="killed")
+    try:
+        run.until(lambda: run.step >= 4, "step 4")
+        run.kill("learner-0")
+        assert run.wait() == 0, run.terminal
+        yield run.run_dir
+    finally:
+        run.end()
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A GRPO run of two learner ranks."""
+    directory = tmp_path_factory.mktemp("runs")
+    run = LiveRun(directory, *RECORDED, "learner.ranks=2", "num_steps=4", name="two")
+    try:
+        assert run.wait() == 0, run.terminal
+        yield run.run_dir
+    finally:
+        run.end()
+
+
+def checksum_lines(run_dir: Path) -> int:
+    return len((run_dir / "versions.jsonl").read_bytes().splitlines())
+
+
+def test_a_replay_ends_with_the_weights_of_the_run_bit_for_bit(killed: Path) -> None:
+    done = async_rl("replay", str(killed))
+    assert done.returncode == 0, done.stderr
+    assert "replays steps 1 to 7 of killed from the start model" in done.stdout
+    assert "the weights equal those of the run at all 7 compared steps" in done.stdout
+    rows = (killed / "replays/1/metrics.jsonl").read_bytes().splitlines()
+    recorded = (killed / "metrics.jsonl").read_bytes().splitlines()
+    ours = {row["step"]: row for row in map(msgspec.json.decode, rows)}
+    theirs = {row["step"]: row for row in map(msgspec.json.decode, recorded) if row["step"]}
+    assert list(ours) == list(range(1, 8))
+    for name in ("loss/policy", "value/loss", "policy/grad_norm", "reward/mean"):
+        assert [row[name] for row in ours.values()] == [row[name] for row in theirs.values()]
+    # Steps after the checkpoint were trained twice, and pushed twice.
+    assert checksum_lines(killed) > 8
+
+
+def test_a_replay_of_a_stretch_begins_at_the_checkpoint_before_it(killed: Path) -> None:
+    done = async_rl("replay", str(killed), "--steps", "5..6", "--name", "stretch")
+    assert done.returncode == 0, done.stderr
+    assert "replays steps 4 to 6 of killed from the checkpoint of step 3" in done.stdout
+    assert "at all 3 compared steps" in done.stdout
+
+
+def test_a_replay_with_another_setting_differs_and_says_what_it_is_worth(killed: Path) -> None:
+    done = async_rl("replay", str(killed), "--set", "learner.optimizer.lr=3e-3")
+    assert done.returncode == 0, done.stderr
+    assert "with learner.optimizer.lr=0.003 (was " in done.stdout
+    assert "equal" not in done.stdout.partition("weights\n")[2].partition(" s\n")[0]
+    assert "the responses are those of the recorded policy" in done.stdout
+
+
+def test_two_ranks_replay_bit_for_bit(two_ranks: Path) -> None:
+    done = async_rl("replay", str(two_ranks), "--steps", "4..")
+    assert done.returncode == 0, done.stderr
+    assert "replays steps 4 to 4 of two from the checkpoint of step 3" in done.stdout
+    assert "the weights equal those of the run at all 1 compared steps" in done.stdout
+
+
+def test_what_cannot_be_replayed_is_refused_with_the_reason(killed: Path, tmp_path: Path) -> None:
+    refused = async_rl("replay", str(killed), "--set", "generation.temperature=0.7")
+    assert refused.returncode == 2
+    assert "only algorithm.* and learner.* can change" in refused.stderr
+    refused = async_rl("replay", str(killed), "--steps", "6..9")
+    assert refused.returncode == 2
+    assert "its batches are recorded for steps 1 to 7" in refused.stderr
+    copy = copied(killed, tmp_path)
+    with changing(copy) as store:
+        group = first_group(store, step=1)
+        store.execute("DELETE FROM blobs WHERE group_id=?", (group.group_id,))
+    refused = async_rl("replay", str(copy), "--steps", "1..2")
+    assert refused.returncode == 2
+    assert "recorded for steps 2 to 7" in refused.stderr
+    shutil.rmtree(copy / "checkpoints/step_000003")
+    done = async_rl("replay", str(copy))
+    assert done.returncode == 0, done.stderr
+    assert "replays steps 7 to 7 of copy from the checkpoint of step 6" in done.stdout
+
+
+def test_damaged_weights_are_noticed(killed: Path, tmp_path: Path) -> None:
+    copy = copied(killed, tmp_path)
+    with changing(copy) as store:
+        group = first_group(store, step=5)
+        change = msgspec.structs.replace
+        sample = group.trajectories[0]
+        score = change(sample.score, reward=sample.score.reward + 0.5)
+        put(
+            store,
+            change(group, trajectories=[change(sample, score=score), *group.trajectories[1:]]),
+        )
+    done = async_rl("replay", str(copy))
+    assert done.returncode == 1
+    assert "the weights differ from those of the run from step 5 on" in done.stdout
+
+
+def copied(run_dir: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(run_dir, tmp_path / "copy"))
+
+
+@contextlib.contextmanager
+def changing(run_dir: Path) -> Iterator[sqlite3.Connection]:
+    with contextlib.closing(sqlite3.connect(run_dir / "store.sqlite")) as store, store:
+        yield store
+
+
+def first_group(store: sqlite3.Connection, *, step: int) -> Group:
+    (payload,) = store.execute(
+        "SELECT payload FROM blobs JOIN groups USING (group_id) WHERE train_version=? ORDER BY"
+        " group_id LIMIT 1",
+        (step - 1,),
+    ).fetchone()
+    return codec.decode(payload, Group)
+
+
+def put(store: sqlite3.Connection, group: Group) -> None:
+    row = (codec.encode(group), group.group_id)
+    store.execute("UPDATE blobs SET payload=? WHERE group_id=?", row)
+
+
+def reward(copy: Path) -> None:
+    with changing(copy) as store:
+        group = first_group(store, step=3)
+        rewards = [sample.score.reward for sample in group.trajectories]
+        rewards[1] += 0.25
+        row = (msgspec.json.encode(rewards).decode(), group.group_id)
+        store.execute("UPDATE groups SET rewards=? WHERE group_id=?", row)
+
+
+def token(copy: Path) -> None:
+    with changing(copy) as store:
+        group = first_group(store, step=4)
+        sample = group.trajectories[2]
+        ids = sample.token_ids.copy()
+        ids[sample.prompt_length + 1] += 1
+        samples = list(group.trajectories)
+        samples[2] = msgspec.structs.replace(sample, token_ids=ids)
+        put(store, msgspec.structs.replace(group, trajectories=samples))
+
+
+def learning_rate(copy: Path) -> None:
+    path = copy / "metrics.jsonl"
+    rows = [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
+    for row in rows:
+        if row["step"] == 5:
+            row["policy/lr"] *= 1.01
+    path.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
+
+
+def swapped_batch(copy: Path) -> None:
+    steps = "(SELECT step_id FROM steps WHERE version=? AND undone_s IS NULL)"
+    with changing(copy) as store:
+        for old, new in ((2, -1), (6, 2), (-1, 6)):
+            target = new if new < 0 else store.execute(f"SELECT {steps}", (new,)).fetchone()[0]
+            source = old if old < 0 else store.execute(f"SELECT {steps}", (old,)).fetchone()[0]
+            store.execute("UPDATE trained SET step_id=? WHERE step_id=?", (target, source))
+
+
+@pytest.mark.parametrize(
+    ("inject", "expected"),
+    [
+        (reward, "part at step 3: reward, prompt "),
+        (token, "part at step 4: sampled token, prompt "),
+        (learning_rate, "part at step 5: learning rate, policy/lr"),
+        (swapped_batch, "part at step 2: prompts of the batch, group "),
+    ],
+)
+def test_an_injected_difference_is_found_at_its_place(
+    killed: Path, tmp_path: Path, inject: Callable[[Path], None], expected: str
+) -> None:
+    copy = copied(killed, tmp_path)
+    inject(copy)
+    done = async_rl("compare", str(killed), str(copy))
+    assert done.returncode == 0, done.stderr
+    assert expected in done.stdout
+    if inject is token:
+        assert "sample 2, token " in done.stdout
+
+
+def test_equal_runs_have_no_difference_and_the_page_shows_both(
+    killed: Path, two_ranks: Path, tmp_path: Path
+) -> None:
+    copy = copied(killed, tmp_path)
+    page = tmp_path / "pair.html"
+    done = async_rl("compare", str(killed), str(copy), "--html", str(page))
+    assert done.returncode == 0, done.stderr
+    assert "no difference in the 7 steps that both runs have" in done.stdout
+    text = page.read_text()
+    assert text.count("<svg") >= 10
+    assert "<script" not in text
+    refused = async_rl("compare", str(killed), str(copy), "--html", str(page))
+    assert (refused.returncode, "the file exists" in refused.stderr) == (2, True)
+    other = async_rl("compare", str(killed), str(two_ranks))
+    assert "part at step 1: " in other.stdout
+    assert "learner.ranks" in other.stdout
