@@ -30,11 +30,13 @@ class Usage(NamedTuple):
 
 
 class ProcessTree:
-    """The descendants of this process. proc: descriptor of the host's /proc."""
+    """The descendants of a process. proc: descriptor of the host's /proc; root: the process there,
+    by default this one.
+    """
 
-    def __init__(self, proc: int) -> None:
+    def __init__(self, proc: int, root: int | None = None) -> None:
         self._proc = proc
-        self._own = int(os.readlink("self", dir_fd=proc))
+        self._own = root or int(os.readlink("self", dir_fd=proc))
         self._known: dict[int, bool] = {}
         self._tasks: dict[tuple[int, str], tuple[int, int]] = {}
 

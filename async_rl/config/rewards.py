@@ -33,6 +33,11 @@ class SandboxConfig(Section):
     checker: Annotated[str, Field(pattern="^[\\w.]+:\\w+$")] | None
     """module:function(input, got, expected) -> bool that decides stdin and call tests; null = the
     built-in comparison"""
+    container_engine: Annotated[list[str], Field(min_length=1)]
+    """command of Podman, with its global options, for tests that run in a container"""
+    rootfs: dict[str, Annotated[str, Field(pattern="^/")]]
+    """directories with a root file system, by the name that container tests give as image; other
+    names are images of the engine"""
 
 
 class VerifiersConfig(Section):

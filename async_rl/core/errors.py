@@ -6,6 +6,7 @@
     |- InfrastructureError   a socket, jail, verifier or engine failed; retried, never a reward
     |  |- DeadlineExceeded   a remote call or a wait exceeded its deadline
     |  |- Unavailable        the peer is gone, or not there yet
+    |  |- Unsupported        no such program can be judged on this machine; another try is useless
     |- RewardError           a user's reward function failed; see reward.on_failure
     |  |- BrokenTest         a row's own test is broken; its prompt cannot be scored
     |- ProtocolError         a peer sent what the schema does not allow
@@ -48,6 +49,10 @@ class DeadlineExceeded(InfrastructureError):
 
 class Unavailable(InfrastructureError):
     """The peer is gone, or not there yet."""
+
+
+class Unsupported(InfrastructureError):
+    """No such program can be judged on this machine: a compiler, engine or image is missing."""
 
 
 class RewardError(AsyncRLError):

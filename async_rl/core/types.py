@@ -159,7 +159,37 @@ class AnswerTest(Value, tag_field="kind", tag="answer"):
     expected: str
 
 
-CodeTest = StdinTest | CallTest | AssertTest | AnswerTest
+ContainerPath = Annotated[str, Meta(pattern=r"^(/[\w+@=-][\w.+@=-]*)+$")]
+
+
+class ContainerTest(Value, tag_field="kind", tag="container"):
+    """Run `command` in a container of `image`, an image of the engine or a name in sandbox.rootfs.
+
+    program: file with the program; files: other files, all read-only. prints: standard input and
+    the expected output; report: a JUnit report that the command writes, in which the cases
+    `passing` must pass and `failing` fail, each named classname.name. Without both the exit status
+    decides. timeout_s: CPU time, of all processes; memory_mb: theirs together.
+    """
+
+    image: Annotated[str, Meta(pattern=r"^[\w][\w./:@-]*$")]
+    command: Annotated[list[str], Meta(min_length=1)]
+    program: ContainerPath = "/work/solution.py"
+    files: dict[ContainerPath, str] = {}
+    prints: StdinTest | None = None
+    report: ContainerPath | None = None
+    passing: list[str] = []
+    failing: list[str] = []
+    timeout_s: Annotated[float, Meta(gt=0, le=3600)] = 60
+    memory_mb: Annotated[int, Meta(ge=16)] = 1024
+
+    def __post_init__(self) -> None:
+        if self.prints is not None and self.report is not None:
+            raise ValueError("a container test has prints or report, not both")
+        if self.report is None and (self.passing or self.failing):
+            raise ValueError("passing and failing name cases of a report; give report")
+
+
+CodeTest = StdinTest | CallTest | AssertTest | AnswerTest | ContainerTest
 
 
 class CodeProblem(Value, tag_field="type", tag="code"):

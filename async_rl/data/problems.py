@@ -1,7 +1,7 @@
 """From the columns of a row to the tests of a programming problem, in six layouts.
 
-- `tests` (with optional `setup`): our own, a list of {kind: stdin | call | assert | answer, ...},
-  or the same as a JSON string.
+- `tests` (with optional `setup`): our own, a list of {kind: stdin | call | assert | answer |
+  container, ...}, or the same as a JSON string.
 - `test_list` (with optional `test_imports`): assert statements, as in MBPP.  They name the
   function, so the prompt has to show them.
 - `test` and `entry_point`: a function check(candidate) and the name of its argument, as in
@@ -40,6 +40,7 @@ from async_rl.core.types import (
     Checker,
     CodeProblem,
     CodeTest,
+    ContainerTest,
     StdinTest,
 )
 from async_rl.data.files import Row
@@ -56,7 +57,7 @@ _RULES: dict[Any, Literal["gsm8k", "math"]] = {
 # The names that verl uses for its data sets of code.
 _CODE_SOURCES = ("code", "codecontests", "apps", "codeforces", "taco")
 _REMEDY = (
-    "give a column `tests` (list of {kind: stdin|call|assert|answer, ...}), `test_list` (assert"
+    "give a column `tests` (list of {kind: stdin|call|assert|answer|container, ...}), `test_list` (assert"
     " statements), `test` with `entry_point`, or `input_output`"
 )
 
@@ -151,8 +152,9 @@ def _checker(place: str, value: Any) -> Checker:
 def _language(place: str, row: Row, tests: Sequence[CodeTest]) -> Language:
     given = row.get("language")
     prints = [isinstance(test, StdinTest) for test in tests]
+    in_containers = [isinstance(test, ContainerTest) for test in tests]
     # Other tests are about words, or Python themselves; the column may then be a natural language.
-    if given is None or not any(prints):
+    if given is None or not any((*prints, *in_containers)):
         return PYTHON
     language = language_of(_text(place, "language", given))
     if language is None:
@@ -160,10 +162,10 @@ def _language(place: str, row: Row, tests: Sequence[CodeTest]) -> Language:
             f"{place}: language={given} is unknown; use one of {', '.join(LANGUAGES)}, or leave the"
             " column out for Python"
         )
-    if language != PYTHON and not all(prints):
+    if language != PYTHON and not all(prints) and not all(in_containers):
         raise DataError(
-            f"{place}: programs in {language} are judged by tests of standard input only; give"
-            " tests of kind stdin, or set language=python"
+            f"{place}: programs in {language} are judged by tests of standard input only, or all in"
+            " containers; give tests of kind stdin, or set language=python"
         )
     return language
 

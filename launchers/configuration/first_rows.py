@@ -20,9 +20,11 @@ from async_rl.config.plugins import DATA_SOURCE, is_plugin
 from async_rl.config.reward_terms import terms_of
 from async_rl.config.rewards import PluginTerm
 from async_rl.config.run import RunConfig
-from async_rl.core.errors import ConfigError, DataError, RewardError
+from async_rl.core.errors import ConfigError, DataError, RewardError, Unsupported
+from async_rl.core.types import ContainerTest
 from async_rl.data.drafts import Draft, Drafter
 from async_rl.data.files import Rejected, matching_files, read_placed
+from async_rl.rewards.verifier.containers import Containers
 from async_rl.rewards.verifier.protocol import RewardSample
 from async_rl.rewards.verifier.reward_process import RewardProcess
 
@@ -59,6 +61,23 @@ def row_problems(config: RunConfig) -> Iterator[str]:
             elif setting == "data.train_files":
                 drafts.append(draft)
     yield from _reward_problems(config, drafts)
+    yield from _image_problems(config, drafts)
+
+
+def _image_problems(config: RunConfig, drafts: Sequence[Draft]) -> Iterator[str]:
+    """Yield the images of the first rows that are not here, where the verifiers are here too."""
+    tests = [test for draft in drafts for test in draft.problem.tests]
+    images = {test.image for test in tests if isinstance(test, ContainerTest)}
+    if not images or config.launcher.kind != "local":
+        return
+    sandbox = config.sandbox
+    for image in sorted(images):
+        containers = Containers(sandbox.container_engine, sandbox.rootfs, 1)
+        try:
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(asyncio.run, containers.require(image)).result()
+        except Unsupported as error:
+            yield f"data.train_files: {error}"
 
 
 def _first_drafts(patterns: Sequence[str], config: RunConfig) -> Iterator[Draft | str]:

@@ -53,6 +53,19 @@ def test_a_row_that_cannot_be_used_is_named_once(
     assert reason in listed[0]
 
 
+def test_an_engine_or_a_root_file_system_that_is_missing_is_named(tmp_path: Path) -> None:
+    test = {"kind": "container", "image": "my", "command": ["true"]}
+    rows: list[dict[str, object]] = [{"prompt": "x", "tests": [test]}] * 2
+    (tmp_path / "podman").write_text("#!/bin/sh\necho null")
+    (tmp_path / "podman").chmod(0o755)
+    (listed,) = problems(tmp_path, rows, "sandbox.container_engine=[no-such-engine]")
+    assert "containers need no-such-engine, which does not work here: No such file" in listed
+    engine = f"sandbox.container_engine=[{tmp_path}/podman]"
+    (listed,) = problems(tmp_path, rows, engine, f"sandbox.rootfs={{my: {tmp_path}/none}}")
+    assert "none is no directory of this machine" in listed
+    assert problems(tmp_path, rows, engine, f"sandbox.rootfs={{my: {tmp_path}}}") == []
+
+
 def test_rows_that_may_be_dropped_are_no_problem(tmp_path: Path) -> None:
     assert problems(tmp_path, [GOOD, {"prompt": "x"}], "data.bad_rows=drop") == []
 

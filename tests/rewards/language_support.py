@@ -13,11 +13,11 @@ import msgspec
 import pytest
 from rewards_support import LIMITS
 
+from async_rl.core.errors import Unsupported
 from async_rl.core.types import StdinTest, Verdict
 from async_rl.rewards.verifier.binaries import Binaries
 from async_rl.rewards.verifier.checks import Ruling
 from async_rl.rewards.verifier.command_judging import CommandJudge
-from async_rl.rewards.verifier.languages import LanguageRefused
 from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest
 from async_rl.sandbox.command_cell import Command
 from async_rl.sandbox.command_protocol import CommandSpec, Profile
@@ -47,7 +47,7 @@ class Languages:
         """Skip the test with the reason why programs in the language cannot be judged here."""
         try:
             self.runner.run(self.judge.require(language))
-        except LanguageRefused as error:
+        except Unsupported as error:
             pytest.skip(str(error))
 
     def results(

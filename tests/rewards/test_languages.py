@@ -9,7 +9,7 @@ from rewards_support import LIMITS
 from async_rl.core.types import StdinTest, Verdict
 from async_rl.rewards.verifier.binaries import Binaries
 from async_rl.rewards.verifier.command_judging import CommandJudge
-from async_rl.rewards.verifier.languages import LanguageRefused, source_names, table
+from async_rl.rewards.verifier.languages import Unsupported, source_names, table
 from async_rl.rewards.verifier.protocol import VerifyRequest
 
 SQUARES = {
@@ -185,13 +185,13 @@ def test_missing_compiler_is_refused_by_name(
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     judge = CommandJudge(1, languages.level, [], Binaries(None))
-    with pytest.raises(LanguageRefused, match=r"programs in go need go, which is not on the PATH"):
+    with pytest.raises(Unsupported, match=r"programs in go need go, which is not on the PATH"):
         languages.runner.run(judge.require("go"))
 
 
 def test_weaker_jail_refuses_every_language_with_the_reason(languages: Languages) -> None:
     judge = CommandJudge(1, 2, ["level 1: unshare failed"], Binaries(None))
-    with pytest.raises(LanguageRefused, match=r"level 1 \(namespaces\).*unshare failed"):
+    with pytest.raises(Unsupported, match=r"level 1 \(namespaces\).*unshare failed"):
         languages.runner.run(judge.require("cpp"))
 
 

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from async_rl.config.rewards import SandboxConfig
-from async_rl.core.errors import InfrastructureError
+from async_rl.core.errors import InfrastructureError, Unsupported
 from async_rl.core.types import StdinTest, Verdict
 from async_rl.rewards.verifier.binaries import Binaries
 from async_rl.rewards.verifier.checks import Ruling
@@ -23,7 +23,7 @@ from async_rl.rewards.verifier.compiling import (
     Compiler,
     Program,
 )
-from async_rl.rewards.verifier.languages import LanguageRefused, Toolchain, table
+from async_rl.rewards.verifier.languages import Toolchain, table
 from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest, VerifyResponse
 from async_rl.sandbox.cell import CellFailed
 from async_rl.sandbox.command_cell import (
@@ -71,22 +71,22 @@ class CommandJudge:
     async def require(self, language: str) -> Toolchain:
         """The toolchain of a language. The first time, its probe is compiled and run.
 
-        Raises LanguageRefused with the reason.
+        Raises Unsupported with the reason.
         """
         ready = self._ready[language]
         async with ready.lock:
             if ready.toolchain is None and not ready.refused:
                 try:
                     ready.toolchain = await self._probe(language)
-                except LanguageRefused as error:
+                except Unsupported as error:
                     ready.refused = str(error)
         if ready.toolchain is None:
-            raise LanguageRefused(ready.refused)
+            raise Unsupported(ready.refused)
         return ready.toolchain
 
     async def _probe(self, language: str) -> Toolchain:
         if self._level != NAMESPACES:
-            raise LanguageRefused(
+            raise Unsupported(
                 f"programs in {language} need a jail of level {NAMESPACES} (namespaces), this one"
                 f" has level {self._level}: without namespaces nothing bounds the processes and"
                 f" files of a compiler ({'; '.join(self._reasons) or 'no reason known'})"
@@ -102,11 +102,11 @@ class CommandJudge:
             async with self._loaded(program) as run:
                 ran = await run("", limits)
         except (CompileError, InfrastructureError) as error:
-            raise LanguageRefused(
+            raise Unsupported(
                 f"{row.tool} on this machine cannot make a program in {language}: {error}"
             ) from error
         if ran.output != b"ok\n":
-            raise LanguageRefused(
+            raise Unsupported(
                 f"a program in {language} does not run in the jail of this machine: {ran.message}"
             )
         return toolchain

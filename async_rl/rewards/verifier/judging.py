@@ -19,12 +19,14 @@ from typing import Any, NamedTuple
 
 from async_rl.config.rewards import SandboxConfig
 from async_rl.core.assert_tests import asked_by
+from async_rl.core.errors import Unsupported
 from async_rl.core.languages import PYTHON, Language
 from async_rl.core.types import (
     AnswerTest,
     AssertTest,
     CallTest,
     CodeTest,
+    ContainerTest,
     StdinTest,
     Verdict,
 )
@@ -32,7 +34,8 @@ from async_rl.rewards.verifier.answer_process import AnswerProcess
 from async_rl.rewards.verifier.asserts import FunctionCall, judged_test, take_apart
 from async_rl.rewards.verifier.checks import Check, Ruling
 from async_rl.rewards.verifier.command_judging import CommandJudge
-from async_rl.rewards.verifier.languages import LanguageRefused
+from async_rl.rewards.verifier.container_run import judge_contained
+from async_rl.rewards.verifier.containers import Containers
 from async_rl.rewards.verifier.outcomes import read_calls, read_judged, read_streams
 from async_rl.rewards.verifier.packaged_cells import PackagedCells
 from async_rl.rewards.verifier.program import Program
@@ -60,7 +63,7 @@ class Printed(NamedTuple):
 
 class Judge:
     """Verifies programs. packaged: the cells of programs that import packages; commands: judges
-    other languages than Python, None to refuse them.
+    other languages than Python, None to refuse them; containers: None to refuse their tests.
     """
 
     def __init__(
@@ -69,8 +72,9 @@ class Judge:
         config: SandboxConfig,
         packaged: PackagedCells | None = None,
         commands: CommandJudge | None = None,
+        containers: Containers | None = None,
     ) -> None:
-        self._config = config
+        self._config, self._containers = config, containers
         self._cells = packaged or PackagedCells(cells)
         self._answers = AnswerProcess()
         self._commands = commands
@@ -79,7 +83,7 @@ class Judge:
     async def verify(self, request: VerifyRequest) -> VerifyResponse:
         """Verdicts of one program. Raises InfrastructureError; cancelling ends the program."""
         program = await self._program(request)
-        if request.language != PYTHON:
+        if request.is_command:
             return await self._judge_of(request.language).verify(
                 request, self._config, partial(self._rulings.of_output, program=program)
             )
@@ -122,14 +126,22 @@ class Judge:
             stop=True if stop is None else stop,
         )
 
-    async def require(self, language: Language) -> None:
-        """Raise LanguageRefused if programs in this language cannot be judged on this machine."""
-        if language != PYTHON:
-            await self._judge_of(language).require(language)
+    async def require(self, request: VerifyRequest) -> None:
+        """Raise Unsupported if such programs cannot be judged on this machine."""
+        if request.is_command:
+            await self._judge_of(request.language).require(request.language)
+        for test in request.tests:
+            if isinstance(test, ContainerTest):
+                await self._with_containers().require(test.image)
+
+    def _with_containers(self) -> Containers:
+        if self._containers is None:
+            raise Unsupported("tests in containers are not judged here")
+        return self._containers
 
     def _judge_of(self, language: Language) -> CommandJudge:
         if self._commands is None:
-            raise LanguageRefused(f"programs in {language} are not judged here, only Python")
+            raise Unsupported(f"programs in {language} are not judged here, only Python")
         return self._commands
 
     @property
@@ -139,15 +151,18 @@ class Judge:
         return self._cells.num_replaced + num_commands
 
     async def close(self) -> None:
-        """End the process that compares answers, and the cells of other languages."""
+        """End the process that compares answers, the cells of other languages, and containers."""
         await self._answers.close()
-        if self._commands is not None:
-            await self._commands.close()
+        for part in (self._commands, self._containers):
+            if part is not None:
+                await part.close()
 
     async def _family(self, kind: str, tests: list[Any], program: Program) -> list[TestResult]:
         match kind:
             case "answer":
                 return await self._until_failure(self._answer, tests, program)
+            case "container":
+                return await self._until_failure(self._contained, tests, program)
             case "call":
                 checks = [self._call_check(test, program) for test in tests]
                 return await self._checks(checks, program, has_call_names=True)
@@ -196,6 +211,11 @@ class Judge:
             memory_mb=0,
             message="" if is_right else f"not {shorten(test.expected)} by rule {test.rule}",
         )
+
+    def _contained(self, test: ContainerTest, program: Program) -> Awaitable[TestResult]:
+        rule = partial(self._rulings.of_output, program=program)
+        containers = self._with_containers()
+        return judge_contained(containers, test, program.code, program.output_bytes, rule)
 
     async def _judged(self, test: AssertTest, program: Program) -> TestResult:
         """Run the test in a judging child, and the program in a solver beside it."""
@@ -260,6 +280,8 @@ def _kind(test: CodeTest, setup: str) -> str:
             return "answer"
         case CallTest():
             return "call"
+        case ContainerTest():
+            return "container"
         case StdinTest():
             return "stdin"
         case AssertTest():

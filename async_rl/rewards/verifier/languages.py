@@ -18,7 +18,7 @@ from importlib.resources import files
 
 import msgspec
 
-from async_rl.core.errors import InfrastructureError
+from async_rl.core.errors import Unsupported
 
 _VERSION_S = 30
 _LOADER = "/lib64/ld-linux-x86-64.so.2"
@@ -30,10 +30,6 @@ _PUBLIC_CLASS = re.compile(
 _CLASS = re.compile(r"\b(?:class|enum|record|interface)\s+(\w{1,100})\b", re.ASCII)
 _PACKAGE = re.compile(r"^[ \t]*package\s+([\w.]{1,200})\s*;", re.MULTILINE | re.ASCII)
 _MAIN = re.compile(r"\bvoid\s+main\s*\(")
-
-
-class LanguageRefused(InfrastructureError):
-    """Programs in this language cannot be judged on this machine. The message names the reason."""
 
 
 class Compile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -95,10 +91,10 @@ class Toolchain:
 
     @classmethod
     def find(cls, language: str, row: LanguageRow) -> Toolchain:
-        """Find the tool. Blocks while it prints its version. Raises LanguageRefused."""
+        """Find the tool. Blocks while it prints its version. Raises Unsupported."""
         found = shutil.which(row.tool)
         if found is None:
-            raise LanguageRefused(
+            raise Unsupported(
                 f"programs in {language} need {row.tool}, which is not on the PATH of this"
                 " verifier; install it and start the verifier again"
             )
@@ -143,7 +139,7 @@ def _said(language: str, command: list[str]) -> str:
             cwd="/",
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise LanguageRefused(
+        raise Unsupported(
             f"programs in {language} need {command[0]}, which does not work here: {error}"
         ) from error
     return done.stdout.decode(errors="replace").strip()

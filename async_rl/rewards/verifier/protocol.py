@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from async_rl.core.languages import PYTHON, Language
-from async_rl.core.types import CodeTest, StdinTest, Value, Verdict
+from async_rl.core.types import CodeTest, ContainerTest, StdinTest, Value, Verdict
 
 MAX_TIMEOUT_S = 300
 MIN_MEMORY_MB, MAX_MEMORY_MB = 16, 65536
@@ -63,13 +63,19 @@ class VerifyRequest(Value):
             raise ValueError(
                 "tests is empty, so every program would pass; give at least one - at `$.tests`"
             )
-        if self.language != PYTHON:
-            for index, test in enumerate(self.tests):
-                if not isinstance(test, StdinTest):
-                    raise ValueError(
-                        f"programs in {self.language} are judged by tests of kind stdin only - at"
-                        f" `$.tests[{index}]`"
-                    )
+        for index, test in enumerate(self.tests):
+            if self.is_command and not isinstance(test, StdinTest):
+                raise ValueError(
+                    f"programs in {self.language} are judged by tests of kind stdin only, or all in"
+                    f" containers - at `$.tests[{index}]`"
+                )
+
+    @property
+    def is_command(self) -> bool:
+        """Return whether the program is in another language than Python, not all in containers."""
+        return self.language != PYTHON and not all(
+            isinstance(test, ContainerTest) for test in self.tests
+        )
 
 
 class TestResult(Value):

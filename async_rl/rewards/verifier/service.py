@@ -18,11 +18,10 @@ from typing import TypeVar
 
 import msgspec
 
-from async_rl.core.errors import InfrastructureError, RewardError, root_cause
+from async_rl.core.errors import InfrastructureError, RewardError, Unsupported, root_cause
 from async_rl.core.types import Verdict
 from async_rl.observability.activity import Activity
 from async_rl.rewards.verifier.judging import Judge, Printed
-from async_rl.rewards.verifier.languages import LanguageRefused
 from async_rl.rewards.verifier.protocol import (
     Health,
     RewardSample,
@@ -82,11 +81,12 @@ class VerifierService:
         self.metrics = ServiceMetrics(self.health)
 
     async def require(self, request: VerifyRequest) -> None:
-        """Refuse a program in a language that cannot be judged on this machine."""
+        """Refuse a program that cannot be judged on this machine."""
         try:
-            await self.judge.require(request.language)
-        except LanguageRefused as error:
-            raise Refused(400, f"{error} - at `$.language`") from error
+            await self.judge.require(request)
+        except Unsupported as error:
+            place = "language" if request.is_command else "tests"
+            raise Refused(400, f"{error} - at `$.{place}`") from error
 
     def admit(self, count: int) -> None:
         """Admit `count` programs, or raise Refused.
@@ -122,7 +122,7 @@ class VerifierService:
             response = await self._judge(
                 lambda: self.judge.verify(request),
                 lambda error: infrastructure_response(
-                    str(error), self.cells.level, is_final=isinstance(error, LanguageRefused)
+                    str(error), self.cells.level, is_final=isinstance(error, Unsupported)
                 ),
             )
         else:

@@ -25,6 +25,7 @@ from async_rl.core.errors import ConfigError, Unavailable
 from async_rl.observability.activity import Activity
 from async_rl.rewards.verifier.binaries import Binaries
 from async_rl.rewards.verifier.command_judging import CommandJudge
+from async_rl.rewards.verifier.containers import Containers
 from async_rl.rewards.verifier.intake import ACCEPTED_AT_ONCE, Intake, SparseLog
 from async_rl.rewards.verifier.judging import Judge
 from async_rl.rewards.verifier.packaged_cells import PackagedCells
@@ -68,7 +69,8 @@ async def open_service(
         stack.push_async_callback(packaged.close)
         binaries = Binaries(Path.home() / ".cache" / "async_rl" / "programs")
         commands = CommandJudge(num_cells, cells.level, cells.reasons, binaries)
-        judge = Judge(cells, sandbox, packaged, commands)
+        containers = Containers(sandbox.container_engine, sandbox.rootfs, verifiers.cells)
+        judge = Judge(cells, sandbox, packaged, commands, containers)
         stack.push_async_callback(judge.close)
         functions = None
         if reward is not None:

@@ -1,0 +1,216 @@
+"""One command in a container, from its files to its verdict.
+
+Its limits hold for all its processes together, as the host's /proc counts them: CPU time, memory,
+and sleep. The output is compared outside the container, as for other programs (`rulings.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from async_rl.core.errors import InfrastructureError
+from async_rl.core.types import ContainerTest, StdinTest, Verdict
+from async_rl.rewards.verifier import junit
+from async_rl.rewards.verifier.checks import Ruling
+from async_rl.rewards.verifier.compiling import printable
+from async_rl.rewards.verifier.containers import PID, REPORT, Containers
+from async_rl.rewards.verifier.protocol import TestResult
+from async_rl.sandbox.process_tree import ProcessTree
+
+Rule = Callable[[StdinTest, bytes], Awaitable[Ruling]]
+_PRINTED_BYTES = 4 << 20
+"""The most that a command may print if that is not compared."""
+_MAX_REPORT_BYTES = 4 << 20
+_ERRORS_BYTES = 4096
+_MESSAGE_CHARS = 300
+_PIECE = 1 << 16
+_MIB = 1 << 20
+_TICK_S = 0.05
+_PATIENCE, _START_S = 4, 60.0
+"""A command whose processes hide their CPU time ends after this many times its limit and these
+seconds more, in which the engine starts.
+"""
+_NO_COMMAND = (126, 127)
+"""Statuses of an engine whose container has not started since the command is not in the image."""
+_STDIN = "stdin"
+_PARENT = re.compile(rb"^PPid:\t(\d+)$", re.MULTILINE)
+
+
+async def judge_contained(
+    containers: Containers, test: ContainerTest, code: str, output_bytes: int, rule: Rule
+) -> TestResult:
+    """The result of a test. rule: decides about what it prints. Raises InfrastructureError."""
+    async with containers.place(test.image) as folder:
+        run = _Run(test, folder, output_bytes)
+        await asyncio.to_thread(run.write_files, code)
+        await run.watch(containers)
+        ruling = await run.ruling(rule)
+        return TestResult(
+            verdict=ruling.verdict,
+            cpu_s=run.cpu_s,
+            wall_s=run.wall_s,
+            memory_mb=run.memory_bytes / _MIB,
+            message=ruling.message,
+        )
+
+
+class _Stream:
+    """The first bytes that a command wrote on a stream, and the number of all."""
+
+    def __init__(self, kept: int) -> None:
+        self._kept = kept
+        self.data, self.num_bytes = bytearray(), 0
+
+    async def read(self, stream: asyncio.StreamReader) -> None:
+        """Read to the end, since an engine that cannot write does not end."""
+        while piece := await stream.read(_PIECE):
+            self.data += piece[: max(0, self._kept - len(self.data))]
+            self.num_bytes += len(piece)
+
+
+class _Run:
+    """A command with its limits, and how it ended."""
+
+    def __init__(self, test: ContainerTest, folder: Path, output_bytes: int) -> None:
+        self._test, self._folder = test, folder
+        self._limit = _PRINTED_BYTES
+        if test.prints is not None:
+            # A right answer must fit, whatever the limit is.
+            self._limit = max(output_bytes, 2 * len(test.prints.output.encode(errors="replace")))
+        self._output, self._errors = _Stream(self._limit), _Stream(_ERRORS_BYTES)
+        self._status = 0
+        self._over: Ruling | None = None
+        self.cpu_s, self.wall_s, self.memory_bytes = 0.0, 0.0, 0
+
+    def write_files(self, code: str) -> None:
+        """Write what the container sees. Only the report is writable, by any user."""
+        test = self._test
+        given = test.prints.input if test.prints is not None else ""
+        texts = dict(enumerate((code, *test.files.values())))
+        for name, text in {**texts, _STDIN: given, REPORT: ""}.items():
+            file = self._folder / str(name)
+            file.write_text(text, encoding="utf-8", errors="replace")
+            file.chmod(0o666 if name == REPORT else 0o444)
+
+    async def watch(self, containers: Containers) -> None:
+        """Run the command to its end or to a limit. Cancelling ends it."""
+        name = f"async-rl-{secrets.token_hex(8)}"
+        started = time.monotonic()
+        stdin = os.open(self._folder / _STDIN, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *containers.command(name, self._test, self._folder),
+                stdin=stdin,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+        finally:
+            os.close(stdin)
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._output.read(process.stdout), name="output")
+                group.create_task(self._errors.read(process.stderr), name="errors")
+                ended = group.create_task(process.wait(), name="end of a container")
+                limits = group.create_task(self._exceeded(), name="limits of a container")
+                await asyncio.wait((limits, ended), return_when=asyncio.FIRST_COMPLETED)
+                if ended.done():
+                    limits.cancel()
+                else:
+                    self._over = limits.result()
+                    containers.remove(name, process)
+        finally:
+            if process.returncode is None:
+                containers.remove(name, process)
+        self._status, self.wall_s = process.returncode or 0, time.monotonic() - started
+
+    async def _exceeded(self) -> Ruling:
+        """The limit that the command exceeds. It waits in steps: nothing reports such usage."""
+        test, tree, asleep_s = self._test, None, 0.0
+        started = before = time.monotonic()
+        proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            while True:
+                await asyncio.sleep(_TICK_S)
+                now = time.monotonic()
+                elapsed_s, before = now - before, now
+                if self._output.num_bytes > self._limit:
+                    limit = self._limit // 1024
+                    return Ruling(Verdict.OUTPUT_LIMIT, f"printed more than {limit} KB")
+                if self._errors.num_bytes > _PRINTED_BYTES:
+                    return Ruling(Verdict.OUTPUT_LIMIT, "printed too much on standard error")
+                if tree is None:
+                    tree = self._tree(proc)
+                    continue
+                usage = await asyncio.to_thread(tree.use, elapsed_s)
+                self.cpu_s = max(self.cpu_s, usage.cpu_s)
+                self.memory_bytes = max(self.memory_bytes, usage.memory_bytes)
+                asleep_s += min(usage.asleep_s, 2 * _TICK_S)
+                if usage.cpu_s > test.timeout_s:
+                    return Ruling(
+                        Verdict.TIMEOUT, f"used more than {test.timeout_s:g} s of CPU time"
+                    )
+                if usage.memory_bytes > test.memory_mb * _MIB:
+                    return Ruling(Verdict.MEMORY, f"used more than {test.memory_mb} MB")
+                is_hiding = now - started > _PATIENCE * test.timeout_s + _START_S
+                if asleep_s > test.timeout_s + 1 or is_hiding:
+                    return Ruling(Verdict.TIMEOUT, f"slept for {test.timeout_s + 1:g} s")
+        finally:
+            os.close(proc)
+
+    def _tree(self, proc: int) -> ProcessTree | None:
+        """The processes of the container; None before it has started.
+
+        Its first process is the only child of the engine's monitor, and inherits every orphan.
+        """
+        try:
+            number = int((self._folder / PID).read_text())
+            status = Path(f"/proc/{number}/status").read_bytes()
+        except (OSError, ValueError):
+            return None
+        parent = _PARENT.search(status)
+        return ProcessTree(proc, int(parent[1])) if parent else None
+
+    async def ruling(self, rule: Rule) -> Ruling:
+        """The ruling on the test. Raises InfrastructureError if the command never ran."""
+        test = self._test
+        if self._over is not None:
+            return self._over
+        if not await asyncio.to_thread((self._folder / PID).exists):
+            reason = self._said()
+            if self._status in _NO_COMMAND:
+                return Ruling(Verdict.TEST_ERROR, f"no such command in {test.image}: {reason}")
+            raise InfrastructureError(f"a container of {test.image} did not start: {reason}")
+        if self._output.num_bytes > self._limit:
+            return Ruling(Verdict.OUTPUT_LIMIT, f"printed more than {self._limit // 1024} KB")
+        if test.report is not None:
+            reason = await asyncio.to_thread(self._failure_of_report)
+            return Ruling(Verdict.WRONG_ANSWER if reason else Verdict.PASS, reason)
+        if self._status:
+            verdict = Verdict.WRONG_ANSWER if test.prints is None else Verdict.RUNTIME_ERROR
+            left = f"left with exit status {self._status}: {self._said()}"
+            return Ruling(verdict, left.rstrip(": "))
+        if test.prints is None:
+            return Ruling(Verdict.PASS)
+        return await rule(test.prints, bytes(self._output.data))
+
+    def _failure_of_report(self) -> str:
+        with open(self._folder / REPORT, "rb") as file:
+            report = file.read(_MAX_REPORT_BYTES + 1)
+        if len(report) > _MAX_REPORT_BYTES:
+            return f"the report has more than {_MAX_REPORT_BYTES >> 20} MB"
+        if not report:
+            return f"the command wrote no report: {self._said()}"
+        return junit.failure(report, self._test.passing, self._test.failing)
+
+    def _said(self) -> str:
+        """The end of what the command said: on standard output only if that is no answer."""
+        printed = self._output.data if self._test.prints is None else b""
+        return printable(bytes(printed + self._errors.data)[-_MESSAGE_CHARS:], _MESSAGE_CHARS)

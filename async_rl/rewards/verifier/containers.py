@@ -1,0 +1,229 @@
+"""Containers of Podman, for programs whose task brings an image.
+
+It knows the engine; `container_run.py` judges one command. Invariants: a container has no network,
+no capability and no file of the host except its own, which are read-only; what it can write is in
+memory and bounded; no image is fetched; a container ends with its command, with the cancellation of
+its run, and with this process, however that ends (`_KEEPER`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from pathlib import Path
+
+from async_rl.core.errors import Unsupported
+from async_rl.core.types import ContainerTest
+from async_rl.sandbox.namespaces import CELL_UID
+
+PID, REPORT = "pid", "report"
+"""Files of a container's directory: process id of the command, written when it starts."""
+MAX_TASKS = 256
+SCRATCH_MB = 256
+_WORK = "/work"
+_ROOTS_USER = CELL_UID + 1
+"""Host user of the containers of a root server; not that of cells, whose tasks would count."""
+_MAX_OPEN = 1024
+_SHM_MB = 16
+_MIB = 1 << 20
+_ENGINE_S = 60.0
+_TRIES, _PAUSE_S = 20, 0.5
+_CROWDED = 8
+_DATA_FACTOR = 2
+"""Of the memory limit: what one process may allocate between two looks at all of them."""
+_KEEPER = """
+cat
+for _ in 1 2 3; do
+    left=$("$@" ps --all --quiet --filter "label=$LABEL")
+    [ -z "$left" ] || "$@" rm --force --time 0 $left
+    [ -n "$left" ] || break
+done
+rm -rf "$FOLDER"
+"""
+"""Waits for the end of its input, which the verifier keeps open, and removes what is left. It has
+a session of its own, so a signal to the verifier's group does not reach it.
+"""
+
+
+class Containers:
+    """At most `num` containers at a time. engine: command of Podman; rootfs: directories by name.
+    Both are found when the first container is asked for.
+    """
+
+    def __init__(self, engine: Sequence[str], rootfs: Mapping[str, str], num: int) -> None:
+        self._engine, self._rootfs = engine, rootfs
+        self._places = asyncio.Semaphore(num)
+        self._label = f"async_rl.verifier={os.getpid()}-{secrets.token_hex(8)}"
+        self._opening = asyncio.Lock()
+        self._controllers: list[str] | None = None
+        self._images: set[str] = set()
+        self._folder: Path | None = None
+        self._keeper: asyncio.subprocess.Process | None = None
+        self._removing: set[asyncio.Task[None]] = set()
+
+    async def require(self, image: str) -> None:
+        """Raise Unsupported with the reason if no container of the image can run here."""
+        async with self._opening:
+            if self._controllers is None:
+                self._controllers = await self._read_controllers()
+            if image in self._images:
+                return
+            if image in self._rootfs:
+                folder = self._rootfs[image]
+                if not await asyncio.to_thread(os.path.isdir, folder):
+                    raise Unsupported(
+                        f"sandbox.rootfs.{image}={folder} is no directory of this machine; unpack"
+                        " the root file system there"
+                    )
+            elif (await self._ask("image", "exists", image))[0]:
+                raise Unsupported(
+                    f"{self._engine[0]} has no image {image} on this machine, and none is fetched;"
+                    f" run `{' '.join(self._engine)} pull {image}`, or name a directory in"
+                    " sandbox.rootfs"
+                )
+            self._images.add(image)
+
+    async def _read_controllers(self) -> list[str]:
+        """Options that need control groups: the limits hold without them, but less exactly."""
+        status, said = await self._ask("info", "--format", "{{json .Host.CgroupControllers}}")
+        if status:
+            raise Unsupported(
+                f"containers need {self._engine[0]}, which does not work here:"
+                f" {said.strip()[-300:]}; correct sandbox.container_engine={list(self._engine)}"
+            )
+        return [name for name in ("memory", "pids") if name in (json.loads(said) or ())]
+
+    async def _ask(self, *words: str) -> tuple[int, str]:
+        """Exit status and text of a command of the engine."""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._engine,
+                *words,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+            )
+        except OSError as error:
+            return 127, f"{error.strerror}"
+        try:
+            async with asyncio.timeout(_ENGINE_S):
+                said, _ = await process.communicate()
+        except TimeoutError:
+            return 124, f"no answer within {_ENGINE_S:g} s"
+        finally:
+            if process.returncode is None:
+                process.kill()
+        return process.returncode or 0, said.decode(errors="replace")
+
+    @contextlib.asynccontextmanager
+    async def place(self, image: str) -> AsyncIterator[Path]:
+        """The right to run a container of the image, and an empty directory for its files.
+
+        Raises Unsupported.
+        """
+        await self.require(image)
+        async with self._places:
+            await self._start_keeper()
+            folder = await asyncio.to_thread(self._new_folder)
+            try:
+                yield folder
+            finally:
+                shutil.rmtree(folder)
+
+    def _new_folder(self) -> Path:
+        folder = Path(tempfile.mkdtemp(prefix="async-rl-container-", dir=self._folder))
+        # A root server's containers run as another user and read their files below.
+        folder.chmod(0o711)
+        return folder
+
+    async def _start_keeper(self) -> None:
+        async with self._opening:
+            if self._keeper is not None:
+                return
+            self._folder = await asyncio.to_thread(self._new_folder)
+            self._keeper = await asyncio.create_subprocess_exec(
+                "/bin/sh",
+                "-c",
+                _KEEPER,
+                "sh",
+                *self._engine,
+                env={**os.environ, "LABEL": self._label, "FOLDER": str(self._folder)},
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    def command(self, name: str, test: ContainerTest, folder: Path) -> list[str]:
+        """The command that starts a container. folder: its files, by their numbers in `paths_of`,
+        and its report.
+        """
+        assert self._controllers is not None
+        limits = {
+            "memory": f"--memory={test.memory_mb + 2 * SCRATCH_MB}m",
+            "pids": f"--pids-limit={MAX_TASKS}",
+        }
+        mounts = [f"{folder}/{index}:{path}:ro" for index, path in enumerate(paths_of(test))]
+        if test.report is not None:
+            mounts.append(f"{folder}/{REPORT}:{test.report}:rw")
+        # The first user of a rootless engine is the one who runs it.
+        user = _ROOTS_USER if os.geteuid() == 0 else 0
+        data = test.memory_mb * _MIB * _DATA_FACTOR
+        # A directory of the image lends its mode to what is mounted there, so the owner must fit.
+        scratch = f"chown=true,tmpfs-mode=1777,tmpfs-size={SCRATCH_MB}m"
+        # The last resort if both this process and its keeper are gone.
+        longest_s = int(_CROWDED * (test.timeout_s + _ENGINE_S))
+        root = [test.image]
+        if test.image in self._rootfs:
+            root = ["--rootfs", f"{self._rootfs[test.image]}:O"]
+        return [
+            *self._engine, "run", "--rm", "--interactive", f"--name={name}",
+            f"--label={self._label}", f"--pidfile={folder}/{PID}", f"--timeout={longest_s}",
+            "--pull=never", "--network=none", "--no-hosts", "--hostname=container", "--read-only",
+            "--read-only-tmpfs=false", "--cap-drop=all", "--security-opt=no-new-privileges",
+            "--http-proxy=false", "--log-driver=none", "--systemd=false", f"--user={user}:{user}",
+            f"--shm-size={_SHM_MB}m", *(limits[name] for name in self._controllers),
+            *(f"--ulimit={name}={value}:{value}" for name, value in (
+                ("core", 0), ("nofile", _MAX_OPEN), ("nproc", MAX_TASKS), ("data", data),
+                ("fsize", SCRATCH_MB * _MIB),
+            )),
+            *(f"--mount=type=tmpfs,destination={path},{scratch}" for path in (_WORK, "/tmp")),
+            f"--workdir={_WORK}",
+            *(f"--volume={mount}" for mount in mounts),
+            f"--entrypoint={json.dumps(test.command[:1])}", *root, *test.command[1:],
+        ]  # fmt: skip
+
+    def remove(self, name: str, process: asyncio.subprocess.Process) -> None:
+        """End a container and everything in it; `close` waits for that. process: the engine's."""
+        task = asyncio.create_task(self._remove(name, process), name="remove a container")
+        self._removing.add(task)
+        task.add_done_callback(self._removing.discard)
+
+    async def _remove(self, name: str, process: asyncio.subprocess.Process) -> None:
+        for _ in range(_TRIES):
+            await self._ask("rm", "--force", "--time", "0", name)
+            # A container that was not there yet may come while its engine runs.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_PAUSE_S):
+                    await process.wait()
+                    return
+        process.kill()
+
+    async def close(self) -> None:
+        """Remove the containers that are left."""
+        await asyncio.gather(*self._removing)
+        if self._keeper is not None:
+            assert self._keeper.stdin is not None
+            self._keeper.stdin.close()
+            await self._keeper.wait()
+
+
+def paths_of(test: ContainerTest) -> list[str]:
+    """The files of a test in its container, that of the program first."""
+    return [test.program, *test.files]

@@ -1,0 +1,368 @@
+"""Facts about programs that run in containers of real Podman."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from container_support import IMAGE, PYTEST, PYTHON, Engine
+from rewards_support import LIMITS
+from verifier_support import run_config, verifier_process
+
+from async_rl.config.base import replace
+from async_rl.core.errors import InfrastructureError, Unsupported
+from async_rl.core.types import CodeProblem, ContainerTest, StdinTest, Verdict
+from async_rl.rewards.verifier import junit
+from async_rl.rewards.verifier.containers import Containers
+
+SQUARE = {"prints": StdinTest(input="3\n", output="9")}
+TESTS = """
+from solution import f
+
+def test_one(): assert f(1) == 1
+def test_two(): assert f(2) == 4
+def test_canary(): assert f(2) == 5
+"""
+REPORT = {
+    "command": PYTEST,
+    "files": {"/work/test_f.py": TESTS},
+    "report": "/work/report.xml",
+    "passing": ["test_f.test_one", "test_f.test_two"],
+    "failing": ["test_f.test_canary"],
+}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    made = Engine(tmp_path_factory.mktemp("rootfs") / "root")
+    yield made
+    made.close()
+
+
+def verdicts(engine: Engine, *programs: tuple[str, dict[str, Any]]) -> list[str]:
+    found = engine.results(*programs)
+    return [str(each.verdict) for each in found]
+
+
+def test_output_status_or_report_decides(engine: Engine) -> None:
+    assert verdicts(
+        engine,
+        ("print(int(input()) ** 2)", SQUARE),
+        ("print(int(input()) ** 3)", SQUARE),
+        ("raise SystemExit(3)", SQUARE),
+        ("pass", {}),
+        ("raise SystemExit(3)", {}),
+        ("def f(x): return x * x", REPORT),
+        ("def f(x): return x", REPORT),
+        ("", {"command": ["no-such-command"]}),
+    ) == [
+        "pass", "wrong_answer", "runtime_error", "pass", "wrong_answer", "pass", "wrong_answer",
+        "test_error",
+    ]  # fmt: skip
+
+
+HOSTILE_REPORTS = {
+    "leaves before the tests": "import os; os._exit(0)",
+    "writes its own report": """
+        import os
+        open('/work/report.xml', 'w').write('<testsuite><testcase name="x"/></testsuite>')
+        os._exit(0)
+    """,
+    "writes a report that all passed": """
+        import os
+        names = ('one', 'two', 'canary')
+        cases = ''.join(f'<testcase classname="test_f" name="test_{n}"/>' for n in names)
+        open('/work/report.xml', 'w').write(f'<testsuite>{cases}</testsuite>')
+        os._exit(0)
+    """,
+    "lets every test pass": """
+        import _pytest.runner
+        _pytest.runner.CallInfo.excinfo = property(lambda self: None, lambda self, value: None)
+        class f(int):
+            def __eq__(self, other): return True
+    """,
+    "expands entities": """
+        import os
+        lines = ['<!DOCTYPE a [<!ENTITY a "aaaaaaaaaa">']
+        for a, b in zip('abcdefgh', 'bcdefghi'):
+            lines.append(f'<!ENTITY {b} "{f"&{a};" * 10}">')
+        open('/work/report.xml', 'w').write(''.join(lines) + ']><x>&i;</x>')
+        os._exit(0)
+    """,
+    "links the report elsewhere": """
+        import os
+        try: os.unlink('/work/report.xml')
+        except OSError: pass
+        try: os.symlink('/etc/hostname', '/work/report.xml')
+        except OSError: pass
+        os._exit(0)
+    """,
+    "writes a huge report": """
+        import os
+        with open('/work/report.xml', 'w') as file:
+            for _ in range(100): file.write('<a/>' * 100_000)
+        os._exit(0)
+    """,
+}
+
+
+def test_a_forged_report_does_not_pass(engine: Engine) -> None:
+    programs = [(textwrap.dedent(code), REPORT) for code in HOSTILE_REPORTS.values()]
+    found = dict(zip(HOSTILE_REPORTS, engine.results(*programs), strict=True))
+    assert {name: each.message for name, each in found.items() if each.verdict == "pass"} == {}
+    assert found["expands entities"].message.endswith("it has a document type")
+    assert found["writes a huge report"].message == "the report has more than 4 MB"
+
+
+PROBE = """
+import json, os, socket, subprocess
+def fails(work):
+    try: work()
+    except OSError as error: return type(error).__name__
+    return 'WORKED'
+def write(path):
+    with open(path, 'a') as file: file.write('x')
+status = dict(line.split(':\\t') for line in open('/proc/self/status').read().split('\\n') if line)
+names = {name: fails(lambda: write(name)) for name in (
+    '/usr/x', '/etc/x', '/work/solution.py', '/work/given', '/proc/sys/kernel/core_pattern',
+    '/dev/x')}
+names['mount'] = fails(lambda: subprocess.run(['/bin/mount'], check=True))
+sock = socket.socket()
+sock.settimeout(1)
+names['connect'] = fails(lambda: sock.connect(('127.0.0.1', PORT)))
+names['outside'] = fails(lambda: sock.connect(('1.1.1.1', 80)))
+write('/work/own')
+write('/tmp/own')
+print(json.dumps({
+    'fails': names, 'capabilities': status['CapBnd'] + status['CapEff'],
+    'privileges': status['NoNewPrivs'].strip(), 'filter': status['Seccomp'].strip(),
+    'descriptors': len(os.listdir('/proc/self/fd')), 'names': sorted(os.environ),
+    'processes': sum(name.isdigit() for name in os.listdir('/proc')),
+    'networks': os.listdir('/sys/class/net'), 'host': os.path.exists(HOST)}))
+"""
+
+
+def test_a_container_sees_and_changes_nothing_of_the_host(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET_TOKEN", "t")
+    monkeypatch.setenv("http_proxy", "http://user:secret@proxy:1")
+    (tmp_path / "host").touch()
+    code = PROBE.replace("PORT", "22").replace("HOST", repr(str(tmp_path / "host")))
+    test = {"files": {"/work/given": "x"}, "prints": StdinTest(input="", output="-")}
+    seen = json.loads(engine.result(code, **test).message)
+    assert "WORKED" not in seen.pop("fails").values()
+    assert int(seen.pop("capabilities").replace("\n", ""), 16) == 0
+    assert set(seen.pop("names")) <= {"PATH", "TERM", "HOSTNAME", "HOME", "container", "LC_CTYPE"}
+    assert seen.pop("descriptors") == 5  # three streams, the socket, and the listing itself
+    assert seen == {
+        "privileges": "1", "filter": "2", "processes": 1, "networks": ["lo"], "host": False
+    }  # fmt: skip
+
+
+BOMBS = {
+    "computes in children": ("timeout", {"timeout_s": 1.0}, """
+        import os
+        for _ in range(3): os.fork()
+        while True: pass
+    """),
+    "sleeps": ("timeout", {"timeout_s": 0.5}, "import time; time.sleep(100)"),
+    "fills the memory in children": ("memory", {"memory_mb": 128}, """
+        import os, time
+        for _ in range(2): os.fork()
+        data = b'x' * (60 << 20)
+        time.sleep(30)
+    """),
+    "prints": ("output_limit", {}, "while True: print('x' * 1000)"),
+    "prints errors": ("output_limit", {}, """
+        import sys
+        while True: print('x' * 1000, file=sys.stderr)
+    """),
+    "forks": ("runtime_error", {"timeout_s": 20.0}, """
+        import os, time
+        count = 0
+        while count < 10_000:
+            if os.fork() == 0: time.sleep(30)
+            count += 1
+    """),
+    "fills the directory": ("runtime_error", {}, """
+        for i in range(100):
+            with open(f'/work/{i}', 'wb') as file: file.write(bytes(8 << 20))
+    """),
+}  # fmt: skip
+
+
+def test_limits_hold_for_all_processes_of_a_container(engine: Engine) -> None:
+    programs = [(textwrap.dedent(code), {**SQUARE, **given}) for _, given, code in BOMBS.values()]
+    started = time.monotonic()
+    found = dict(zip(BOMBS, engine.results(*programs), strict=True))
+    assert {name: str(each.verdict) for name, each in found.items()} == {
+        name: verdict for name, (verdict, _, _) in BOMBS.items()
+    }, found
+    assert time.monotonic() - started < 60
+    assert engine.listed() == []
+
+
+def test_a_cancelled_program_leaves_no_container(engine: Engine) -> None:
+    async def cancel(after_s: float) -> None:
+        task = asyncio.create_task(engine.judge("import time; time.sleep(100)"))
+        await asyncio.sleep(after_s)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await asyncio.gather(*engine.containers._removing)
+
+    # Before the container is there, and while its command runs.
+    for after_s in (0.1, 1.5):
+        engine.run(cancel(after_s))
+        assert engine.listed() == []
+
+
+def test_one_more_container_than_there_are_places_waits(engine: Engine) -> None:
+    async def busiest() -> int:
+        containers = Containers(engine.words, {IMAGE: str(engine.root)}, 1)
+        most = busy = 0
+
+        async def hold() -> None:
+            nonlocal most, busy
+            async with containers.place(IMAGE):
+                busy += 1
+                most = max(most, busy)
+                await asyncio.sleep(0.01)
+                busy -= 1
+
+        await asyncio.gather(hold(), hold(), hold())
+        await containers.close()
+        return most
+
+    assert engine.run(busiest()) == 1
+
+
+VERIFIER = """
+import asyncio, sys
+from container_support import IMAGE, PYTHON, exact
+from async_rl.core.types import ContainerTest
+from async_rl.rewards.verifier.container_run import judge_contained
+from async_rl.rewards.verifier.containers import Containers
+async def main():
+    containers = Containers(sys.argv[2:], {IMAGE: sys.argv[1]}, 1)
+    print(containers._label, flush=True)
+    test = ContainerTest(image=IMAGE, command=PYTHON)
+    await judge_contained(containers, test, "import time; time.sleep(100)", 1000, exact)
+asyncio.run(main())
+"""
+
+
+def test_a_killed_verifier_leaves_no_container(engine: Engine, tmp_path: Path) -> None:
+    script = tmp_path / "verifier.py"
+    script.write_text(VERIFIER)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "TMPDIR": str(tmp_path)}
+    command = [sys.executable, str(script), str(engine.root), *engine.words]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        label = process.stdout.readline().strip()
+        _wait_for(lambda: engine.listed(label) != [])
+        os.killpg(process.pid, signal.SIGKILL)
+    _wait_for(lambda: engine.listed(label) == [])
+    _wait_for(lambda: list(tmp_path.glob("async-rl-container-*")) == [])
+
+
+def _wait_for(is_so: Any) -> None:
+    deadline = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+@pytest.mark.proves("sandbox.container_engine", "sandbox.rootfs")
+def test_an_engine_or_an_image_that_is_missing_is_named(engine: Engine, tmp_path: Path) -> None:
+    async def refused(words: list[str], rootfs: dict[str, str], image: str) -> str:
+        containers = Containers(words, rootfs, 1)
+        with pytest.raises(Unsupported) as caught:
+            await containers.require(image)
+        await containers.close()
+        return str(caught.value)
+
+    missing = str(tmp_path / "nothing")
+    assert "no-such-engine, which does not work here: No such file" in engine.run(
+        refused(["no-such-engine"], {}, IMAGE)
+    )
+    assert "has no image python" in engine.run(refused(engine.words, {}, IMAGE))
+    assert f"sandbox.rootfs.python={missing} is no directory" in engine.run(
+        refused(engine.words, {IMAGE: missing}, IMAGE)
+    )
+    assert engine.run(engine.containers.require(IMAGE)) is None
+
+
+def test_a_container_that_does_not_start_is_never_a_verdict(engine: Engine) -> None:
+    async def judge() -> None:
+        broken = Containers([*engine.words, "--root", "/dev/null"], {IMAGE: str(engine.root)}, 1)
+        try:
+            broken._controllers = []
+            engine_of, engine.containers = engine.containers, broken
+            await engine.judge("pass")
+        finally:
+            engine.containers = engine_of
+            await broken.close()
+
+    with pytest.raises(InfrastructureError, match="a container of python did not start: "):
+        engine.run(judge())
+
+
+def test_a_run_and_the_server_reach_containers(engine: Engine) -> None:
+    base = run_config()
+    sandbox = replace(LIMITS, container_engine=engine.words, rootfs={IMAGE: str(engine.root)})
+    config: Any = type(base)(**{**vars(base), "sandbox": sandbox})
+    problem = CodeProblem(
+        tests=[
+            ContainerTest(image=IMAGE, command=["/usr/bin/sh", "/work/a.sh"], program="/work/a.sh",
+                          prints=StdinTest(input="7", output="7.0")),
+            ContainerTest(image=IMAGE, command=PYTHON),
+        ],
+        language="shell",
+    )  # fmt: skip
+    unknown = CodeProblem(tests=[ContainerTest(image="no-such", command=PYTHON)])
+
+    async def ask() -> tuple[list[Verdict], str]:
+        async with verifier_process(config) as client:
+            found = await client.verify(problem, "cat; exit 0")
+            with pytest.raises(InfrastructureError) as caught:
+                await client.verify(unknown, "")
+            return found, str(caught.value)
+
+    found, reason = asyncio.run(ask())
+    # 7 is 7.0 by the rules of standard output; the second command runs a file that is not there.
+    assert found == ["pass", "wrong_answer"]
+    assert "has no image no-such on this machine" in reason
+
+
+@pytest.mark.parametrize(("report", "passing", "failing", "said"), [
+    ('<testsuite><testcase classname="a" name="b"/></testsuite>', [], [], ""),
+    ('<testsuite><testcase classname="a" name="b"/></testsuite>', ["a.b"], [], ""),
+    ('<testsuite><testcase classname="a" name="b"/></testsuite>', ["a.c"], [], "did not pass: a.c"),
+    ('<testsuite><testcase name="b"><skipped/></testcase></testsuite>', [], [], "no test"),
+    ('<testsuite><testcase name="b"><skipped/></testcase></testsuite>', ["b"], [], "not pass: b"),
+    ('<t><testcase name="b"/><testcase name="b"><error/></testcase></t>', ["b"], [], "not pass: b"),
+    ('<t><testcase name="b"/><testcase name="c"><failure/></testcase></t>', [], [], "not pass: c"),
+    ('<t><testcase name="b"/><testcase name="c"><failure/></testcase></t>', ["b"], [], ""),
+    ('<t><testcase name="b"/><testcase name="c"><failure/></testcase></t>', [], ["c"], ""),
+    ('<t><testcase name="b"/><testcase name="c"/></t>', ["b"], ["c"], "must fail did not: c"),
+    ("<t/>", [], [], "no test"), ("<t>", [], [], "cannot be read"), ("<t>\0", [], [], "cannot"),
+])  # fmt: skip
+def test_a_report_says_which_tests_passed(
+    report: str, passing: list[str], failing: list[str], said: str
+) -> None:
+    found = junit.failure(report.encode(), passing, failing)
+    assert said in found
+    assert bool(found) == bool(said)
