@@ -57,8 +57,8 @@ _RULES: dict[Any, Literal["gsm8k", "math"]] = {
 # The names that verl uses for its data sets of code.
 _CODE_SOURCES = ("code", "codecontests", "apps", "codeforces", "taco")
 _REMEDY = (
-    "give a column `tests` (list of {kind: stdin|call|assert|answer|container, ...}), `test_list` (assert"
-    " statements), `test` with `entry_point`, or `input_output`"
+    "give a column `tests` (list of {kind: stdin|call|assert|answer|container, ...}), `test_list`"
+    " (assert statements), `test` with `entry_point`, or `input_output`"
 )
 
 
