@@ -92,9 +92,9 @@ class _Run:
         """Write what the container sees. Only the report is writable, by any user."""
         test = self._test
         given = test.prints.input if test.prints is not None else ""
-        texts = dict(enumerate((code, *test.files.values())))
+        texts = {str(index): text for index, text in enumerate((code, *test.files.values()))}
         for name, text in {**texts, _STDIN: given, REPORT: ""}.items():
-            file = self._folder / str(name)
+            file = self._folder / name
             file.write_text(text, encoding="utf-8", errors="replace")
             file.chmod(0o666 if name == REPORT else 0o444)
 
