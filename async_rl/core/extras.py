@@ -11,6 +11,8 @@ import importlib.util
 from async_rl.core.errors import ConfigError
 
 EXTRA_OF = {
+    "accelerate": "real",
+    "gguf": "real",
     "huggingface_hub": "train",
     "jinja2": "view",
     "math_verify": "verifier",

@@ -63,7 +63,7 @@ def test_where_configurations_differ_each_value_is_named() -> None:
         for line in settings_page().splitlines()
         if line.startswith("| `algorithm.advantage` |")
     )
-    assert "grpo_code and grpo_code_retry: `grpo`" in row
+    assert "grpo_code and grpo_code_retry and real: `grpo`" in row
     assert "ppo_code and ppo_math: `gae`" in row
 
 
