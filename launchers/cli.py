@@ -16,6 +16,7 @@ from async_rl.launchers.commands.compare import compare
 from async_rl.launchers.commands.data import data
 from async_rl.launchers.commands.doctor import doctor
 from async_rl.launchers.commands.eval import evaluate
+from async_rl.launchers.commands.explain import explain
 from async_rl.launchers.commands.export import export
 from async_rl.launchers.commands.init import init
 from async_rl.launchers.commands.launch import launch, resume
@@ -23,6 +24,7 @@ from async_rl.launchers.commands.ledger import ledger
 from async_rl.launchers.commands.list_runs import list_runs
 from async_rl.launchers.commands.logs import logs
 from async_rl.launchers.commands.migrate import migrate
+from async_rl.launchers.commands.plan import plan
 from async_rl.launchers.commands.qualify import qualify
 from async_rl.launchers.commands.replay import replay
 from async_rl.launchers.commands.rollouts import show_rollouts
@@ -57,6 +59,8 @@ app.command()(ledger)
 app.command("rollouts")(show_rollouts)
 app.command("eval")(evaluate)
 app.command()(export)
+app.command()(explain)
+app.command()(plan)
 app.command()(replay)
 app.command()(compare)
 app.command()(doctor)

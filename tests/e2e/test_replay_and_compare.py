@@ -23,7 +23,7 @@ RECORDED = (*SMALL, "buffer.keep_steps=100", "checkpoint.every_steps=3", "checkp
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A PPO run with a critic and two updates per step, whose learner was killed at step 4."""
-    settings = [*RECORDED, "conf=ppo_code", "num_steps=7"]
+    settings = [*RECORDED, "conf=ppo_code", "num_steps=9"]
     settings.remove("conf=grpo_code")
     run = LiveRun(tmp_path_factory.mktemp("runs"), *settings, name="killed")
     try:
@@ -54,17 +54,17 @@ def checksum_lines(run_dir: Path) -> int:
 def test_a_replay_ends_with_the_weights_of_the_run_bit_for_bit(killed: Path) -> None:
     done = async_rl("replay", str(killed))
     assert done.returncode == 0, done.stderr
-    assert "replays steps 1 to 7 of killed from the start model" in done.stdout
-    assert "the weights equal those of the run at all 7 compared steps" in done.stdout
+    assert "replays steps 1 to 9 of killed from the start model" in done.stdout
+    assert "the weights equal those of the run at all 9 compared steps" in done.stdout
     rows = (killed / "replays/1/metrics.jsonl").read_bytes().splitlines()
     recorded = (killed / "metrics.jsonl").read_bytes().splitlines()
     ours = {row["step"]: row for row in map(msgspec.json.decode, rows)}
     theirs = {row["step"]: row for row in map(msgspec.json.decode, recorded) if row["step"]}
-    assert list(ours) == list(range(1, 8))
+    assert list(ours) == list(range(1, 10))
     for name in ("loss/policy", "value/loss", "policy/grad_norm", "reward/mean"):
         assert [row[name] for row in ours.values()] == [row[name] for row in theirs.values()]
     # Steps after the checkpoint were trained twice, and pushed twice.
-    assert checksum_lines(killed) > 8
+    assert checksum_lines(killed) > 10
 
 
 def test_a_replay_of_a_stretch_begins_at_the_checkpoint_before_it(killed: Path) -> None:
@@ -93,20 +93,20 @@ def test_what_cannot_be_replayed_is_refused_with_the_reason(killed: Path, tmp_pa
     refused = async_rl("replay", str(killed), "--set", "generation.temperature=0.7")
     assert refused.returncode == 2
     assert "only algorithm.* and learner.* can change" in refused.stderr
-    refused = async_rl("replay", str(killed), "--steps", "6..9")
+    refused = async_rl("replay", str(killed), "--steps", "6..12")
     assert refused.returncode == 2
-    assert "its batches are recorded for steps 1 to 7" in refused.stderr
+    assert "its batches are recorded for steps 1 to 9" in refused.stderr
     copy = copied(killed, tmp_path)
     with changing(copy) as store:
         group = first_group(store, step=1)
         store.execute("DELETE FROM blobs WHERE group_id=?", (group.group_id,))
     refused = async_rl("replay", str(copy), "--steps", "1..2")
     assert refused.returncode == 2
-    assert "recorded for steps 2 to 7" in refused.stderr
+    assert "recorded for steps 2 to 9" in refused.stderr
     shutil.rmtree(copy / "checkpoints/step_000003")
     done = async_rl("replay", str(copy))
     assert done.returncode == 0, done.stderr
-    assert "replays steps 7 to 7 of copy from the checkpoint of step 6" in done.stdout
+    assert "replays steps 7 to 9 of copy from the checkpoint of step 6" in done.stdout
 
 
 def test_damaged_weights_are_noticed(killed: Path, tmp_path: Path) -> None:
@@ -123,6 +123,21 @@ def test_damaged_weights_are_noticed(killed: Path, tmp_path: Path) -> None:
     done = async_rl("replay", str(copy))
     assert done.returncode == 1
     assert "the weights differ from those of the run from step 5 on" in done.stdout
+
+
+def test_a_run_is_explained_and_forecast_from_its_recorded_times(
+    killed: Path, two_ranks: Path
+) -> None:
+    done = async_rl("explain", str(killed))
+    assert done.returncode == 0, done.stderr
+    assert "steps/hour over 7 steps after the first 2" in done.stdout
+    assert "generating" in done.stdout
+    assert "simulated from its recorded times" in done.stdout
+    refused = async_rl("explain", str(two_ranks))
+    assert (refused.returncode, "at least 8 are needed" in refused.stderr) == (2, True)
+    done = async_rl("plan", str(killed), "generators.count=1,2")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.strip().splitlines()) == 6
 
 
 def copied(run_dir: Path, tmp_path: Path) -> Path:
@@ -215,7 +230,7 @@ def test_equal_runs_have_no_difference_and_the_page_shows_both(
     page = tmp_path / "pair.html"
     done = async_rl("compare", str(killed), str(copy), "--html", str(page))
     assert done.returncode == 0, done.stderr
-    assert "no difference in the 7 steps that both runs have" in done.stdout
+    assert "no difference in the 9 steps that both runs have" in done.stdout
     text = page.read_text()
     assert text.count("<svg") >= 10
     assert "<script" not in text

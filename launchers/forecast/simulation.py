@@ -1,0 +1,284 @@
+"""A run in virtual time: the product's own admission and replay, fed with recorded times.
+
+Generators share their speed among the groups in flight; the learner takes a batch, trains for the
+recorded time and commits; weights arrive after the recorded push. Not simulated: processes that
+compete for cores, failures, the draining of generators that leave.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from async_rl.buffer.admission import Admission, Gate
+from async_rl.buffer.groups import OpenGroup, StoredGroup
+from async_rl.buffer.replay import Replay
+from async_rl.config.run import RunConfig
+from async_rl.core.types import Purpose
+from async_rl.launchers.forecast.recorded import Recorded, Work
+
+_PURPOSES = (Purpose.EVAL, Purpose.TRAIN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """What may differ from the recorded run. *_speed: 1 is the recorded one."""
+
+    generators: int
+    slots: int
+    groups_per_step: int
+    max_staleness_versions: int
+    push_every_steps: int
+    evaluate_every_steps: int
+    num_steps: int
+    learner_speed: float = 1.0
+    scoring_speed: float = 1.0
+    generation_speed: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """steps_per_s: after the warm-up steps. Shares of time: the learner waits for a batch; a
+    generator has no group in flight. age: mean versions of the oldest token of a trained group.
+    """
+
+    steps_per_s: float
+    learner_waits: float
+    generators_idle: float
+    age: float
+
+
+def scenario_of(config: RunConfig, recorded: Recorded) -> Scenario:
+    """Return the scenario of the recorded run itself."""
+    return Scenario(
+        generators=recorded.num_generators,
+        slots=config.generation.max_concurrent_groups,
+        groups_per_step=config.buffer.groups_per_step,
+        max_staleness_versions=config.buffer.max_staleness_versions,
+        push_every_steps=config.weights.push_every_steps,
+        evaluate_every_steps=config.evaluation.every_steps,
+        num_steps=len(recorded.step_s),
+    )
+
+
+def simulate(scenario: Scenario, recorded: Recorded) -> Forecast:
+    """Simulate a run to its last step."""
+    return _Run(scenario, recorded).run()
+
+
+class _Engine:
+    """A generator: its groups share its speed."""
+
+    def __init__(self, index: int, beside: float) -> None:
+        self.index, self.name = index, f"generator-{index}"
+        self.version = 0
+        self.num_groups = 0  # in flight or with their scoring
+        self.events = 0
+        self.idle_s = 0.0
+        self._beside = beside
+        self._progress = 0.0
+        self._updated_s = 0.0
+        self._running: list[tuple[float, int, OpenGroup, float]] = []
+
+    def start(self, now_s: float, group: OpenGroup, work: Work, speed: float) -> None:
+        self.advance(now_s)
+        entry = (self._progress + work.units / speed, group.group_id, group, work.scoring_s)
+        heapq.heappush(self._running, entry)
+        self.num_groups += 1
+
+    def advance(self, now_s: float) -> None:
+        """Move all groups on to this time."""
+        elapsed_s = now_s - self._updated_s
+        if self._running:
+            self._progress += elapsed_s / self._unit_s
+        elif not self.num_groups:
+            self.idle_s += elapsed_s
+        self._updated_s = now_s
+
+    @property
+    def _unit_s(self) -> float:
+        return 1 + self._beside * (len(self._running) - 1)
+
+    @property
+    def next_s(self) -> float | None:
+        """Seconds until the first of its groups is complete, if none is added."""
+        if not self._running:
+            return None
+        return max(self._running[0][0] - self._progress, 0.0) * self._unit_s
+
+    def pop(self) -> tuple[OpenGroup, float]:
+        _, _, group, scoring_s = heapq.heappop(self._running)
+        return group, scoring_s
+
+
+class _Run:
+    def __init__(self, scenario: Scenario, recorded: Recorded) -> None:
+        self._scenario, self._recorded = scenario, recorded
+        self._replay = Replay(
+            groups_per_step=scenario.groups_per_step,
+            max_staleness_versions=scenario.max_staleness_versions,
+            over_age="drop",
+        )
+        gate = Gate(
+            groups_per_step=scenario.groups_per_step,
+            max_staleness_versions=scenario.max_staleness_versions,
+            num_steps=scenario.num_steps,
+        )
+        self._admission = Admission(gate, self._replay, max_attempts=1)
+        self._engines = [_Engine(index, recorded.beside) for index in range(scenario.generators)]
+        self._free = [(0, index) for index in range(scenario.generators)]
+        self._num_prompts = _num_prompts(recorded, scenario)
+        self._trains, self._waits_since, self._waited_s = False, 0.0, 0.0
+        self._ages: list[int] = []
+        self._committed_s: list[float] = []
+        self._now_s = 0.0
+        self._order = itertools.count()
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._used = {purpose: 0 for purpose in Purpose}
+
+    def run(self) -> Forecast:
+        self._feed()
+        while self._queue and len(self._committed_s) < self._scenario.num_steps:
+            self._now_s, _, event = heapq.heappop(self._queue)
+            event()
+        return self._forecast()
+
+    def _forecast(self) -> Forecast:
+        warm = min(self._recorded.num_warm, len(self._committed_s) - 1)
+        span_s = self._committed_s[-1] - self._committed_s[warm - 1]
+        for engine in self._engines:
+            engine.advance(self._now_s)
+        idle_s = float(np.mean([engine.idle_s for engine in self._engines]))
+        return Forecast(
+            steps_per_s=(len(self._committed_s) - warm) / span_s,
+            learner_waits=self._waited_s / self._now_s,
+            generators_idle=idle_s / self._now_s,
+            age=float(np.mean(self._ages)),
+        )
+
+    def _after(self, seconds: float, event: Callable[[], None]) -> None:
+        heapq.heappush(self._queue, (self._now_s + seconds, next(self._order), event))
+
+    def _feed(self) -> None:
+        """Hand out groups while admission allows it, to the generator with the fewest first."""
+        # All generators have the same weights, so what is refused to one is refused to all.
+        while self._free:
+            num_groups, index = self._free[0]
+            engine = self._engines[index]
+            if num_groups != engine.num_groups:
+                heapq.heappop(self._free)  # its number changed, and a newer entry has it
+                continue
+            if not self._hand_out(engine):
+                return
+            heapq.heappop(self._free)
+            self._list_free(index)
+
+    def _list_free(self, index: int) -> None:
+        """Note that this generator may have room."""
+        num_groups = self._engines[index].num_groups
+        if num_groups < self._scenario.slots:
+            heapq.heappush(self._free, (num_groups, index))
+
+    def _hand_out(self, engine: _Engine) -> bool:
+        for purpose in _PURPOSES:
+            if purpose is Purpose.EVAL and self._admission.waiting_evaluation() is None:
+                continue
+            group = self._admission.hand_out(
+                purpose,
+                generator=engine.name,
+                incarnation="",
+                version=engine.version,
+                now_s=self._now_s,
+            )
+            if group is not None:
+                work = self._work(purpose)
+                engine.start(self._now_s, group, work, self._scenario.generation_speed)
+                self._expect(engine)
+                return True
+        return False
+
+    def _work(self, purpose: Purpose) -> Work:
+        """Return the next recorded work of this purpose, from the beginning after the last."""
+        recorded = self._recorded
+        works = recorded.evaluation if purpose is Purpose.EVAL else recorded.train
+        index = self._used[purpose] % len(works)
+        self._used[purpose] += 1
+        return works[index]
+
+    def _expect(self, engine: _Engine) -> None:
+        """Plan the end of the engine's first group; an earlier plan is void."""
+        engine.events += 1
+        number, next_s = engine.events, engine.next_s
+        if next_s is not None:
+            self._after(next_s, lambda: self._complete(engine, number))
+
+    def _complete(self, engine: _Engine, number: int) -> None:
+        if number != engine.events:
+            return
+        engine.advance(self._now_s)
+        group, scoring_s = engine.pop()
+        newest = engine.version
+        self._after(
+            scoring_s / self._scenario.scoring_speed, lambda: self._put(engine, group, newest)
+        )
+        self._expect(engine)
+
+    def _put(self, engine: _Engine, group: OpenGroup, newest: int) -> None:
+        engine.advance(self._now_s)
+        engine.num_groups -= 1
+        self._list_free(engine.index)
+        self._admission.close(group.group_id)
+        if group.purpose is Purpose.TRAIN:
+            stored = StoredGroup(
+                group_id=group.group_id, oldest_version=group.version, newest_version=newest
+            )
+            self._replay.put(stored)
+            self._take()
+        self._feed()
+
+    def _take(self) -> None:
+        """Train the next batch if the learner is free and there is one."""
+        version = self._replay.learner_version
+        if self._trains or version >= self._scenario.num_steps:
+            return
+        ready = dict(self._replay.ready)
+        take = self._replay.take(version, list(self._admission.training()))
+        if take.group_ids:
+            self._trains = True
+            self._waited_s += self._now_s - self._waits_since
+            ages = [version - ready[group_id].oldest_version for group_id in take.group_ids]
+            self._ages.append(max(ages))
+            step_s = self._recorded.step_s[version % len(self._recorded.step_s)]
+            self._after(
+                step_s / self._scenario.learner_speed, lambda: self._commit(list(take.group_ids))
+            )
+
+    def _commit(self, group_ids: list[int]) -> None:
+        scenario, version = self._scenario, self._replay.learner_version + 1
+        self._replay.commit(version, group_ids)
+        self._committed_s.append(self._now_s)
+        self._trains, self._waits_since = False, self._now_s
+        if version % scenario.push_every_steps == 0 or version == scenario.num_steps:
+            self._after(self._recorded.push_s, lambda: self._push(version))
+        every = scenario.evaluate_every_steps
+        if every and version % every == 0 and self._num_prompts:
+            self._admission.start_evaluation(version, self._num_prompts)
+        self._take()
+        self._feed()
+
+    def _push(self, version: int) -> None:
+        for engine in self._engines:
+            engine.version = max(engine.version, version)
+        self._feed()
+
+
+def _num_prompts(recorded: Recorded, scenario: Scenario) -> int:
+    """Return the groups of one evaluation."""
+    if not scenario.evaluate_every_steps:
+        return 0
+    num_evaluations = 1 + scenario.num_steps // scenario.evaluate_every_steps
+    return round(len(recorded.evaluation) / num_evaluations)

@@ -1,0 +1,136 @@
+"""The forecast from recorded times, against cases that can be computed by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from async_rl.buffer.store.times import GroupTimes
+from async_rl.core.errors import ConfigError
+from async_rl.launchers.commands.plan import sweep, with_values
+from async_rl.launchers.forecast.recorded import Recorded, Work, _works
+from async_rl.launchers.forecast.simulation import Scenario, simulate
+
+BASE = Scenario(
+    generators=1,
+    slots=4,
+    groups_per_step=4,
+    max_staleness_versions=2,
+    push_every_steps=1,
+    evaluate_every_steps=0,
+    num_steps=40,
+)
+
+
+def recorded(
+    *, units: float, step_s: float, scoring_s: float = 0.0, push_s: float = 0.0, beside: float = 0.0
+) -> Recorded:
+    return Recorded(
+        train=(Work(units=units, scoring_s=scoring_s),) * 160,
+        evaluation=(Work(units=units, scoring_s=0.0),) * 6,
+        beside=beside,
+        step_s=(step_s,) * 40,
+        push_s=push_s,
+        num_generators=1,
+        num_warm=8,
+        steps_per_s=1.0,
+    )
+
+
+def rate(scenario: Scenario, times: Recorded) -> float:
+    return simulate(scenario, times).steps_per_s
+
+
+def test_a_slow_learner_decides() -> None:
+    forecast = simulate(BASE, recorded(units=0.1, step_s=2.0))
+    assert forecast.steps_per_s == pytest.approx(0.5, rel=1e-6)
+    assert forecast.learner_waits < 0.01
+    assert forecast.generators_idle > 0.8
+
+
+@pytest.mark.parametrize(("beside", "seconds"), [(0.0, 1.0), (1.0, 4.0), (0.5, 2.5)])
+def test_slow_generation_decides_by_how_groups_share_an_engine(
+    beside: float, seconds: float
+) -> None:
+    """Four groups in flight take 1 + 3 x beside seconds together."""
+    times = recorded(units=1.0, step_s=0.01, beside=beside)
+    assert rate(BASE, times) == pytest.approx(1 / seconds, rel=0.02)
+    assert simulate(BASE, times).learner_waits > 0.9
+
+
+def test_two_generators_write_twice_as_much() -> None:
+    times = recorded(units=1.0, step_s=0.01, beside=1.0)
+    wider = replace(BASE, generators=2)
+    assert rate(wider, times) == pytest.approx(2 * rate(BASE, times), rel=0.03)
+
+
+def test_without_staleness_the_stages_alternate() -> None:
+    times = recorded(units=1.0, step_s=0.5, scoring_s=0.25, push_s=0.25)
+    synchronous = replace(BASE, max_staleness_versions=0)
+    assert rate(synchronous, times) == pytest.approx(1 / 2.0, rel=1e-6)
+    assert simulate(synchronous, times).age == 0
+
+
+@pytest.mark.parametrize("bound", [0, 1, 2, 5])
+def test_no_batch_is_older_than_the_bound(bound: int) -> None:
+    times = recorded(units=1.0, step_s=1.0, push_s=0.3, beside=0.3)
+    assert simulate(replace(BASE, max_staleness_versions=bound), times).age <= bound
+
+
+def test_scoring_delays_without_occupying_the_engine() -> None:
+    times = recorded(units=1.0, step_s=0.01, scoring_s=1.0)
+    slower = rate(BASE, times)
+    assert rate(replace(BASE, scoring_speed=1e6), times) > 1.8 * slower
+    # A group keeps its slot until it is scored.
+    assert rate(replace(BASE, slots=8), times) > 1.8 * slower
+
+
+def test_evaluations_cost_generation() -> None:
+    times = recorded(units=1.0, step_s=0.01, beside=1.0)
+    often = replace(BASE, evaluate_every_steps=8)
+    assert rate(often, times) < rate(BASE, times)
+
+
+def test_many_generators_are_simulated_quickly_enough_to_sweep() -> None:
+    times = recorded(units=1.0, step_s=0.01)
+    wide = replace(BASE, generators=512, slots=4, groups_per_step=1024, num_steps=12)
+    assert simulate(wide, times).steps_per_s > 0
+
+
+def test_recorded_times_give_the_constants_that_made_them() -> None:
+    """Groups of 100 and 200 tokens, alone and beside others: 0.01 s per token, 0.004 per group."""
+    random = np.random.default_rng(0)
+    groups, moment = [], 0.0
+    for number in range(200):
+        crowd, tokens = number % 4 + 1, int(random.choice([100, 200]))
+        duration = tokens * (0.01 + 0.004 * (crowd - 1))
+        groups += [
+            GroupTimes("train", "generator-0", moment, duration, moment + duration + 0.5, tokens)
+        ] * crowd
+        moment += duration + 1.0
+    works, beside = _works(groups)
+    assert beside == pytest.approx(0.4, rel=1e-6)
+    assert works[0].units == pytest.approx(groups[0].num_tokens * 0.01, rel=1e-6)
+    assert all(work.scoring_s == pytest.approx(0.5) for work in works)
+
+
+def test_a_sweep_names_what_it_does_not_know() -> None:
+    assert sweep(["generators.count=1,2", "buffer.max_staleness_versions=0"]) == {
+        "generators.count": [1, 2],
+        "buffer.max_staleness_versions": [0],
+    }
+    for words, reason in (
+        (["generator.count=1"], "did you mean generators.count"),
+        (["generators.count=0"], "'0' is not a whole number >= 1"),
+        (["generators.count=one"], "'one' is not a whole number"),
+        (["generators.count=" + ",".join(map(str, range(1, 402)))], "401 combinations"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            sweep(words)
+
+
+def test_a_larger_batch_takes_the_learner_longer() -> None:
+    wider = with_values(BASE, {"buffer.groups_per_step": 8})
+    assert (wider.groups_per_step, wider.learner_speed) == (8, 0.5)
