@@ -99,7 +99,7 @@ class Chaos:
         """Does one thing to the run and waits until it gets on again; False if the run ended
         before.
         """
-        if not self._until(lambda: True, wait_s=self._rng.uniform(0.5, 4.0), look_s=0.1):
+        if not self._until(lambda: True, wait_s=self._rng.uniform(0.5, 2.0), look_s=0.1):
             return False
         step = self._committed()
         if not self._faults()[fault]():

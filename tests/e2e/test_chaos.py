@@ -29,7 +29,7 @@ def survive(
         chaos.run.until(lambda: chaos.run.step >= 1, "step 1")
         for fault in faults:
             assert chaos.strike(fault), f"the run ended before {fault}:\n{chaos.run.terminal}"
-        num_steps = num_steps or chaos.wind_up(15)
+        num_steps = num_steps or chaos.wind_up(8)
         summary = chaos.finish(timeout_s=600)
         assert summary.exit_code == 0, chaos.run.terminal
     finally:
@@ -49,4 +49,4 @@ def test_a_run_survives_every_fault(tmp_path: Path) -> None:
 
 
 def test_a_run_with_vllm_survives_a_killed_generator_and_a_killed_learner(tmp_path: Path) -> None:
-    survive(tmp_path, ["generators.count=1"], ["generator in a push", "learner"], num_steps=70)
+    survive(tmp_path, ["generators.count=1"], ["generator in a push", "learner"], num_steps=50)
