@@ -32,6 +32,7 @@ from async_rl.batching.packing import Layout, Pass
 from async_rl.config.algorithm import SumAggregation
 from async_rl.config.run import RunConfig
 from async_rl.launchers.configuration.compose import compose_unchecked
+from async_rl.launchers.configuration.overrides import with_defaults
 from async_rl.learner.models import PolicyOutput
 from async_rl.learner.objective import BatchOutputs, compute_targets
 from async_rl.learner.pass_loss import policy_pass_loss
@@ -59,6 +60,9 @@ UNBIASED = (
 """Choices without a bias on fresh data, so that a row shows the bias of its own choice."""
 
 
+_REINFORCE = "algorithm.policy_loss=reinforce"
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """A row of the table: a choice, the settings that select it, and the columns that it concerns.
@@ -72,23 +76,27 @@ class Row:
     columns: tuple[str, ...] = ("fresh", "old", "later")
 
 
+def _all(*settings: str) -> tuple[str, ...]:
+    """The settings of a row, and those without a bias for all that it does not name."""
+    return tuple(with_defaults(settings, UNBIASED))
+
+
 def _advantage(name: str, *settings: str) -> Row:
-    chosen = (*UNBIASED, "algorithm.policy_loss=reinforce", "algorithm.policy_loss.correction=none")
     kind = f"algorithm.advantage={name}"
     label = " ".join([f"`{kind}`", *(f"`{s}`" for s in settings)])
-    return Row(name=label, settings=(*chosen, kind, *settings), columns=("fresh",))
+    return Row(name=label, settings=_all(_REINFORCE, kind, *settings), columns=("fresh",))
 
 
 def _aggregation(name: str) -> Row:
     chosen = f"algorithm.aggregation={name}"
-    return Row(name=f"`{chosen}`", settings=(*UNBIASED, chosen), columns=("fresh",))
+    return Row(name=f"`{chosen}`", settings=_all(chosen), columns=("fresh",))
 
 
 def _correction(name: str, *settings: str) -> Row:
     kind = f"algorithm.policy_loss.correction={name}"
     bounds = [f"algorithm.policy_loss.correction.{s}" for s in settings]
     label = " ".join([f"`{kind}`", *(f"`{s}`" for s in settings)])
-    return Row(name=label, settings=(*UNBIASED, kind, *bounds), columns=("old",))
+    return Row(name=label, settings=_all(kind, *bounds), columns=("old",))
 
 
 def _loss(name: str) -> Row:

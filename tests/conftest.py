@@ -65,6 +65,9 @@ def composed_once(compose: Compose) -> Callable[..., RunConfig]:
     def wrapper(conf: str, overrides: Sequence[str] = ()) -> RunConfig:
         caller = sys._getframe(1).f_code.co_filename
         is_about = any(folder in caller for folder in ABOUT_COMPOSITION)
+        if "/tests/" in caller and not is_about:
+            # Helpers put their common settings before those of a test, of which the last counts.
+            overrides = list({word.partition("=")[0]: word for word in overrides}.values())
         names_files = any(set("/:") & set(word) or ".py" in word for word in (conf, *overrides))
         if "/tests/" not in caller or is_about or names_files:
             return compose(conf, overrides)

@@ -8,6 +8,7 @@ from test_fit import LONG, QWEN3_8B, QWEN3_30B_A3B, QWEN3_32B, machine
 from async_rl.config.run import RunConfig
 from async_rl.core.machine import Machine
 from async_rl.launchers.configuration.compose import compose_for
+from async_rl.launchers.configuration.overrides import with_defaults
 from async_rl.planning.estimate import CUDA_CONTEXT_MB, gpu_memory_mb
 from async_rl.planning.fit import fit_problems
 from async_rl.planning.presets import fitted
@@ -29,7 +30,7 @@ def chosen(
     given = [pair.partition("=")[0] for pair in overrides]
     # The preset of a machine whose memory is unknown, as compose leaves it for any model.
     plain = Machine(cores=on.cores, num_gpus=on.num_gpus, memory_mb=on.memory_mb)
-    config, _ = compose_for(plain, conf, [*LONG, *overrides])
+    config, _ = compose_for(plain, conf, with_defaults(overrides, LONG))
     return fitted(config, shape_from_hf(hf), on, given)
 
 

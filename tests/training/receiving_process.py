@@ -25,7 +25,9 @@ from async_rl.protocol.weights import Seat
 from async_rl.weights.transport.table import Receivers
 
 _FORK = multiprocessing.get_context("forkserver")
-_FORK.set_forkserver_preload(["receiving_process"])
+# By its full name: the server of Python 3.11 does not know the path of the tests, and would ignore
+# this module without a word. Every process would then import torch itself.
+_FORK.set_forkserver_preload(["async_rl.weights.transport.table"])
 
 
 class Generator:
