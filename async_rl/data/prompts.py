@@ -20,6 +20,7 @@ from async_rl.core.types import Prompt
 from async_rl.data import list_functions
 from async_rl.data.drafts import Draft, Drafter
 from async_rl.data.embedded import LIST_FUNCTIONS
+from async_rl.data.embedded_prompts import LONGEST_TOKENS, EmbeddedPrompts
 from async_rl.data.files import Placed, Rejected, matching_files, read_placed
 from async_rl.data.streamed import StreamedPrompts
 from async_rl.data.tables import Table, open_table
@@ -88,29 +89,13 @@ def load_eval_prompts(config: RunConfig, tokenizer: Any) -> Sequence[Prompt]:
 
 def _embedded(
     specs: Sequence[list_functions.Spec], config: RunConfig, tokenizer: Any
-) -> list[Prompt]:
-    """Each spec once with one of its wordings, in turn, then each with the other."""
-    tests = list_functions.HiddenTests(LIST_FUNCTIONS)
-    problems = [tests(spec) for spec in specs]
-    drafter = Drafter([], config, tokenizer)
-    drafts = []
-    for turn in range(list_functions.NUM_WORDINGS):
-        for number, (spec, problem) in enumerate(zip(specs, problems, strict=True)):
-            index = (number + turn) % list_functions.NUM_WORDINGS
-            name = f"{list_functions.DATA_SOURCE}/{spec.name}/{index}"
-            text = list_functions.wording(spec, index)
-            if tokenizer.chat_template:
-                text = drafter.render(name, [{"role": "user", "content": text}])
-            draft = Draft(
-                place=name,
-                prompt_id=name,
-                text=text,
-                data_source=list_functions.DATA_SOURCE,
-                problem=problem,
-            )
-            drafts.append(draft)
+) -> Sequence[Prompt]:
+    """The prompts of these specs; all are made now if one may be over the limit of tokens."""
+    prompts = EmbeddedPrompts(specs, config, tokenizer)
+    if config.model.path is None and config.data.max_prompt_tokens >= LONGEST_TOKENS:
+        return prompts
     examined = Examined()
-    _encode(drafter, drafts, config, examined)
+    _encode(prompts.drafter, list(map(prompts.draft, range(len(prompts)))), config, examined)
     return _checked(examined, config)
 
 

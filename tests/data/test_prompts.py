@@ -14,6 +14,7 @@ from data_support import make_config
 from async_rl.core.errors import DataError
 from async_rl.core.types import AssertTest, CallTest, Prompt, StdinTest
 from async_rl.data import list_functions
+from async_rl.data.embedded_prompts import LONGEST_TOKENS
 from async_rl.data.problems import read_problem
 from async_rl.data.prompts import load_eval_prompts, load_train_prompts
 from async_rl.data.tokenizer import build_tokenizer
@@ -53,7 +54,8 @@ def load(path: Path, tokenizer: Any, *overrides: str) -> list[Prompt]:
 
 def test_the_embedded_prompts_keep_both_wordings_on_one_side(tokenizer: Any) -> None:
     config = make_config()
-    train, held_out = load_train_prompts(config, tokenizer), load_eval_prompts(config, tokenizer)
+    prompts = load_train_prompts(config, tokenizer), load_eval_prompts(config, tokenizer)
+    train, held_out = (side[:] for side in prompts)
     assert (len(train), len(held_out)) == (13_680, 1_520)
     specs = [{prompt.prompt_id.rpartition("/")[0] for prompt in side} for side in (train, held_out)]
     assert not specs[0] & specs[1]
@@ -72,9 +74,30 @@ def test_the_first_held_out_prompts_are_of_different_specs_and_both_wordings(
 def test_embedded_prompts_fit_the_default_limits(tokenizer: Any) -> None:
     config = make_config()
     prompts = load_train_prompts(config, tokenizer)
-    assert max(len(prompt.token_ids) for prompt in prompts) <= config.data.max_prompt_tokens
+    longest = max(len(prompt.token_ids) for prompt in prompts[:])
+    assert longest <= LONGEST_TOKENS <= config.data.max_prompt_tokens
     assert tokenizer.decode(prompts[0].token_ids.tolist()) == prompts[0].text
     assert len(prompts[0].problem.tests) == 8
+
+
+def test_an_embedded_prompt_is_the_same_alone_and_among_all(tokenizer: Any) -> None:
+    alone = load_train_prompts(make_config(), tokenizer)
+    among_all = load_train_prompts(make_config("model.path=/a/model"), tokenizer)
+    assert isinstance(among_all, list)
+    assert len(alone) == len(among_all)
+    for index in (0, 1, 6_839, 6_840, -1):
+        one, other = alone[index], among_all[index]
+        assert (one.prompt_id, one.text, one.problem) == (
+            other.prompt_id,
+            other.text,
+            other.problem,
+        )
+        assert one.token_ids.tolist() == other.token_ids.tolist()
+
+
+def test_an_embedded_prompt_over_the_limit_is_refused_at_the_start(tokenizer: Any) -> None:
+    with pytest.raises(DataError, match=r"tokens are over data.max_prompt_tokens=9"):
+        load_train_prompts(make_config("data.max_prompt_tokens=9"), tokenizer)
 
 
 def test_own_tests_of_all_kinds_are_read_from_jsonl(tokenizer: Any, tmp_path: Path) -> None:
