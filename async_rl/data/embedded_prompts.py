@@ -49,9 +49,9 @@ class EmbeddedPrompts(Sequence[Prompt]):
     def draft(self, index: int) -> Draft:
         """The prompt before tokenization."""
         turn, number = divmod(index, len(self._specs))
-        spec, which = self._specs[number], (number + turn) % list_functions.NUM_WORDINGS
-        name = f"{list_functions.DATA_SOURCE}/{spec.name}/{which}"
-        text = list_functions.wording(spec, which)
+        spec, wording = self._specs[number], (number + turn) % list_functions.NUM_WORDINGS
+        name = f"{list_functions.DATA_SOURCE}/{spec.name}/{wording}"
+        text = list_functions.wording(spec, wording)
         if self._has_chats:
             text = self.drafter.render(name, [{"role": "user", "content": text}])
         return Draft(

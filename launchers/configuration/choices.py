@@ -40,8 +40,8 @@ def variants() -> dict[str, dict[str, Tree]]:
 def variants_of(path: str) -> Mapping[str, Tree] | None:
     """Return the variants of the choice at this path; None if it is no choice."""
     names = path.split(".")
-    for place, by_kind in variants().items():
-        expected = place.split(".")
+    for choice, by_kind in variants().items():
+        expected = choice.split(".")
         if len(names) == len(expected) and all(
             want in (name, "*") for name, want in zip(names, expected, strict=True)
         ):
@@ -70,8 +70,8 @@ def is_choice(path: str, value: Any) -> bool:
 
 def expand(tree: Tree) -> None:
     """In place: write every choice as a mapping, with the parameters that are not given."""
-    for place, by_kind in variants().items():
-        *parents, leaf = place.split(".")
+    for choice, by_kind in variants().items():
+        *parents, leaf = choice.split(".")
         for parent in _nodes(tree, parents):
             for name in list(parent) if leaf == "*" else [leaf]:
                 node = _as_mapping(parent.get(name))
@@ -112,15 +112,15 @@ def put(
     """In place: set one value; the name of another variant replaces the choice with its
     parameters.
     """
-    place = path.removesuffix(f".{KIND}")
-    *parents, leaf = place.split(".")
+    choice = path.removesuffix(f".{KIND}")
+    *parents, leaf = choice.split(".")
     node = tree
     for name in parents:
         child = _as_mapping(node.get(name))
         node[name] = child if isinstance(child, dict) else {}
         node = node[name]
     before = _as_mapping(node.get(leaf))
-    if is_choice(place, value) and isinstance(before, dict) and before.get(KIND) == value:
+    if is_choice(choice, value) and isinstance(before, dict) and before.get(KIND) == value:
         return  # a file may have set parameters of the variant that the command line names again
     is_change = isinstance(value, dict) and isinstance(before, dict) and KIND not in value
     node[leaf] = merged(before, value) if is_change else value
@@ -162,14 +162,14 @@ def drop_if_foreign(
     """
     names = path.split(".")
     for depth in range(1, len(names)):
-        place = ".".join(names[:depth])
+        choice = ".".join(names[:depth])
         node = next(_nodes(tree, names[:depth]), None)
-        by_kind = variants_of(place)
+        by_kind = variants_of(choice)
         if by_kind is None or node is None or node.get(KIND) not in by_kind:
             continue
         if names[depth] != KIND and names[depth] not in by_kind[node[KIND]]:
             node.pop(names[depth], None)
-            return f"{place}={node[KIND]}"
+            return f"{choice}={node[KIND]}"
     return None
 
 

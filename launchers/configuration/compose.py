@@ -144,9 +144,9 @@ def _composed(
             " launcher=ray or launcher=slurm, or leave hardware out"
         )
     # Old names belong to the variant that the run has, not to the one that a file chose.
-    for place, value in given.values:
-        if is_choice(place, value):
-            put(tree, place, value)
+    for setting, value in given.values:
+        if is_choice(setting, value):
+            put(tree, setting, value)
     config = _finished(with_new_names(tree), given, conf, own)
     return fit_to_machine(config, machine, preset, _chosen(given, own)), preset
 
