@@ -4,8 +4,6 @@ if nothing had happened.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,11 +11,13 @@ import pytest
 import torch
 from e2e_support import SMALL, LiveRun
 from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from async_rl.launchers.cli import app
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 Launch = Callable[..., LiveRun]
-_COMMAND = str(Path(sys.executable).with_name("async-rl"))
 QUICK = (
     *SMALL,
     "checkpoint.every_steps=4",
@@ -61,7 +61,9 @@ def test_a_killed_run_goes_on_to_its_end_with_each_group_trained_once(launch: La
 
 def weights(run: LiveRun, target: Path) -> dict[str, torch.Tensor]:
     """The policy that the run ended with."""
-    subprocess.run([_COMMAND, "export", str(run.run_dir), str(target)], check=True, timeout=120)
+    # In this process, which has imported torch.
+    exported = CliRunner().invoke(app, ["export", str(run.run_dir), str(target)])
+    assert exported.exit_code == 0, exported.output
     assert (target / "tokenizer.json").is_file()
     return load_file(target / "model.safetensors")
 

@@ -22,11 +22,11 @@ Launch = Callable[..., LiveRun]
 PATIENT = (
     *SMALL,
     "verifiers.memo_programs=0",
-    # Nothing but the stall may end a process here; it is reported after 3 s (stall_s / 30) and ends
-    # the run after 91 s, the shortest time that is above three starts.
-    "timeouts.start_s=30",
+    # Nothing but the stall may end a process here; it is reported after 4 s (stall_s / 30) and ends
+    # the run after 121 s, the shortest time that is above three starts.
+    "timeouts.start_s=40",
     "timeouts.call_s=200",
-    "timeouts.stall_s=91",
+    "timeouts.stall_s=121",
     "num_steps=100000",
 )
 
@@ -118,7 +118,7 @@ def test_whoever_holds_a_run_up_is_named_and_past_the_deadline_the_run_ends_with
         "learner-0 has sent no heartbeat for",
         "buffer is held back by admission",
         "generator-0 is held back by admission: the learner is behind",
-        "(timeouts.stall_s=91)",
+        "(timeouts.stall_s=121)",
     ):
         assert part in sentence, run.terminal
     assert run.processes() == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import resource
 import socket
 from multiprocessing.connection import Connection
@@ -14,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from learner_support import make_trainer
+from warm_processes import warm_context
 
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.gate import connect_privately
@@ -60,7 +60,7 @@ def connects(address: tuple[str, int]) -> bool:
 def test_a_stranger_cannot_connect_to_the_ranks_nor_use_up_their_descriptors(
     tmp_path: Path,
 ) -> None:
-    context = multiprocessing.get_context("spawn")
+    context = warm_context()
     pipes = [context.Pipe() for _ in range(2)]
     ranks = [
         context.Process(target=be_a_rank, args=(rank, tmp_path, pipe[1]))
@@ -96,7 +96,7 @@ def one_rank(model_path: Path, directory: Path, parent: Connection) -> None:
 
 
 def test_one_rank_opens_no_listener(model_path: Path, tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
+    context = warm_context()
     ours, theirs = context.Pipe()
     process = context.Process(target=one_rank, args=(model_path, tmp_path, theirs))
     process.start()

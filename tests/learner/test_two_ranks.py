@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +15,7 @@ from learner_support import (
     relative_difference,
     spy_on_gradients,
 )
+from warm_processes import warm_context
 
 from async_rl.learner import process_group
 
@@ -108,11 +108,9 @@ def train(
 
 @pytest.fixture(scope="module")
 def trained(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """Where one rank and two ranks left what they found, a folder per case. All start at once: most
-    of their time is importing torch.
-    """
+    """Where one rank and two ranks left what they found, a folder per case. All start at once."""
     found = {world_size: tmp_path_factory.mktemp(f"ranks{world_size}") for world_size in (1, 2)}
-    context = multiprocessing.get_context("spawn")
+    context = warm_context()
     children = []
     for world_size, out in found.items():
         for case in OBJECTIVES:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import multiprocessing
 import os
 import signal
 import threading
@@ -16,6 +15,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
+from warm_processes import warm_context
 
 from async_rl.core.codec import decode, encode
 from async_rl.core.errors import BroadcastBroken, Unavailable
@@ -24,10 +24,7 @@ from async_rl.protocol.generator import LoadReport, LoadWeights
 from async_rl.protocol.weights import Seat
 from async_rl.weights.transport.table import Receivers
 
-_FORK = multiprocessing.get_context("forkserver")
-# By its full name: the server of Python 3.11 does not know the path of the tests, and would ignore
-# this module without a word. Every process would then import torch itself.
-_FORK.set_forkserver_preload(["async_rl.weights.transport.table"])
+_FORK = warm_context()
 
 
 class Generator:
