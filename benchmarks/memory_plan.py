@@ -185,6 +185,8 @@ def _without_values(hf: Mapping[str, Any], num_ranks: int) -> Iterator[None]:
             (optimizer, "gradient_norm", lambda *_: 0.0),
             # The kernel works in place; without storage it is replaced by one that makes copies.
             (torch, "_fused_adamw_", lambda *_, **__: None),
+            # PEFT moves an adapter to the device of its base, where it is already.
+            (torch.nn.Module, "to", lambda module, *_, **__: module),
         ):
             replaced.enter_context(mock.patch.object(module, name, value))
         yield

@@ -102,7 +102,10 @@ class _TokenLogprobs(torch.autograd.Function):
             grad_logprobs = torch.zeros_like(entropies)
         grad_hidden = torch.empty_like(hidden)
         # Sums over chunks are float32: bfloat16 would lose the small terms of a long batch.
-        grad_head = torch.zeros(head.shape, dtype=torch.float32, device=head.device)
+        # A frozen head, as beside an adapter, needs none.
+        grad_head = None
+        if ctx.needs_input_grad[1]:
+            grad_head = torch.zeros(head.shape, dtype=torch.float32, device=head.device)
         chunk = _Chunk(hidden, head, ctx.chunk_tokens, ctx.temperature)
         for start in range(0, len(hidden), ctx.chunk_tokens):
             rows = slice(start, start + ctx.chunk_tokens)
@@ -120,9 +123,12 @@ class _TokenLogprobs(torch.autograd.Function):
                 grad_logits /= ctx.temperature
             if hidden.dtype is torch.float32:
                 torch.mm(grad_logits, head, out=grad_hidden[rows])
-                grad_head.addmm_(grad_logits.t(), hidden[rows])
+                if grad_head is not None:
+                    grad_head.addmm_(grad_logits.t(), hidden[rows])
             else:
                 low = grad_logits.to(hidden.dtype)
                 torch.mm(low, head, out=grad_hidden[rows])
-                grad_head += low.t() @ hidden[rows]
-        return grad_hidden, grad_head.to(head.dtype), None, None, None
+                if grad_head is not None:
+                    grad_head += low.t() @ hidden[rows]
+        whole = None if grad_head is None else grad_head.to(head.dtype)
+        return grad_hidden, whole, None, None, None

@@ -9,7 +9,26 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from async_rl.config.base import Section
+from async_rl.config.base import Section, Tag
+
+
+class NoAdapter(Section):
+    """All weights are trained."""
+
+    kind: Literal["none"]
+
+
+class LoraAdapter(Section):
+    """Two small matrices beside each chosen linear layer are trained, and nothing else."""
+
+    kind: Literal["lora"]
+    rank: Annotated[int, Field(ge=1, le=512)]
+    """columns of the matrix B and rows of A, whose product is added to a weight"""
+    alpha: Annotated[int, Field(ge=1)]
+    """the product is multiplied by alpha / rank"""
+    targets: list[Annotated[str, Field(pattern="^\\w+$")]]
+    """names of the linear layers with an adapter, for example q_proj; empty = all but the output
+    head"""
 
 
 class ModelConfig(Section):
@@ -26,6 +45,8 @@ class ModelConfig(Section):
     none"""
     override_config: list[Annotated[str, Field(pattern="^\\w+=.+$")]]
     """field=value pairs that replace fields of the model's config.json; the value is JSON"""
+    lora: Annotated[NoAdapter | LoraAdapter, Tag]
+    """train all weights (none), or an adapter beside frozen weights (lora)"""
 
 
 class VllmConfig(Section):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -38,6 +39,12 @@ def damage(directory: Path) -> str:
         if expected.get(name) != actual[name]:
             return f"{name} does not have the checksum in {SUMS_FILE}"
     return "" if expected else f"{SUMS_FILE} is empty"
+
+
+def sum_of(paths: Iterable[Path]) -> bytes:
+    """Return one SHA-256 of the content of several files, in the order of their names."""
+    with ThreadPoolExecutor(_THREADS) as threads:
+        return hashlib.sha256("".join(threads.map(_digest, sorted(paths))).encode()).digest()
 
 
 def _sums(directory: Path) -> dict[str, str]:

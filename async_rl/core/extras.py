@@ -16,6 +16,7 @@ EXTRA_OF = {
     "huggingface_hub": "train",
     "jinja2": "view",
     "math_verify": "verifier",
+    "peft": "train",
     "ray": "ray",
     "starlette": "verifier",
     "tensorboard": "train",

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
     get_model_state_dict,
     get_state_dict,
     set_model_state_dict,
@@ -33,7 +34,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.stateful import Stateful
 
-from async_rl.core.checksums import sync, sync_tree, write_sums
+from async_rl.core.checksums import sum_of, sync, sync_tree, write_sums
 from async_rl.core.errors import DataError, InfrastructureError
 from async_rl.learner.models import Policy
 from async_rl.learner.optimizer import Trained
@@ -44,6 +45,8 @@ _FORMAT = 2
 # One rank has no process group on purpose; torch mentions it at every checkpoint.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 _CUDA_RANDOM = "random.cuda"
+_TRAINED_ONLY = StateDictOptions(strict=False)
+"""The frozen weights of a model with an adapter are those of model.path (`BaseSum`)."""
 
 
 class Checkpointer:
@@ -120,6 +123,7 @@ class Checkpointer:
                 optimizer.torch_optimizer,
                 model_state_dict=state[f"{name}.model"],
                 optim_state_dict=state[f"{name}.optimizer"],
+                options=_TRAINED_ONLY,
             )
         for name, part in self._stateful.items():
             part.load_state_dict(state[name])
@@ -148,6 +152,10 @@ class Checkpointer:
             state[name] = part.state_dict()
         for name, (model, optimizer) in self._trained.items():
             model_state, moments = get_state_dict(model, optimizer.torch_optimizer)
+            if not all(p.requires_grad for p in model.parameters()):
+                model_state = {
+                    n: model_state[n] for n, p in model.named_parameters() if p.requires_grad
+                }
             state[f"{name}.model"], state[f"{name}.optimizer"] = model_state, moments
         return state
 
@@ -165,6 +173,30 @@ class ModelState:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the parameters."""
         set_model_state_dict(self._model, state_dict)
+
+
+class BaseSum:
+    """The checksum of frozen base weights as a `stateful` object: a checkpoint without them is of
+    no use with others.
+    """
+
+    def __init__(self, model_path: Path) -> None:
+        self._model_path = model_path
+        self._sum = sum_of(model_path.glob("*.safetensors"))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the bytes of the checksum."""
+        return {"sha256": torch.frombuffer(bytearray(self._sum), dtype=torch.uint8)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Raise DataError if the checkpoint belongs to other base weights."""
+        saved = bytes(state_dict["sha256"].tolist())
+        if saved != self._sum:
+            raise DataError(
+                f"the checkpoint has an adapter for base weights with checksum {saved.hex()[:12]},"
+                f" but those in {self._model_path} have {self._sum.hex()[:12]}; set model.path to"
+                " the weights that the run began with"
+            )
 
 
 def _gpu_random() -> dict[str, torch.Tensor]:

@@ -149,6 +149,9 @@ class ForwardPasses:
         critic = self._models.critic
         for row in [row for minibatch in plan for row in minibatch.passes]:
             is_kept = row in reusable
+            # First: it may be the policy's own module without an adapter, and the hooks of FSDP
+            # expect no other forward pass before the backward pass of a kept graph.
+            self._record_reference(outputs, row)
             if with_policy:
                 needs_graph = is_kept and trains_policy and row not in plan[0].zero_gradient
                 with torch.set_grad_enabled(needs_graph):
@@ -156,7 +159,6 @@ class ForwardPasses:
                 record_policy(outputs, row, output)
                 if is_kept and trains_policy:
                     kept.policy[row] = output
-            self._record_reference(outputs, row)
             if critic is not None:
                 with torch.set_grad_enabled(is_kept):
                     values: Values = critic(row)

@@ -18,13 +18,15 @@ from transformers.utils.logging import disable_progress_bar
 
 from async_rl.batching.batch import collate
 from async_rl.batching.packing import pack
+from async_rl.config.generation import LoraAdapter
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ConfigError
 from async_rl.learner.attention import use_segments
 from async_rl.learner.fused import fuse
-from async_rl.learner.models import Critic, LearnerModels, Policy
+from async_rl.learner.models import BasePolicy, Critic, LearnerModels, Policy
 from async_rl.learner.rows import rows_as_group
 from async_rl.learner.sharding import Ranks
+from async_rl.weights.lora import add_adapter
 
 # Nats between packed and plain log-probs in float32. Kernels differ by about 1e-5, a wrong mask or
 # head by far more.
@@ -57,9 +59,19 @@ def load_models(config: RunConfig, path: Path, ranks: Ranks) -> LearnerModels:
 
     # The policy last: FSDP's wrappers cannot be copied. Each copy is sharded before the next is
     # made, so that at most two whole models are in main memory.
-    frozen = sharded(policy.frozen_copy()) if reference is not None else None
+    lora = config.model.lora
+    has_adapter = isinstance(lora, LoraAdapter)
+    frozen: Policy | BasePolicy | None = None
+    if reference is not None and not has_adapter:
+        frozen = sharded(policy.frozen_copy())
+    # Before the adapter is added: all weights of a critic are trained.
     critic_model = sharded(Critic(policy.lm)) if has_own_backbone else None
-    return LearnerModels(policy=sharded(policy), reference=frozen, critic=critic_model)
+    if isinstance(lora, LoraAdapter):
+        add_adapter(policy.lm, lora)
+    policy = sharded(policy)
+    if reference is not None and has_adapter:
+        frozen = BasePolicy(policy)
+    return LearnerModels(policy=policy, reference=frozen, critic=critic_model)
 
 
 def load_policy(

@@ -19,6 +19,7 @@ from async_rl.algorithms.kl import full_kl
 from async_rl.algorithms.logprobs import token_logprobs
 from async_rl.batching.packing import Pass
 from async_rl.learner.sharding import local, reshard
+from async_rl.weights.lora import adapter_weights, merged_weights, without_adapter
 
 
 class Values(NamedTuple):
@@ -110,12 +111,38 @@ class Policy(nn.Module):
         return chunk_rows(chunk_mb, self.lm.config.get_text_config().vocab_size)
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the language model's parameters with their Hugging Face names, tied ones once."""
-        yield from self.lm.named_parameters()
+        """Yield the language model's parameters with their Hugging Face names, tied ones once; an
+        adapter is added to its base weights (collective).
+        """
+        yield from merged_weights(self.lm)
+
+    def adapter_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the adapter's parameters with their names in PEFT's files."""
+        yield from adapter_weights(self.lm)
 
     def frozen_copy(self) -> Policy:
         """Return the reference: the same language model, never trained and without a value head."""
         return Policy(copy.deepcopy(self.lm)).eval().requires_grad_(False)
+
+
+class BasePolicy:
+    """The policy without its adapter, as the reference: it needs no second model."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+
+    def __call__(self, row: Pass, *, temperature: float, chunk_tokens: int) -> PolicyOutput:
+        """Compute as Policy."""
+        with without_adapter(self._policy):
+            output: PolicyOutput = self._policy(
+                row, temperature=temperature, chunk_tokens=chunk_tokens
+            )
+        return output
+
+    def states(self, row: Pass) -> States:
+        """Compute as Policy."""
+        with without_adapter(self._policy):
+            return self._policy.states(row)
 
 
 class Critic(nn.Module):
@@ -136,7 +163,7 @@ class LearnerModels:
     """The models of a run. reference: None without a KL; critic: None without its own backbone."""
 
     policy: Policy
-    reference: Policy | None
+    reference: Policy | BasePolicy | None
     critic: Critic | None
 
     @property
@@ -147,7 +174,7 @@ class LearnerModels:
     def __iter__(self) -> Iterator[nn.Module]:
         """Yield the models there are."""
         for model in (self.policy, self.reference, self.critic):
-            if model is not None:
+            if isinstance(model, nn.Module):
                 yield model
 
 

@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from async_rl.batching.batch import Batch, BatchPart, collate, collate_part, whole
 from async_rl.batching.packing import pack
 from async_rl.batching.partition import passes
+from async_rl.config.generation import LoraAdapter
 from async_rl.config.plugins import import_external
 from async_rl.config.run import RunConfig
 from async_rl.core.codec import encode
@@ -31,10 +32,10 @@ from async_rl.core.errors import NonFiniteError, PartlyTrained, RewardError
 from async_rl.core.heads import GroupHead, SampleHead, SampleId
 from async_rl.core.summary import failed_share, part_means
 from async_rl.core.types import FloatArray, Group, IntArray, Trajectory
-from async_rl.learner.checkpoint import Checkpointer, ModelState
+from async_rl.learner.checkpoint import BaseSum, Checkpointer, ModelState
 from async_rl.learner.loading import load_models
 from async_rl.learner.metrics import step_histograms, step_scalars
-from async_rl.learner.models import follow
+from async_rl.learner.models import Policy, follow
 from async_rl.learner.objective_state import ObjectiveState
 from async_rl.learner.optimizer import model_optimizers
 from async_rl.learner.records import StepRecord
@@ -42,6 +43,7 @@ from async_rl.learner.rows import rows_as_group
 from async_rl.learner.sharding import Ranks, full_tensor
 from async_rl.learner.update import Updater
 from async_rl.learner.wiring import forward_passes, reference_share, update_settings
+from async_rl.weights.lora import write_adapter
 
 TensorSpec = tuple[str, str, tuple[int, ...], int]
 """Hugging Face name, torch dtype name, shape, size in bytes."""
@@ -98,11 +100,15 @@ class Trainer:
         trained = model_optimizers(config, models)
         self._optimizers = [optimizer for _, optimizer in trained.values()]
         self._reference_share = reference_share(config.algorithm.reference)
-        self._moving_reference = models.reference if self._reference_share else None
+        self._moving_reference: Policy | None = None
+        if self._reference_share and isinstance(models.reference, Policy):
+            self._moving_reference = models.reference
         state = ObjectiveState(config.algorithm)
         stateful: dict[str, Stateful] = {"objective": state}
         if self._moving_reference is not None:
             stateful["reference"] = ModelState(self._moving_reference)
+        if isinstance(config.model.lora, LoraAdapter):
+            stateful["base"] = BaseSum(model_path)
         self._checkpointer = Checkpointer(self._ranks, trained, stateful)
         self._forward = forward_passes(config, models, self._ranks)
         self._updater = Updater(
@@ -291,6 +297,16 @@ class Trainer:
         state = dict(zip(names, self.full_tensors(), strict=True))
         if self._ranks.rank == 0:
             self._policy.lm.save_pretrained(directory, state_dict=state)
+        self._ranks.barrier()
+
+    def export_adapter(self, directory: Path) -> None:
+        """Write the adapter as PEFT's files; `model.lora` must have one."""
+        tensors = {
+            name: full_tensor(tensor).detach().cpu().contiguous()
+            for name, tensor in self._policy.adapter_weights()
+        }
+        if self._ranks.rank == 0:
+            write_adapter(directory, tensors, self._policy.lm, self._config.model)
         self._ranks.barrier()
 
 

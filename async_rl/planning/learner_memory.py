@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from async_rl.config.generation import LoraAdapter
 from async_rl.config.run import RunConfig
 from async_rl.planning.shape import ModelShape
 
@@ -50,10 +51,29 @@ def has_own_critic(config: RunConfig) -> bool:
     return critic is not None and critic.kind == "own"
 
 
+def policy_parameters(config: RunConfig, shape: ModelShape) -> int:
+    """Return the trained parameters of the policy: all, or those of its adapter."""
+    lora = config.model.lora
+    if not isinstance(lora, LoraAdapter):
+        return shape.num_parameters
+    hidden, mlp = shape.hidden_size, shape.mlp_width
+    sides = dict.fromkeys(("q_proj", "o_proj"), hidden + shape.query_width)
+    sides |= dict.fromkeys(("k_proj", "v_proj"), hidden + shape.kv_width)
+    sides |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), hidden + mlp)
+    # Layers of other names count as the widest.
+    chosen = [sides.get(name, hidden + mlp) for name in lora.targets] or sides.values()
+    return shape.num_layers * lora.rank * sum(chosen)
+
+
+def has_adapter(config: RunConfig) -> bool:
+    """Return whether the policy's own weights are frozen."""
+    return config.model.lora.kind != "none"
+
+
 def trained_parameters(config: RunConfig, shape: ModelShape) -> int:
     """Return the trained parameters of policy and critic."""
     critic = shape.backbone_parameters if has_own_critic(config) else 0
-    return shape.num_parameters + critic
+    return policy_parameters(config, shape) + critic
 
 
 def is_sharded(config: RunConfig) -> bool:
@@ -71,25 +91,30 @@ def learner_memory(config: RunConfig, shape: ModelShape) -> LearnerMemory:
     """Compute the memory of one rank."""
     trained = trained_parameters(config, shape) / config.learner.ranks
     frozen = 0.0
-    if config.algorithm.reference is not None:
+    # The base of an adapter is the reference too.
+    if config.algorithm.reference is not None or has_adapter(config):
         frozen = shape.num_parameters / config.learner.ranks
     weights = FLOAT32_BYTES * (trained + frozen)
     moments = MOMENT_BYTES * trained
     # Policy and critic are updated one after the other.
-    gradients = FLOAT32_BYTES * shape.num_parameters / config.learner.ranks
+    updated = policy_parameters(config, shape)
+    if has_own_critic(config):
+        updated = max(updated, shape.backbone_parameters)
+    gradients = FLOAT32_BYTES * updated / config.learner.ranks
     offload = config.learner.offload
     kept, offloaded = weights + moments, 0.0
     step = _step_bytes(config, shape)
     if offload == "optimizer":
         # The moments of one model are on the device during its optimizer step.
         kept, offloaded = weights, moments
-        of_policy = MOMENT_BYTES * shape.num_parameters / config.learner.ranks
+        of_policy = MOMENT_BYTES * updated / config.learner.ranks
         step = gradients + max(step, of_policy)
     elif offload == "parameters":
         kept, offloaded = 0.0, weights + moments + gradients
     else:
         step += gradients
-    num_models = 1 + has_own_critic(config) + bool(frozen)
+    has_copy = bool(frozen) and not has_adapter(config)
+    num_models = 1 + has_own_critic(config) + has_copy
     return LearnerMemory(
         kept=kept,
         step=step,
@@ -119,6 +144,7 @@ def _step_bytes(config: RunConfig, shape: ModelShape) -> float:
     """The largest moment of a step beyond parameters, moments and gradients of the shards."""
     size = dtype_bytes(config)
     tokens = graph_tokens(config)
+    is_frozen = has_adapter(config) and not has_own_critic(config)
     layer = tokens * _layer_bytes(config, shape)
     kept = layer * shape.num_layers
     if config.learner.gradient_checkpointing:
@@ -137,23 +163,29 @@ def _step_bytes(config: RunConfig, shape: ModelShape) -> float:
     if is_sharded(config):
         # The root units of all models stay gathered until their next backward pass.
         gathered = size * shape.root_parameters
-        if config.algorithm.reference is not None:
+        if config.algorithm.reference is not None and not has_adapter(config):
             gathered += size * shape.root_parameters
         if has_own_critic(config):
             gathered += size * head
         # A layer's gathered weights, those of the next one, and its gradients on their way.
         unit = shape.layer_parameters * (3 * size + FLOAT32_BYTES)
+        if is_frozen:
+            unit = shape.layer_parameters * 2 * size
     chunk = _chunk_bytes(config, shape)
     head_gradient = head * (FLOAT32_BYTES + size % FLOAT32_BYTES)
+    if is_frozen:
+        head_gradient = 0
     in_head = kept + last + chunk + head_gradient
     # In the backward pass of a layer: its gradients of the widest tensors.
     widest = 3 * FLOAT32_BYTES * shape.hidden_size + 2 * size * shape.mlp_width
     pulled = tokens * widest
-    in_layer = kept + layer + pulled + unit + head * size
+    in_layer = kept + layer + pulled + unit
+    if not is_frozen:
+        in_layer += head * size
     # The gradients of the embeddings, and their sum over ranks in float32. The gathered weights
     # are released before.
     in_root = shape.root_parameters * FLOAT32_BYTES
-    if not is_sharded(config):
+    if is_frozen or not is_sharded(config):
         in_root = 0
     masks = _mask_bytes(config, shape)
     return gathered + masks + max(in_head, in_layer, in_root)
@@ -162,12 +194,14 @@ def _step_bytes(config: RunConfig, shape: ModelShape) -> float:
 def _layer_bytes(config: RunConfig, shape: ModelShape) -> float:
     """What the backward pass of one layer keeps, per token."""
     size = dtype_bytes(config)
-    # A norm keeps a float32 copy of its input, and its output before and after its weight.
-    norm = FLOAT32_BYTES + 2 * size
+    # A norm keeps a float32 copy of its input, its output, and for the gradient of its weight the
+    # output before it.
+    before = 0 if has_adapter(config) else size
+    norm = FLOAT32_BYTES + size + before
     norms = 2 * norm * shape.hidden_size
     query, key = 3 * size, 2 * size * _key_share(config)
     if shape.has_qk_norm:
-        query, key = query + FLOAT32_BYTES + size, key + FLOAT32_BYTES + size
+        query, key = query + FLOAT32_BYTES + before, key + FLOAT32_BYTES + before
     attention = query * shape.query_width + key * shape.kv_width
     # Gate, its activation, up, and their product.
     return norms + attention + 4 * size * shape.mlp_width

@@ -30,6 +30,9 @@ def export(
     step: Annotated[
         int | None, typer.Option(help="step of the checkpoint; default: the newest")
     ] = None,
+    adapter: Annotated[
+        bool, typer.Option("--adapter", help="write the LoRA adapter alone, in PEFT's form")
+    ] = False,
     output_dir: OutputDir = None,
 ) -> None:
     """Write the policy of a checkpoint as a Hugging Face model.
@@ -37,11 +40,17 @@ def export(
     Examples: async-rl export my-run model/; async-rl export my-run model/ --step 40
     """
     run_dir = runs.find(run, output_dir)
+    config = runs.config_of(run_dir)
     version = saved_version(run_dir, step)
+    if adapter and config.model.lora.kind == "none":
+        raise ConfigError(
+            f"{run_dir.name} has model.lora=none, so there is no adapter; leave --adapter out to"
+            " write the model"
+        )
     # Files of another model would mix with this one.
     if directory.exists() and any(directory.iterdir()):
         raise ConfigError(f"{directory} is not empty; name an empty or a new directory")
-    _write_model(run_dir, runs.config_of(run_dir), directory, version)
+    _write_model(run_dir, config, directory, version, is_adapter=adapter)
     typer.echo(f"the policy of {run_dir.name} after step {version} is in {directory}")
 
 
@@ -60,7 +69,9 @@ def saved_version(run_dir: Path, step: int | None) -> int:
     raise ConfigError(f"{run_dir.name} has no checkpoint{of_step}; there are {saved}")
 
 
-def _write_model(run_dir: Path, config: RunConfig, target: Path, version: int) -> None:
+def _write_model(
+    run_dir: Path, config: RunConfig, target: Path, version: int, *, is_adapter: bool
+) -> None:
     import torch  # takes seconds to import, which other commands do not need
 
     from async_rl.data.prepare import prepare_model
@@ -77,6 +88,9 @@ def _write_model(run_dir: Path, config: RunConfig, target: Path, version: int) -
         failed_batches=run_dir / "failed_batches",
     )
     trainer.load(checkpoints.verified(run_dir, version))
+    if is_adapter:
+        trainer.export_adapter(target)
+        return
     trainer.export_hf(target)
     # Tokenizer, chat template and code of the model, which training does not change.
     for path in start_model.iterdir():

@@ -31,6 +31,7 @@ FIXED = {
     "seed": "the order of prompts depends on it",
     "data": "the prompts and their order depend on it",
     "model.path": "the checkpoint is of that model",
+    "model.lora": "the checkpoint has the weights that are trained",
     "generation.group_size": "the stored groups have that many samples",
     "reward.placement": "the stored groups have scores of their steps, or have none",
     "buffer.groups_per_step": "the planned batches have that many groups",

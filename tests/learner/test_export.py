@@ -44,12 +44,18 @@ def said_by_vllm(path: Path) -> list[np.ndarray]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("conf", ["grpo_code", "ppo_code"])
+@pytest.mark.parametrize(
+    ("conf", "knobs"),
+    [
+        ("grpo_code", ()),
+        ("ppo_code", ("algorithm.advantage.critic=shared",)),
+        ("grpo_code", ("model.lora=lora", "model.lora.rank=8", "model.lora.alpha=64")),
+    ],
+)
 def test_transformers_and_vllm_load_the_export_and_agree_with_the_learner(
-    tmp_path: Path, conf: str
+    tmp_path: Path, conf: str, knobs: tuple[str, ...]
 ) -> None:
     start = make_model(tmp_path / "start", hidden=128, scale=2.0)
-    knobs = ("algorithm.advantage.critic=shared",) if conf == "ppo_code" else ()
     trainer = make_trainer(start, conf, "learner.optimizer.lr=1e-2", *knobs)
     trainer.step(make_groups(), 0)
     trainer.export_hf(tmp_path / "hf")
@@ -62,7 +68,7 @@ def test_transformers_and_vllm_load_the_export_and_agree_with_the_learner(
     )
     for said in (
         said_by_transformers(tmp_path / "hf"),
-        said_by_vllm(tmp_path / "hf") if conf == "ppo_code" else expected,
+        said_by_vllm(tmp_path / "hf") if knobs else expected,
     ):
         for mine, theirs in zip(expected, said, strict=True):
             np.testing.assert_allclose(theirs, mine, atol=1e-4)

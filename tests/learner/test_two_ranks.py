@@ -41,12 +41,14 @@ OBJECTIVES = {
     ),
     "grpo": ("grpo_code", EXACT_KL),
     "grpo with silent groups": ("grpo_code", ()),
+    "an adapter": ("grpo_code", (*EXACT_KL, "model.lora=lora", "model.lora.rank=4")),
 }
 MEMORY_KNOBS = {
     "ppo": ("learner.gradient_checkpointing=true", "learner.min_shard_params=1000"),
     "ppo on one backbone": ("learner.budget_tokens=30",),
     "grpo": (),
     "grpo with silent groups": ("learner.budget_tokens=30",),
+    "an adapter": ("learner.gradient_checkpointing=true",),
 }
 """What two ranks do otherwise than one, besides being two: it must not matter."""
 

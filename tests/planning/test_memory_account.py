@@ -34,6 +34,21 @@ def test_the_plan_is_within_a_tenth_of_the_account(
     assert abs(planned_bytes(hf, config) / accounted - 1) < 0.1
 
 
+@pytest.mark.parametrize(
+    ("size", "ranks", "checkpointing"), [("0.6B", 8, "false"), ("1.7B", 2, "true")]
+)
+@pytest.mark.parametrize("kl", ["none", "loss"])
+def test_the_plan_of_an_adapter_is_within_a_tenth_of_the_account(
+    size: str, ranks: int, checkpointing: str, kl: str
+) -> None:
+    hf = QWEN3 | SIZES[size] | {"num_hidden_layers": 2, "num_key_value_heads": 8}
+    knobs = ["model.lora=lora", f"algorithm.kl={kl}"]
+    knobs.append(f"learner.gradient_checkpointing={checkpointing}")
+    config = settings_of("grpo_code", ranks=ranks, overrides=knobs)
+    accounted = accounted_bytes(hf, config)["Total"]
+    assert abs(planned_bytes(hf, config) / accounted - 1) < 0.1
+
+
 def test_the_account_sees_the_masks_of_shared_prompts() -> None:
     hf = QWEN3 | SIZES["0.6B"] | {"num_hidden_layers": 2, "num_key_value_heads": 8}
     short = ["data.max_response_tokens=512"]

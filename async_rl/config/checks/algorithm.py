@@ -42,6 +42,13 @@ def _objective(config: RunConfig) -> Iterator[str]:
             " predicts the value after a truncated sample; set algorithm.truncated=train, or"
             " algorithm.advantage=gae"
         )
+    reference = algorithm.reference
+    if reference is not None and reference.ref_ema_eta > 0 and config.model.lora.kind != "none":
+        yield (
+            f"algorithm.kl.ref_ema_eta={reference.ref_ema_eta:g} with model.lora=lora: the"
+            " reference is the model without its adapter, which cannot move; set"
+            " algorithm.kl.ref_ema_eta=0, or model.lora=none"
+        )
     if config.reward.overlong_tokens > limit:
         yield (
             f"reward.overlong_tokens={config.reward.overlong_tokens} is above"

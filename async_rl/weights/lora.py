@@ -1,0 +1,145 @@
+"""LoRA adapters: W + alpha / rank * B A in place of W, for chosen linear layers (arXiv 2106.09685
+eq. 3), by PEFT.
+
+Invariants
+- Base weights are frozen. B is 0 at first, so an adapter begins as the model itself.
+- `merged_weights` has the names and shapes of the model without adapter; `adapter_weights` has
+  those of PEFT's files, which vLLM reads too.
+PEFT is imported only for a model with an adapter: importing it takes seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from async_rl.config.generation import LoraAdapter, ModelConfig
+from async_rl.core.errors import ConfigError
+
+_NAME = "default"
+_PREFIX = "base_model.model."
+
+
+def add_adapter(lm: Any, config: LoraAdapter) -> None:
+    """Freeze a transformers model and add an adapter to it in place.
+
+    Raises ConfigError for a target that the model lacks, or a rank above a side of a matrix.
+    """
+    sizes = _linear_layers(lm)
+    targets = config.targets or sorted(sizes)
+    if unknown := sorted(set(targets) - sizes.keys()):
+        raise ConfigError(
+            f"model.lora.targets={config.targets}: the model has no linear layer {unknown[0]}; it"
+            f" has {', '.join(sorted(sizes))}"
+        )
+    smallest = min(targets, key=lambda name: sizes[name])
+    if config.rank > sizes[smallest]:
+        raise ConfigError(
+            f"model.lora.rank={config.rank}: a matrix of {smallest} has a side of"
+            f" {sizes[smallest]}; lower the rank to at most that"
+        )
+    from peft import inject_adapter_in_model
+
+    inject_adapter_in_model(_peft_config(config, targets), lm, adapter_name=_NAME)
+
+
+def _peft_config(config: LoraAdapter, targets: list[str]) -> Any:
+    """The adapter's configuration in PEFT's form."""
+    from peft import LoraConfig
+
+    return LoraConfig(
+        r=config.rank,
+        lora_alpha=config.alpha,
+        lora_dropout=0.0,
+        target_modules=targets,
+        task_type="CAUSAL_LM",
+    )
+
+
+def write_adapter(
+    directory: Path, tensors: Mapping[str, Tensor], lm: nn.Module, model: ModelConfig
+) -> None:
+    """Write an adapter as PEFT's directory. tensors: whole, with the names of `adapter_weights`."""
+    assert isinstance(model.lora, LoraAdapter), "the caller has an adapter"
+    directory.mkdir(parents=True, exist_ok=True)
+    targets = sorted({name.rpartition(".")[2] for name, _ in _adapted(lm)})
+    described = _peft_config(model.lora, targets)
+    described.base_model_name_or_path = model.path
+    described.save_pretrained(directory)
+    save_file(dict(tensors), directory / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
+@contextlib.contextmanager
+def without_adapter(lm: nn.Module) -> Iterator[None]:
+    """Compute the base model inside the block."""
+    layers = [layer for _, layer in _adapted(lm)]
+    # PEFT's own switch also changes requires_grad, which FSDP reads once at the first forward pass.
+    for layer in layers:
+        layer._disable_adapters = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
+
+
+@torch.no_grad()
+def merged_weights(lm: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters of the model that base and adapter make together (collective).
+
+    A layer with an adapter gives a whole float32 matrix, other layers their shards.
+    """
+    if next(adapter_weights(lm), None) is None:
+        yield from lm.named_parameters()
+        return
+    layers = dict(_adapted(lm))
+    for name, parameter in lm.named_parameters():
+        if ".lora_" in name:
+            continue
+        owner, is_adapted, leaf = name.rpartition(".base_layer.")
+        if not is_adapted:
+            yield name, parameter
+        elif leaf == "weight":
+            yield f"{owner}.weight", _merged(layers[owner], parameter)
+        else:
+            yield f"{owner}.{leaf}", parameter
+
+
+def _merged(layer: Any, weight: Tensor) -> Tensor:
+    down, up = layer.lora_A[_NAME].weight, layer.lora_B[_NAME].weight
+    return torch.addmm(_whole(weight), _whole(up), _whole(down), alpha=layer.scaling[_NAME])
+
+
+def adapter_weights(lm: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """Yield the adapter's parameters with their names in PEFT's files."""
+    for name, parameter in lm.named_parameters():
+        if ".lora_" in name:
+            yield _PREFIX + name.replace(f".{_NAME}.", "."), parameter
+
+
+def _adapted(lm: nn.Module) -> Iterator[tuple[str, Any]]:
+    from peft.tuners.lora import LoraLayer
+
+    return ((name, m) for name, m in lm.named_modules() if isinstance(m, LoraLayer))
+
+
+def _linear_layers(lm: Any) -> dict[str, int]:
+    """The smallest side of the linear layers of each name, without the output head."""
+    head = lm.get_output_embeddings()
+    sizes: dict[str, int] = {}
+    for name, module in lm.named_modules():
+        if isinstance(module, nn.Linear) and module is not head:
+            leaf = name.rpartition(".")[2]
+            sizes[leaf] = min(*module.weight.shape, sizes.get(leaf, 1 << 30))
+    return sizes
+
+
+def _whole(x: Tensor) -> Tensor:
+    return x.full_tensor() if isinstance(x, DTensor) else x

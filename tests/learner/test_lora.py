@@ -1,0 +1,214 @@
+"""LoRA in the learner against full weights, an explicit W + B A, and PEFT."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from learner_support import (
+    VOCABULARY,
+    make_groups,
+    make_model,
+    make_trainer,
+    relative_difference,
+    spy_on_gradients,
+)
+from peft import PeftModel
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from transformers import AutoModelForCausalLM
+
+from async_rl.core.errors import ConfigError, DataError
+from async_rl.learner.trainer import Trainer
+
+LORA = ("model.lora=lora", "model.lora.rank=4", "model.lora.alpha=8")
+KL = ("algorithm.kl=loss", "algorithm.kl.coef=0.1")
+
+
+def weights_of(trainer: Trainer) -> dict[str, torch.Tensor]:
+    names = [name for name, *_ in trainer.tensor_specs()]
+    return {n: t.clone() for n, t in zip(names, trainer.full_tensors(), strict=True)}
+
+
+def adapter_of(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {n: p.detach().clone() for n, p in trainer._policy.adapter_weights()}
+
+
+def stepped(model_path: Path, *overrides: str, steps: int = 2) -> Trainer:
+    given = {text.partition("=")[0] for text in overrides}
+    lora = [text for text in LORA if text.partition("=")[0] not in given]
+    trainer = make_trainer(model_path, "grpo_code", *lora, *overrides)
+    for version in range(steps):
+        trainer.step(make_groups(seed=version, version=version), version)
+    return trainer
+
+
+def test_an_adapter_begins_as_the_model_and_then_differs(model_path: Path) -> None:
+    full = make_trainer(model_path, "grpo_code")
+    trainer = stepped(model_path, steps=0)
+    before = weights_of(trainer)
+    assert before.keys() == weights_of(full).keys()
+    assert all(torch.equal(before[n], t) for n, t in weights_of(full).items())
+    trainer.step(make_groups(), 0)
+    changed = {n for n, t in weights_of(trainer).items() if not torch.equal(t, before[n])}
+    # B is 0 at first, so every product of the two layers changes with the first step.
+    assert changed == {n for n in before if n.endswith("_proj.weight")}
+
+
+def test_base_weights_stay_bit_equal(model_path: Path) -> None:
+    trainer = stepped(model_path, *KL)
+    stored = AutoModelForCausalLM.from_pretrained(model_path).state_dict()
+    lm = dict(trainer._policy.lm.named_parameters())
+    frozen = {n.replace(".base_layer", ""): p for n, p in lm.items() if ".lora_" not in n}
+    assert all(torch.equal(frozen[n], stored[n]) for n in frozen)
+    assert frozen.keys() | {"lm_head.weight"} == stored.keys()
+    assert not any(p.requires_grad for p in frozen.values())
+
+
+@pytest.mark.parametrize("conf", ["grpo_code", "ppo_code"])
+def test_gradients_are_those_of_the_product_of_the_matrices(
+    conf: str, model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With G the gradient of a whole weight W: dB = s G A^T and dA = s B^T G. The oracle is full
+    training at the merged weights.
+    """
+    one_update = ["learner.minibatches=1", "learner.epochs=1"]
+    if conf == "ppo_code":
+        # Its reference would be the base model here and the merged one there.
+        one_update += ["algorithm.kl=none", "algorithm.advantage.critic.warmup_steps=0"]
+    trainer = make_trainer(model_path, conf, *LORA, *one_update)
+    torch.manual_seed(1)
+    for name, parameter in trainer._policy.adapter_weights():
+        if "lora_B" in name:
+            parameter.data.normal_(std=0.05)
+    merged = model_path.parent / f"merged-{conf}"
+    trainer.export_hf(merged)
+    adapter = adapter_of(trainer)
+    collected = spy_on_gradients(monkeypatch, is_stepping=False)
+    trainer.step(make_groups(), 0)
+    (found,) = collected["policy"]
+    collected.clear()
+    dense = make_trainer(merged, conf, *one_update)
+    dense.step(make_groups(), 0)
+    (of_weights,) = collected["policy"]
+    names = [name for name, _ in dense._policy.lm.named_parameters()]
+    gradients = dict(zip(names, of_weights, strict=True))
+    expected = []
+    for name in adapter:
+        owner, _, kind = name.removesuffix(".weight").rpartition(".lora_")
+        inner = owner.removeprefix("base_model.model.")
+        weight = gradients[f"{inner}.weight"].double()
+        a, b = (adapter[f"{owner}.lora_{k}.weight"].double() for k in "AB")
+        expected.append(2.0 * (b.T @ weight if kind == "A" else weight @ a.T))
+    assert relative_difference(found, expected) < 2e-6
+
+
+def test_the_reference_is_the_model_without_adapter(model_path: Path) -> None:
+    """A second model as the reference gives the same KL; the policy has moved away from it."""
+    trainer = stepped(model_path, *KL)
+    assert sum(p.numel() for m in trainer._models for p in m.parameters()) < 1.5 * sum(
+        p.numel() for p in AutoModelForCausalLM.from_pretrained(model_path).parameters()
+    )
+    groups = make_groups(seed=5, version=2)
+    sequences = [t for group in groups for t in group.trajectories]
+    rows = [t.token_ids for t in sequences]
+    is_response = np.concatenate([t.loss_mask for t in sequences])
+    base = make_trainer(model_path, "grpo_code").logprobs(rows)
+    gap = np.concatenate(base) - np.concatenate(trainer.logprobs(rows))
+    # k3 of arXiv 2402.03300 eq. 4, over all trained tokens.
+    expected = (np.exp(gap) - gap - 1)[is_response].mean()
+    result = trainer.step(groups, 2)
+    assert result.scalars["policy/kl_reference"] == pytest.approx(expected, rel=1e-3)
+    assert expected > 5e-6
+
+
+@pytest.mark.parametrize("extra", [(), KL, ("algorithm.kl=loss", "algorithm.kl.estimator=full")])
+def test_a_resumed_run_continues_bit_for_bit(
+    extra: tuple[str, ...], model_path: Path, tmp_path: Path
+) -> None:
+    trainer = stepped(model_path, *extra)
+    trainer.save(tmp_path / "step_2", 2).result()
+    trainer.step(make_groups(seed=2, version=2), 2)
+    resumed = make_trainer(model_path, "grpo_code", *LORA, *extra)
+    assert resumed.load(tmp_path / "step_2") == 2
+    resumed.step(make_groups(seed=2, version=2), 2)
+    expected = adapter_of(trainer)
+    assert all(torch.equal(t, expected[n]) for n, t in adapter_of(resumed).items())
+
+
+def test_a_checkpoint_holds_adapter_and_moments_only(model_path: Path, tmp_path: Path) -> None:
+    trainer = stepped(model_path)
+    trainer.save(tmp_path / "step_2", 2).result()
+    metadata = FileSystemReader(tmp_path / "step_2").read_metadata()
+    tensors = {
+        n: d.size.numel()
+        for n, d in metadata.state_dict_metadata.items()
+        if "policy." in n and isinstance(d, TensorStorageMetadata)
+    }
+    saved = sum(size for size in tensors.values() if size > 1)
+    # Parameters and two moments; the counters of the optimizer have one number each.
+    assert saved == 3 * sum(p.numel() for p in adapter_of(trainer).values())
+    assert all(".lora_" in name for name in tensors)
+
+
+def test_a_checkpoint_of_other_base_weights_is_refused(model_path: Path, tmp_path: Path) -> None:
+    stepped(model_path, steps=1).save(tmp_path / "step_1", 1).result()
+    other = make_model(tmp_path / "other", scale=2.0)
+    with pytest.raises(DataError, match=r"adapter for base weights with checksum .* model\.path"):
+        make_trainer(other, "grpo_code", *LORA).load(tmp_path / "step_1")
+
+
+def test_exports_are_a_merged_model_and_an_adapter_that_peft_reads(
+    model_path: Path, tmp_path: Path
+) -> None:
+    trainer = stepped(model_path)
+    trainer.export_hf(tmp_path / "merged")
+    trainer.export_adapter(tmp_path / "adapter")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    base = AutoModelForCausalLM.from_pretrained(model_path)
+    with_adapter = PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    ids = torch.randint(0, VOCABULARY, (1, 20), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        first, second = merged(ids).logits, with_adapter(ids).logits
+    assert (first - second).abs().max() < 1e-4
+    ours = trainer.logprobs([ids[0].numpy()])[0]
+    plain = first[0, :-1].log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0].numpy()
+    assert abs(ours[1:] - plain).max() < 1e-4
+    described = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert (described["r"], described["lora_alpha"]) == (4, 8)
+
+
+@pytest.mark.proves("model.lora.rank", "model.lora.alpha", "model.lora.targets", "model.lora.kind")
+def test_each_setting_changes_the_adapter(model_path: Path) -> None:
+    def names_and_sizes(*overrides: str) -> dict[str, tuple[int, ...]]:
+        trainer = stepped(model_path, *overrides, steps=0)
+        return {n: tuple(t.shape) for n, t in adapter_of(trainer).items()}
+
+    plain = names_and_sizes()
+    assert len(plain) == 2 * 2 * 7
+    assert {min(shape) for shape in plain.values()} == {4}
+    assert {min(s) for s in names_and_sizes("model.lora.rank=2").values()} == {2}
+    few = names_and_sizes("model.lora.targets=[q_proj,down_proj]")
+    assert {n.split(".")[-3] for n in few} == {"q_proj", "down_proj"}
+    full = make_trainer(model_path, "grpo_code", "model.lora=none")
+    assert adapter_of(full) == {}
+    one, two = (stepped(model_path, f"model.lora.alpha={a}", steps=1) for a in (8, 16))
+    assert any(not torch.equal(t, weights_of(two)[n]) for n, t in weights_of(one).items())
+
+
+def test_an_unknown_target_names_those_there_are(model_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no linear layer c_attn; it has down_proj, gate_proj"):
+        make_trainer(model_path, "grpo_code", *LORA, "model.lora.targets=[q_proj,c_attn]")
+
+
+def test_a_rank_above_the_side_of_a_matrix_is_refused(model_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"rank=17: a matrix of k_proj has a side of 16"):
+        stepped(model_path, "model.lora.rank=17")
+
+
+def test_a_moving_reference_is_refused_with_an_adapter(model_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"ref_ema_eta=0.1 with model.lora=lora: the reference"):
+        make_trainer(model_path, "grpo_code", *LORA, *KL, "algorithm.kl.ref_ema_eta=0.1")
