@@ -25,11 +25,13 @@ from torch import Tensor
 
 from async_rl.algorithms.across import ALONE
 from async_rl.algorithms.losses import token_weights
+from async_rl.algorithms.off_policy import second_moment_bound
 from async_rl.algorithms.parts import Parts
 from async_rl.algorithms.value_norm import ValueUnits
 from async_rl.batching.batch import Baselines, Batch, Steps
 from async_rl.batching.packing import Layout, Pass
 from async_rl.config.algorithm import SumAggregation
+from async_rl.config.policy_losses import MomentCorrection
 from async_rl.config.run import RunConfig
 from async_rl.launchers.configuration.compose import compose_unchecked
 from async_rl.launchers.configuration.overrides import with_defaults
@@ -112,6 +114,7 @@ ROWS = (
     _advantage("reinforce_plus_plus"),
     _advantage("reinforce_plus_plus", "algorithm.normalize_advantages=batch"),
     _advantage("reinforce_plus_plus_baseline"),
+    _advantage("oapl"),
     _advantage("gae"),
     _advantage("vtrace"),
     _aggregation("sequence_sum"),
@@ -124,11 +127,16 @@ ROWS = (
     _correction("sequence_tis", "max=8.0"),
     _correction("sequence_mis"),
     _correction("sequence_tis", "geometric_max=1.5", "geometric_min=0.67"),
+    _correction("m2po"),
     _loss("ppo"),
     _loss("ppo_vanilla"),
     _loss("gspo"),
     _loss("cispo"),
     _loss("reinforce"),
+    _loss("sapo"),
+    _loss("dppo"),
+    _loss("vespo"),
+    _loss("oapl"),
 )
 
 
@@ -259,6 +267,13 @@ def gradient(
         kl_coef=0.0,
         units=ValueUnits(),
     )
+    correction = algorithm.policy_loss.correction
+    if isinstance(correction, MomentCorrection):
+        log_ratio = before.proximal_logprobs - batch.behavior_logprobs
+        index = batch.group_index[batch.sequence_index]
+        batches = Parts(index=index, count=batch.num_groups, mask=batch.loss_mask)
+        largest = second_moment_bound(log_ratio, batches=batches, limit=correction.max_moment)
+        targets = dataclasses.replace(targets, largest_log_ratio=largest)
     logprobs = bandit.tokens(policy)
     output = PolicyOutput(logprobs=logprobs, entropies=before.entropies, kl=None, values=None)
     loss, _ = policy_pass_loss(

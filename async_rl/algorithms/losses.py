@@ -103,7 +103,7 @@ def cispo_loss(
     log_ratio: Tensor,
     advantages: Tensor,
     behavior_weight: Tensor,
-    clip_low: float,
+    clip_low: float | None,
     clip_high: float,
 ) -> PolicyLoss:
     """Compute the loss of CISPO (arXiv 2506.13585 eq. 4-5).
@@ -111,12 +111,14 @@ def cispo_loss(
     policy_logprobs, log_ratio, advantages, behavior_weight: float32 [R]
     -> float32 [R], bool [R], bool [R].  With u = exp(log_ratio):
       loss = -behavior_weight stop_gradient(clip(u, 1 - clip_low, 1 + clip_high)) A policy_logprobs
-    The bounded ratio is a constant, so no token loses its gradient.
+    The bounded ratio is a constant, so no token loses its gradient.  clip_low=None is the published
+    setting, without a lower bound.
     """
     ratio = log_ratio.detach().exp()
-    bounded = ratio.clamp(1 - clip_low, 1 + clip_high)
+    least = 0.0 if clip_low is None else 1 - clip_low
+    bounded = ratio.clamp(least, 1 + clip_high)
     loss = -behavior_weight * bounded * advantages * policy_logprobs
-    return PolicyLoss(loss, ratio < 1 - clip_low, ratio > 1 + clip_high)
+    return PolicyLoss(loss, ratio < least, ratio > 1 + clip_high)
 
 
 def reinforce_loss(

@@ -73,16 +73,19 @@ class Replay:
         groups_per_step: int,
         max_staleness_versions: int,
         over_age: Literal["drop", "mask"],
+        exact_until: int = 0,
         learner_version: int = 0,
         ready: Iterable[StoredGroup] = (),
         leased: Iterable[StoredGroup] = (),
     ) -> None:
+        """exact_until: buffer.exact_age until this step; 0 without."""
         self.learner_version = learner_version
         self.ready = {group.group_id: group for group in ready}
         self.leases: dict[int, tuple[StoredGroup, ...]] = {}
         self._groups_per_step = groups_per_step
         self._max_staleness = max_staleness_versions
         self._over_age = over_age
+        self._exact_until = exact_until
         for group in sorted(leased, key=lambda group: (group.planned, group.group_id)):
             batch = self.leases.get(group.planned, ())
             self.leases[group.planned] = (*batch, group)
@@ -132,11 +135,9 @@ class Replay:
         dropped = _ids(over_age)
         for group_id in dropped:
             del self.ready[group_id]
-        if len(self.ready) < self._groups_per_step:
-            reason = (
-                f"{len(self.ready)} of {self._groups_per_step} groups are ready for step"
-                f" {train_version + 1}"
-            )
+        wanted = self._num_wanted(train_version)
+        if len(self.ready) < wanted:
+            reason = f"{len(self.ready)} of {wanted} groups are ready for step {train_version + 1}"
             return Take(dropped=dropped, waits_for=reason)
         oldest = heapq.nsmallest(self._groups_per_step, self.ready.values(), key=_order)
         chosen = sorted(oldest, key=lambda group: group.group_id)
@@ -240,6 +241,16 @@ class Replay:
         # Where over-age tokens are masked, one young token is enough.
         version = group.oldest_version if self._over_age == "drop" else group.newest_version
         return train_version - version > self._max_staleness
+
+    def _num_wanted(self, train_version: int) -> int:
+        """The groups that must be ready before a batch is taken.
+
+        For an exact age these are the groups of the next max_staleness steps too. While they are
+        all finished none is generated, so the weights of the next step cannot come into the middle
+        of a response; and the first ticket after the step needs these weights.
+        """
+        ahead = min(self._exact_until - train_version - 1, self._max_staleness)
+        return (1 + max(ahead, 0)) * self._groups_per_step
 
     def _blocking(
         self, train_version: int, chosen: Sequence[StoredGroup], unfinished: Iterable[OpenGroup]

@@ -27,6 +27,7 @@ from async_rl.buffer.replay import Replay, Take
 from async_rl.buffer.tickets import Tickets
 from async_rl.config.run import RunConfig
 from async_rl.core.errors import ProtocolError
+from async_rl.core.heads import head_of
 from async_rl.core.summary import summarize
 from async_rl.core.types import NO_VERSION, DropReason, Group, GroupState, Purpose, Ticket
 from async_rl.data.run_prompts import RunPrompts
@@ -48,6 +49,7 @@ class BufferState:
             groups_per_step=buffer.groups_per_step,
             max_staleness_versions=buffer.max_staleness_versions,
             over_age=buffer.over_age,
+            exact_until=config.num_steps if buffer.exact_age else 0,
             learner_version=recovered.learner_version,
             ready=recovered.ready,
             leased=recovered.leased,
@@ -73,6 +75,7 @@ class BufferState:
         self.outage = Outage()
         self._num_set_aside = Counter(recovered.set_aside)
         self._groups_per_step = buffer.groups_per_step
+        self._replaces_uniform = buffer.uniform_groups == "replace"
         self._newest_version = recovered.newest_version
         self._changes: list[changes.Change] = []
         for (state, reason), count in recovered.counts.items():
@@ -143,6 +146,9 @@ class BufferState:
         self._tickets.note_rewards(known.index, group)
         if summary.oldest_version == NO_VERSION:
             self._drop(group.group_id, DropReason.UNTRAINABLE, "no token is trained")
+            return
+        if self._replaces_uniform and head_of(group).is_uniform:
+            self._drop(group.group_id, DropReason.NO_SIGNAL, "all samples have the same reward")
             return
         stored = StoredGroup(
             group_id=group.group_id,

@@ -1,4 +1,4 @@
-"""Settings of the objective: advantages, critic, KL, and the choice of a policy loss.
+"""Settings of the objective: advantages, critic, KL, aggregation.
 
 Part of the schema in `run.py`, whose invariants hold here.  A choice is a tagged union: each
 variant has only its own parameters, so a contradiction cannot be written.  algorithms/ and
@@ -13,7 +13,7 @@ from pydantic import Field
 
 from async_rl.config.base import Section, Tag
 from async_rl.config.learner import OptimizerConfig
-from async_rl.config.policy_losses import PolicyLoss
+from async_rl.config.policy_losses import EffectiveStepScale, NoStepScale, PolicyLoss
 
 
 class NoValueNorm(Section):
@@ -65,6 +65,14 @@ class GroupAdvantage(Section):
     kind: Literal["grpo", "dr_grpo", "rloo"]
 
 
+class SoftAdvantage(Section):
+    """Each reward is compared with the soft maximum of its group."""
+
+    kind: Literal["oapl"]
+    beta: Annotated[float, Field(gt=0)]
+    """temperature of the soft maximum of a group's rewards, in units of reward"""
+
+
 class ReturnAdvantage(Section):
     """The rest of the rewards, less a baseline without a critic."""
 
@@ -110,7 +118,14 @@ class PluginAdvantage(Section):
     async_rl.advantages"""
 
 
-Advantage = PluginAdvantage | GroupAdvantage | ReturnAdvantage | GaeAdvantage | VtraceAdvantage
+Advantage = (
+    PluginAdvantage
+    | GroupAdvantage
+    | SoftAdvantage
+    | ReturnAdvantage
+    | GaeAdvantage
+    | VtraceAdvantage
+)
 
 
 class FixedKl(Section):
@@ -192,6 +207,9 @@ class AlgorithmConfig(Section):
     kl: Annotated[NoKl | RewardKl | LossKl, Tag]
     """subtract the KL to a reference from the reward per token, or add it to the loss; none = no
     reference model is loaded"""
+    step_scale: Annotated[NoStepScale | EffectiveStepScale, Tag]
+    """lower the learning rate of a step whose weights of whole sequences leave few effective ones;
+    none = never"""
     aggregation: Annotated[MeanAggregation | SumAggregation, Tag]
     """mean over trained tokens, over sequences of their token means, or over sequences of sums
     divided by a constant"""

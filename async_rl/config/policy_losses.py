@@ -1,7 +1,6 @@
-"""Settings of the policy loss and of its correction for stale samples.
+"""Settings of the policy loss: ratios, clips, the correction of old data, and the step's scale.
 
-Part of the schema in `run.py`, whose invariants hold here.  algorithms/ and docs/algorithms.md have
-the formulas.
+Part of the schema in `run.py`, whose invariants hold here, and of `algorithm.py`.
 """
 
 from __future__ import annotations
@@ -46,6 +45,14 @@ class MaskCorrection(Correction):
     """lower bound of exp(proximal - behavior)"""
 
 
+class MomentCorrection(Correction):
+    """M2PO: the tokens with the largest ratios are masked, as many as the batch needs."""
+
+    kind: Literal["m2po"]
+    max_moment: Annotated[float, Field(gt=0)]
+    """bound on the mean square of proximal - behavior log-probs over the tokens that are kept"""
+
+
 class PluginCorrection(Correction):
     """Behavior weights by a plug-in."""
 
@@ -55,7 +62,9 @@ class PluginCorrection(Correction):
     async_rl.corrections"""
 
 
-BehaviorCorrection = PluginCorrection | NoCorrection | CapCorrection | MaskCorrection
+BehaviorCorrection = (
+    PluginCorrection | NoCorrection | CapCorrection | MaskCorrection | MomentCorrection
+)
 
 
 class PolicyLossConfig(Section):
@@ -85,12 +94,17 @@ class ClippedLoss(CorrectedLoss):
     """bound on the loss of negative advantages; null = off"""
 
 
-class VanillaLoss(PolicyLossConfig):
-    """The clipped surrogate of the ratio to the behavior policy, which needs no correction."""
+class BehaviorLoss(PolicyLossConfig):
+    """A loss with the ratio to the behavior policy, which needs no correction."""
 
-    kind: Literal["ppo_vanilla"]
     correction: NoCorrection
     """none: the ratio is already to the behavior policy, so a correction would count twice"""
+
+
+class VanillaLoss(BehaviorLoss):
+    """The clipped surrogate of the ratio to the behavior policy."""
+
+    kind: Literal["ppo_vanilla"]
     clip_low: Annotated[float, Field(gt=0, lt=1)]
     """the ratio is clipped below 1 - clip_low"""
     clip_high: Annotated[float, Field(gt=0)]
@@ -103,8 +117,8 @@ class CispoLoss(CorrectedLoss):
     """The ratio is a bounded constant factor of the policy gradient."""
 
     kind: Literal["cispo"]
-    clip_low: Annotated[float, Field(gt=0, lt=1)]
-    """the ratio is clipped below 1 - clip_low"""
+    clip_low: Annotated[float, Field(gt=0, lt=1)] | None
+    """the ratio is clipped below 1 - clip_low; null = no lower bound, as published"""
     clip_high: Annotated[float, Field(gt=0)]
     """the ratio is clipped above 1 + clip_high"""
 
@@ -113,6 +127,47 @@ class ReinforceLoss(CorrectedLoss):
     """The policy gradient without a ratio."""
 
     kind: Literal["reinforce"]
+
+
+class SapoLoss(CorrectedLoss):
+    """A soft gate of the ratio instead of a clip."""
+
+    kind: Literal["sapo"]
+    tau_positive: Annotated[float, Field(gt=0)]
+    """temperature of the gate for positive advantages; a higher one closes nearer to ratio 1"""
+    tau_negative: Annotated[float, Field(gt=0)]
+    """temperature of the gate for other advantages"""
+
+
+class DppoLoss(BehaviorLoss):
+    """The policy gradient within a trust region of the token's probability."""
+
+    kind: Literal["dppo"]
+    max_shift: Annotated[float, Field(gt=0, lt=1)]
+    """a token whose probability moved further from the behavior policy's, towards its advantage,
+    has no gradient"""
+
+
+class VespoLoss(BehaviorLoss):
+    """The policy gradient with a smooth bounded weight of the whole sequence."""
+
+    kind: Literal["vespo"]
+    k_positive: Annotated[float, Field(ge=0)]
+    """power of the sequence's ratio for advantages of at least 0"""
+    lambda_positive: Annotated[float, Field(gt=0)]
+    """decay of the weight with the sequence's ratio for advantages of at least 0"""
+    k_negative: Annotated[float, Field(ge=0)]
+    """power of the sequence's ratio for negative advantages"""
+    lambda_negative: Annotated[float, Field(gt=0)]
+    """decay of the weight with the sequence's ratio for negative advantages"""
+
+
+class OaplLoss(BehaviorLoss):
+    """The regression of the sequence's log-ratio on its advantage."""
+
+    kind: Literal["oapl"]
+    beta: Annotated[float, Field(gt=0)]
+    """weight of the KL to the behavior policy, in units of reward per nat"""
 
 
 class PluginLoss(CorrectedLoss):
@@ -124,4 +179,29 @@ class PluginLoss(CorrectedLoss):
     async_rl.policy_losses"""
 
 
-PolicyLoss = PluginLoss | ClippedLoss | VanillaLoss | CispoLoss | ReinforceLoss
+PolicyLoss = (
+    PluginLoss
+    | ClippedLoss
+    | VanillaLoss
+    | CispoLoss
+    | ReinforceLoss
+    | SapoLoss
+    | DppoLoss
+    | VespoLoss
+    | OaplLoss
+)
+
+
+class NoStepScale(Section):
+    """Every step has the scheduled learning rate."""
+
+    kind: Literal["none"]
+
+
+class EffectiveStepScale(Section):
+    """The learning rate follows the effective sample size of the batch."""
+
+    kind: Literal["effective_sequences"]
+    bound: Annotated[float, Field(gt=0, le=1)]
+    """effective share of the batch's sequences below which the learning rate is multiplied by
+    sqrt(share / bound); 1 = VCPO"""

@@ -20,6 +20,12 @@ class BufferConfig(Section):
     """groups of one learner step"""
     max_staleness_versions: Annotated[int, Field(ge=0)]
     """largest learner version minus version of a sample's oldest trained token; 0 = synchronous"""
+    exact_age: bool
+    """for experiments: train every batch at exactly max_staleness_versions, from the first step at
+    which that is possible; the learner and the generators then take turns"""
+    uniform_groups: Literal["train", "replace"]
+    """groups whose samples all have the same reward, which have no policy gradient: train them, or
+    drop them and sample others (dynamic sampling of DAPO)"""
     over_age: Literal["drop", "mask"]
     """drop groups with tokens above max_staleness_versions, or mask these tokens"""
     durability: Literal["normal", "full"]

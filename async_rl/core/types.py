@@ -73,6 +73,7 @@ class DropReason(enum.StrEnum):
     REWARD_FAILED = "reward_failed"
     GENERATOR_LOST = "generator_lost"
     UNTRAINABLE = "untrainable"
+    NO_SIGNAL = "no_signal"
     INVALID = "invalid"
 
 

@@ -88,6 +88,8 @@ def _policy(record: StepRecord, across: Across) -> dict[str, float]:
         "policy/left_out_share": sums.left_out / tokens,
         "policy/grad_norm": totals.policy_grad_norm / totals.updates,
         "policy/lr": record.policy_lr,
+        "policy/effective_sequences": totals.effective_sequences / totals.updates,
+        "policy/step_scale": totals.step_scale / totals.updates,
     }
 
 
@@ -95,7 +97,8 @@ def _behavior(algorithm: AlgorithmConfig, record: StepRecord, batch: Batch) -> d
     mask, proximal = record.mask, record.before.proximal_logprobs
     behavior = batch.behavior_logprobs
     sequences = Parts(index=batch.sequence_index, count=batch.num_sequences, mask=mask)
-    corrected = correction(algorithm, proximal - behavior, sequences)
+    largest = record.targets.largest_log_ratio
+    corrected = correction(algorithm, proximal - behavior, sequences, largest)
     return behavior_metrics(
         proximal[mask],
         behavior_logprobs=behavior[mask],

@@ -42,6 +42,7 @@ class ModelOptimizer:
         self._is_offloaded = is_offloaded
         self._config = config
         self._num_steps = num_steps
+        self._lr = config.lr
         self.num_updates = 0
         self._parameters = [p for p in parameters if p.requires_grad]
         matrices = [p for p in self._parameters if p.ndim >= 2]
@@ -65,9 +66,14 @@ class ModelOptimizer:
             schedule=config.schedule,
             min_lr_ratio=config.min_lr_ratio,
         )
-        for group in self.torch_optimizer.param_groups:
-            group["lr"] = lr
+        self._lr = lr
+        self.scale_step(1.0)
         return lr
+
+    def scale_step(self, factor: float) -> None:
+        """Multiply the learning rate that `set_step` set, until the next call of either."""
+        for group in self.torch_optimizer.param_groups:
+            group["lr"] = factor * self._lr
 
     def apply(self, loss: float) -> float:
         """Clip the gradients, step, clear the gradients, and return their norm before clipping.

@@ -12,7 +12,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from async_rl.algorithms.corrections import BehaviorWeights, behavior_weights, geometric_outliers
+from async_rl.algorithms.corrections import (
+    BehaviorCorrection,
+    BehaviorWeights,
+    behavior_weights,
+    geometric_outliers,
+)
 from async_rl.algorithms.kl import kl_estimate
 from async_rl.algorithms.losses import (
     PolicyLoss,
@@ -21,23 +26,33 @@ from async_rl.algorithms.losses import (
     reinforce_loss,
     sequence_log_ratio,
 )
+from async_rl.algorithms.off_policy import dppo_loss, oapl_loss, sapo_loss, vespo_loss
 from async_rl.algorithms.parts import Parts
 from async_rl.batching.batch import Batch
 from async_rl.batching.packing import Pass
 from async_rl.config.algorithm import AlgorithmConfig, LossKl
 from async_rl.config.plugins import CORRECTION, POLICY_LOSS, load_once
 from async_rl.config.policy_losses import (
+    BehaviorLoss,
+    CapCorrection,
     CispoLoss,
     ClippedLoss,
     Correction,
+    DppoLoss,
     MaskCorrection,
+    MomentCorrection,
     NoCorrection,
+    OaplLoss,
     PluginCorrection,
     PluginLoss,
     ReinforceLoss,
+    SapoLoss,
     VanillaLoss,
+    VespoLoss,
 )
-from async_rl.config.policy_losses import PolicyLoss as PolicyLossSettings
+from async_rl.config.policy_losses import (
+    PolicyLoss as PolicyLossSettings,
+)
 from async_rl.learner.models import PolicyOutput
 from async_rl.learner.objective import BatchOutputs, Targets
 
@@ -58,25 +73,40 @@ class PolicySums(NamedTuple):
     tokens: float = 0.0
 
 
-def correction(algorithm: AlgorithmConfig, log_ratio: Tensor, sequences: Parts) -> BehaviorWeights:
+def correction(
+    algorithm: AlgorithmConfig,
+    log_ratio: Tensor,
+    sequences: Parts,
+    largest_log_ratio: Tensor | None,
+) -> BehaviorWeights:
     """Compute the behavior weights of the configured correction.
 
     log_ratio: float32 [R], proximal - behavior log-probs; sequences: the sequences of the R tokens,
-    whose mask is the trained tokens -> float32 [R], float32 [R], bool [R].
+    whose mask is the trained tokens; largest_log_ratio: as in `Targets`, at these tokens
+    -> float32 [R], float32 [R], bool [R].
     """
     settings = algorithm.policy_loss.correction
-    if isinstance(settings, PluginCorrection):
-        weigh = load_once("algorithm.policy_loss.correction.fn", settings.fn, CORRECTION)
-        corrected: BehaviorWeights = weigh(log_ratio, sequences=sequences)
-        return _without_outliers(settings, corrected, log_ratio, sequences)
-    maximum = math.inf if isinstance(settings, NoCorrection) else settings.max
-    minimum = settings.min if isinstance(settings, MaskCorrection) else 0.0
+    kind: BehaviorCorrection = "none"
+    maximum: float | Tensor = math.inf
+    minimum: float | Tensor = 0.0
+    match settings:
+        case PluginCorrection(fn=fn):
+            weigh = load_once("algorithm.policy_loss.correction.fn", fn, CORRECTION)
+            corrected: BehaviorWeights = weigh(log_ratio, sequences=sequences)
+            return _without_outliers(settings, corrected, log_ratio, sequences)
+        case MomentCorrection():
+            if largest_log_ratio is None:
+                raise ValueError("m2po needs the bound of the whole batch")
+            kind = "token_mis"
+            maximum, minimum = largest_log_ratio.exp(), (-largest_log_ratio).exp()
+        case CapCorrection():
+            kind, maximum = settings.kind, settings.max
+        case MaskCorrection():
+            kind, maximum, minimum = settings.kind, settings.max, settings.min
+        case NoCorrection():
+            pass
     corrected = behavior_weights(
-        log_ratio,
-        sequences=sequences,
-        correction=settings.kind,
-        maximum=maximum,
-        minimum=minimum,
+        log_ratio, sequences=sequences, correction=kind, maximum=maximum, minimum=minimum
     )
     return _without_outliers(settings, corrected, log_ratio, sequences)
 
@@ -114,8 +144,11 @@ def policy_pass_loss(
     loss_settings, reference = algorithm.policy_loss, algorithm.reference
     proximal, behavior = before.proximal_logprobs[index], batch.behavior_logprobs[index]
     sequences = Parts(index=batch.sequence_index[index], count=batch.num_sequences, mask=is_trained)
-    behavior_weight = correction(algorithm, proximal - behavior, sequences).weights
-    denominator = behavior if isinstance(loss_settings, VanillaLoss) else proximal
+    largest = targets.largest_log_ratio
+    if largest is not None:
+        largest = largest[index]
+    behavior_weight = correction(algorithm, proximal - behavior, sequences, largest).weights
+    denominator = behavior if isinstance(loss_settings, BehaviorLoss) else proximal
     log_ratio = output.logprobs - denominator
     policy = _policy_loss(
         loss_settings,
@@ -169,6 +202,16 @@ def _policy_loss(
                 clip_low=settings.clip_low,
                 clip_high=settings.clip_high,
             )
+        case SapoLoss():
+            return sapo_loss(
+                log_ratio,
+                advantages=advantages,
+                behavior_weight=behavior_weight,
+                tau_positive=settings.tau_positive,
+                tau_negative=settings.tau_negative,
+            )
+        case DppoLoss() | VespoLoss() | OaplLoss():
+            return _behavior_loss(settings, logprobs, log_ratio, advantages, sequences)
         case ClippedLoss() | VanillaLoss():
             if settings.kind == "gspo":
                 log_ratio = sequence_log_ratio(log_ratio, sequences=sequences)
@@ -179,6 +222,40 @@ def _policy_loss(
                 clip_low=settings.clip_low,
                 clip_high=settings.clip_high,
                 clip_dual=settings.clip_dual,
+            )
+
+
+def _behavior_loss(
+    settings: DppoLoss | VespoLoss | OaplLoss,
+    logprobs: Tensor,
+    log_ratio: Tensor,
+    advantages: Tensor,
+    sequences: Parts,
+) -> PolicyLoss:
+    match settings:
+        case DppoLoss():
+            return dppo_loss(
+                logprobs,
+                log_ratio=log_ratio,
+                advantages=advantages,
+                max_shift=settings.max_shift,
+            )
+        case VespoLoss():
+            return vespo_loss(
+                logprobs,
+                log_ratio=log_ratio,
+                advantages=advantages,
+                sequences=sequences,
+                positive=(settings.k_positive, settings.lambda_positive),
+                negative=(settings.k_negative, settings.lambda_negative),
+            )
+        case OaplLoss():
+            return oapl_loss(
+                logprobs,
+                log_ratio=log_ratio,
+                advantages=advantages,
+                sequences=sequences,
+                beta=settings.beta,
             )
 
 

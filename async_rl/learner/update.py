@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 
 from async_rl.algorithms.losses import token_weights, value_loss
+from async_rl.algorithms.off_policy import effective_sequences, step_scale
 from async_rl.algorithms.parts import Parts
 from async_rl.batching.batch import Batch
 from async_rl.batching.packing import Pass
 from async_rl.config.algorithm import SumAggregation
+from async_rl.config.policy_losses import EffectiveStepScale, MomentCorrection
 from async_rl.learner.forward_passes import ForwardPasses, Minibatch, record_policy
 from async_rl.learner.models import Critic, LearnerModels, PolicyOutput
 from async_rl.learner.objective import BatchOutputs, Targets, compute_targets, trained_mask
@@ -143,7 +145,9 @@ class Updater:
         """True if the targets depend on the policy's outputs."""
         pays_kl = self._algorithm.kl.kind == "reward"
         shares_backbone = self._models.policy.value_head is not None
-        return pays_kl or self._algorithm.advantage.kind == "vtrace" or shares_backbone
+        masks_by_batch = isinstance(self._algorithm.policy_loss.correction, MomentCorrection)
+        is_vtrace = self._algorithm.advantage.kind == "vtrace"
+        return pays_kl or is_vtrace or shares_backbone or masks_by_batch
 
     def _has_gradient(self, batch: Batch, mask: Tensor) -> Tensor:
         """Return the sequences whose loss can have a gradient: bool [B].
@@ -161,7 +165,7 @@ class Updater:
 
     def _update(self, step: Step, minibatch: Minibatch) -> None:
         """Run the optimizer steps of one minibatch."""
-        weights = self._weights(step, minibatch.sequences)
+        weights = self._weights(self._members(step, minibatch.sequences))
         critic, critic_optimizer = self._models.critic, self._critic_optimizer
         if critic_optimizer is None:
             self._update_policy(step, minibatch, weights)
@@ -173,17 +177,20 @@ class Updater:
             self._update_critic(step, minibatch, weights, critic, critic_optimizer)
         step.totals.updates += 1
 
-    def _weights(self, step: Step, sequences: Sequence[int]) -> Tensor:
-        """The weight of each token in the minibatch's loss: float32 [R]."""
+    def _members(self, step: Step, sequences: Sequence[int]) -> Parts:
+        """The sequences of the batch, with the trained tokens of these as its mask."""
         batch = step.batch
         is_member = torch.zeros(batch.num_sequences, dtype=torch.bool, device=step.mask.device)
         is_member[list(sequences)] = True
-        trained = Parts(
+        return Parts(
             index=batch.sequence_index,
             count=batch.num_sequences,
             mask=step.mask & is_member[batch.sequence_index],
             across=batch.across,
         )
+
+    def _weights(self, trained: Parts) -> Tensor:
+        """The weight of each token in the minibatch's loss: float32 [R]."""
         aggregation = self._algorithm.aggregation
         constant = aggregation.tokens if isinstance(aggregation, SumAggregation) else None
         return token_weights(trained, aggregation=aggregation.kind, constant_tokens=constant)
@@ -201,7 +208,7 @@ class Updater:
             if has_gradient:
                 self._backward(loss)
             sums += counted
-        self._apply_policy(step.totals, sums)
+        self._apply_policy(step, minibatch, sums)
 
     def _update_critic(
         self,
@@ -242,7 +249,7 @@ class Updater:
             self._backward(loss)
             total += value.detach()
         if step.trains_policy:
-            self._apply_policy(step.totals, sums)
+            self._apply_policy(step, minibatch, sums)
         else:
             self._policy_optimizer.discard()
         self._apply_critic(step.totals, total, optimizer)
@@ -278,9 +285,18 @@ class Updater:
         # FSDP averages gradients over ranks, but the losses of ranks are parts of one sum.
         (loss * (scale * self._ranks.world_size)).backward()  # type: ignore[no-untyped-call]
 
-    def _apply_policy(self, totals: Totals, sums: Tensor) -> None:
-        added = PolicySums(*self._ranks.sum(sums).tolist())
+    def _apply_policy(self, step: Step, minibatch: Minibatch, sums: Tensor) -> None:
+        totals, added = step.totals, PolicySums(*self._ranks.sum(sums).tolist())
+        log_ratio = step.before.proximal_logprobs - step.batch.behavior_logprobs
+        members = self._members(step, minibatch.sequences)
+        effective = effective_sequences(log_ratio, sequences=members)
+        scale, settings = 1.0, self._algorithm.step_scale
+        if isinstance(settings, EffectiveStepScale):
+            scale = step_scale(effective, bound=settings.bound)
+        self._policy_optimizer.scale_step(scale)
         totals.policy_grad_norm += self._policy_optimizer.apply(added.loss)
+        totals.effective_sequences += effective
+        totals.step_scale += scale
         totals.policy = PolicySums(*(a + b for a, b in zip(totals.policy, added, strict=True)))
 
     def _apply_critic(self, totals: Totals, total: Tensor, optimizer: ModelOptimizer) -> None:

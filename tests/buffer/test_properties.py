@@ -84,9 +84,15 @@ class BufferMachine(RuleBasedStateMachine):
         max_staleness=st.integers(0, 3),
         over_age=st.sampled_from(["drop", "mask"]),
         max_attempts=st.integers(1, 4),
+        exact_age=st.booleans(),
     )
     def start(
-        self, groups_per_step: int, max_staleness: int, over_age: str, max_attempts: int
+        self,
+        groups_per_step: int,
+        max_staleness: int,
+        over_age: str,
+        max_attempts: int,
+        exact_age: bool,
     ) -> None:
         self.loop = asyncio.new_event_loop()
         self.directory = Path(
@@ -99,6 +105,7 @@ class BufferMachine(RuleBasedStateMachine):
             max_staleness=max_staleness,
             over_age=over_age,
             max_attempts=max_attempts,
+            exact_age=exact_age,
             group_size=1,
         )
         self.clock = Clock()
@@ -107,6 +114,7 @@ class BufferMachine(RuleBasedStateMachine):
         self.late: list[Group] = []
         self.history: list[list[int]] = []
         self.has_gone_back = False
+        self.has_dropped_batch = False
         self.open_buffer()
 
     # ---- the buffer's life
@@ -328,6 +336,7 @@ class BufferMachine(RuleBasedStateMachine):
             group_ids=learner.batches[learner.version],
             message="loss nan",
         )
+        self.has_dropped_batch = True
         reply = self.call(self.service.drop_batch(request), crash)
         if reply is None or twice:
             reply = self.run(self.service.drop_batch(request))
@@ -442,6 +451,19 @@ class BufferMachine(RuleBasedStateMachine):
                 " 'leased')"
             ).fetchone()[0]
         assert worst is None or worst <= self.config.buffer.max_staleness_versions
+
+    @invariant()
+    def every_trained_token_has_the_exact_age_that_was_asked_for(self) -> None:
+        if not self.config.buffer.exact_age or self.has_gone_back or self.has_dropped_batch:
+            return
+        age = self.config.buffer.max_staleness_versions
+        with self.reading() as connection:
+            rows = connection.execute(
+                "SELECT train_version, oldest_version, newest_version FROM groups WHERE state IN"
+                " ('trained', 'leased')"
+            ).fetchall()
+        for version, oldest, newest in rows:
+            assert oldest == newest == max(0, version - age)
 
     @invariant()
     def nothing_is_wasted_by_age_as_long_as_the_learner_does_not_go_back(self) -> None:

@@ -202,3 +202,18 @@ def test_groups_ahead_of_a_ticket_are_the_leased_the_planned_and_the_older_ones(
     assert buffer.num_stored == 4
     buffer.sync(0, [])
     assert buffer.num_before(0) == 2
+
+
+@pytest.mark.proves("buffer.exact_age")
+def test_an_exact_age_waits_for_the_groups_of_the_steps_in_between() -> None:
+    buffer = Replay(groups_per_step=2, max_staleness_versions=2, over_age="drop", exact_until=4)
+    put(buffer, *range(5))
+    assert buffer.take(0, []).waits_for == "5 of 6 groups are ready for step 1"
+    put(buffer, 5)
+    assert buffer.take(0, []).group_ids == (0, 1)
+    assert buffer.take(1, []).waits_for == "4 of 6 groups are ready for step 2"
+    put(buffer, 6, 7, oldest=1)
+    assert buffer.take(1, []).group_ids == (2, 3)
+    # The last steps have fewer after them: nothing is generated beyond the end of the run.
+    assert buffer.take(2, []).group_ids == (4, 5)
+    assert buffer.take(3, []).group_ids == (6, 7)

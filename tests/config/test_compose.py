@@ -144,7 +144,7 @@ def test_paths_become_absolute_and_hub_names_and_urls_stay(
         ),
         ("zzzz.qqqq=1", "there is no such setting; --dry-run shows all that exist"),
         ("buffer=3", "buffer is a section; set one of its settings, buffer.<name>=<value>"),
-        ("algorithm=gpo", "conf/algorithm/ has cispo, dapo, dr_grpo, grpo, gspo, ppo, r"),
+        ("algorithm=gpo", "conf/algorithm/ has cispo, dapo, dppo, dr_grpo, grpo, gspo, l"),
         ("model=gpt2", "a model is named by model.path"),
     ],
 )
@@ -398,7 +398,7 @@ def test_choosing_a_variant_takes_its_own_values_in_any_order() -> None:
         ),
         (
             ["algorithm.policy_loss=pppo"],
-            "must be one of plugin, ppo, gspo, ppo_vanilla, cispo, reinforce",
+            "must be one of plugin, ppo, gspo, ppo_vanilla, cispo, reinforce, s",
         ),
         (["algorithm.kl=5"], "algorithm.kl=5: must be one of none, reward, loss"),
     ],

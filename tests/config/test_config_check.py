@@ -157,6 +157,10 @@ FILES = ("model.path=owner/name", "data.train_files=/d/a.jsonl")
             "algorithm.advantage.critic.optimizer.betas=[0.9, 1.0]",
         ),
         (
+            ["weights.push_every_steps=2", "buffer.exact_age=true"],
+            "weights.push_every_steps=2 with buffer.exact_age=true: every batch needs the weights",
+        ),
+        (
             ["weights.push_every_steps=2", "buffer.max_staleness_versions=0"],
             "raise buffer.max_staleness_versions to at least 1",
         ),

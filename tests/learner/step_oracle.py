@@ -44,6 +44,9 @@ class Objective:
     weight_max: float = 2.0
     weight_min: float = 0.0
     geometric_max: float = np.inf
+    max_shift: float = 0.2
+    max_moment: float = 0.04
+    beta: float = 1.0
     aggregation: str = "token_mean"
     aggregation_tokens: int = 12
     kl_in_reward: float = 0.0
@@ -232,7 +235,9 @@ class StepOracle:
             log_ratio = mean.detach() + log_ratio - log_ratio.detach()
         ratio = log_ratio.exp()
         bounded = ratio.clamp(1 - objective.clip_low, 1 + objective.clip_high)
-        if objective.loss == "cispo":
+        if objective.loss in ("sapo", "dppo", "vespo", "oapl"):
+            losses = self._off_policy_losses(sample, logprobs, advantages)
+        elif objective.loss == "cispo":
             losses = -weight * bounded.detach() * advantages * logprobs
         else:
             losses = -weight * torch.minimum(ratio * advantages, bounded * advantages)
@@ -240,11 +245,42 @@ class StepOracle:
         losses = losses + objective.kl_in_loss * weight * ((-d).exp() - 1 + d)
         return losses - objective.entropy_coef * entropies
 
+    def _off_policy_losses(self, sample: Sample, logprobs: Tensor, advantages: Tensor) -> Tensor:
+        objective, mask = self._objective, sample.mask
+        if objective.loss == "sapo":
+            u = (logprobs - sample.proximal).exp()
+            tau = torch.tensor([1.0 if a > 0 else 1.05 for a in advantages.tolist()]).double()
+            gate = 4 / tau / (1 + (-tau * (u - 1)).exp())
+            return -self._weights(sample) * gate * advantages
+        ratio = (logprobs - sample.behavior).exp()
+        if objective.loss == "dppo":
+            shift = (logprobs.exp() - sample.behavior.exp()) * torch.where(advantages > 0, 1, -1)
+            return -ratio * advantages * (shift <= objective.max_shift)
+        whole = ratio[mask].log().sum()
+        if objective.loss == "oapl":
+            # The paper's square, a share of it at each token.
+            return (
+                (objective.beta * whole - advantages).square() / (2 * objective.beta)
+            ) / mask.sum()
+        w = whole.detach().exp()
+        k, rate = (2, 3) if float(advantages[mask][0]) >= 0 else (3, 2)
+        return -(w**k) * (rate - rate * w).exp() * advantages * logprobs
+
+    def _largest_log_ratio(self) -> float:
+        """Of the tokens that M2PO keeps: sort them, and drop the largest while the mean is high."""
+        squares = torch.cat([(s.proximal - s.behavior)[s.mask].square() for s in self._samples])
+        kept = sorted(squares.tolist())
+        while kept and sum(kept) / len(kept) >= self._objective.max_moment:
+            kept.pop()
+        return float(np.sqrt(kept[-1])) * (1 + 1e-9)
+
     def _weights(self, sample: Sample) -> Tensor:
         """The behavior weights by their definition, over the written tokens alone."""
         objective = self._objective
         log_ratio = (sample.proximal - sample.behavior)[sample.mask]
         weight = log_ratio.exp()
+        if objective.correction == "m2po":
+            weight = weight.masked_fill(log_ratio.abs() > self._largest_log_ratio(), 0)
         if objective.correction.startswith("sequence"):
             weight = log_ratio.sum().exp().expand(len(log_ratio))
         if objective.correction.endswith("tis"):
@@ -311,6 +347,7 @@ class StepOracle:
         return {
             "grpo": (reward - mean) / (float(np.std(members, ddof=1)) + 1e-6),
             "dr_grpo": reward - mean,
+            "oapl": reward - float(np.log(np.mean(np.exp(np.array(members) / 0.5))) * 0.5),
             "rloo": (reward - mean) * len(members) / (len(members) - 1),
         }[self._objective.advantage]
 

@@ -42,6 +42,43 @@ def test_dividing_by_the_standard_deviation_or_by_the_length_is_a_bias(
     assert biases["`algorithm.aggregation=sequence_sum`"]["fresh"] < 1e-6
 
 
+@pytest.mark.proves(
+    "algorithm.advantage.beta",
+    "algorithm.policy_loss.beta",
+    "algorithm.policy_loss.tau_positive",
+    "algorithm.policy_loss.tau_negative",
+    "algorithm.policy_loss.max_shift",
+    "algorithm.policy_loss.k_positive",
+    "algorithm.policy_loss.k_negative",
+    "algorithm.policy_loss.lambda_positive",
+    "algorithm.policy_loss.lambda_negative",
+    "algorithm.policy_loss.correction.max_moment",
+)
+@pytest.mark.parametrize(
+    ("choice", "setting", "column"),
+    [
+        ("advantage=oapl", "advantage.beta=0.2", "fresh"),
+        ("policy_loss=oapl", "policy_loss.beta=0.2", "old"),
+        ("policy_loss=sapo", "policy_loss.tau_positive=3", "later"),
+        ("policy_loss=sapo", "policy_loss.tau_negative=3", "later"),
+        ("policy_loss=dppo", "policy_loss.max_shift=0.02", "old"),
+        ("policy_loss=vespo", "policy_loss.k_positive=1", "old"),
+        ("policy_loss=vespo", "policy_loss.k_negative=1", "old"),
+        ("policy_loss=vespo", "policy_loss.lambda_positive=1", "old"),
+        ("policy_loss=vespo", "policy_loss.lambda_negative=1", "old"),
+        ("policy_loss.correction=m2po", "policy_loss.correction.max_moment=0.4", "old"),
+    ],
+)
+def test_every_parameter_of_a_choice_changes_the_gradient(
+    choice: str, setting: str, column: str
+) -> None:
+    def found(*settings: str) -> float:
+        knobs = (*bias.UNBIASED[:2], *(f"algorithm.{s}" for s in settings))
+        return bias._cell(compose_unchecked("grpo_code", knobs), bias.Bandit(), column)
+
+    assert abs(found(choice) - found(choice, setting)) > 1e-4
+
+
 def test_the_gradient_over_multisets_is_the_one_over_all_ordered_groups() -> None:
     """A slow oracle in loops: token_tis on old data, RLOO, sums over a constant."""
     settings = (*bias.UNBIASED[:2], "algorithm.policy_loss.correction=token_tis")

@@ -34,6 +34,9 @@ OBJECTIVES = {
     "reinforce_plus_plus": ["algorithm=reinforce_plus_plus", "algorithm.aggregation=sequence_mean"],
     "cispo": ["algorithm=cispo"],
     "dr_grpo": ["algorithm=dr_grpo"],
+    "m2po": ["algorithm=m2po"],
+    "oapl": ["algorithm=oapl"],
+    "vespo": ["algorithm=vespo"],
 }
 
 

@@ -31,8 +31,11 @@ PRESETS = {
         Objective(advantage="dr_grpo", aggregation="sequence_sum"),
         1,
     ),
-    "grpo_code algorithm=gspo": (SEQUENCES, 1),
-    "grpo_code algorithm=cispo": (Objective(loss="cispo", clip_high=2.0), 1),
+    "grpo_code algorithm=gspo": (SEQUENCES, 4),
+    "grpo_code algorithm=cispo learner.minibatches=2": (
+        Objective(loss="cispo", clip_low=1.0, clip_high=2.0),
+        2,
+    ),
     "grpo_code algorithm=rloo": (Objective(advantage="rloo"), 1),
     "grpo_code algorithm=remax": (Objective(advantage="remax"), 1),
     "grpo_code algorithm=reinforce_plus_plus": (
@@ -69,6 +72,21 @@ VARIANTS = {
         Objective(geometric_max=1.1),
         4,
     ),
+    f"grpo_code {TWICE} algorithm.policy_loss=sapo": (Objective(loss="sapo"), 4),
+    f"grpo_code {TWICE} algorithm.policy_loss=dppo algorithm.policy_loss.max_shift=0.02": (
+        Objective(loss="dppo", max_shift=0.02),
+        4,
+    ),
+    f"grpo_code {TWICE} algorithm.policy_loss=vespo algorithm.aggregation=sequence_sum": (
+        Objective(loss="vespo", aggregation="sequence_sum"),
+        4,
+    ),
+    f"grpo_code {TWICE} algorithm.policy_loss=oapl algorithm.policy_loss.beta=0.3"
+    " algorithm.advantage=oapl algorithm.advantage.beta=0.5 algorithm.aggregation=sequence_sum": (
+        Objective(advantage="oapl", loss="oapl", beta=0.3, aggregation="sequence_sum"),
+        4,
+    ),
+    f"grpo_code {TWICE} algorithm.policy_loss.correction=m2po": (Objective(correction="m2po"), 4),
     f"ppo_code {TWICE} algorithm.kl.coef=0.3 algorithm.advantage.gamma=0.9"
     " algorithm.advantage.gae_lambda=0.8": (
         Objective(advantage="gae", normalize="batch", kl_in_reward=0.3, gamma=0.9, lam=0.8),

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from async_rl.config.policy_losses import BehaviorLoss
 from async_rl.config.run import RunConfig
 
-COMPARING_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus_baseline")
+COMPARING_ESTIMATORS = ("grpo", "dr_grpo", "rloo", "oapl", "reinforce_plus_plus_baseline")
 
 
 def algorithm_problems(config: RunConfig) -> Iterator[str]:
@@ -74,7 +75,7 @@ def _policy_loss(config: RunConfig) -> Iterator[str]:
             f" learner.epochs={learner.epochs}: it has no ratio, so every update but the first"
             " would be wrong; set both to 1, or algorithm.policy_loss=cispo"
         )
-    if loss.kind == "ppo_vanilla":
+    if isinstance(loss, BehaviorLoss):
         return
     if loss.max_mean_ratio is not None and num_updates == 1:
         yield (

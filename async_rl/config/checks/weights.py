@@ -23,6 +23,12 @@ def weights_problems(config: RunConfig) -> Iterator[str]:
             f" raise buffer.max_staleness_versions to at least {weights.push_every_steps - 1}, or"
             " lower weights.push_every_steps"
         )
+    if config.buffer.exact_age and weights.push_every_steps > 1:
+        yield (
+            f"weights.push_every_steps={weights.push_every_steps} with buffer.exact_age=true: every"
+            " batch needs the weights of another step, and admission would stop forever; set"
+            " weights.push_every_steps=1"
+        )
     launch, transfer = config.launcher, weights.transfer
     is_local_folder = launch.kind == "ray" and not launch.shared_run_dir
     if isinstance(transfer, FileTransfer) and transfer.path is None and is_local_folder:

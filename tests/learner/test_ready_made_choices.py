@@ -1,0 +1,52 @@
+"""No file of conf/algorithm only renames another: each trains otherwise than grpo."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from learner_support import make_groups, make_trainer
+
+from async_rl.core.types import Group
+from async_rl.learner.trainer import Trainer
+
+CHOICES = sorted(path.stem for path in Path("conf/algorithm").glob("*.yaml"))
+
+
+def stale_groups(scorer: Trainer) -> list[Group]:
+    """Groups with a greedy answer, and behavior log-probs somewhat off those of the model."""
+    groups, rng = make_groups(), np.random.default_rng(3)
+    for t in (t for g in groups for t in g.trajectories):
+        near = scorer.logprobs([t.token_ids])[0] + rng.normal(scale=0.6, size=len(t.token_ids))
+        t.behavior_logprobs[:] = np.where(t.loss_mask, near, 0)
+    return [msgspec.structs.replace(g, baseline=g.trajectories[0]) for g in groups]
+
+
+def trained(model_path: Path, choice: str, *knobs: str) -> torch.Tensor:
+    """The parameters after a step, in one row."""
+    fits = ["reward.overlong_tokens=4"] if choice == "dapo" else []
+    trainer = make_trainer(model_path, "grpo_code", f"algorithm={choice}", *fits, *knobs)
+    trainer.step(stale_groups(trainer), 0)
+    return torch.cat([tensor.flatten().double() for tensor in trainer.full_tensors()])
+
+
+@pytest.mark.parametrize("choice", [choice for choice in CHOICES if choice != "grpo"])
+def test_a_ready_made_choice_differs_from_grpo_after_a_step(model_path: Path, choice: str) -> None:
+    # Four groups allow no more minibatches.
+    fits = ["learner.minibatches=4"] if choice in ("cispo", "dapo") else []
+    difference = trained(model_path, choice, *fits) - trained(model_path, "grpo")
+    # One AdamW step of RLOO differs by the scale of a group's advantages only.
+    assert difference.abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("choice", ["cispo", "dapo", "gspo", "sapo"])
+def test_with_the_same_updates_and_rate_such_a_choice_still_differs(
+    model_path: Path, choice: str
+) -> None:
+    """The rate is high, so that the second update leaves the clip range."""
+    knobs = ("learner.minibatches=4", "learner.optimizer.lr=1e-2")
+    difference = trained(model_path, choice, *knobs) - trained(model_path, "grpo", *knobs)
+    assert difference.abs().max() > 1e-5

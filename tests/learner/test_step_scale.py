@@ -1,0 +1,81 @@
+"""The learning rate follows the effective sample size of the batch's sequences."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from learner_support import make_groups, make_trainer
+
+from async_rl.core.types import Group
+from async_rl.learner.trainer import Trainer
+
+# Without momentum from a step before, AdamW's first step is the learning rate times a direction.
+KNOBS = ("learner.optimizer.lr=1e-3", "learner.optimizer.schedule=constant")
+SCALED = "algorithm.step_scale=effective_sequences"
+
+
+def old_groups(scorer: Trainer, *, noise: float) -> list[Group]:
+    """Groups whose behavior log-probs are those of the model and some noise."""
+    groups, rng = make_groups(), np.random.default_rng(1)
+    for t in (t for g in groups for t in g.trajectories):
+        near = scorer.logprobs([t.token_ids])[0] + rng.normal(scale=noise, size=len(t.token_ids))
+        t.behavior_logprobs[:] = np.where(t.loss_mask, near, 0)
+    return groups
+
+
+def effective_share(groups: list[Group], scorer: Trainer) -> float:
+    """By the definition, one sequence at a time."""
+    weights = []
+    for t in (t for g in groups for t in g.trajectories):
+        ratio = scorer.logprobs([t.token_ids])[0].astype(np.float64) - t.behavior_logprobs
+        weights.append(math.exp(ratio[t.loss_mask].sum()))
+    return sum(weights) ** 2 / (len(weights) * sum(w * w for w in weights))
+
+
+def moved(model_path: Path, noise: float, *knobs: str) -> tuple[float, dict[str, float], float]:
+    """How far a step moves the parameters, its metrics, and the effective share of the oracle."""
+    trainer = make_trainer(model_path, "grpo_code", *KNOBS, *knobs)
+    groups = old_groups(trainer, noise=noise)
+    share = effective_share(groups, trainer)
+    before = [tensor.clone() for tensor in trainer.full_tensors()]
+    scalars = trainer.step(groups, 0).scalars
+    after = list(trainer.full_tensors())
+    steps = [(b - a).double().square().sum() for a, b in zip(before, after, strict=True)]
+    return float(torch.stack(steps).sum().sqrt()), scalars, share
+
+
+@pytest.mark.proves("algorithm.step_scale", "algorithm.step_scale.bound")
+def test_the_step_is_shorter_by_the_square_root_of_the_effective_share(model_path: Path) -> None:
+    plain, scalars, share = moved(model_path, 0.5)
+    assert 0.05 < share < 0.8
+    assert scalars["policy/step_scale"] == 1.0
+    assert scalars["policy/effective_sequences"] == pytest.approx(share, rel=1e-3)
+    scaled, scalars, _ = moved(model_path, 0.5, SCALED)
+    assert scalars["policy/step_scale"] == pytest.approx(share**0.5, rel=1e-3)
+    assert scaled / plain == pytest.approx(share**0.5, rel=1e-2)
+    _, scalars, _ = moved(model_path, 0.5, SCALED, f"algorithm.step_scale.bound={share * 0.9}")
+    assert scalars["policy/step_scale"] == 1.0
+
+
+def test_fresh_data_keeps_the_whole_step(model_path: Path) -> None:
+    _, scalars, share = moved(model_path, 0.0, SCALED)
+    assert share == pytest.approx(1.0, abs=1e-4)
+    assert scalars["policy/step_scale"] == pytest.approx(1.0, abs=1e-4)
+
+
+def test_old_data_in_a_burst_takes_short_steps_and_training_continues(model_path: Path) -> None:
+    """Without a lower step such weights would let a few responses move the policy a whole step."""
+    trainer = make_trainer(model_path, "grpo_code", *KNOBS, SCALED)
+    scales = []
+    for noise in (0.0, 3.0, 3.0, 0.0):
+        groups = old_groups(trainer, noise=noise)
+        scalars = trainer.step(groups, 0).scalars
+        assert math.isfinite(scalars["loss/policy"])
+        scales.append(scalars["policy/step_scale"])
+    assert scales[0] > 0.99
+    assert max(scales[1:3]) < 0.5
+    assert scales[3] > 0.99
