@@ -23,7 +23,8 @@ sys.path.insert(0, str(ROOT))
 # Python adds the folder of a script to sys.path, but not its parent.
 from benchmarks.figures import MARK  # noqa: E402
 
-NO_BENCHMARKS = {"run", "figures", "live_run", "__init__"}
+# The league of staleness.py takes days.
+NO_BENCHMARKS = {"run", "figures", "live_run", "staleness", "__init__"}
 
 
 def names() -> list[str]:

@@ -78,6 +78,7 @@ def _policy(record: StepRecord, across: Across) -> dict[str, float]:
     totals, sums = record.totals, record.totals.policy
     # During the critic's warm-up no token of the policy is trained.
     tokens = max(sums.tokens, 1.0)
+    num_policy_updates = max(totals.policy_updates, 1)
     return {
         "loss/policy": sums.loss / totals.updates,
         "policy/entropy": across.mean(record.before.entropies[record.mask]),
@@ -88,8 +89,8 @@ def _policy(record: StepRecord, across: Across) -> dict[str, float]:
         "policy/left_out_share": sums.left_out / tokens,
         "policy/grad_norm": totals.policy_grad_norm / totals.updates,
         "policy/lr": record.policy_lr,
-        "policy/effective_sequences": totals.effective_sequences / totals.updates,
-        "policy/step_scale": totals.step_scale / totals.updates,
+        "policy/effective_sequences": totals.effective_sequences / num_policy_updates,
+        "policy/step_scale": totals.step_scale / num_policy_updates,
     }
 
 

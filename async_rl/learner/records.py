@@ -34,6 +34,7 @@ class Totals:
     updates: int = 0
     policy: PolicySums = dataclasses.field(default_factory=PolicySums)
     policy_grad_norm: float = 0.0
+    policy_updates: int = 0
     effective_sequences: float = 0.0
     step_scale: float = 0.0
     value_loss: float = 0.0

@@ -297,6 +297,7 @@ class Updater:
         totals.policy_grad_norm += self._policy_optimizer.apply(added.loss)
         totals.effective_sequences += effective
         totals.step_scale += scale
+        totals.policy_updates += 1
         totals.policy = PolicySums(*(a + b for a, b in zip(totals.policy, added, strict=True)))
 
     def _apply_critic(self, totals: Totals, total: Tensor, optimizer: ModelOptimizer) -> None:

@@ -30,6 +30,7 @@ from async_rl.protocol.learner import (
     StartEvaluation,
 )
 from async_rl.runtime.context import ProcessContext
+from async_rl.training.age_watch import AgeWatch
 from async_rl.training.building import build_trainer, learner_device
 from async_rl.training.device import Device, open_device
 from async_rl.training.operations import Fetch, Perform
@@ -97,6 +98,7 @@ class Learner:
         self._pusher = Pusher(context, pool, device, rank_device=rank_device, life=start.life)
         self._saver = Saver(context, pool, life=start.life)
         self._taker = Taker(context, device, pool, life=start.life)
+        self._age_watch = AgeWatch(context.config.algorithm.step_scale, context.log)
         self._version, self._life = start.version, start.life
         # Long enough for the buffer to die and come back.
         self._call_s = context.config.timeouts.start_s
@@ -135,7 +137,7 @@ class Learner:
             await self._pusher.take_device()
             for groups in batches:
                 try:
-                    with self._context.activity("training"):
+                    with self._context.activity(self._age_watch.stage):
                         result = await self._pool.step(self._version)
                 except (NonFiniteError, StalenessError) as error:
                     # First: after the drop the buffer returns the leases of later batches.
@@ -157,6 +159,7 @@ class Learner:
         self._version += 1
         self._context.version = self._version
         self._context.activity.count("tokens_trained", result.scalars["tokens/trained"])
+        self._age_watch.observe(self._version, result.scalars)
         ids = [g.group_id for g in groups]
         commit = CommitStep(life=self._life, version=self._version, group_ids=ids)
         await self._buffer.call(commit, timeout_s=self._call_s)

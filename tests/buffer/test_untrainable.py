@@ -71,7 +71,10 @@ class Pool:
         if error is not None:
             raise error
         self.trained.append(ids)
-        return SimpleNamespace(scalars={"tokens/trained": 1.0}, advantages={}, histograms={})
+        scalars = dict.fromkeys(
+            ("tokens/trained", "policy/effective_sequences", "policy/step_scale"), 1.0
+        )
+        return SimpleNamespace(scalars=scalars, advantages={}, histograms={})
 
 
 class Quiet:

@@ -1,0 +1,97 @@
+"""The league reads real runs as its page says, and repeats no cell that has a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import staleness
+from benchmarks.staleness import Cell
+
+
+def rows(rates: Sequence[float], *, age: int = 2) -> list[dict[str, Any]]:
+    """A run that is evaluated at every step."""
+    return [
+        {
+            "step": step,
+            "time_s": 100.0 + 2 * step,
+            "eval/pass_at_1": rate,
+            **(
+                {
+                    "policy/effective_sequences": 1 - step / 100,
+                    "staleness/max_versions": min(age, step - 1),
+                    "staleness/mean_versions": float(min(age, step - 1)),
+                }
+                if step
+                else {}
+            ),
+        }
+        for step, rate in enumerate(rates)
+    ]
+
+
+def test_a_run_is_read_in_samples_seconds_and_its_end() -> None:
+    found = staleness.result(rows([0.3, 0.6, 0.81, 0.79, 0.85]))
+    assert (found.samples, found.seconds) == (2 * 128, 2.0)
+    assert found.final == pytest.approx(0.82)
+    assert not found.is_collapsed
+    assert found.effective_sequences == pytest.approx((0.97 + 0.96) / 2)
+
+
+def test_a_run_that_falls_far_from_its_best_has_collapsed() -> None:
+    found = staleness.result(rows([0.3, 0.7, 0.3, 0.1]))
+    assert found.samples is None
+    assert found.is_collapsed
+
+
+def test_a_step_of_another_age_is_found() -> None:
+    run = rows([0.3] * 6)
+    assert staleness.inexact(run, 2) == []
+    assert staleness.inexact(run, 3) == [4, 5]
+    run[4]["staleness/mean_versions"] = 1.5
+    assert staleness.inexact(run, 2) == [4]
+
+
+def test_a_cell_with_a_file_is_not_repeated_and_the_best_factor_of_the_tuning_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staleness, "RESULTS", tmp_path)
+    launched = []
+
+    def launch(cell: Cell, num_steps: int, extra: Sequence[str]) -> list[dict[str, Any]]:
+        launched.append(cell)
+        return rows([0.3, cell.factor / 2])
+
+    monkeypatch.setattr(staleness, "launch", launch)
+    tuning = [
+        Cell(method="vcpo", age=staleness.TUNING_AGE, seed=staleness.TUNING_SEED, factor=factor)
+        for factor in (0.5, 1.0)
+    ]
+    assert staleness.best_factor("vcpo") == 1.0
+    staleness.finish(tuning[:1], num_steps=5, limit_s=60, extra=[])
+    assert staleness.best_factor("vcpo") == 0.5
+    staleness.finish(tuning, num_steps=5, limit_s=60, extra=[])
+    assert launched == tuning
+    assert staleness.best_factor("vcpo") == 1.0
+    staleness.finish(
+        [Cell(method="vcpo", age=2, seed=0, factor=1.0)], num_steps=5, limit_s=-1, extra=[]
+    )
+    assert launched == tuning
+    stored = json.loads(tuning[0].path.read_text().splitlines()[-1])
+    assert stored["eval/pass_at_1"] == 0.25
+
+
+def test_the_league_has_a_row_per_method_and_age(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staleness, "RESULTS", tmp_path)
+    for seed, best in ((0, 0.9), (1, 0.7)):
+        cell = Cell(method="grpo", age=8, seed=seed, factor=1.0)
+        run = rows([0.3, best, best])
+        cell.path.write_text("".join(json.dumps(row) + "\n" for row in run))
+    row = staleness.table().splitlines()[-1]
+    assert row.startswith("| grpo x1 | 8 | 2 | 128 | 0 | 1 of 2 | 0.8 +- 0.14 | 0 of 2 |")
