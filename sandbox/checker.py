@@ -24,7 +24,7 @@ _ARGUMENTS = {
     "kattis": (_INPUT, _ANSWER, _FEEDBACK),
     "testlib": (_INPUT, _OUTPUT, _ANSWER),
 }
-_ENDS = {
+ENDS = {
     "kattis": {42: Kind.PASSED, 43: Kind.FAILED},
     "testlib": {0: Kind.PASSED, **dict.fromkeys((1, 2, 4, 8), Kind.FAILED)},
 }
@@ -53,7 +53,7 @@ class Checker(Runner):
         problem = run_main(compiled)
         if problem is None or isinstance(problem, SystemExit):
             status = exit_status(problem) if problem else 0
-            kind = _ENDS[form].get(status, Kind.BROKEN_TEST)
+            kind = ENDS[form].get(status, Kind.BROKEN_TEST)
             said = files_by_name.message() or sys.stderr.getvalue()
             message = describe_text(said.strip() or f"the checker ended with status {status}")
         else:

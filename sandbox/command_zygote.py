@@ -147,7 +147,7 @@ class _Command:
         fault = command_child.fault_of(self._fault)
         if fault:
             return Reply(Ending.FAULT, 0, self._reaped_s, wall_s, 0, fault)
-        if end.ending == Ending.EXITED and end.code == 0 and self._spec.product:
+        if end.ending == Ending.EXITED and self._spec.product:
             target = self._descriptors[PRODUCT]
             try:
                 _return_product(self._spec.product, target)

@@ -33,6 +33,8 @@ class SandboxConfig(Section):
     checker: Annotated[str, Field(pattern="^[\\w.]+:\\w+$")] | None
     """module:function(input, got, expected) -> bool that decides stdin and call tests; null = the
     built-in comparison"""
+    checker_headers: Annotated[str, Field(pattern="^/")] | None
+    """directory with testlib.h and other headers that checkers in C++ include; null = none"""
     container_engine: Annotated[list[str], Field(min_length=1)]
     """command of Podman, with its global options, for tests that run in a container"""
     rootfs: dict[str, Annotated[str, Field(pattern="^/")]]

@@ -119,6 +119,7 @@ class Checker(Value):
 
     code: str
     form: Literal["kattis", "testlib"]
+    language: Literal["python", "cpp"] = PYTHON
 
 
 class StdinTest(Value, tag_field="kind", tag="stdin"):

@@ -140,11 +140,12 @@ def _checker(place: str, value: Any) -> Checker:
         value = read_json(f"{place}: checker", value)
     try:
         checker = msgspec.convert(value, Checker)
-        compile(checker.code, "checker", "exec", dont_inherit=True)
+        if checker.language == PYTHON:
+            compile(checker.code, "checker", "exec", dont_inherit=True)
     except (msgspec.ValidationError, SyntaxError, ValueError) as error:
         raise DataError(
-            f"{place}: column checker is no checker ({error}); give {{code: a Python program, form:"
-            " kattis or testlib}"
+            f"{place}: column checker is no checker ({error}); give {{code: a program, form:"
+            " kattis or testlib, language: python or cpp}"
         ) from error
     return checker
 

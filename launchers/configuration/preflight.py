@@ -42,7 +42,7 @@ from async_rl.launchers.configuration.fitting import model_shape
 from async_rl.planning.estimate import disk_mb
 from async_rl.planning.fit import fit_problems
 from async_rl.rewards.functions import check_functions
-from async_rl.rewards.verifier.checker import load_checker
+from async_rl.rewards.verifier.checker import load_checker, load_headers
 from async_rl.sandbox.cell import CellFailed
 from async_rl.sandbox.warm_cells import package_paths
 from async_rl.training.mirror import Mirror
@@ -127,6 +127,7 @@ def _verifier_problems(
         except CellFailed as error:
             yield f"sandbox.packages={package}: {error}"
     try:
+        load_headers(sandbox.checker_headers)
         load_checker(sandbox.checker)
     except ConfigError as error:
         yield str(error)

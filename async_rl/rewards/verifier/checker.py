@@ -7,10 +7,11 @@ configuration names it, a request cannot, and it runs here. A program of a row r
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from async_rl.config.plugins import CHECKER, load_function
-from async_rl.core.errors import InfrastructureError
+from async_rl.core.errors import ConfigError, InfrastructureError
 from async_rl.sandbox.comparison import shorten
 
 Checker = Callable[[Any, Any, Any], bool]
@@ -22,6 +23,19 @@ def load_checker(name: str | None) -> Checker | None:
     if name is None:
         return None
     return load_function("sandbox.checker", name, CHECKER)
+
+
+def load_headers(directory: str | None) -> dict[str, str]:
+    """The files of `sandbox.checker_headers` by name. Raises ConfigError."""
+    if directory is None:
+        return {}
+    try:
+        files = [file for file in Path(directory).iterdir() if file.is_file()]
+        return {file.name: file.read_text(encoding="utf-8") for file in files}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"sandbox.checker_headers={directory}: {error}; give a directory with only headers"
+        ) from error
 
 
 def ask(checker: Checker, given: Any, value: Any, expected: Any) -> bool:

@@ -9,15 +9,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from async_rl.config.rewards import SandboxConfig
 from async_rl.core.errors import InfrastructureError, Unsupported
-from async_rl.core.types import StdinTest, Verdict
+from async_rl.core.types import Checker, StdinTest, Verdict
 from async_rl.rewards.verifier.binaries import Binaries
 from async_rl.rewards.verifier.checks import Ruling
-from async_rl.rewards.verifier.command_outcomes import Limits, Ran, RunFault, command_spec, read_run
+from async_rl.rewards.verifier.command_outcomes import (
+    Limits,
+    Ran,
+    RunFault,
+    check_spec,
+    command_spec,
+    read_check,
+    read_run,
+)
 from async_rl.rewards.verifier.compiling import (
     CompileError,
     Compiler,
@@ -29,12 +38,14 @@ from async_rl.sandbox.cell import CellFailed
 from async_rl.sandbox.command_cell import (
     Command,
     CommandCells,
+    CommandOutcome,
     Executable,
     executable,
 )
 from async_rl.sandbox.protocol import NAMESPACES
 from async_rl.sandbox.warm_cells import interpreter_paths
 
+T = TypeVar("T")
 _TRIES = 2
 
 
@@ -146,6 +157,32 @@ class CommandJudge:
         async with self._loaded(program) as run_one:
             return await run_one(stdin, Limits.of(request, config))
 
+    async def check(
+        self, checker: Checker, files: Sequence[bytes], limits: Limits, headers: Mapping[str, str]
+    ) -> Ruling:
+        """The ruling of a checker in C++. files: input, output and answer. headers: by name.
+
+        Raises InfrastructureError.
+        """
+        toolchain = await self.require(checker.language)
+        try:
+            compiler = self._compilers[checker.language]
+            program = await compiler.program(toolchain, checker.code, headers)
+        except CompileError as error:
+            hint = "" if headers else " (sandbox.checker_headers names no headers)"
+            return Ruling(Verdict.TEST_ERROR, f"the checker does not compile{hint}: {error}")
+        spec = check_spec(program, limits, checker.form, files)
+        binary = await asyncio.to_thread(executable, program.content)
+        try:
+            stdin = files[1] if checker.form == "kattis" else b""
+            return await self._tried(
+                checker.language,
+                Command(spec, stdin, files, 0, binary),
+                lambda outcome: read_check(outcome, checker.form, program, spec, limits),
+            )
+        finally:
+            os.close(binary.descriptor)
+
     async def _program(self, request: VerifyRequest) -> Program:
         toolchain = await self.require(request.language)
         return await self._compilers[request.language].program(toolchain, request.code)
@@ -153,22 +190,17 @@ class CommandJudge:
     @contextlib.asynccontextmanager
     async def _loaded(self, program: Program) -> AsyncIterator[RunOne]:
         """A function that runs the program once."""
-        cells, files = self._cells[program.toolchain.language], [program.content]
+        language, files = program.toolchain.language, [program.content]
         binary: Executable | None = None
         if not program.toolchain.row.run.program:
             binary, files = await asyncio.to_thread(executable, program.content), []
 
         async def run_one(stdin: str, limits: Limits) -> Ran:
-            spec, problem = command_spec(program, limits), ""
+            spec = command_spec(program, limits)
             data = stdin.encode(errors="replace")
             command = Command(spec, data, files, limits.output_bytes + 1, binary)
-            for _ in range(_TRIES):
-                try:
-                    return read_run(await cells.run(command), program, spec, limits)
-                except (CellFailed, RunFault) as error:
-                    problem = str(error)
-            raise InfrastructureError(
-                f"no cell could run the program, tried {_TRIES} times: {problem}"
+            return await self._tried(
+                language, command, lambda outcome: read_run(outcome, program, spec, limits)
             )
 
         try:
@@ -176,6 +208,17 @@ class CommandJudge:
         finally:
             if binary is not None:
                 os.close(binary.descriptor)
+
+    async def _tried(
+        self, language: str, command: Command, read: Callable[[CommandOutcome], T]
+    ) -> T:
+        problem = ""
+        for _ in range(_TRIES):
+            try:
+                return read(await self._cells[language].run(command))
+            except (CellFailed, RunFault) as error:
+                problem = str(error)
+        raise InfrastructureError(f"no cell could run the program, tried {_TRIES} times: {problem}")
 
     @property
     def num_replaced(self) -> int:

@@ -5,14 +5,18 @@ verdict. Pure.
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from async_rl.config.rewards import SandboxConfig
 from async_rl.core.types import Verdict
+from async_rl.rewards.verifier.checks import Ruling
 from async_rl.rewards.verifier.compiling import ENVIRONMENT, Program, printable
 from async_rl.rewards.verifier.protocol import VerifyRequest
+from async_rl.sandbox.checker import ENDS
 from async_rl.sandbox.command_cell import CommandOutcome
 from async_rl.sandbox.command_protocol import CommandSpec, Profile
+from async_rl.sandbox.frames import Kind
 from async_rl.sandbox.protocol import Ending
 
 _MAX_TASKS = 64
@@ -20,6 +24,7 @@ _SCRATCH_BYTES = 16 << 20
 _LARGE_SHARE = 0.9
 _MESSAGE_CHARS = 300
 _MIB = 1 << 20
+_CHECKED = ("input", "output", "answer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +91,35 @@ def command_spec(program: Program, limits: Limits) -> CommandSpec:
         scratch_bytes=_SCRATCH_BYTES + 2 * len(program.content) if path else _SCRATCH_BYTES,
         max_tasks=_MAX_TASKS,
     )
+
+
+def check_spec(program: Program, limits: Limits, form: str, files: Sequence[bytes]) -> CommandSpec:
+    """The command that runs a checker. files: input, output and answer."""
+    arguments = ["checker", *_CHECKED]
+    if form == "kattis":
+        arguments = ["checker", "input", "answer", "./"]
+    return command_spec(program, limits)._replace(
+        arguments=arguments,
+        files=list(_CHECKED),
+        product="judgemessage.txt",
+        scratch_bytes=_SCRATCH_BYTES + 2 * sum(map(len, files)),
+    )
+
+
+def read_check(
+    outcome: CommandOutcome, form: str, program: Program, spec: CommandSpec, limits: Limits
+) -> Ruling:
+    """The ruling of a checker by how it ended. Raises RunFault."""
+    reply = outcome.reply
+    kind = ENDS[form].get(reply.code) if reply.ending == Ending.EXITED else None
+    if kind is Kind.PASSED:
+        return Ruling(Verdict.PASS)
+    if kind is Kind.FAILED:
+        said = printable(outcome.product or outcome.errors, _MESSAGE_CHARS)
+        return Ruling(Verdict.WRONG_ANSWER, said or "the checker rejects the output")
+    message = read_run(outcome, program, spec, limits).message
+    message = message or f"it ended with status {reply.code}"
+    return Ruling(Verdict.TEST_ERROR, f"the checker failed: {message}")
 
 
 def read_run(outcome: CommandOutcome, program: Program, spec: CommandSpec, limits: Limits) -> Ran:

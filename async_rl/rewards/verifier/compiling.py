@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from async_rl.core.errors import InfrastructureError
@@ -54,6 +55,7 @@ class _Source:
     toolchain: Toolchain
     step: Compile
     code: bytes
+    headers: Mapping[str, str]
     names: dict[str, str]
 
 
@@ -69,8 +71,14 @@ class Compiler:
         self._running: dict[str, asyncio.Task[bytes]] = {}
         self._errors: OrderedDict[str, str] = OrderedDict()
 
-    async def program(self, toolchain: Toolchain, code: str) -> Program:
-        """The program of this source. Raises CompileError, InfrastructureError."""
+    async def program(
+        self, toolchain: Toolchain, code: str, headers: Mapping[str, str] | None = None
+    ) -> Program:
+        """The program of this source. headers: files that it may include, by name.
+
+        Raises CompileError, InfrastructureError.
+        """
+        headers = headers or {}
         source = code.encode(errors="replace")
         if len(source) > MAX_SOURCE_BYTES:
             raise CompileError(f"the program has {len(source)} bytes, more than {MAX_SOURCE_BYTES}")
@@ -79,13 +87,22 @@ class Compiler:
             return Program(toolchain=toolchain, content=source, names=names)
         arguments = toolchain.fill([step.program, *step.arguments], names)
         environment = toolchain.fill(step.environment)
-        key = key_of(_FORM, toolchain.language, toolchain.version, *arguments, *environment, code)
+        included = [text for header in sorted(headers.items()) for text in header]
+        parts = [*arguments, *environment, code, *included]
+        key = key_of(_FORM, toolchain.language, toolchain.version, *parts)
         content = self._binaries.get(key)
         if content is None:
             if key in self._errors:
                 raise CompileError(self._errors[key])
             content = await self._once(
-                _Source(key=key, toolchain=toolchain, step=step, code=source, names=names)
+                _Source(
+                    key=key,
+                    toolchain=toolchain,
+                    step=step,
+                    code=source,
+                    headers=headers,
+                    names=names,
+                )
             )
         return Program(toolchain=toolchain, content=content, names=names)
 
@@ -99,7 +116,8 @@ class Compiler:
         return await asyncio.shield(self._running[source.key])
 
     async def _compile(self, source: _Source) -> bytes:
-        command = Command(_spec(source), b"", [source.code], MESSAGE_CHARS)
+        contents = [source.code, *(text.encode() for text in source.headers.values())]
+        command = Command(_spec(source), b"", contents, MESSAGE_CHARS)
         problem: object = None
         try:
             for _ in range(_TRIES):
@@ -144,7 +162,7 @@ def _spec(source: _Source) -> CommandSpec:
         executable=executable,
         arguments=[executable, *toolchain.fill(step.arguments, names)],
         environment={**ENVIRONMENT, **dict(pairs)},
-        files=toolchain.fill([toolchain.row.source], names),
+        files=[*toolchain.fill([toolchain.row.source], names), *source.headers],
         product=step.product,
         readable=toolchain.paths(step.reads),
         runnable=toolchain.runnable(step.runs),

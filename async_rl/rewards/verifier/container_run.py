@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+
+import psutil
 
 from async_rl.core.errors import InfrastructureError
 from async_rl.core.types import ContainerTest, StdinTest, Verdict
@@ -39,7 +40,6 @@ seconds more, in which the engine starts.
 _NO_COMMAND = (126, 127)
 """Statuses of an engine whose container has not started since the command is not in the image."""
 _STDIN = "stdin"
-_PARENT = re.compile(rb"^PPid:\t(\d+)$", re.MULTILINE)
 
 
 async def judge_contained(
@@ -172,11 +172,9 @@ class _Run:
         """
         try:
             number = int((self._folder / PID).read_text())
-            status = Path(f"/proc/{number}/status").read_bytes()
-        except (OSError, ValueError):
+            return ProcessTree(proc, psutil.Process(number).ppid())
+        except (OSError, ValueError, psutil.Error):
             return None
-        parent = _PARENT.search(status)
-        return ProcessTree(proc, int(parent[1])) if parent else None
 
     async def ruling(self, rule: Rule) -> Ruling:
         """The ruling on the test. Raises InfrastructureError if the command never ran."""

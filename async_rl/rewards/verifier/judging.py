@@ -78,7 +78,7 @@ class Judge:
         self._cells = packaged or PackagedCells(cells)
         self._answers = AnswerProcess()
         self._commands = commands
-        self._rulings = Rulings(config)
+        self._rulings = Rulings(config, commands)
 
     async def verify(self, request: VerifyRequest) -> VerifyResponse:
         """Verdicts of one program. Raises InfrastructureError; cancelling ends the program."""

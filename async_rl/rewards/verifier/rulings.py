@@ -12,10 +12,14 @@ import asyncio
 from dataclasses import replace
 
 from async_rl.config.rewards import SandboxConfig
+from async_rl.core.errors import Unsupported
+from async_rl.core.languages import PYTHON
 from async_rl.core.types import CallTest, Checker, StdinTest, Verdict
 from async_rl.rewards.verifier.asserts import Assertion
-from async_rl.rewards.verifier.checker import ask, load_checker
+from async_rl.rewards.verifier.checker import ask, load_checker, load_headers
 from async_rl.rewards.verifier.checks import Ruling
+from async_rl.rewards.verifier.command_judging import CommandJudge
+from async_rl.rewards.verifier.command_outcomes import Limits
 from async_rl.rewards.verifier.outcomes import read_judged
 from async_rl.rewards.verifier.program import Program
 from async_rl.sandbox.cell import Job
@@ -26,6 +30,7 @@ from async_rl.sandbox.values import decode
 LARGE_BYTES = 1 << 16
 """The most that is decoded in the server's process for one test."""
 _MALFORMED = "the returned value is malformed"
+_MIB = 1 << 20
 _ROOM = 40
 """Memory of a decoded value, in multiples of its bytes."""
 
@@ -38,9 +43,10 @@ class TooLarge(Exception):
 
 
 class Rulings:
-    """Rulings by the settings of a verifier."""
+    """Rulings by the settings of a verifier. commands: runs checkers in C++, if there is one."""
 
-    def __init__(self, config: SandboxConfig) -> None:
+    def __init__(self, config: SandboxConfig, commands: CommandJudge | None = None) -> None:
+        self._commands, self._headers = commands, load_headers(config.checker_headers)
         self._comparison = Comparison(relative_tolerance=config.float_tolerance)
         self._checker = load_checker(config.checker)
 
@@ -102,6 +108,16 @@ class Rulings:
         given, answer = (text.encode(errors="replace") for text in (test.input, test.output))
         size = len(given) + len(output) + len(answer)
         roomy = replace(program, memory_bytes=program.memory_bytes + _ROOM * size)
+        if checker.language != PYTHON:
+            if self._commands is None:
+                raise Unsupported(f"checkers in {checker.language} are not run here, only Python")
+            limits = Limits(
+                cpu_s=roomy.cpu_s,
+                memory_mb=roomy.memory_bytes // _MIB,
+                output_bytes=roomy.output_bytes,
+            )
+            files = [given, output, answer]
+            return await self._commands.check(checker, files, limits, self._headers)
         payload = (checker.code, checker.form)
         job = roomy.job(Mode.CHECK, 1, payload)._replace(files=[given, output, answer])
         ruling = await _ruling_of(job, roomy)

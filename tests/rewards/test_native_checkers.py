@@ -1,0 +1,199 @@
+"""Facts about checkers in C++, which contests bring: compiled and run in the jail."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from language_support import Languages
+from rewards_support import LIMITS
+
+from async_rl.config.base import replace
+from async_rl.core.errors import ConfigError, DataError, Unsupported
+from async_rl.core.types import Checker, StdinTest, Verdict
+from async_rl.data.problems import read_problem
+from async_rl.rewards.verifier.checker import load_headers
+from async_rl.rewards.verifier.judging import Judge
+from async_rl.rewards.verifier.protocol import TestResult, VerifyRequest
+from async_rl.sandbox.warm_cells import WarmCells
+
+# The part of the interface that these checkers use; the real header is the user's own file.
+TESTLIB = r"""
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <string>
+enum TResult { _ok = 0, _wa = 1, _pe = 2, _fail = 3 };
+[[noreturn]] inline void quitf(TResult result, const char* format, ...) {
+    va_list list; va_start(list, format); vfprintf(stderr, format, list); va_end(list);
+    exit(result);
+}
+struct InStream {
+    std::ifstream file; TResult fault = _fail;
+    int readInt() {
+        long long value;
+        if (!(file >> value)) quitf(fault, "Expected integer");
+        return (int)value;
+    }
+    bool seekEof() { return (file >> std::ws).eof(); }
+} inf, ouf, ans;
+inline void registerTestlibCmd(int argc, char* argv[]) {
+    if (argc != 4) quitf(_fail, "not three files");
+    inf.file.open(argv[1]); ouf.file.open(argv[2]); ans.file.open(argv[3]);
+    ouf.fault = _pe;
+}
+"""
+CHECKER = r"""
+#include "testlib.h"
+int main(int argc, char* argv[]) {
+    registerTestlibCmd(argc, argv);
+    int n = inf.readInt(), best = ans.readInt(), sum = 0, count = 0;
+    while (!ouf.seekEof()) { sum += ouf.readInt(); count++; }
+    if (sum != n) quitf(_wa, "the sum is %d, not %d", sum, n);
+    if (count < best) quitf(_fail, "better than the jury");
+    quitf(count == best ? _ok : _wa, "%d numbers", count);
+}
+"""
+KATTIS = r"""
+#include <fstream>
+#include <iostream>
+#include <string>
+int main(int argc, char* argv[]) {
+    std::ifstream input(argv[1]), answer(argv[2]);
+    int n, best, value, sum = 0, count = 0;
+    input >> n; answer >> best;
+    while (std::cin >> value) { sum += value; count++; }
+    if (sum == n && count == best) return 42;
+    std::ofstream(std::string(argv[3]) + "judgemessage.txt") << "wrong sum or number";
+    return 43;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def headers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("headers")
+    (folder / "testlib.h").write_text(TESTLIB)
+    return folder
+
+
+def checked(
+    languages: Languages,
+    headers: Path | None,
+    code: str,
+    programs: list[str],
+    form: Literal["kattis", "testlib"] = "testlib",
+) -> list[TestResult]:
+    """The result of each program that partitions 10 into two numbers."""
+    languages.need("cpp")
+    checker = Checker(code=code, form=form, language="cpp")
+    test = StdinTest(input="10\n", output="2", checker=checker)
+    config = replace(LIMITS, checker_headers=str(headers) if headers else None)
+
+    async def run() -> list[TestResult]:
+        async with await WarmCells.start(1) as cells:
+            judge = Judge(cells, config, commands=languages.judge)
+            requests = [VerifyRequest(code=code, tests=[test]) for code in programs]
+            return [(await judge.verify(request)).tests[0] for request in requests]
+
+    return languages.runner.run(run())
+
+
+@pytest.mark.proves("sandbox.checker_headers")
+def test_a_checker_with_testlib_decides(languages: Languages, headers: Path) -> None:
+    programs = ["print(4, 6)", "print(7)\nprint(3)", "print(5, 6)", "print(2, 3, 5)", "print('x')"]
+    found = checked(languages, headers, CHECKER, programs)
+    assert [(str(each.verdict), each.message) for each in found] == [
+        ("pass", ""),
+        ("pass", ""),
+        ("wrong_answer", "the sum is 11, not 10"),
+        ("wrong_answer", "3 numbers"),
+        ("wrong_answer", "Expected integer"),
+    ]
+    (without,) = checked(languages, None, CHECKER, ["print(4, 6)"])
+    assert without.verdict is Verdict.TEST_ERROR
+    assert "does not compile (sandbox.checker_headers names no headers)" in without.message
+    assert "testlib.h" in without.message
+
+
+def test_a_checker_in_the_form_of_kattis_decides(languages: Languages) -> None:
+    programs = ["print(4, 6)", "print(2, 3, 5)"]
+    right, wrong = checked(languages, None, KATTIS, programs, "kattis")
+    assert right.verdict is Verdict.PASS
+    assert (wrong.verdict, wrong.message) == (Verdict.WRONG_ANSWER, "wrong sum or number")
+
+
+BROKEN = {
+    "the jury's own fault": '#include "testlib.h"\nint main() { quitf(_fail, "fault"); }',
+    "another status": "int main() { return 77; }",
+    "crashes": "int main() { __builtin_trap(); }",
+    "never ends": "int main() { for (volatile int i = 0;; i = i + 1); }",
+    "too much memory": "#include <vector>\nint main() { std::vector<char> v(1L << 33, 1); }",
+    "starts a program": """#include <unistd.h>
+        int main() { return execl("/bin/true", "", 0) + 50; }""",
+    "no C++": "int main( {",
+}
+
+
+def test_a_checker_that_fails_is_a_test_error(languages: Languages, headers: Path) -> None:
+    for name, code in BROKEN.items():
+        (found,) = checked(languages, headers, code, ["print(4, 6)"])
+        assert found.verdict is Verdict.TEST_ERROR, (name, found)
+        assert found.message.startswith("the checker "), name
+
+
+def test_a_checker_in_c_plus_plus_sees_nothing_but_its_files(
+    languages: Languages, headers: Path
+) -> None:
+    code = r"""
+#include <dirent.h>
+#include "testlib.h"
+int main(int argc, char* argv[]) {
+    std::string seen;
+    for (const char* path : {"/etc/passwd", "/usr/bin/env", "/proc/self/status", "HEADERS"})
+        if (std::ifstream(path).good()) seen += path;
+    DIR* folder = opendir(".");
+    for (dirent* entry; (entry = readdir(folder)) != nullptr;)
+        if (entry->d_name[0] != '.') seen += std::string(" ") + entry->d_name;
+    quitf(_wa, "%s", seen.c_str());
+}
+""".replace("HEADERS", str(headers / "testlib.h"))
+    (found,) = checked(languages, headers, code, ["print(4, 6)"])
+    assert sorted(found.message.split()) == ["answer", "input", "output"]
+
+
+def test_headers_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    assert load_headers(None) == {}
+    with pytest.raises(ConfigError, match=r"checker_headers=/nowhere: .*No such file"):
+        load_headers("/nowhere")
+    (tmp_path / "x.bin").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="give a directory with only headers"):
+        load_headers(os.fspath(tmp_path))
+
+
+def test_a_row_brings_a_checker_in_c_plus_plus() -> None:
+    row = {"input_output": {"inputs": ["10\n"], "outputs": ["2"]}}
+    given = {"code": CHECKER, "form": "testlib", "language": "cpp"}
+    problem, _ = read_problem("row 1", {**row, "checker": given})
+    (test,) = problem.tests
+    assert isinstance(test, StdinTest)
+    assert test.checker == Checker(code=CHECKER, form="testlib", language="cpp")
+    with pytest.raises(DataError, match="row 1: column checker is no checker"):
+        read_problem("row 1", {**row, "checker": {**given, "language": "pascal"}})
+
+
+def test_a_server_without_compilers_refuses_a_checker_in_c_plus_plus() -> None:
+    checker = Checker(code=CHECKER, form="testlib", language="cpp")
+    test = StdinTest(input="10\n", output="2", checker=checker)
+
+    async def run() -> None:
+        async with await WarmCells.start(1) as cells:
+            request = VerifyRequest(code="print(4, 6)", tests=[test])
+            await Judge(cells, LIMITS).verify(request)
+
+    with pytest.raises(Unsupported, match="checkers in cpp are not run here"):
+        asyncio.run(run())
