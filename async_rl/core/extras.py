@@ -18,6 +18,7 @@ EXTRA_OF = {
     "math_verify": "verifier",
     "peft": "train",
     "ray": "ray",
+    "safetensors": "train",
     "starlette": "verifier",
     "tensorboard": "train",
     "torch": "train",

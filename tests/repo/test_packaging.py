@@ -126,9 +126,9 @@ def test_every_package_of_the_product_is_installed() -> None:
     assert folders == {name(path.parent) for path in product()}
 
 
-WITHOUT_EXTRA = {"pandas", "triton"}
-"""Distributions that are imported only if a person has installed them for other work, or that one
-test takes from requirements/kernels.lock.
+WITHOUT_EXTRA = {"datasets", "pandas", "triton", "trl"}
+"""Distributions that are imported only if a person has installed them for other work, that one
+test takes from requirements/kernels.lock, or a benchmark from requirements/adapters.txt.
 """
 
 
