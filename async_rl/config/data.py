@@ -22,9 +22,9 @@ class ScoreFilterConfig(Section):
     """remove prompts whose mean reward is above this value; null = none"""
     below: float | None
     """remove prompts whose mean reward is below this value; null = none"""
-    max_share: Annotated[float, Field(gt=0, lt=1)]
+    max_share: Annotated[float, Field(gt=0, le=1)]
     """largest share of the active prompts removed at one time, those farthest beyond their bound
-    first"""
+    first; one prompt always stays"""
 
 
 class DataConfig(Section):

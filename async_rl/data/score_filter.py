@@ -82,7 +82,8 @@ class ScoreFilter:
         beyond = [index for index, value in excess.items() if value > 0]
         # Equals are ordered by index, so that a resumed run decides the same.
         worst = sorted(beyond, key=lambda index: (-excess[index], index))
-        chosen = worst[: int(len(active) * self._filter.max_share)]
+        # Without a prompt there would be no next step: the one nearest to its bound stays.
+        chosen = worst[: min(int(len(active) * self._filter.max_share), len(active) - 1)]
         if chosen:
             self._order.remove(chosen, position)
         leavers = []

@@ -1,7 +1,7 @@
-"""`async-rl migrate`: translates a configuration of verl or AReaL into a file for `conf=`.
+"""`async-rl migrate`: translates a configuration of another trainer into a file for `conf=`.
 
 Invariants: no file is overwritten; every key of the source is listed with its fate; the command
-fails if a launch would refuse the result.
+fails if a launch would refuse the result, and ends with status 3 if it refused keys.
 """
 
 from __future__ import annotations
@@ -14,30 +14,40 @@ import typer
 
 from async_rl.core.errors import ConfigError
 from async_rl.launchers.configuration.choices import put
-from async_rl.launchers.migration import areal, verl
-from async_rl.launchers.migration import rules as migration_rules
-from async_rl.launchers.migration.rules import Line, Migration, flat, read_table
+from async_rl.launchers.migration.applying import Line, Migration
+from async_rl.launchers.migration.systems import read
+
+REFUSED = 3
+"""Exit status if the meaning of a key was lost; 2 is a wrong use."""
 
 
 def migrate(
     file: Annotated[
         Path,
         typer.Argument(
-            help="verl's ppo_trainer.yaml, or an AReaL experiment configuration as yaml"
+            help="yaml of verl or AReaL, toml of prime-rl, json or yaml of TRL's GRPOConfig, or a"
+            " script with the arguments of TRL, OpenRLHF or verl"
         ),
     ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...", help="further values of the source, as on its command line"
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(help="the file to write; default: NAME.async_rl.yaml beside the source"),
     ] = None,
 ) -> None:
-    """Translate a configuration of verl or AReaL, and list the fate of every key.
+    """Translate a configuration of verl, AReaL, TRL, prime-rl or OpenRLHF, and list the fate of
+    every key. The exit status is 3 if keys were refused.
 
-    Examples: async-rl migrate ppo_trainer.yaml; async-rl migrate experiment.yaml --output ours.yaml
+    Examples: async-rl migrate ppo_trainer.yaml; async-rl migrate rl.toml --output ours.yaml
     """
     from async_rl.launchers.configuration.compose import compose
 
-    migration = read(file)
+    migration = read(file, overrides or ())
     target = output or file.with_suffix(".async_rl.yaml")
     try:
         # "x" fails if the file exists: it may have been edited since.
@@ -55,28 +65,8 @@ def migrate(
     typer.echo(f"written: {target}; check it with: async-rl launch conf={target} --dry-run")
     # A number of steps replaces epochs, which could only be counted with the data files present.
     compose(str(target), ["num_steps=1"] if "num_steps" in migration.settings else [])
-
-
-def read(file: Path) -> Migration:
-    """Translate a file. Raises ConfigError if it belongs to neither system."""
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
-
-    try:
-        tree = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
-    except (OmegaConfBaseException, YAMLError, OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: not readable as a configuration: {error}") from error
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{file}: contains no mapping; give a yaml file of verl or AReaL")
-    if "actor_rollout_ref" in tree:
-        return migration_rules.migrate(flat(tree), read_table("verl"), verl.FUNCTIONS)
-    if "ppo" in tree and "dataset" in tree:
-        return migration_rules.migrate(flat(tree), read_table("areal"), areal.FUNCTIONS)
-    raise ConfigError(
-        f"{file}: has neither actor_rollout_ref (verl) nor ppo and dataset (AReaL); give a"
-        " configuration of one of them"
-    )
+    if any(line.fate.kind == "refused" for line in migration.lines):
+        raise typer.Exit(REFUSED)
 
 
 def to_yaml(migration: Migration) -> str:

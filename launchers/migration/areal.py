@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from async_rl.launchers.migration.rules import Fate, Function, Given, to_wandb
+from async_rl.launchers.migration.rules import Fate, Function, Given
+from async_rl.launchers.migration.shared import to_wandb
 
 # AReaL writes "all tokens" as a number above any vocabulary.
 _FULL_TOP_K = 1_000_000
@@ -22,7 +23,7 @@ def _sequence(given: Given) -> Fate:
     return Fate("defaulted", f"the engine receives what prompt and response need: {needed} tokens")
 
 
-def _betas(given: Given) -> Fate:
+def _adam_betas(given: Given) -> Fate:
     betas = [given.sibling("beta1", 0.9), given.sibling("beta2", 0.95)]
     return Fate("translated", settings={given.rule.targets[0]: betas})
 
@@ -86,8 +87,7 @@ def _prompt_filter(given: Given) -> Fate:
             "no prompt is filtered out",
             {"data.filter.above": None},
         )
-    # data.filter.max_share must be below 1: some prompts have to stay.
-    settings = {"data.filter.above": given.value, "data.filter.max_share": min(share, 0.99)}
+    settings = {"data.filter.above": given.value, "data.filter.max_share": share}
     return Fate("translated", settings=settings)
 
 
@@ -103,7 +103,7 @@ def _wandb(given: Given) -> Fate:
 
 FUNCTIONS: Mapping[str, Function] = {
     "sequence": _sequence,
-    "betas": _betas,
+    "adam_betas": _adam_betas,
     "budget": _budget,
     "top_k": _top_k,
     "advantage_norm": _advantage_norm,

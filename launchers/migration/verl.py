@@ -1,15 +1,20 @@
-"""The rules of verl's `ppo_trainer.yaml` that depend on more than one key; see verl.yaml."""
+"""The rules of verl's configurations that depend on more than one key; see verl.yaml."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import msgspec
 
-from async_rl.launchers.migration.rules import Fate, Function, Given, Settings, to_wandb
+from async_rl.launchers.migration.rules import Fate, Function, Given, Settings
+from async_rl.launchers.migration.shared import engines, halves, learners, to_wandb
 
 _ACTOR = "actor_rollout_ref.actor"
 _OVERRIDES = "actor_rollout_ref.model.override_config."
+_ROLLOUT = "actor_rollout_ref.rollout"
+_REQUIRED = "async_training.require_batches"
+_CORRECTIONS = {None: "none", "token": "token_tis", "sequence": "sequence_tis"}
 _KL = {"abs": "abs", "mse": "k2", "k2": "k2", "full": "full"}
 _ADVANTAGES = (
     "gae",
@@ -21,26 +26,99 @@ _ADVANTAGES = (
 )
 
 
+def _is_async(given: Given) -> bool:
+    """Return whether the file is one of the fully asynchronous trainer."""
+    return _REQUIRED in given.source
+
+
+def _batch(given: Given) -> int:
+    """The prompts of one optimizer batch."""
+    if _is_async(given):
+        return int(given.source[f"{_ACTOR}.ppo_mini_batch_size"] * given.source[_REQUIRED])
+    return int(given.source.get("data.train_batch_size", 1024))
+
+
+def _train_batch_size(given: Given) -> Fate:
+    if _is_async(given):
+        note = f"ppo_mini_batch_size x {_REQUIRED}"
+        return given.into(_batch(given), note)
+    return given.into(given.value)
+
+
 def _gpus(given: Given) -> Fate:
-    width = given.source.get("actor_rollout_ref.rollout.tensor_model_parallel_size", 1)
+    width = given.source.get(f"{_ROLLOUT}.tensor_model_parallel_size", 1)
     gpus = given.value * given.source.get("trainer.nnodes", 1)
-    if gpus < 2:
-        return Fate(
-            "refused",
-            f"generation and training use separate GPUs: 2 or more, not {gpus}",
-        )
-    ranks = max(1, gpus // 2)
-    settings: Settings = {
-        "generators.count": max(1, (gpus - ranks) // width),
-        "generators.gpus_each": width,
-        "learner.ranks": ranks,
-        "learner.gpus_each": 1,
-    }
+    if not _is_async(given):
+        return halves(gpus, width)
+    return Fate("translated", "all train; rollout.n_gpus_per_node generate", learners(gpus))
+
+
+def _rollout_gpus(given: Given) -> Fate:
+    width = given.source.get(f"{_ROLLOUT}.tensor_model_parallel_size", 1)
+    settings = engines(given.value * given.sibling("nnodes", 1), width)
+    return Fate("translated", "engines on GPUs of their own", settings)
+
+
+def _staleness(given: Given) -> Fate:
+    """The source lets (1 + threshold) x trigger batches be generated between two pushes."""
+    trigger = given.sibling("trigger_parameter_sync_step", 4)
+    # A small amount keeps 1.1 x 10 = 11.000000000000002 at 11.
+    bound = max(math.ceil((1 + given.value) * trigger - 1e-9) - 1, 0)
+    return given.into(bound, f"(1 + {given.value}) x {trigger} batches ahead, less the one in use")
+
+
+def _rollout_steps(given: Given) -> Fate:
+    if given.value is None:
+        return Fate("defaulted", "trainer.total_epochs decides")
+    batch = _batch(given)
+    return given.into(max(given.value // batch, 1), f"{given.value} prompts / {batch} a step")
+
+
+def _bypass(given: Given) -> Fate:
+    if given.value:
+        note = "the behavior log-probs are the old ones: no decoupling"
+        return Fate("translated", note, {"algorithm.policy_loss": "ppo_vanilla"})
+    return Fate("defaulted", "the old log-probs are recomputed, which is algorithm.policy_loss=ppo")
+
+
+def _correction(given: Given) -> Fate:
+    if given.sibling("bypass_mode", False):
+        return Fate("defaulted", "bypass_mode=true: the ratio itself is to the behavior policy")
+    if given.value not in _CORRECTIONS:
+        return Fate("refused", "see algorithm.policy_loss.correction")
+    return given.into(_CORRECTIONS[given.value])
+
+
+def _aggregation(given: Given) -> Fate:
+    names = {"token-mean": "token_mean", "seq-mean-token-mean": "sequence_mean"}
+    if given.value in names:
+        return given.into(names[given.value])
+    if given.value not in ("seq-mean-token-sum", "seq-mean-token-sum-norm"):
+        return Fate("refused", f"{given.value} has no counterpart; see algorithm.aggregation")
+    settings: Settings = {"algorithm.aggregation": "sequence_sum"}
+    if given.value == "seq-mean-token-sum":
+        settings["algorithm.aggregation.tokens"] = 1
+    elif given.sibling("loss_scale_factor", None):
+        settings["algorithm.aggregation.tokens"] = given.sibling("loss_scale_factor", None)
+    return Fate("translated", "sums over a constant", settings)
+
+
+def _engine_arguments(given: Given) -> Fate:
+    name = given.key.rpartition(".")[2]
     return Fate(
-        "translated",
-        "half for generation, half for training",
-        settings,
+        "refused",
+        f"set generation.vllm.extra=[{name}={given.value}] if the installed vLLM has it",
     )
+
+
+def _validation_before(given: Given) -> Fate:
+    if given.source.get("trainer.test_freq", -1) > 0:
+        if given.value:
+            return Fate("defaulted", "the first evaluation is before the first step")
+        return Fate("refused", "the first evaluation is always before the first step")
+    if not given.value:
+        return Fate("defaulted", "nothing is evaluated")
+    return Fate("refused", "evaluation.every_steps=0 evaluates never; set it to num_steps")
 
 
 def _logger(given: Given) -> Fate:
@@ -97,22 +175,16 @@ def _override_config(given: Given) -> Fate:
 
 
 def _minibatches(given: Given) -> Fate:
-    batch = given.source.get("data.train_batch_size", 1024)
+    batch = _batch(given)
     # Our minibatches are a number, so their sizes are equal.
     if batch % given.value:
         problem = f"does not divide data.train_batch_size={batch}"
         return Fate("refused", f"{problem}; minibatches must have equal sizes")
-    count = batch // given.value
-    return Fate(
-        "translated",
-        f"{batch} / {given.value}",
-        {"learner.minibatches": count},
-    )
+    return given.into(batch // given.value, f"{batch} / {given.value}")
 
 
 def _shuffle(given: Given) -> Fate:
-    batch = given.source.get("data.train_batch_size", 1024)
-    if given.source.get(f"{_ACTOR}.ppo_mini_batch_size") == batch:
+    if given.source.get(f"{_ACTOR}.ppo_mini_batch_size") == _batch(given):
         return Fate(
             "defaulted",
             "one minibatch contains everything, so the order has no effect",
@@ -146,9 +218,15 @@ def _offload(given: Given) -> Fate:
     return Fate("translated", settings={"learner.offload": offload})
 
 
+def _is_kl_in_reward(given: Given) -> bool:
+    """The first releases always had it there, and only they had this key of the reward model."""
+    is_first = "reward_model.model.input_tokenizer" in given.source
+    return bool(given.source.get("algorithm.use_kl_in_reward", is_first))
+
+
 def _kl_in_reward(given: Given) -> Fate:
     coef = given.source.get("algorithm.kl_ctrl.kl_coef", 0.001)
-    if not given.source.get("algorithm.use_kl_in_reward", True):
+    if not _is_kl_in_reward(given):
         return Fate("defaulted", "actor.use_kl_loss decides")
     if coef:
         return Fate(
@@ -163,7 +241,7 @@ def _kl_in_reward(given: Given) -> Fate:
 
 
 def _kl_loss(given: Given) -> Fate:
-    in_reward = given.source.get("algorithm.use_kl_in_reward", True)
+    in_reward = _is_kl_in_reward(given)
     if given.value and in_reward:
         return Fate(
             "refused", "KL both in the reward and in the loss; the one in the reward is kept"
@@ -196,7 +274,16 @@ def _evaluation_samples(given: Given) -> Fate:
 
 
 FUNCTIONS: Mapping[str, Function] = {
+    "train_batch_size": _train_batch_size,
     "gpus": _gpus,
+    "rollout_gpus": _rollout_gpus,
+    "staleness": _staleness,
+    "rollout_steps": _rollout_steps,
+    "bypass": _bypass,
+    "correction": _correction,
+    "aggregation": _aggregation,
+    "engine_arguments": _engine_arguments,
+    "validation_before": _validation_before,
     "logger": _logger,
     "advantage": _advantage,
     "override_config": _override_config,

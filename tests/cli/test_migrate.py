@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,14 @@ from typer.testing import CliRunner
 from async_rl.core.errors import ConfigError
 from async_rl.core.machine import Machine, this_machine
 from async_rl.launchers.cli import app
-from async_rl.launchers.commands.migrate import read, to_yaml
+from async_rl.launchers.commands.migrate import to_yaml
 from async_rl.launchers.configuration.compose import compose
 from async_rl.launchers.configuration.preflight import preflight
-from async_rl.launchers.migration import areal, verl
-from async_rl.launchers.migration.rules import SHARED, Function, Migration, flat, read_table
+from async_rl.launchers.migration.applying import Migration
+from async_rl.launchers.migration.rules import read_table
+from async_rl.launchers.migration.shared import SHARED
+from async_rl.launchers.migration.sources import flat
+from async_rl.launchers.migration.systems import FUNCTIONS, read
 from async_rl.planning.topology import processes
 
 SOURCES = {"verl_first": VERL_FIRST, "verl_today": VERL_TODAY, "areal": AREAL}
@@ -98,7 +100,7 @@ def test_the_command_writes_a_file_that_it_does_not_overwrite_and_lists_the_keys
     source = tmp_path / "ppo_trainer.yaml"
     source.write_text(VERL_FIRST)
     result = CliRunner().invoke(app, ["migrate", str(source)])
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 3, "keys were refused"
     assert "data.max_prompt_length=512  -> data.max_prompt_tokens=512" in result.output
     assert "trainer.nnodes=1  one machine" in result.output
     assert "refused: " in result.output
@@ -114,7 +116,7 @@ def test_the_command_writes_a_file_that_it_does_not_overwrite_and_lists_the_keys
 def test_a_file_of_neither_system_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     file.write_text("a: 1\n")
-    with pytest.raises(ConfigError, match="neither actor_rollout_ref"):
+    with pytest.raises(ConfigError, match="verl: actor_rollout_ref"):
         read(file)
 
 
@@ -125,14 +127,13 @@ def test_a_key_that_nobody_knows_is_refused(tmp_path: Path) -> None:
     assert line.fate.kind == "refused"
 
 
-@pytest.mark.parametrize(
-    ("system", "functions"), [("verl", verl.FUNCTIONS), ("areal", areal.FUNCTIONS)]
-)
-def test_every_function_of_a_table_exists_and_is_used(
-    system: str, functions: Mapping[str, Function]
-) -> None:
-    named = {rule.code for rule in read_table(system).rules.values() if rule.code}
-    assert named - SHARED.keys() == functions.keys()
+def test_every_function_of_a_table_exists_and_is_used() -> None:
+    named = {name: read_table(name).rules.values() for name in FUNCTIONS}
+    used = {name: {rule.code for rule in rules if rule.code} for name, rules in named.items()}
+    assert {name: codes - SHARED.keys() for name, codes in used.items()} == {
+        name: set(functions) for name, functions in FUNCTIONS.items()
+    }
+    assert set().union(*used.values()) >= SHARED.keys()
 
 
 _A, _R, _F = (
@@ -161,7 +162,7 @@ VERL_KEYS: list[tuple[str, Any, Any]] = [
     ("data.return_raw_input_ids", True, "defaulted"),
     ("data.return_raw_chat", True, "defaulted"),
     ("actor_rollout_ref.hybrid_engine", False, "defaulted"),
-    ("actor_rollout_ref.hybrid_engine", True, "refused"),
+    ("actor_rollout_ref.hybrid_engine", True, "defaulted"),
     ("actor_rollout_ref.model.path", "a/b", {"model.path": "a/b"}),
     ("actor_rollout_ref.model.external_lib", "my.package", {"model.external_lib": "my.package"}),
     (
@@ -399,7 +400,7 @@ def test_keys_that_decide_together_give_one_setting(
     assert migrated(tmp_path, text, key, value).settings[path] == expected
 
 
-@pytest.mark.parametrize(("share", "above"), [(0.0, None), (0.25, 0.9)])
+@pytest.mark.parametrize(("share", "above"), [(0.0, None), (0.25, 0.9), (1.0, 0.9)])
 def test_prompts_leave_by_their_score_where_a_share_of_them_may(
     tmp_path: Path, share: float, above: float | None
 ) -> None:
@@ -417,7 +418,7 @@ def test_numbers_go_to_wandb_where_it_is_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_installed: bool
 ) -> None:
     monkeypatch.setattr(
-        "async_rl.launchers.migration.rules.find_spec",
+        "async_rl.launchers.migration.shared.find_spec",
         lambda name: object() if is_installed else None,
     )
     of_verl = migrated(tmp_path, VERL_FIRST, "trainer.logger", ["console", "wandb"])

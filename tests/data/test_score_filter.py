@@ -65,6 +65,11 @@ def test_no_more_leave_than_the_share_rounded_down() -> None:
     assert judged(REWARDS, above=0.4, max_share=0.2) == []
 
 
+def test_a_share_of_all_leaves_one_prompt() -> None:
+    assert judged(REWARDS, above=0.4, max_share=1.0) == [2, 3, 1]
+    assert judged([[0.9], [0.8]], above=0.4, max_share=1.0) == [0], "the nearest to its bound stays"
+
+
 @pytest.mark.covers("dataset_filter_threshold off")
 def test_without_a_bound_nobody_leaves() -> None:
     assert judged(REWARDS, max_share=0.9) == []

@@ -1,0 +1,161 @@
+"""Applies the table of a source system to every key, so that none is dropped silently."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+import msgspec
+
+from async_rl.launchers.configuration.choices import choices_first, drop_if_foreign, expand, put
+from async_rl.launchers.configuration.compose import as_written
+from async_rl.launchers.migration.rules import (
+    NO_RULE,
+    Fate,
+    Function,
+    Given,
+    Rule,
+    Settings,
+    Source,
+    Table,
+    split_at,
+)
+from async_rl.launchers.migration.shared import SHARED
+
+_CONVERTERS: dict[str, Callable[[Any], Any]] = {
+    "list": lambda value: [value] if isinstance(value, str) else list(value or []),
+    "minutes": lambda value: value / 60,
+    "not_negative": lambda value: max(value, 0),
+    "zero_if_null": lambda value: value or 0.0,
+}
+_OPEN = "???"
+"""OmegaConf's mark of a value that the command line has to give."""
+
+
+class Line(msgspec.Struct, frozen=True):
+    """A key of the source, its value and its fate."""
+
+    key: str
+    value: Any
+    fate: Fate
+
+
+class Migration(msgspec.Struct, frozen=True):
+    """A translated file: its base configuration, the settings that differ, a line per key."""
+
+    base: str
+    settings: Settings
+    lines: list[Line]
+
+
+def migrate(
+    source: Source,
+    table: Table,
+    functions: Mapping[str, Function],
+) -> Migration:
+    """Apply the table to every key of the source and to the implied keys that it omits."""
+    # A key that the file omits has the default of its system, which may differ from ours.
+    absent = {key: value for key, value in table.implied.items() if key not in source}
+    complete = {**absent, **source}
+    code = {**SHARED, **functions}
+    lines = [
+        Line(key, value, _fate(key, value, complete, table, code)) for key, value in source.items()
+    ]
+    for key, value in absent.items():
+        lines.append(Line(f"{key} (absent)", value, _fate(key, value, complete, table, code)))
+    settings: Settings = {}
+    for line in lines:
+        settings.update(line.fate.settings)
+    base = "ppo_code" if settings.get("algorithm.advantage") == "gae" else "grpo_code"
+    tree = as_written(base)
+    for path, value in choices_first(settings.items()):
+        put(tree, path, value)
+    expand(tree)
+    foreign = {path: drop_if_foreign(tree, path) for path in settings}
+    lines = [msgspec.structs.replace(line, fate=_effective(line.fate, foreign)) for line in lines]
+    kept = [(path, value) for path, value in settings.items() if foreign[path] is None]
+    return Migration(base, dict(choices_first(kept)), lines)
+
+
+def _effective(
+    fate: Fate,
+    foreign: Mapping[str, str | None],
+) -> Fate:
+    """The fate without parameters that the chosen variant does not have."""
+    kept = {path: value for path, value in fate.settings.items() if foreign[path] is None}
+    if kept or not fate.settings:
+        return msgspec.structs.replace(fate, settings=kept)
+    causes = ", ".join(sorted({str(foreign[path]) for path in fate.settings}))
+    return Fate("defaulted", f"without effect: {causes}")
+
+
+def _fate(
+    key: str,
+    value: Any,
+    source: Source,
+    table: Table,
+    code: Mapping[str, Function],
+) -> Fate:
+    pattern, rule = table.rule_of(key)
+    condition = table.conditions[rule.if_] if rule.if_ else None
+    if condition is not None and not condition.is_met(source):
+        return Fate("defaulted", condition.reason)
+    if rule.switch or rule.defaults:
+        section, below = split_at(key, pattern)
+        switch = f"{section}{rule.switch}"
+        if rule.switch and not source.get(switch):
+            return Fate("defaulted", f"without effect: {switch} is not set")
+        if rule.defaults:
+            return _unchanged(rule, below, value)
+    if rule.if_null and value is None:
+        return Fate("defaulted", rule.if_null)
+    if value == _OPEN:
+        return Fate("defaulted", "the source leaves it to its command line")
+    if rule.code:
+        try:
+            return code[rule.code](Given(key=key, value=value, source=source, rule=rule))
+        except (TypeError, ValueError, KeyError) as error:
+            # A text or a list where the source's program expects a number, for example.
+            return Fate("refused", f"a value of another form than expected ({error})")
+    if rule.as_:
+        return _as_another(rule, value, source, split_at(key, pattern)[1])
+    return _translated(rule, value)
+
+
+def _translated(rule: Rule, value: Any) -> Fate:
+    """The fate by the columns that only look at the value."""
+    # Lists and sections cannot be keys of a mapping.
+    is_listed = isinstance(value, Hashable) and value in (rule.cases or rule.choices)
+    if rule.cases and is_listed:
+        return Fate("translated", rule.note, rule.cases[value])
+    if rule.only and value in rule.only:
+        return Fate("defaulted", rule.same or "the source's default")
+    if rule.only and not rule.to:
+        return Fate("refused", rule.refused or rule.same)
+    if rule.choices:
+        if not is_listed:
+            return Fate("refused", f"{value} has no counterpart; {rule.refused}")
+        return Fate("translated", rule.note, dict.fromkeys(rule.targets, rule.choices[value]))
+    if rule.to:
+        converted = _CONVERTERS[rule.by](value) if rule.by else value
+        settings = {**dict.fromkeys(rule.targets, converted), **rule.also}
+        return Fate("translated", rule.note, settings)
+    return Fate("defaulted", rule.same) if rule.same else Fate("refused", rule.refused)
+
+
+def _unchanged(rule: Rule, below: str, value: Any) -> Fate:
+    if below not in rule.defaults:
+        return Fate("refused", NO_RULE)
+    default = rule.defaults[below]
+    if value == default:
+        return Fate("defaulted", rule.same or "the source's default")
+    return Fate(
+        "refused", rule.refused or f"only {default}, the source's default, is the same here"
+    )
+
+
+def _as_another(rule: Rule, value: Any, source: Source, below: str) -> Fate:
+    other = rule.as_.replace("*", below)
+    if value in rule.only or value == source.get(other, value):
+        return Fate("defaulted", rule.same or f"as {other}: both use one setting here")
+    return Fate("refused", rule.refused or f"differs from {other}, but both use one setting here")

@@ -1,0 +1,87 @@
+"""The rules of prime-rl's rl.toml that depend on more than one key; see prime_rl.yaml."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from async_rl.launchers.migration.rules import Fate, Function, Given
+from async_rl.launchers.migration.shared import engines, to_wandb
+
+_SAMPLES = ("orchestrator.group_size", "orchestrator.rollouts_per_example")
+_RESPONSE = (
+    "orchestrator.train.sampling.max_completion_tokens",
+    "orchestrator.sampling.max_tokens",
+)
+
+
+def _batch(given: Given) -> Fate:
+    """A batch counts samples, buffer.groups_per_step prompts."""
+    samples = next((given.source[key] for key in _SAMPLES if key in given.source), 1)
+    if given.value % samples:
+        return Fate(
+            "refused",
+            f"no multiple of {samples} samples; set buffer.groups_per_step",
+        )
+    return given.into(given.value // samples, f"{given.value} samples / {samples}")
+
+
+def _sequence(given: Given) -> Fate:
+    """The length bounds prompt and response together."""
+    response = next((given.source[key] for key in _RESPONSE if key in given.source), None)
+    if response is None:
+        half = given.value // 2
+        settings = {"data.max_prompt_tokens": given.value - half, "data.max_response_tokens": half}
+        return Fate(
+            "translated",
+            "half for the prompt, half for the response",
+            settings,
+        )
+    if response >= given.value:
+        note = "the response may use all of it; a prompt has a limit of its own"
+        return Fate(
+            "translated",
+            note,
+            {"data.max_response_tokens": response},
+        )
+    left = given.value - response
+    return Fate(
+        "translated",
+        f"{given.value} - {response}",
+        {"data.max_prompt_tokens": left},
+    )
+
+
+def _engines(given: Given) -> Fate:
+    width = given.source.get("inference.parallel.tp", 1)
+    width = given.source.get("inference.vllm.tensor_parallel_size", width)
+    settings = engines(given.value, width)
+    return Fate(
+        "translated",
+        settings={**settings, "generation.vllm.tensor_parallel_size": width},
+    )
+
+
+def _ranks(given: Given) -> Fate:
+    return Fate(
+        "translated",
+        settings={"learner.ranks": given.value, "learner.gpus_each": 1},
+    )
+
+
+def _min_lr(given: Given) -> Fate:
+    peak = given.source.get("trainer.optim.lr", 1e-6)
+    return given.into(min(round(given.value / peak, 6), 1.0), f"{given.value} / {peak}")
+
+
+def _wandb(given: Given) -> Fate:
+    return to_wandb(given.value or "prime-rl")
+
+
+FUNCTIONS: Mapping[str, Function] = {
+    "batch": _batch,
+    "sequence": _sequence,
+    "engines": _engines,
+    "ranks": _ranks,
+    "min_lr": _min_lr,
+    "wandb": _wandb,
+}

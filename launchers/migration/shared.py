@@ -1,0 +1,124 @@
+"""Rules that several source systems share and that depend on more than one key."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any
+
+from async_rl.launchers.migration.rules import Fate, Function, Given, Settings
+
+_STEPS = (
+    "exp_ctrl.benchmark_steps",
+    "trainer.total_training_steps",
+    "total_train_steps",
+    "max_steps",
+)
+
+
+def warmup_share(given: Given) -> Fate:
+    """Turn a share of all steps into a number of steps, if the source says how many there are."""
+    path = given.rule.targets[0]
+    value = given.value
+    if not value or value < 0:
+        return given.into(0)
+    # The sources compute a share from their own number of steps, which may follow from the data.
+    steps = next((count for count in map(given.source.get, _STEPS) if _is_count(count)), None)
+    if steps is None:
+        problem = "a share of a number of steps that the file does not name"
+        return Fate("refused", f"{problem}; set {path}={value:g} x num_steps")
+    return given.into(round(value * steps), f"{value:g} x {steps}")
+
+
+def epochs(given: Given) -> Fate:
+    """Translate the number of epochs, unless the file names a number of steps."""
+    for key in (*_STEPS, "rollout.total_rollout_steps"):
+        if _is_count(given.source.get(key)):
+            return Fate("defaulted", f"{key} is given")
+    return Fate("translated", settings={"num_steps": None, "data.epochs": given.value})
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and value > 0
+
+
+def several_machines(given: Given) -> Fate:
+    """Translate the number of machines: more than one form a Ray cluster of machines with GPUs."""
+    # One machine needs no cluster.
+    if given.value == 1:
+        return Fate("defaulted", "one machine")
+    gpus = given.sibling("n_gpus_per_node", 8)
+    settings = {"launcher": "ray", "launcher.nodes": given.value, "launcher.gpus_per_node": gpus}
+    return Fate("translated", f"ray start on {given.value} machines", settings)
+
+
+def halves(gpus: int, width: int) -> Fate:
+    """Divide GPUs that the source used for both: half generate in engines of `width`, half
+    train."""
+    if gpus < 2:
+        return Fate(
+            "refused",
+            f"generation and training use separate GPUs: 2 or more, not {gpus}",
+        )
+    ranks = max(1, gpus // 2)
+    settings = engines(gpus - ranks, width) | learners(ranks)
+    return Fate("translated", "half for generation, half for training", settings)
+
+
+def engines(gpus: int, width: int) -> Settings:
+    """Settings of generators that use this many GPUs, `width` for each engine."""
+    return {"generators.count": max(1, gpus // width), "generators.gpus_each": width}
+
+
+def learners(gpus: int) -> Settings:
+    """Settings of learner ranks with a GPU each."""
+    return {"learner.ranks": max(1, gpus), "learner.gpus_each": 1}
+
+
+def betas(given: Given) -> Fate:
+    """Join AdamW's two decays, which are two keys of the source that end in 1 and 2."""
+    name = given.key.rpartition(".")[2][:-1]
+    return given.into([given.sibling(f"{name}1", 0.9), given.sibling(f"{name}2", 0.999)])
+
+
+def data_files(given: Given) -> Fate:
+    """Files are translated; the name of a data set on a hub names no files."""
+    files = [given.value] if isinstance(given.value, str) else list(given.value)
+    if all(re.search(r"\.(jsonl?|parquet)$|[*]|://", name) for name in files):
+        return given.into(files)
+    path = given.rule.targets[0]
+    return Fate("refused", f"no name of a file: download the rows and set {path}=[...]")
+
+
+def kl_in_loss(given: Given) -> Fate:
+    """A KL in the loss with this coefficient; 0 is none."""
+    if not given.value:
+        return Fate("translated", "no KL term", {"algorithm.kl": "none"})
+    settings = {"algorithm.kl": "loss", "algorithm.kl.coef": given.value}
+    return Fate("translated", settings=settings)
+
+
+def to_wandb(project: Any) -> Fate:
+    """Send the metrics to Weights & Biases too, if it is installed."""
+    # A setting that the launch then refuses would not help.
+    if find_spec("wandb") is None:
+        remedy = f"pip install 'async-rl[wandb]' and set monitoring.wandb={project}"
+        return Fate("refused", f"wandb is not installed here; {remedy}")
+    return Fate("translated", settings={"monitoring.wandb": str(project)})
+
+
+def wandb_project(given: Given) -> Fate:
+    """The value is the project in Weights & Biases."""
+    return to_wandb(given.value)
+
+
+SHARED: Mapping[str, Function] = {
+    "warmup_share": warmup_share,
+    "epochs": epochs,
+    "several_machines": several_machines,
+    "betas": betas,
+    "data_files": data_files,
+    "kl_in_loss": kl_in_loss,
+    "wandb_project": wandb_project,
+}
