@@ -181,7 +181,7 @@ def test_exports_are_a_merged_model_and_an_adapter_that_peft_reads(
     assert (described["r"], described["lora_alpha"]) == (4, 8)
 
 
-@pytest.mark.proves("model.lora.rank", "model.lora.alpha", "model.lora.targets", "model.lora.kind")
+@pytest.mark.proves("model.lora.rank", "model.lora.alpha", "model.lora.targets", "model.lora")
 def test_each_setting_changes_the_adapter(model_path: Path) -> None:
     def names_and_sizes(*overrides: str) -> dict[str, tuple[int, ...]]:
         trainer = stepped(model_path, *overrides, steps=0)
