@@ -5,6 +5,10 @@ tokens.
 from __future__ import annotations
 
 import math
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 import pytest
@@ -13,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from async_rl.algorithms.across import Across
 from async_rl.algorithms.off_policy import (
     dppo_loss,
     effective_sequences,
@@ -26,6 +31,7 @@ from async_rl.algorithms.off_policy import (
 from async_rl.algorithms.parts import Parts
 
 TOKENS = 24
+T = TypeVar("T")
 
 
 class Case:
@@ -224,3 +230,42 @@ def test_the_step_is_lowered_only_below_the_bound() -> None:
     assert step_scale(0.25, bound=1.0) == 0.5
     assert step_scale(0.6, bound=0.5) == 1.0
     assert step_scale(0.125, bound=0.5) == 0.5
+
+
+def over_two_ranks(case: Case, compute: Callable[[Tensor, Parts], T]) -> list[T]:
+    """The results of two ranks, each with half of the tokens."""
+    barrier, slots, halves = threading.Barrier(2), [torch.zeros(0)] * 2, (0, TOKENS // 2, TOKENS)
+
+    def rank(number: int) -> T:
+        def exchange(x: Tensor, combine: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+            slots[number] = x
+            barrier.wait(10)
+            combined = combine(*slots)
+            barrier.wait(10)
+            return combined
+
+        across = Across(
+            sum=lambda x: exchange(x, torch.add), maximum=lambda x: exchange(x, torch.maximum)
+        )
+        own = slice(halves[number], halves[number + 1])
+        parts = Parts(
+            index=case.sequences.index[own], count=4, mask=case.sequences.mask[own], across=across
+        )
+        return compute(case.log_ratio[own], parts)
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(rank, range(2)))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_two_ranks_find_the_bound_and_the_share_that_one_rank_finds(seed: int) -> None:
+    case = Case(seed)
+    share = effective_sequences(case.log_ratio, sequences=case.sequences)
+    assert over_two_ranks(
+        case, lambda log_ratio, parts: effective_sequences(log_ratio, sequences=parts)
+    ) == pytest.approx([share, share])
+    bound = second_moment_bound(case.log_ratio, batches=case.sequences, limit=0.3)
+    halves = over_two_ranks(
+        case, lambda log_ratio, parts: second_moment_bound(log_ratio, batches=parts, limit=0.3)
+    )
+    torch.testing.assert_close(torch.cat(halves), bound)

@@ -77,6 +77,16 @@ def test_over_age_groups_are_dropped_before_sampling() -> None:
     assert taken.group_ids == (1, 2)
 
 
+@pytest.mark.proves("buffer.over_age")
+@pytest.mark.parametrize(("over_age", "dropped"), [("drop", (0, 1)), ("mask", ())])
+def test_a_group_with_a_young_and_an_old_token_is_dropped_or_kept_as_the_setting_says(
+    over_age: Literal["drop", "mask"], dropped: tuple[int, ...]
+) -> None:
+    buffer = replay(version=5, over_age=over_age)
+    put(buffer, 0, 1, oldest=3, newest=5)
+    assert buffer.take(5, []).dropped == dropped
+
+
 def test_masking_keeps_a_group_as_long_as_one_of_its_tokens_is_young_enough() -> None:
     buffer = replay(version=5, over_age="mask")
     put(buffer, 0, oldest=1, newest=4)
