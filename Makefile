@@ -34,7 +34,7 @@ $(PACKAGES):
 	@touch $@
 
 # In a directory of its own, which is on no path (requirements/kernels.lock says why). Without it one test file is skipped. Not part of `env`:
-# 690 MB, and Triton's interpreter aborted in one of the two environments that it was tried in.
+# 690 MB that only these tests use.
 kernels: $(KERNELS) ## Triton for tests/generation/test_gpu_kernels.py
 
 $(KERNELS): | $(PACKAGES)

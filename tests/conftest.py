@@ -85,6 +85,8 @@ composition.compose_unchecked = composed_once(composition.compose_unchecked)
 
 NO_TORCH = importlib.util.find_spec("torch") is None
 """`make test-python` installs no package of training; what needs one is skipped there."""
+collect_ignore = ["learner"] if NO_TORCH else []
+"""Its conftest.py imports torch, so its modules cannot be skipped one by one."""
 
 
 class WithoutTorch(pytest.Module):

@@ -83,17 +83,17 @@ def load_function(setting: str, name: str, kind: Kind) -> Callable[..., Any]:
     Raises ConfigError if the entry point, the module or the function does not exist, or if its
     parameters do not accept the arguments of its kind.
     """
-    place, _, function = _target(setting, name, kind).rpartition(":")
+    module, _, function = _target(setting, name, kind).rpartition(":")
     try:
-        found = vars(_module(place))[function]
+        found = vars(_module(module))[function]
     except KeyError as error:
         raise ConfigError(
-            f"{setting}={name}: {place} has no {function}; name a function that it defines"
+            f"{setting}={name}: {module} has no {function}; name a function that it defines"
         ) from error
     except _FAILURES as error:
         reason = f"{type(error).__name__}: {error}"
         raise ConfigError(
-            f"{setting}={name}: {place} cannot be imported ({reason}); "
+            f"{setting}={name}: {module} cannot be imported ({reason}); "
             f"name an installed module, a module in {Path.cwd()}, or a .py file"
         ) from error
     if not callable(found):
@@ -166,14 +166,14 @@ def short_name(name: str) -> str:
     return name.rpartition(":")[2]
 
 
-def _module(place: str) -> ModuleType:
-    if not place.endswith(".py"):
+def _module(name: str) -> ModuleType:
+    if not name.endswith(".py"):
         if str(Path.cwd()) not in sys.path:
             sys.path.append(str(Path.cwd()))
-        return importlib.import_module(place)
-    spec = importlib.util.spec_from_file_location(Path(place).stem, Path(place).expanduser())
+        return importlib.import_module(name)
+    spec = importlib.util.spec_from_file_location(Path(name).stem, Path(name).expanduser())
     if spec is None or spec.loader is None:
-        raise ImportError(f"{place} is not a Python file")
+        raise ImportError(f"{name} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

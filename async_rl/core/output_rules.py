@@ -43,8 +43,8 @@ _TOLERANCES = {
 }
 
 
-def read_rules(place: str, text: str) -> OutputRules:
-    """The rules that a row names. Raises DataError, which begins with the place."""
+def read_rules(origin: str, text: str) -> OutputRules:
+    """The rules that a row names. Raises DataError, which begins with the origin."""
     system, *words = text.split() or [""]
     if system == "livecodebench" and not words:
         return OutputRules()
@@ -54,9 +54,9 @@ def read_rules(place: str, text: str) -> OutputRules:
         try:
             return _kattis(words)
         except (LookupError, ValueError, msgspec.ValidationError) as error:
-            raise DataError(f"{place}: compare={text!r}: wrong flag or number: {error}") from error
+            raise DataError(f"{origin}: compare={text!r}: wrong flag or number: {error}") from error
     raise DataError(
-        f"{place}: compare={text!r} is unknown; use livecodebench, kattis with its flags, or"
+        f"{origin}: compare={text!r} is unknown; use livecodebench, kattis with its flags, or"
         f" codeforces with one of {', '.join(_CODEFORCES)}"
     )
 

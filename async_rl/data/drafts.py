@@ -3,7 +3,7 @@
 Invariants
 - A prompt's token ids are those of its text, chat template and generation prompt included; none is
   longer than data.max_prompt_tokens.
-- No row vanishes: each becomes a prompt or is rejected, with its place and the reason.
+- No row vanishes: each becomes a prompt or is rejected, with its origin and the reason.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_ID_LENGTH = 256
 class Draft:
     """A prompt before tokenization."""
 
-    place: str
+    origin: str
     prompt_id: str
     text: str
     data_source: str
@@ -53,11 +53,11 @@ class Drafter:
 
     def draft(self, file: str, number: int, placed: Placed) -> Draft | Rejected:
         """The draft of a row, the number-th of its file."""
-        place, row = placed
+        origin, row = placed
         try:
             if isinstance(row, DataError):
                 raise row
-            return self._draft(place, f"{self._names[file]}/", number, row)
+            return self._draft(origin, f"{self._names[file]}/", number, row)
         except DataError as error:
             return Rejected(str(error), is_over_long=False)
 
@@ -72,7 +72,7 @@ class Drafter:
         for draft, ids in zip(drafts, rows, strict=True):
             yield len(ids), self._encoded(draft, ids)
 
-    def render(self, place: str, messages: list[dict[str, str]], *, is_chat: bool = False) -> str:
+    def render(self, origin: str, messages: list[dict[str, str]], *, is_chat: bool = False) -> str:
         """The text to be continued: chat template and generation prompt, or the plain text and a
         newline without a template.
         """
@@ -84,7 +84,7 @@ class Drafter:
             )
         if is_chat:
             raise DataError(
-                f"{place}: the prompt is a chat and the tokenizer has no chat template; use a chat"
+                f"{origin}: the prompt is a chat and the tokenizer has no chat template; use a chat"
                 " model, or plain strings as prompts"
             )
         return messages[0]["content"] + "\n"
@@ -112,27 +112,27 @@ class Drafter:
                 return str(row[column])
         return None
 
-    def _check_id(self, place: str, name: str | None, row: Row) -> None:
+    def _check_id(self, origin: str, name: str | None, row: Row) -> None:
         data = self._config.data
         if name is None and data.id_key is not None:
             raise DataError(
-                f"{place}: no column {data.id_key!r}, only {sorted(row)}; set data.id_key to the"
+                f"{origin}: no column {data.id_key!r}, only {sorted(row)}; set data.id_key to the"
                 " column with the id"
             )
         if name is not None and len(name) > MAX_ID_LENGTH:
             raise DataError(
-                f"{place}: the id {name[:40]!r}... has {len(name)} characters, over"
+                f"{origin}: the id {name[:40]!r}... has {len(name)} characters, over"
                 f" {MAX_ID_LENGTH}; shorten it, or set data.id_key to another column"
             )
         if data.metadata_file is not None and name not in self._metadata:
             raise DataError(
-                f"{place}: data.metadata_file={data.metadata_file} has no row with the id"
+                f"{origin}: data.metadata_file={data.metadata_file} has no row with the id"
                 f" {name!r}; add it"
             )
 
-    def _draft(self, place: str, prefix: str, number: int, row: Row) -> Draft:
+    def _draft(self, origin: str, prefix: str, number: int, row: Row) -> Draft:
         name = self._id(row)
-        self._check_id(place, name, row)
+        self._check_id(origin, name, row)
         if name is not None:
             # A column of the row wins over one of the metadata: the row is the more specific
             # source.
@@ -142,18 +142,18 @@ class Drafter:
         if row.get(prompt_key) is None and row.get(_QUESTION) is not None:
             prompt_key = _QUESTION
         has_rollout = self._config.rollout.fn is not None
-        problem, shown = read_hidden(place, row, self._config.reward, has_rollout=has_rollout)
-        require_importable(place, problem, self._config.sandbox.packages)
-        messages = _messages(place, row, prompt_key, shown)
+        problem, shown = read_hidden(origin, row, self._config.reward, has_rollout=has_rollout)
+        require_importable(origin, problem, self._config.sandbox.packages)
+        messages = _messages(origin, row, prompt_key, shown)
         source = row.get("data_source")
         # Rewards can be set per data_source, so every prompt needs one.
         if not isinstance(source, str):
             first = next(iter(problem.tests), None)
             source = first.rule if isinstance(first, AnswerTest) else "code"
         return Draft(
-            place=place,
+            origin=origin,
             prompt_id=prefix + (str(number) if name is None else name),
-            text=self.render(place, messages, is_chat=isinstance(row[prompt_key], list)),
+            text=self.render(origin, messages, is_chat=isinstance(row[prompt_key], list)),
             data_source=source,
             problem=problem,
         )
@@ -163,7 +163,7 @@ class Drafter:
         kept = fitted(ids, data.max_prompt_tokens, data.truncation)
         if kept is None:
             reason = (
-                f"{draft.place}: {len(ids)} tokens are over"
+                f"{draft.origin}: {len(ids)} tokens are over"
                 f" data.max_prompt_tokens={data.max_prompt_tokens}; raise it, or set"
                 " data.truncation=drop"
             )
@@ -195,20 +195,20 @@ def _names(files: Sequence[str]) -> dict[str, str]:
     return names
 
 
-def _messages(place: str, row: Row, prompt_key: str, shown: Sequence[str]) -> list[dict[str, str]]:
+def _messages(origin: str, row: Row, prompt_key: str, shown: Sequence[str]) -> list[dict[str, str]]:
     """The chat of a row; a plain string is one user message. Assert statements that the prompt must
     show are added to the last message.
     """
     prompt = row.get(prompt_key)
     if prompt is None:
         raise DataError(
-            f"{place}: no column {prompt_key!r}, only {sorted(row)}; set data.prompt_key to the"
+            f"{origin}: no column {prompt_key!r}, only {sorted(row)}; set data.prompt_key to the"
             " column with the prompt"
         )
     chat = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     if not isinstance(chat, list) or not chat or not all(map(_is_message, chat)):
         raise DataError(
-            f"{place}: column {prompt_key!r} must be a string or a list of {{role, content}}, this"
+            f"{origin}: column {prompt_key!r} must be a string or a list of {{role, content}}, this"
             f" is {str(prompt)[:80]!r}"
         )
     messages = [{"role": message["role"], "content": message["content"]} for message in chat]

@@ -55,7 +55,7 @@ class EmbeddedPrompts(Sequence[Prompt]):
         if self._has_chats:
             text = self.drafter.render(name, [{"role": "user", "content": text}])
         return Draft(
-            place=name,
+            origin=name,
             prompt_id=name,
             text=text,
             data_source=list_functions.DATA_SOURCE,

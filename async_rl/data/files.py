@@ -1,9 +1,9 @@
 """Rows of data files: jsonl line by line, parquet by row group, a json array as a whole; local
 files, patterns, or fsspec URLs.
 
-Invariants: every row comes with a place ("file, row n", counted from 1); nothing is skipped, a row
-that cannot be read is a DataError; a remote file is copied once, under a lock, to the cache, and
-again only if it changed.
+Invariants: every row comes with its origin ("file, row n", counted from 1); nothing is skipped, a
+row that cannot be read is a DataError; a remote file is copied once, under a lock, to the cache,
+and again only if it changed.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A row that becomes no prompt: why, with its place; over_long: only because of its length."""
+    """A row that becomes no prompt: why, with its origin; over_long: only because of its length."""
 
     reason: str
     is_over_long: bool
 
 
 def read_rows(file: str, *, cache_dir: str | None = None) -> Iterator[tuple[str, Row]]:
-    """(place, row) of each row of `file`, a local path or any fsspec URL. Raises DataError."""
-    for place, row in read_placed(file, cache_dir=cache_dir):
+    """(origin, row) of each row of `file`, a local path or any fsspec URL. Raises DataError."""
+    for origin, row in read_placed(file, cache_dir=cache_dir):
         if isinstance(row, DataError):
             raise row
-        yield place, row
+        yield origin, row
 
 
 def read_placed(file: str, *, cache_dir: str | None) -> Iterator[Placed]:
@@ -62,14 +62,14 @@ def read_placed(file: str, *, cache_dir: str | None) -> Iterator[Placed]:
 
 
 def _rows_of_plugin(name: str) -> Iterator[Placed]:
-    """Yield the rows of a data source, with their numbers as places."""
+    """Yield the rows of a data source, with their numbers in their origins."""
     source = load_function("data.train_files or data.val_files", name, DATA_SOURCE)
     for number, row in enumerate(source(), start=1):
-        place = f"{name}, row {number}"
+        origin = f"{name}, row {number}"
         if isinstance(row, dict):
-            yield place, row
+            yield origin, row
         else:
-            yield place, DataError(f"{place}: is a {type(row).__name__}; a row must be a dict")
+            yield origin, DataError(f"{origin}: is a {type(row).__name__}; a row must be a dict")
 
 
 def local_copy(file: str, cache_dir: str | None) -> Path:
@@ -88,7 +88,8 @@ def matching_files(patterns: Sequence[str]) -> list[str]:
         matches = _matches(pattern) if has_magic(pattern) else [pattern]
         if not matches:
             raise DataError(
-                f"{pattern}: no file is named like that; correct data.train_files or data.val_files"
+                f"{pattern}: no file matches this pattern; correct data.train_files or"
+                " data.val_files"
             )
         # Overlapping patterns name a file twice; its rows would then have equal ids.
         files += [file for file in matches if file not in files]
@@ -142,14 +143,14 @@ def _jsonl(file: str, handle: BinaryIO) -> Iterator[Placed]:
         # Editors and shells add empty lines at the end; they are not rows, but they count for the
         # row number that a person sees in an editor.
         if line.strip():
-            place = f"{file}, row {number}"
-            yield place, line_row(place, line)
+            origin = f"{file}, row {number}"
+            yield origin, line_row(origin, line)
 
 
-def line_row(place: str, line: bytes) -> Row | DataError:
+def line_row(origin: str, line: bytes) -> Row | DataError:
     """The row of one line of jsonl, or why it is none."""
     try:
-        return _object(place, _decode(place, line))
+        return _object(origin, _decode(origin, line))
     except DataError as error:
         return error
 
@@ -162,8 +163,8 @@ def _json(file: str, handle: BinaryIO) -> Iterator[Placed]:
             " one object per line as .jsonl"
         )
     for number, row in enumerate(rows, start=1):
-        place = f"{file}, row {number}"
-        yield place, _object(place, row)
+        origin = f"{file}, row {number}"
+        yield origin, _object(origin, row)
 
 
 def _parquet(file: str, handle: BinaryIO) -> Iterator[Placed]:
@@ -177,18 +178,18 @@ def _parquet(file: str, handle: BinaryIO) -> Iterator[Placed]:
             yield f"{file}, row {number}", row
 
 
-def _decode(place: str, data: bytes) -> Any:
+def _decode(origin: str, data: bytes) -> Any:
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{place}: no valid JSON ({error})") from error
+        raise DataError(f"{origin}: not valid JSON ({error})") from error
 
 
-def _object(place: str, row: Any) -> Row | DataError:
+def _object(origin: str, row: Any) -> Row | DataError:
     if isinstance(row, dict):
         return row
     return DataError(
-        f"{place}: a row must be an object with columns, this is a {type(row).__name__}"
+        f"{origin}: a row must be an object with columns, this is a {type(row).__name__}"
     )
 
 

@@ -146,10 +146,10 @@ def flaw_rates(flaw_probability: float, flaw_spread: float) -> tuple[tuple[float
     """
     rates = []
     for slot, table in enumerate(_SLOTS):
-        places = list(range(len(table)))
+        ranks = list(range(len(table)))
         # Shuffled: neighbours in the tables are similar, and their rates should differ.
-        random.Random(f"flaw-rates-{slot}").shuffle(places)
-        offsets = [2 * place / (len(table) - 1) - 1 for place in places]
+        random.Random(f"flaw-rates-{slot}").shuffle(ranks)
+        offsets = [2 * rank / (len(table) - 1) - 1 for rank in ranks]
         rates.append(
             tuple(min(flaw_probability * (1 + flaw_spread * offset), 1.0) for offset in offsets)
         )

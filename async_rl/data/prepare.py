@@ -87,7 +87,8 @@ def _overridden(directory: Path, config: RunConfig) -> Path:
             fields[field] = msgspec.json.decode(value)
         except msgspec.DecodeError as error:
             raise ConfigError(
-                f'model.override_config={field}={value}: no JSON ({error}); quote text: {field}="x"'
+                f"model.override_config={field}={value}: not JSON ({error}); quote text:"
+                f' {field}="x"'
             ) from error
     # The configuration of the model is part of the key: an updated model must not keep an old copy.
     key = hashlib.sha256(

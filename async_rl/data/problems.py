@@ -15,7 +15,7 @@
 A column `language` names the language of the program, if it is not Python: such a row has tests by
 standard input only. A column `compare` names how printed text is compared (core/output_rules.py), a
 column `checker` holds a program that decides about it.
-Invariant: a row without usable tests is a DataError that names its place.
+Invariant: a row without usable tests is a DataError that names its origin.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _REMEDY = (
 
 
 def read_hidden(
-    place: str, row: Row, reward: RewardConfig, *, has_rollout: bool = False
+    origin: str, row: Row, reward: RewardConfig, *, has_rollout: bool = False
 ) -> tuple[CodeProblem, tuple[str, ...]]:
     """As `read_problem`, with the row itself if a reward function scores it. Such a row needs no
     tests unless one of its functions asks for them.
@@ -71,53 +71,53 @@ def read_hidden(
     has_rollout: a function leads the rollouts, which receives the row too.
     """
     if not functions_of(reward) and not has_rollout:
-        return read_problem(place, row)
+        return read_problem(origin, row)
     problem = CodeProblem(tests=[])
     shown: tuple[str, ...] = ()
     if needs_tests(reward, str(row.get("data_source"))):
-        problem, shown = read_problem(place, row)
+        problem, shown = read_problem(origin, row)
     text = msgspec.json.encode(row, enc_hook=str).decode()
     return msgspec.structs.replace(problem, row=text), shown
 
 
-def read_problem(place: str, row: Row) -> tuple[CodeProblem, tuple[str, ...]]:
+def read_problem(origin: str, row: Row) -> tuple[CodeProblem, tuple[str, ...]]:
     """(hidden side, assert statements that the prompt must show) of one row. Raises DataError."""
     shown: tuple[str, ...] = ()
     setup = ""
     # Our own layout wins where a file has several: it was written for this project.
     if row.get("test_list") is not None and row.get("tests") is None:
-        shown = tuple(read_strings(f"{place}: test_list", row["test_list"]))
-        imports = read_strings(f"{place}: test_imports", row.get("test_imports") or [])
+        shown = tuple(read_strings(f"{origin}: test_list", row["test_list"]))
+        imports = read_strings(f"{origin}: test_imports", row.get("test_imports") or [])
         setup = "\n".join(imports)
     elif row.get("tests") is not None:
-        setup = _text(place, "setup", row.get("setup") or "")
+        setup = _text(origin, "setup", row.get("setup") or "")
     elif row.get("test") is not None:
         setup = _helpers(row.get("prompt"), row.get("entry_point"))
-    tests = _tests(place, row, shown)
+    tests = _tests(origin, row, shown)
     how: dict[str, Any] = {}
     if row.get("compare") is not None:
-        how["rules"] = read_rules(place, _text(place, "compare", row["compare"]))
+        how["rules"] = read_rules(origin, _text(origin, "compare", row["compare"]))
     if row.get("checker") is not None:
-        how["checker"] = _checker(place, row["checker"])
+        how["checker"] = _checker(origin, row["checker"])
     tests = [
         msgspec.structs.replace(test, **how) if isinstance(test, StdinTest) else test
         for test in tests
     ]
-    problem = CodeProblem(tests=tests, setup=setup, language=_language(place, row, tests))
+    problem = CodeProblem(tests=tests, setup=setup, language=_language(origin, row, tests))
     try:
         # Found here rather than when the first ticket is sent, which would fail.
         msgspec.msgpack.encode(problem)
     except OverflowError as error:
         raise DataError(
-            f"{place}: a test contains an integer of more than 64 bits, which cannot be encoded;"
+            f"{origin}: a test contains an integer of more than 64 bits, which cannot be encoded;"
             " write it as an assert statement"
         ) from error
     # An empty list is usually a mistake of the conversion of a data set.
     if not problem.tests:
         raise DataError(
-            f"{place}: the list of tests is empty, so every program would pass; {_REMEDY}"
+            f"{origin}: the list of tests is empty, so every program would pass; {_REMEDY}"
         )
-    require_usable(place, problem)
+    require_usable(origin, problem)
     return problem, shown
 
 
@@ -135,85 +135,85 @@ def _helpers(prompt: Any, entry_point: Any) -> str:
     return ast.unparse(module)
 
 
-def _checker(place: str, value: Any) -> Checker:
+def _checker(origin: str, value: Any) -> Checker:
     if isinstance(value, str):
-        value = read_json(f"{place}: checker", value)
+        value = read_json(f"{origin}: checker", value)
     try:
         checker = msgspec.convert(value, Checker)
         if checker.language == PYTHON:
             compile(checker.code, "checker", "exec", dont_inherit=True)
     except (msgspec.ValidationError, SyntaxError, ValueError) as error:
         raise DataError(
-            f"{place}: column checker is no checker ({error}); give {{code: a program, form:"
+            f"{origin}: column checker cannot be used ({error}); give {{code: a program, form:"
             " kattis or testlib, language: python or cpp}"
         ) from error
     return checker
 
 
-def _language(place: str, row: Row, tests: Sequence[CodeTest]) -> Language:
+def _language(origin: str, row: Row, tests: Sequence[CodeTest]) -> Language:
     given = row.get("language")
     prints = [isinstance(test, StdinTest) for test in tests]
     in_containers = [isinstance(test, ContainerTest) for test in tests]
     # Other tests are about words, or Python themselves; the column may then be a natural language.
     if given is None or not any((*prints, *in_containers)):
         return PYTHON
-    language = language_of(_text(place, "language", given))
+    language = language_of(_text(origin, "language", given))
     if language is None:
         raise DataError(
-            f"{place}: language={given} is unknown; use one of {', '.join(LANGUAGES)}, or leave the"
-            " column out for Python"
+            f"{origin}: language={given} is unknown; use one of {', '.join(LANGUAGES)}, or leave"
+            " the column out for Python"
         )
     if language != PYTHON and not all(prints) and not all(in_containers):
         raise DataError(
-            f"{place}: programs in {language} are judged by tests of standard input only, or all in"
-            " containers; give tests of kind stdin, or set language=python"
+            f"{origin}: programs in {language} are judged by tests of standard input only, or all"
+            " in containers; give tests of kind stdin, or set language=python"
         )
     return language
 
 
-def _tests(place: str, row: Row, shown: Sequence[str]) -> list[CodeTest]:
+def _tests(origin: str, row: Row, shown: Sequence[str]) -> list[CodeTest]:
     if row.get("tests") is not None:
-        return _own_tests(place, row["tests"])
+        return _own_tests(origin, row["tests"])
     if row.get("test_list") is not None:
         return [AssertTest(code=code) for code in shown]
     if row.get("test") is not None:
-        check = _text(place, "test", row["test"])
-        function = _text(place, "entry_point", row.get("entry_point"))
+        check = _text(origin, "test", row["test"])
+        function = _text(origin, "entry_point", row.get("entry_point"))
         return [AssertTest(code=f"{check}\ncheck({function})")]
     if row.get("input_output") is not None:
-        return read_input_output(place, row["input_output"])
+        return read_input_output(origin, row["input_output"])
     reward_model = row.get("reward_model")
     answer = row.get("answer")
     if isinstance(reward_model, dict) and reward_model.get("ground_truth") is not None:
-        return _ground_truth(place, row.get("data_source"), reward_model["ground_truth"])
+        return _ground_truth(origin, row.get("data_source"), reward_model["ground_truth"])
     if isinstance(answer, str) and _GSM8K_ANSWER.search(answer):
         return [AnswerTest(rule="gsm8k", expected=answer)]
-    raise DataError(f"{place}: no tests among the columns {sorted(row)}; {_REMEDY}")
+    raise DataError(f"{origin}: no tests among the columns {sorted(row)}; {_REMEDY}")
 
 
-def _ground_truth(place: str, source: Any, truth: Any) -> list[CodeTest]:
+def _ground_truth(origin: str, source: Any, truth: Any) -> list[CodeTest]:
     if source in _RULES:
-        expected = _text(place, "reward_model.ground_truth", truth)
+        expected = _text(origin, "reward_model.ground_truth", truth)
         return [AnswerTest(rule=_RULES[source], expected=expected)]
     if source in _CODE_SOURCES:
-        return read_input_output(f"{place}: reward_model.ground_truth", truth)
+        return read_input_output(f"{origin}: reward_model.ground_truth", truth)
     known = ", ".join(sorted([*_RULES, *_CODE_SOURCES]))
     raise DataError(
-        f"{place}: data_source={source} is unknown, so it cannot be scored; use one of {known}, or"
+        f"{origin}: data_source={source} is unknown, so it cannot be scored; use one of {known}, or"
         " add a column `tests`"
     )
 
 
-def _own_tests(place: str, value: Any) -> list[CodeTest]:
+def _own_tests(origin: str, value: Any) -> list[CodeTest]:
     if isinstance(value, str):
-        value = read_json(f"{place}: tests", value)
+        value = read_json(f"{origin}: tests", value)
     if isinstance(value, list):
         value = [_without_absent(test) for test in value]
     try:
         return msgspec.convert(value, list[CodeTest])
     except msgspec.ValidationError as error:
         raise DataError(
-            f"{place}: column tests is not as documented ({error}); {_REMEDY}"
+            f"{origin}: column tests is not as documented ({error}); {_REMEDY}"
         ) from error
 
 
@@ -230,7 +230,7 @@ def _without_absent(test: Any) -> Any:
     }
 
 
-def _text(place: str, column: str, value: Any) -> str:
+def _text(origin: str, column: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise DataError(f"{place}: {column} must be a string, this is a {type(value).__name__}")
+        raise DataError(f"{origin}: {column} must be a string, this is a {type(value).__name__}")
     return value

@@ -148,9 +148,9 @@ def examine(patterns: Sequence[str], config: RunConfig, tokenizer: Any) -> Exami
             draft = drafter.draft(file, number, placed)
             # The ledger identifies prompts by id: two with the same one would share a history.
             if isinstance(draft, Draft) and draft.prompt_id in drafts:
-                other = drafts[draft.prompt_id].place
+                other = drafts[draft.prompt_id].origin
                 reason = (
-                    f"{draft.place}: id {draft.prompt_id} is also that of {other}; give each row"
+                    f"{draft.origin}: id {draft.prompt_id} is also that of {other}; give each row"
                     " its own id"
                 )
                 draft = Rejected(reason, is_over_long=False)
@@ -218,6 +218,6 @@ def _checked(examined: Examined, config: RunConfig) -> list[Prompt]:
     if not examined.prompts:
         raise DataError(
             f"all {total} prompts are over data.max_prompt_tokens={limit} or cannot be used; raise"
-            " it"
+            " data.max_prompt_tokens, or correct the rows that the log names"
         )
     return examined.prompts

@@ -3,7 +3,7 @@
 jsonl: the offset of each line is kept, 16 bytes a row.  parquet: copied once, batch by batch, to an
 uncompressed file in the cache, which the kernel maps into memory and evicts as needed.  json: an
 array cannot be read in parts, so its rows stay in memory. Invariants: row n here is row n of
-`files.read_placed`, with the same place; memory grows by a few bytes per row of jsonl or parquet.
+`files.read_placed`, with the same origin; memory grows by a few bytes per row of jsonl or parquet.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Table(Protocol):
         """Their number."""
 
     def row(self, index: int) -> Placed:
-        """The index-th, counted from 0, with its place."""
+        """The index-th, counted from 0, with its origin."""
 
 
 def open_table(file: str, cache_dir: str | None) -> Table:
@@ -75,10 +75,10 @@ class _Lines:
         return len(self._starts)
 
     def row(self, index: int) -> Placed:
-        place = f"{self._file}, row {self._numbers[index]}"
+        origin = f"{self._file}, row {self._numbers[index]}"
         with self._local.open("rb") as handle:
             handle.seek(self._starts[index])
-            return place, line_row(place, handle.readline())
+            return origin, line_row(origin, handle.readline())
 
 
 class _Parquet:
@@ -99,8 +99,8 @@ class _Parquet:
         number = bisect.bisect_right(ends, index)
         # The file is mapped into memory, so this reads only the pages of one batch.
         batch = reader.get_batch(number)
-        place = index - (ends[number] - batch.num_rows)
-        return f"{self._file}, row {index + 1}", batch.slice(place, 1).to_pylist()[0]
+        row = index - (ends[number] - batch.num_rows)
+        return f"{self._file}, row {index + 1}", batch.slice(row, 1).to_pylist()[0]
 
     @functools.cached_property
     def _batches(self) -> tuple[Any, list[int]]:

@@ -36,8 +36,9 @@ class Endpoint:
             self._server, self._thread = start_http_server(port, addr=host, registry=registry)
         except OSError as error:
             raise InfrastructureError(
-                f"Prometheus cannot be answered on {host}:{port} (monitoring.prometheus_port):"
-                f" {error.strerror}; set another port, 0 for a free one, or null for none"
+                f"the endpoint for Prometheus cannot listen on {host}:{port}"
+                f" (monitoring.prometheus_port): {error.strerror}; set another port, 0 for a free"
+                " one, or null for none"
             ) from error
         self.url = f"http://{host}:{self._server.server_address[1]}/metrics"
 

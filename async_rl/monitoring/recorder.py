@@ -264,7 +264,8 @@ class Recorder:
             self._jsonl.flush()
         except OSError as error:
             raise InfrastructureError(
-                f"{self._path} cannot be written: {error}; make room, then async-rl resume the run"
+                f"{self._path} cannot be written: {error}; free disk space, then async-rl resume"
+                " the run"
             ) from error
         # JSON has no NaN; a row read back from the file has None for it.
         scalars = {name: math.nan if v is None else v for name, v in row.scalars.items()}

@@ -39,8 +39,8 @@ class WandbRun:
             )
         except wandb.Error as error:
             raise InfrastructureError(
-                f"monitoring.wandb={project}: {error}; wandb login, or WANDB_MODE=offline in the"
-                " environment, or monitoring.wandb=null"
+                f"monitoring.wandb={project}: {error}; run wandb login, set WANDB_MODE=offline in"
+                " the environment, or set monitoring.wandb=null"
             ) from error
 
     def log(self, step: int, scalars: Mapping[str, float]) -> None:

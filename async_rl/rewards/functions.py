@@ -57,7 +57,7 @@ def check_functions(reward: RewardConfig) -> list[str]:
 def read_score(name: str, returned: Any) -> dict[str, float]:
     """The parts of a score, "score" among them. Raises RewardError."""
     if isinstance(returned, Awaitable):
-        raise RewardError(f"{name} returned something to await; define it with async def")
+        raise RewardError(f"{name} returned an awaitable; define it with async def")
     parts = returned if isinstance(returned, dict) else {SCORE: returned}
     numbers = {}
     for part, value in parts.items():

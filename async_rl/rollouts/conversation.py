@@ -136,8 +136,8 @@ class Conversation:
         if self._num_tokens + len(ids) >= self._sampling.max_new_tokens:
             self._is_truncated = True
             raise RolloutEnded(
-                f"{len(ids)} tokens more leave no room in {self._sampling.max_new_tokens}"
-                " (data.max_response_tokens)"
+                f"{len(ids)} more tokens do not fit into the response of"
+                f" {self._sampling.max_new_tokens} (data.max_response_tokens)"
             )
         self._append(
             np.array(ids, np.int32),

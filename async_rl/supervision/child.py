@@ -163,7 +163,7 @@ class Child:
             self._log.warning("%s waits for %s", self.name, handle.waits_for)
             await handle.placed()
         if handle.pid:
-            self._registry.place(self.name, handle.pid)
+            self._registry.record_pid(self.name, handle.pid)
             self._log.info("%s started, pid %d", self.name, handle.pid)
         return await self._liveness.until_lost(self.name)
 

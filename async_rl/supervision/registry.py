@@ -82,7 +82,7 @@ class Registry:
             )
         )
 
-    def place(self, name: str, pid: int) -> None:
+    def record_pid(self, name: str, pid: int) -> None:
         """Record the pid of a process that got its resources.
 
         The process may have registered before the launcher reports its pid.

@@ -22,5 +22,5 @@ async def expel(context: ProcessContext, lives: set[Life], reason: str) -> None:
             await context.supervisor.call(request, timeout_s=context.config.timeouts.call_s)
         except AsyncRLError as error:
             raise WeightsError(
-                f"{name} missed a push ({reason}) and could not be cut off: {error}"
+                f"{name} missed a push ({reason}) and could not be removed from the run: {error}"
             ) from error

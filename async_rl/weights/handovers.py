@@ -83,7 +83,7 @@ class Handovers:
         self._require(Phase.SWITCHING, "taken")
         if not self.is_clear:
             awake = sorted(self._present - self._asleep)
-            raise WeightsError(f"the device cannot be taken while {awake} may use it")
+            raise WeightsError(f"the learner cannot take the device while {awake} may use it")
         self.phase = Phase.LEARNING
 
     def give_back(self) -> None:

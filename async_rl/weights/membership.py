@@ -159,7 +159,7 @@ class Membership:
         if others or not members:
             raise WeightsError(
                 f"a load of {sorted(members)} cannot begin:"
-                f" {sorted(others) or 'no member'} is not to load"
+                f" {sorted(others) or 'no member'} does not wait for a load"
             )
         self._num_loads += 1
         load = Load(

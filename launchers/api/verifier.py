@@ -136,5 +136,7 @@ def _as_test(test: Test) -> CodeTest:
     try:
         converted: CodeTest = msgspec.convert(test, CodeTest)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{test}: is no test ({error}); docs/data.md lists the kinds") from error
+        raise ConfigError(
+            f"{test}: is not a valid test ({error}); docs/data.md lists the kinds"
+        ) from error
     return converted

@@ -178,5 +178,6 @@ def reopen(config: RunConfig, run_dir: Path) -> None:
         leave_mark(run_dir)
     except OSError as error:
         raise ConfigError(
-            f"{run_dir} cannot be written ({error.strerror}); make room or give permission"
+            f"{run_dir} cannot be written ({error.strerror}); free disk space or grant write"
+            " permission"
         ) from error

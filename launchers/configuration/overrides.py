@@ -35,7 +35,7 @@ def as_words(
     Raises ConfigError for values that no setting can have.
     """
     if isinstance(overrides, str):
-        raise ConfigError(f"{overrides}: is one text; give a list, as in [{overrides!r}]")
+        raise ConfigError(f"{overrides}: is a single string; give a list, as in [{overrides!r}]")
     if not isinstance(overrides, Mapping):
         return list(overrides)
     return [f"{path}={_written(path, value)}" for path, value in schema.flatten(overrides)]
@@ -60,8 +60,8 @@ def _written(
         case Path():
             return _written(path, str(value))
     raise ConfigError(
-        f"{path}: a {type(value).__name__} is no value of a setting; give text, a number, True,"
-        " False, None, a list or a dict"
+        f"{path}: a {type(value).__name__} cannot be the value of a setting; give text, a number,"
+        " True, False, None, a list or a dict"
     )
 
 

@@ -162,7 +162,7 @@ def _file_problems(config: RunConfig) -> Iterator[str]:
                 continue
             if has_magic(file):
                 if not glob(file, recursive=True):
-                    yield f"data.{name}={file}: no file is named like that; correct the pattern"
+                    yield f"data.{name}={file}: no file matches this pattern; correct the pattern"
             elif not path.is_file():
                 yield (
                     f"data.{name}={file}: there is no such file; give the path of a .jsonl, .json"

@@ -68,7 +68,7 @@ def dashboard() -> str:
             {"refId": "ABCDEFG"[i], "expr": _expression(name), "legendFormat": name}
             for i, name in enumerate(names)
         ]
-        place = {
+        position = {
             "x": _PANEL_WIDTH * (number % 2),
             "y": _PANEL_HEIGHT * (number // 2),
             "w": _PANEL_WIDTH,
@@ -81,7 +81,7 @@ def dashboard() -> str:
                 "type": "timeseries",
                 "title": title,
                 "datasource": source,
-                "gridPos": place,
+                "gridPos": position,
                 "targets": targets,
             }
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -33,9 +33,9 @@ _HEAD = """# Configuration
 `make docs` generates this page from the schema (`async_rl/config/run.py` and the files it imports)
 and from `conf/`; edit those. A run is composed of `conf/base.yaml`, one file of each group below,
 and `key=value` on the command line, which has precedence. `async-rl launch conf=ppo_code --dry-run`
-shows the result; the error of an unknown key names the most similar key, that of a wrong value its
-range. The column *value* has the values of {confs}; where they differ, each is named. Text in
-`${{...}}` is computed for the machine.
+shows the result. An unknown key is an error that names the most similar key, and a wrong value is
+an error that names the range. The column *value* has the values of {confs}. If they differ, it
+names each. A value in `${{...}}` is computed from the machine and from other settings.
 
 A choice is one setting, whose value names a variant: `algorithm.policy_loss=gspo` takes the values
 of that variant (`conf/variants.yaml`), and `algorithm.policy_loss.clip_low=0.1` sets a parameter of
@@ -49,11 +49,11 @@ _THAT_MATTER = {
     "model.path": "the model to train; null = the embedded tiny model",
     "data.train_files": "your prompts; data.md describes the columns",
     "data.val_files": "held-out prompts; without them nothing measures progress",
-    "data.max_response_tokens": "long enough that `length/truncated_share` stays low",
+    "data.max_response_tokens": "raise it if `length/truncated_share` is high",
     "num_steps": "null with `data.epochs` set computes it from the number of rows",
     "reward.terms": "`reward.terms.mine=file.py:score` is your function; {} = the row's tests",
-    "algorithm.advantage": "`algorithm=grpo`, `algorithm=ppo`, ... set it with what goes with it",
-    "algorithm.kl": "`loss` or `reward` keeps the policy close to its start; one more model",
+    "algorithm.advantage": "`algorithm=grpo`, `algorithm=ppo`, ... set it and related settings",
+    "algorithm.kl": "`loss` or `reward` keeps the policy close to its start; needs one more model",
     "learner.optimizer.lr": "lower it if `policy/entropy` falls to 0 or the reward collapses",
     "buffer.groups_per_step": "prompts per step; more make steps slower and less noisy",
     "generation.group_size": "raise it if most groups have equal rewards",
@@ -84,7 +84,7 @@ _UNITS = {
 def settings_page() -> str:
     """The whole page."""
     written = {conf: dict(flatten(as_written(conf))) for conf in names()}
-    parts = [_HEAD.format(confs=" and ".join(f"`conf={conf}`" for conf in written))]
+    parts = [_HEAD.format(confs=_listed(f"`conf={conf}`" for conf in written))]
     advised = [
         (str(number), f"`{path}`", advice)
         for number, (path, advice) in enumerate(_THAT_MATTER.items(), start=1)
@@ -100,15 +100,15 @@ def settings_page() -> str:
             for s in listed
         ]
         parts.append(table(("setting", "unit", "range", "value", "meaning"), rows))
-        for place in [s.path for s in listed if s.path in mappings()]:
-            inner = entry_of(f"{place}.NAME").values()
-            parts.append(f"\n## {place}.NAME\n\n{_first_line(mappings()[place])}\n")
+        for mapping in [s.path for s in listed if s.path in mappings()]:
+            inner = entry_of(f"{mapping}.NAME").values()
+            parts.append(f"\n## {mapping}.NAME\n\n{_first_sentence(mappings()[mapping])}\n")
             rows = [
                 (
                     f"`{s.path}`",
                     unit(s),
                     span(s.spec),
-                    _values_of_entry(place, s),
+                    _values_of_entry(mapping, s),
                     s.description,
                 )
                 for s in inner
@@ -129,11 +129,13 @@ def settings_page() -> str:
     return "\n".join(parts) + "\n"
 
 
-def _values_of_entry(place: str, setting: Setting) -> str:
+def _values_of_entry(mapping: str, setting: Setting) -> str:
     """The values of a setting of an entry, whose variants may have some; else whether it must be
     given.
     """
-    general = dataclasses.replace(setting, path=setting.path.replace(f"{place}.NAME", f"{place}.*"))
+    general = dataclasses.replace(
+        setting, path=setting.path.replace(f"{mapping}.NAME", f"{mapping}.*")
+    )
     return _values(general, {}) or ("required" if setting.is_required else "")
 
 
@@ -165,9 +167,9 @@ def _values(
 def values_of_variants() -> dict[str, dict[str, Any]]:
     """The values of each parameter in conf/variants.yaml, by path and variant."""
     by_path: dict[str, dict[str, Any]] = {}
-    for place, by_kind in variants().items():
+    for choice, by_kind in variants().items():
         for kind, parameters in by_kind.items():
-            for path, value in flatten(parameters, f"{place}."):
+            for path, value in flatten(parameters, f"{choice}."):
                 by_path.setdefault(path, {})[kind] = value
     return by_path
 
@@ -198,12 +200,19 @@ def _meaning_of(path: str) -> str:
     members = {id(spec): spec for spec in section_specs()[path]}.values()
     lines = [(", ".join(f"`{kind}`" for kind in kinds_of(spec)), spec) for spec in members]
     if not lines[0][0]:
-        return _first_line(lines[0][1])
-    return "\n".join(f"- {kinds}: {_first_line(spec)}" for kinds, spec in lines)
+        return _first_sentence(lines[0][1])
+    return "\n".join(f"- {kinds}: {_first_sentence(spec)}" for kinds, spec in lines)
 
 
-def _first_line(section: Spec) -> str:
-    return str(section.get("description", "")).partition("\n")[0]
+def _first_sentence(section: Spec) -> str:
+    paragraph = str(section.get("description", "")).partition("\n\n")[0]
+    first, end, _ = " ".join(paragraph.split()).partition(". ")
+    return first + end.strip()
+
+
+def _listed(words: Iterable[str]) -> str:
+    *first, last = words
+    return f"{', '.join(first)} and {last}"
 
 
 def table(

@@ -128,16 +128,16 @@ def mappings() -> dict[str, Spec]:
 
 
 @functools.cache
-def entry(place: str, name: str) -> dict[str, Setting]:
-    """The settings of the entry `name` of the mapping at `place`."""
-    return _by_path(_field(f"{place}.{name}", mappings()[place], is_required=True))
+def entry(mapping: str, name: str) -> dict[str, Setting]:
+    """The settings of the entry `name` of a mapping, given its path."""
+    return _by_path(_field(f"{mapping}.{name}", mappings()[mapping], is_required=True))
 
 
 def entry_of(path: str) -> dict[str, Setting]:
     """The settings of the entry of a mapping that contains this path; empty for other paths."""
-    for place in mappings():
-        if path.startswith(place + "."):
-            return entry(place, path.removeprefix(place + ".").partition(".")[0])
+    for mapping in mappings():
+        if path.startswith(mapping + "."):
+            return entry(mapping, path.removeprefix(mapping + ".").partition(".")[0])
     return {}
 
 

@@ -53,7 +53,7 @@ def test_it_can_be_used_where_an_event_loop_runs(verifier: async_rl.Verifier) ->
 
 
 def test_a_malformed_test_is_refused(verifier: async_rl.Verifier) -> None:
-    with pytest.raises(ConfigError, match=r"is no test \(.*docs/data.md lists the kinds"):
+    with pytest.raises(ConfigError, match=r"is not a valid test \(.*docs/data.md lists the kinds"):
         verifier.check(SQUARE, {"kind": "call", "function": "f"})
 
 

@@ -105,6 +105,44 @@ def test_a_counter_that_is_wrong_and_a_lost_step_are_found(tmp_path: Path) -> No
             assert any(said in problem for problem in audit(opened_store, promise).problems)
 
 
+def test_the_counters_follow_a_reason_that_changes_alone(tmp_path: Path) -> None:
+    make_history(tmp_path / "run", None)
+    path = tmp_path / "run" / "store.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE groups SET reason='other' WHERE group_id=0")
+    connection.close()
+    with reading(path) as opened_store:
+        promise = promise_of(make_config(groups_per_step=2, max_staleness=1))
+        assert audit(opened_store, promise).problems == []
+
+
+def test_ids_and_positions_continue_after_those_that_have_no_rows_any_more(
+    tmp_path: Path,
+) -> None:
+    async def train(first: int, last: int) -> list[int]:
+        """Train all groups of the run and compact all of them; return the ids that were issued."""
+        config = make_config(num_steps=last, keep_groups=0)
+        issued = []
+        async with opened(tmp_path, config) as service:
+            for version in range(first, last):
+                issued += await put_all(service, version)
+                batch = await take(service, version)
+                ids = [group.group_id for group in batch.groups]
+                await service.commit_step(CommitStep(version=version + 1, group_ids=ids))
+            await service.forget_before(ForgetBefore(version=last))
+        return issued
+
+    async def story() -> None:
+        assert await train(0, 3) == list(range(6))
+        assert await train(3, 5) == list(range(6, 10))
+
+    run(story())
+    with reading(tmp_path / "store.sqlite") as connection:
+        assert connection.execute("SELECT count(*) FROM groups").fetchone() == (0,)
+        assert connection.execute("SELECT max(last_position) FROM compacted").fetchone() == (9,)
+        assert audit(connection, promise_of(make_config())).problems == []
+
+
 def make_evaluated_history(
     path: Path, keep_groups: int | None
 ) -> tuple[LedgerSummary, Audit, dict[int, float]]:

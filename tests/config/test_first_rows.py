@@ -40,7 +40,7 @@ def problems(tmp_path: Path, rows: list[dict[str, object]] | str, *words: str) -
         ([GOOD, {**GOOD, "prompt": None}], "rows.jsonl, row 2: no column 'prompt'"),
         ([{"problem": "x", "tests": GOOD["tests"]}], "no column 'prompt'"),
         ([{"prompt": "x"}], "give a column `tests`"),
-        ('{"prompt": "x", \n', "rows.jsonl, row 1: no valid JSON"),
+        ('{"prompt": "x", \n', "rows.jsonl, row 1: not valid JSON"),
         ([{**GOOD, "tests": []}], "the list of tests is empty"),
     ],
 )

@@ -344,7 +344,7 @@ def test_two_rows_with_one_id_are_refused(tokenizer: Any, tmp_path: Path) -> Non
         ("absent.jsonl", None, "no such file"),
         ("x.csv", b"a,b", "unknown kind of file '.csv'"),
         ("x.jsonl", b'{"a": 1}\nnot json\n', "x.jsonl, row 1: no tests among"),
-        ("y.jsonl", b"not json\n", "y.jsonl, row 1: no valid JSON"),
+        ("y.jsonl", b"not json\n", "y.jsonl, row 1: not valid JSON"),
         ("z.jsonl", b"[1]\n", "z.jsonl, row 1: a row must be an object"),
         ("x.json", b'{"a": 1}', "holds one dict, not an array"),
         ("x.parquet", b"not parquet", "x.parquet: cannot be read"),

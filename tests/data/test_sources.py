@@ -54,7 +54,7 @@ def test_a_pattern_names_its_files_in_order_and_none_twice(tokenizer: Any, tmp_p
 
 def test_a_pattern_without_files_is_an_error(tokenizer: Any, tmp_path: Path) -> None:
     with pytest.raises(
-        DataError, match=r"\*\.jsonl: no file is named like that; correct data.train_files"
+        DataError, match=r"\*\.jsonl: no file matches this pattern; correct data.train_files"
     ):
         load(tmp_path / "*.jsonl", tokenizer)
 
@@ -177,7 +177,7 @@ def test_bad_rows_are_refused_with_their_number_or_left_out_and_counted(
     assert [reason[:18] for reason in reasons] == [
         "row 2: no tests am",
         "row 3: no column '",
-        "row 4: no valid JS",
+        "row 4: not valid J",
     ]
 
 

@@ -47,7 +47,7 @@ def test_a_full_disk_ends_the_run_with_what_to_do_and_resume_goes_on_when_there_
     resource.prlimit(run.process.pid, resource.RLIMIT_FSIZE, NO_ROOM)
     assert run.wait() == 1
     assert "could not be written" in run.terminal or "cannot be written" in run.terminal
-    assert "make room" in run.terminal
+    assert "free disk space" in run.terminal
     assert "Traceback" not in run.terminal
     assert run.processes() == []
     assert run.audit()["problems"] == []

@@ -114,7 +114,11 @@ def test_a_directory_that_may_not_be_written_is_told_before_anything_starts(
 ) -> None:
     os.chmod(run_dir, 0o500)
     run = launch("num_steps=6", resumes=True, prefix=BOUND)
-    ends_with(run, 2, "run cannot be written (Permission denied); make room or give permission")
+    ends_with(
+        run,
+        2,
+        "run cannot be written (Permission denied); free disk space or grant write permission",
+    )
     os.chmod(run_dir, 0o700)
 
 

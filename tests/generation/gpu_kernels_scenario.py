@@ -115,6 +115,11 @@ def of_prompts(dtype: torch.dtype) -> dict[str, Any]:
     rows = torch.randint(
         0, VOCABULARY, (2, 12), dtype=torch.int32, generator=torch.Generator().manual_seed(2)
     )
+    # The kernel reads the token after a prompt's last one, as the target of a log-prob that is not
+    # used. vLLM's table has room for it; beyond an exact one lies any number, and the logit of such
+    # a token is at an address that may not exist: a segmentation fault in one run of three.
+    table = torch.zeros(2, 64, dtype=torch.int32)
+    table[:, :12] = rows
     hidden = 3 * torch.randn(2, 12, VOCABULARY, generator=torch.Generator().manual_seed(3))
     hidden = hidden.to(dtype)
     worker = PromptLogprobsWorker(2, CPU, "processed_logprobs")
@@ -139,7 +144,7 @@ def of_prompts(dtype: torch.dtype) -> dict[str, Any]:
         states = torch.cat([hidden[i, computed[i] : computed[i] + lengths[i]] for i in active])
         steps = torch.tensor(computed, dtype=torch.int32)
         out = worker.compute_prompt_logprobs(
-            lambda part: part, states, batch, rows, steps, np.array([12, 12])
+            lambda part: part, states, batch, table, steps, np.array([12, 12])
         )
         found |= {name: value.logprobs[:, 0].tolist() for name, value in out.items()}
     return {"rows": rows.tolist(), "logits": hidden.float().tolist(), "logprobs": found}

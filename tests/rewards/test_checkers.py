@@ -184,5 +184,5 @@ def test_a_column_of_a_row_names_the_checker() -> None:
         problem, _ = read_problem("row 1", {"input_output": pairs, "checker": text})
         assert [test.checker for test in problem.tests] == [CHECKERS[1]] * 2  # type: ignore[union-attr]
     for wrong in ({"code": "x ="}, {"code": "x =", "form": "kattis"}, "[]"):
-        with pytest.raises(DataError, match="row 1: column checker is no checker"):
+        with pytest.raises(DataError, match="row 1: column checker cannot be used"):
             read_problem("row 1", {"input_output": pairs, "checker": wrong})

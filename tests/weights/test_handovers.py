@@ -26,7 +26,9 @@ def test_the_learner_waits_for_every_generator_that_serves() -> None:
     assert handovers.to_order() == {A, B}
     assert handovers.to_order() == set()
     handovers.sleeps(A)
-    with pytest.raises(WeightsError, match=r"cannot be taken while \[\('b', 2\)\] may use it"):
+    with pytest.raises(
+        WeightsError, match=r"cannot take the device while \[\('b', 2\)\] may use it"
+    ):
         handovers.take()
     handovers.sleeps(B)
     handovers.take()

@@ -76,7 +76,8 @@ def snapshot(path: Path, target: Path) -> None:
             source.backup(copy)
     except sqlite3.Error as error:
         raise InfrastructureError(
-            f"{path} cannot be copied to {target}: {error}; make room or give permission"
+            f"{path} cannot be copied to {target}: {error}; free disk space or grant write"
+            " permission"
         ) from error
 
 
@@ -255,7 +256,7 @@ class Writer:
 
 
 def _unwritable(path: Path, error: sqlite3.Error | OSError) -> InfrastructureError:
-    remedy = "make room, give permission or repair it"
+    remedy = "free disk space, grant write permission or repair it"
     if isinstance(error, sqlite3.OperationalError):
         code = error.sqlite_errorcode & 0xFF  # without the extended code
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):

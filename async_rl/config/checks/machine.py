@@ -17,27 +17,29 @@ def machine_problems(config: RunConfig, machine: Machine) -> Iterator[str]:
     if config.launcher.kind != "local":
         return
     of_pools = [(pool, config_of(config, pool)) for pool in generator_pools(config)]
-    places = {
+    cores_of = {
         in_words_of(pool, config, "generators.cores="): own.generators.cores
         for pool, own in of_pools
     }
-    for place, cores in {
-        **places,
+    for setting, cores in {
+        **cores_of,
         "verifiers.cores=": config.verifiers.cores,
         "learner.cores=": config.learner.cores,
     }.items():
         have = ", ".join(map(str, machine.cores))
         if missing := sorted(set(cores) - set(machine.cores)):
             yield (
-                f"{place}{cores}: this machine does not have {', '.join(map(str, missing))}; name"
+                f"{setting}{cores}: this machine does not have {', '.join(map(str, missing))}; name"
                 f" some of {have}, or [] for all"
             )
         if len(set(cores)) < len(cores):
-            yield f"{place}{cores}: names a core twice; name each core once"
-    available, place = min((len(cores or machine.cores), place) for place, cores in places.items())
+            yield f"{setting}{cores}: names a core twice; name each core once"
+    available, setting = min(
+        (len(cores or machine.cores), setting) for setting, cores in cores_of.items()
+    )
     if config.generators.cores_each > available:
         yield (
-            f"generators.cores_each={config.generators.cores_each} but {place.removesuffix('=')}"
+            f"generators.cores_each={config.generators.cores_each} but {setting.removesuffix('=')}"
             f" has {available}; lower it to at most {available}, or set 0 to use all"
         )
     counts = pool_counts(config)
@@ -50,7 +52,7 @@ def machine_problems(config: RunConfig, machine: Machine) -> Iterator[str]:
     wanted = sum(count * each for _, count, each in taken)
     if wanted > machine.num_gpus:
         yield (
-            f"{' and '.join(f'{place}{each:g} x {count}' for place, count, each in taken)} need"
+            f"{' and '.join(f'{setting}{each:g} x {count}' for setting, count, each in taken)} need"
             f" {wanted:g} GPUs, this machine has {machine.num_gpus}"
             + (
                 f" and {machine.unusable_gpus} that the CPU build of torch or vLLM cannot use"

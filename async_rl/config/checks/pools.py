@@ -14,8 +14,8 @@ from async_rl.config.pools import GENERATORS, PLACES, VERIFIERS, generator_pools
 from async_rl.config.run import RunConfig
 
 _TAKEN = (GENERATORS, VERIFIERS, "generator", "verifier", "learner", "buffer", "supervisor")
-_OF_VLLM = tuple(name for name, place in PLACES.items() if place.startswith("generation.vllm."))
-_OF_CLUSTERS = tuple(name for name, place in PLACES.items() if place.startswith("launcher."))
+_OF_VLLM = tuple(name for name, path in PLACES.items() if path.startswith("generation.vllm."))
+_OF_CLUSTERS = tuple(name for name, path in PLACES.items() if path.startswith("launcher."))
 
 
 def pool_problems(config: RunConfig) -> Iterator[str]:

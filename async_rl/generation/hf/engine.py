@@ -234,7 +234,7 @@ class HfEngine:
         self._require_open()
         if isinstance(source, DeviceBlock):
             raise WeightsError(
-                "the transformers engine maps no memory of a GPU; set weights.transfer=auto, or"
+                "the transformers engine cannot map GPU memory; set weights.transfer=auto, or"
                 " generation.engine=vllm"
             )
         started_s = time.perf_counter()

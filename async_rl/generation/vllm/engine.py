@@ -163,7 +163,10 @@ class VllmEngine:
     def _completion(self, sample: CompletionOutput) -> Completion:
         # An aborted sample has too few tokens, and would be trained as if the policy had ended it.
         if sample.finish_reason not in ("stop", "length") or sample.weight_versions is None:
-            raise Unavailable(f"vLLM ended sample {sample.index} with {sample.finish_reason}")
+            raise Unavailable(
+                f"vLLM ended sample {sample.index} early ({sample.finish_reason}); the attempt"
+                " of its group fails"
+            )
         token_ids = np.array(sample.token_ids, np.int32)
         versions = np.full(len(token_ids), NO_VERSION, np.int32)
         # vLLM reports spans, because the weights change between steps and not between tokens.

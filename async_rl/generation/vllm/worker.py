@@ -128,8 +128,8 @@ class SharedWeightsExtension:
 
     def _weights(self, manifest: bytes, source: bytes) -> AbstractContextManager[Tensors]:
         """As Receiver.receive."""
-        place: Source = decode(source, Source)  # type: ignore[arg-type]  # mypy: a union
-        return self._receivers.receive(decode(manifest, Manifest), place)
+        decoded: Source = decode(source, Source)  # type: ignore[arg-type]  # mypy: a union
+        return self._receivers.receive(decode(manifest, Manifest), decoded)
 
 
 class SpareModel:

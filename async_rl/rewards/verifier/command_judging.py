@@ -114,7 +114,7 @@ class CommandJudge:
                 ran = await run("", limits)
         except (CompileError, InfrastructureError) as error:
             raise Unsupported(
-                f"{row.tool} on this machine cannot make a program in {language}: {error}"
+                f"{row.tool} on this machine cannot compile a program in {language}: {error}"
             ) from error
         if ran.output != b"ok\n":
             raise Unsupported(

@@ -101,8 +101,8 @@ class VerifierService:
             self.metrics.count_refused(429)
             raise Refused(
                 429,
-                f"{self.num_admitted} programs are here and {self.queue_size} may wait; try again"
-                " later",
+                f"the verifier has {self.num_admitted} programs, and its queue holds"
+                f" {self.queue_size}; try again later",
             )
         self.num_admitted += count
         self._idle.clear()

@@ -133,7 +133,7 @@ def areal_call(
                 case.input,
                 case.expected_output,
                 body.entry_function,
-                places=(f"$.testcases[{index}].input", f"$.testcases[{index}].expectedOutput"),
+                origins=(f"$.testcases[{index}].input", f"$.testcases[{index}].expectedOutput"),
             )
             for index, case in enumerate(body.testcases)
         ]

@@ -123,17 +123,17 @@ class _Label(Body):
     setup: str = ""
 
 
-def _label_request(code: str, place: str, text: str) -> VerifyRequest:
+def _label_request(code: str, origin: str, text: str) -> VerifyRequest:
     def tests() -> list[CodeTest]:
-        label = read_json(place, text)
+        label = read_json(origin, text)
         if isinstance(label, dict) and "inputs" in label:
-            return read_input_output(place, label)
+            return read_input_output(origin, label)
         return [*given.tests, *(AssertTest(code=test) for test in given.test_list)]
 
     try:
         given = msgspec.json.decode(text, type=_Label)
     except msgspec.DecodeError as error:
-        raise Refused(400, f"bad request: {place} is no label ({error})") from error
+        raise Refused(400, f"bad request: {origin} is not a valid label ({error})") from error
     request = program_request(code, tests, timeout_s=None, stop_at_first_failure=False)
     return msgspec.structs.replace(request, setup=given.setup)
 

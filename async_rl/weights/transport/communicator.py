@@ -89,7 +89,7 @@ def _meet(store: Any, world_size: int) -> None:
     if store.add(_PRESENT, 1) == world_size:
         store.set(_VERDICT, _ALL)
     if store.get(_VERDICT).decode() != _ALL:
-        raise RuntimeError("the load was called off, because a member was lost")
+        raise RuntimeError("the load was cancelled because a member was lost")
 
 
 def call_off(store: Any, communicator: str) -> None:
