@@ -48,6 +48,7 @@ def verdicts(checker: str | None, tests: list[CallTest | StdinTest]) -> list[str
     return asyncio.run(run())
 
 
+@pytest.mark.proves("sandbox.checker")
 def test_checker_decides_instead_of_the_built_in_comparison() -> None:
     assert verdicts(None, IN_ORDER) == ["pass", "pass"]
     assert verdicts(None, OUT_OF_ORDER) == ["wrong_answer", "wrong_answer"]
