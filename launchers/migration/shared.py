@@ -91,6 +91,15 @@ def data_files(given: Given) -> Fate:
     return Fate("refused", f"no name of a file: download the rows and set {path}=[...]")
 
 
+def lora_targets(given: Given) -> Fate:
+    """The layers with an adapter: names, or all linear ones."""
+    if given.value in (None, [], "all-linear", ["all-linear"]):
+        return given.into([], "all linear layers but the output head")
+    if not isinstance(given.value, list):
+        return Fate("refused", "a pattern of names: list them in model.lora.targets")
+    return given.into(given.value)
+
+
 def kl_in_loss(given: Given) -> Fate:
     """A KL in the loss with this coefficient; 0 is none."""
     if not given.value:
@@ -119,6 +128,7 @@ SHARED: Mapping[str, Function] = {
     "several_machines": several_machines,
     "betas": betas,
     "data_files": data_files,
+    "lora_targets": lora_targets,
     "kl_in_loss": kl_in_loss,
     "wandb_project": wandb_project,
 }

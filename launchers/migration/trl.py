@@ -43,6 +43,8 @@ def _loss(given: Given) -> Fate:
             "algorithm.aggregation": "sequence_sum",
             "algorithm.aggregation.tokens": tokens,
         },
+        "sapo": {"algorithm.policy_loss": "sapo", "algorithm.aggregation": "sequence_mean"},
+        "vespo": {"algorithm.policy_loss": "vespo"},
         "cispo": {"algorithm.policy_loss": "cispo", "algorithm.aggregation": "token_mean"},
     }
     if given.value not in by_name:

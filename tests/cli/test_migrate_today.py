@@ -117,6 +117,7 @@ EXPECTED: dict[str, dict[str, Any]] = {
         "learner.ranks": 2,
         "learner.optimizer.schedule": "cosine",
         "learner.optimizer.min_lr_ratio": 0.1,
+        "algorithm.policy_loss": "dppo",
     },
     "openrlhf.sh": {
         "model.path": "/models/policy",
@@ -160,6 +161,22 @@ def test_a_critic_of_areal_is_a_critic_here(tmp_path: Path) -> None:
     migration = migrated(tmp_path, "areal.yaml", "critic.path=org/model", "critic.eps_clip=0.4")
     assert (migration.base, migration.settings["algorithm.advantage"]) == ("ppo_code", "gae")
     assert migration.settings["algorithm.advantage.critic.value_clip"] == 0.4
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("verl.sh", ["actor_rollout_ref.model.lora_rank=8", "algorithm.filter_groups.enable=true"]),
+        ("areal.yaml", ["actor.use_lora=true", "actor.lora_rank=8", "dynamic_bs=true"]),
+        ("openrlhf.sh", ["ds.lora.rank=8", "algo.dynamic_filtering_enable=true"]),
+    ],
+)
+def test_adapters_and_dynamic_sampling_are_translated(
+    tmp_path: Path, name: str, given: list[str]
+) -> None:
+    settings = migrated(tmp_path, name, *given).settings
+    assert (settings["model.lora"], settings["model.lora.rank"]) == ("lora", 8)
+    assert settings["buffer.uniform_groups"] == "replace"
 
 
 def test_keys_that_are_refused_end_the_command_with_another_status(tmp_path: Path) -> None:
@@ -221,14 +238,12 @@ NOT_NEUTRAL = [
     ("actor_rollout_ref.rollout.dtype", "float16"),
     ("actor_rollout_ref.actor.fsdp_config.model_dtype", "bf16"),
     ("actor_rollout_ref.actor.qat.enable", True),
-    ("actor_rollout_ref.model.lora_rank", 16),
     ("actor_rollout_ref.rollout.multi_turn.enable", True),
     ("data.tool_config_path", "tools.yaml"),
     ("data.image_key", "pictures"),
     ("trainer.val_before_train", True),
     ("actor_rollout_ref.actor.fsdp_config.full_determinism", True),
     ("actor_rollout_ref.rollout.full_determinism", True),
-    ("algorithm.filter_groups.enable", True),
     ("distillation.enabled", True),
     ("custom_reward_function.path", "score.py"),
     ("critic.model.path", "another"),
